@@ -1,0 +1,31 @@
+# make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
+# make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
+PYTHON ?= python3
+TORCH ?=
+VENV := .venv$(if $(TORCH),-$(TORCH))
+BIN := $(VENV)/bin
+PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
+
+.PHONY: demo test lint clean
+demo: $(VENV)/installed
+	$(BIN)/python -m dash_inductor demo
+
+# One pytest per kind: Triton's interpreter is on or off for a whole process.
+test: $(VENV)/installed
+	$(BIN)/python -m pytest tests/unit tests/expect tests/gpu
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated
+
+lint: $(VENV)/installed
+	$(BIN)/python -m pip install -q -e ".[dev]" $(PIP_ARGUMENTS)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q -e ".[cli,test,bench]" $(PIP_ARGUMENTS)
+	touch $@
+
+clean:
+	rm -rf .venv .venv-* build *.egg-info

@@ -1,0 +1,135 @@
+"""The command line: `codegen` shows the code for a GPU that is not there, `demo` trains twice and compares bits."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from dash_inductor.devices import DEVICES
+
+# With either of these torch is emulated in this process, and Triton compiles nothing.
+EMULATING = ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE")
+# Figures of the whole kernel; all others are of its main loop.
+OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit code is 2 for arguments that make no sense."""
+    argv = sys.argv[1:] if argv is None else list(argv)
+    parser = _arguments()
+    args = parser.parse_args(argv)
+    if args.command == "demo":
+        from dash_inductor import demo
+
+        return demo.main(args)
+    if any(os.environ.get(name, "0") != "0" for name in EMULATING):
+        environment = {name: value for name, value in os.environ.items() if name not in EMULATING}
+        return subprocess.run([sys.executable, "-m", "dash_inductor", *argv], env=environment).returncode
+    try:
+        report = _codegen(args)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.json:
+        print(json.dumps(report, indent=2))
+    else:
+        _show(report)
+    return 0
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = _Parser(prog="python -m dash_inductor", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+
+    codegen = commands.add_parser("codegen", help="the kernel generated for a GPU, and what its cubin says")
+    codegen.add_argument("--device", required=True, choices=DEVICES, help="the GPU; it need not be there")
+    for name in ("q-len", "kv-len", "batch", "heads", "head-dim"):
+        codegen.add_argument(f"--{name}", required=True, type=int, metavar="N")
+    codegen.add_argument("--kv-heads", type=int, metavar="N", help="key and value heads (default: as many as --heads)")
+    codegen.add_argument("--mask", default="full", choices=("full", "causal"))
+    codegen.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
+    codegen.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
+    codegen.add_argument("--json", action="store_true", help="everything, as JSON")
+
+    demo = commands.add_parser("demo", help="train a small GPT twice, interleaved differently, and compare bits")
+    demo.add_argument("--steps", type=int, default=20, metavar="N")
+    demo.add_argument("--seed", type=int, default=0, metavar="N")
+    return parser
+
+
+def _codegen(args: argparse.Namespace) -> dict[str, Any]:
+    """The report of `codegen`; ValueError if the attention is not rewritten."""
+    import torch
+    import triton
+
+    from dash_inductor.codegen import attention_backward, compile_kernel
+    from dash_inductor.cubin import inspect
+
+    generated = attention_backward(
+        args.device,
+        q_len=args.q_len,
+        kv_len=args.kv_len,
+        batch=args.batch,
+        heads=args.heads,
+        kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
+        head_dim=args.head_dim,
+        mask=args.mask,
+        dtype=args.dtype,
+        dynamic=args.dynamic,
+    )
+    kernel = generated.main_kernel
+    if kernel is None:
+        reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
+        raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
+    compiled = compile_kernel(generated.kernels[kernel], args.device)
+    return {
+        "kernel": kernel,
+        "device": args.device,
+        "num_warps": compiled.metadata.num_warps,
+        "num_stages": compiled.metadata.num_stages,
+        **inspect(compiled.cubin, compiled.metadata.shared).as_dict(),
+        "launch": list(generated.launches[kernel]),
+        "decisions": [dataclasses.asdict(decision) for decision in generated.decisions],
+        "graph": generated.graph,
+        "source": generated.kernels[kernel],
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    """The report for people: figures and code, in colour where rich is installed."""
+    figures = {name: value for name, value in report.items() if isinstance(value, int)}
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    title = f"{report['kernel']} on {report['device']} ({versions})"
+    rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in figures.items()]
+    sections = {"Graph": report["graph"], "Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
+    try:
+        from rich.console import Console
+        from rich.syntax import Syntax
+        from rich.table import Table
+    except ImportError:
+        print(title, *(f"{name:<26}{value:>10}" for name, value in rows), "* in the main loop", sep="\n")
+        for heading, text in sections.items():
+            print(f"\n{heading}\n\n{text}")
+        return
+    console = Console()
+    table = Table("figure", "value", title=title, title_justify="left", caption="* in the main loop")
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    for heading, text in sections.items():
+        console.rule(heading, align="left")
+        console.print(Syntax(text, "python", theme="ansi_dark", word_wrap=True))

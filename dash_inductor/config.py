@@ -1,0 +1,118 @@
+"""Settings: read once from `DASH_INDUCTOR_*`, changed by `configure`, and part of every cache key."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+PREFIX = "DASH_INDUCTOR"
+CHOICES: dict[str, tuple[str, ...]] = {
+    "on_unsupported": ("fallback", "warn", "error"),
+    "guarantee": ("run", "device", "batch"),
+    "schedule": ("auto", "ascending", "descending", "shift", "symmetric"),
+    "launch": ("grouped", "chained"),
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """What a user can set; each field is also the variable `DASH_INDUCTOR_<FIELD>`, `enabled` is `DASH_INDUCTOR` itself.
+
+    Attributes:
+        enabled: False switches the package off altogether.
+        on_unsupported: what happens at an attention that is not rewritten: keep the stock op silently, with a warning, or raise.
+        guarantee: same bits for the same `run`, also on another SM count (`device`), also for another batch (`batch`).
+        schedule: a family to force, or `auto` for the cost model's choice.
+        launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
+        emulate: run what Inductor generates on the CPU through Triton's interpreter.
+        seed: which interleaving of CTAs the emulation takes.
+        sms: SMs of the emulated device.
+    """
+
+    enabled: bool = True
+    on_unsupported: str = "fallback"
+    guarantee: str = "run"
+    schedule: str = "auto"
+    launch: str = "grouped"
+    emulate: bool = False
+    seed: int = 0
+    sms: int = 6
+
+    def __post_init__(self) -> None:
+        for name, allowed in CHOICES.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.sms < 1:
+            raise ValueError(f"sms={self.sms} is not a positive number")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} is negative")
+        if self.launch == "chained" and self.schedule in ("shift", "symmetric"):
+            raise ValueError(f"launch='chained' takes schedule ascending or descending, not {self.schedule!r}")
+
+
+def variable(field: str) -> str:
+    return PREFIX if field == "enabled" else f"{PREFIX}_{field.upper()}"
+
+
+def from_environment(environ: Mapping[str, str]) -> Config:
+    """The settings that `DASH_INDUCTOR_*` variables say; ValueError with the allowed values for anything else."""
+    known = {variable(f.name): f for f in fields(Config)}
+    values: dict[str, object] = {}
+    for name in sorted(environ):
+        if name != PREFIX and not name.startswith(f"{PREFIX}_"):
+            continue
+        if name not in known:
+            raise ValueError(f"{name} is not a setting; the settings are {', '.join(sorted(known))}")
+        field = known[name]
+        values[field.name] = _parse(name, environ[name], type(field.default), CHOICES.get(field.name, ()))
+    try:
+        return Config(**values)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise ValueError(f"{PREFIX}_*: {error}") from None
+
+
+def _parse(name: str, text: str, kind: type, allowed: tuple[str, ...]) -> object:
+    if kind is bool:
+        if text not in ("0", "1"):
+            raise ValueError(f"{name}={text!r} is not one of 0, 1")
+        return text == "1"
+    if kind is int:
+        if not text.isascii() or not text.isdigit():
+            raise ValueError(f"{name}={text!r} is not a whole number >= 0")
+        return int(text)
+    if text not in allowed:
+        raise ValueError(f"{name}={text!r} is not one of {', '.join(allowed)}")
+    return text
+
+
+_current: Config | None = None
+
+
+def current() -> Config:
+    """The settings in force."""
+    global _current
+    if _current is None:
+        _current = from_environment(os.environ)
+    return _current
+
+
+def configure(**settings: object) -> Config:
+    """Changes settings, for graphs compiled afterwards; Dynamo forgets what it compiled. Returns the settings before."""
+    global _current
+    before = current()
+    unknown = sorted(set(settings) - {f.name for f in fields(Config)})
+    if unknown:
+        raise ValueError(f"no setting {', '.join(unknown)}; the settings are {', '.join(f.name for f in fields(Config))}")
+    _current = replace(before, **settings)  # type: ignore[arg-type]
+    if _current != before:
+        forget_compiled()
+    return before
+
+
+def forget_compiled() -> None:
+    """Resets Dynamo, if it is there: it guards on deterministic mode, not on our settings."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

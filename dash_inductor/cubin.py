@@ -1,0 +1,235 @@
+"""What a cubin says about a kernel: registers, stack, and the instructions of its main loop.
+
+Compilers fail silently: a kernel that spills, is not pipelined or multiplies with the wrong instruction still gives
+right results. The figures here are what the tests gate.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+# From this many WARPGROUP.DEPBAR in the loop on, ptxas has put a wait behind every wgmma; a pipelined loop has 3 or 4.
+SERIALISED_DEPBARS = 20
+
+
+@dataclass(frozen=True)
+class CubinReport:
+    """Figures of one kernel. All counts are of SASS instructions in the main loop (`main_loop`), 0 when it has none."""
+
+    registers: int  # per thread
+    stack_bytes: int  # per thread, wherever it is used
+    shared_bytes: int  # per CTA
+    instructions_in_loop: int
+    local_in_loop: int  # LDL and STL: spills
+    hgmma: int  # Hopper's asynchronous matmul
+    hmma: int  # the synchronous one, of Ampere
+    utcmma: int  # Blackwell's (UTCHMMA, UTCQMMA, ...)
+    ldgsts: int  # asynchronous copies to shared memory: 0 means that the loads are not pipelined
+    utmaldg: int  # the same by TMA
+    red: int  # fp32 additions to global memory, scalar or vector; integer ones (semaphores) are not counted
+    atomg: int  # atomics that return a value
+    warpgroup_depbars: int
+
+    @property
+    def wgmma_serialised(self) -> bool:
+        """Whether ptxas gave up overlapping Hopper's matmuls."""
+        return self.warpgroup_depbars >= SERIALISED_DEPBARS
+
+    def as_dict(self) -> dict[str, int | bool]:
+        """Every figure by name, for JSON."""
+        return {**asdict(self), "wgmma_serialised": self.wgmma_serialised}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One SASS instruction: `@P0 BRA 0x40` has guard "@P0", opcode "BRA", operands "0x40"."""
+
+    address: int
+    guard: str
+    opcode: str
+    operands: str
+
+    @property
+    def base(self) -> str:
+        """The opcode without its modifiers."""
+        return self.opcode.partition(".")[0]
+
+    @property
+    def is_matmul(self) -> bool:
+        return self.base.endswith("MMA")
+
+
+def inspect(cubin: bytes, shared_bytes: int) -> CubinReport:
+    """Read a cubin of one kernel with the cuobjdump that comes with Triton.
+
+    `shared_bytes` is `metadata.shared` of the compiled kernel: dynamic shared memory does not stand in the cubin.
+    Raises ValueError for a cubin of several functions, and for a kernel with indirect branches.
+    """
+    text = _disassemble(cubin)
+    usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
+    functions = text.split("Function : ")[1:]
+    if usage is None or len(functions) != 1:
+        raise ValueError(f"expected a cubin of one kernel, found {len(functions)}")
+    loop = main_loop(parse(functions[0]))
+    bases = Counter(instruction.base for instruction in loop)
+    opcodes = [instruction.opcode for instruction in loop]
+    return CubinReport(
+        registers=int(usage[1]),
+        stack_bytes=int(usage[2]),
+        shared_bytes=shared_bytes,
+        instructions_in_loop=len(loop),
+        local_in_loop=bases["LDL"] + bases["STL"],
+        hgmma=bases["HGMMA"],
+        hmma=bases["HMMA"],
+        utcmma=sum(instruction.is_matmul and instruction.base.startswith("UTC") for instruction in loop),
+        ldgsts=bases["LDGSTS"],
+        utmaldg=bases["UTMALDG"],
+        red=sum(opcode.startswith("RED") and ".ADD.F32" in opcode for opcode in opcodes),
+        atomg=bases["ATOMG"] + bases["ATOM"],
+        warpgroup_depbars=sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in opcodes),
+    )
+
+
+def _disassemble(cubin: bytes) -> str:
+    """cuobjdump's resource usage, then the SASS."""
+    import triton
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(cubin)
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", str(path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(?:\{\s*)?(@!?U?P\w+)?\s*([A-Z]\w*(?:\.\w+)*)\s*(.*?)\s*;")
+
+
+def parse(sass: str) -> list[Instruction]:
+    """The instructions of one function, from the text of `cuobjdump -sass`."""
+    found = _INSTRUCTION.finditer(sass)
+    return [Instruction(int(match[1], 16), match[2] or "", match[3], match[4]) for match in found]
+
+
+def main_loop(instructions: list[Instruction]) -> list[Instruction]:
+    """The innermost loop that holds the matmuls: the smallest with more than half of the matmuls of any loop."""
+
+    def matmuls(loop: set[int]) -> int:
+        return sum(instructions[i].is_matmul for i in loop)
+
+    loops = natural_loops(successors(instructions))
+    most = max(map(matmuls, loops), default=0)
+    main = min((loop for loop in loops if 2 * matmuls(loop) > most), key=len, default=set())
+    return [instructions[i] for i in sorted(main)]
+
+
+def successors(instructions: list[Instruction]) -> list[list[int]]:
+    """The control-flow graph: for each instruction, which can follow it, by position."""
+    position = {instruction.address: i for i, instruction in enumerate(instructions)}
+    barriers = [(i.operands.split(",")[0], _target(i)) for i in instructions if i.base == "BSSY"]
+    graph = []
+    for i, instruction in enumerate(instructions):
+        following = [i + 1] if i + 1 < len(instructions) else []
+        if instruction.base == "BRA":
+            target = position[_target(instruction)]
+            graph.append([target, *following] if _is_conditional(instruction) else [target])
+        elif instruction.base in ("EXIT", "RET", "KILL"):
+            graph.append(following if instruction.guard else [])
+        elif instruction.base == "BSYNC":
+            targets = [position[target] for barrier, target in barriers if barrier == instruction.operands]
+            graph.append(following if i + 1 in targets else targets)
+        elif instruction.base in ("BRX", "JMX", "JMP"):
+            raise ValueError(f"indirect branch at {instruction.address:#x}: its targets are not in the code")
+        else:
+            graph.append(following)
+    return graph
+
+
+def _target(instruction: Instruction) -> int:
+    return int(instruction.operands.rpartition("0x")[2], 16)
+
+
+def _is_conditional(branch: Instruction) -> bool:
+    """Whether a BRA can fall through: it has a guard, or a condition before its target (`BRA P2, 0x40`)."""
+    return branch.guard not in ("", "@PT", "@UPT") or "," in branch.operands
+
+
+def natural_loops(graph: list[list[int]]) -> list[set[int]]:
+    """The natural loops of a control-flow graph entered at 0; loops with a common header are one.
+
+    A loop is a header h and the vertices that reach a back edge to h without passing h; an edge to h is a back edge if
+    h dominates its tail (Aho, Lam, Sethi, Ullman, "Compilers", 9.6).
+
+    >>> natural_loops([[1], [2, 3], [1], []])
+    [{1, 2}]
+    """
+    order = _reverse_postorder(graph)
+    predecessors: list[list[int]] = [[] for _ in graph]
+    for tail in order:
+        for head in graph[tail]:
+            predecessors[head].append(tail)
+    number = {vertex: i for i, vertex in enumerate(order)}
+    dominator = _immediate_dominators(number, predecessors)
+    loops = []
+    for header in order:
+        retreating = [tail for tail in predecessors[header] if number[tail] >= number[header]]
+        tails = [tail for tail in retreating if _dominates(header, tail, dominator)]
+        body, pending = {header}, tails.copy()
+        while pending:
+            vertex = pending.pop()
+            if vertex not in body:
+                body.add(vertex)
+                pending.extend(predecessors[vertex])
+        if tails:
+            loops.append(body)
+    return loops
+
+
+def _reverse_postorder(graph: list[list[int]]) -> list[int]:
+    postorder: list[int] = []
+    seen = {0}
+    stack = [(0, iter(graph[0]))]
+    while stack:
+        vertex, heads = stack[-1]
+        head = next((head for head in heads if head not in seen), None)
+        if head is None:
+            postorder.append(vertex)
+            stack.pop()
+        else:
+            seen.add(head)
+            stack.append((head, iter(graph[head])))
+    return postorder[::-1]
+
+
+def _immediate_dominators(number: dict[int, int], predecessors: list[list[int]]) -> dict[int, int]:
+    """Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm"; the entry is its own.
+
+    `number` gives each vertex its place in reverse postorder, and is in that order.
+    """
+    entry, *others_in_order = number
+    dominator = {entry: entry}
+    changed = True
+    while changed:
+        changed = False
+        for vertex in others_in_order:
+            first, *others = [p for p in predecessors[vertex] if p in dominator]
+            for other in others:
+                while first != other:
+                    if number[first] > number[other]:
+                        first = dominator[first]
+                    else:
+                        other = dominator[other]
+            if dominator.get(vertex) != first:
+                dominator[vertex] = first
+                changed = True
+    return dominator
+
+
+def _dominates(vertex: int, other: int, dominator: dict[int, int]) -> bool:
+    while other != vertex and dominator[other] != other:
+        other = dominator[other]
+    return other == vertex

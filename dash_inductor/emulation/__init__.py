@@ -1,0 +1,127 @@
+"""Everything Inductor generates, run on the CPU by Triton's interpreter, with the CTAs of a launch interleaved from a seed.
+
+Importing this costs nothing; Triton and Inductor are imported when emulation starts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ..import_hook import after_import
+from .patches import Patches
+from .session import ACTIVE, Emulation, Launch, Session
+
+__all__ = [
+    "Emulation",
+    "Launch",
+    "active",
+    "clear_launches",
+    "emulate",
+    "launches",
+    "prepare_environment",
+    "settings",
+    "start",
+]
+
+_PATCHES = Patches()
+
+
+@contextmanager
+def emulate(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> Iterator[Emulation]:
+    """Let Inductor generate Triton for CPU tensors and run it, and every other Triton kernel, interleaved, on the CPU.
+
+    Args:
+        seed: decides in which order the programs of a launch start and take turns; the same seed, the same order.
+        sms: SMs of the emulated device; acts on graphs compiled from now on.
+        resident: at most so many programs of a launch are started at a time (None: all).
+
+    What was compiled in one `emulate` runs in another, without recompiling, and they nest. All patches of Triton and
+    Inductor are undone when the outermost one ends.
+
+    Raises:
+        RuntimeError: Triton does not interpret in this process.
+        DeadlockError (from a launch): no program can go on; the message says who waits for whom.
+    """
+    session = _enter(Emulation(seed, sms, resident))
+    try:
+        yield session.emulation
+    finally:
+        ACTIVE.remove(session)
+        if not ACTIVE:
+            _PATCHES.restore()
+
+
+def start(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> None:
+    """`emulate` for the rest of the process."""
+    _enter(Emulation(seed, sms, resident))
+
+
+def active() -> bool:
+    """Whether emulation is on."""
+    return bool(ACTIVE)
+
+
+def settings() -> Emulation | None:
+    """The device emulated now, or None."""
+    return ACTIVE[-1].emulation if ACTIVE else None
+
+
+def launches() -> list[Launch]:
+    """The last launches (at most 4096) of kernels that use atomics, oldest first."""
+    return list(Session.launches)
+
+
+def clear_launches() -> None:
+    Session.launches.clear()
+
+
+def prepare_environment(seed: int = 0, *, sms: int = 6) -> None:
+    """Make this process emulate, when Inductor is imported, without importing Triton or Inductor now.
+
+    Raises:
+        RuntimeError: Triton was imported before and compiles instead of interpreting.
+    """
+    if "triton" not in sys.modules:
+        os.environ["TRITON_INTERPRET"] = "1"
+    _require_interpreter()
+    after_import("torch._inductor.compile_fx", lambda: start(seed, sms=sms), required=True)
+
+
+def _enter(emulation: Emulation) -> Session:
+    _require_interpreter()
+    session = Session(emulation)
+    ACTIVE.append(session)
+    if len(ACTIVE) == 1:
+        try:
+            _install()
+        except BaseException:
+            ACTIVE.remove(session)
+            _PATCHES.restore()
+            raise
+    return session
+
+
+def _require_interpreter() -> None:
+    # Triton reads the variable at every @triton.jit, those of its own library included, so its first import decides.
+    language = sys.modules.get("triton.language.standard")
+    interprets = language is None or type(language.cdiv).__name__ == "InterpretedFunction"
+    if os.environ.get("TRITON_INTERPRET") != "1" or not interprets:
+        raise RuntimeError(
+            "emulation runs kernels in Triton's interpreter, which is off in this process: "
+            "set TRITON_INTERPRET=1 (or DASH_INDUCTOR_EMULATE=1) before anything imports triton"
+        )
+
+
+def _install() -> None:
+    try:
+        import greenlet  # noqa: F401
+    except ImportError as error:
+        raise ImportError("emulation needs greenlet: pip install 'dash-inductor[test]'") from error
+    from .inductor import install_inductor
+    from .interpreter import install_interpreter
+
+    install_interpreter(_PATCHES)
+    install_inductor(_PATCHES)

@@ -1,0 +1,202 @@
+"""Patches of Triton's interpreter: interleaved programs, correct bf16, and speed.
+
+What is wrong or slow in it (Triton 3.6 to 3.9) stands at each patch.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+from triton.runtime.errors import InterpreterError
+from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
+
+from .deadlock import DeadlockError, Wait
+from .interleaving import Index, Program, interleave
+from .libdevice import install_libdevice, torch_ufunc
+from .patches import Patches
+from .reductions import install_reductions
+from .session import ACTIVE, Session
+
+__all__ = ["install_interpreter"]
+
+Array = np.ndarray[Any, Any]
+
+
+def install_interpreter(patches: Patches) -> None:
+    _interleave_launches(patches)
+    _hand_over_at_atomics(patches)
+    _cheap_device_calls(patches)
+    _correct_bf16(patches)
+    _fast_erf(patches)
+    _no_overflow_checks(patches)
+    _remembered_dtypes(patches)
+    install_reductions(patches)
+    install_libdevice(patches, libdevice)
+
+
+class _Grid:
+    """Stands in for a kernel's function in a GridExecutor, which calls it once per program, one after another.
+
+    The first call runs them all, interleaved. The executor looks at `__name__`, `__globals__` and the signature.
+    """
+
+    def __init__(self, function: Callable[..., None], session: Session) -> None:
+        self.function = function
+        self.session = session
+        self.done = False
+        self.__name__ = function.__name__
+        # The executor patches those modules of triton.language that it finds here; device functions need both.
+        self.__globals__ = {"tl": tl, "core": tl.core}
+        self.__signature__ = signature(function)
+
+    def __call__(self, **args: Any) -> None:
+        if self.done:
+            return
+        self.done = True
+        builder = interpreter.interpreter_builder
+        nx, ny, nz = builder.grid_dim
+        indices = [(x, y, z) for z, y, x in itertools.product(range(nz), range(ny), range(nx))]
+
+        def body() -> None:
+            with np.errstate(all="ignore"):  # the error state is a context variable: each greenlet has its own
+                self.function(**args)
+
+        def turn(index: Index) -> None:
+            builder.grid_idx = index
+
+        stream = self.session.next_stream()
+        launch = interleave(self.__name__, body, indices, turn, stream, self.session.emulation.resident)
+        if len(launch.schedule) > launch.programs:
+            Session.launches.append(launch)
+
+
+def _interleave_launches(patches: Patches) -> None:
+    stock = GridExecutor.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        function = self.fn
+        self.fn = _Grid(function, ACTIVE[-1])
+        try:
+            stock(self, *args, **kwargs)
+        except InterpreterError as error:
+            if isinstance(error.__cause__, DeadlockError):
+                raise error.__cause__ from None
+            raise
+        finally:
+            self.fn = function
+
+    patches.set(GridExecutor, "__call__", call)
+
+
+def _hand_over_at_atomics(patches: Patches) -> None:
+    stock_cas, stock_rmw = InterpreterBuilder.create_atomic_cas, InterpreterBuilder.create_atomic_rmw
+
+    def create_atomic_cas(self: Any, ptr: Any, cmp: Any, val: Any, sem: Any, scope: Any) -> Any:
+        def run() -> Any:
+            return stock_cas(self, ptr, cmp, val, sem, scope)
+
+        program = Program.running()
+        if program is None:
+            return run()
+        one = ptr.data.size == cmp.data.size == val.data.size == 1
+        if one and cmp.data.item() == val.data.item():
+            wait = Wait(ptr.data.item(), cmp.data.item(), cmp.data.dtype)
+            return program.wait(wait, run, TensorHandle(cmp.data.copy(), cmp.dtype.scalar))
+        return program.atomic(ptr.data.item() if one else None, run)
+
+    def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
+        def run() -> Any:
+            return stock_rmw(self, op, ptr, val, mask, sem, scope)
+
+        program = Program.running()
+        if program is None:
+            return run()
+        one = ptr.data.size == 1 and bool(mask.data.all())
+        return program.atomic(ptr.data.item() if one else None, run)
+
+    patches.set(InterpreterBuilder, "create_atomic_cas", create_atomic_cas)
+    patches.set(InterpreterBuilder, "create_atomic_rmw", create_atomic_rmw)
+
+
+def _cheap_device_calls(patches: Patches) -> None:
+    """A call of a device function patches all of triton.language once more, which the launch has done already."""
+    stock = InterpretedFunction.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if Program.running() is None:
+            return stock(self, *args, **kwargs)
+        return self.rewrite()(*args, **kwargs)
+
+    patches.set(InterpretedFunction, "__call__", call)
+
+
+def _to_bf16(x: Array) -> Array:
+    """Round float32 to the nearest bf16, ties to even, as the uint16 that the interpreter holds."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = (bits + (np.uint32(0x7FFF) + ((bits >> 16) & 1))) >> 16
+    return np.where(np.isnan(x), np.uint32(0x7FC0) | (bits >> 16), rounded).astype(np.uint16).reshape(np.shape(x))
+
+
+def _from_bf16(x: Array) -> Array:
+    return (x.astype(np.uint32) << 16).view(np.float32)
+
+
+def _correct_bf16(patches: Patches) -> None:
+    """The interpreter cuts off instead of rounding to bf16, and its tl.dot multiplies bf16 operands as integers."""
+    stock_convert, stock_dot = interpreter._convert_float, InterpreterBuilder.create_dot
+    truncate = interpreter._ir.ROUNDING_MODE.RTZ
+
+    def convert(x: Array, source: Any, target: Any, rounding: Any) -> Array:
+        if source == tl.float32 and target == tl.bfloat16 and rounding != truncate:
+            return _to_bf16(x)
+        if source == tl.bfloat16 and target == tl.float32:
+            return _from_bf16(x)
+        return stock_convert(x, source, target, rounding)
+
+    def single(x: Any) -> Any:
+        """Half precision as float32: exact, and numpy has a fast product for it."""
+        if x.dtype.scalar == tl.bfloat16:
+            return TensorHandle(_from_bf16(x.data), tl.float32)
+        if x.dtype.scalar == tl.float16:
+            return TensorHandle(x.data.astype(np.float32), tl.float32)
+        return x
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        return stock_dot(self, single(a), single(b), d, *options)
+
+    patches.set(interpreter, "_convert_float", convert)
+    patches.set(InterpreterBuilder, "create_dot", create_dot)
+
+
+def _fast_erf(patches: Patches) -> None:
+    """tl.math.erf calls math.erf per element."""
+    erf = torch_ufunc(torch.special.erf)
+    patches.set(InterpreterBuilder, "create_erf", lambda self, x: TensorHandle(erf(x.data), x.dtype.scalar))
+
+
+def _no_overflow_checks(patches: Patches) -> None:
+    """Every integer operation is done in 64 bits once more, for an assertion that the interpreter then leaves out."""
+    builder = interpreter.interpreter_builder
+    patches.set(builder, "options", replace(builder.options, sanitize_overflow=False))
+
+
+def _remembered_dtypes(patches: Patches) -> None:
+    """Every load, cast and splat builds the table from Triton's types to numpy's."""
+    stock = interpreter._get_np_dtype
+    known: dict[str, Any] = {}
+
+    def get_np_dtype(dtype: Any) -> Any:
+        if dtype.name not in known:
+            known[dtype.name] = stock(dtype)
+        return known[dtype.name]
+
+    patches.set(interpreter, "_get_np_dtype", get_np_dtype)

@@ -1,0 +1,109 @@
+"""CUDA's libdevice on numpy: under Triton's interpreter its functions are stubs that return None."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from .patches import Patches
+
+__all__ = ["install_libdevice", "tensor_of", "torch_ufunc"]
+
+Array = np.ndarray[Any, Any]
+
+
+def torch_ufunc(function: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Array], Array]:
+    """A function that numpy lacks, from torch, in pieces: above 2048 elements torch wakes threads, 8 ms on busy cores."""
+
+    def apply(x: Array) -> Array:
+        pieces = torch.from_numpy(np.array(x)).reshape(-1).split(2048)  # a copy: torch warns about read-only arrays
+        return torch.cat([function(piece) for piece in pieces]).numpy().reshape(np.shape(x))
+
+    return apply
+
+
+def _round_half_away(x: Array) -> Array:
+    whole = np.trunc(x)
+    return whole + np.where(np.abs(x - whole) >= 0.5, np.copysign(x.dtype.type(1), x), x.dtype.type(0))
+
+
+def _rsqrt(x: Array) -> Array:
+    return x.dtype.type(1) / np.sqrt(x)
+
+
+NUMPY_NAMES = {
+    "abs": "abs", "fabs": "abs", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh",
+    "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh", "cbrt": "cbrt", "ceil": "ceil", "copysign": "copysign",
+    "cos": "cos", "cosh": "cosh", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "floor": "floor", "fmod": "fmod",
+    "hypot": "hypot", "ldexp": "ldexp", "log": "log", "log10": "log10", "log1p": "log1p", "log2": "log2",
+    "nearbyint": "rint", "nextafter": "nextafter", "pow": "power", "rint": "rint", "sin": "sin", "sinh": "sinh",
+    "sqrt": "sqrt", "tan": "tan", "tanh": "tanh", "fast_tanhf": "tanh", "trunc": "trunc", "mul_rn": "multiply",
+    "add_rn": "add", "sub_rn": "subtract", "div_rn": "divide", "sqrt_rn": "sqrt", "fast_expf": "exp",
+    "fast_logf": "log", "fast_dividef": "divide",
+}  # fmt: skip
+
+FUNCTIONS: dict[str, Callable[..., Array]] = {
+    **{name: getattr(np, numpy_name) for name, numpy_name in NUMPY_NAMES.items()},
+    "cyl_bessel_i0": torch_ufunc(torch.special.i0),
+    "cyl_bessel_i1": torch_ufunc(torch.special.i1),
+    "erf": torch_ufunc(torch.special.erf),
+    "erfc": torch_ufunc(torch.special.erfc),
+    "erfcx": torch_ufunc(torch.special.erfcx),
+    "erfinv": torch_ufunc(torch.special.erfinv),
+    "fma": lambda x, y, z: (x.astype(np.float64) * y + z).astype(x.dtype),
+    "ilogb": lambda x: np.frexp(x)[1] - 1,
+    "isinf": np.isinf,
+    "isnan": np.isnan,
+    "j0": torch_ufunc(torch.special.bessel_j0),
+    "j1": torch_ufunc(torch.special.bessel_j1),
+    "lgamma": torch_ufunc(torch.special.gammaln),
+    "llrint": np.rint,
+    "round": _round_half_away,
+    "rsqrt": _rsqrt,
+    "signbit": np.signbit,
+    "y0": torch_ufunc(torch.special.bessel_y0),
+    "y1": torch_ufunc(torch.special.bessel_y1),
+}
+
+INTEGER_RESULTS = {
+    "ilogb": tl.int32, "isinf": tl.int32, "isnan": tl.int32, "llrint": tl.int64, "signbit": tl.int32
+}  # fmt: skip
+
+
+def tensor_of(data: Array, dtype: tl.dtype, *, block: bool = True) -> tl.tensor:
+    """A tensor of the interpreter; the interpreter holds a scalar (`block=False`) as an array of one element."""
+    handle = interpreter.TensorHandle(data, dtype)
+    return tl.tensor(handle, tl.block_type(dtype, list(data.shape)) if block else dtype)
+
+
+def _emulated(name: str, function: Callable[..., Array]) -> Callable[..., tl.tensor]:
+    def call(*args: Any, _semantic: Any = None) -> tl.tensor:
+        tensors = [interpreter.interpreter_semantic.to_tensor(arg) for arg in args]
+        dtype = INTEGER_RESULTS.get(name, tensors[0].dtype)
+        data = np.asarray(function(*(tensor.handle.data for tensor in tensors)))
+        data = data.astype(interpreter._get_np_dtype(dtype), copy=False)
+        return tensor_of(data, dtype, block=any(tensor.type.is_block() for tensor in tensors))
+
+    return call
+
+
+def _missing(name: str) -> Callable[..., tl.tensor]:
+    def call(*args: Any, **kwargs: Any) -> tl.tensor:
+        raise NotImplementedError(f"libdevice.{name} is not emulated")
+
+    return call
+
+
+def install_libdevice(patches: Patches, module: ModuleType) -> None:
+    """Replace every stub of `module`; those without a counterpart here raise instead of returning None."""
+    for name, stub in inspect.getmembers(module, inspect.isfunction):
+        if not name.startswith("_"):
+            known = FUNCTIONS.get(name)
+            patches.set(module, name, _missing(name) if known is None else _emulated(name, known))

@@ -1,0 +1,71 @@
+"""What is being emulated now, and what was launched: the only state of the emulation."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+
+__all__ = ["Emulation", "Launch", "Session"]
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """The device that is emulated.
+
+    `seed` decides the interleaving of a launch's programs, `sms` is the number of SMs that Inductor sees when it
+    compiles, `resident` bounds the programs that are started and not ended (None: no bound).
+    """
+
+    seed: int = 0
+    sms: int = 6
+    resident: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sms < 1:
+            raise ValueError(f"sms={self.sms}: an emulated device has at least one SM")
+        if self.resident is not None and self.resident < 1:
+            raise ValueError(f"resident={self.resident}: at least one program must be resident")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of a kernel that uses atomics.
+
+    `schedule` holds the launch's programs, as linear ids (x fastest), in the order in which they were given the
+    turn. A wait is an `atomic_cas(semaphore, rank, rank)`: `satisfied` counts those that succeeded at once,
+    `waits` those that had to be polled again.
+    """
+
+    kernel: str
+    programs: int
+    schedule: tuple[int, ...]
+    waits: int
+    satisfied: int
+
+    @property
+    def switches(self) -> int:
+        """How many times the turn went to another program."""
+        return sum(a != b for a, b in zip(self.schedule, self.schedule[1:], strict=False))
+
+
+class Session:
+    """One `emulate()`: the device and how many kernels it has launched.
+
+    Each launch draws from a stream of its own, so that a launch's interleaving depends on the seed and its number
+    alone.
+    """
+
+    launches: deque[Launch] = deque(maxlen=4096)
+
+    def __init__(self, emulation: Emulation) -> None:
+        self.emulation = emulation
+        self.count = 0
+
+    def next_stream(self) -> random.Random:
+        self.count += 1
+        return random.Random(f"{self.emulation.seed}/{self.count}")
+
+
+ACTIVE: list[Session] = []
+"""Innermost last."""

@@ -1,0 +1,138 @@
+"""Finds SDPA backward nodes in a joint graph, and rewrites each one or says why not.
+
+What differs between the ATen ops (argument order, logsumexp's shape, causal alignment) ends here.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+
+from . import emulation
+from .config import current
+from .ops import MASKS
+from .stock_ops import DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
+from .target import target_of, tile_of
+
+log = logging.getLogger("dash_inductor")
+MAX_Q_TILES, MAX_KV_TILES = 65_535, 32_767  # a table entry is 16 bits of Q tile and 15 of rank
+
+class UnsupportedAttentionError(RuntimeError):
+    """Raised under on_unsupported="error"."""
+
+
+class DashPass(PatternMatcherPass):
+    """The pass: does nothing, and costs nothing, unless deterministic mode is on."""
+
+    def apply(self, gm: Any) -> int:
+        if not torch.are_deterministic_algorithms_enabled():
+            return 0
+        # Not earlier: the lowering needs the whole of Inductor.
+        from . import lowering  # noqa: F401
+
+        return super().apply(gm)
+
+
+patterns = DashPass(pass_name="dash_inductor")
+
+
+def declined(node: fx.Node) -> str | None:
+    """The reason to leave an SDPA backward alone, or None. Comparisons of symbolic sizes guard, so the answer holds for all shapes."""
+    if node.target in UNSUPPORTED:
+        return UNSUPPORTED[node.target]
+    named = arguments(node)
+    if named["dropout_p"] != 0.0:
+        return f"dropout_p={named['dropout_p']}"
+    if named.get("attn_mask") is not None:
+        return "an attention mask"
+    if not isinstance(named["scale"], (float, int, type(None))):
+        return "a scale that is not a constant"
+    query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
+    return _inductor_declines() or _device_declines(node, query) or _tensors_decline(query, key, value, named["is_causal"])
+
+
+def _inductor_declines() -> str | None:
+    # Each of these runs a kernel again on what its semaphores were left with, or keeps sizes from being computed at run time.
+    for name in ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper"):
+        if getattr(inductor_config, name):
+            return f"torch._inductor.config.{name} is on"
+    return None
+
+
+def _device_declines(node: fx.Node, query: torch.Tensor) -> str | None:
+    if query.device.type == "cpu" and not emulation.active():
+        return "the stock op is already deterministic on the CPU (emulation is off)"
+    if (query.device.type == "cpu") != (node.target is FLASH_CPU):
+        return f"{node.target} on device {query.device.type}"
+    try:
+        tile_of(target_of(query.device), query.dtype, int(query.shape[3]))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _tensors_decline(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool) -> str | None:
+    if not query.dtype == key.dtype == value.dtype:
+        return f"dtypes differ: query {query.dtype}, key {key.dtype}, value {value.dtype}"
+    if query.shape[3] != key.shape[3] or query.shape[3] != value.shape[3]:
+        return f"head dims differ: query {query.shape[3]}, key {key.shape[3]}, value {value.shape[3]}"
+    if any(size == 0 for tensor in (query, key) for size in tensor.shape):
+        return "an empty tensor"
+    if key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1] != 0:
+        return f"kv heads ({key.shape[1]}, {value.shape[1]}) do not divide the query heads ({query.shape[1]})"
+    if is_causal and query.shape[2] != key.shape[2]:
+        return f"causal with S_q={query.shape[2]} and S_k={key.shape[2]}"
+    tile = tile_of(target_of(query.device), query.dtype, int(query.shape[3]))
+    if query.shape[2] > MAX_Q_TILES * tile.block_m or key.shape[2] > MAX_KV_TILES * tile.block_n:
+        return f"lengths S_q={query.shape[2]}, S_k={key.shape[2]} have too many tiles for a table entry"
+    return None
+
+
+@register_graph_pattern(CallFunctionVarArgs(TARGETS), pass_dict=patterns)
+def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
+    node = match.output_node()
+    reason = declined(node)
+    if reason is not None:
+        _leave(node, reason)
+        return
+    named = arguments(node)
+    tensors = [named[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")]
+    # Causal alignment differs between the ops only where S_q and S_k do, which is declined.
+    mask = MASKS[1] if named["is_causal"] else MASKS[0]
+    with match.graph.inserting_before(node):
+        new = match.graph.call_function(
+            torch.ops.dash.sdpa_backward.default,
+            tuple(tensors),
+            {"mask": mask, "scale": named["scale"]},
+        )
+    # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
+    new.meta.update(node.meta)
+    new.meta["dash_op"] = str(node.target)
+    node.replace_all_uses_with(new)
+    match.graph.erase_node(node)
+
+
+def _leave(node: fx.Node, reason: str) -> None:
+    node.meta[DECLINED] = reason
+    action = current().on_unsupported
+    if action == "fallback":
+        return
+    message = f"dash_inductor leaves {node.target} to the stock kernel: {reason}"
+    if action == "error":
+        raise UnsupportedAttentionError(f"{message}\n{_user_stack(node)}")
+    warnings.warn(message, stacklevel=2)
+
+
+def _user_stack(node: fx.Node) -> str:
+    """Where the user called SDPA: known to the backward node itself or to the forward node that made its `out`."""
+    out = arguments(node)["out"]
+    for candidate in (node, out, *(out.all_input_nodes if isinstance(out, fx.Node) else ())):
+        if isinstance(candidate, fx.Node) and candidate.stack_trace:
+            return candidate.stack_trace
+    return "(no stack trace was recorded)"

@@ -1,0 +1,151 @@
+"""The one op that every rewritten attention backward becomes, its fake, and its specification in plain torch.
+
+    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None) -> (dq, dk, dv)
+
+grad_out, query, out are [B, H, S_q, D]; key, value [B, H_kv, S_k, D] with H_kv dividing H; logsumexp is the natural log, fp32
+[B, H, S_q]. `mask` is full, causal_top_left or causal_bottom_right. dq, dk, dv have the strides of `torch.empty_like`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from .schedule import Schedule
+from .target import choose_for, shape_of, target_of, tile_of
+
+LOG2E = 1.4426950408889634
+MASKS = ("full", "causal_top_left", "causal_bottom_right")
+
+_library = torch.library.Library("dash", "DEF")
+_library.define(
+    "sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, *, "
+    "str mask, Tensor? blocks=None, float? scale=None) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def check(query: Tensor, key: Tensor, value: Tensor, mask: str, blocks: Tensor | None) -> None:
+    """Raises ValueError, naming the argument, for what the op does not take; sizes may be symbolic."""
+    if mask not in MASKS or blocks is not None:
+        raise ValueError(f"mask={mask!r} with blocks={blocks is not None}: it must be one of {', '.join(MASKS)}, without blocks")
+    if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape:
+        raise ValueError(f"query {query.shape}, key {key.shape}, value {value.shape} are not [B, H, S, D]")
+    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
+        raise ValueError(f"query {query.shape} and key {key.shape} differ in batch or head dim")
+    if query.shape[1] % key.shape[1] != 0:
+        raise ValueError(f"{key.shape[1]} kv heads do not divide {query.shape[1]} query heads")
+    if mask != "full" and query.shape[2] != key.shape[2]:
+        raise ValueError(f"mask={mask!r} takes equal lengths, not S_q={query.shape[2]} and S_k={key.shape[2]}")
+
+
+def sdpa_backward_fake(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    mask: str,
+    blocks: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    check(query, key, value, mask, blocks)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def sdpa_backward_eager(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    mask: str,
+    blocks: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    check(query, key, value, mask, blocks)
+    target = target_of(query.device)
+    tile = tile_of(target, query.dtype, query.shape[3])
+    group = query.shape[1] // key.shape[1]
+    shape = shape_of(
+        tile,
+        q_len=query.shape[2],
+        kv_len=key.shape[2],
+        heads=key.shape[0] * key.shape[1],
+        group=group,
+        mask=mask,
+    )
+    schedule = choose_for(target, tile, shape).schedule(shape)
+    return reference(grad_out, query, key, value, out, logsumexp, schedule, scale)
+
+
+def reference(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    schedule: Schedule,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The specification: tile by tile, dQ summed in rank order, dK and dV along their chains, everything in fp32.
+
+    Where the products of one tile are exact, a kernel must give these very bits. It computes S and dP twice (for dK/dV, then for dQ),
+    which the kernels do not: it is to be read.
+    """
+    geometry = schedule.geometry
+    scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale
+    group = query.shape[1] // key.shape[1]
+    low = query.dtype
+    q_len, kv_len = geometry.q_len, geometry.kv_len
+
+    def grouped(x: Tensor) -> Tensor:  # [B, H, S, ...] -> [B, H_kv, group, S, ...] in fp32
+        return x.float().unflatten(1, (key.shape[1], group))
+
+    q, do = grouped(query), grouped(grad_out)
+    k, v = key.float(), value.float()
+    delta = (grouped(out) * do).sum(-1)
+    neg_lse = torch.where(grouped(logsumexp).isneginf(), -math.inf, grouped(logsumexp) * -LOG2E)
+    rows = torch.arange(q_len, device=query.device)
+    keys = torch.arange(kv_len, device=query.device)
+
+    def tile_of_step(i: int, j: int, g: int) -> tuple[slice, slice, Tensor, Tensor]:
+        # P and dS of Q tile i, KV tile j, [B, H_kv, rows, keys], rounded as the matmuls take them
+        m = slice(i * geometry.block_m, min((i + 1) * geometry.block_m, q_len))
+        n = slice(j * geometry.block_n, min((j + 1) * geometry.block_n, kv_len))
+        s = (q[:, :, g, m] @ k[:, :, n].mT) * (scale * LOG2E) + neg_lse[:, :, g, m, None]
+        if geometry.mask != "full":
+            s = s.masked_fill(keys[n] > rows[m, None], -math.inf)
+        p = torch.exp2(s)
+        ds = p * (do[:, :, g, m] @ v[:, :, n].mT - delta[:, :, g, m, None])
+        return m, n, p.to(low).float(), ds.to(low).float()
+
+    dk, dv = torch.zeros_like(k), torch.zeros_like(v)
+    for j in range(geometry.n_kv):
+        for i in schedule.order(j):
+            for g in range(group):
+                m, n, p, ds = tile_of_step(i, j, g)
+                dv[:, :, n] += p.mT @ do[:, :, g, m]
+                dk[:, :, n] += ds.mT @ q[:, :, g, m]
+
+    dq = torch.zeros_like(q)
+    for i in range(geometry.n_q):
+        for j in sorted(geometry.contributors(i), key=lambda j: schedule.rank(i, j)):
+            for g in range(group):
+                m, n, _, ds = tile_of_step(i, j, g)
+                dq[:, :, g, m] += ds @ k[:, :, n]
+
+    grads = ((dq.flatten(1, 2) * scale, query), (dk * scale, key), (dv, value))
+    dq, dk, dv = (torch.empty_like(like).copy_(grad) for grad, like in grads)
+    return dq, dk, dv
+
+
+_library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
+torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)

@@ -1,0 +1,57 @@
+"""What our code adds to Inductor's cache keys: lowerings and templates outside torch are not in them by themselves."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
+
+from . import emulation
+from .config import current
+
+PACKAGES = ("dash_inductor", "dash_inductor.lowering", "dash_inductor.templates")
+SUFFIXES = (".py", ".jinja", ".toml")
+# They say how an emulated run is interleaved, which decides no bits and no code.
+NOT_IN_KEY = ("seed",)
+
+
+@functools.cache
+def sources_digest() -> str:
+    """SHA-256 over every source file of the three packages."""
+    roots = []
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None and spec.submodule_search_locations is not None
+        roots.append(Path(next(iter(spec.submodule_search_locations))))
+    return digest_of(roots)
+
+
+def digest_of(roots: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for root in roots:
+        for path in sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES):
+            for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+                digest.update(len(part).to_bytes(8, "little"))
+                digest.update(part)
+    return digest.hexdigest()
+
+
+class Salt(CustomGraphModulePass):
+    """A pass that does nothing: its uuid is part of the FX graph cache's and the AOTAutograd cache's keys."""
+
+    def __call__(self, gm: Any) -> None:
+        pass
+
+    def uuid(self) -> Any:
+        config = current()
+        settings = tuple((name, value) for name, value in asdict(config).items() if name not in NOT_IN_KEY)
+        emulated = emulation.settings()
+        # A cache hit skips the pass, which would have to warn or raise: such graphs are compiled afresh.
+        nonce = None if config.on_unsupported == "fallback" else os.urandom(16)
+        return sources_digest(), settings, None if emulated is None else emulated.sms, nonce

@@ -1,0 +1,92 @@
+"""Cost constants of a device, read from its file in dash_inductor/costs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FOLDER = resources.files("dash_inductor") / "costs"
+FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and head-dim entry
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the choice of a schedule depends on, integers throughout."""
+
+    device: str
+    arch: str
+    step_ns: int  # tau: one tile step of one query head
+    hop_ns: int  # lam: reduction plus hand-off to another CTA
+    shift_percent: int  # how much more a step costs off the common sweep (shift, symmetric)
+    workers: int  # P: CTAs resident at once
+    l2_bytes: int
+    estimate: bool  # whether any number is not a measurement
+    sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each number comes from
+
+    def __post_init__(self) -> None:
+        for name in ("step_ns", "workers", "l2_bytes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
+        for name in ("hop_ns", "shift_percent"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+    @property
+    def shifted_step_ns(self) -> int:
+        """tau of shift and symmetric, whose CTAs do not sweep the same tiles at the same time."""
+        return self.step_ns * (100 + self.shift_percent) // 100
+
+
+def known_devices() -> tuple[str, ...]:
+    """Devices that have a cost file."""
+    return tuple(sorted(path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")))
+
+
+def load(
+    device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | None = None, ctas_per_sm: int = 1
+) -> Costs:
+    """Costs of a device by name, for one tile size and padded head dim.
+
+    sms overrides the number of the file: a real GPU tells its own (PCIe card, MIG slice). An unknown device raises ValueError.
+
+    >>> load("h100", block_m=64, block_n=128, head_dim=128).step_ns
+    3146
+    >>> load("emulated", block_m=16, block_n=32, head_dim=64).workers
+    6
+    """
+    if device not in known_devices():
+        raise ValueError(f"no cost file for device {device!r}; known: {', '.join(known_devices())}")
+    for name, value in (("sms", 1 if sms is None else sms), ("ctas_per_sm", ctas_per_sm)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
+    arch = numbers.pop("arch")
+    if "tflops" in numbers:
+        numbers["step_ns"] = _step(numbers, block_m * block_n * head_dim * FLOP_PER_ELEMENT, head_dim, ctas_per_sm)
+    used = ("step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes")
+    return Costs(
+        device=device,
+        arch=arch,
+        step_ns=numbers["step_ns"]["value"],
+        hop_ns=numbers["hop_ns"]["value"],
+        shift_percent=numbers["shift_percent"]["value"],
+        workers=(sms or numbers["sms"]["value"]) * ctas_per_sm,
+        l2_bytes=numbers["l2_bytes"]["value"],
+        estimate=any(numbers[name]["estimate"] for name in used),
+        sources={name: numbers[name]["source"] for name in used},
+    )
+
+
+def _step(numbers: dict[str, Any], flop: int, head_dim: int, ctas_per_sm: int) -> dict[str, Any]:
+    """step_ns from the device's TFLOPS, of which an SM has its share and a CTA its share of that."""
+    rate = numbers["tflops"]["128" if head_dim > 64 else "64"]
+    per_ns = rate["value"] * 1000  # FLOP per ns of the whole device
+    step_ns = (flop * numbers["sms"]["value"] * ctas_per_sm + per_ns // 2) // per_ns
+    return {"value": max(1, step_ns), "source": rate["source"], "estimate": rate["estimate"]}

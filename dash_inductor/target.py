@@ -1,0 +1,89 @@
+"""What code is generated for: the device's kind, its SMs, and the tile and costs that follow from them."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from . import emulation
+from .config import current
+from .devices import key_for
+from .schedule import Choice, Costs, Shape, choose, load_costs
+from .templates.tiles import EMULATED, Tile, padded, tile
+
+DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`key` names the cost file, `arch` (80, 90, 100 or "emulated") the tiles, `sms` the number of SMs."""
+
+    key: str
+    arch: int | str
+    sms: int
+
+
+def target_of(device: torch.device) -> Target:
+    """The target of a device.
+
+    Raises:
+        ValueError: with the reason why nothing can be generated for it.
+    """
+    if device.type == "cpu":
+        settings = emulation.settings()
+        return Target(EMULATED, EMULATED, current().sms if settings is None else settings.sms)
+    if torch.version.hip is not None:
+        raise ValueError("ROCm is not supported")
+    if device.type != "cuda":
+        raise ValueError(f"device {device.type} is not supported")
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    properties = get_interface_for_device("cuda").Worker.get_device_properties(device)
+    arch = properties.major * 10 + properties.minor
+    key = key_for(properties.name, arch)
+    if key is None:
+        raise ValueError(f"no tile and no cost file for {properties.name} (sm_{arch})")
+    return Target(key, arch, properties.multi_processor_count)
+
+
+def tile_of(target: Target, dtype: torch.dtype, head_dim: int) -> Tile:
+    """The tile; ValueError with the reason where there is none."""
+    return tile(target.arch, DTYPES.get(dtype, str(dtype)), head_dim)
+
+
+@functools.cache
+def costs_of(target: Target, tile: Tile) -> Costs:
+    """The costs of one tile step on the target, in nanoseconds."""
+    return load_costs(
+        target.key,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        head_dim=tile.block_d,
+        sms=target.sms,
+        ctas_per_sm=tile.ctas_per_sm,
+    )
+
+
+def shape_of(tile: Tile, *, q_len: int, kv_len: int, heads: int, group: int, mask: str) -> Shape:
+    """The problem as the schedule sees it; `heads` is batch x kv heads, `group` the query heads of each."""
+    return Shape(
+        q_len=q_len,
+        kv_len=kv_len,
+        heads=heads,
+        group=group,
+        head_dim=tile.block_d,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        mask=mask,
+    )
+
+
+def choose_for(target: Target, tile: Tile, shape: Shape) -> Choice:
+    """The choice for a shape under the settings in force."""
+    config = current()
+    return choose(shape, costs_of(target, tile), config.guarantee, config.schedule)
+
+
+__all__ = ["DTYPES", "Target", "Tile", "choose_for", "costs_of", "padded", "shape_of", "target_of", "tile_of"]

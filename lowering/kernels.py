@@ -1,0 +1,75 @@
+"""Our Triton templates as Inductor kernels: exactly one choice each, never a timing."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import sympy
+from torch._inductor import ir
+from torch._inductor.codegen.triton import texpr
+from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
+from torch._inductor.virtualized import V
+
+from dash_inductor.templates import source
+
+
+class Kernel(TritonTemplateKernel):
+    """A template kernel that can take scalars computed from sizes: the launch's call sizes after the first, by index."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.extra_template_env_fns.append(self.scalar)
+
+    def scalar(self, index: int) -> str:
+        """The kernel's name for the `index`-th scalar; the wrapper computes it from the run-time sizes."""
+        expression = sympy.sympify(self.call_sizes[1 + index])
+        return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
+
+
+class Template(TritonTemplate):
+    kernel_type = Kernel
+
+
+@SymbolicGridFn
+def programs(count: Any, *scalars: Any, cdiv: Any = None, min: Any = None, max: Any = None) -> tuple[Any, int, int]:
+    """A one-dimensional grid of `count` programs; the scalars and the template's constants do not matter to it."""
+    return (count, 1, 1)
+
+
+def _template(name: str, *sources: str) -> Template:
+    # From 2.13 on a template may leave its inputs' layouts open; ours reads their strides.
+    frozen = "always_freeze_layout" in inspect.signature(TritonTemplate.__init__).parameters
+    return Template(
+        name=f"dash_{name}",
+        grid=programs,
+        source=source(name, *sources),
+        **({"always_freeze_layout": True} if frozen else {}),
+    )
+
+
+PREPROCESS = _template("preprocess")
+SCHEDULE_TABLE = _template("schedule_table")
+SDPA_BACKWARD = _template("sdpa_backward", "functions")
+
+
+def call(
+    template: Template,
+    *,
+    grid: sympy.Expr | int,
+    inputs: Sequence[Any],
+    mutated: Sequence[Any] = (),
+    output: ir.Layout,
+    scalars: Sequence[sympy.Expr] = (),
+    **options: Any,
+) -> Any:
+    """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output."""
+    choice = template.generate(
+        input_nodes=[*inputs, *mutated],
+        mutated_inputs=list(mutated),
+        layout=output,
+        call_sizes=[grid, *scalars],
+        **options,
+    )
+    return choice.output_node()

@@ -1,0 +1,38 @@
+"""Records decisions from inside a lowering, in a way that survives caches."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch._dynamo.utils import counters
+from torch._inductor.virtualized import V
+
+from dash_inductor import record
+
+
+def report(decision: record.Decision) -> None:
+    """Counts the decision, and writes it into the generated code, which records it whenever it is loaded.
+
+    The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
+    """
+    counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
+    graph: Any = V.graph
+    while hasattr(graph, "parent"):  # the body of a cond or a loop: its code stands in the root's module
+        graph = graph.parent
+    if graph.cpp_wrapper:  # no Python is loaded there
+        record.add((f"cpp_wrapper graph {id(graph)}", len(graph.operations)), decision)
+        return
+    noted = graph.__dict__.setdefault("dash_decisions", [])
+    noted.append(decision)
+    if graph.wrapper_code is not None:
+        graph.wrapper_code.header.writeline(record.loading_line(len(noted) - 1, decision))
+    elif len(noted) == 1:
+        graph.init_wrapper_code = functools.partial(_init_and_record, graph, graph.init_wrapper_code)
+
+
+def _init_and_record(graph: Any, init_wrapper_code: Any, is_subgraph: bool = False, *args: Any, **kwargs: Any) -> None:
+    init_wrapper_code(is_subgraph, *args, **kwargs)
+    if not is_subgraph:  # not again for each partition of a graph
+        for index, decision in enumerate(graph.dash_decisions):
+            graph.wrapper_code.header.writeline(record.loading_line(index, decision))

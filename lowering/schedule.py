@@ -1,0 +1,167 @@
+"""The schedule of one attention as the kernel reads it: a constant table, or a small kernel that writes it at run time."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.ir import FixedLayout
+from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, Mod
+
+from dash_inductor.config import current
+from dash_inductor.schedule import FAMILIES, Arithmetic, Plan, make, pack, symbolic_word
+from dash_inductor.schedule.table import HEADER
+from dash_inductor.schedule.word import STRIDE_SHIFT, encode
+from dash_inductor.target import Target, Tile, choose_for, costs_of, shape_of
+
+from . import kernels
+
+TABLE_BLOCK = 1024  # table entries written by one program
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention; `heads` is batch x kv heads. Sizes may be symbolic."""
+
+    target: Target
+    tile: Tile
+    mask: str
+    group: int
+    q_len: Any
+    kv_len: Any
+    heads: Any
+
+    @property
+    def static(self) -> bool:
+        return all(sympy.sympify(size).is_number for size in (self.q_len, self.kv_len, self.heads))
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`table` is int32 [table_ints]; `workers` CTAs are launched, `cooperative` if they must be resident together."""
+
+    table: Any
+    table_ints: Any
+    workers: Any
+    cooperative: bool
+    report: dict[str, Any] = field(default_factory=dict)
+
+
+def schedule_of(problem: Problem, query: Any) -> Schedule:
+    """The schedule of a problem on the device of `query`."""
+    return _static(problem, query.get_device()) if problem.static else _dynamic(problem, query)
+
+
+def _chained() -> bool:
+    return current().launch == "chained"
+
+
+def _chained_family(mask: str) -> str:
+    """A chain waits only for tickets before its own: mono orders alone."""
+    forced = current().schedule
+    return forced if forced != "auto" else "ascending" if mask == "full" else "descending"
+
+
+def _static(problem: Problem, device: torch.device) -> Schedule:
+    shape = shape_of(
+        problem.tile,
+        q_len=int(problem.q_len),
+        kv_len=int(problem.kv_len),
+        heads=int(problem.heads),
+        group=problem.group,
+        mask=problem.mask,
+    )
+    if _chained():
+        geometry = shape.geometry
+        plan = Plan(make(_chained_family(problem.mask), geometry, geometry.n_kv), shape.heads, shape.heads, problem.group)
+        time_ns = None
+    else:
+        choice = choose_for(problem.target, problem.tile, shape)
+        plan, time_ns = choice.plan(shape), choice.time_ns
+    ints = pack(plan.schedule, plan.heads_in_flight)
+    return Schedule(
+        table=_constant(ints, device),
+        table_ints=len(ints),
+        workers=plan.workers,
+        cooperative=not _chained(),
+        report={
+            "family": plan.schedule.name,
+            "roles": plan.schedule.roles,
+            "heads_in_flight": plan.heads_in_flight,
+            "stride": getattr(plan.schedule, "stride", None),
+            "launch": current().launch,
+            "predicted_us": None if time_ns is None else time_ns / 1000,
+        },
+    )
+
+
+def _constant(ints: list[int], device: torch.device) -> Any:
+    """The table as a constant of the graph, shared by all attentions that have the same one."""
+    digest = hashlib.sha256(repr(ints).encode()).hexdigest()[:16]
+    name = f"dash_table_{digest}"
+    constant = V.graph.constants.get(name)
+    if constant is None and device.type == "cuda" and not torch.cuda.is_initialized() and not torch.cuda.is_available():
+        with V.fake_mode:  # code for a GPU that is not there
+            constant = torch.empty(len(ints), dtype=torch.int32, device=device)
+    elif constant is None:
+        constant = torch.tensor(ints, dtype=torch.int32, device=device)
+    return V.graph.add_tensor_constant(constant, name)
+
+
+# Torch's functions, which Inductor can simplify and print; sympy's own ceiling, Min and Max it cannot (inductor.md section 5).
+SYMBOLIC = Arithmetic(ceil_div=CeilDiv, floor_div=FloorDiv, mod=Mod, max=Max, min=Min)
+
+
+def _dynamic(problem: Problem, query: Any) -> Schedule:
+    q_len, kv_len, heads = (sympy.sympify(size) for size in (problem.q_len, problem.kv_len, problem.heads))
+    tile, costs = problem.tile, costs_of(problem.target, problem.tile)
+    n_q, n_kv = CeilDiv(q_len, tile.block_m), CeilDiv(kv_len, tile.block_n)
+    if _chained():
+        decision = sympy.Integer(encode(_chained_family(problem.mask), 0, 0, 0, False))
+        workers = n_kv * heads
+    else:
+        word = symbolic_word(
+            q_len,
+            kv_len,
+            heads,
+            group=problem.group,
+            head_dim=tile.block_d,
+            block_m=tile.block_m,
+            block_n=tile.block_n,
+            mask=problem.mask,
+            costs=costs,
+            arithmetic=SYMBOLIC,
+            minimum=Min,
+            guarantee=current().guarantee,
+            family=current().schedule,
+        )
+        decision = Mod(word, 2**STRIDE_SHIFT)  # what fits an int32
+        workers = costs.workers  # one launch serves all sizes; who gets no role ends at once
+    # (slot, role) cells: n + A - 1 at most, and twice the pairs plus 2 (A - 1) under symmetric, where A <= pairs
+    table_ints = HEADER + 2 * (n_kv + 1) + n_kv + n_kv * n_q
+    table = kernels.call(
+        kernels.SCHEDULE_TABLE,
+        grid=CeilDiv(table_ints, TABLE_BLOCK),
+        scalars=(decision, q_len, kv_len, heads),
+        inputs=[query],
+        output=FixedLayout(query.get_device(), torch.int32, [table_ints], [1]),
+        num_warps=4,
+        num_stages=1,
+        BLOCK=TABLE_BLOCK,
+        BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n,
+        CAUSAL=problem.mask != "full",
+        CHAINED=_chained(),
+        **{name.upper(): code for code, name in enumerate(FAMILIES)},
+    )
+    return Schedule(
+        table=table,
+        table_ints=table_ints,
+        workers=workers,
+        cooperative=not _chained(),
+        report={"family": "by size", "launch": current().launch},
+    )

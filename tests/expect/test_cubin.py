@@ -1,0 +1,210 @@
+"""The cubin analysis, on small kernels compiled for GPUs that are not there and on SASS written by hand."""
+
+import pytest
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from dash_inductor import cubin
+from dash_inductor.cubin import CubinReport, inspect, main_loop, natural_loops, parse
+
+POINTERS = {"x": "*bf16", "y": "*bf16", "out": "*fp32", "counter": "*i32", "steps": "i32"}
+
+
+@triton.jit
+def matmul(
+    x, y, out, counter, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ATOMIC: tl.constexpr, WHERE: tl.constexpr
+):
+    """A matmul whose loop also does what ATOMIC says, WHERE: in the loop, before it, or in a loop without matmuls."""
+    rows = tl.arange(0, M)
+    columns = tl.arange(0, N)
+    inner = tl.arange(0, K)
+    slots = rows[:, None] * N + columns[None, :]
+    total = tl.zeros([M, N], tl.float32)
+    first = 0
+    if WHERE == "before":
+        first = tl.atomic_add(counter, 1)
+    if WHERE == "other loop":
+        for step in range(steps):
+            tl.atomic_add(out + step * N + columns, 1.0, sem="relaxed")
+    for step in range(first, steps):
+        a = tl.load(x + rows[:, None] * 4096 + (step * K + inner)[None, :])
+        b = tl.load(y + (step * K + inner)[:, None] * 4096 + columns[None, :])
+        total = tl.dot(a, b, total)
+        if WHERE == "loop":
+            if ATOMIC == "float":
+                tl.atomic_add(out + step * N + columns, 1.0, sem="relaxed")
+            elif ATOMIC == "integer":
+                tl.atomic_add(counter + step, 1, sem="relaxed")
+            elif ATOMIC == "value":
+                total += tl.atomic_add(counter + step, 1, sem="relaxed")
+    tl.store(out + slots, total)
+
+
+def compiled(
+    atomic: str = "", where: str = "", *, arch: int = 90, shape: tuple[int, int, int] = (128, 128, 64), warps: int = 4
+) -> CubinReport:
+    m, n, k = shape
+    constants = {"M": m, "N": n, "K": k, "ATOMIC": atomic, "WHERE": where}
+    signature = {name: POINTERS.get(name, "constexpr") for name in matmul.arg_names}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(matmul.arg_names) if name in POINTERS}
+    source = ASTSource(fn=matmul, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": warps, "num_stages": 3}
+    binary = triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return inspect(binary.asm["cubin"], binary.metadata.shared)
+
+
+def test_hopper_loop():
+    report = compiled()
+    assert report.hgmma == 8  # one warpgroup: 64 of 128 rows and 16 of 64 columns of K an instruction
+    assert report.ldgsts == 16  # two tiles of 16 KB, 128 threads, 16 bytes each
+    assert (report.hmma, report.utcmma, report.local_in_loop, report.red, report.atomg) == (0, 0, 0, 0, 0)
+    assert not report.wgmma_serialised
+    assert report.shared_bytes >= 2 * (128 * 64 + 64 * 128) * 2
+    assert 64 < report.registers <= 255
+    assert 20 < report.instructions_in_loop < 400
+
+
+@pytest.mark.parametrize(("arch", "kind"), [(80, "hmma"), (100, "utcmma")])
+def test_matmuls_of_other_architectures(arch, kind):
+    report = compiled(arch=arch)
+    kinds = {"hgmma": report.hgmma, "hmma": report.hmma, "utcmma": report.utcmma}
+    assert kinds.pop(kind) > 0
+    assert set(kinds.values()) == {0}
+    assert report.ldgsts > 0
+
+
+@pytest.mark.parametrize(
+    ("atomic", "where", "red", "atomg"),
+    [
+        ("float", "loop", True, False),
+        ("integer", "loop", False, False),  # a RED, but not of fp32: a semaphore's release
+        ("value", "loop", False, True),
+        ("", "before", False, False),  # the ticket
+        ("", "other loop", False, False),  # a loop, but not the main one
+    ],
+)
+def test_atomics(atomic, where, red, atomg):
+    report = compiled(atomic, where)
+    assert (report.red > 0, report.atomg > 0) == (red, atomg)
+    assert report.hgmma == 8
+
+
+def test_spills():
+    report = compiled(shape=(128, 512, 16))  # 512 fp32 a thread in the accumulator alone
+    assert report.local_in_loop > 0
+    assert report.stack_bytes > 0
+
+
+def test_as_dict_names_every_figure():
+    figures = compiled().as_dict()
+    asked = {"registers", "stack_bytes", "shared_bytes", "local_in_loop", "hgmma", "hmma", "ldgsts", "red", "atomg"}
+    assert asked <= set(figures)
+    assert figures["wgmma_serialised"] is False
+
+
+def sass(*lines: str) -> str:
+    return "\n".join(f"        /*{16 * i:04x}*/    {line} ;    /* 0x0123456789abcdef */" for i, line in enumerate(lines))
+
+
+def addresses(text: str) -> list[int]:
+    return [instruction.address // 16 for instruction in main_loop(parse(text))]
+
+
+def test_parse():
+    (wait,) = parse("        /*31b0*/              @!P2 BRA P3, 0x3150 ;          /* 0xfffffffc00e4a947 */")
+    assert (wait.address, wait.guard, wait.opcode, wait.operands) == (0x31B0, "@!P2", "BRA", "P3, 0x3150")
+    (matmul,) = parse("  /*10050*/  HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0 ;")
+    assert matmul.base == "HGMMA" and matmul.is_matmul and not wait.is_matmul
+
+
+def test_innermost_loop_with_matmuls():
+    text = sass(
+        "MOV R0, RZ",
+        "IADD3 R1, R1, 0x1, RZ",  # 1: outer loop
+        "HMMA R4",  # 2: main loop
+        "LDG R2",  # 3: polled until set
+        "@!P0 BRA 0x30",
+        "@P1 BRA 0x20",
+        "@P2 BRA 0x10",
+        "EXIT",
+    )
+    assert addresses(text) == [2, 3, 4, 5]
+
+
+def test_code_of_a_loop_outside_its_addresses():
+    text = sass(
+        "HMMA R4",  # 0: loop, entered at 0
+        "@P0 BRA 0x50",  # the rare way lies behind the exit
+        "FADD R1, R1, R2",
+        "@P1 BRA 0x0",
+        "EXIT",
+        "REDG.E.ADD.F32 [R2], R1",
+        "BRA 0x20",
+    )
+    assert addresses(text) == [0, 1, 2, 3, 5, 6]
+
+
+def test_code_between_a_loops_addresses_that_leaves_it():
+    text = sass("HMMA R4", "@!P0 BRA 0x40", "STL [R1], R2", "EXIT", "@P1 BRA 0x0", "EXIT")
+    assert addresses(text) == [0, 1, 4]
+
+
+def test_reconvergence():
+    text = sass("BSSY B0, 0x40", "HMMA R4", "@P0 BRA 0x40", "BSYNC B0", "@P1 BRA 0x0", "EXIT")
+    assert addresses(text) == [0, 1, 2, 3, 4]
+    far = sass("BSSY B0, 0x50", "HMMA R4", "BSYNC B0", "EXIT", "EXIT", "@P1 BRA 0x0", "EXIT")
+    assert addresses(far) == [0, 1, 2, 5]
+
+
+def test_no_loop():
+    assert addresses(sass("HMMA R4", "EXIT", "BRA 0x20")) == []
+    assert addresses(sass("FADD R4", "@P0 BRA 0x0", "EXIT")) == []
+
+
+def test_indirect_branches_are_refused():
+    with pytest.raises(ValueError, match="indirect branch at 0x10"):
+        main_loop(parse(sass("HMMA R4", "BRX R2", "EXIT")))
+
+
+def test_irreducible_graph_has_no_natural_loop():
+    assert natural_loops([[1, 2], [2], [1]]) == []
+
+
+def test_nested_loops():
+    assert sorted(map(sorted, natural_loops([[1], [2], [2, 3], [1, 4], []]))) == [[1, 2, 3], [2]]
+
+
+def test_against_a_slow_definition():
+    """Dominators from first principles: h dominates v if v cannot be reached without h."""
+    import random
+
+    rng = random.Random(7)
+    for _ in range(200):
+        size = rng.randrange(1, 9)
+        graph = [rng.sample(range(size), rng.randrange(min(size, 3))) for _ in range(size)]
+
+        def reached(start: int, without: int | None, graph: list[list[int]] = graph) -> set[int]:
+            seen: set[int] = set()
+            pending = [start] if start != without else []
+            while pending:
+                vertex = pending.pop()
+                if vertex not in seen:
+                    seen.add(vertex)
+                    pending.extend(head for head in graph[vertex] if head != without)
+            return seen
+
+        expected = []
+        for header in reached(0, None):
+            tails = {t for t in reached(0, None) - reached(0, header) if header in graph[t]}
+            if tails:
+                inside = {v for v in reached(0, None) if v != header and tails & reached(v, header)}
+                expected.append(inside | {header})
+        assert sorted(map(sorted, natural_loops(graph))) == sorted(map(sorted, expected))
+
+
+def test_several_functions_are_refused(monkeypatch):
+    monkeypatch.setattr(cubin, "_disassemble", lambda _: "REG:8 STACK:0\n Function : a\n Function : b\n")
+    with pytest.raises(ValueError, match="one kernel, found 2"):
+        inspect(b"", 0)
