@@ -4,34 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 import warnings
 from typing import Any
 
 import torch
 
 from . import install
-from .config import current
+from .config import ready
 
 
-def dash(gm: torch.fx.GraphModule, example_inputs: list[Any], *, mode: str | None = None, options: dict[str, Any] | None = None) -> Any:
+def dash(
+    gm: torch.fx.GraphModule, example_inputs: list[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
+) -> Any:
     """Compiles `gm` with Inductor; `mode` and `options` are those of torch.compile."""
     inductor = torch._TorchCompileInductorWrapper(mode, options, None)
-    if not current().enabled:
+    if not ready().enabled:
         _warn_off()
-        return inductor(gm, example_inputs)
-    with _installed():
-        return inductor(gm, example_inputs)
+    elif torch.are_deterministic_algorithms_enabled():
+        with _installed(), install.eager_backward():
+            return inductor(gm, example_inputs)
+    return inductor(gm, example_inputs)
+
+
+def _reset() -> None:
+    """What torch._dynamo.reset() does for the stock backend: drops recorded CUDA graphs."""
+    trees = sys.modules.get("torch._inductor.cudagraph_trees")
+    if trees is not None:
+        trees.reset_cudagraph_trees()
+
+
+dash.reset = _reset  # type: ignore[attr-defined]
 
 
 @contextlib.contextmanager
 def _installed() -> Any:
-    """The pass is in Inductor while this graph is compiled. The salt stays: the backward is compiled later."""
+    """Pass and salt are in Inductor while this graph is compiled."""
     install.install()
     try:
         yield
     finally:
         if not install.is_enabled():
-            install.remove_pass()
+            install.uninstall()
 
 
 @functools.cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import os
 import platform
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from dash_inductor import demo
 from dash_inductor.devices import DEVICES
 
 # With either of these torch is emulated in this process, and Triton compiles nothing.
@@ -33,8 +35,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = _arguments()
     args = parser.parse_args(argv)
     if args.command == "demo":
-        from dash_inductor import demo
-
         return demo.main(args)
     if any(os.environ.get(name, "0") != "0" for name in EMULATING):
         environment = {name: value for name, value in os.environ.items() if name not in EMULATING}
@@ -64,9 +64,8 @@ def _arguments() -> argparse.ArgumentParser:
     codegen.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
     codegen.add_argument("--json", action="store_true", help="everything, as JSON")
 
-    demo = commands.add_parser("demo", help="train a small GPT twice, interleaved differently, and compare bits")
-    demo.add_argument("--steps", type=int, default=20, metavar="N")
-    demo.add_argument("--seed", type=int, default=0, metavar="N")
+    training = commands.add_parser("demo", help="train a small GPT twice, interleaved differently, and compare bits")
+    demo.add_arguments(training)
     return parser
 
 
@@ -110,26 +109,30 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show(report: dict[str, Any]) -> None:
-    """The report for people: figures and code, in colour where rich is installed."""
+    """The report for people: figures and code, in colour on a terminal where rich is installed."""
     figures = {name: value for name, value in report.items() if isinstance(value, int)}
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     title = f"{report['kernel']} on {report['device']} ({versions})"
     rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in figures.items()]
     sections = {"Graph": report["graph"], "Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
-    try:
-        from rich.console import Console
-        from rich.syntax import Syntax
-        from rich.table import Table
-    except ImportError:
-        print(title, *(f"{name:<26}{value:>10}" for name, value in rows), "* in the main loop", sep="\n")
-        for heading, text in sections.items():
-            print(f"\n{heading}\n\n{text}")
+    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+        _show_in_colour(title, rows, sections)
         return
+    print(title, *(f"{name:<26}{value:>10}" for name, value in rows), "* in the main loop", sep="\n")
+    for heading, text in sections.items():
+        print(f"\n{heading}\n\n{text}")
+
+
+def _show_in_colour(title: str, rows: list[tuple[str, str]], sections: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.syntax import Syntax
+    from rich.table import Table
+
     console = Console()
-    table = Table("figure", "value", title=title, title_justify="left", caption="* in the main loop")
+    table = Table("figure", "value", caption="* in the main loop")
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    console.print(title, table, sep="\n")
     for heading, text in sections.items():
         console.rule(heading, align="left")
         console.print(Syntax(text, "python", theme="ansi_dark", word_wrap=True))

@@ -116,14 +116,14 @@ def parse(sass: str) -> list[Instruction]:
 
 
 def main_loop(instructions: list[Instruction]) -> list[Instruction]:
-    """The innermost loop that holds the matmuls: the smallest with more than half of the matmuls of any loop."""
+    """The innermost loop that holds matmuls: of several the one with the most, [] if there is none."""
 
     def matmuls(loop: set[int]) -> int:
         return sum(instructions[i].is_matmul for i in loop)
 
-    loops = natural_loops(successors(instructions))
-    most = max(map(matmuls, loops), default=0)
-    main = min((loop for loop in loops if 2 * matmuls(loop) > most), key=len, default=set())
+    loops = [loop for loop in natural_loops(successors(instructions)) if matmuls(loop)]
+    innermost = [loop for loop in loops if not any(other < loop for other in loops)]
+    main = max(innermost, key=matmuls, default=set())
     return [instructions[i] for i in sorted(main)]
 
 
@@ -134,7 +134,9 @@ def successors(instructions: list[Instruction]) -> list[list[int]]:
     graph = []
     for i, instruction in enumerate(instructions):
         following = [i + 1] if i + 1 < len(instructions) else []
-        if instruction.base == "BRA":
+        if instruction.opcode == "BRA.U.ANY":  # until every lane's operand of one instruction was served: no loop
+            graph.append(following)
+        elif instruction.base == "BRA":
             target = position[_target(instruction)]
             graph.append([target, *following] if _is_conditional(instruction) else [target])
         elif instruction.base in ("EXIT", "RET", "KILL"):

@@ -1,4 +1,4 @@
-"""`python -m dash_inductor demo`: a small GPT trained twice, in two processes whose CTAs interleave differently, compared bit for bit."""
+"""`python -m dash_inductor demo`: a small GPT trained in two processes whose CTAs interleave differently, compared bit for bit."""
 
 from __future__ import annotations
 
@@ -13,30 +13,38 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .console import table
+
 STEPS = 20
 SEEDS = (1, 2)  # of the CTAs' interleaving; the training's own seed is the same in both processes
-KERNEL = "dash_sdpa_backward"
+SMS = 16  # of the emulated device: twice the heads in a batch, so that CTAs share heads and have to wait
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, help="training steps (default %(default)s)")
-    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)  # what the child processes do, and where they write
+    parser.add_argument("--train", type=Path, metavar="FILE", help="only train once, and write what happened to FILE (JSON)")
 
 
 def main(args: argparse.Namespace) -> int:
+    """0 if both trainings agree in every bit and every attention really had to wait, else 1."""
     if args.train is not None:
         args.train.write_text(json.dumps(train(args.steps)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{seed}.json" for seed in SEEDS]
         children = [_start(seed, file, args.steps) for seed, file in zip(SEEDS, files, strict=True)]
-        codes = [child.wait() for child in children]
-        if any(codes):
-            print(f"a training process failed with exit status {max(codes, key=abs)}", file=sys.stderr)
+        if any([child.wait() for child in children]):
+            print("a training process failed", file=sys.stderr)
             return 1
-        runs = [json.loads(file.read_text()) for file in files]
-    print(text(runs[0]))
-    return compare(*runs)
+        first, second = (json.loads(file.read_text()) for file in files)
+    show(first)
+    problem = difference(first, second)
+    if problem is not None:
+        print(problem, file=sys.stderr)
+        return 1
+    waited = f", {first['waits']} and {second['waits']} waits of CTAs" if first["emulated"] else ""
+    print(f"bitwise: identical ({len(first['digests'])} tensors in two processes{waited})")
+    return 0
 
 
 def _start(seed: int, file: Path, steps: int) -> subprocess.Popen[bytes]:
@@ -44,126 +52,96 @@ def _start(seed: int, file: Path, steps: int) -> subprocess.Popen[bytes]:
 
     environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "DASH_INDUCTOR_SEED": str(seed)}
     if not torch.cuda.is_available():
-        environment |= {"DASH_INDUCTOR_EMULATE": "1", "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+        environment |= {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SMS": str(SMS), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dash_inductor", "demo", "--steps", str(steps), "--train", str(file)]
     return subprocess.Popen(command, env=environment)
 
 
 def train(steps: int) -> dict[str, Any]:
-    """Trains and returns losses, a digest of every gradient of every step and of the last weights, decisions and waits."""
+    """Trains; returns losses, a digest of each loss, gradient and final weight, the attentions, and how often CTAs had to wait."""
     import torch
-    import torch.nn.functional as F
-    from torch import Tensor, nn
 
-    from . import emulation, enable
+    from . import emulation
+    from .gpt import GPT
+    from .install import enable
     from .record import decisions
 
-    class Block(nn.Module):
-        def __init__(self, width: int, heads: int) -> None:
-            super().__init__()
-            self.heads = heads
-            self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
-            self.qkv = nn.Linear(width, 3 * width, bias=False)
-            self.project = nn.Linear(width, width, bias=False)
-            self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-        def forward(self, x: Tensor) -> Tensor:
-            query, key, value = self.qkv(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-            attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            x = x + self.project(attended.transpose(1, 2).flatten(2))
-            return x + self.mlp(self.norms[1](x))
-
-    class GPT(nn.Module):
-        def __init__(self, length: int, width: int, heads: int, layers: int) -> None:
-            super().__init__()
-            self.tokens = nn.Embedding(256, width)
-            self.positions = nn.Parameter(0.02 * torch.randn(length, width))
-            self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-            self.norm = nn.LayerNorm(width)
-            self.head = nn.Linear(width, 256, bias=False)
-
-        def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-            logits = self.head(self.norm(self.blocks(self.tokens(tokens) + self.positions)))
-            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-    on_gpu = torch.cuda.is_available()
-    device = "cuda" if on_gpu else "cpu"
-    batch, length = (8, 1024) if on_gpu else (4, 128)
+    emulated = not torch.cuda.is_available()
+    device, dtype = ("cpu", torch.float32) if emulated else ("cuda", torch.bfloat16)
+    batch, length = (4, 128) if emulated else (8, 1024)
     enable()
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
-    model = GPT(length, width=128, heads=2, layers=2).to(device)
-    if on_gpu:
-        model = model.bfloat16()
+    model = GPT(length, width=128, heads=2, layers=2).to(device, dtype)
     loss_of = torch.compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    text_bytes = "\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items())).encode()
-    corpus = torch.frombuffer(bytearray(text_bytes), dtype=torch.uint8).long()
+    corpus = torch.frombuffer(bytearray(_text().encode()), dtype=torch.uint8).long()
     draw = torch.Generator().manual_seed(0)
 
     losses: list[float] = []
     digests: dict[str, str] = {}
-    waits: list[int] = []
+    waits = 0
     for step in range(steps):
-        starts = torch.randint(len(corpus) - length - 1, (batch,), generator=draw)
-        windows = torch.stack([corpus[start : start + length + 1] for start in starts.tolist()]).to(device)
+        starts = torch.randint(len(corpus) - length - 1, (batch,), generator=draw).tolist()
+        windows = torch.stack([corpus[start : start + length + 1] for start in starts]).to(device)
         emulation.clear_launches()
         optimizer.zero_grad()
         loss = loss_of(windows[:, :-1], windows[:, 1:])
         loss.backward()
-        waits += [launch.waits for launch in emulation.launches() if KERNEL in launch.kernel]
-        digests |= {f"step {step}: gradient of {name}": _digest(p.grad) for name, p in model.named_parameters() if p.grad is not None}
+        waits += _waits(emulation.launches()) if emulated else 0
+        digests[f"loss of step {step}"] = _digest(loss)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            digests[f"gradient of {name} in step {step}"] = _digest(parameter.grad)
         optimizer.step()
         losses.append(loss.item())
-    digests |= {f"after the last step: {name}": _digest(p) for name, p in model.named_parameters()}
-    rows = [
+    digests |= {f"{name} after the last step": _digest(parameter) for name, parameter in model.named_parameters()}
+    attentions = [
         {
-            "attention": decision.shape,
+            "shape": decision.shape,
             "mask": decision.mask,
-            "schedule": decision.schedule,
-            "predicted us": decision.predicted_us,
-            "workspace bytes": decision.workspace_bytes,
-            "declined": decision.reason,
+            "schedule": decision.schedule if decision.rewritten else f"declined: {decision.reason}",
+            "predicted (us)": decision.predicted_us,
+            "workspace (bytes)": decision.workspace_bytes,
         }
         for decision in decisions()
     ]
-    return {"losses": losses, "digests": digests, "waits": waits if not on_gpu else None, "attentions": rows}
+    if not attentions or not all(decision.rewritten for decision in decisions()):
+        raise RuntimeError(f"not every attention was rewritten: {attentions}")
+    return {"emulated": emulated, "losses": losses, "digests": digests, "attentions": attentions, "waits": waits}
+
+
+def _text() -> str:
+    """Real text that every Python has: the language reference behind help()."""
+    return "\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
+
+
+def _waits(launches: list[Any]) -> int:
+    """Waits that were not already satisfied; an attention without one would prove nothing. Only its kernel uses atomics."""
+    waits = [launch.waits for launch in launches]
+    if not waits or not all(waits):
+        raise RuntimeError(f"an attention in which no CTA had to wait: {waits} waits in its launches")
+    return sum(waits)
 
 
 def _digest(tensor: Any) -> str:
     import torch
 
-    return hashlib.sha256(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def text(run: dict[str, Any]) -> str:
+def show(run: dict[str, Any]) -> None:
     """The loss curve, and a row per attention."""
-    lines = [f"step {step:3d}  loss {loss:.4f}  {'#' * round(loss * 10)}" for step, loss in enumerate(run["losses"])]
-    for row in run["attentions"]:
-        lines.append("  ".join(f"{name}: {value}" for name, value in row.items() if value is not None))
-    return "\n".join(lines)
+    for step, loss in enumerate(run["losses"]):
+        print(f"step {step:3d}  loss {loss:.4f}  {'#' * round(loss * 10)}")
+    table("attentions", run["attentions"])
 
 
-def compare(first: dict[str, Any], second: dict[str, Any]) -> int:
-    """0 if both runs agree bit for bit and were really made to wait, else 1, naming the first difference."""
-    attentions = first["attentions"]
-    if not attentions or any(row["declined"] for row in attentions):
-        print("an attention was not rewritten", file=sys.stderr)
-        return 1
-    for run in (first, second):
-        if run["waits"] is not None and not (run["waits"] and all(run["waits"])):
-            print(f"an attention in which no CTA had to wait proves nothing: waits per launch {run['waits']}", file=sys.stderr)
-            return 1
+def difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
+    """What differs between two runs first, or None."""
     if first["digests"].keys() != second["digests"].keys():
-        print("the runs have different tensors", file=sys.stderr)
-        return 1
+        return "bitwise: the runs have different tensors"
     for name, digest in first["digests"].items():
         if digest != second["digests"][name]:
-            print(f"bitwise: {name} differs", file=sys.stderr)
-            return 1
-    if first["losses"] != second["losses"]:
-        print("bitwise: a loss differs", file=sys.stderr)
-        return 1
-    waited = "" if first["waits"] is None else f", {sum(first['waits'])} and {sum(second['waits'])} waits of CTAs"
-    print(f"bitwise: identical ({len(first['digests']) + len(first['losses'])} tensors in two processes{waited})")
-    return 0
+            return f"bitwise: the {name} differs"
+    return None

@@ -8,6 +8,7 @@ Inductor before the user does.
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 import warnings
 from collections.abc import Iterator
@@ -23,20 +24,26 @@ _wanted = False
 
 
 def enable(**settings: Any) -> None:
-    """Rewrites attention in every graph compiled from now on; `settings` are those of `Config`."""
-    global _wanted
+    """Rewrites attention in every graph compiled from now on; `settings` are those of `Config`.
+
+    Raises:
+        ValueError: a setting, or a `DASH_INDUCTOR_*` variable, that is not one of the allowed ones.
+        RuntimeError: emulation is asked for, and Triton does not interpret in this process.
+    """
     configure(**settings)
     if not current().enabled:
         warnings.warn("DASH_INDUCTOR=0: dash_inductor stays off, torch.compile is plain Inductor", stacklevel=2)
         return
-    if not _wanted:
-        _wanted = True
-        forget_compiled()
-    after_import(JOINT_GRAPH, _install_if_wanted)
+    if current().emulate:
+        _prepare_emulation()
+    want()
 
 
 def disable() -> None:
-    """Takes everything out of Inductor again; what was compiled is forgotten."""
+    """Takes everything out of Inductor again; what was compiled is forgotten.
+
+    A graph whose forward ran before and whose backward did not: compiling that backward raises.
+    """
     global _wanted
     if _wanted:
         _wanted = False
@@ -46,15 +53,28 @@ def disable() -> None:
 
 @contextlib.contextmanager
 def enabled(**settings: Any) -> Iterator[None]:
-    """`enable(**settings)` inside the block; settings and state as before after it."""
+    """`enable(**settings)` inside the block; settings and state as before after it.
+
+    Backwards are compiled together with their forwards, inside the block: they may run after it.
+    """
     before, was_wanted = current(), _wanted
     enable(**settings)
     try:
-        yield
+        with eager_backward():
+            yield
     finally:
         configure(**{name: getattr(before, name) for name in settings})
         if not was_wanted:
             disable()
+
+
+def want() -> None:
+    """Installs the pass, as soon as the user imports Inductor."""
+    global _wanted
+    if not _wanted:
+        _wanted = True
+        forget_compiled()
+    after_import(JOINT_GRAPH, _install_if_wanted)
 
 
 def is_enabled() -> bool:
@@ -64,6 +84,23 @@ def is_enabled() -> bool:
 def _install_if_wanted() -> None:
     if _wanted:
         install()
+
+
+@functools.cache
+def _prepare_emulation() -> None:
+    from . import emulation  # not at the top: `import torch` brings this module along, and need not bring that one
+
+    if not emulation.active():
+        emulation.prepare_environment(seed=current().seed, sms=current().sms)
+
+
+@contextlib.contextmanager
+def eager_backward() -> Iterator[None]:
+    """Backwards are compiled with their forwards, not when they first run: pass, salt and settings may be others by then."""
+    from torch._functorch import config
+
+    with config.patch(force_non_lazy_backward_lowering=True):
+        yield
 
 
 def install() -> None:
@@ -76,22 +113,26 @@ def install() -> None:
 
     if patterns not in joint_graph.pass_patterns:
         joint_graph.pass_patterns.append(patterns)
-    common.custom_backend_passes.setdefault(BACKEND_PASS, Salt())
+    if BACKEND_PASS not in common.custom_backend_passes:
+        # In front, because their order is in the cache keys, and Inductor may or may not have registered its own by now.
+        others = dict(common.custom_backend_passes)
+        common.custom_backend_passes.clear()
+        common.custom_backend_passes.update({BACKEND_PASS: Salt(), **others})
 
 
-def remove_pass() -> None:
-    """Takes the pass out, so that graphs compiled from now on keep the stock op."""
+def is_installed() -> bool:
+    common = sys.modules.get("torch._inductor.codegen.common")
+    return common is not None and BACKEND_PASS in common.custom_backend_passes
+
+
+def uninstall() -> None:
+    """Takes pass and salt out of Inductor, if it is there."""
     joint_graph = sys.modules.get(JOINT_GRAPH)
     if joint_graph is not None:
         from .matching import patterns
 
         if patterns in joint_graph.pass_patterns:
             joint_graph.pass_patterns.remove(patterns)
-
-
-def uninstall() -> None:
-    """Takes pass and salt out of Inductor, if it is there."""
-    remove_pass()
     common = sys.modules.get("torch._inductor.codegen.common")
     if common is not None:
         common.custom_backend_passes.pop(BACKEND_PASS, None)

@@ -15,23 +15,25 @@ from torch._inductor import config as inductor_config
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 
 from . import emulation
-from .config import current
+from .config import current, ready
 from .ops import MASKS
-from .stock_ops import DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
+from .salt import key
+from .stock_ops import DECIDED_UNDER, DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
 from .target import target_of, tile_of
 
 log = logging.getLogger("dash_inductor")
 MAX_Q_TILES, MAX_KV_TILES = 65_535, 32_767  # a table entry is 16 bits of Q tile and 15 of rank
+
 
 class UnsupportedAttentionError(RuntimeError):
     """Raised under on_unsupported="error"."""
 
 
 class DashPass(PatternMatcherPass):
-    """The pass: does nothing, and costs nothing, unless deterministic mode is on."""
+    """The pass: does nothing, and costs nothing, unless deterministic mode is on. Raises what is wrong with the settings."""
 
     def apply(self, gm: Any) -> int:
-        if not torch.are_deterministic_algorithms_enabled():
+        if not ready().enabled or not torch.are_deterministic_algorithms_enabled():
             return 0
         # Not earlier: the lowering needs the whole of Inductor.
         from . import lowering  # noqa: F401
@@ -43,7 +45,7 @@ patterns = DashPass(pass_name="dash_inductor")
 
 
 def declined(node: fx.Node) -> str | None:
-    """The reason to leave an SDPA backward alone, or None. Comparisons of symbolic sizes guard, so the answer holds for all shapes."""
+    """The reason to leave an SDPA backward alone, or None. Comparisons of symbolic sizes guard: the answer holds for all shapes."""
     if node.target in UNSUPPORTED:
         return UNSUPPORTED[node.target]
     named = arguments(node)
@@ -114,6 +116,7 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
     new.meta.update(node.meta)
     new.meta["dash_op"] = str(node.target)
+    new.meta[DECIDED_UNDER] = key()
     node.replace_all_uses_with(new)
     match.graph.erase_node(node)
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from .schedule import Schedule
-from .target import choose_for, shape_of, target_of, tile_of
+from .target import DTYPES, plan_for, shape_of, target_of, tile_of
+from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM
 
 LOG2E = 1.4426950408889634
 MASKS = ("full", "causal_top_left", "causal_bottom_right")
@@ -27,18 +28,47 @@ _library.define(
 )
 
 
-def check(query: Tensor, key: Tensor, value: Tensor, mask: str, blocks: Tensor | None) -> None:
+def check(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    mask: str,
+    blocks: Tensor | None,
+) -> None:
     """Raises ValueError, naming the argument, for what the op does not take; sizes may be symbolic."""
-    if mask not in MASKS or blocks is not None:
-        raise ValueError(f"mask={mask!r} with blocks={blocks is not None}: it must be one of {', '.join(MASKS)}, without blocks")
-    if query.dim() != 4 or key.dim() != 4 or key.shape != value.shape:
-        raise ValueError(f"query {query.shape}, key {key.shape}, value {value.shape} are not [B, H, S, D]")
-    if query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"query {query.shape} and key {key.shape} differ in batch or head dim")
-    if query.shape[1] % key.shape[1] != 0:
-        raise ValueError(f"{key.shape[1]} kv heads do not divide {query.shape[1]} query heads")
-    if mask != "full" and query.shape[2] != key.shape[2]:
-        raise ValueError(f"mask={mask!r} takes equal lengths, not S_q={query.shape[2]} and S_k={key.shape[2]}")
+    if mask not in MASKS:
+        raise ValueError(f"mask={mask!r} is not one of {', '.join(MASKS)}")
+    if blocks is not None:
+        raise ValueError(f"blocks must be None with mask={mask!r}")
+    for name, x in (("query", query), ("key", key)):
+        if x.dim() != 4 or any(size == 0 for size in x.shape):
+            raise ValueError(f"{name} {tuple(x.shape)} is not [B, H, S, D] with at least one element")
+    batch, heads, q_len, head_dim = query.shape
+    kv_heads, kv_len = key.shape[1:3]
+    shapes = (
+        ("key", key, (batch, kv_heads, kv_len, head_dim)),
+        ("value", value, (batch, kv_heads, kv_len, head_dim)),
+        ("out", out, (batch, heads, q_len, head_dim)),
+        ("grad_out", grad_out, (batch, heads, q_len, head_dim)),
+        ("logsumexp", logsumexp, (batch, heads, q_len)),
+    )
+    for name, x, shape in shapes:
+        dtype = torch.float32 if name == "logsumexp" else query.dtype
+        if x.dim() != len(shape) or any(has != must for has, must in zip(x.shape, shape, strict=True)):
+            raise ValueError(f"{name} {tuple(x.shape)} must be {shape}, for query {tuple(query.shape)} and key {tuple(key.shape)}")
+        if x.dtype != dtype or x.device != query.device:
+            raise ValueError(f"{name} is {x.dtype} on {x.device}, it must be {dtype} on {query.device} like query")
+    if query.dtype not in DTYPES:
+        raise ValueError(f"query is {query.dtype}, not one of {', '.join(str(dtype) for dtype in DTYPES)}")
+    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"query has head dim {head_dim}, outside {MIN_HEAD_DIM}..{MAX_HEAD_DIM}")
+    if heads % kv_heads != 0:
+        raise ValueError(f"key has {kv_heads} heads, which do not divide the {heads} of query")
+    if mask != "full" and q_len != kv_len:
+        raise ValueError(f"mask={mask!r} takes equal lengths, not S_q={q_len} and S_k={kv_len}")
 
 
 def sdpa_backward_fake(
@@ -53,7 +83,7 @@ def sdpa_backward_fake(
     blocks: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check(query, key, value, mask, blocks)
+    check(grad_out, query, key, value, out, logsumexp, mask, blocks)
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
@@ -69,7 +99,7 @@ def sdpa_backward_eager(
     blocks: Tensor | None = None,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    check(query, key, value, mask, blocks)
+    check(grad_out, query, key, value, out, logsumexp, mask, blocks)
     target = target_of(query.device)
     tile = tile_of(target, query.dtype, query.shape[3])
     group = query.shape[1] // key.shape[1]
@@ -81,8 +111,8 @@ def sdpa_backward_eager(
         group=group,
         mask=mask,
     )
-    schedule = choose_for(target, tile, shape).schedule(shape)
-    return reference(grad_out, query, key, value, out, logsumexp, schedule, scale)
+    plan, _ = plan_for(target, tile, shape)
+    return reference(grad_out, query, key, value, out, logsumexp, plan.schedule, scale)
 
 
 def reference(

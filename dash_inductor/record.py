@@ -57,7 +57,7 @@ class Decision:
     def shape(self) -> str:
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         lengths = f"{self.q_len}" if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
-        return f"batch {self.batch}, heads {heads}, length {lengths}, head dim {self.head_dim}, {self.dtype}"
+        return f"B={self.batch} H={heads} S={lengths} D={self.head_dim} {self.dtype}"
 
     @property
     def schedule(self) -> str:

@@ -42,6 +42,13 @@ def digest_of(roots: list[Path]) -> str:
     return digest.hexdigest()
 
 
+def key() -> tuple[Any, ...]:
+    """All of ours that decides what is generated."""
+    settings = tuple((name, value) for name, value in asdict(current()).items() if name not in NOT_IN_KEY)
+    emulated = emulation.settings()
+    return sources_digest(), settings, None if emulated is None else emulated.sms
+
+
 class Salt(CustomGraphModulePass):
     """A pass that does nothing: its uuid is part of the FX graph cache's and the AOTAutograd cache's keys."""
 
@@ -49,9 +56,6 @@ class Salt(CustomGraphModulePass):
         pass
 
     def uuid(self) -> Any:
-        config = current()
-        settings = tuple((name, value) for name, value in asdict(config).items() if name not in NOT_IN_KEY)
-        emulated = emulation.settings()
         # A cache hit skips the pass, which would have to warn or raise: such graphs are compiled afresh.
-        nonce = None if config.on_unsupported == "fallback" else os.urandom(16)
-        return sources_digest(), settings, None if emulated is None else emulated.sms, nonce
+        nonce = None if current().on_unsupported == "fallback" else os.urandom(16)
+        return *key(), nonce

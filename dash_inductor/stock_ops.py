@@ -21,7 +21,9 @@ UNSUPPORTED = {
 }
 TARGETS = [FLASH, FLASH_CPU, *UNSUPPORTED]
 
-DECLINED = "dash_declined"  # key in a node's meta: the reason, for the lowering to record
+# Keys in a node's meta, for the lowering.
+DECLINED = "dash_declined"  # the reason
+DECIDED_UNDER = "dash_decided_under"  # `salt.key()` when the node was rewritten
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from . import emulation
 from .config import current
 from .devices import key_for
-from .schedule import Choice, Costs, Shape, choose, load_costs
+from .schedule import Costs, Plan, Shape, choose, load_costs, make
 from .templates.tiles import EMULATED, Tile, padded, tile
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -80,10 +80,36 @@ def shape_of(tile: Tile, *, q_len: int, kv_len: int, heads: int, group: int, mas
     )
 
 
-def choose_for(target: Target, tile: Tile, shape: Shape) -> Choice:
-    """The choice for a shape under the settings in force."""
-    config = current()
-    return choose(shape, costs_of(target, tile), config.guarantee, config.schedule)
+def chained() -> bool:
+    """Whether the settings ask for one ticket per chain, which ends with any number of resident CTAs."""
+    return current().launch == "chained"
 
 
-__all__ = ["DTYPES", "Target", "Tile", "choose_for", "costs_of", "padded", "shape_of", "target_of", "tile_of"]
+def chained_family(mask: str) -> str:
+    """The family of a chained launch: its chains wait for earlier tickets only, which mono orders alone allow."""
+    forced = current().schedule
+    return forced if forced != "auto" else "ascending" if mask == "full" else "descending"
+
+
+def plan_for(target: Target, tile: Tile, shape: Shape) -> tuple[Plan, int | None]:
+    """The schedule of a shape, placed, under the settings in force, and its time in ns where the cost model has one."""
+    if chained():
+        geometry = shape.geometry
+        return Plan(make(chained_family(shape.mask), geometry, geometry.n_kv), shape.heads, shape.heads, shape.group), None
+    choice = choose(shape, costs_of(target, tile), current().guarantee, current().schedule)
+    return choice.plan(shape), choice.time_ns
+
+
+__all__ = [
+    "DTYPES",
+    "Target",
+    "Tile",
+    "chained",
+    "chained_family",
+    "costs_of",
+    "padded",
+    "plan_for",
+    "shape_of",
+    "target_of",
+    "tile_of",
+]

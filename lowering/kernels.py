@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sympy
 from torch._inductor import ir
+from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.codegen.triton import texpr
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 from torch._inductor.virtualized import V
@@ -59,17 +60,30 @@ def call(
     *,
     grid: sympy.Expr | int,
     inputs: Sequence[Any],
-    mutated: Sequence[Any] = (),
     output: ir.Layout,
+    constants: Mapping[str, Any],
+    num_warps: int,
+    num_stages: int = 1,
+    mutated: Sequence[Any] = (),
     scalars: Sequence[sympy.Expr] = (),
-    **options: Any,
+    workspace_arg: WorkspaceArg | None = None,
+    cooperative: bool = False,
 ) -> Any:
-    """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output."""
+    """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output.
+
+    `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes.
+    """
     choice = template.generate(
-        input_nodes=[*inputs, *mutated],
+        input_nodes=(*inputs, *mutated),
         mutated_inputs=list(mutated),
         layout=output,
         call_sizes=[grid, *scalars],
-        **options,
+        num_warps=num_warps,
+        num_stages=num_stages,
+        workspace_arg=workspace_arg,
+        # Whether a multiplication and an addition fuse decides bits, and Triton's default is an environment variable. A fresh dict:
+        # Inductor writes into it.
+        triton_meta={"launch_cooperative_grid": cooperative, "enable_fp_fusion": True},
+        **constants,
     )
     return choice.output_node()

@@ -8,7 +8,8 @@ from typing import Any
 from torch._dynamo.utils import counters
 from torch._inductor.virtualized import V
 
-from dash_inductor import record
+from dash_inductor import install, record, salt
+from dash_inductor.stock_ops import DECIDED_UNDER
 
 
 def report(decision: record.Decision) -> None:
@@ -16,6 +17,7 @@ def report(decision: record.Decision) -> None:
 
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
+    _require_same_settings()
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph: Any = V.graph
     while hasattr(graph, "parent"):  # the body of a cond or a loop: its code stands in the root's module
@@ -36,3 +38,14 @@ def _init_and_record(graph: Any, init_wrapper_code: Any, is_subgraph: bool = Fal
     if not is_subgraph:  # not again for each partition of a graph
         for index, decision in enumerate(graph.dash_decisions):
             graph.wrapper_code.header.writeline(record.loading_line(index, decision))
+
+
+def _require_same_settings() -> None:
+    """Raises if the settings are not those under which the pass rewrote the node: caches would take the code for theirs."""
+    node = V.graph.current_node
+    decided_under = None if node is None else node.meta.get(DECIDED_UNDER)
+    if decided_under is not None and not (install.is_installed() and decided_under == salt.key()):
+        raise RuntimeError(
+            "dash_inductor was disabled, or its settings were changed, between the forward and the first backward of a graph: "
+            "run the backward before that, or compile with backend='dash' or inside `with dash_inductor.enabled()`"
+        )

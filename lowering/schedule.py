@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,10 +14,10 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, Mod
 
 from dash_inductor.config import current
-from dash_inductor.schedule import FAMILIES, Arithmetic, Plan, make, pack, symbolic_word
+from dash_inductor.schedule import FAMILIES, Arithmetic, pack, symbolic_word
 from dash_inductor.schedule.table import HEADER
 from dash_inductor.schedule.word import STRIDE_SHIFT, encode
-from dash_inductor.target import Target, Tile, choose_for, costs_of, shape_of
+from dash_inductor.target import Target, Tile, chained, chained_family, costs_of, plan_for, shape_of
 
 from . import kernels
 
@@ -56,16 +57,6 @@ def schedule_of(problem: Problem, query: Any) -> Schedule:
     return _static(problem, query.get_device()) if problem.static else _dynamic(problem, query)
 
 
-def _chained() -> bool:
-    return current().launch == "chained"
-
-
-def _chained_family(mask: str) -> str:
-    """A chain waits only for tickets before its own: mono orders alone."""
-    forced = current().schedule
-    return forced if forced != "auto" else "ascending" if mask == "full" else "descending"
-
-
 def _static(problem: Problem, device: torch.device) -> Schedule:
     shape = shape_of(
         problem.tile,
@@ -75,19 +66,13 @@ def _static(problem: Problem, device: torch.device) -> Schedule:
         group=problem.group,
         mask=problem.mask,
     )
-    if _chained():
-        geometry = shape.geometry
-        plan = Plan(make(_chained_family(problem.mask), geometry, geometry.n_kv), shape.heads, shape.heads, problem.group)
-        time_ns = None
-    else:
-        choice = choose_for(problem.target, problem.tile, shape)
-        plan, time_ns = choice.plan(shape), choice.time_ns
+    plan, time_ns = plan_for(problem.target, problem.tile, shape)
     ints = pack(plan.schedule, plan.heads_in_flight)
     return Schedule(
         table=_constant(ints, device),
         table_ints=len(ints),
         workers=plan.workers,
-        cooperative=not _chained(),
+        cooperative=not chained(),
         report={
             "family": plan.schedule.name,
             "roles": plan.schedule.roles,
@@ -101,15 +86,14 @@ def _static(problem: Problem, device: torch.device) -> Schedule:
 
 def _constant(ints: list[int], device: torch.device) -> Any:
     """The table as a constant of the graph, shared by all attentions that have the same one."""
-    digest = hashlib.sha256(repr(ints).encode()).hexdigest()[:16]
-    name = f"dash_table_{digest}"
-    constant = V.graph.constants.get(name)
-    if constant is None and device.type == "cuda" and not torch.cuda.is_initialized() and not torch.cuda.is_available():
-        with V.fake_mode:  # code for a GPU that is not there
-            constant = torch.empty(len(ints), dtype=torch.int32, device=device)
-    elif constant is None:
-        constant = torch.tensor(ints, dtype=torch.int32, device=device)
-    return V.graph.add_tensor_constant(constant, name)
+    tables = V.graph.__dict__.setdefault("dash_tables", {})
+    name = f"dash_table_{hashlib.sha256(repr(ints).encode()).hexdigest()[:16]}"
+    if name not in tables:
+        # Code for a GPU that is not there gets a tensor that is not there either.
+        absent = device.type == "cuda" and not torch.cuda.is_available()
+        with V.fake_mode if absent else contextlib.nullcontext():
+            tables[name] = V.graph.add_tensor_constant(torch.tensor(ints, dtype=torch.int32, device=device), name)
+    return tables[name]
 
 
 # Torch's functions, which Inductor can simplify and print; sympy's own ceiling, Min and Max it cannot (inductor.md section 5).
@@ -120,8 +104,8 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
     q_len, kv_len, heads = (sympy.sympify(size) for size in (problem.q_len, problem.kv_len, problem.heads))
     tile, costs = problem.tile, costs_of(problem.target, problem.tile)
     n_q, n_kv = CeilDiv(q_len, tile.block_m), CeilDiv(kv_len, tile.block_n)
-    if _chained():
-        decision = sympy.Integer(encode(_chained_family(problem.mask), 0, 0, 0, False))
+    if chained():
+        decision = sympy.Integer(encode(chained_family(problem.mask), 0, 0, 0, False))
         workers = n_kv * heads
     else:
         word = symbolic_word(
@@ -150,18 +134,19 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
         inputs=[query],
         output=FixedLayout(query.get_device(), torch.int32, [table_ints], [1]),
         num_warps=4,
-        num_stages=1,
-        BLOCK=TABLE_BLOCK,
-        BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n,
-        CAUSAL=problem.mask != "full",
-        CHAINED=_chained(),
-        **{name.upper(): code for code, name in enumerate(FAMILIES)},
+        constants={
+            "BLOCK": TABLE_BLOCK,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "CAUSAL": problem.mask != "full",
+            "CHAINED": chained(),
+            **{name.upper(): code for code, name in enumerate(FAMILIES)},
+        },
     )
     return Schedule(
         table=table,
         table_ints=table_ints,
         workers=workers,
-        cooperative=not _chained(),
+        cooperative=not chained(),
         report={"family": "by size", "launch": current().launch},
     )

@@ -8,10 +8,10 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
-from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout
-from torch._inductor.lowering import empty_strided, lowerings, register_lowering
-from torch._inductor.virtualized import V
-from torch.utils._sympy.functions import CeilDiv
+from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout, Pointwise
+from torch._inductor.lowering import empty_strided, register_lowering
+from torch._inductor.virtualized import V, ops
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from dash_inductor.config import current
 from dash_inductor.ops import LOG2E
@@ -22,7 +22,6 @@ from . import kernels
 from .report import report
 from .schedule import Problem, schedule_of
 
-aten, prims = torch.ops.aten, torch.ops.prims
 ALIGNED = 8  # elements of 16 bits in 16 bytes, what one asynchronous copy moves
 
 
@@ -41,7 +40,7 @@ def lower(
 ) -> tuple[Any, Any, Any]:
     batch, heads, q_len, head_dim = query.get_size()
     kv_heads, kv_len = key.get_size()[1:3]
-    group = heads // kv_heads if isinstance(heads, int) else V.graph.sizevars.guard_int(sympy.sympify(heads) / kv_heads)
+    group = V.graph.sizevars.guard_int(FloorDiv(heads, kv_heads))
     head_dim = V.graph.sizevars.guard_int(head_dim)
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     device, dtype = query.get_device(), query.get_dtype()
@@ -49,7 +48,7 @@ def lower(
     tile = tile_of(target, dtype, head_dim)
 
     # The strides that the graph was traced with, as our fake or the stock op's gave them.
-    dq_meta, dk_meta, dv_meta = V.graph.current_node.meta["val"]
+    _, dk_meta, dv_meta = V.graph.current_node.meta["val"]
     query, key, value, grad_out, out = (_rows(x) for x in (query, key, value, grad_out, out))
     logsumexp = _realized(logsumexp)
 
@@ -65,8 +64,7 @@ def lower(
         mutated=[delta],
         output=_contiguous(padded_rows, torch.float32, device),
         num_warps=tile.preprocess_warps,
-        num_stages=1,
-        **constants,
+        constants=constants,
     )
 
     problem = Problem(target, tile, mask, group, q_len, kv_len, sympy.sympify(batch) * kv_heads)
@@ -87,31 +85,27 @@ def lower(
             outer_name=WorkspaceArg.unique_name(),
             dtype=torch.int32,
         ),
-        triton_meta={
-            "launch_cooperative_grid": schedule.cooperative,
-            # Whether a multiplication and an addition fuse decides bits; Triton's default is an environment variable.
-            "enable_fp_fusion": True,
-        },
+        cooperative=schedule.cooperative,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        BLOCK_N=tile.block_n,
-        GROUP=group,
-        CAUSAL=mask != "full",
-        EVEN_M=_multiple(q_len, tile.block_m),
-        EVEN_N=_multiple(kv_len, tile.block_n),
-        EVEN_D=head_dim == tile.block_d,
-        SCALE=scale,
-        SCALE_LOG2E=scale * LOG2E,
-        DQ_TRANSPOSED=tile.dq_transposed,
-        WARPS_M=tile.warps_m,
-        INSTR_N=tile.instr_n,
-        ATOMIC_ADD=tile.atomic_add,
-        INTERPRET=device.type == "cpu",
-        **constants,
+        constants=constants
+        | {
+            "BLOCK_N": tile.block_n,
+            "GROUP": group,
+            "CAUSAL": mask != "full",
+            "EVEN_M": _multiple(q_len, tile.block_m),
+            "EVEN_N": _multiple(kv_len, tile.block_n),
+            "EVEN_D": head_dim == tile.block_d,
+            "SCALE": scale,
+            "SCALE_LOG2E": scale * LOG2E,
+            "DQ_TRANSPOSED": tile.dq_transposed,
+            "WARPS_M": tile.warps_m,
+            "INSTR_N": tile.instr_n,
+            "ATOMIC_ADD": tile.atomic_add,
+            "INTERPRET": device.type == "cpu",
+        },
     )
-    dq = _from_accumulator_order(scratch, tile, batch, heads, n_q)
-    dq = lowerings[aten.slice.Tensor](lowerings[aten.slice.Tensor](dq, 2, 0, q_len), 3, 0, head_dim)
-    dq = lowerings[prims.convert_element_type.default](lowerings[aten.mul.Tensor](dq, scale), dtype)
+    dq = _scaled_dq(scratch, tile, [batch, heads, q_len, head_dim], dtype, scale)
 
     workspace = 4 * (query_heads * n_q * tile.block_m * (tile.block_d + 2) + semaphores + schedule.table_ints)
     report(
@@ -173,13 +167,32 @@ def _empty(size: list[Any], dtype: torch.dtype, device: torch.device) -> Any:
     return empty_strided(size, FlexibleLayout.contiguous_strides(size), dtype=dtype, device=device)
 
 
-def _from_accumulator_order(scratch: Any, tile: Tile, batch: Any, heads: Any, n_q: Any) -> Any:
-    """[batch*heads, n_q, block_m*block_d] as the kernel's `to_accumulator_order` wrote it -> [batch, heads, rows, block_d]."""
-    rows, columns = (tile.block_d, tile.block_m) if tile.dq_transposed else (tile.block_m, tile.block_d)
-    warps, width = tile.warps_m, tile.instr_n
-    parts = [rows // (16 * warps), width // 8, columns // width, warps, 8, 4, 2, 2]
-    row_parts, column_parts = [3, 6, 9, 7], [5, 4, 8, 10]
-    m_parts, d_parts = (column_parts, row_parts) if tile.dq_transposed else (row_parts, column_parts)
-    x = lowerings[aten.view.default](scratch, [batch, heads, n_q, *parts])
-    x = lowerings[aten.permute.default](x, [0, 1, 2, *m_parts, *d_parts])
-    return lowerings[aten.view.default](x, [batch, heads, n_q * tile.block_m, tile.block_d])
+def _scaled_dq(scratch: Any, tile: Tile, size: list[Any], dtype: torch.dtype, scale: float) -> Any:
+    """scale * scratch in `dtype`, [B, H, S_q, D]; scratch as the kernel's `to_accumulator_order` wrote it. Fuses with what follows.
+
+    By index and not by views, which would guard on whether there is one Q tile or more.
+    """
+    load = scratch.make_loader()
+    columns = tile.block_m if tile.dq_transposed else tile.block_d
+
+    def element(index: Any) -> Any:
+        b, h, m, d = index
+        i, m = FloorDiv(m, tile.block_m), ModularIndexing(m, 1, tile.block_m)
+        row, column = (d, m) if tile.dq_transposed else (m, d)
+        digits = [  # (position, how many there are), slowest first
+            (FloorDiv(row, 16 * tile.warps_m), None),
+            (ModularIndexing(column, 8, tile.instr_n // 8), tile.instr_n // 8),
+            (FloorDiv(column, tile.instr_n), columns // tile.instr_n),
+            (ModularIndexing(row, 16, tile.warps_m), tile.warps_m),
+            (ModularIndexing(row, 1, 8), 8),
+            (ModularIndexing(column, 2, 4), 4),
+            (ModularIndexing(row, 8, 2), 2),
+            (ModularIndexing(column, 1, 2), 2),
+        ]
+        place = sympy.Integer(0)
+        for digit, count in digits:
+            place = place * (count or 1) + digit
+        value = load([b * size[1] + h, i, place])
+        return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
+
+    return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)

@@ -24,7 +24,7 @@ def _declined(node: torch.fx.Node) -> Decision:
         op=str(node.target),
         device=str(query.device),
         dtype=DTYPES.get(query.dtype, str(query.dtype)),
-        mask="causal" if named["is_causal"] else "full",
+        mask=_mask(named),
         batch=batch,
         heads=heads,
         kv_heads=size_text(key.shape[1]),
@@ -33,6 +33,12 @@ def _declined(node: torch.fx.Node) -> Decision:
         head_dim=head_dim,
         reason=node.meta[DECLINED],
     )
+
+
+def _mask(named: dict[str, Any]) -> str:
+    if any(named.get(name) is not None for name in ("attn_mask", "attn_bias")):
+        return "given"
+    return "causal" if named["is_causal"] else "full"
 
 
 def _recording(stock: Any) -> Any:

@@ -15,6 +15,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     wrong = kinds & set(COMPILED) if interpreting else kinds & {INTERPRETED}
     if wrong:
         raise pytest.UsageError(
-            f"tests/{', tests/'.join(sorted(wrong))} cannot run with TRITON_INTERPRET={int(interpreting)}: run `make test`, which starts one "
-            "pytest per kind"
+            f"tests/{', tests/'.join(sorted(wrong))} cannot run with TRITON_INTERPRET={int(interpreting)}: "
+            "run `make test`, which starts one pytest per kind"
         )

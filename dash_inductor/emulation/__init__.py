@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ..import_hook import after_import
 from .patches import Patches
-from .session import ACTIVE, Emulation, Launch, Session
+from .session import ACTIVE, LAUNCHES, Emulation, Launch, Session
 
 __all__ = [
     "Emulation",
@@ -70,12 +70,12 @@ def settings() -> Emulation | None:
 
 
 def launches() -> list[Launch]:
-    """The last launches (at most 4096) of kernels that use atomics, oldest first."""
-    return list(Session.launches)
+    """The last launches (at most 1024) of kernels that use atomics, oldest first."""
+    return list(LAUNCHES)
 
 
 def clear_launches() -> None:
-    Session.launches.clear()
+    LAUNCHES.clear()
 
 
 def prepare_environment(seed: int = 0, *, sms: int = 6) -> None:

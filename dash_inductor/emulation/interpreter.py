@@ -24,7 +24,7 @@ from .interleaving import Index, Program, interleave
 from .libdevice import install_libdevice, torch_ufunc
 from .patches import Patches
 from .reductions import install_reductions
-from .session import ACTIVE, Session
+from .session import ACTIVE, LAUNCHES, Session
 
 __all__ = ["install_interpreter"]
 
@@ -39,6 +39,7 @@ def install_interpreter(patches: Patches) -> None:
     _fast_erf(patches)
     _no_overflow_checks(patches)
     _remembered_dtypes(patches)
+    _integer_of_one_element(patches)
     install_reductions(patches)
     install_libdevice(patches, libdevice)
 
@@ -76,7 +77,7 @@ class _Grid:
         stream = self.session.next_stream()
         launch = interleave(self.__name__, body, indices, turn, stream, self.session.emulation.resident)
         if len(launch.schedule) > launch.programs:
-            Session.launches.append(launch)
+            LAUNCHES.append(launch)
 
 
 def _interleave_launches(patches: Patches) -> None:
@@ -200,3 +201,14 @@ def _remembered_dtypes(patches: Patches) -> None:
         return known[dtype.name]
 
     patches.set(interpreter, "_get_np_dtype", get_np_dtype)
+
+
+def _integer_of_one_element(patches: Patches) -> None:
+    """Triton 3.6 says int(array), which numpy 2.4 refuses for its arrays of one element."""
+    stock = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        stock(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    patches.set(interpreter, "_patch_lang_tensor", patch_lang_tensor)

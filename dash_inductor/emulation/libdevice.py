@@ -103,7 +103,7 @@ def _missing(name: str) -> Callable[..., tl.tensor]:
 
 def install_libdevice(patches: Patches, module: ModuleType) -> None:
     """Replace every stub of `module`; those without a counterpart here raise instead of returning None."""
-    for name, stub in inspect.getmembers(module, inspect.isfunction):
+    for name, _ in inspect.getmembers(module, inspect.isfunction):
         if not name.startswith("_"):
             known = FUNCTIONS.get(name)
             patches.set(module, name, _missing(name) if known is None else _emulated(name, known))

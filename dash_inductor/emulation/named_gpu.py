@@ -33,8 +33,7 @@ def named_gpu(device_key: str) -> Iterator[NamedDevice]:
 
     if triton.knobs.runtime.interpret:
         raise RuntimeError(
-            "named_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: "
-            "generate code in a process without it"
+            "named_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: generate code in a process without it"
         )
     properties = _properties(gpu)
     interface = _interface(gpu, properties)

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["Emulation", "Launch", "Session"]
+__all__ = ["ACTIVE", "LAUNCHES", "Emulation", "Launch", "Session"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,6 @@ class Session:
     alone.
     """
 
-    launches: deque[Launch] = deque(maxlen=4096)
-
     def __init__(self, emulation: Emulation) -> None:
         self.emulation = emulation
         self.count = 0
@@ -69,3 +67,6 @@ class Session:
 
 ACTIVE: list[Session] = []
 """Innermost last."""
+
+LAUNCHES: deque[Launch] = deque(maxlen=1024)
+"""Of kernels that use atomics, oldest first."""

@@ -1,8 +1,8 @@
-"""Schedules of a deterministic attention backward: orders, placement, times and the choice among them. Imports no torch."""
+"""Schedules of a deterministic attention backward: orders, placement, times and the choice among them. No torch."""
 
 from .candidates import Shape
 from .checks import check, slack
-from .choice import Choice, choose, decode, symbolic_word
+from .choice import Choice, choose, symbolic_word
 from .costs import Costs
 from .costs import load as load_costs
 from .families import FAMILIES, Ascending, Descending, Schedule, Shift, make
@@ -12,6 +12,7 @@ from .replay import Replay, ScheduleError, replay
 from .symmetric import Symmetric
 from .table import pack, table_size
 from .times import INTEGER, Arithmetic
+from .word import decode
 
 __all__ = [
     "FAMILIES",

@@ -1,4 +1,4 @@
-"""What a choice is made among: for a shape, (family, roles, heads in flight) in a fixed order, each with its closed form.
+"""What a choice is made among: (family, roles, heads in flight) in a fixed order, each with its closed form.
 
 Everything here works on ints and on symbolic sizes alike (times.Arithmetic).
 """
@@ -16,7 +16,8 @@ from .times import Arithmetic, Integer, Time
 
 GUARANTEES = ("run", "device", "batch")
 HEADS_IN_FLIGHT = (1, 2, 4, 8, 16, 32)
-BYTES_PER_ELEMENT = 8  # what a head in flight keeps in L2 per row and head-dim entry: q and grad_out in 2 bytes, dq in 4
+# What a head in flight keeps in L2 per row and head-dim entry: q and grad_out in 2 bytes each, dq in 4.
+BYTES_PER_ELEMENT = 8
 UNKNOWN = Time(0, 1)  # no closed form
 
 
@@ -41,7 +42,10 @@ class Shape:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One possible decision; time.penalty > 0 where it does not apply or has no closed form. The default may come in several forms."""
+    """One possible decision; time.penalty > 0 where it does not apply or has no closed form.
+
+    The default may come in several forms.
+    """
 
     family: str
     roles: Integer
@@ -172,12 +176,11 @@ class Sizes:
         return [Candidate(family, roles, in_flight, stride, flag, Time(f.ns, f.penalty + penalty)) for f in forms]
 
 
-def candidates(
-    shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmetic, family: str = "auto"
-) -> list[Candidate]:
-    """The candidates in their fixed order, the default first; ValueError where the family cannot serve the mask or guarantee.
+def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmetic, family: str = "auto") -> list[Candidate]:
+    """The candidates in their fixed order, the default first.
 
-    A family that is forced has its own default first, then its own forms only.
+    A family that is forced has its own default first, then its own forms only. ValueError where it cannot serve the
+    mask or the guarantee.
     """
     problem = _impossible(shape.mask, guarantee, family)
     if problem:
@@ -212,5 +215,6 @@ def _impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
     if family == "symmetric" and mask == "full":
         return "family 'symmetric' serves causal masks only, this one is full: use shift or ascending"
     if guarantee != "run" and family not in ("auto", *MONO):
-        return f"family {family!r} adds in an order that depends on the SM count: guarantee {guarantee!r} needs ascending or descending"
+        reason = f"family {family!r} adds in an order that depends on the SM count"
+        return f"{reason}: guarantee {guarantee!r} needs ascending or descending"
     return None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from .families import Schedule
 from .plan import Plan
 from .replay import ScheduleError, replay
 
 
 def slack(schedule: Schedule) -> int | None:
-    """Smallest clock distance between consecutive contributors of a Q tile on different workers; None if there are none.
+    """Smallest clock distance between consecutive contributors of a Q tile on different workers; None without any.
 
     With slack s the schedule never stalls while a hop costs at most s steps (lam <= s * tau).
 
@@ -22,7 +24,7 @@ def slack(schedule: Schedule) -> int | None:
     smallest = None
     for i in range(g.n_q):
         line = sorted(g.contributors(i), key=lambda j: schedule.rank(i, j))
-        for before, after in zip(line, line[1:], strict=False):
+        for before, after in pairwise(line):
             if _worker(schedule, before) != _worker(schedule, after):
                 distance = schedule.clock(i, after) - schedule.clock(i, before)
                 smallest = distance if smallest is None else min(smallest, distance)
@@ -30,12 +32,12 @@ def slack(schedule: Schedule) -> int | None:
 
 
 def check(plan: Plan, resident: int | None = None) -> None:
-    """Raise ScheduleError unless every order is a permutation, nobody waits in a circle, and `resident` CTAs are enough."""
+    """Raise ScheduleError unless orders and ranks are permutations, waits are acyclic and `resident` is enough."""
     if resident is not None and plan.residency > resident:
         raise ScheduleError(f"{plan.schedule.name} needs {plan.residency} CTAs resident together, there are {resident}")
     _check_orders(plan.schedule)
-    # A worker runs its heads one after another and only chains of one head wait for each other: a cycle lies inside a head. Two heads
-    # in turn show both phases of boustrophedon.
+    # A worker runs its heads one after another and only chains of one head wait for each other: a cycle lies inside a
+    # head. Two heads in turn show both phases of boustrophedon.
     replay(Plan(plan.schedule, heads=min(2, plan.rounds), heads_in_flight=1), compute_ns=0, reduce_ns=0, sync_ns=0)
 
 

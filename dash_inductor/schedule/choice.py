@@ -1,6 +1,7 @@
-"""The choice of a schedule: the first minimum of weighted closed-form times, as a pure function of sizes and cost constants.
+"""The choice of a schedule: the first minimum of weighted closed-form times, a pure function of sizes and costs.
 
-One rule serves static shapes (choose, on ints) and dynamic ones (symbolic_word, on expressions), so that both take the same decision.
+One rule serves static shapes (choose, on ints) and dynamic ones (symbolic_word, on expressions), so that both take the
+same decision.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from .families import Schedule
 from .plan import Plan
 from .replay import replay
 from .times import INTEGER, Arithmetic, Integer
-from .word import decode
 
 DEFAULT_WEIGHT, OTHER_WEIGHT = 100, 102  # another than the default must be 2 % better
 INDEX_RANGE = 64  # at most as many candidates
@@ -27,7 +27,8 @@ REPLAY_STEPS = 20_000  # a forced family without a closed form is timed by repla
 class Choice:
     """What was resolved. time_ns is None when the family has no closed form here and is too large to replay.
 
-    candidates: (family, roles, heads in flight, time in ns or None where it does not apply), in the order of the choice.
+    candidates: (family, roles, heads in flight, time in ns or None where it does not apply), in the order of the
+    choice.
     """
 
     family: str
@@ -65,7 +66,7 @@ def choose(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "au
     found = candidates(shape, costs, guarantee, INTEGER, family)
     best = min(_keyed_word(index, candidate, INTEGER) for index, candidate in enumerate(found))
     index = (best >> word.WORD_BITS) % INDEX_RANGE
-    name, roles, in_flight, stride, boustrophedon = decode(best % 2**word.WORD_BITS)
+    name, roles, in_flight, stride, boustrophedon = word.decode(best % 2**word.WORD_BITS)
     time_ns = found[index].time.ns
     if found[index].time.penalty:
         plan = Plan(_schedule(shape, name, roles, stride, boustrophedon), shape.heads, in_flight, shape.group)
@@ -91,9 +92,10 @@ def symbolic_word(
     guarantee: str = "run",
     family: str = "auto",
 ) -> Integer:
-    """The decision of choose() as an expression in q_len, kv_len and heads; its value is a word (word.py), less than 2**47.
+    """The decision of choose() as an expression in q_len, kv_len and heads; its value is a word (word.py) below 2**47.
 
-    minimum takes all keys at once. Keys go beyond 64 bits before the final modulus: evaluate it in integers without bound, as Python does.
+    minimum takes all keys at once. Keys go beyond 64 bits before the final modulus: evaluate it in integers without
+    bound, as Python does.
     """
     shape = Shape(q_len, kv_len, heads, group, head_dim, block_m, block_n, mask)
     found = candidates(shape, costs, guarantee, arithmetic, family)
@@ -107,14 +109,15 @@ def symbolic_word(
 
 
 def _keyed_word(index: int, candidate: Candidate, ar: Arithmetic) -> Integer:
-    """The candidate's word below its key: weighted time, then position. Doubtful candidates come last, the default first among them."""
+    """The candidate's word below its key: weighted time, then position.
+
+    Doubtful candidates come last, the default first among them.
+    """
     time = candidate.time
     doubtful = 1 - ar.floor_div(1, 1 + time.penalty)  # 0 or 1
     doubt = doubtful * (DOUBT if index == 0 else 2 * DOUBT)
     key = (time.ns * (DEFAULT_WEIGHT if candidate.is_default else OTHER_WEIGHT) + doubt) * INDEX_RANGE + index
-    payload = word.encode(
-        candidate.family, candidate.roles, candidate.heads_in_flight, candidate.stride, candidate.boustrophedon
-    )
+    payload = word.encode(candidate.family, candidate.roles, candidate.heads_in_flight, candidate.stride, candidate.boustrophedon)
     return key * 2**word.WORD_BITS + payload
 
 

@@ -1,8 +1,9 @@
 """Visiting orders and ranks as integer formulas of (chain, step): the one place a table writer on a device mirrors.
 
-Every function uses nonnegative ints, +, -, *, //, %, min, max and selections only. Ranks are positions in the fixed order of additions
-into dq of one Q tile. Letters as in the design: n chains (KV tiles), n_q Q tiles, k Q tiles per KV tile on the diagonal, A roles; chain
-j is in pass p = j // A, role a = j % A, and `active` = min(A, n - p * A) roles have a chain in that pass.
+Every function uses nonnegative ints, +, -, *, //, %, min, max and selections only. Ranks are positions in the fixed
+order of additions into dq of one Q tile. Letters as in the design: n chains (KV tiles), n_q Q tiles, k Q tiles per KV
+tile on the diagonal, A roles; chain j is in pass p = j // A, role a = j % A, and `active` = min(A, n - p * A) roles
+have a chain in that pass.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ def ring_tile(a: int, t: int, stride: int, length: int) -> int:
 
 
 def ring_rank(a: int, t: int, stride: int, length: int, active: int) -> int:
-    """How many of the `active` roles of a ring reach ring_tile(a, t) before role a does. Needs stride * (active - 1) < length.
+    """How many of the `active` roles of a ring reach ring_tile(a, t) before role a; stride * (active - 1) < length.
 
-    A role a' > a is (a' - a) * stride steps ahead on the tiles and so came by that much earlier, if it had started before them; a role
-    a' < a comes later, unless it began beyond the point where role a has wrapped round to.
+    A role a' > a is (a' - a) * stride steps ahead on the tiles and so came by that much earlier, if it had started
+    before them; a role a' < a comes later, unless it began beyond the point where role a has wrapped round to.
     """
     ahead = min(active - 1 - a, t // stride)
     wrapped = stride * a + t - length  # tiles past the wrap; negative before it
@@ -49,7 +50,7 @@ def shift_step(j: int, t: int, n_q: int, n: int, roles: int, stride: int) -> tup
 
 
 def symmetric_step(j: int, t: int, n_q: int, n: int, k: int, roles: int) -> tuple[int, int]:
-    """(Q tile, rank) of step t of chain j under Symmetric where lo(j) = k * j and n_q > k * (n - 1) (Geometry.is_triangle).
+    """(Q tile, rank) of step t of chain j under Symmetric on a triangle: lo(j) = k * j and n_q > k * (n - 1).
 
     Roles take pairs (u, n - 1 - u); pass p covers the pairs first .. first + active - 1.
     """

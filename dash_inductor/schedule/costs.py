@@ -49,12 +49,11 @@ def known_devices() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")))
 
 
-def load(
-    device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | None = None, ctas_per_sm: int = 1
-) -> Costs:
+def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | None = None, ctas_per_sm: int = 1) -> Costs:
     """Costs of a device by name, for one tile size and padded head dim.
 
-    sms overrides the number of the file: a real GPU tells its own (PCIe card, MIG slice). An unknown device raises ValueError.
+    sms overrides the number of the file: a real GPU tells its own (PCIe card, MIG slice). An unknown device raises
+    ValueError.
 
     >>> load("h100", block_m=64, block_n=128, head_dim=128).step_ns
     3146

@@ -1,8 +1,8 @@
 """The schedule families: for each chain the order of its Q tiles, for each Q tile the order of its additions.
 
-A schedule spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Its virtual clock increases along every role, and
-rank is the order of (clock, role) among the contributors of a tile: that makes every family acyclic, whatever the clock
-(schedules.md, section 2; the names are those of DASH, arXiv 2601.21824).
+A schedule spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Its virtual clock increases along
+every role, and rank is the order of (clock, role) among the contributors of a tile: that makes every family acyclic,
+whatever the clock (schedules.md, section 2; the names are those of DASH, arXiv 2601.21824).
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Ascending(RoundRobin):
 
 @dataclass(frozen=True)
 class Descending(RoundRobin):
-    """Every chain visits its Q tiles downwards, and tiles add up in the order of j. For causal masks, which all chains see the end of.
+    """Every chain visits its Q tiles downwards, and tiles add up in the order of j. For causal masks.
 
     >>> s = Descending(Geometry(6, 6, 1, 2, "causal_top_left"), roles=2, boustrophedon=True)
     >>> [s.order(j) for j in range(3)]
@@ -128,9 +128,9 @@ class Descending(RoundRobin):
 
 @dataclass(frozen=True)
 class Shift(RoundRobin):
-    """Role a starts `stride` tiles after role a - 1, so that no two roles want a tile within `stride` steps. For the full mask.
+    """Role a starts `stride` tiles after role a - 1, so that no two want a tile within `stride` steps.
 
-    Needs n_q >= roles. stride defaults to the largest, n_q // roles.
+    For the full mask; needs n_q >= roles. stride defaults to the largest, n_q // roles.
 
     >>> s = Shift(Geometry(6, 6, 1, 2, "full"), roles=3)
     >>> s.stride, [s.order(j) for j in range(3)]
@@ -173,10 +173,8 @@ class Shift(RoundRobin):
         return (i - self.stride * a) % self.geometry.n_q
 
 
-def make(
-    family: str, geometry: Geometry, roles: int, *, stride: int | None = None, boustrophedon: bool = False
-) -> Schedule:
-    """The schedule of a family by name; ValueError when the family does not exist or does not take the argument or the mask."""
+def make(family: str, geometry: Geometry, roles: int, *, stride: int | None = None, boustrophedon: bool = False) -> Schedule:
+    """The schedule of a family by name; ValueError when there is none, or it does not take the argument or mask."""
     from .symmetric import Symmetric
 
     if family not in FAMILIES:

@@ -1,7 +1,7 @@
 """The grid of one attention head: which Q tiles each KV tile may see.
 
-Q tile i holds rows [i * block_m, (i + 1) * block_m), KV tile j columns [j * block_n, (j + 1) * block_n). Every mask here is a staircase:
-KV tile j sees the Q tiles lo(j) <= i < hi(j), and lo never decreases with j.
+Q tile i holds rows [i * block_m, (i + 1) * block_m), KV tile j columns [j * block_n, (j + 1) * block_n). Every mask
+here is a staircase: KV tile j sees the Q tiles lo(j) <= i < hi(j), and lo never decreases with j.
 """
 
 from __future__ import annotations

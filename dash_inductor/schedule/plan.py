@@ -10,10 +10,11 @@ from .families import MONO, Schedule
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule placed for `heads` kv heads (batch included), `heads_in_flight` at a time, `group` query heads per kv head.
+    """A schedule placed for `heads` kv heads (batch included), `heads_in_flight` of them at a time.
 
-    Worker w has head slot w // roles and role w % roles; it runs heads slot, slot + heads_in_flight, ... and all passes of each. With
-    boustrophedon, roles are mirrored in odd rounds (head round * passes + pass): who had the longest chain then has the shortest.
+    group is the number of query heads per kv head, the innermost loop of a step. Worker w has head slot w // roles and
+    role w % roles; it runs heads slot, slot + heads_in_flight, ... and all passes of each. With boustrophedon, roles
+    are mirrored in odd rounds (head round * passes + pass): who had the longest chain then has the shortest.
 
     >>> from .geometry import Geometry
     >>> from .families import Descending
@@ -62,9 +63,10 @@ class Plan:
 
     @property
     def residency(self) -> int:
-        """CTAs that must be resident together for the plan to end: the roles of one head, or 1 where a chain waits for earlier tickets only.
+        """CTAs that must be resident together for the plan to end.
 
-        Tickets are taken in order, so that the CTAs of one head slot come together; more than `residency` launched CTAs just queue.
+        The roles of one head, or 1 where a chain waits for chains of earlier tickets only.
+        Tickets are taken in order, so that the CTAs of one head slot come together.
         """
         return 1 if self._one_mono_pass else self.schedule.roles
 

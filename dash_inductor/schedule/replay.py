@@ -49,10 +49,11 @@ class Step(NamedTuple):
 
 
 def replay(plan: Plan, *, compute_ns: int, reduce_ns: int, sync_ns: int) -> Replay:
-    """Run the plan: each step computes, waits for the previous rank of its tile (sync_ns more from another worker) and reduces.
+    """Run the plan: each step computes, waits for the previous rank of its tile, and reduces.
 
-    A step of the design takes tau = compute_ns + reduce_ns, a hop lam = reduce_ns + sync_ns. Query heads of a group are the innermost
-    loop. Raises ScheduleError naming the cycle if workers wait for each other. O(steps).
+    The wait ends when the previous rank was reduced, sync_ns later if that was on another worker. A step of the design
+    takes tau = compute_ns + reduce_ns, a hop lam = reduce_ns + sync_ns. Query heads of a group are the innermost loop.
+    Raises ScheduleError naming the cycle if workers wait for each other. O(steps).
 
     >>> from .geometry import Geometry
     >>> from .families import Ascending
@@ -113,8 +114,8 @@ def _describe_deadlock(plan: Plan, stuck: dict[int, tuple[Step, int]], parts: di
         step, rank = stuck[worker]
         have = parts.get(step.semaphore, 0)
         missing = [j for j in schedule.geometry.contributors(step.i) if schedule.rank(step.i, j) == have]
-        if have > rank or len(missing) != 1:
-            return f"deadlock: worker {worker} waits at {step} for rank {rank}, which does not come: {have} parts are added"
+        if len(missing) != 1:
+            return f"deadlock: worker {worker} at {step} waits for rank {rank}, which does not come: {have} are added"
         cause = Step(step.head, step.g, step.i, missing[0])
         lines.append(f"worker {worker} at {step} waits for {cause}")
         worker = owner[step.head, missing[0]]

@@ -1,4 +1,4 @@
-"""The symmetric family: a long chain and a short one make a pair, and all pairs of a causal triangle are equally long."""
+"""The symmetric family: a long chain and a short one make a pair; all pairs of a causal triangle are equally long."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .geometry import Geometry
 
 @dataclass(frozen=True)
 class Symmetric:
-    """Roles take pairs of chains (u, n_kv - 1 - u); the middle chain of an odd n_kv is alone. For causal masks.
+    """Roles take pairs of chains (u, n_kv - 1 - u), an odd n_kv's middle chain alone. For causal masks.
 
-    The big chains of a pass first go round the rectangle of tiles that they all see, as a ring, then up their own part below it; then the
-    small chains go down. The step on the worker, through both chains and all passes, is the clock.
+    The big chains of a pass first go round the rectangle of tiles that they all see, as a ring, then up their own part
+    below it; then the small chains go down. The step on the worker, through both chains and all passes, is the clock.
 
     >>> s = Symmetric(Geometry(6, 6, 1, 2, "causal_top_left"), roles=2)
     >>> s.slots
@@ -48,7 +48,8 @@ class Symmetric:
 
     @property
     def slots(self) -> tuple[tuple[int, ...], ...]:
-        """Chain of each (slot, role); slot 2p holds the big chains of pass p, slot 2p + 1 the small ones; -1 for none."""
+        """Chain of each (slot, role); slot 2p holds the big chains of pass p, slot 2p + 1 the small ones; -1 for
+        none."""
         n, rows = self.geometry.n_kv, []
         for first in range(0, self.pairs, self.roles):
             units = range(first, first + self.roles)
@@ -96,8 +97,11 @@ class Symmetric:
     def _ranks(self) -> dict[tuple[int, int], int]:
         g = self.geometry
         if g.is_triangle:
-            pairs = [(j, closed_forms.symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, self.roles)) for j in range(g.n_kv)
-                     for t in range(g.steps(j))]
+            pairs = [
+                (j, closed_forms.symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, self.roles))
+                for j in range(g.n_kv)
+                for t in range(g.steps(j))
+            ]
             return {(i, j): rank for j, (i, rank) in pairs}
         return self.ranks_by_clock()
 

@@ -1,10 +1,11 @@
 """A schedule as the flat int32 table that the kernel reads.
 
-    [0] roles  [1] heads in flight  [2] slots  [3] 1 if boustrophedon  [4] n_kv  [5] steps: row length, the longest chain, at least 1
-    [6] 0  [7] 0
-    slots * roles   chain of (slot, role), row-major by slot, -1 for none
-    n_kv            number of steps of chain j
-    n_kv * steps    Q tile | rank << 16 of step t of chain j, 0 past the chain's end
+[0] roles  [1] heads in flight  [2] slots  [3] 1 if boustrophedon  [4] n_kv  [5] steps  [6] 0  [7] 0
+slots * roles   chain of (slot, role), row-major by slot, -1 for none
+n_kv            number of steps of chain j
+n_kv * steps    Q tile | rank << 16 of step t of chain j, 0 past the chain's end
+
+steps is the length of a row: that of the longest chain, at least 1.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ def table_size(n_q: int, n_kv: int, roles: int, *, symmetric: bool = False) -> i
     >>> table_size(n_q=6, n_kv=3, roles=2)
     33
     """
-    slots = 2 * -(-(-(-n_kv // 2)) // roles) if symmetric else -(-n_kv // roles)
+    pairs = (n_kv + 1) // 2
+    slots = 2 * -(-pairs // roles) if symmetric else -(-n_kv // roles)
     return HEADER + slots * roles + n_kv + n_kv * max(1, n_q)
 
 
@@ -52,6 +54,6 @@ def pack(schedule: Schedule, heads_in_flight: int) -> list[int]:
         table += row
     table += lengths
     for j in range(g.n_kv):
-        row = [i | schedule.rank(i, j) << 16 for i in schedule.order(j)]
-        table += row + [0] * (steps - len(row))
+        entries = [i | schedule.rank(i, j) << 16 for i in schedule.order(j)]
+        table += entries + [0] * (steps - len(entries))
     return table

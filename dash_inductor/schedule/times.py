@@ -1,11 +1,12 @@
 """Exact times of the families in closed form (schedules.md, section 3).
 
-Each form is one definition for ints and for symbolic expressions: sizes come in as either, and what Python's operators do not give comes
-from an Arithmetic. Letters: n_q Q tiles, n KV tiles, k Q tiles per KV tile on the diagonal, heads kv heads; roles and in_flight are A
-and G; tau and lam are ns per step and per hop, ints (under GQA tau is that of the whole group, since query heads are innermost).
+Each form is one definition for ints and for symbolic expressions: sizes come in as either, and what Python's operators
+do not give comes from an Arithmetic. Letters: n_q Q tiles, n KV tiles, k Q tiles per KV tile on the diagonal, heads kv
+heads; roles and in_flight are A and G; tau and lam are ns per step and per hop, ints (under GQA tau is that of the
+whole group, since query heads are innermost).
 
-A form is exact, or where said an upper bound, if its penalty is 0; otherwise the penalty is 1 or more and the time means nothing. Penalties
-are sums of floor_div and mod: floor_div(a, b + 1) is 0 just if a <= b, for a, b >= 0.
+A form is exact, or where said an upper bound, if its penalty is 0; otherwise the penalty is 1 or more and the time
+means nothing. Penalties are sums of floor_div and mod: floor_div(a, b + 1) is 0 just if a <= b, for a, b >= 0.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ Integer = Any  # an int or a symbolic integer
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """The operations of the closed forms on nonnegative integers; max and min take any number of arguments, at least two."""
+    """The operations of the closed forms on nonnegative integers; max and min take any number of arguments, at least
+    two."""
 
     ceil_div: Callable[..., Integer]
     floor_div: Callable[..., Integer]
@@ -28,9 +30,7 @@ class Arithmetic:
     min: Callable[..., Integer]
 
 
-INTEGER = Arithmetic(
-    ceil_div=lambda a, b: -(-a // b), floor_div=lambda a, b: a // b, mod=lambda a, b: a % b, max=max, min=min
-)
+INTEGER = Arithmetic(ceil_div=lambda a, b: -(-a // b), floor_div=lambda a, b: a // b, mod=lambda a, b: a % b, max=max, min=min)
 
 
 class Time(NamedTuple):
@@ -43,10 +43,10 @@ class Time(NamedTuple):
 def full_mono(
     n_q: Integer, n: Integer, heads: Integer, roles: Integer, in_flight: Integer, tau: int, lam: int, ar: Arithmetic
 ) -> Time:
-    """Ascending or descending, full mask: exact if roles divides n, else an upper bound.
+    """Ascending or descending, full mask: exact if roles divides n and roles > 1, else an upper bound.
 
-    A pass takes a sweep of its tiles, or one turn round the ring of roles if that is longer, except for the last of a head: the next head
-    waits for nobody.
+    A pass takes a sweep of its tiles, or one turn round the ring of roles if that is longer, except for the last of a
+    head: the next head waits for nobody.
 
     >>> full_mono(6, 3, 1, 3, 1, 10, 4, INTEGER)
     Time(ns=68, penalty=0)
@@ -85,7 +85,15 @@ def triangle_penalty(n_q: Integer, n: Integer, k: int, ar: Arithmetic) -> Intege
 
 
 def causal_mono(
-    n_q: Integer, n: Integer, k: int, heads: Integer, roles: Integer, in_flight: Integer, tau: int, lam: int, ar: Arithmetic
+    n_q: Integer,
+    n: Integer,
+    k: int,
+    heads: Integer,
+    roles: Integer,
+    in_flight: Integer,
+    tau: int,
+    lam: int,
+    ar: Arithmetic,
 ) -> Time:
     """Descending with boustrophedon on a triangle: exact if 2 * roles divides n and lam <= k * tau.
 
@@ -100,9 +108,19 @@ def causal_mono(
 
 
 def causal_mono_single(
-    n_q: Integer, n: Integer, k: int, heads: Integer, roles: Integer, in_flight: Integer, tau: int, lam: int, ar: Arithmetic
+    n_q: Integer,
+    n: Integer,
+    k: int,
+    heads: Integer,
+    roles: Integer,
+    in_flight: Integer,
+    tau: int,
+    lam: int,
+    ar: Arithmetic,
 ) -> Time:
-    """Descending on a triangle, all heads in flight and a CTA per chain: exact if lam <= k * tau; the first chain is the longest path.
+    """Descending on a triangle, all heads in flight, a CTA per chain: exact if lam <= k * tau.
+
+    The first chain is the longest path.
 
     >>> causal_mono_single(6, 3, 2, 2, 3, 2, 10, 4, INTEGER)
     Time(ns=60, penalty=0)
@@ -120,7 +138,15 @@ def causal_alone(n_q: Integer, n: Integer, k: int, heads: Integer, in_flight: In
 
 
 def causal_symmetric(
-    n_q: Integer, n: Integer, k: int, heads: Integer, roles: Integer, in_flight: Integer, tau: int, lam: int, ar: Arithmetic
+    n_q: Integer,
+    n: Integer,
+    k: int,
+    heads: Integer,
+    roles: Integer,
+    in_flight: Integer,
+    tau: int,
+    lam: int,
+    ar: Arithmetic,
 ) -> Time:
     """Symmetric on a triangle, lam <= tau: exact for an even n, an upper bound for an odd one.
 

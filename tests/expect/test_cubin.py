@@ -14,7 +14,16 @@ POINTERS = {"x": "*bf16", "y": "*bf16", "out": "*fp32", "counter": "*i32", "step
 
 @triton.jit
 def matmul(
-    x, y, out, counter, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ATOMIC: tl.constexpr, WHERE: tl.constexpr
+    x,
+    y,
+    out,
+    counter,
+    steps,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    ATOMIC: tl.constexpr,
+    WHERE: tl.constexpr,
 ):
     """A matmul whose loop also does what ATOMIC says, WHERE: in the loop, before it, or in a loop without matmuls."""
     rows = tl.arange(0, M)
@@ -105,7 +114,7 @@ def test_as_dict_names_every_figure():
 
 
 def sass(*lines: str) -> str:
-    return "\n".join(f"        /*{16 * i:04x}*/    {line} ;    /* 0x0123456789abcdef */" for i, line in enumerate(lines))
+    return "\n".join(f"        /*{16 * i:04x}*/    {line} ; /* 0x00000000000c7947 */" for i, line in enumerate(lines))
 
 
 def addresses(text: str) -> list[int]:
@@ -156,6 +165,31 @@ def test_reconvergence():
     assert addresses(text) == [0, 1, 2, 3, 4]
     far = sass("BSSY B0, 0x50", "HMMA R4", "BSYNC B0", "EXIT", "EXIT", "@P1 BRA 0x0", "EXIT")
     assert addresses(far) == [0, 1, 2, 5]
+
+
+def test_the_loop_with_most_matmuls():
+    """Peeled iterations before the main loop, more than it holds itself, and a remainder loop after it."""
+    text = sass(
+        *["UTCHMMA tmem[UR1]"] * 4,
+        "FADD R1, R1, R2",  # 4: main loop
+        "@P1 ELECT P2, URZ, PT",  # Blackwell issues a matmul for one lane at a time
+        "UTCHMMA tmem[UR1]",
+        "@P1 BRA.U.ANY 0x50",
+        "UTCHMMA tmem[UR1]",
+        "@P0 BRA 0x40",
+        "UTCHMMA tmem[UR1]",  # 10: remainder
+        "@P0 BRA 0xa0",
+        "@P0 BRA 0x0",
+        "EXIT",
+    )
+    assert addresses(text) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_branch_with_its_condition_among_the_operands():
+    text = sass("HMMA R4", "BRA P1, 0x40", "FADD R1", "FADD R2", "@P0 BRA 0x0", "EXIT")
+    assert addresses(text) == [0, 1, 2, 3, 4]
+    always = sass("HMMA R4", "@PT BRA 0x40", "FADD R1", "FADD R2", "@P0 BRA 0x0", "EXIT")
+    assert addresses(always) == [0, 1, 4]
 
 
 def test_no_loop():

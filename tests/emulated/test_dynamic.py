@@ -1,0 +1,119 @@
+"""Lengths known only at run time: one graph for all, with the choice, the table and the bits of a static graph of each length."""
+
+import random
+
+import pytest
+import torch
+from attention import OP, assert_as_good_as_stock, attention, captured_tables, compiled, gradients, qkv, rewritten
+from torch._dynamo import config as dynamo_config
+
+from dash_inductor import enabled
+from dash_inductor.emulation import emulate
+from dash_inductor.schedule import pack
+from dash_inductor.target import plan_for, shape_of, target_of, tile_of
+
+pytestmark = pytest.mark.usefixtures("rewriting")
+
+FULL, CAUSAL, LOWER_RIGHT = "full", "causal_top_left", "causal_bottom_right"
+CPU = torch.device("cpu")
+
+
+def chosen_table(mask, batch, kv_heads, group, q_len, kv_len, head_dim=16):
+    """The table of a static graph of these sizes, under the settings and the emulation in force."""
+    tile = tile_of(target_of(CPU), torch.float32, head_dim)
+    shape = shape_of(tile, q_len=q_len, kv_len=kv_len, heads=batch * kv_heads, group=group, mask=mask)
+    plan, _ = plan_for(target_of(CPU), tile, shape)
+    return pack(plan.schedule, plan.heads_in_flight)
+
+
+LENGTHS = {
+    CAUSAL: [(n, n) for n in (53, 16, 130, 224, 64, 100)],
+    FULL: [(53, 130), (16, 40), (130, 53), (70, 224), (64, 64), (33, 100)],
+}
+
+
+@pytest.mark.parametrize("mask", [CAUSAL, FULL])
+def test_six_lengths_through_one_graph(mask):
+    """Automatic dynamic shapes: the second length recompiles and no other; a length's bits are those of a graph of its own."""
+    function = attention(causal=mask == CAUSAL)
+
+    def step(compiled_function, q_len, kv_len):
+        *inputs, grad_out = qkv(1, 2, q_len, kv_len, 16)
+        return gradients(compiled_function, inputs, grad_out)
+
+    def lengths_of_one_graph(order):
+        automatic = compiled(function, dynamic=None)
+        for sizes in order[:2]:
+            step(automatic, *sizes)
+        with dynamo_config.patch(error_on_recompile=True), captured_tables() as tables:
+            grads = {sizes: step(automatic, *sizes) for sizes in order}
+        return grads, dict(zip(order, tables, strict=True))
+
+    with emulate():
+        order = LENGTHS[mask]
+        dynamic, tables = lengths_of_one_graph(order)
+        assert rewritten() == 2
+        for sizes in order:
+            table = chosen_table(mask, 1, 2, 1, *sizes)
+            assert tables[sizes][: len(table)] == table
+            *inputs, grad_out = qkv(1, 2, *sizes, 16)
+            stock = gradients(function, inputs, grad_out)
+            reference = gradients(function, [x.double() for x in inputs], grad_out.double())
+            assert_as_good_as_stock(dynamic[sizes], stock, reference)
+        # Whichever came first.
+        _, others = lengths_of_one_graph(order[::-1])
+        for sizes in order:
+            table = chosen_table(mask, 1, 2, 1, *sizes)
+            assert others[sizes][: len(table)] == table
+        for sizes in order[:3]:
+            static = step(compiled(function, dynamic=False), *sizes)
+            assert all(torch.equal(a, b) for a, b in zip(dynamic[sizes], static, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "mask", "sms", "head_dim", "group"),
+    [
+        ({}, FULL, 6, 16, 1),
+        ({}, FULL, 132, 128, 4),
+        ({}, CAUSAL, 6, 16, 1),
+        ({}, CAUSAL, 132, 128, 4),
+        ({}, LOWER_RIGHT, 11, 16, 2),
+        ({"guarantee": "device"}, CAUSAL, 6, 16, 1),
+        ({"guarantee": "batch"}, FULL, 7, 16, 1),
+        ({"schedule": "ascending"}, FULL, 5, 16, 1),
+        ({"schedule": "ascending"}, CAUSAL, 5, 16, 1),
+        ({"schedule": "descending"}, FULL, 3, 16, 2),
+        ({"schedule": "descending"}, CAUSAL, 24, 16, 1),
+        ({"schedule": "shift"}, FULL, 24, 16, 1),
+        ({"schedule": "symmetric"}, CAUSAL, 13, 16, 1),
+        ({"launch": "chained"}, FULL, 6, 16, 1),
+        ({"launch": "chained", "schedule": "ascending"}, CAUSAL, 6, 16, 1),
+        ({"launch": "chained"}, CAUSAL, 6, 16, 2),
+    ],
+)
+def test_the_table_is_that_of_a_static_graph(settings, mask, sms, head_dim, group):
+    """One graph with dynamic batch and lengths writes the table that each size would have had as a constant."""
+    draw = random.Random(f"{settings}{mask}")
+
+    def draw_sizes():
+        q_len, kv_len = (draw.choice([draw.randint(2, 40), draw.randint(2, 400), draw.randint(2, 1500)]) for _ in range(2))
+        return draw.randint(2, 5), q_len, kv_len if mask == FULL else q_len
+
+    def call(function, batch, q_len, kv_len):
+        query = torch.empty(batch, 2 * group, q_len, head_dim)
+        key = torch.empty(batch, 2, kv_len, head_dim)
+        function(query, query, key, key, query, torch.empty(batch, 2 * group, q_len))
+
+    families = set()
+    with enabled(**settings), emulate(sms=sms):
+        function = compiled(lambda *args: OP(*args, mask=mask), dynamic=True)
+        with captured_tables(alone=True) as tables:
+            call(function, 3, 100, 90 if mask == FULL else 100)
+            with dynamo_config.patch(error_on_recompile=True):
+                for _ in range(40):
+                    batch, q_len, kv_len = draw_sizes()
+                    call(function, batch, q_len, kv_len)
+                    table = chosen_table(mask, batch, 2, group, q_len, kv_len, head_dim)
+                    assert tables[-1][: len(table)] == table, (batch, q_len, kv_len)
+                    families.add(tuple(table[:4]))
+    assert len(families) > 3

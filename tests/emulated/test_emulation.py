@@ -1,0 +1,529 @@
+"""Emulation itself: interleaving, deadlocks, residency, the interpreter's repairs, Inductor's kernels. Needs TRITON_INTERPRET=1."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch._inductor import utils as inductor_utils
+from torch._inductor.runtime import triton_helpers, triton_heuristics
+from triton.language.extra import libdevice
+from triton.runtime import interpreter
+
+from dash_inductor import emulation
+from dash_inductor.emulation import emulate
+from dash_inductor.emulation.deadlock import DeadlockError
+
+ROOT = Path(__file__).resolve().parents[2]
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    """Blocks and models are small, and waking a second thread takes milliseconds on busy cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    emulation.clear_launches()
+    yield
+    assert not emulation.active()
+
+
+# Programs that add to one sum in the order of their ranks; program i has rank n - 1 - i, so that each waits for later ones.
+
+
+@triton.jit
+def add_in_order(TOTAL, SEMAPHORE, TICKET, n, TICKETED: tl.constexpr, RELEASE_FIRST: tl.constexpr):
+    rank = n - 1 - tl.program_id(0)
+    if TICKETED:
+        rank = tl.atomic_add(TICKET, 1)
+    while tl.atomic_cas(SEMAPHORE, rank, rank, sem="acquire") != rank:
+        pass
+    total = tl.load(TOTAL)
+    if RELEASE_FIRST:
+        tl.atomic_add(SEMAPHORE, 1, sem="release")
+        tl.store(TOTAL, total * 1.25 + rank)
+    else:
+        tl.store(TOTAL, total * 1.25 + rank)
+        tl.atomic_add(SEMAPHORE, 1, sem="release")
+
+
+def run_add_in_order(n=6, ticketed=False, release_first=False):
+    total, semaphore, ticket = torch.ones(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    add_in_order[(n,)](total, semaphore, ticket, n, ticketed, release_first)
+    return total.item()
+
+
+def added_in_order(n=6):
+    total = 1.0
+    for rank in range(n):
+        total = total * 1.25 + rank
+    return total
+
+
+def test_every_interleaving_gives_the_same_bits():
+    schedules = set()
+    for seed in range(20):
+        with emulate(seed=seed):
+            assert run_add_in_order() == torch.tensor(added_in_order(), dtype=torch.float32).item()
+        (launch,) = emulation.launches()
+        assert (launch.kernel, launch.programs, launch.waits + launch.satisfied) == ("add_in_order", 6, 6)
+        assert launch.switches > 6
+        schedules.add(launch.schedule)
+        emulation.clear_launches()
+    assert len(schedules) == 20
+
+
+def test_waits_are_counted_apart_from_those_satisfied_at_once():
+    waits = []
+    for seed in range(20):
+        with emulate(seed=seed):
+            run_add_in_order()
+        waits.append(emulation.launches()[-1].waits)
+    assert max(waits) == 5  # rank 0 never waits
+    assert min(waits) < 5
+
+
+def test_a_store_after_its_release_is_found():
+    """A turn is given away after an atomic too: a release that comes too early must not hide behind its store."""
+    results = set()
+    for seed in range(10):
+        with emulate(seed=seed):
+            results.add(run_add_in_order(release_first=True))
+    assert len(results) > 1
+
+
+def test_one_seed_gives_one_sequence_of_interleavings():
+    def schedules(seed):
+        emulation.clear_launches()
+        with emulate(seed=seed):
+            run_add_in_order()
+            run_add_in_order()
+        return [launch.schedule for launch in emulation.launches()]
+
+    assert schedules(7) == schedules(7)
+    assert schedules(7)[0] != schedules(7)[1]
+    assert schedules(7) != schedules(8)
+
+
+@triton.jit
+def wait_in_a_ring(SEMAPHORES, n):
+    i = tl.program_id(0)
+    if i < 3:
+        while tl.atomic_cas(SEMAPHORES + i, 1, 1, sem="acquire") != 1:
+            pass
+    tl.atomic_add(SEMAPHORES + (i + 1) % n, 1, sem="release")
+
+
+def test_a_deadlock_names_the_cycle():
+    with emulate(seed=1), pytest.raises(DeadlockError) as error:
+        wait_in_a_ring[(3,)](torch.zeros(3, dtype=torch.int32), 3)
+    message = str(error.value)
+    assert "deadlock in wait_in_a_ring: 3 of 3 programs wait" in message
+    assert "program 1 waits for semaphore +1: it is 0, wanted 1; program 0 would release it" in message
+    assert "cycle: 0 -> 2 -> 1 -> 0" in message
+    with emulate(seed=1):  # the next launch is not disturbed
+        assert run_add_in_order() == torch.tensor(added_in_order(), dtype=torch.float32).item()
+
+
+@triton.jit
+def ranks_with_a_gap(SEMAPHORE):
+    rank = tl.program_id(0) * 2  # 0, 2: nobody has rank 1
+    while tl.atomic_cas(SEMAPHORE, rank, rank, sem="acquire") != rank:
+        pass
+    tl.atomic_add(SEMAPHORE, 1, sem="release")
+
+
+def test_a_missing_rank_is_a_deadlock_without_a_cycle():
+    with emulate(), pytest.raises(DeadlockError, match="it is 1, wanted 2; program 1 would release it"):
+        ranks_with_a_gap[(2,)](torch.zeros(1, dtype=torch.int32))
+
+
+@triton.jit
+def wait_for_nobody(SEMAPHORE):
+    while tl.atomic_cas(SEMAPHORE, 3, 3, sem="acquire") != 3:
+        pass
+
+
+def test_a_wait_that_nobody_would_end():
+    with emulate(), pytest.raises(DeadlockError, match=r"nobody would release it\nchain: 0 \(nobody to release it\)"):
+        wait_for_nobody[(1,)](torch.zeros(1, dtype=torch.int32))
+
+
+def test_one_resident_program_cannot_wait_for_one_that_has_not_started():
+    deadlocks = 0
+    for seed in range(5):
+        with emulate(seed=seed, resident=1):
+            try:
+                run_add_in_order()
+            except DeadlockError as error:
+                deadlocks += 1
+                assert "not started (resident=1)" in str(error)
+                assert "(not started)" in str(error).splitlines()[-1]
+            assert run_add_in_order(ticketed=True) == torch.tensor(added_in_order(), dtype=torch.float32).item()
+    assert deadlocks == 5
+
+
+def test_more_resident_programs_than_one_interleave():
+    for resident in (2, 3):
+        with emulate(seed=resident, resident=resident):
+            run_add_in_order(n=12, ticketed=True)
+        schedule = emulation.launches()[-1].schedule
+        alive = most = 0
+        for at, program in enumerate(schedule):
+            alive += program not in schedule[:at]
+            most = max(most, alive)
+            alive -= program not in schedule[at + 1 :]
+        assert most == resident
+
+
+@triton.jit
+def atomic_read(SEEN, VALUE):
+    tl.store(SEEN + tl.program_id(0), tl.atomic_cas(VALUE, 0, 0))
+
+
+def test_an_atomic_read_by_compare_and_swap_does_not_block():
+    seen = torch.zeros(3, dtype=torch.int32)
+    with emulate():
+        atomic_read[(3,)](seen, torch.full((1,), 5, dtype=torch.int32))
+    assert seen.tolist() == [5, 5, 5]
+
+
+# What the interpreter gets wrong or has not at all.
+
+
+@triton.jit
+def reduce_rows(X, OUT, INDEX, N: tl.constexpr, WHAT: tl.constexpr):
+    row = tl.arange(0, 4)[:, None]
+    column = tl.arange(0, N)[None, :]
+    x = tl.load(X + row * N + column)
+    if WHAT == "max2":
+        tl.store(OUT + tl.arange(0, 4), triton_helpers.max2(x, 1))
+    elif WHAT == "min2":
+        tl.store(OUT + tl.arange(0, 4), triton_helpers.min2(x, 1))
+    elif WHAT == "prod":
+        tl.store(OUT + tl.arange(0, 4), triton_helpers.prod(x, 1))
+    elif WHAT == "any":
+        tl.store(OUT + tl.arange(0, 4), triton_helpers.any(x > 0, 1).to(tl.float32))
+    elif WHAT == "welford":
+        mean, m2, weight = triton_helpers.welford(x, x * 0, x * 0 + 1, 1)
+        tl.store(OUT + tl.arange(0, 4), mean + m2 + weight)
+    elif WHAT == "cumulative max":
+        scanned = tl.associative_scan(x, 1, triton_helpers.maximum)
+        tl.store(OUT + row * N + column, scanned)
+    else:
+        index = tl.broadcast_to(column, (4, N))
+        if WHAT == "max_with_index":
+            value, index = triton_helpers.max_with_index(x, index, 1)
+        else:
+            value, index = triton_helpers.min_with_index(x, index, 1)
+        tl.store(OUT + tl.arange(0, 4), value)
+        tl.store(INDEX + tl.arange(0, 4), index)
+
+
+@pytest.mark.parametrize("what", ["max2", "min2", "prod", "any", "welford", "max_with_index", "min_with_index", "cumulative max"])
+def test_fast_reductions_equal_the_stock_ones(what):
+    n = 8
+    x = torch.randint(-3, 4, (4, n), generator=torch.Generator().manual_seed(0)).float()  # many ties
+    x[1, 2] = x[1, 5] = NAN
+    x[2, 3], x[2, 4] = INF, -INF
+    x[3] = -1.0
+
+    def run():
+        out, index = torch.zeros(4, n), torch.zeros(4, dtype=torch.int32)
+        reduce_rows[(1,)](x, out, index, n, what)
+        return out, index
+
+    stock = run()
+    with emulate():
+        fast = run()
+    if what == "welford":  # another order of the same sum
+        torch.testing.assert_close(fast[0], stock[0], rtol=1e-6, atol=0, equal_nan=True)
+    else:
+        torch.testing.assert_close(fast, stock, rtol=0, atol=0, equal_nan=True)
+    if what in ("max2", "min2"):
+        assert fast[0].view(-1)[1].isnan()
+    if what.endswith("with_index"):
+        assert fast[1][1] == 2
+
+
+@triton.jit
+def larger_with_index(A, B, OUT, INDEX):
+    i = tl.arange(0, 4)
+    value, index = triton_helpers.maximum_with_index(tl.load(A + i), i, tl.load(B + i), i + 10)
+    tl.store(OUT + i, value)
+    tl.store(INDEX + i, index)
+
+
+def test_not_of_a_block_is_elementwise():
+    """`maximum_with_index` says `not b_isnan`, which Python makes one bool of."""
+    out, index = torch.zeros(4), torch.zeros(4, dtype=torch.int32)
+    with emulate():
+        larger_with_index[(1,)](torch.tensor([NAN, 1.0, NAN, 3.0]), torch.tensor([0.0, NAN, NAN, 4.0]), out, index)
+    assert index.tolist() == [0, 11, 2, 13]
+    assert out[:3].isnan().all()
+    assert out[3] == 4
+
+
+@triton.jit
+def call_libdevice(X, Y, OUT, N: tl.constexpr, NAME: tl.constexpr):
+    i = tl.arange(0, N)
+    x = tl.load(X + i)
+    y = tl.load(Y + i)
+    if NAME == "erf":
+        r = libdevice.erf(x)
+    elif NAME == "rsqrt":
+        r = libdevice.rsqrt(y)
+    elif NAME == "tanh":
+        r = libdevice.tanh(x)
+    elif NAME == "log1p":
+        r = libdevice.log1p(y)
+    elif NAME == "pow":
+        r = libdevice.pow(y, x)
+    elif NAME == "isnan":
+        r = libdevice.isnan(x).to(tl.float32)
+    elif NAME == "lgamma":
+        r = libdevice.lgamma(y)
+    else:
+        r = libdevice.byte_perm(x, y, y)
+    tl.store(OUT + i, r)
+
+
+@pytest.mark.parametrize("name", ["erf", "rsqrt", "tanh", "log1p", "pow", "isnan", "lgamma"])
+def test_libdevice(name):
+    x = torch.linspace(-4, 4, 4096)
+    y = x.abs() + 0.1
+    x[7] = NAN
+    wide_x, wide_y = x.double(), y.double()
+    unary_of_y = {"rsqrt": torch.rsqrt, "log1p": torch.log1p, "lgamma": torch.lgamma}
+    expected = {
+        "pow": lambda: wide_y**wide_x,
+        "isnan": lambda: wide_x.isnan().double(),
+        "erf": wide_x.erf,
+        "tanh": wide_x.tanh,
+    }.get(name, lambda: unary_of_y[name](wide_y))()
+    out = torch.empty_like(x)
+    with emulate():
+        call_libdevice[(1,)](x, y, out, 4096, name)
+    torch.testing.assert_close(out, expected.float(), rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+def test_libdevice_functions_without_a_counterpart_say_so():
+    x = torch.zeros(16)
+    with emulate(), pytest.raises(Exception, match=r"libdevice\.byte_perm is not emulated"):
+        call_libdevice[(1,)](x, x, x, 16, "byte_perm")
+
+
+@triton.jit
+def round_to_bf16(X, OUT, N: tl.constexpr):
+    i = tl.arange(0, N)
+    tl.store(OUT + i, tl.load(X + i).to(tl.bfloat16))
+
+
+def test_bf16_is_rounded_to_nearest_even():
+    random = torch.randn(4082, generator=torch.Generator().manual_seed(0))
+    ties = (torch.arange(8, dtype=torch.int32) * 0x8000 + 0x3F808000).view(torch.float32)
+    x = torch.cat([random, ties, torch.tensor([INF, -INF, NAN, 0.0, 1e-40, 3.4e38])])
+    out = torch.empty(4096, dtype=torch.bfloat16)
+    with emulate():
+        round_to_bf16[(1,)](x, out, 4096)
+    torch.testing.assert_close(out, x.to(torch.bfloat16), rtol=0, atol=0, equal_nan=True)
+
+
+@triton.jit
+def multiply(A, B, OUT, N: tl.constexpr):
+    i = tl.arange(0, N)
+    at = i[:, None] * N + i[None, :]
+    tl.store(OUT + at, tl.dot(tl.load(A + at), tl.load(B + at)))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_dot_of_half_precision(dtype):
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-9, 10, (32, 32), generator=generator).to(dtype) for _ in range(2))
+    out = torch.empty(32, 32)
+    with emulate():
+        multiply[(1,)](a, b, out, 32)
+    assert torch.equal(out, a.float() @ b.float())
+
+
+# What Inductor generates.
+
+
+class Network(torch.nn.Module):
+    """LayerNorm, GELU, softmax, cross entropy, max: one of each kind of kernel."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = torch.nn.LayerNorm(48)
+        self.up = torch.nn.Linear(48, 96)
+        self.down = torch.nn.Linear(96, 40)
+
+    def forward(self, x, target):
+        x = F.gelu(self.up(self.norm(x)))
+        x = self.down(torch.softmax(x, -1) * x)
+        return F.cross_entropy(x.float(), target) + x.float().amax(-1).mean()
+
+
+def gradients(module, function, x, target):
+    module.zero_grad()
+    x = x.clone().requires_grad_()
+    loss = function(x, target)
+    loss.backward()
+    return [loss.detach(), x.grad, *(parameter.grad.clone() for parameter in module.parameters())]
+
+
+def errors(actual, reference):
+    return [((a.double() - r).abs().max() / max(r.abs().max(), 1)).item() for a, r in zip(actual, reference, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_compiled_training_step_agrees_with_eager(dtype, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    module = Network().to(dtype)
+    wide = Network().double()
+    wide.load_state_dict({name: value.double() for name, value in module.state_dict().items()})
+    compiled = torch.compile(module)
+    graphs = []
+    for rows in (33, 20, 47):  # the second one makes the graph dynamic
+        x, target = torch.randn(rows, 48, dtype=dtype), torch.randint(0, 40, (rows,))
+        reference = gradients(wide, wide, x.double(), target)
+        eager = errors(gradients(module, module, x, target), reference)
+        with emulate(seed=rows):
+            actual = gradients(module, compiled, x, target)
+            graphs.append(counters["stats"]["unique_graphs"])
+        allowed = [2 * error + (1e-6 if dtype == torch.float32 else 2e-3) for error in eager]
+        assert all(error <= limit for error, limit in zip(errors(actual, reference), allowed, strict=True))
+        with emulate(seed=rows + 1):
+            again = gradients(module, compiled, x, target)
+        assert all(torch.equal(a, b) for a, b in zip(actual, again, strict=True))
+        assert counters["stats"]["unique_graphs"] == graphs[-1]
+    assert graphs[0] < graphs[1] == graphs[2]
+
+
+def test_inductor_sees_the_emulated_sms_and_no_block_is_above_4096():
+    seen = []
+    size_hints = {"x": 1 << 20}
+    meta = {"signature": {}, "device": None}
+
+    class Stop(Exception):
+        pass
+
+    def autotuner(fn, *, configs, **kwargs):
+        seen.extend(config.kwargs["XBLOCK"] for config in configs)
+        raise Stop
+
+    def kernel(XBLOCK):
+        pass
+
+    kernel.fn = kernel
+    for kind, hint in (("POINTWISE", 1 << 20), ("POINTWISE", 512), ("PERSISTENT_REDUCTION", 256)):
+        config = triton.Config({"XBLOCK": 8}, num_warps=1)
+        size_hints = {"x": hint, **({"r0_": 64} if "REDUCTION" in kind else {})}
+        heuristic = getattr(triton_heuristics.HeuristicType, kind)
+        with emulate(sms=11), pytest.raises(Stop):
+            assert inductor_utils.get_num_sms() == 11
+            triton_heuristics.cached_autotune(size_hints, [config], dict(meta), heuristic, caching_autotuner_cls=autotuner)(kernel)
+    assert seen == [4096, 512, 64]
+
+
+# Coming and going.
+
+
+def state():
+    """Everything that emulation patches."""
+    owners = (
+        interpreter, interpreter.InterpreterBuilder, interpreter.GridExecutor, interpreter.InterpretedFunction,
+        interpreter.ReduceOps, interpreter.ScanOps, interpreter.FunctionRewriter, libdevice, triton_helpers,
+        triton_heuristics, inductor_utils,
+    )  # fmt: skip
+    builder = interpreter.interpreter_builder
+    settings = (inductor_config.cpu_backend, inductor_config.compile_threads, triton.runtime.driver._active, builder.options)
+    return [dict(vars(owner)) for owner in owners], settings
+
+
+def test_all_patches_are_undone():
+    before = state()
+    with emulate():
+        inside = state()
+        with emulate(seed=5):
+            pass
+        assert state() == inside  # the inner one neither adds nor takes away
+    assert state() == before != inside
+    with pytest.raises(ZeroDivisionError), emulate():
+        raise ZeroDivisionError
+    assert state() == before
+
+
+def test_emulations_nest():
+    assert emulation.settings() is None
+    with emulate(seed=1) as outer:
+        assert emulation.settings() == outer == emulation.Emulation(seed=1)
+        with emulate(seed=2, sms=3, resident=4):
+            assert emulation.settings() == emulation.Emulation(2, 3, 4)
+        assert emulation.settings() == outer
+        assert emulation.active()
+
+
+@pytest.mark.parametrize("bad", [{"sms": 0}, {"resident": 0}])
+def test_a_device_without_sms_or_residents_is_refused(bad):
+    with pytest.raises(ValueError, match="at least one"), emulate(**bad):
+        pass
+
+
+def run_script(script, **environment):
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("TRITON_", "DASH_"))}
+    variables.update(PYTHONPATH=str(ROOT), **environment)
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
+
+
+def test_without_the_interpreter_one_clear_error():
+    done = run_script("from dash_inductor.emulation import emulate\nwith emulate(): pass")
+    assert done.returncode == 1
+    assert "set TRITON_INTERPRET=1 (or DASH_INDUCTOR_EMULATE=1) before anything imports triton" in done.stderr.splitlines()[-1]
+
+
+def test_triton_imported_too_early_is_the_same_error():
+    script = """
+        import os, triton
+        os.environ["TRITON_INTERPRET"] = "1"
+        from dash_inductor.emulation import prepare_environment
+        prepare_environment()
+    """
+    done = run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert done.returncode == 1
+    assert "before anything imports triton" in done.stderr.splitlines()[-1]
+
+
+def test_prepare_environment_is_enough_for_an_unchanged_script(tmp_path):
+    script = """
+        import sys
+        import torch
+        from dash_inductor import emulation
+        emulation.prepare_environment(seed=3, sms=5)
+        assert "triton" not in sys.modules and "torch._inductor" not in sys.modules
+        assert not emulation.active()
+        x = torch.randn(100, 32)
+        y = torch.compile(lambda x: torch.softmax(x, -1))(x)
+        assert emulation.settings() == emulation.Emulation(seed=3, sms=5)
+        assert "triton.runtime.interpreter" in sys.modules
+        torch.testing.assert_close(y, torch.softmax(x, -1))
+    """
+    done = run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,143 @@
+"""The code for an H100, on a machine without one: the graph after the pass, the kernels' bodies, the launch, the cubin.
+
+The kernels' bodies are compared from their `def` line down, which is the same text for every torch and Triton that is supported.
+EXPECTTEST_ACCEPT=1 rewrites what is expected.
+"""
+
+import functools
+import re
+from pathlib import Path
+
+import expecttest
+import pytest
+
+from dash_inductor.codegen import Generated, attention_backward, compile_kernel
+from dash_inductor.cubin import CubinReport, inspect
+
+EXPECTED = Path(__file__).parent / "expected"
+MAIN, TABLE, PREPROCESS = "SEMAPHORES", "UNREAD", "everywhere"  # a word that only this kernel has
+
+
+@functools.cache
+def generated(
+    head_dim: int, mask: str, kv_heads: int = 16, dynamic: bool = False, q_len: int = 8192, kv_len: int = 8192
+) -> Generated:
+    return attention_backward(
+        "h100",
+        q_len=q_len,
+        kv_len=kv_len,
+        batch=2,
+        heads=16,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        mask=mask,
+        dynamic=dynamic,
+    )
+
+
+def kernel(code: Generated, word: str) -> tuple[str, str]:
+    """(name, source) of the only kernel that has the word."""
+    ((name, source),) = [(name, source) for name, source in code.kernels.items() if word in source]
+    return name, source
+
+
+def body(code: Generated, word: str) -> str:
+    name, source = kernel(code, word)
+    start = source.index(f"def {name}(")
+    return re.sub(r"\b[sk]s?\d+\b", "size", source[start:].replace(name, "kernel"))
+
+
+@functools.cache
+def report(head_dim: int, mask: str, **sizes: int | bool) -> CubinReport:
+    compiled = compile_kernel(kernel(generated(head_dim, mask, **sizes), MAIN)[1], "h100")
+    return inspect(compiled.cubin, compiled.metadata.shared)
+
+
+def launch(code: Generated) -> str:
+    """The main kernel's launch, its names normalised, without the stream."""
+    name, _ = kernel(code, MAIN)
+    (line,) = code.launches[name]
+    line = re.sub(r"dash_table_\w+", "table", line).replace(name, "kernel")
+    return re.sub(r", stream=\w+", "", re.sub(r"\bs\d+\b", "S", line))
+
+
+class GraphTest(expecttest.TestCase):
+    def test_graph_after_the_pass(self) -> None:
+        graph = generated(128, "causal", kv_heads=4).graph
+        self.assertExpectedInline(
+            graph[graph.index("sdpa_backward") :],
+            """\
+sdpa_backward_default = dash.sdpa_backward.default(grad_out_1, query_1, key_1, value_1, getitem, getitem_1, mask=causal_top_left, scale=None)
+getitem_9: bfloat16[2, 16, 8192, 128] = getitem(sdpa_backward_default, 0)
+getitem_10: bfloat16[2, 4, 8192, 128] = getitem(sdpa_backward_default, 1)
+getitem_11: bfloat16[2, 4, 8192, 128] = getitem(sdpa_backward_default, 2)
+return [getitem, getitem_9, getitem_10, getitem_11]""",  # noqa: E501
+        )
+
+    def test_launch(self) -> None:
+        self.assertExpectedInline(
+            launch(generated(128, "causal", kv_heads=4)),
+            """\
+kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, table, buf9, buf10, buf11, workspace_1, 32, 1, 1)""",
+        )
+
+    def test_launch_with_a_dynamic_length(self) -> None:
+        self.assertExpectedInline(
+            launch(generated(64, "causal", dynamic=True)),
+            """\
+kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, buf9, buf10, buf11, buf12, S, workspace_1, 132, 1, 1)""",
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "word"),
+    [
+        ("full_64", {"head_dim": 64, "mask": "full"}, MAIN),
+        ("causal_gqa_128", {"head_dim": 128, "mask": "causal", "kv_heads": 4}, MAIN),
+        ("causal_dynamic_64", {"head_dim": 64, "mask": "causal", "dynamic": True}, MAIN),
+        ("table_causal", {"head_dim": 64, "mask": "causal", "dynamic": True}, TABLE),
+        ("table_full", {"head_dim": 64, "mask": "full", "dynamic": True}, TABLE),
+        ("preprocess_64", {"head_dim": 64, "mask": "full"}, PREPROCESS),
+    ],
+)
+def test_kernel_body(name: str, arguments: dict, word: str) -> None:
+    text = body(generated(**arguments), word)
+    file = EXPECTED / f"{name}.txt"
+    if expecttest.ACCEPT:
+        EXPECTED.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_semaphores_are_zeroed_by_every_call() -> None:
+    code = generated(128, "causal")
+    name, _ = kernel(code, MAIN)
+    (launch,) = code.launches[name]
+    (workspace,) = re.findall(r"workspace_\d+", launch)
+    before = code.source[: code.source.index(launch)]
+    assert f"{workspace}.zero_()" in before[before.rindex(f"{workspace} = ") :]
+
+
+def test_launch_is_cooperative_and_fusion_is_set() -> None:
+    source = kernel(generated(128, "causal"), MAIN)[1]
+    assert "'launch_cooperative_grid': True" in source
+    for word in (MAIN, PREPROCESS):
+        assert "'enable_fp_fusion': True" in kernel(generated(128, "causal"), word)[1]
+
+
+# What compilers do silently, gated for every shape of code (kernel.md rule 8).
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("mask", "sizes"),
+    [("full", {}), ("causal", {}), ("causal", {"kv_heads": 4, "q_len": 8159, "kv_len": 8159}), ("causal", {"dynamic": True})],
+    ids=["full", "causal", "causal-ragged-gqa", "causal-dynamic"],
+)
+def test_cubin(head_dim: int, mask: str, sizes: dict) -> None:
+    found = report(head_dim, mask, **sizes)
+    assert found.hgmma > 0 and found.hmma == 0, "the matmuls are not HGMMA"
+    assert not found.wgmma_serialised, "ptxas put a wait behind every wgmma"
+    assert found.ldgsts > 0, "the loads are not asynchronous"
+    assert found.red > 0, "dq is not added by REDG.F32"
+    assert found.atomg == 0, "an addition returns its value"
+    assert found.local_in_loop == 0, "the main loop spills"
+    assert found.registers <= 255

@@ -1,0 +1,20 @@
+"""Tests that need a GPU: left out, and said so, where there is none."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+import dash_inductor
+
+
+@pytest.fixture(autouse=True)
+def rewriting() -> Iterator[None]:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.use_deterministic_algorithms(True)
+    with dash_inductor.enabled(on_unsupported="error"):
+        yield
+    torch.use_deterministic_algorithms(False)

@@ -1,0 +1,181 @@
+"""On a real GPU: right gradients, and the same bits launch after launch, also while another process keeps the GPU busy."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dash_inductor
+
+DEVICE = "cuda"
+LAUNCHES = 100
+HOG = """
+import torch
+x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+print("busy", flush=True)
+while True:
+    x = torch.nn.functional.normalize(x @ x)
+"""
+
+
+def inputs(batch, heads, kv_heads, q_len, kv_len, head_dim, dtype=torch.bfloat16):
+    """query, key, value, grad_out as [B, H, S, D] views of [B, S, H, D], N(0, 1)."""
+    generator = torch.Generator(DEVICE).manual_seed(0)
+
+    def normal(length, n):
+        return torch.randn(batch, length, n, head_dim, generator=generator, device=DEVICE, dtype=dtype).transpose(1, 2)
+
+    query, key, value = normal(q_len, heads), normal(kv_len, kv_heads), normal(kv_len, kv_heads)
+    return [x.requires_grad_() for x in (query, key, value)], normal(q_len, heads)
+
+
+def attention(causal):
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, enable_gqa=True)
+
+    return attend
+
+
+def gradients(function, leaves, grad_out):
+    return torch.autograd.grad(function(*leaves), leaves, grad_out)
+
+
+def backward_of(causal, leaves, grad_out, *, dynamic=False):
+    """A function of nothing that runs the compiled attention forward and backward; checks that the kernel is ours."""
+    function = torch.compile(attention(causal), fullgraph=True, dynamic=dynamic)
+
+    def launch():
+        return gradients(function, leaves, grad_out)
+
+    launch()
+    assert torch._dynamo.utils.counters["inductor"]["dash_rewritten"] == 1
+    return launch
+
+
+def error(actual, reference):
+    return ((actual.double() - reference).abs().max() / max(reference.abs().max().item(), 1.0)).item()
+
+
+@contextmanager
+def busy_gpu() -> Iterator[None]:
+    with subprocess.Popen([sys.executable, "-c", HOG], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout.readline() == "busy\n"
+            yield
+        finally:
+            process.kill()
+
+
+def assert_same_bits(launch, launches=LAUNCHES):
+    first = launch()
+    for n in range(1, launches):
+        for name, grad, expected in zip(("dq", "dk", "dv"), launch(), first, strict=True):
+            assert torch.equal(grad, expected), f"{name} of launch {n} differs in {(grad != expected).sum().item()} elements"
+
+
+SHAPES = [
+    # batch, heads, kv heads, S_q, S_k, head dim, causal
+    (2, 4, 4, 512, 512, 64, False),
+    (2, 4, 4, 512, 512, 64, True),
+    (2, 4, 4, 512, 512, 128, False),
+    (2, 4, 4, 512, 512, 128, True),
+    (1, 8, 2, 1000, 1000, 128, True),
+    (1, 8, 1, 333, 333, 64, True),
+    (1, 4, 4, 1, 777, 64, False),
+    (1, 4, 2, 130, 300, 128, False),
+    (2, 2, 2, 1, 1, 64, True),
+    (1, 2, 2, 400, 400, 16, True),
+    (1, 2, 2, 400, 400, 32, False),
+    (1, 2, 2, 400, 400, 96, True),
+    (1, 2, 2, 400, 400, 40, True),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients(shape, dtype):
+    *sizes, causal = shape
+    leaves, grad_out = inputs(*sizes, dtype=dtype)
+    actual = backward_of(causal, leaves, grad_out)()
+    stock = gradients(attention(causal), leaves, grad_out)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        reference = gradients(attention(causal), wide, grad_out.double())
+    for name, a, s, r in zip(("dq", "dk", "dv"), actual, stock, reference, strict=True):
+        assert error(a, r) <= max(2 * error(s, r), 1e-3), name
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("schedule", "causal"),
+    [(schedule, False) for schedule in ("ascending", "descending", "shift", "auto")]
+    + [(schedule, True) for schedule in ("ascending", "descending", "symmetric", "auto")],
+)
+def test_bits_of_every_family(schedule, causal, head_dim):
+    leaves, grad_out = inputs(2, 8, 8, 2048, 2048, head_dim)
+    with dash_inductor.enabled(schedule=schedule):
+        assert_same_bits(backward_of(causal, leaves, grad_out))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bits_of_the_chained_launch(causal):
+    leaves, grad_out = inputs(4, 16, 16, 2048, 2048, 128)
+    with dash_inductor.enabled(launch="chained"):
+        assert_same_bits(backward_of(causal, leaves, grad_out))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bits_beside_a_process_that_keeps_the_gpu_busy(causal):
+    leaves, grad_out = inputs(2, 8, 8, 4096, 4096, 128)
+    launch = backward_of(causal, leaves, grad_out)
+    expected = launch()
+    with busy_gpu():
+        assert_same_bits(launch)
+        for grad, alone in zip(launch(), expected, strict=True):
+            assert torch.equal(grad, alone)
+
+
+@pytest.mark.parametrize("per_sm", [1, 2, 4])
+def test_bits_with_many_heads(per_sm):
+    heads = per_sm * torch.cuda.get_device_properties(0).multi_processor_count
+    leaves, grad_out = inputs(1, heads, heads, 512, 512, 64)
+    assert_same_bits(backward_of(True, leaves, grad_out))
+
+
+@pytest.mark.parametrize("length", [8192, 32768])
+def test_bits_with_long_sequences(length):
+    leaves, grad_out = inputs(1, 8, 2, length, length, 128)
+    assert_same_bits(backward_of(True, leaves, grad_out), launches=20)
+
+
+def test_dynamic_lengths_have_the_bits_of_static_ones():
+    lengths = (640, 1000, 128, 2048)
+    static = {}
+    for length in lengths:
+        torch._dynamo.reset()
+        leaves, grad_out = inputs(2, 4, 4, length, length, 64)
+        static[length] = gradients(torch.compile(attention(True), dynamic=False), leaves, grad_out)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    function = torch.compile(attention(True), dynamic=True)
+    for length in lengths:
+        leaves, grad_out = inputs(2, 4, 4, length, length, 64)
+        for grad, expected in zip(gradients(function, leaves, grad_out), static[length], strict=True):
+            assert torch.equal(grad, expected)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+
+
+def test_replay_of_a_cuda_graph():
+    leaves, grad_out = inputs(2, 4, 4, 1024, 1024, 64)
+    function = torch.compile(attention(True), mode="reduce-overhead")
+    results = []
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        results.append([grad.clone() for grad in gradients(function, leaves, grad_out)])
+    for result in results[1:]:
+        for grad, expected in zip(result, results[0], strict=True):
+            assert torch.equal(grad, expected)

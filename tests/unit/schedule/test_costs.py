@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from dash_inductor.schedule import load_costs
+from dash_inductor.schedule.costs import FOLDER, known_devices, tomllib
+
+
+def test_the_known_devices() -> None:
+    assert known_devices() == ("a100", "b200", "emulated", "h100", "h200")
+
+
+@pytest.mark.parametrize("device", known_devices())
+def test_every_number_has_a_source(device: str) -> None:
+    numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text())
+    assert isinstance(numbers.pop("arch"), str)
+    numbers.update({f"tflops.{d}": entry for d, entry in numbers.pop("tflops", {}).items()})
+    for name, entry in numbers.items():
+        assert set(entry) == {"value", "source", "estimate"}, name
+        assert isinstance(entry["value"], int) and isinstance(entry["estimate"], bool) and entry["source"], name
+    costs = load_costs(device, block_m=64, block_n=128, head_dim=64)
+    assert set(costs.sources) == {"step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes"}
+    assert costs.estimate  # until someone measures: then this test and the file change together
+
+
+@pytest.mark.parametrize(("head_dim", "step_ns"), [(16, 494), (32, 989), (64, 1977), (128, 3146)])
+def test_h100_steps(head_dim: int, step_ns: int) -> None:
+    """2.0 us at d = 64 and 3.1 us at d = 128; smaller head dims in proportion."""
+    costs = load_costs("h100", block_m=64, block_n=128, head_dim=head_dim)
+    assert (costs.step_ns, costs.hop_ns, costs.workers, costs.l2_bytes) == (step_ns, 1500, 132, 50 * 2**20)
+    assert costs.shifted_step_ns == step_ns * 107 // 100
+
+
+def test_the_emulated_device() -> None:
+    costs = load_costs("emulated", block_m=16, block_n=32, head_dim=128)
+    assert (costs.step_ns, costs.hop_ns, costs.workers) == (1000, 750, 6)
+
+
+def test_sms_and_ctas_per_sm() -> None:
+    one = load_costs("h100", block_m=64, block_n=64, head_dim=64)
+    two = load_costs("h100", block_m=64, block_n=64, head_dim=64, sms=114, ctas_per_sm=2)
+    assert two.workers == 228
+    assert abs(two.step_ns - 2 * one.step_ns) <= 1  # two CTAs share an SM
+
+
+def test_bad_input_is_named() -> None:
+    with pytest.raises(ValueError, match="no cost file for device 'mi300'; known: a100, b200, emulated, h100, h200"):
+        load_costs("mi300", block_m=64, block_n=128, head_dim=64)
+    with pytest.raises(ValueError, match="sms must be at least 1, got 0"):
+        load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=0)
+    with pytest.raises(ValueError, match="hop_ns must not be negative"):
+        replace(load_costs("h100", block_m=64, block_n=128, head_dim=64), hop_ns=-1)

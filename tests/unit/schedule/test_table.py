@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+
+from dash_inductor.schedule import Ascending, Geometry, Plan, pack, table_size
+
+from .strategies import plans
+
+
+@settings(max_examples=100, deadline=None)
+@given(plans())
+def test_the_table_tells_what_the_schedule_says(plan: Plan) -> None:
+    """Read as the kernel reads it."""
+    s, g = plan.schedule, plan.schedule.geometry
+    table = pack(s, plan.heads_in_flight)
+    roles, in_flight, slots, boustrophedon, n_kv, steps = table[:6]
+    assert (roles, in_flight, boustrophedon, n_kv) == (s.roles, plan.heads_in_flight, int(s.boustrophedon), g.n_kv)
+    assert table[6:8] == [0, 0]
+    assert slots == (2 * s.passes if s.name == "symmetric" else s.passes)
+    chains = 8
+    lengths = chains + slots * roles
+    rows = lengths + n_kv
+    assert [tuple(table[chains + slot * roles : chains + (slot + 1) * roles]) for slot in range(slots)] == list(s.slots)
+    for j in range(n_kv):
+        length = table[lengths + j]
+        row = table[rows + j * steps : rows + (j + 1) * steps]
+        assert [(e & 0xFFFF, e >> 16) for e in row[:length]] == [(i, s.rank(i, j)) for i in s.order(j)]
+        assert row[length:] == [0] * (steps - length)
+    assert len(table) == rows + n_kv * steps
+    assert steps == max(1, *(g.steps(j) for j in range(n_kv)))
+    assert len(table) <= table_size(g.n_q, g.n_kv, s.roles, symmetric=s.name == "symmetric")
+    assert all(-1 <= entry < 2**31 for entry in table)
+
+
+@pytest.mark.parametrize(
+    ("geometry", "message"),
+    [
+        (Geometry(1, 32768, 1, 1, "full"), "kv_len 32768 makes 32768 KV tiles of block_n 1; at most 32767"),
+        (Geometry(65536, 1, 1, 1, "full"), "q_len 65536 makes 65536 Q tiles of block_m 1; at most 65535"),
+    ],
+)
+def test_what_does_not_fit_is_refused(geometry: Geometry, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack(Ascending(geometry, 1), 1)
+
+
+def test_the_largest_rank_and_tile_fit_an_int32() -> None:
+    assert (65534 | 32766 << 16) < 2**31
+    assert pack(Ascending(Geometry(1, 32767, 1, 1, "full"), 1), 1)[-1] == 32766 << 16

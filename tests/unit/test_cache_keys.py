@@ -1,0 +1,156 @@
+"""What a warm cache may answer: nothing once a source file, or a setting that decides, has changed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+from torch._inductor.codegen import common
+
+import dash_inductor
+from dash_inductor import config, install, salt
+from dash_inductor.salt import Salt, digest_of, sources_digest
+
+ROOT = Path(dash_inductor.__file__).parents[1]
+PACKAGES = ("dash_inductor", "lowering", "templates")
+DECIDING = [
+    {"schedule": "ascending"},
+    {"guarantee": "batch"},
+    {"launch": "chained"},
+    {"on_unsupported": "warn"},
+    {"sms": 5},
+]
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the three packages."""
+    copy = tmp_path_factory.mktemp("tree")
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
+def digest(tree: Path) -> str:
+    return digest_of([tree / package for package in PACKAGES])
+
+
+@pytest.mark.skipif(not (ROOT / "lowering").is_dir(), reason="not a source checkout")
+def test_digest_is_of_the_contents(tree):
+    assert digest(tree) == sources_digest() == digest(ROOT)
+
+
+def test_digest_sees_each_file(tree):
+    before = digest(tree)
+    files = [path for path in tree.rglob("*") if path.suffix in (".py", ".jinja", ".toml")]
+    assert {path.suffix for path in files} == {".py", ".jinja", ".toml"}
+    seen = {before}
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content + b"\n")
+        seen.add(digest(tree))
+        path.write_bytes(content)
+    assert len(seen) == 1 + len(files)
+    assert digest(tree) == before
+
+
+def test_digest_sees_names_and_removals(tree):
+    before = digest(tree)
+    costs = tree / "dash_inductor/costs"
+    (costs / "h100.toml").rename(costs / "h101.toml")
+    renamed = digest(tree)
+    (costs / "h101.toml").rename(costs / "h100.toml")
+    (costs / "new.toml").touch()
+    added = digest(tree)
+    (costs / "new.toml").unlink()
+    # The same bytes, split into files elsewhere.
+    first, second = tree / "templates/a.jinja", tree / "templates/b.jinja"
+    first.write_text("ab")
+    second.write_text("c")
+    split = digest(tree)
+    first.write_text("a")
+    second.write_text("bc")
+    moved = digest(tree)
+    first.unlink()
+    second.unlink()
+    assert len({before, renamed, added, split, moved}) == 5
+    (tree / "templates/notes.txt").touch()
+    assert digest(tree) == before
+
+
+@pytest.fixture
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The pass is on, and one attention, declined for want of a GPU, has been compiled into empty caches."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(config, "_current", config.Config())
+    torch.use_deterministic_algorithms(True)
+    with dash_inductor.enabled():
+        assert compiled() == (0, 2)
+        assert compiled() == (2, 0)
+        yield
+    torch.use_deterministic_algorithms(False)
+    torch._dynamo.reset()
+
+
+def compiled() -> tuple[int, int]:
+    """Compiles and trains; (hits, misses) of the FX graph cache for the forward and the backward."""
+    torch._dynamo.reset()
+    counters.clear()
+    inputs = [torch.zeros(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
+    torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))(*inputs).sum().backward()
+    hits, misses = (counters["inductor"][f"fxgraph_cache_{name}"] for name in ("hit", "miss"))
+    assert counters["aot_autograd"]["autograd_cache_hit"] == (misses == 0)
+    assert counters["aot_autograd"]["autograd_cache_miss"] == (misses != 0)
+    return hits, misses
+
+
+@pytest.mark.filterwarnings("ignore:dash_inductor leaves")
+def test_settings_that_decide_miss(cached):
+    for settings in DECIDING:
+        before = config.configure(**settings)
+        assert compiled() == (0, 2), settings
+        config.configure(**{name: getattr(before, name) for name in settings})
+    assert compiled() == (2, 0)
+    config.configure(seed=4)
+    assert compiled() == (2, 0)
+
+
+def test_sources_that_changed_miss(cached, monkeypatch):
+    monkeypatch.setattr(salt, "sources_digest", lambda: "other sources")
+    assert compiled() == (0, 2)
+    monkeypatch.undo()
+
+
+def test_every_setting_is_in_the_key():
+    """A setting that a later version adds is in the key unless somebody says otherwise."""
+    _, settings, _ = salt.key()
+    in_key = {name for name, _ in settings}
+    assert in_key == set(config.Config.__dataclass_fields__) - {"seed"}
+
+
+@pytest.mark.parametrize("action", ["warn", "error"])
+def test_a_graph_that_may_warn_or_raise_has_no_key_twice(monkeypatch, action):
+    uuid = Salt().uuid
+    assert uuid() == uuid()
+    monkeypatch.setattr(config, "_current", config.Config(on_unsupported=action))
+    assert uuid() != uuid()
+
+
+def test_the_salt_stands_in_one_place():
+    """The order of `custom_backend_passes` is in the keys, and Inductor registers its own later, when it compiles."""
+    was_enabled = install.is_enabled()
+    dash_inductor.disable()
+    common.custom_backend_passes["another"] = None
+    try:
+        with dash_inductor.enabled():
+            assert next(iter(common.custom_backend_passes)) == "dash_inductor"
+            assert "another" in common.custom_backend_passes
+    finally:
+        del common.custom_backend_passes["another"]
+        if was_enabled:
+            install.want()

@@ -1,0 +1,113 @@
+"""Settings: what is allowed, where they come from, and what changing them does."""
+
+from dataclasses import FrozenInstanceError, fields
+
+import pytest
+import torch._dynamo
+
+import dash_inductor
+from dash_inductor import config
+from dash_inductor.config import CHOICES, Config, configure, current, from_environment, variable
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_current", Config())
+
+
+def test_defaults():
+    assert from_environment({}) == Config()
+    assert from_environment({"DASH": "1", "PATH": "/bin", "DASH_INDUCTORS": "many"}) == Config()
+
+
+def test_every_setting_has_a_variable():
+    environ = {
+        "DASH_INDUCTOR": "0",
+        "DASH_INDUCTOR_ON_UNSUPPORTED": "error",
+        "DASH_INDUCTOR_GUARANTEE": "device",
+        "DASH_INDUCTOR_SCHEDULE": "descending",
+        "DASH_INDUCTOR_LAUNCH": "chained",
+        "DASH_INDUCTOR_EMULATE": "1",
+        "DASH_INDUCTOR_SEED": "7",
+        "DASH_INDUCTOR_SMS": "4",
+    }
+    assert set(environ) == {variable(field.name) for field in fields(Config)}
+    assert from_environment(environ) == Config(False, "error", "device", "descending", "chained", True, 7, 4)
+
+
+@pytest.mark.parametrize(("name", "allowed"), CHOICES.items())
+def test_every_choice(name, allowed):
+    for value in allowed:
+        assert getattr(from_environment({variable(name): value}), name) == value
+    listed = f"{variable(name)}='sometimes' is not one of {', '.join(allowed)}"
+    with pytest.raises(ValueError, match=listed):
+        from_environment({variable(name): "sometimes"})
+    with pytest.raises(ValueError, match=f"{name}='sometimes' is not one of {', '.join(allowed)}"):
+        Config(**{name: "sometimes"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "message"),
+    [
+        ({"DASH_INDUCTOR": "yes"}, "DASH_INDUCTOR='yes' is not one of 0, 1"),
+        ({"DASH_INDUCTOR": ""}, "DASH_INDUCTOR='' is not one of 0, 1"),
+        ({"DASH_INDUCTOR_EMULATE": "true"}, "DASH_INDUCTOR_EMULATE='true' is not one of 0, 1"),
+        ({"DASH_INDUCTOR_SEED": "-1"}, "DASH_INDUCTOR_SEED='-1' is not a whole number >= 0"),
+        ({"DASH_INDUCTOR_SEED": "1.5"}, "DASH_INDUCTOR_SEED='1.5' is not a whole number >= 0"),
+        ({"DASH_INDUCTOR_SMS": "0"}, "sms=0 is not a positive number"),
+        (
+            {"DASH_INDUCTOR_ENABLED": "0"},
+            "DASH_INDUCTOR_ENABLED is not a setting; the settings are DASH_INDUCTOR, DASH_INDUCTOR_EM",
+        ),
+        ({"DASH_INDUCTOR_schedule": "shift"}, "DASH_INDUCTOR_schedule is not a setting"),
+        (
+            {"DASH_INDUCTOR_LAUNCH": "chained", "DASH_INDUCTOR_SCHEDULE": "shift"},
+            "launch='chained' takes schedule ascending or descending, not 'shift'",
+        ),
+    ],
+)
+def test_wrong_variables(environ, message):
+    with pytest.raises(ValueError, match=message):
+        from_environment(environ)
+
+
+def test_the_environment_is_read_once(monkeypatch):
+    monkeypatch.setattr(config, "_current", None)
+    monkeypatch.setenv("DASH_INDUCTOR_SMS", "9")
+    assert current().sms == 9
+    monkeypatch.setenv("DASH_INDUCTOR_SMS", "10")
+    assert current().sms == 9
+
+
+def test_frozen():
+    with pytest.raises(FrozenInstanceError):
+        current().schedule = "shift"
+    assert hash(current()) == hash(Config())
+
+
+def test_configure_resets_dynamo_when_something_changes(monkeypatch):
+    resets = []
+    monkeypatch.setattr(torch._dynamo, "reset", lambda: resets.append(current()))
+    before = configure(schedule="ascending")
+    assert before == Config()
+    assert resets == [Config(schedule="ascending")]
+    assert configure(schedule="ascending") == Config(schedule="ascending")
+    assert configure() == Config(schedule="ascending")
+    assert len(resets) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"shedule": "shift"}, "no setting shedule; the settings are enabled, on_unsupported, guarantee, schedule"),
+        ({"schedule": "fifo"}, "schedule='fifo' is not one of auto, ascending, descending, shift, symmetric"),
+        ({"sms": 0}, "sms=0"),
+        ({"seed": -1}, "seed=-1"),
+        ({"schedule": "symmetric", "launch": "chained"}, "launch='chained' takes schedule ascending or descending"),
+    ],
+)
+@pytest.mark.parametrize("change", [configure, dash_inductor.enable])
+def test_wrong_settings_change_nothing(change, settings, message):
+    with pytest.raises(ValueError, match=message):
+        change(**settings)
+    assert current() == Config()

@@ -1,0 +1,201 @@
+"""Switching on and off. Nothing is emulated here: each attention that the pass meets is declined, which shows that it was met."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch._inductor.cudagraph_trees as cudagraph_trees
+import torch.nn.functional as F
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+from torch._inductor.codegen import common
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.lowering import lowerings
+
+import dash_inductor
+from dash_inductor import _autoload, backend, config, install, stock_ops
+
+
+@pytest.fixture(autouse=True)
+def switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Deterministic mode is on and the package off; caches are empty, settings the defaults."""
+    was_enabled = install.is_enabled()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(config, "_current", config.Config())
+    dash_inductor.disable()
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    dash_inductor.disable()
+    if was_enabled:
+        install.want()
+
+
+def installed() -> tuple[bool, bool]:
+    """Whether the pass and the salt are in Inductor."""
+    passes = [p for p in joint_graph.pass_patterns if type(p).__name__ == "DashPass"]
+    assert len(passes) <= 1
+    return bool(passes), "dash_inductor" in common.custom_backend_passes
+
+
+def met(**options: object) -> int:
+    """How many attentions the pass meets while one is compiled and trained."""
+
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value)
+
+    counters.clear()
+    inputs = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
+    torch.compile(attend, **options)(*inputs).sum().backward()
+    return counters["inductor"]["dash_declined"]
+
+
+def test_enable_and_disable_restore_inductor():
+    passes, backend_passes = list(joint_graph.pass_patterns), dict(common.custom_backend_passes)
+    for _ in range(2):
+        assert installed() == (False, False)
+        dash_inductor.enable()
+        dash_inductor.enable()
+        assert installed() == (True, True)
+        dash_inductor.disable()
+        dash_inductor.disable()
+        assert joint_graph.pass_patterns == passes
+        assert list(common.custom_backend_passes.items()) == list(backend_passes.items())
+
+
+def test_enabled_nests_and_restores_settings():
+    with dash_inductor.enabled(schedule="ascending", sms=3):
+        with dash_inductor.enabled(schedule="descending"):
+            assert (config.current().schedule, config.current().sms) == ("descending", 3)
+        assert (config.current().schedule, config.current().sms) == ("ascending", 3)
+        assert installed() == (True, True)
+    assert config.current() == config.Config()
+    assert installed() == (False, False)
+    with pytest.raises(ZeroDivisionError), dash_inductor.enabled(sms=2):
+        _ = 1 / 0
+    assert config.current() == config.Config()
+    assert installed() == (False, False)
+
+    dash_inductor.enable(sms=5)
+    with dash_inductor.enabled():
+        pass
+    assert installed() == (True, True)
+    assert config.current().sms == 5
+
+
+def test_what_is_compiled_follows_the_switch():
+    """On, off and on again; each switch forgets what was compiled, and no cache carries an answer over."""
+    assert met() == 0
+    dash_inductor.enable()
+    assert met() == 1
+    dash_inductor.disable()
+    assert met() == 0
+    with dash_inductor.enabled():
+        assert met() == 1
+    assert met() == 0
+
+
+def test_the_backend_acts_on_its_own_graphs_alone():
+    assert met() == 0
+    assert met(backend="dash") == 1
+    assert installed() == (False, False)
+    torch._dynamo.reset()
+    assert met() == 0
+    torch._dynamo.reset()
+    assert met(backend="dash") == 1
+    with dash_inductor.enabled():
+        assert met(backend="dash") == 1
+        assert installed() == (True, True)
+
+
+def test_the_backend_is_a_backend_of_dynamo():
+    assert "dash" in torch._dynamo.list_backends()
+
+
+def test_stock_lowerings_after_disable():
+    with dash_inductor.enabled():
+        assert met() == 1
+    assert all(target in lowerings for target in stock_ops.TARGETS)
+    inputs = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
+
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value)
+
+    before = len(dash_inductor.decisions())
+    actual = torch.autograd.grad(torch.compile(attend)(*inputs).sum(), inputs)
+    assert all(map(torch.equal, actual, torch.autograd.grad(attend(*inputs).sum(), inputs)))
+    assert len(dash_inductor.decisions()) == before
+
+
+def test_switched_off_by_the_setting():
+    """What DASH_INDUCTOR=0 says: one warning of the backend, one of each enable()."""
+    backend._warn_off.cache_clear()
+    config.configure(enabled=False)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert met(backend="dash") == 0
+        torch._dynamo.reset()
+        assert met(backend="dash") == 0
+    assert [str(w.message) for w in caught if "DASH" in str(w.message)] == ['DASH_INDUCTOR=0: backend="dash" is plain Inductor']
+    with pytest.warns(UserWarning, match="DASH_INDUCTOR=0: dash_inductor stays off") as warned:
+        dash_inductor.enable()
+    assert warned[0].filename == __file__
+    assert installed() == (False, False)
+    assert met() == 0
+
+
+def test_switching_the_setting_off_stops_an_installed_pass():
+    dash_inductor.enable()
+    config.configure(enabled=False)
+    assert met() == 0
+    config.configure(enabled=True)
+    assert met() == 1
+
+
+def test_backward_after_the_block():
+    inputs = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
+    counters.clear()
+    with dash_inductor.enabled():
+        out = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))(*inputs)
+    assert installed() == (False, False)
+    out.sum().backward()
+    assert counters["inductor"]["dash_declined"] == 1
+
+
+def test_reset_drops_cuda_graphs(monkeypatch):
+    """As for backend="inductor": recorded CUDA graphs do not outlive torch._dynamo.reset()."""
+    resets = []
+    monkeypatch.setattr(cudagraph_trees, "reset_cudagraph_trees", lambda: resets.append(1))
+    assert met(backend="dash") == 1
+    torch._dynamo.reset()
+    assert resets
+
+
+@pytest.mark.parametrize("error", [KeyError, ValueError, RuntimeError])
+def test_autoload_never_raises(monkeypatch, caplog, error):
+    def fail(**_):
+        raise error("no such thing")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(install, "enable", fail)
+        patch.setattr(install, "want", fail)
+        _autoload.autoload()
+    assert "dash_inductor could not be installed" in caplog.text
+    assert "no such thing" in caplog.text
+
+
+def test_wrong_settings_are_raised_by_each_compilation(monkeypatch):
+    monkeypatch.setattr(config, "_current", None)
+    monkeypatch.setitem(os.environ, "DASH_INDUCTOR_LAUNCH", "later")
+    _autoload.autoload()
+    for _ in range(2):
+        with pytest.raises(BackendCompilerFailed, match="DASH_INDUCTOR_LAUNCH='later' is not one of grouped, chained"):
+            met()
+    monkeypatch.delenv("DASH_INDUCTOR_LAUNCH")
+    assert met() == 1

@@ -1,0 +1,139 @@
+"""An attention that is not rewritten: on a CPU, without emulation, each one. What is recorded, with cold and warm caches."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+from torch._inductor.codecache import PyCodeCache
+
+import dash_inductor
+from dash_inductor import config, record
+
+REASON = "the stock op is already deterministic on the CPU (emulation is off)"
+OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+@pytest.fixture(autouse=True)
+def enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(config, "_current", config.Config())
+    monkeypatch.setattr(record, "_loaded", {})
+    caplog.set_level(logging.INFO, "dash_inductor")
+    torch.use_deterministic_algorithms(True)
+    with dash_inductor.enabled():
+        yield
+    torch.use_deterministic_algorithms(False)
+    torch._dynamo.reset()
+
+
+def inputs() -> list[torch.Tensor]:
+    # One head: for more, the stock lowering copies logsumexp, by a C++ kernel that takes seconds to compile.
+    return [torch.randn(1, 1, 6, 8, generator=torch.Generator().manual_seed(seed)).requires_grad_() for seed in range(3)]
+
+
+def attend(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+LINE = inspect.getsource(attend).splitlines()[1].strip()
+
+
+def compiled_gradients() -> tuple[torch.Tensor, ...]:
+    torch._dynamo.reset()
+    counters.clear()
+    leaves = inputs()
+    return torch.autograd.grad(torch.compile(attend)(*leaves).sum(), leaves)
+
+
+def test_gradients_are_the_stock_ops():
+    leaves = inputs()
+    expected = torch.autograd.grad(attend(*leaves).sum(), leaves)
+    assert all(map(torch.equal, compiled_gradients(), expected))
+
+
+def test_recorded_once_cold_and_warm(caplog):
+    compiled_gradients()
+    assert counters["inductor"]["dash_declined"] == 1
+    assert counters["inductor"]["dash_rewritten"] == 0
+    (decision,) = dash_inductor.decisions()
+    expected = record.Decision(OP, "cpu", "fp32", "causal", 1, 1, 1, 6, 6, 8, REASON)
+    assert decision == expected
+    assert not decision.rewritten
+    assert caplog.messages == [f"{OP} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}"]
+
+    compiled_gradients()
+    assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    assert counters["inductor"]["dash_declined"] == 1
+    assert dash_inductor.decisions() == [expected]
+    assert len(caplog.messages) == 1
+
+    # As in a process that starts: it has loaded no graph yet.
+    PyCodeCache.cache_clear()
+    record._loaded.clear()
+    caplog.clear()
+    compiled_gradients()
+    assert counters["inductor"]["fxgraph_cache_miss"] == 0
+    assert counters["inductor"]["dash_declined"] == 1
+    assert dash_inductor.decisions() == [expected]
+    assert len(caplog.messages) == 1
+
+
+def test_mask_of_the_users():
+    mask = torch.zeros(6, 6)
+    torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask))(*inputs()).sum().backward()
+    (decision,) = dash_inductor.decisions()
+    assert (decision.mask, decision.reason) == ("given", "an attention mask")
+
+
+def test_warn():
+    """Also where a cache could answer."""
+    dash_inductor.configure(on_unsupported="warn")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="dash_inductor leaves") as caught:
+            compiled_gradients()
+        assert [str(w.message) for w in caught if "dash" in str(w.message)] == [
+            f"dash_inductor leaves {OP} to the stock kernel: {REASON}"
+        ]
+        assert counters["inductor"]["dash_declined"] == 1
+        assert counters["aot_autograd"]["autograd_cache_hit"] == 0
+
+
+def test_error():
+    """Users catch BackendCompilerFailed, as for each error in a backend; what is inside says where the attention is."""
+    expected = compiled_gradients()
+    dash_inductor.configure(on_unsupported="error")
+    for _ in range(2):
+        with pytest.raises(BackendCompilerFailed) as caught:
+            compiled_gradients()
+        inner = caught.value.inner_exception
+        assert isinstance(inner, dash_inductor.UnsupportedAttentionError)
+        for message in (str(inner), str(caught.value)):
+            assert f"leaves {OP} to the stock kernel: {REASON}" in message
+            assert f'File "{__file__}"' in message
+            assert LINE in message
+    dash_inductor.configure(on_unsupported="fallback")
+    assert all(map(torch.equal, compiled_gradients(), expected))
+
+
+def test_silent_by_default():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        compiled_gradients()
+
+
+@pytest.mark.parametrize("sizes", [{"q_len": 8}, {"q_len": "s0"}])
+def test_decisions_survive_generated_code(sizes, monkeypatch):
+    decision = replace(record.Decision(OP, "cpu", "fp32", "full", 1, 2, 2, 6, 6, 8, 'a "reason"'), **sizes)
+    exec(record.loading_line(3, decision), {"__file__": "/graph.py"})
+    assert record._loaded == {("/graph.py", 3): decision}

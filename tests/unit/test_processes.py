@@ -1,0 +1,200 @@
+"""What only a fresh process shows: `import torch`, unchanged scripts, caches from one process to the next."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dash_inductor
+
+ROOT = Path(dash_inductor.__file__).parents[1]
+
+
+def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process whose only settings are `environ`."""
+    inherited = {n: v for n, v in os.environ.items() if not n.startswith("DASH_INDUCTOR") and n != "TRITON_INTERPRET"}
+    inherited.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
+    result = subprocess.run([sys.executable, *arguments], env=inherited | environ, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def modules_after_import_torch(**environ: str) -> set[str]:
+    return set(json.loads(python("-c", "import torch, sys, json; print(json.dumps(list(sys.modules)))", **environ).stdout))
+
+
+def test_import_torch_stays_light():
+    """Neither Inductor nor Triton nor anything large comes with the package."""
+    added = modules_after_import_torch() - modules_after_import_torch(TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert "dash_inductor.install" in added, "the package is not installed with its entry points"
+    assert {name.partition(".")[0] for name in added} - set(sys.stdlib_module_names) == {"dash_inductor"}
+    assert not added & {"dash_inductor.matching", "dash_inductor.target", "dash_inductor.emulation.inductor"}
+
+
+COMPILE = """
+import torch
+print("imported")
+for _ in range(2):
+    try:
+        torch.compile(lambda x: x.view(-1))(torch.zeros(2))
+        print("compiled")
+    except Exception as error:
+        print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "environ", "message"),
+    [
+        (
+            "",
+            {"DASH_INDUCTOR_SCHEDULE": "fifo"},
+            "ValueError: DASH_INDUCTOR_SCHEDULE='fifo' is not one of auto, ascending, descending, shift, symmetric",
+        ),
+        (
+            "import triton",
+            {"DASH_INDUCTOR_EMULATE": "1"},
+            "RuntimeError: emulation runs kernels in Triton's interpreter, which is off in this process: "
+            "set TRITON_INTERPRET=1 (or DASH_INDUCTOR_EMULATE=1) before anything imports triton",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_raised_by_each_compilation(before, environ, message):
+    """Not by `import torch`, and not by the first compilation alone."""
+    output = python("-c", before + COMPILE, **environ).stdout
+    assert output.startswith("imported\n")
+    assert output.count(message) == 2
+    assert "compiled" not in output
+
+
+# A script that knows nothing of the package. One of its attentions can be rewritten.
+SCRIPT = """
+import logging, sys
+import torch, torch.nn.functional as F
+
+logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(0)
+wide, narrow = torch.randn(3, 1, 2, 100, 16), torch.randn(3, 1, 1, 4, 8)
+
+@torch.compile
+def loss(wide, narrow):
+    attention = F.scaled_dot_product_attention
+    return attention(*wide.unbind(), is_causal=True).square().sum() + attention(*narrow.unbind()).sum()
+
+leaves = [wide.requires_grad_(), narrow.requires_grad_()]
+loss(*leaves).backward()
+"""
+REPORT = """
+import dataclasses, json
+import dash_inductor
+from dash_inductor import emulation
+from torch._dynamo.utils import counters
+
+print(json.dumps({
+    "package": dash_inductor.__file__,
+    "counters": {**counters["inductor"], **counters["aot_autograd"]},
+    "decisions": [dataclasses.asdict(decision) for decision in dash_inductor.decisions()],
+    "gradients": [leaf.grad.flatten().tolist() for leaf in leaves],
+    "seed": emulation.settings() and emulation.settings().seed,
+    "turns": [launch.schedule for launch in emulation.launches()],
+}))
+"""
+
+
+def report(tmp_path: Path, script: str = SCRIPT, **environ: str) -> tuple[dict[str, Any], list[str]]:
+    """What `script` left behind, and the lines that the package logged."""
+    path = tmp_path / "train.py"
+    path.write_text(script + REPORT)
+    result = python(str(path), TORCHINDUCTOR_CACHE_DIR=str(tmp_path / "cache"), **environ)
+    log = [line for line in result.stderr.splitlines() if line.startswith("dash_inductor: ")]
+    return json.loads(result.stdout), log
+
+
+def test_an_unchanged_script_and_its_caches(tmp_path):
+    """DASH_INDUCTOR_EMULATE=1 is enough; a second process takes everything from the cache, one with other sources nothing."""
+    emulated = {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SEED": "3"}
+    cold, log = report(tmp_path, **emulated)
+    assert cold["counters"]["fxgraph_cache_miss"] == 2
+    assert cold["counters"].get("autograd_cache_hit", 0) == 0
+    assert (cold["counters"]["dash_rewritten"], cold["counters"]["dash_declined"]) == (1, 1)
+    assert cold["seed"] == 3
+    (turns,) = cold["turns"]
+    rewritten, declined = sorted(cold["decisions"], key=lambda decision: decision["reason"] is not None)
+    assert (rewritten["q_len"], rewritten["heads"], rewritten["mask"], rewritten["reason"]) == (100, 2, "causal_top_left", None)
+    assert (declined["q_len"], declined["head_dim"], declined["reason"]) == (4, 8, "head dim 8 is outside 16..128")
+    assert len(log) == 2
+    assert sum("keeps the stock kernel: head dim 8 is outside 16..128" in line for line in log) == 1
+
+    warm, warm_log = report(tmp_path, **emulated | {"DASH_INDUCTOR_SEED": "4"})
+    assert warm["counters"].get("fxgraph_cache_miss", 0) == 0
+    assert warm["counters"]["fxgraph_cache_hit"] == 2
+    assert warm["counters"]["autograd_cache_hit"] == 1
+    assert (warm["counters"]["dash_rewritten"], warm["counters"]["dash_declined"]) == (1, 1)
+    assert warm["decisions"] == cold["decisions"]
+    assert warm_log == log
+    assert warm["seed"] == 4
+    assert warm["turns"] != [turns], "another seed, another interleaving"
+    assert warm["gradients"] == cold["gradients"]
+
+    tree = tmp_path / "tree"
+    for package in ("dash_inductor", "lowering", "templates"):
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    with (tree / "templates/preprocess.py.jinja").open("a") as template:
+        template.write("\n")
+    changed, _ = report(tmp_path, **emulated, PYTHONPATH=str(tree))
+    assert Path(changed["package"]).is_relative_to(tree)
+    assert changed["counters"]["fxgraph_cache_miss"] == 2
+    assert changed["counters"].get("fxgraph_cache_hit", 0) == 0
+    assert changed["counters"].get("autograd_cache_hit", 0) == 0
+    assert (changed["counters"]["dash_rewritten"], changed["counters"]["dash_declined"]) == (1, 1)
+    assert changed["gradients"] == cold["gradients"]
+
+
+def test_the_backend_without_autoload(tmp_path):
+    """Emulation too is found by then, if Triton interprets."""
+    script = SCRIPT.replace("@torch.compile\n", '@torch.compile(backend="dash")\n')
+    assert script != SCRIPT
+    environ = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TRITON_INTERPRET": "1", "DASH_INDUCTOR_EMULATE": "1"}
+    found, log = report(tmp_path, script, **environ)
+    assert (found["counters"]["dash_rewritten"], found["counters"]["dash_declined"]) == (1, 1)
+    assert len(found["turns"]) == 1
+    assert len(log) == 2
+
+
+OFF = """
+import warnings
+import torch, torch.nn.functional as F
+
+torch.use_deterministic_algorithms(True)
+inputs = [torch.zeros(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    for backend in ("inductor", "dash"):
+        torch._dynamo.reset()
+        torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v), backend=backend)(*inputs).sum().backward()
+    import dash_inductor
+    dash_inductor.enable()
+print(*[warning.message for warning in caught if "DASH" in str(warning.message)], sep="\\n")
+from torch._dynamo.utils import counters
+from torch._inductor.codegen import common
+print([name for name in counters["inductor"] if "dash" in name], "dash_inductor" in common.custom_backend_passes)
+"""
+
+
+def test_switched_off(tmp_path):
+    """DASH_INDUCTOR=0: plain Inductor everywhere, with one warning of the backend and one of enable()."""
+    output = python("-c", OFF, DASH_INDUCTOR="0", TORCHINDUCTOR_CACHE_DIR=str(tmp_path)).stdout
+    assert output.splitlines() == [
+        'DASH_INDUCTOR=0: backend="dash" is plain Inductor',
+        "DASH_INDUCTOR=0: dash_inductor stays off, torch.compile is plain Inductor",
+        "[] False",
+    ]
