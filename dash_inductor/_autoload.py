@@ -14,10 +14,13 @@ def autoload() -> None:
         from .config import current
 
         try:
-            if current().enabled:
-                install.enable()
+            if not current().enabled:
+                return
+            if current().emulate:
+                install.prepare_emulation()
         except (ValueError, RuntimeError):
             # A setting that is wrong, or an emulation that cannot be had. Not passed over: each compilation raises it again.
-            install.want()
+            log.debug("dash_inductor cannot be set up", exc_info=True)
+        install.want()
     except Exception:
         log.exception("dash_inductor could not be installed; torch.compile is plain Inductor")

@@ -35,8 +35,8 @@ def enable(**settings: Any) -> None:
         warnings.warn("DASH_INDUCTOR=0: dash_inductor stays off, torch.compile is plain Inductor", stacklevel=2)
         return
     if current().emulate:
-        _prepare_emulation()
-    want()
+        prepare_emulation()
+    want(required=True)
 
 
 def disable() -> None:
@@ -68,13 +68,13 @@ def enabled(**settings: Any) -> Iterator[None]:
             disable()
 
 
-def want() -> None:
-    """Installs the pass, as soon as the user imports Inductor."""
+def want(*, required: bool = False) -> None:
+    """Installs the pass, as soon as the user imports Inductor; a failure is logged, or raised if the pass is `required`."""
     global _wanted
     if not _wanted:
         _wanted = True
         forget_compiled()
-    after_import(JOINT_GRAPH, _install_if_wanted)
+    after_import(JOINT_GRAPH, _install_if_wanted, required=required)
 
 
 def is_enabled() -> bool:
@@ -87,7 +87,7 @@ def _install_if_wanted() -> None:
 
 
 @functools.cache
-def _prepare_emulation() -> None:
+def prepare_emulation() -> None:
     from . import emulation  # not at the top: `import torch` brings this module along, and need not bring that one
 
     if not emulation.active():

@@ -18,6 +18,7 @@ from . import emulation
 from .config import current, ready
 from .ops import MASKS
 from .salt import key
+from .schedule.candidates import impossible
 from .stock_ops import DECIDED_UNDER, DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
 from .target import target_of, tile_of
 
@@ -93,7 +94,12 @@ def _tensors_decline(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     tile = tile_of(target_of(query.device), query.dtype, int(query.shape[3]))
     if query.shape[2] > MAX_Q_TILES * tile.block_m or key.shape[2] > MAX_KV_TILES * tile.block_n:
         return f"lengths S_q={query.shape[2]}, S_k={key.shape[2]} have too many tiles for a table entry"
-    return None
+    return impossible(_mask(is_causal), current().guarantee, current().schedule)
+
+
+def _mask(is_causal: bool) -> str:
+    # Causal alignment differs between the ops only where S_q and S_k do, which is declined.
+    return MASKS[1] if is_causal else MASKS[0]
 
 
 @register_graph_pattern(CallFunctionVarArgs(TARGETS), pass_dict=patterns)
@@ -105,13 +111,11 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
         return
     named = arguments(node)
     tensors = [named[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")]
-    # Causal alignment differs between the ops only where S_q and S_k do, which is declined.
-    mask = MASKS[1] if named["is_causal"] else MASKS[0]
     with match.graph.inserting_before(node):
         new = match.graph.call_function(
             torch.ops.dash.sdpa_backward.default,
             tuple(tensors),
-            {"mask": mask, "scale": named["scale"]},
+            {"mask": _mask(named["is_causal"]), "scale": named["scale"]},
         )
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
     new.meta.update(node.meta)

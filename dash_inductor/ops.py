@@ -13,12 +13,11 @@ import math
 import torch
 from torch import Tensor
 
-from .schedule import Schedule
+from .schedule import MASKS, Schedule
 from .target import DTYPES, plan_for, shape_of, target_of, tile_of
 from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM
 
 LOG2E = 1.4426950408889634
-MASKS = ("full", "causal_top_left", "causal_bottom_right")
 
 _library = torch.library.Library("dash", "DEF")
 _library.define(
@@ -127,8 +126,8 @@ def reference(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The specification: tile by tile, dQ summed in rank order, dK and dV along their chains, everything in fp32.
 
-    Where the products of one tile are exact, a kernel must give these very bits. It computes S and dP twice (for dK/dV, then for dQ),
-    which the kernels do not: it is to be read.
+    Where the products of one tile are exact, a kernel must give these very bits. To be read, it computes S and dP twice (for dK/dV,
+    then for dQ), which the kernels do not.
     """
     geometry = schedule.geometry
     scale = 1 / math.sqrt(query.shape[3]) if scale is None else scale

@@ -62,8 +62,8 @@ def priors(head_dim: int) -> dict[str, Prior]:
     peak = 10 * rows * 128 * head_dim / (BOOST_TFLOPS / 132 * 1e6)
     chain_bytes = 4 * 128 * head_dim * 2
     return dict(
-        fixed=Prior(250.0, 0.3),  # 470 MB at 80 % of 3.35 TB/s: 175; four launches and the main kernel's ramp
-        chain=Prior(chain_bytes / SM_BYTES_PER_US, 0.5),  # half of it may hide under the steps
+        fixed=Prior(250.0, 0.3),  # 470 MB at 80 % of 3.35 TB/s take 175; launches and ramps, estimated
+        chain=Prior(chain_bytes / SM_BYTES_PER_US, 0.5),  # at an equal share of the memory; may hide under other steps
         launch=Prior(1.0, 0.5),  # a CTA's start and its barriers, estimated
         step=Prior(peak / 0.75, 0.3),  # three quarters of the boost clock's peak
         hop=Prior(1.5, 0.3),  # a 32 KiB reduction in L2, a release and an acquire, estimated
@@ -71,5 +71,5 @@ def priors(head_dim: int) -> dict[str, Prior]:
         shift_causal=Prior(1.07, 0.05),
         causal=Prior(1.0 if head_dim == 64 else 64 / 80, 0.1),  # rows of the tile
         jitter=Prior(0.15, 0.4),  # estimated
-        throttle=Prior(0.5, 0.5),  # 1.98 GHz idle, about 1.6 GHz in attention at 500 TFLOPS
+        throttle=Prior(0.5, 0.5),  # 1.98 GHz idle, 1.6 GHz at 500 TFLOPS, estimated
     )

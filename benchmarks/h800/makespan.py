@@ -26,7 +26,7 @@ def makespan(placement: Placement, hop: Any, overhead: Any, jitter: Any) -> Floa
 
     >>> from dash_inductor.schedule import Geometry
     >>> full = Placement("ascending", Geometry(6, 6, 1, 2, "full"), 1, dynamic=False, paired=False)
-    >>> float(makespan(full, hop=0.4, overhead=0, jitter=0)[0])  # 6 steps and 2 hops
+    >>> round(float(makespan(full, hop=0.4, overhead=0, jitter=0)[0]), 3)  # 6 steps and 2 hops
     6.8
     """
     hop_B, overhead_B, jitter_B = np.broadcast_arrays(*(np.atleast_1d(np.asarray(x, float)) for x in (hop, overhead, jitter)))
@@ -37,11 +37,12 @@ def makespan(placement: Placement, hop: Any, overhead: Any, jitter: Any) -> Floa
 def _mono(placement: Placement, hop_B: Floats, overhead_B: Floats, jitter_B: Floats, rng: np.random.Generator) -> Floats:
     """Ascending and descending: chain j adds to every tile after chain j - 1, which it follows tile by tile."""
     g, sets = placement.geometry, np.arange(len(hop_B))
+    lengths = [g.steps(j) for j in range(g.n_kv)]
     hop_B1, jitter_B1 = hop_B[:, None], jitter_B[:, None]
     free_BW = np.zeros((len(hop_B), placement.workers))
     last_added: dict[int, Floats] = {}  # head: when each tile that its last chain visited was added to, in visiting order
     for head, j in placement.chains():
-        steps = g.steps(j)
+        steps = lengths[j]
         worker = free_BW.argmin(axis=1) if placement.dynamic else placement.worker(head, j)
         ready_BT = (free_BW[sets, worker] + overhead_B)[:, None] + np.arange(1, steps + 1)
         ready_BT += jitter_B1 * (rng.standard_exponential(steps) - 1).cumsum()

@@ -87,7 +87,7 @@ class Placement:
 
 
 def place(cell: Cell) -> Placement:
-    """The placement behind a row of the file."""
+    """The placement behind a row of the file. Under a full mask, descending is ascending with the tiles renamed."""
     block_m = 128 if cell.head_dim == 64 else 64 if cell.causal else 80
     geometry = Geometry(cell.seqlen, cell.seqlen, block_m, BLOCK_N, "causal_top_left" if cell.causal else "full")
     ring, dynamic = cell.schedule.startswith("shift"), not cell.schedule.endswith("persistent")
@@ -96,7 +96,7 @@ def place(cell: Cell) -> Placement:
         fit = L2_BYTES // (L2_BYTES_PER_ELEMENT * cell.seqlen * cell.head_dim)
         section = 1 << (fit.bit_length() - 1)
     return Placement(
-        family="ring" if ring else cell.schedule.removesuffix("_persistent"),
+        family="ring" if ring else "ascending" if not cell.causal else cell.schedule.removesuffix("_persistent"),
         geometry=geometry,
         heads=cell.heads,
         dynamic=dynamic,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .makespan import Floats, makespan
 from .measurements import Cell
-from .placement import place
+from .placement import Placement, place
 
 HOPS = np.array([0.3, 0.5, 0.7, 0.9, 1.1])
 OVERHEADS = np.array([0.5, 3.0])
@@ -18,18 +18,15 @@ JITTERS = np.array([0.0, 0.1, 0.2, 0.3])
 
 
 @cache
-def surface(cell: Cell) -> Floats:
+def surface(placement: Placement) -> Floats:
     """Makespan in steps, [HOPS, OVERHEADS, JITTERS]."""
-    placement = place(cell)
-    if cell.schedule == "descending" and not cell.causal:
-        return surface(Cell("ascending", cell.head_dim, cell.causal, cell.seqlen))  # the same up to the names of the tiles
     grid = np.meshgrid(HOPS, OVERHEADS, JITTERS, indexing="ij")
     return makespan(placement, *(axis.ravel() for axis in grid)).reshape(grid[0].shape)
 
 
 def makespans(cells: Sequence[Cell], hop: Floats, overhead: Floats, jitter: float) -> Floats:
     """Makespan in steps of each cell at its own hop and overhead, linear between and beyond the points of the grid."""
-    tables = np.stack([surface(cell) for cell in cells])
+    tables = np.stack([surface(place(cell)) for cell in cells])
     weights = _weights(HOPS, hop), _weights(OVERHEADS, overhead), _weights(JITTERS, np.full(len(cells), jitter))
     return np.einsum("choj,ch,co,cj->c", tables, *weights)
 

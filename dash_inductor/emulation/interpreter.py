@@ -36,6 +36,7 @@ def install_interpreter(patches: Patches) -> None:
     _hand_over_at_atomics(patches)
     _cheap_device_calls(patches)
     _correct_bf16(patches)
+    _fused_multiply_add(patches)
     _fast_erf(patches)
     _no_overflow_checks(patches)
     _remembered_dtypes(patches)
@@ -176,6 +177,16 @@ def _correct_bf16(patches: Patches) -> None:
 
     patches.set(interpreter, "_convert_float", convert)
     patches.set(InterpreterBuilder, "create_dot", create_dot)
+
+
+def _fused_multiply_add(patches: Patches) -> None:
+    """A GPU rounds x * y + z once. The product of two fp32 numbers is exact in float64."""
+
+    def create_fma(self: Any, x: Any, y: Any, z: Any) -> Any:
+        wide = x.data.astype(np.float64) * y.data + z.data
+        return TensorHandle(wide.astype(z.data.dtype), z.dtype.scalar)
+
+    patches.set(InterpreterBuilder, "create_fma", create_fma)
 
 
 def _fast_erf(patches: Patches) -> None:

@@ -182,7 +182,7 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
     A family that is forced has its own default first, then its own forms only. ValueError where it cannot serve the
     mask or the guarantee.
     """
-    problem = _impossible(shape.mask, guarantee, family)
+    problem = impossible(shape.mask, guarantee, family)
     if problem:
         raise ValueError(problem)
     sizes = Sizes(shape, costs, arithmetic)
@@ -202,7 +202,7 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
     return found
 
 
-def _impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
+def impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
     """Why this cannot be asked for, if it cannot."""
     if mask not in MASKS:
         return f"mask must be one of {', '.join(MASKS)}, got {mask!r}"

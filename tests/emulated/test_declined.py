@@ -92,6 +92,27 @@ def test_lengths_with_a_table_entry_for_each_tile():
         assert declined(backward(like=most)) is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "is_causal", "reason"),
+    [
+        ({"schedule": "shift"}, True, "family 'shift' serves the full mask only"),
+        ({"schedule": "symmetric"}, False, "family 'symmetric' serves causal masks only"),
+        (
+            {"schedule": "symmetric", "guarantee": "device"},
+            True,
+            "family 'symmetric' adds in an order that depends on the SM count",
+        ),
+        ({"schedule": "shift"}, False, None),
+        ({"schedule": "symmetric"}, True, None),
+    ],
+)
+def test_a_forced_family_that_cannot_serve(settings, is_causal, reason):
+    node = backward(is_causal=is_causal)
+    with emulate(), dash_inductor.enabled(**settings):
+        found = declined(node)
+    assert found is None if reason is None else (found or "").startswith(reason)
+
+
 @pytest.mark.parametrize("name", ["benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper"])
 def test_settings_of_inductor(name):
     node = backward()

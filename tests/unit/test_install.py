@@ -183,11 +183,23 @@ def test_autoload_never_raises(monkeypatch, caplog, error):
         raise error("no such thing")
 
     with monkeypatch.context() as patch:
-        patch.setattr(install, "enable", fail)
         patch.setattr(install, "want", fail)
         _autoload.autoload()
     assert "dash_inductor could not be installed" in caplog.text
     assert "no such thing" in caplog.text
+
+
+def test_an_installation_that_fails(monkeypatch, caplog):
+    """Who only has the package installed keeps plain Inductor, and is told; who asked for the pass gets the error."""
+
+    def fail():
+        raise KeyError("no such thing")
+
+    monkeypatch.setattr(install, "install", fail)
+    _autoload.autoload()
+    assert "no such thing" in caplog.text
+    with pytest.raises(KeyError, match="no such thing"):
+        dash_inductor.enable()
 
 
 def test_wrong_settings_are_raised_by_each_compilation(monkeypatch):
