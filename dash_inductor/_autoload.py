@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from types import ModuleType
 
 log = logging.getLogger("dash_inductor")
 
@@ -11,16 +13,23 @@ def autoload() -> None:
     """Never raises, which would break `import torch` for scripts that compile nothing."""
     try:
         from . import install
-        from .config import current
 
-        try:
-            if not current().enabled:
-                return
-            if current().emulate:
-                install.prepare_emulation()
-        except (ValueError, RuntimeError):
-            # A setting that is wrong, or an emulation that cannot be had. Not passed over: each compilation raises it again.
-            log.debug("dash_inductor cannot be set up", exc_info=True)
+        if any(name.startswith("DASH_INDUCTOR") for name in os.environ) and not _asked_for(install):
+            return
         install.want()
     except Exception:
         log.exception("dash_inductor could not be installed; torch.compile is plain Inductor")
+
+
+def _asked_for(install: ModuleType) -> bool:
+    """Whether the variables leave the package on; prepares the emulation that they may ask for."""
+    from .config import current
+
+    try:
+        settings = current()
+        if settings.enabled and settings.emulate:
+            install.prepare_emulation()
+        return settings.enabled
+    except (ValueError, RuntimeError):
+        # A setting that is wrong, or an emulation that cannot be had. Not passed over: each compilation raises it again.
+        return True

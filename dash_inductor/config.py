@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+
+from .dynamo import forget_compiled
 
 PREFIX = "DASH_INDUCTOR"
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -124,10 +125,3 @@ def configure(**settings: object) -> Config:
     if _current != before:
         forget_compiled()
     return before
-
-
-def forget_compiled() -> None:
-    """Resets Dynamo, if it is there: it guards on deterministic mode, not on our settings."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is not None:
-        dynamo.reset()

@@ -21,7 +21,9 @@ SMS = 16  # of the emulated device: twice the heads in a batch, so that CTAs sha
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--steps", type=int, default=STEPS, help="training steps (default %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=STEPS, choices=range(1, 10_001), metavar="N", help="training steps (default %(default)s)"
+    )
     parser.add_argument("--train", type=Path, metavar="FILE", help="only train once, and write what happened to FILE (JSON)")
 
 
@@ -32,12 +34,12 @@ def main(args: argparse.Namespace) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{seed}.json" for seed in SEEDS]
-        children = [_start(seed, file, args.steps) for seed, file in zip(SEEDS, files, strict=True)]
+        children = [_start(seed, file, args.steps, shown=seed == SEEDS[0]) for seed, file in zip(SEEDS, files, strict=True)]
         if any([child.wait() for child in children]):
             print("a training process failed", file=sys.stderr)
             return 1
         first, second = (json.loads(file.read_text()) for file in files)
-    show(first)
+    table("attentions", first["attentions"])
     problem = difference(first, second)
     if problem is not None:
         print(problem, file=sys.stderr)
@@ -47,18 +49,18 @@ def main(args: argparse.Namespace) -> int:
     return 0
 
 
-def _start(seed: int, file: Path, steps: int) -> subprocess.Popen[bytes]:
+def _start(seed: int, file: Path, steps: int, *, shown: bool) -> subprocess.Popen[bytes]:
     import torch
 
     environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "DASH_INDUCTOR_SEED": str(seed)}
     if not torch.cuda.is_available():
         environment |= {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SMS": str(SMS), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "dash_inductor", "demo", "--steps", str(steps), "--train", str(file)]
-    return subprocess.Popen(command, env=environment)
+    return subprocess.Popen(command, env=environment, stdout=None if shown else subprocess.DEVNULL)
 
 
 def train(steps: int) -> dict[str, Any]:
-    """Trains; returns losses, a digest of each loss, gradient and final weight, the attentions, and how often CTAs had to wait."""
+    """Trains, printing the loss curve; returns digests of losses, gradients and last weights, attentions and waits."""
     import torch
 
     from . import emulation
@@ -78,7 +80,6 @@ def train(steps: int) -> dict[str, Any]:
     corpus = torch.frombuffer(bytearray(_text().encode()), dtype=torch.uint8).long()
     draw = torch.Generator().manual_seed(0)
 
-    losses: list[float] = []
     digests: dict[str, str] = {}
     waits = 0
     for step in range(steps):
@@ -94,7 +95,7 @@ def train(steps: int) -> dict[str, Any]:
             assert parameter.grad is not None
             digests[f"gradient of {name} in step {step}"] = _digest(parameter.grad)
         optimizer.step()
-        losses.append(loss.item())
+        print(f"step {step:3d}  loss {loss.item():.4f}  {'#' * round(loss.item() * 10)}", flush=True)
     digests |= {f"{name} after the last step": _digest(parameter) for name, parameter in model.named_parameters()}
     attentions = [
         {
@@ -108,7 +109,7 @@ def train(steps: int) -> dict[str, Any]:
     ]
     if not attentions or not all(decision.rewritten for decision in decisions()):
         raise RuntimeError(f"not every attention was rewritten: {attentions}")
-    return {"emulated": emulated, "losses": losses, "digests": digests, "attentions": attentions, "waits": waits}
+    return {"emulated": emulated, "digests": digests, "attentions": attentions, "waits": waits}
 
 
 def _text() -> str:
@@ -128,13 +129,6 @@ def _digest(tensor: Any) -> str:
     import torch
 
     return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
-def show(run: dict[str, Any]) -> None:
-    """The loss curve, and a row per attention."""
-    for step, loss in enumerate(run["losses"]):
-        print(f"step {step:3d}  loss {loss:.4f}  {'#' * round(loss * 10)}")
-    table("attentions", run["attentions"])
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:

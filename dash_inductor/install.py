@@ -2,7 +2,7 @@
 
 The pass runs on the joint graph after the built-in patterns, so that hand-written attention has become SDPA by then, and the
 decision is taken under Dynamo's guard on deterministic mode. A user's own custom passes are not touched. Nothing here imports
-Inductor before the user does.
+Inductor before the user does; `import torch` brings this module along, so that it imports little (not the settings either).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-from .config import configure, current, forget_compiled
+from .dynamo import forget_compiled
 from .import_hook import after_import
 
 JOINT_GRAPH = "torch._inductor.fx_passes.joint_graph"
@@ -30,6 +30,8 @@ def enable(**settings: Any) -> None:
         ValueError: a setting, or a `DASH_INDUCTOR_*` variable, that is not one of the allowed ones.
         RuntimeError: emulation is asked for, and Triton does not interpret in this process.
     """
+    from .config import configure, current
+
     configure(**settings)
     if not current().enabled:
         warnings.warn("DASH_INDUCTOR=0: dash_inductor stays off, torch.compile is plain Inductor", stacklevel=2)
@@ -57,6 +59,8 @@ def enabled(**settings: Any) -> Iterator[None]:
 
     Backwards are compiled together with their forwards, inside the block: they may run after it.
     """
+    from .config import configure, current
+
     before, was_wanted = current(), _wanted
     enable(**settings)
     try:
@@ -88,7 +92,8 @@ def _install_if_wanted() -> None:
 
 @functools.cache
 def prepare_emulation() -> None:
-    from . import emulation  # not at the top: `import torch` brings this module along, and need not bring that one
+    from . import emulation
+    from .config import current
 
     if not emulation.active():
         emulation.prepare_environment(seed=current().seed, sms=current().sms)

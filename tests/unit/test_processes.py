@@ -160,13 +160,15 @@ def test_an_unchanged_script_and_its_caches(tmp_path):
 
 
 def test_the_backend_without_autoload(tmp_path):
-    """Emulation too is found by then, if Triton interprets."""
+    """Emulation too is found by then, if Triton interprets, and before cache keys are made."""
     script = SCRIPT.replace("@torch.compile\n", '@torch.compile(backend="dash")\n')
     assert script != SCRIPT
+    script += "torch._dynamo.reset()\nloss(*leaves).backward()\n"
     environ = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "TRITON_INTERPRET": "1", "DASH_INDUCTOR_EMULATE": "1"}
     found, log = report(tmp_path, script, **environ)
-    assert (found["counters"]["dash_rewritten"], found["counters"]["dash_declined"]) == (1, 1)
-    assert len(found["turns"]) == 1
+    assert (found["counters"]["dash_rewritten"], found["counters"]["dash_declined"]) == (2, 2)
+    assert (found["counters"]["autograd_cache_miss"], found["counters"]["autograd_cache_hit"]) == (1, 1)
+    assert len(found["turns"]) == 2
     assert len(log) == 2
 
 
