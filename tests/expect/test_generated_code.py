@@ -20,10 +20,16 @@ MAIN, TABLE, PREPROCESS = "SEMAPHORES", "UNREAD", "everywhere"  # a word that on
 
 @functools.cache
 def generated(
-    head_dim: int, mask: str, kv_heads: int = 16, dynamic: bool = False, q_len: int = 8192, kv_len: int = 8192
+    head_dim: int,
+    mask: str,
+    kv_heads: int = 16,
+    dynamic: bool = False,
+    q_len: int = 8192,
+    kv_len: int = 8192,
+    device: str = "h100",
 ) -> Generated:
     return attention_backward(
-        "h100",
+        device,
         q_len=q_len,
         kv_len=kv_len,
         batch=2,
@@ -48,8 +54,8 @@ def body(code: Generated, word: str) -> str:
 
 
 @functools.cache
-def report(head_dim: int, mask: str, **sizes: int | bool) -> CubinReport:
-    compiled = compile_kernel(kernel(generated(head_dim, mask, **sizes), MAIN)[1], "h100")
+def report(head_dim: int, mask: str, device: str = "h100", **sizes: int | bool) -> CubinReport:
+    compiled = compile_kernel(kernel(generated(head_dim, mask, device=device, **sizes), MAIN)[1], device)
     return inspect(compiled.cubin, compiled.metadata.shared)
 
 
@@ -141,3 +147,13 @@ def test_cubin(head_dim: int, mask: str, sizes: dict) -> None:
     assert found.atomg == 0, "an addition returns its value"
     assert found.local_in_loop == 0, "the main loop spills"
     assert found.registers <= 255
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(("device", "matmul"), [("a100", "hmma"), ("b200", "utcmma")])
+def test_cubin_of_other_gpus(device: str, matmul: str, head_dim: int) -> None:
+    found = report(head_dim, "causal", device=device)
+    assert getattr(found, matmul) > 0
+    assert found.ldgsts > 0
+    assert found.local_in_loop == 0
+    assert found.atomg == 0
