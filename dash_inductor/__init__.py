@@ -7,14 +7,34 @@ of torch; the names below load what they need.
 
 from __future__ import annotations
 
-import importlib
+import importlib.abc
+import importlib.util
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
-# In a source checkout lowering/ and templates/ stand beside this folder; an installed package has them inside.
 _root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+class _BesideThisFolder(importlib.abc.MetaPathFinder):
+    """In a source checkout lowering/ and templates/ stand beside this folder; an installed package has them inside.
+
+    The checkout's root is not put on `__path__`: pkgutil.walk_packages, which TORCH_LOGS=dash_inductor calls, would find this
+    package in itself, without end.
+    """
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        parent, _, name = fullname.rpartition(".")
+        if parent != __name__ or name not in ("lowering", "templates"):
+            return None
+        folder = os.path.join(_root, name)
+        return importlib.util.spec_from_file_location(
+            fullname, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+        )
+
+
 if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(os.path.join(__path__[0], "lowering")):
-    __path__.append(_root)
+    sys.meta_path.insert(0, _BesideThisFolder())  # before the finder of an editable install, which may be of another checkout
 
 __version__ = "0.1.0"
 

@@ -92,7 +92,12 @@ def _constant(ints: list[int], device: torch.device) -> Any:
         # Code for a GPU that is not there gets a tensor that is not there either.
         absent = device.type == "cuda" and not torch.cuda.is_available()
         with V.fake_mode if absent else contextlib.nullcontext():
-            tables[name] = V.graph.add_tensor_constant(torch.tensor(ints, dtype=torch.int32, device=device), name)
+            tensor = torch.tensor(ints, dtype=torch.int32, device=device)
+            tables[name] = V.graph.add_tensor_constant(tensor, name)
+        root: Any = V.graph
+        while hasattr(root, "parent"):  # the body of a cond or a region: Inductor binds the constants of the root graph alone
+            root = root.parent
+        root.constants[tables[name].get_name()] = tensor
     return tables[name]
 
 

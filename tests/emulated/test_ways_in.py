@@ -142,6 +142,33 @@ def test_once_per_attention(function, inputs, expected):
     assert_as_good_as_stock(actual, stock, gradients(wide, [x.double() for x in inputs]))
 
 
+def branching(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    inputs = (query, key, value)
+    return torch.cond(query.sum() > 1e6, lambda *qkv: attend(*qkv).sin(), lambda *qkv: attend(*qkv).cos(), inputs)
+
+
+region = torch.compiler.nested_compile_region(lambda *qkv: attend(*qkv))
+
+
+def repeated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return region(region(query, key, value), key, value)
+
+
+@pytest.mark.parametrize(
+    ("function", "eager", "launches"),
+    [
+        (branching, lambda q, k, v: attend(q, k, v).cos(), 1),
+        (repeated, lambda q, k, v: attend(attend(q, k, v), k, v), 2),
+    ],
+)
+def test_inside_a_subgraph(function, eager, launches):
+    """Of a cond both branches are compiled, and one runs."""
+    with dash_inductor.enabled():
+        actual = train(function, fullgraph=True)
+    assert (rewritten(), len(decisions()), launched()) == (2, 2, launches)
+    assert_as_good_as_stock(actual, gradients(eager, INPUTS), gradients(eager, [x.double() for x in INPUTS]))
+
+
 class Spy(CustomGraphPass):
     """A user's own pass: sees Inductor's settings and the ops of the graph."""
 

@@ -21,7 +21,7 @@ def python(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """Python in a process whose only settings are `environ`."""
     inherited = {n: v for n, v in os.environ.items() if not n.startswith("DASH_INDUCTOR") and n != "TRITON_INTERPRET"}
     inherited.pop("TORCH_DEVICE_BACKEND_AUTOLOAD", None)
-    result = subprocess.run([sys.executable, *arguments], env=inherited | environ, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, *arguments], env=inherited | environ, capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr
     return result
 
@@ -36,6 +36,12 @@ def test_import_torch_stays_light():
     assert "dash_inductor.install" in added, "the package is not installed with its entry points"
     assert {name.partition(".")[0] for name in added} - set(sys.stdlib_module_names) == {"dash_inductor"}
     assert not added & {"dash_inductor.matching", "dash_inductor.target", "dash_inductor.emulation.inductor"}
+
+
+def test_torch_logs():
+    """TORCH_LOGS walks through all modules of the package, so none may contain itself."""
+    code = "import torch, logging; print(logging.getLogger('dash_inductor').getEffectiveLevel() == logging.DEBUG)"
+    assert python("-c", code, TORCH_LOGS="+dash_inductor").stdout == "True\n"
 
 
 COMPILE = """
@@ -120,8 +126,13 @@ def report(tmp_path: Path, script: str = SCRIPT, **environ: str) -> tuple[dict[s
 
 def test_an_unchanged_script_and_its_caches(tmp_path):
     """DASH_INDUCTOR_EMULATE=1 is enough; a second process takes everything from the cache, one with other sources nothing."""
-    emulated = {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SEED": "3"}
+    tree = tmp_path / "tree"
+    for package in ("dash_inductor", "lowering", "templates"):
+        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tree)
+    emulated = {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SEED": "3", "PYTHONPATH": str(tree)}
     cold, log = report(tmp_path, **emulated)
+    assert Path(cold["package"]).is_relative_to(tree)
     assert cold["counters"]["fxgraph_cache_miss"] == 2
     assert cold["counters"].get("autograd_cache_hit", 0) == 0
     assert (cold["counters"]["dash_rewritten"], cold["counters"]["dash_declined"]) == (1, 1)
@@ -144,14 +155,9 @@ def test_an_unchanged_script_and_its_caches(tmp_path):
     assert warm["turns"] != [turns], "another seed, another interleaving"
     assert warm["gradients"] == cold["gradients"]
 
-    tree = tmp_path / "tree"
-    for package in ("dash_inductor", "lowering", "templates"):
-        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(ROOT / "pyproject.toml", tree)
     with (tree / "templates/preprocess.py.jinja").open("a") as template:
         template.write("\n")
-    changed, _ = report(tmp_path, **emulated, PYTHONPATH=str(tree))
-    assert Path(changed["package"]).is_relative_to(tree)
+    changed, _ = report(tmp_path, **emulated)
     assert changed["counters"]["fxgraph_cache_miss"] == 2
     assert changed["counters"].get("fxgraph_cache_hit", 0) == 0
     assert changed["counters"].get("autograd_cache_hit", 0) == 0
