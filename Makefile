@@ -1,4 +1,5 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
+# make nightly: the schedules' properties on thousands of random cases each.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
 PYTHON ?= python3
 TORCH ?=
@@ -6,7 +7,7 @@ VENV := .venv$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 
-.PHONY: demo test lint clean
+.PHONY: demo test nightly lint clean
 demo: $(VENV)/installed
 	$(BIN)/python -m dash_inductor demo
 
@@ -14,6 +15,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest tests/unit tests/expect tests/gpu
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated
+
+nightly: $(VENV)/installed
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule
 
 lint: $(VENV)/installed
 	$(BIN)/python -m pip install -q -e ".[dev]" $(PIP_ARGUMENTS)

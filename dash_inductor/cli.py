@@ -1,4 +1,8 @@
-"""The command line: `codegen` shows the code for a GPU that is not there, `demo` trains twice and compares bits."""
+"""The command line.
+
+`codegen` shows the code for a GPU that is not there, `demo` trains twice and compares bits, `simulate` replays a schedule and
+`compare` all families of them, `choose` says which one is taken, `calibrate` measures what that rests on.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from dash_inductor import demo
+from dash_inductor import calibrate, choosing, compare, demo, simulate
 from dash_inductor.devices import DEVICES
 
 # With either of these torch is emulated in this process, and Triton compiles nothing.
 EMULATING = ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE")
 # Figures of the whole kernel; all others are of its main loop.
 OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes")
+# Commands about schedules: all but the last need no torch.
+SCHEDULING = {"simulate": simulate, "compare": compare, "choose": choosing, "calibrate": calibrate}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -36,6 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "demo":
         return demo.main(args)
+    if args.command in SCHEDULING:
+        try:
+            return SCHEDULING[args.command].main(args)
+        except ValueError as error:
+            args.parser.error(str(error))
     if any(os.environ.get(name, "0") != "0" for name in EMULATING):
         environment = {name: value for name, value in os.environ.items() if name not in EMULATING}
         return subprocess.run([sys.executable, "-m", "dash_inductor", *argv], env=environment).returncode
@@ -66,6 +77,14 @@ def _arguments() -> argparse.ArgumentParser:
 
     training = commands.add_parser("demo", help="train a small GPT twice, interleaved differently, and compare bits")
     demo.add_arguments(training)
+
+    replayed = commands.add_parser("simulate", help="one schedule: its time, its bounds, who runs what, a Gantt chart")
+    compared = commands.add_parser("compare", help="every family over the number of KV tiles: time over the lower bound")
+    chosen = commands.add_parser("choose", help="which schedule an attention gets on a GPU, and what it is chosen among")
+    calibrated = commands.add_parser("calibrate", help="measure the cost constants of the GPU that is there")
+    for command, module in ((replayed, simulate), (compared, compare), (chosen, choosing), (calibrated, calibrate)):
+        module.add_arguments(command)
+        command.set_defaults(parser=command)
     return parser
 
 

@@ -97,7 +97,7 @@ def plan_for(target: Target, tile: Tile, shape: Shape) -> tuple[Plan, int | None
         geometry = shape.geometry
         return Plan(make(chained_family(shape.mask), geometry, geometry.n_kv), shape.heads, shape.heads, shape.group), None
     choice = choose(shape, costs_of(target, tile), current().guarantee, current().schedule)
-    return choice.plan(shape), choice.time_ns
+    return choice.plan(), choice.time_ns
 
 
 __all__ = [

@@ -19,25 +19,40 @@ def report(decision: record.Decision) -> None:
     """
     _require_same_settings()
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
-    graph: Any = V.graph
-    while hasattr(graph, "parent"):  # the body of a cond or a loop: its code stands in the root's module
-        graph = graph.parent
+    graph = root_graph()
     if graph.cpp_wrapper:  # no Python is loaded there
         record.add((f"cpp_wrapper graph {id(graph)}", len(graph.operations)), decision)
         return
     noted = graph.__dict__.setdefault("dash_decisions", [])
     noted.append(decision)
+    add_to_header(graph, record.loading_line(len(noted) - 1, decision))
+
+
+def root_graph() -> Any:
+    """The graph whose module holds the code of the current one, which may be the body of a cond or a loop."""
+    graph: Any = V.graph
+    while hasattr(graph, "parent"):
+        graph = graph.parent
+    return graph
+
+
+def add_to_header(graph: Any, source: str) -> None:
+    """Writes Python source at the top of the module generated for `graph`, once."""
+    sources = graph.__dict__.setdefault("dash_header", [])
+    if source in sources:
+        return
+    sources.append(source)
     if graph.wrapper_code is not None:
-        graph.wrapper_code.header.writeline(record.loading_line(len(noted) - 1, decision))
-    elif len(noted) == 1:
-        graph.init_wrapper_code = functools.partial(_init_and_record, graph, graph.init_wrapper_code)
+        graph.wrapper_code.header.splice(source)
+    elif len(sources) == 1:
+        graph.init_wrapper_code = functools.partial(_init_with_header, graph, graph.init_wrapper_code)
 
 
-def _init_and_record(graph: Any, init_wrapper_code: Any, is_subgraph: bool = False, *args: Any, **kwargs: Any) -> None:
+def _init_with_header(graph: Any, init_wrapper_code: Any, is_subgraph: bool = False, *args: Any, **kwargs: Any) -> None:
     init_wrapper_code(is_subgraph, *args, **kwargs)
     if not is_subgraph:  # not again for each partition of a graph
-        for index, decision in enumerate(graph.dash_decisions):
-            graph.wrapper_code.header.writeline(record.loading_line(index, decision))
+        for source in graph.dash_header:
+            graph.wrapper_code.header.splice(source)
 
 
 def _require_same_settings() -> None:

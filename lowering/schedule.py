@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,15 +12,16 @@ import sympy
 import torch
 from torch._inductor.ir import FixedLayout
 from torch._inductor.virtualized import V
-from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max, Min, Mod
+from torch.utils._sympy.functions import CeilDiv, Mod
 
 from dash_inductor.config import current
-from dash_inductor.schedule import FAMILIES, Arithmetic, pack, symbolic_word
+from dash_inductor.schedule import FAMILIES, decision_source, pack
 from dash_inductor.schedule.table import HEADER
 from dash_inductor.schedule.word import STRIDE_SHIFT, encode
 from dash_inductor.target import Target, Tile, chained, chained_family, costs_of, plan_for, shape_of
 
 from . import kernels
+from .report import add_to_header, root_graph
 
 TABLE_BLOCK = 1024  # table entries written by one program
 
@@ -94,15 +96,9 @@ def _constant(ints: list[int], device: torch.device) -> Any:
         with V.fake_mode if absent else contextlib.nullcontext():
             tensor = torch.tensor(ints, dtype=torch.int32, device=device)
             tables[name] = V.graph.add_tensor_constant(tensor, name)
-        root: Any = V.graph
-        while hasattr(root, "parent"):  # the body of a cond or a region: Inductor binds the constants of the root graph alone
-            root = root.parent
-        root.constants[tables[name].get_name()] = tensor
+        # Inductor binds the constants of the root graph alone.
+        root_graph().constants[tables[name].get_name()] = tensor
     return tables[name]
-
-
-# Torch's functions, which Inductor can simplify and print; sympy's own ceiling, Min and Max it cannot (inductor.md section 5).
-SYMBOLIC = Arithmetic(ceil_div=CeilDiv, floor_div=FloorDiv, mod=Mod, max=Max, min=Min)
 
 
 def _dynamic(problem: Problem, query: Any) -> Schedule:
@@ -113,21 +109,17 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
         decision = sympy.Integer(encode(chained_family(problem.mask), 0, 0, 0, False))
         workers = n_kv * heads
     else:
-        word = symbolic_word(
-            q_len,
-            kv_len,
-            heads,
-            group=problem.group,
-            head_dim=tile.block_d,
-            block_m=tile.block_m,
-            block_n=tile.block_n,
-            mask=problem.mask,
-            costs=costs,
-            arithmetic=SYMBOLIC,
-            minimum=Min,
-            guarantee=current().guarantee,
-            family=current().schedule,
-        )
+        how = {
+            "group": problem.group,
+            "head_dim": tile.block_d,
+            "block_m": tile.block_m,
+            "block_n": tile.block_n,
+            "mask": problem.mask,
+            "costs": costs,
+            "guarantee": current().guarantee,
+            "family": current().schedule,
+        }
+        word = _called(decision_source, (q_len, kv_len, heads), square=q_len == kv_len, **how)
         decision = Mod(word, 2**STRIDE_SHIFT)  # what fits an int32
         workers = costs.workers  # one launch serves all sizes; who gets no role ends at once
     # (slot, role) cells: n + A - 1 at most, and twice the pairs plus 2 (A - 1) under symmetric, where A <= pairs
@@ -155,3 +147,21 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
         cooperative=not chained(),
         report={"family": "by size", "launch": current().launch},
     )
+
+
+def _called(source_of: Callable[..., str], sizes: tuple[sympy.Expr, ...], **how: Any) -> sympy.Expr:
+    """A call of the function whose source `source_of(name, **how)` is; the source goes into the generated module.
+
+    Written out in one line, as Inductor prints expressions, the decision would compute common subexpressions again and again.
+    """
+    name = f"dash_decision_{hashlib.sha256(source_of('f', **how).encode()).hexdigest()[:16]}"
+    source = source_of(name, **how)
+    add_to_header(root_graph(), source)
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+
+    def evaluate(cls: type, *values: sympy.Expr) -> sympy.Integer | None:
+        """The value for sizes that are known, which Inductor asks for as a hint."""
+        return sympy.Integer(scope[name](*map(int, values))) if all(value.is_Integer for value in values) else None
+
+    return type(name, (sympy.Function,), {"eval": classmethod(evaluate), "is_integer": True, "is_nonnegative": True})(*sizes)

@@ -6,6 +6,7 @@ Everything here works on ints and on symbolic sizes alike (times.Arithmetic).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from . import times
@@ -15,7 +16,10 @@ from .geometry import MASKS, Geometry
 from .times import Arithmetic, Integer, Time
 
 GUARANTEES = ("run", "device", "batch")
-HEADS_IN_FLIGHT = (1, 2, 4, 8, 16, 32)
+MORE_ROUNDS = (0, 1, 2, 3)  # than the fewest
+MORE_PASSES = (0, 1)
+# So many roles that sweep together read their tiles from L2 but for one of them: memory keeps pace, whatever L2 holds.
+SHARING = 4
 # What a head in flight keeps in L2 per row and head-dim entry: q and grad_out in 2 bytes each, dq in 4.
 BYTES_PER_ELEMENT = 8
 UNKNOWN = Time(0, 1)  # no closed form
@@ -42,10 +46,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One possible decision; time.penalty > 0 where it does not apply or has no closed form.
-
-    The default may come in several forms.
-    """
+    """One possible decision; time.penalty > 0 where it does not apply or has no closed form."""
 
     family: str
     roles: Integer
@@ -64,11 +65,11 @@ class Sizes:
     costs: Costs
     ar: Arithmetic
 
-    @property
+    @cached_property
     def n_q(self) -> Integer:
         return self.ar.ceil_div(self.shape.q_len, self.shape.block_m)
 
-    @property
+    @cached_property
     def n_kv(self) -> Integer:
         return self.ar.ceil_div(self.shape.kv_len, self.shape.block_n)
 
@@ -84,65 +85,84 @@ class Sizes:
     def shifted_tau(self) -> int:
         return self.shape.group * self.costs.shifted_step_ns
 
-    @property
-    def most_heads(self) -> Integer:
-        """Heads whose tiles L2 holds in four fifths of its bytes, at least 1."""
-        fit = self.ar.floor_div(self.costs.l2_bytes * 4 // 5, self._l2_per_head)
-        return fit + self.ar.floor_div(1, fit + 1)  # max(1, fit)
+    @cached_property
+    def most_spread(self) -> Integer:
+        """Heads in flight whose roles are spread over all their tiles: as many as L2 holds in four fifths of its bytes; or,
+        if more, those without which workers would idle."""
+        per_head = self.shape.q_len * (self.shape.head_dim * self.shape.group * BYTES_PER_ELEMENT)
+        fit = self.ar.floor_div(self.costs.l2_bytes * 4 // 5, per_head)
+        units = self._units("ascending" if self.shape.mask == "full" else "symmetric")
+        return self.ar.max(1, fit, self.ar.floor_div(self.costs.workers, units))
 
-    @property
-    def _l2_per_head(self) -> Integer:
-        return self.shape.q_len * (self.shape.head_dim * self.shape.group * BYTES_PER_ELEMENT)
+    @cached_property
+    def most_swept(self) -> Integer:
+        """Heads in flight whose roles sweep the tiles together: L2 need not hold more than where they are, if they are a few."""
+        return self.ar.max(self.most_spread, self.costs.workers // SHARING)
 
+    @cached_property
     def triangle_penalty(self) -> Integer:
         """0 where lo(j) = k * j and every chain has a step, as in Geometry.is_triangle."""
         s, ar = self.shape, self.ar
+        if s.mask == "full":
+            return 0
         if s.block_n % s.block_m:
             return 1
         if s.q_len == s.kv_len:
             return 0  # n_q > k * (n_kv - 1) always
-        chains = times.triangle_penalty(self.n_q, self.n_kv, self.k, ar)
         if s.mask == "causal_top_left":
-            return chains
+            return times.triangle_penalty(self.n_q, self.n_kv, self.k, ar)
         return ar.floor_div(s.q_len, s.kv_len + 1) + ar.floor_div(s.kv_len, s.q_len + 1)  # 0 just if they are equal
 
-    def fits_penalty(self, in_flight: int) -> Integer:
-        """0 where `in_flight` heads exist and fit L2."""
-        if in_flight == 1:
-            return 0
-        too_few = self.ar.floor_div(in_flight, self.shape.heads + 1)
-        return too_few + self.ar.floor_div(in_flight * self._l2_per_head, self.costs.l2_bytes * 4 // 5 + 1)
-
-    def default(self, family: str) -> list[Candidate]:
+    def default(self, family: str) -> Candidate:
         """As many roles as fit and divide the chains evenly into passes, and as many heads in flight as then fit."""
         ar, workers = self.ar, self.costs.workers
         passes = ar.ceil_div(self._units(family), workers)
         if family == "shift":  # whose roles must not outnumber the Q tiles
             passes = ar.max(passes, ar.ceil_div(self.n_kv, self.n_q))
         roles = ar.ceil_div(self._units(family), passes)
-        in_flight = ar.min(self.shape.heads, ar.floor_div(workers, roles), self.most_heads)
-        return [replace(c, is_default=True) for c in self._with_times(family, roles, in_flight, 0)]
+        place = roles, ar.min(self.shape.heads, ar.floor_div(workers, roles))
+        return replace(self._timed(family, *place), is_default=True)
 
-    def grouped(self, family: str) -> list[Candidate]:
-        """Heads in flight 1, 2, 4 .. 32, each with the roles that leaves."""
+    def grouped(self, family: str, *, even: bool = False) -> list[Candidate]:
+        """By places. Under boustrophedon with an odd number of passes; with even, then again with an even one."""
+        ar, n = self.ar, self.n_kv
+        found, evens = [], []
+        for in_flight, width in self._places(family):
+            passes = ar.ceil_div(self._units(family), width)
+            if self._boustrophedon(family):
+                passes = 2 * ar.floor_div(passes, 2) + 1
+                evens.append(self._timed(family, ar.ceil_div(n, 2 * ar.ceil_div(n, 2 * width)), in_flight))
+            found.append(self._timed(family, ar.ceil_div(self._units(family), passes), in_flight))
+        return found + evens if even else found
+
+    def _places(self, family: str) -> list[tuple[Integer, Integer]]:
+        """Heads in flight, and workers for each: all heads in the fewest rounds that L2 allows, or in some more; all chains of
+        a head in the fewest passes, or in some more.
+
+        The one suits few heads, the other many.
+        """
+        ar, workers, heads = self.ar, self.costs.workers, self.shape.heads
+        most = ar.min(heads, workers, self.most_swept if family in MONO else self.most_spread)
+        fewest = ar.ceil_div(heads, most)
         found = []
-        for in_flight in HEADS_IN_FLIGHT:
-            if in_flight <= self.costs.workers:
-                passes = self.ar.ceil_div(self._units(family), self.costs.workers // in_flight)
-                roles = self.ar.ceil_div(self._units(family), passes)
-                # With one round and one pass the default already has this time.
-                found += self._with_times(family, roles, in_flight, self.fits_penalty(in_flight))[:1]
+        for more in MORE_ROUNDS:
+            in_flight = ar.ceil_div(heads, fewest + more)
+            found.append((in_flight, ar.floor_div(workers, in_flight)))
+        fewest = ar.ceil_div(self._units(family), workers)
+        for more in MORE_PASSES:
+            width = ar.ceil_div(self._units(family), fewest + more)
+            found.append((ar.min(most, ar.floor_div(workers, width)), width))
         return found
 
     def alone(self, family: str) -> list[Candidate]:
         """One CTA per head."""
-        in_flight = self.ar.min(self.shape.heads, self.costs.workers, self.most_heads)
+        in_flight = self.ar.min(self.shape.heads, self.costs.workers)
         if self.shape.mask == "full":
             time = times.full_alone(self.n_q, self.n_kv, self.shape.heads, in_flight, self.tau, self.ar)
         else:
             time = times.causal_alone(self.n_q, self.n_kv, self.k, self.shape.heads, in_flight, self.tau, self.ar)
-            time = Time(time.ns, time.penalty + self.triangle_penalty())
-        return [Candidate(family, 1, in_flight, 0, self._boustrophedon(family), time)]
+        too_many = self.ar.floor_div(in_flight, self.most_spread + 1)
+        return [self._candidate(family, 1, in_flight, time, too_many)]
 
     def _units(self, family: str) -> Integer:
         """What roles take: chains, or pairs of them."""
@@ -151,29 +171,26 @@ class Sizes:
     def _boustrophedon(self, family: str) -> bool:
         return family == "descending" and self.shape.mask != "full"
 
-    def _with_times(self, family: str, roles: Integer, in_flight: Integer, penalty: Integer) -> list[Candidate]:
-        """The candidate, once for each closed form it has."""
-        full, heads, lam, ar = self.shape.mask == "full", self.shape.heads, self.costs.hop_ns, self.ar
-        place = (heads, roles, in_flight)
-        stride: Integer = 0
+    def _timed(self, family: str, roles: Integer, in_flight: Integer) -> Candidate:
+        """A candidate with its closed form."""
+        place = self.shape.heads, roles, in_flight
+        lam, ar = self.costs.hop_ns, self.ar
         if family == "shift":
-            forms = [times.full_shift(self.n_q, self.n_kv, *place, self.shifted_tau, lam, ar)]
-            stride = ar.floor_div(self.n_q, roles)
-        elif full:
-            forms = [times.full_mono(self.n_q, self.n_kv, *place, self.tau, lam, ar)]
+            time = times.full_shift(self.n_q, self.n_kv, *place, self.shifted_tau, lam, ar)
         elif family == "symmetric":
-            forms = [times.causal_symmetric(self.n_q, self.n_kv, self.k, *place, self.shifted_tau, lam, ar)]
-        elif family == "descending":
-            forms = [
-                times.causal_mono(self.n_q, self.n_kv, self.k, *place, self.tau, lam, ar),
-                times.causal_mono_single(self.n_q, self.n_kv, self.k, *place, self.tau, lam, ar),
-            ]
+            time = times.causal_symmetric(self.n_q, self.n_kv, self.k, *place, self.shifted_tau, lam, ar)
+        elif self.shape.mask == "full":
+            time = times.full_mono(self.n_q, self.n_kv, *place, self.tau, lam, ar)
+        elif self._boustrophedon(family):
+            time = times.causal_mono(self.n_q, self.n_kv, self.k, *place, self.tau, lam, ar)
         else:
-            forms = [UNKNOWN]
-        if not full:
-            penalty = penalty + self.triangle_penalty()
-        flag = self._boustrophedon(family)
-        return [Candidate(family, roles, in_flight, stride, flag, Time(f.ns, f.penalty + penalty)) for f in forms]
+            time = UNKNOWN
+        return self._candidate(family, roles, in_flight, time)
+
+    def _candidate(self, family: str, roles: Integer, in_flight: Integer, time: Time, penalty: Integer = 0) -> Candidate:
+        stride: Integer = self.ar.floor_div(self.n_q, roles) if family == "shift" else 0
+        whole = Time(time.ns, time.penalty + penalty + self.triangle_penalty)
+        return Candidate(family, roles, in_flight, stride, self._boustrophedon(family), whole)
 
 
 def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmetic, family: str = "auto") -> list[Candidate]:
@@ -187,13 +204,14 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
         raise ValueError(problem)
     sizes = Sizes(shape, costs, arithmetic)
     if family in ("shift", "symmetric"):
-        return sizes.default(family) + sizes.grouped(family)
+        return [sizes.default(family), *sizes.grouped(family)]
     if family == "ascending" and shape.mask != "full":
-        return sizes.default(family)
+        return [sizes.default(family)]
     full = shape.mask == "full"
     mono = family if family != "auto" else "ascending" if full else "descending"
-    found = sizes.default(mono) + sizes.grouped(mono)
     shifted = family == "auto" and guarantee == "run"
+    # Where symmetric serves, an even number of passes never pays.
+    found = [sizes.default(mono), *sizes.grouped(mono, even=not shifted)]
     if shifted and full:
         found += sizes.grouped("shift")
     found += sizes.alone(mono)

@@ -1,52 +1,81 @@
 """The choice of a schedule: the first minimum of weighted closed-form times, a pure function of sizes and costs.
 
-One rule serves static shapes (choose, on ints) and dynamic ones (symbolic_word, on expressions), so that both take the
-same decision.
+One rule, on one definition of the candidates, serves ints (choose), generated code (decision_source) and symbolic sizes
+(symbolic_choice), so that all take the same decision.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache, cached_property
+from typing import Any
 
-from . import families, word
+from . import word
+from .by_name import make
 from .candidates import Candidate, Shape, candidates
 from .costs import Costs
-from .families import Schedule
+from .families import MONO, Schedule
+from .geometry import check_count
 from .plan import Plan
-from .replay import replay
+from .simulator import simulate
 from .times import INTEGER, Arithmetic, Integer
+from .traced import TRACED, Trace
 
 DEFAULT_WEIGHT, OTHER_WEIGHT = 100, 102  # another than the default must be 2 % better
 INDEX_RANGE = 64  # at most as many candidates
 DOUBT = 2**60  # above every weight * time (ns)
-REPLAY_STEPS = 20_000  # a forced family without a closed form is timed by replay up to this size
+SIMULATED_STEPS = 20_000  # a forced family without a closed form is simulated up to this size
+SIZES = ("q_len", "kv_len", "heads")
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was resolved. time_ns is None when the family has no closed form here and is too large to replay.
-
-    candidates: (family, roles, heads in flight, time in ns or None where it does not apply), in the order of the
-    choice.
-    """
+    """What was resolved for a shape and the costs of a device."""
 
     family: str
     roles: int
     heads_in_flight: int
     stride: int  # 0 unless the family is shift
     boustrophedon: bool
-    time_ns: int | None
     guarantee: str
-    candidates: tuple[tuple[str, int, int, int | None], ...]
+    shape: Shape
+    costs: Costs
+    forced: str = "auto"
 
-    def schedule(self, shape: Shape) -> Schedule:
-        """The schedule for the shape that was asked."""
-        return _schedule(shape, self.family, self.roles, self.stride, self.boustrophedon)
+    @cached_property
+    def considered(self) -> tuple[Candidate, ...]:
+        """The candidates in the order of the choice."""
+        return tuple(candidates(self.shape, self.costs, self.guarantee, INTEGER, self.forced))
 
-    def plan(self, shape: Shape) -> Plan:
+    @cached_property
+    def candidates(self) -> tuple[tuple[str, int, int, int | None], ...]:
+        """(family, roles, heads in flight, time in ns or None where it does not apply), each once."""
+        rows: dict[tuple[str, int, int], int | None] = {}
+        for c in self.considered:
+            key = (c.family, c.roles, c.heads_in_flight)
+            rows[key] = min((t for t in (rows.get(key), None if c.time.penalty else c.time.ns) if t is not None), default=None)
+        return tuple((*key, time) for key, time in rows.items())
+
+    @cached_property
+    def time_ns(self) -> int | None:
+        """By the closed form, else by simulation; None when it has none here and is too large to simulate."""
+        best = min(range(len(self.considered)), key=lambda index: _key(index, self.considered[index], INTEGER))
+        if not self.considered[best].time.penalty:
+            return self.considered[best].time.ns
+        plan = self.plan()
+        if plan.steps > SIMULATED_STEPS:
+            return None
+        step_ns = self.costs.step_ns if self.family in MONO else self.costs.shifted_step_ns
+        return simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=self.costs.hop_ns).makespan_ns
+
+    def schedule(self) -> Schedule:
+        """The schedule of one head."""
+        return make(self.family, self.shape.geometry, self.roles, stride=self.stride or None, boustrophedon=self.boustrophedon)
+
+    def plan(self) -> Plan:
         """The schedule placed for all heads."""
-        return Plan(self.schedule(shape), shape.heads, self.heads_in_flight, shape.group)
+        return Plan(self.schedule(), self.shape.heads, self.heads_in_flight, self.shape.group)
 
 
 def choose(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "auto") -> Choice:
@@ -56,30 +85,41 @@ def choose(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "au
     >>> costs = load("h100", block_m=64, block_n=128, head_dim=64)
     >>> choice = choose(Shape(8192, 8192, 32, 1, 64, 64, 128, "causal_top_left"), costs)
     >>> choice.family, choice.roles, choice.heads_in_flight
-    ('descending', 16, 8)
+    ('descending', 4, 32)
     """
-    for name in ("heads", "group", "head_dim"):
-        value = getattr(shape, name)
-        if not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive int, got {value!r}")
-    _ = shape.geometry  # checks the rest
-    found = candidates(shape, costs, guarantee, INTEGER, family)
-    best = min(_keyed_word(index, candidate, INTEGER) for index, candidate in enumerate(found))
-    index = (best >> word.WORD_BITS) % INDEX_RANGE
-    name, roles, in_flight, stride, boustrophedon = word.decode(best % 2**word.WORD_BITS)
-    time_ns = found[index].time.ns
-    if found[index].time.penalty:
-        plan = Plan(_schedule(shape, name, roles, stride, boustrophedon), shape.heads, in_flight, shape.group)
-        step_ns = costs.step_ns if name in families.MONO else costs.shifted_step_ns
-        small = plan.steps <= REPLAY_STEPS
-        time_ns = replay(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=costs.hop_ns).makespan_ns if small else None
-    return Choice(name, roles, in_flight, stride, boustrophedon, time_ns, guarantee, _report(found))
+    for name in ("q_len", "kv_len", "heads"):
+        check_count(name, getattr(shape, name))
+    square = shape.q_len == shape.kv_len
+    how = shape.group, shape.head_dim, shape.block_m, shape.block_n, shape.mask
+    found = _decision(square, *how, costs, guarantee, family)(shape.q_len, shape.kv_len, shape.heads)
+    return Choice(*word.decode(found), guarantee, shape, costs, family)
 
 
-def symbolic_word(
-    q_len: Integer,
-    kv_len: Integer,
-    heads: Integer,
+@cache
+def _decision(
+    square: bool, group: int, head_dim: int, block_m: int, block_n: int, mask: str, costs: Costs, guarantee: str, family: str
+) -> Callable[[int, int, int], int]:
+    for name, value in (("group", group), ("head_dim", head_dim), ("block_m", block_m), ("block_n", block_n)):
+        check_count(name, value)
+    source = decision_source(
+        "decision",
+        square=square,
+        group=group,
+        head_dim=head_dim,
+        block_m=block_m,
+        block_n=block_n,
+        mask=mask,
+        costs=costs,
+        guarantee=guarantee,
+        family=family,
+    )
+    scope: dict[str, Any] = {}
+    exec(source, scope)
+    return scope["decision"]
+
+
+def decision_source(
+    name: str,
     *,
     group: int,
     head_dim: int,
@@ -87,49 +127,77 @@ def symbolic_word(
     block_n: int,
     mask: str,
     costs: Costs,
-    arithmetic: Arithmetic,
-    minimum: Callable[..., Integer],
     guarantee: str = "run",
     family: str = "auto",
-) -> Integer:
-    """The decision of choose() as an expression in q_len, kv_len and heads; its value is a word (word.py) below 2**47.
+    square: bool = False,
+) -> str:
+    """Python source of a function of (q_len, kv_len, heads), ints, to the word of the decision of choose().
 
-    minimum takes all keys at once. Keys go beyond 64 bits before the final modulus: evaluate it in integers without
-    bound, as Python does.
+    It needs nothing else. square: q_len and kv_len are always the same.
     """
+    trace = Trace()
+    q_len, kv_len, heads = map(trace.parameter, SIZES)
+    shape = Shape(q_len, q_len if square else kv_len, heads, group, head_dim, block_m, block_n, mask)
+    found = _possible(candidates(shape, costs, guarantee, TRACED, family))
+    keys = [_key(index, candidate, TRACED) for index, candidate in enumerate(found)]
+
+    def chosen(values: list[Integer]) -> Integer:
+        """One of the values, by position."""
+        if all(isinstance(value, int) and value == values[0] for value in values):
+            return values[0]
+        return trace.term(f"({', '.join(map(str, values))},)[{position}]")
+
+    position = trace.term(f"min({', '.join(map(str, keys))}) % {INDEX_RANGE}") if len(keys) > 1 else 0
+    constant = chosen([word.encode(c.family, 0, 0, 0, c.boustrophedon) for c in found])
+    roles, in_flight, stride = (chosen([getattr(c, field) for c in found]) for field in ("roles", "heads_in_flight", "stride"))
+    return trace.source(name, SIZES, constant + word.fields(roles, in_flight, stride))
+
+
+def symbolic_choice(
+    q_len: Any,
+    kv_len: Any,
+    heads: Any,
+    *,
+    group: int,
+    head_dim: int,
+    block_m: int,
+    block_n: int,
+    mask: str,
+    costs: Costs,
+    guarantee: str = "run",
+    family: str = "auto",
+) -> Any:
+    """The decision of choose() as one sympy Piecewise in q_len, kv_len and heads, whose value is a word (word.py).
+
+    One branch per candidate, taken by the first whose key is no larger than those of all candidates after it. The
+    conditions compare integers; no Piecewise stands in another.
+    """
+    import sympy
+
+    from .symbolic import SYMBOLIC
+
     shape = Shape(q_len, kv_len, heads, group, head_dim, block_m, block_n, mask)
-    found = candidates(shape, costs, guarantee, arithmetic, family)
-    keys = [
-        _keyed_word(index, candidate, arithmetic)
-        for index, candidate in enumerate(found)
-        if index == 0 or not (isinstance(candidate.time.penalty, int) and candidate.time.penalty)  # never the minimum
-    ]
-    best = minimum(*keys) if len(keys) > 1 else keys[0]
-    return arithmetic.mod(best, 2**word.WORD_BITS)
+    found = _possible(candidates(shape, costs, guarantee, SYMBOLIC, family))
+    keys = [_key(index, candidate, SYMBOLIC) for index, candidate in enumerate(found)]
+    words = [word.encode(c.family, c.roles, c.heads_in_flight, c.stride, c.boustrophedon) for c in found]
+    later = [keys[index + 1 :] for index in range(len(keys) - 1)]
+    least = [SYMBOLIC.min(*rest) if len(rest) > 1 else rest[0] for rest in later]
+    conditions = [sympy.Le(key, bound) for key, bound in zip(keys, least, strict=False)]
+    return sympy.Piecewise(*zip(words, [*conditions, True], strict=True), evaluate=False)
 
 
-def _keyed_word(index: int, candidate: Candidate, ar: Arithmetic) -> Integer:
-    """The candidate's word below its key: weighted time, then position.
+def _possible(found: list[Candidate]) -> list[Candidate]:
+    """Without those that apply to no size; the first stays."""
+    return [c for index, c in enumerate(found) if index == 0 or not (isinstance(c.time.penalty, int) and c.time.penalty)]
+
+
+def _key(index: int, candidate: Candidate, ar: Arithmetic) -> Integer:
+    """What is least for the candidate that is chosen: its weighted time, then its position.
 
     Doubtful candidates come last, the default first among them.
     """
     time = candidate.time
-    doubtful = 1 - ar.floor_div(1, 1 + time.penalty)  # 0 or 1
-    doubt = doubtful * (DOUBT if index == 0 else 2 * DOUBT)
-    key = (time.ns * (DEFAULT_WEIGHT if candidate.is_default else OTHER_WEIGHT) + doubt) * INDEX_RANGE + index
-    payload = word.encode(candidate.family, candidate.roles, candidate.heads_in_flight, candidate.stride, candidate.boustrophedon)
-    return key * 2**word.WORD_BITS + payload
-
-
-def _schedule(shape: Shape, family: str, roles: int, stride: int, boustrophedon: bool) -> Schedule:
-    return families.make(family, shape.geometry, roles, stride=stride or None, boustrophedon=boustrophedon)
-
-
-def _report(found: list[Candidate]) -> tuple[tuple[str, int, int, int | None], ...]:
-    """One row per (family, roles, heads in flight), with the time of whichever form holds."""
-    rows: dict[tuple[str, int, int], int | None] = {}
-    for c in found:
-        key = (c.family, c.roles, c.heads_in_flight)
-        if rows.get(key) is None:
-            rows[key] = None if c.time.penalty else c.time.ns
-    return tuple((*key, time) for key, time in rows.items())
+    doubt = time.penalty * (2 * DOUBT)
+    if index == 0:
+        doubt = (1 - ar.floor_div(1, 1 + time.penalty)) * DOUBT
+    return (time.ns * (DEFAULT_WEIGHT if candidate.is_default else OTHER_WEIGHT) + doubt) * INDEX_RANGE + index

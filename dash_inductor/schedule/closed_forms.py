@@ -1,4 +1,7 @@
-"""Visiting orders and ranks as integer formulas of (chain, step): the one place a table writer on a device mirrors.
+"""Visiting orders and ranks as integer formulas of (chain, step): what a table writer on a device computes.
+
+The families go through the steps of a head in the order of the clock instead, which holds for every geometry; tests hold both
+against each other. Ascending and descending need no formula: the tiles in their order, and rank j.
 
 Every function uses nonnegative ints, +, -, *, //, %, min, max and selections only. Ranks are positions in the fixed
 order of additions into dq of one Q tile. Letters as in the design: n chains (KV tiles), n_q Q tiles, k Q tiles per KV
@@ -7,21 +10,6 @@ have a chain in that pass.
 """
 
 from __future__ import annotations
-
-
-def ascending_tile(t: int, lo: int) -> int:
-    """Q tile of step t of a chain that starts at lo."""
-    return lo + t
-
-
-def descending_tile(t: int, hi: int) -> int:
-    """Q tile of step t of a chain that ends before hi."""
-    return hi - 1 - t
-
-
-def mono_rank(j: int) -> int:
-    """Rank of chain j in every tile it visits, ascending or descending: contributors are the chains 0 .. m-1."""
-    return j
 
 
 def ring_tile(a: int, t: int, stride: int, length: int) -> int:

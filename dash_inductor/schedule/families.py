@@ -7,19 +7,22 @@ whatever the clock (schedules.md, section 2; the names are those of DASH, arXiv 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import repeat, zip_longest
 from typing import Protocol
 
-from . import closed_forms
-from .geometry import Geometry
+from .geometry import Geometry, check_range
 
-FAMILIES = ("ascending", "descending", "shift", "symmetric")
+FAMILIES = ("ascending", "descending", "shift", "symmetric")  # those with closed forms, which a device can compute
 MONO = ("ascending", "descending")
+TABLE = "table"  # the family of any other order
 
 
 class Schedule(Protocol):
-    """What the table, the placement, the replay and the checks ask of a family."""
+    """What the table, the placement, the simulator and the checks ask of a family."""
 
     @property
     def name(self) -> str: ...
@@ -33,22 +36,56 @@ class Schedule(Protocol):
     def passes(self) -> int: ...
     @property
     def slots(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def clock_unit(self) -> int: ...
     def place(self, j: int) -> tuple[int, int]: ...
     def order(self, j: int) -> tuple[int, ...]: ...
     def clock(self, i: int, j: int) -> int: ...
     def rank(self, i: int, j: int) -> int: ...
+    def ranks(self, j: int) -> tuple[int, ...]: ...
+
+
+class Clocked(ABC):
+    """Ranks from the order in which the clock commits the steps of a head."""
+
+    geometry: Geometry
+    clock_unit = 1  # clock ticks of one step
+
+    @abstractmethod
+    def order(self, j: int) -> tuple[int, ...]:
+        """Q tiles of chain j in visiting order."""
+
+    @abstractmethod
+    def commits(self) -> Iterable[tuple[int, int]]:
+        """(Q tile, chain) of every step; those of one tile by (clock, role)."""
+
+    @cached_property
+    def _ranks(self) -> list[dict[int, int]]:
+        added = [0] * self.geometry.n_q
+        ranks: list[dict[int, int]] = [{} for _ in range(self.geometry.n_kv)]
+        for i, j in self.commits():
+            ranks[j][i] = added[i]
+            added[i] += 1
+        return ranks
+
+    def rank(self, i: int, j: int) -> int:
+        """Position of chain j in the order of additions into tile i."""
+        return self._ranks[j][i]
+
+    def ranks(self, j: int) -> tuple[int, ...]:
+        """Rank of every step of chain j, in visiting order."""
+        return tuple(map(self._ranks[j].__getitem__, self.order(j)))
 
 
 @dataclass(frozen=True)
-class RoundRobin:
+class RoundRobin(Clocked):
     """Shared by the families in which chain j is role j % roles of pass j // roles."""
 
     geometry: Geometry
     roles: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.roles <= self.geometry.n_kv:
-            raise ValueError(f"roles must be in 1..{self.geometry.n_kv} (one per KV tile at most), got {self.roles}")
+        check_range("roles", self.roles, self.geometry.n_kv, "one per KV tile at most")
 
     @property
     def boustrophedon(self) -> bool:
@@ -72,35 +109,44 @@ class RoundRobin:
 
 
 @dataclass(frozen=True)
-class Ascending(RoundRobin):
+class Mono(RoundRobin):
+    """Tiles add up in the order of j: the rank is the number of chains before j that contribute.
+
+    Bits then depend on the geometry alone.
+    """
+
+    boustrophedon: bool = False
+
+    def commits(self) -> Iterator[tuple[int, int]]:
+        """Chain by chain: at equal clocks the lower role comes first, and a pass after the one before it."""
+        return ((i, j) for j in range(self.geometry.n_kv) for i in self.order(j))
+
+
+@dataclass(frozen=True)
+class Ascending(Mono):
     """Every chain visits its Q tiles upwards, and tiles add up in the order of j. For the full mask.
 
     >>> s = Ascending(Geometry(6, 6, 1, 2, "full"), roles=3)
     >>> s.order(1), s.slots
     ((0, 1, 2, 3, 4, 5), ((0, 1, 2),))
-    >>> [[s.rank(i, j) for i in range(6)] for j in range(3)]
-    [[0, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [2, 2, 2, 2, 2, 2]]
+    >>> [s.ranks(j) for j in range(3)]
+    [(0, 0, 0, 0, 0, 0), (1, 1, 1, 1, 1, 1), (2, 2, 2, 2, 2, 2)]
     """
 
     name = "ascending"
 
     def order(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
-        lo = self.geometry.lo(j)
-        return tuple(closed_forms.ascending_tile(t, lo) for t in range(self.geometry.steps(j)))
+        return tuple(self.geometry.tiles(j))
 
     def clock(self, i: int, j: int) -> int:
         """Virtual time of (i, j): all roles of a pass sweep the tiles together."""
         return (j // self.roles) * self.geometry.n_q + i
 
-    def rank(self, i: int, j: int) -> int:
-        """Position of chain j in the order of additions into tile i."""
-        return closed_forms.mono_rank(j)
-
 
 @dataclass(frozen=True)
-class Descending(RoundRobin):
-    """Every chain visits its Q tiles downwards, and tiles add up in the order of j. For causal masks.
+class Descending(Mono):
+    """Every chain visits its Q tiles downwards, and tiles add up in the order of j. For causal masks and windows.
 
     >>> s = Descending(Geometry(6, 6, 1, 2, "causal_top_left"), roles=2, boustrophedon=True)
     >>> [s.order(j) for j in range(3)]
@@ -109,21 +155,15 @@ class Descending(RoundRobin):
     (((0, 1), (2, -1)), [0, 1, 2])
     """
 
-    boustrophedon: bool = False
     name = "descending"
 
     def order(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
-        hi = self.geometry.hi(j)
-        return tuple(closed_forms.descending_tile(t, hi) for t in range(self.geometry.steps(j)))
+        return tuple(reversed(self.geometry.tiles(j)))
 
     def clock(self, i: int, j: int) -> int:
         """Virtual time of (i, j): all roles of a pass sweep the tiles together."""
         return (j // self.roles) * self.geometry.n_q + self.geometry.n_q - 1 - i
-
-    def rank(self, i: int, j: int) -> int:
-        """Position of chain j in the order of additions into tile i."""
-        return closed_forms.mono_rank(j)
 
 
 @dataclass(frozen=True)
@@ -139,53 +179,48 @@ class Shift(RoundRobin):
     [[0, 0, 1, 1, 2, 2], [2, 2, 0, 0, 1, 1], [1, 1, 2, 2, 0, 0]]
     """
 
-    stride: int = 0  # resolved in __post_init__; 0 or None asks for the default
+    stride: int = 0  # resolved in __post_init__; 0 asks for the default
     name = "shift"
 
     def __post_init__(self) -> None:
         super().__post_init__()
         n_q = self.geometry.n_q
         if self.geometry.mask != "full":
-            raise ValueError(f"shift needs mask='full', got {self.geometry.mask!r}: use symmetric under a causal mask")
-        if n_q < self.roles:
-            raise ValueError(f"roles must be at most the {n_q} Q tiles for shift, got {self.roles}")
+            raise ValueError(f"family shift needs mask='full', got {self.geometry.mask!r}: use symmetric, descending or table")
+        check_range("roles", self.roles, n_q, "one per Q tile at most for shift")
         if not self.stride:
-            object.__setattr__(self, "stride", max(1, n_q // self.roles))
-        if not 1 <= self.stride <= n_q // self.roles:
-            raise ValueError(f"stride must be in 1..{n_q // self.roles} (n_q // roles), got {self.stride}")
+            object.__setattr__(self, "stride", n_q // self.roles)
+        check_range("stride", self.stride, n_q // self.roles, "n_q // roles")
 
     def order(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
-        n_q = self.geometry.n_q
-        return tuple(closed_forms.ring_tile(j % self.roles, t, self.stride, n_q) for t in range(n_q))
+        return ring(j % self.roles, self.stride, 0, self.geometry.n_q)
 
     def clock(self, i: int, j: int) -> int:
         """Virtual time of (i, j): its step, counted through the passes."""
         p, a = self.place(j)
-        return p * self.geometry.n_q + self._step(i, a)
+        return p * self.geometry.n_q + (i - self.stride * a) % self.geometry.n_q
 
-    def rank(self, i: int, j: int) -> int:
-        """Position of chain j in the order of additions into tile i."""
-        step = self._step(i, j % self.roles)
-        return closed_forms.shift_step(j, step, self.geometry.n_q, self.geometry.n_kv, self.roles, self.stride)[1]
-
-    def _step(self, i: int, a: int) -> int:
-        return (i - self.stride * a) % self.geometry.n_q
+    def commits(self) -> Iterator[tuple[int, int]]:
+        """Step by step, pass by pass."""
+        for row in self.slots:
+            yield from in_step(zip(self.order(j), repeat(j)) for j in row if j >= 0)
 
 
-def make(family: str, geometry: Geometry, roles: int, *, stride: int | None = None, boustrophedon: bool = False) -> Schedule:
-    """The schedule of a family by name; ValueError when there is none, or it does not take the argument or mask."""
-    from .symmetric import Symmetric
+def ring(a: int, stride: int, start: int, stop: int) -> tuple[int, ...]:
+    """The tiles from start to stop, once round from where role a begins.
 
-    if family not in FAMILIES:
-        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
-    if stride and family != "shift":
-        raise ValueError(f"stride is for shift, not for {family}")
-    if boustrophedon and family != "descending":
-        raise ValueError(f"boustrophedon is for descending, not for {family}")
-    if family == "shift":
-        return Shift(geometry, roles, stride or 0)
-    if family == "descending":
-        return Descending(geometry, roles, boustrophedon)
-    simple: dict[str, Callable[[Geometry, int], Schedule]] = {"ascending": Ascending, "symmetric": Symmetric}
-    return simple[family](geometry, roles)
+    >>> ring(2, 3, 10, 18)
+    (16, 17, 10, 11, 12, 13, 14, 15)
+    """
+    first = start + (stride * a % (stop - start) if start < stop else 0)
+    return (*range(first, stop), *range(start, first))
+
+
+def in_step(roles: Iterable[Iterable[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
+    """The first step of every role, then the second of every role that has one, and so on.
+
+    >>> list(in_step([[(0, 0), (1, 0)], [(1, 1)]]))
+    [(0, 0), (1, 1), (1, 0)]
+    """
+    return (step for steps in zip_longest(*roles) for step in steps if step is not None)

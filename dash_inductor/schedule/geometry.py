@@ -1,27 +1,37 @@
 """The grid of one attention head: which Q tiles each KV tile may see.
 
-Q tile i holds rows [i * block_m, (i + 1) * block_m), KV tile j columns [j * block_n, (j + 1) * block_n). Every mask
-here is a staircase: KV tile j sees the Q tiles lo(j) <= i < hi(j), and lo never decreases with j.
+Q tile i holds rows [i * block_m, (i + 1) * block_m), KV tile j columns [j * block_n, (j + 1) * block_n). Full, causal and
+sliding-window masks are staircases: KV tile j sees the Q tiles lo(j) <= i < hi(j), and neither bound ever decreases with j.
+The mask "table" allows any set of tiles, given one by one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 MASKS = ("full", "causal_top_left", "causal_bottom_right")
+TABLE_MASK = "table"
 
 
 @dataclass(frozen=True)
 class Geometry:
     """Tiles of one head. Lengths and blocks in rows; ValueError names the parameter that is wrong.
 
-    Three KV tiles, six Q tiles, causal, two Q tiles per KV tile:
+    window, in rows and under a causal mask only: how far before its diagonal a row still sees, None for all the way.
+    blocks, under mask="table" only: [n_kv][n_q], true where KV tile j and Q tile i meet.
+
+    Three KV tiles, six Q tiles, causal, two Q tiles per KV tile; then the same with a window of two rows:
 
     >>> g = Geometry(q_len=6, kv_len=6, block_m=1, block_n=2, mask="causal_top_left")
     >>> [(g.lo(j), g.hi(j)) for j in range(g.n_kv)]
     [(0, 6), (2, 6), (4, 6)]
     >>> [list(g.contributors(i)) for i in range(g.n_q)]
     [[0], [0], [0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
+    >>> g = Geometry(q_len=6, kv_len=6, block_m=1, block_n=2, mask="causal_top_left", window=2)
+    >>> [list(g.tiles(j)) for j in range(g.n_kv)]
+    [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5]]
     """
 
     q_len: int
@@ -29,14 +39,39 @@ class Geometry:
     block_m: int
     block_n: int
     mask: str
+    window: int | None = None
+    blocks: tuple[tuple[bool, ...], ...] | None = None
+
+    @classmethod
+    def of_blocks(cls, blocks: Sequence[Sequence[bool]]) -> Geometry:
+        """The grid of a block mask, [n_kv][n_q], with tiles of one row and one column.
+
+        >>> g = Geometry.of_blocks([[True, False, True], [False, False, True]])
+        >>> [g.tiles(j) for j in range(g.n_kv)], [g.contributors(i) for i in range(g.n_q)]
+        ([(0, 2), (2,)], [(0,), (), (0, 1)])
+        """
+        if not len(blocks) or not len(blocks[0]):
+            raise ValueError("blocks must hold at least one KV tile and one Q tile")
+        return cls(len(blocks[0]), len(blocks), 1, 1, TABLE_MASK, blocks=blocks)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         for name in ("q_len", "kv_len", "block_m", "block_n"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ValueError(f"{name} must be a positive int, got {value!r}")
-        if self.mask not in MASKS:
-            raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {self.mask!r}")
+            check_count(name, getattr(self, name))
+        if self.mask not in (*MASKS, TABLE_MASK):
+            raise ValueError(f"mask must be one of {', '.join(MASKS)}, {TABLE_MASK}, got {self.mask!r}")
+        if self.window is not None:
+            check_count("window", self.window, least=0)
+            if not self.mask.startswith("causal"):
+                raise ValueError(f"window needs a causal mask, got mask={self.mask!r}")
+        if (self.mask == TABLE_MASK) != (self.blocks is not None):
+            raise ValueError(f"blocks go with mask={TABLE_MASK!r} and with no other, got mask={self.mask!r}")
+        if self.blocks is not None:
+            rows = tuple(tuple(bool(allowed) for allowed in row) for row in self.blocks)
+            object.__setattr__(self, "blocks", rows)
+            if len(rows) != self.n_kv or any(len(row) != self.n_q for row in rows):
+                raise ValueError(f"blocks must be [{self.n_kv}][{self.n_q}] (KV tiles x Q tiles)")
+            if not any(map(any, rows)):
+                raise ValueError("blocks must allow at least one tile")
 
     @property
     def n_q(self) -> int:
@@ -59,33 +94,68 @@ class Geometry:
         return self.kv_len - self.q_len if self.mask == "causal_bottom_right" else 0
 
     @property
+    def is_causal(self) -> bool:
+        """Whether a causal mask without a window: every chain ends with the last Q tile."""
+        return self.mask.startswith("causal") and self.window is None
+
+    @property
     def is_triangle(self) -> bool:
         """Whether lo(j) = ratio * j and every chain has a step: the causal closed forms need both."""
-        return (
-            self.mask != "full"
-            and self.block_n % self.block_m == 0
-            and self.offset == 0
-            and self.n_q > self.ratio * (self.n_kv - 1)
-        )
+        return self.is_causal and self.block_n % self.block_m == 0 and self.offset == 0 and self.n_q > self.ratio * (self.n_kv - 1)
 
     def lo(self, j: int) -> int:
         """First Q tile that KV tile j may see; can lie at or past hi(j), the chain is then empty."""
+        if self.blocks is not None:
+            return min(self._tiles[j], default=0)
         if self.mask == "full":
             return 0
         return max(0, j * self.block_n - self.offset) // self.block_m
 
     def hi(self, j: int) -> int:
         """One past the last Q tile that KV tile j may see."""
-        return self.n_q
+        if self.blocks is not None:
+            return max(self._tiles[j], default=-1) + 1
+        if self.window is None:
+            return self.n_q
+        # The last row that sees the last column of the tile; tiles count whole, padding included.
+        return max(0, min(self.n_q, ((j + 1) * self.block_n - 1 + self.window - self.offset) // self.block_m + 1))
+
+    def tiles(self, j: int) -> Sequence[int]:
+        """Q tiles that KV tile j sees, ascending."""
+        return self._tiles[j] if self.blocks is not None else range(self.lo(j), self.hi(j))
 
     def steps(self, j: int) -> int:
         """Length of chain j."""
-        return max(0, self.hi(j) - self.lo(j))
+        return len(self.tiles(j))
 
-    def contributors(self, i: int) -> range:
-        """KV tiles that add to dq of Q tile i, ascending: always a prefix, because lo never decreases."""
+    def contributors(self, i: int) -> Sequence[int]:
+        """KV tiles that add to dq of Q tile i, ascending; without gaps unless the mask is a table."""
+        if self.blocks is not None:
+            return self._contributors[i]
         if self.mask == "full":
             return range(self.n_kv)
         # lo(j) <= i  <=>  j * block_n - offset < (i + 1) * block_m
-        count = -(-((i + 1) * self.block_m + self.offset) // self.block_n)
-        return range(min(self.n_kv, max(0, count)))
+        count = min(self.n_kv, max(0, -(-((i + 1) * self.block_m + self.offset) // self.block_n)))
+        # i < hi(j)  <=>  i * block_m <= (j + 1) * block_n - 1 + window - offset
+        first = 0 if self.window is None else max(0, (i * self.block_m + self.offset - self.window) // self.block_n)
+        return range(first, max(first, count))
+
+    @cached_property
+    def _tiles(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(i for i, allowed in enumerate(row) if allowed) for row in self.blocks or ())
+
+    @cached_property
+    def _contributors(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(j for j, allowed in enumerate(column) if allowed) for column in zip(*self.blocks or (), strict=True))
+
+
+def check_count(name: str, value: object, least: int = 1) -> None:
+    """Raise ValueError, naming the parameter, unless value is an int of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be {'a positive int' if least == 1 else f'an int of at least {least}'}, got {value!r}")
+
+
+def check_range(name: str, value: object, most: int, why: str) -> None:
+    """Raise ValueError, naming the parameter, unless value is an int in 1..most."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
+        raise ValueError(f"{name} must be in 1..{most} ({why}), got {value!r}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, repeat
 
-from . import closed_forms
-from .geometry import Geometry
+from .families import Clocked, in_step, ring
+from .geometry import Geometry, check_range
 
 
 @dataclass(frozen=True)
-class Symmetric:
+class Symmetric(Clocked):
     """Roles take pairs of chains (u, n_kv - 1 - u), an odd n_kv's middle chain alone. For causal masks.
 
     The big chains of a pass first go round the rectangle of tiles that they all see, as a ring, then up their own part
@@ -31,10 +33,11 @@ class Symmetric:
     boustrophedon = False
 
     def __post_init__(self) -> None:
-        if self.geometry.mask == "full":
-            raise ValueError("symmetric needs a causal mask, got mask='full': use shift")
-        if not 1 <= self.roles <= self.pairs:
-            raise ValueError(f"roles must be in 1..{self.pairs} (one per pair of KV tiles at most), got {self.roles}")
+        if not self.geometry.is_causal:
+            window = "" if self.geometry.window is None else f" with window={self.geometry.window}"
+            use = "shift" if self.geometry.mask == "full" else "descending or table"
+            raise ValueError(f"family symmetric needs a causal mask, got mask={self.geometry.mask!r}{window}: use {use}")
+        check_range("roles", self.roles, self.pairs, "one per pair of KV tiles at most")
 
     @property
     def pairs(self) -> int:
@@ -48,13 +51,13 @@ class Symmetric:
 
     @property
     def slots(self) -> tuple[tuple[int, ...], ...]:
-        """Chain of each (slot, role); slot 2p holds the big chains of pass p, slot 2p + 1 the small ones; -1 for
-        none."""
-        n, rows = self.geometry.n_kv, []
-        for first in range(0, self.pairs, self.roles):
-            units = range(first, first + self.roles)
+        """Chain of each (slot, role), -1 for none: slot 2p has the big chains of pass p, slot 2p + 1 the small ones."""
+        n = self.geometry.n_kv
+        rows = []
+        for p in range(self.passes):
+            units = range(p * self.roles, (p + 1) * self.roles)
             rows.append(tuple(u if u < self.pairs else -1 for u in units))
-            rows.append(tuple(n - 1 - u if n - 1 - u >= self.pairs else -1 for u in units))
+            rows.append(tuple(n - 1 - u if u < self.pairs and u != n - 1 - u else -1 for u in units))
         return tuple(rows)
 
     def place(self, j: int) -> tuple[int, int]:
@@ -65,50 +68,34 @@ class Symmetric:
         """Q tiles of chain j in visiting order."""
         g = self.geometry
         if j >= self.pairs:
-            return tuple(closed_forms.descending_tile(t, g.n_q) for t in range(g.steps(j)))
+            return tuple(reversed(g.tiles(j)))
         p, a = self.place(j)
         active = min(self.roles, self.pairs - p * self.roles)
         r0 = min(g.n_q, g.lo(p * self.roles + active - 1))
         rect = g.n_q - r0
         stride = max(1, min(g.ratio, rect // active))
-        ring = tuple(r0 + closed_forms.ring_tile(a, t, stride, rect) for t in range(rect))
-        return ring + tuple(range(g.lo(j), r0))
+        return ring(a, stride, r0, g.n_q) + tuple(range(g.lo(j), r0))
 
     def clock(self, i: int, j: int) -> int:
         """Virtual time of (i, j): its step on the worker, counted through the passes."""
-        return self._clocks[i, j]
+        return self._clocks[j][i]
 
-    def rank(self, i: int, j: int) -> int:
-        """Position of chain j in the order of additions into tile i."""
-        return self._ranks[i, j]
+    def commits(self) -> Iterator[tuple[int, int]]:
+        """Step by step, pass by pass."""
+        for p in range(self.passes):
+            yield from in_step(self._steps(u) for u in range(p * self.roles, min(self.pairs, (p + 1) * self.roles)))
 
-    @cached_property
-    def _clocks(self) -> dict[tuple[int, int], int]:
-        g = self.geometry
-        steps = [g.steps(j) + (g.steps(g.n_kv - 1 - j) if g.n_kv - 1 - j >= self.pairs else 0) for j in range(self.pairs)]
-        width = max(steps)  # the same start of a pass for every role
-        return {
-            (i, j): self.place(j)[0] * width + (g.steps(g.n_kv - 1 - j) if j >= self.pairs else 0) + t
-            for j in range(g.n_kv)
-            for t, i in enumerate(self.order(j))
-        }
+    def _steps(self, u: int) -> Iterator[tuple[int, int]]:
+        """(Q tile, chain) of pair u, the big chain first."""
+        chains = dict.fromkeys((u, self.geometry.n_kv - 1 - u))
+        return chain.from_iterable(zip(self.order(j), repeat(j)) for j in chains)
 
     @cached_property
-    def _ranks(self) -> dict[tuple[int, int], int]:
-        g = self.geometry
-        if g.is_triangle:
-            pairs = [
-                (j, closed_forms.symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, self.roles))
-                for j in range(g.n_kv)
-                for t in range(g.steps(j))
-            ]
-            return {(i, j): rank for j, (i, rank) in pairs}
-        return self.ranks_by_clock()
-
-    def ranks_by_clock(self) -> dict[tuple[int, int], int]:
-        """Rank of every (i, j) as the order of (clock, role): the definition, valid for every geometry."""
-        ranks = {}
-        for i in range(self.geometry.n_q):
-            line = sorted(self.geometry.contributors(i), key=lambda j: (self._clocks[i, j], self.place(j)[1]))
-            ranks.update({(i, j): position for position, j in enumerate(line)})
-        return ranks
+    def _clocks(self) -> list[dict[int, int]]:
+        clocks: list[dict[int, int]] = [{} for _ in range(self.geometry.n_kv)]
+        pairs = [list(self._steps(u)) for u in range(self.pairs)]
+        width = max(map(len, pairs))  # the same start of a pass for every role
+        for u, steps in enumerate(pairs):
+            for t, (i, j) in enumerate(steps):
+                clocks[j][i] = u // self.roles * width + t
+        return clocks

@@ -54,6 +54,6 @@ def pack(schedule: Schedule, heads_in_flight: int) -> list[int]:
         table += row
     table += lengths
     for j in range(g.n_kv):
-        entries = [i | schedule.rank(i, j) << 16 for i in schedule.order(j)]
+        entries = [i | rank << 16 for i, rank in zip(schedule.order(j), schedule.ranks(j), strict=True)]
         table += entries + [0] * (steps - len(entries))
     return table

@@ -1,12 +1,12 @@
-"""Exact times of the families in closed form (schedules.md, section 3).
+"""Times of the families in closed form (schedules.md, section 3, and past it).
 
 Each form is one definition for ints and for symbolic expressions: sizes come in as either, and what Python's operators
 do not give comes from an Arithmetic. Letters: n_q Q tiles, n KV tiles, k Q tiles per KV tile on the diagonal, heads kv
 heads; roles and in_flight are A and G; tau and lam are ns per step and per hop, ints (under GQA tau is that of the
 whole group, since query heads are innermost).
 
-A form is exact, or where said an upper bound, if its penalty is 0; otherwise the penalty is 1 or more and the time
-means nothing. Penalties are sums of floor_div and mod: floor_div(a, b + 1) is 0 just if a <= b, for a, b >= 0.
+Every form is an upper bound, and exact under the condition that it states. Where it does not even hold, its penalty is 1 or
+more and the time means nothing. Penalties are sums of floor_div and mod: floor_div(a, b + 1) is 0 just if a <= b, for a, b >= 0.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Integer = Any  # an int or a symbolic integer
+NEVER = 2**50  # ns, above every time
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Time(NamedTuple):
 def full_mono(
     n_q: Integer, n: Integer, heads: Integer, roles: Integer, in_flight: Integer, tau: int, lam: int, ar: Arithmetic
 ) -> Time:
-    """Ascending or descending, full mask: exact if roles divides n and roles > 1, else an upper bound.
+    """Ascending or descending, full mask: exact if roles divides n and roles > 1.
 
     A pass takes a sweep of its tiles, or one turn round the ring of roles if that is longer, except for the last of a
     head: the next head waits for nobody.
@@ -69,14 +70,18 @@ def full_alone(n_q: Integer, n: Integer, heads: Integer, in_flight: Integer, tau
 def full_shift(
     n_q: Integer, n: Integer, heads: Integer, roles: Integer, in_flight: Integer, tau: int, lam: int, ar: Arithmetic
 ) -> Time:
-    """Shift with the stride n_q // roles: exact while n_q >= roles and a hop takes at most that many steps.
+    """Shift with the stride n_q // roles, n_q >= roles: exact while a hop takes at most that many steps.
+
+    A longer hop costs no more than steps so long that it fits.
 
     >>> full_shift(6, 3, 1, 3, 1, 10, 4, INTEGER)
     Time(ns=60, penalty=0)
     """
-    stride = ar.floor_div(n_q, roles)
     rounds = ar.ceil_div(heads, in_flight)
-    return Time(rounds * ar.ceil_div(n, roles) * n_q * tau, ar.floor_div(roles, n_q + 1) + ar.floor_div(lam, stride * tau + 1))
+    few = ar.floor_div(roles, n_q + 1)
+    stride = ar.floor_div(n_q, roles) + few  # never 0
+    step = tau if lam <= tau else ar.max(tau, ar.ceil_div(lam, stride))
+    return Time(rounds * ar.ceil_div(n, roles) * n_q * step, few)
 
 
 def triangle_penalty(n_q: Integer, n: Integer, k: int, ar: Arithmetic) -> Integer:
@@ -95,37 +100,32 @@ def causal_mono(
     lam: int,
     ar: Arithmetic,
 ) -> Time:
-    """Descending with boustrophedon on a triangle: exact if 2 * roles divides n and lam <= k * tau.
+    """Descending with boustrophedon on a triangle: exact if roles divides n, or if one round takes an odd number of passes.
 
-    >>> causal_mono(8, 4, 2, 1, 2, 1, 10, 4, INTEGER)
-    Time(ns=104, penalty=0)
+    Two passes that mirror each other give every role the same work. Roles that lack a chain in the last pass are timed as
+    if they had one; or, in an odd number of passes, as if every round of heads waited for the one before it.
+
+    >>> causal_mono(8, 4, 2, 1, 2, 1, 10, 4, INTEGER), causal_mono(6, 3, 2, 2, 3, 2, 10, 4, INTEGER)
+    (Time(ns=104, penalty=0), Time(ns=60, penalty=0))
     """
-    rounds = ar.ceil_div(heads, in_flight)
-    pairs = rounds * ar.floor_div(n, 2 * roles)  # of passes that mirror each other, over all heads
-    work = rounds * ar.ceil_div(n * (2 * n_q - k * (n - 1)), 2 * roles) * tau
-    ring = (pairs - 1) * (roles - 1) * max(0, 2 * lam - k * tau)
-    return Time(work + (roles - 1) * lam + ring, ar.mod(n, 2 * roles) + lam // (k * tau + 1))
+    ring = max(0, 2 * lam - k * tau)  # lost between neighbours in two passes: hops there and back, less what chains shorten
+    late = max(0, lam - k * tau)  # how much later than its neighbour a role ends a pass
+    skew = lam - ring + late  # and how much later two passes
+    rounds, passes = ar.ceil_div(heads, in_flight), ar.ceil_div(n, roles)
 
+    last = k * (passes * roles - 1)  # where the last chain would begin
+    total = rounds * passes
+    alone = ar.mod(total, 2)  # a last pass without its mirror ends with its first, longest chain
+    steps = ar.floor_div(total * (2 * ar.max(n_q, last) - last) + alone * (k * (roles - 1)), 2)
+    filled = steps * tau + (roles - 1) * (ar.floor_div(total, 2) * ring + skew + alone * (late - skew))
 
-def causal_mono_single(
-    n_q: Integer,
-    n: Integer,
-    k: int,
-    heads: Integer,
-    roles: Integer,
-    in_flight: Integer,
-    tau: int,
-    lam: int,
-    ar: Arithmetic,
-) -> Time:
-    """Descending on a triangle, all heads in flight, a CTA per chain: exact if lam <= k * tau.
-
-    The first chain is the longest path.
-
-    >>> causal_mono_single(6, 3, 2, 2, 3, 2, 10, 4, INTEGER)
-    Time(ns=60, penalty=0)
-    """
-    return Time(n_q * tau, (ar.ceil_div(n, roles) - 1) + (ar.ceil_div(heads, in_flight) - 1) + lam // (k * tau + 1))
+    pairs = ar.floor_div(passes, 2)
+    chains = 2 * pairs * roles  # of whole pairs of passes
+    tail = (n_q - k * chains) * tau + (n - chains - 1) * late  # ends with its first chain
+    before = (roles - 1) * skew  # or, if that is short, the pass before it ends with its last one
+    one = pairs * ((2 * n_q - k * (chains - 1)) * tau + (roles - 1) * ring) + ar.max(tail, before)
+    even = 1 - ar.mod(passes, 2)
+    return Time(ar.min(filled, rounds * one + even * NEVER), 0)
 
 
 def causal_alone(n_q: Integer, n: Integer, k: int, heads: Integer, in_flight: Integer, tau: int, ar: Arithmetic) -> Time:
@@ -148,11 +148,18 @@ def causal_symmetric(
     lam: int,
     ar: Arithmetic,
 ) -> Time:
-    """Symmetric on a triangle, lam <= tau: exact for an even n, an upper bound for an odd one.
+    """Symmetric on a triangle: exact for an even n and lam <= tau.
+
+    For an even n the clock leaves k steps between neighbours, but one where a pair leaves its rectangle. A hop that does not
+    fit costs no more than steps so long that it does.
 
     >>> causal_symmetric(8, 4, 2, 1, 2, 1, 10, 4, INTEGER)
     Time(ns=100, penalty=0)
     """
-    rounds = ar.ceil_div(heads, in_flight)
-    passes = ar.ceil_div(ar.ceil_div(n, 2), roles)
-    return Time(rounds * passes * (2 * n_q - k * (n - 1)) * tau, lam // (tau + 1))
+    units = ar.ceil_div(heads, in_flight) * ar.ceil_div(ar.ceil_div(n, 2), roles)
+    steps = 2 * n_q - k * (n - 1)
+    if lam <= tau:
+        return Time(units * steps * tau, 0)
+    even = max(tau, INTEGER.ceil_div(lam, k))
+    extra = ar.mod(n, 2) * (steps - 1) * (lam - even)  # an odd n leaves one step only
+    return Time(units * (steps * even + lam - even + extra), 0)

@@ -29,7 +29,12 @@ def encode(family: str, roles: Integer, heads_in_flight: Integer, stride: Intege
     (2147532834, ('shift', 3, 2, 2, False))
     """
     constant = (FAMILIES.index(family) << FAMILY_SHIFT) + (int(boustrophedon) << BOUSTROPHEDON_SHIFT)
-    return constant + heads_in_flight * 2**HEADS_SHIFT + roles * 2**ROLES_SHIFT + stride * 2**STRIDE_SHIFT
+    return constant + fields(roles, heads_in_flight, stride)
+
+
+def fields(roles: Integer, heads_in_flight: Integer, stride: Integer) -> Integer:
+    """The part of a word that holds numbers."""
+    return heads_in_flight * 2**HEADS_SHIFT + roles * 2**ROLES_SHIFT + stride * 2**STRIDE_SHIFT
 
 
 def decode(word: int) -> tuple[str, int, int, int, bool]:

@@ -84,7 +84,7 @@ return [getitem, getitem_9, getitem_10, getitem_11]""",  # noqa: E501
         self.assertExpectedInline(
             launch(generated(128, "causal", kv_heads=4)),
             """\
-kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, table, buf9, buf10, buf11, workspace_1, 32, 1, 1)""",
+kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, table, buf9, buf10, buf11, workspace_1, 128, 1, 1)""",
         )
 
     def test_launch_with_a_dynamic_length(self) -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import random
+
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import MASKS, Geometry, Plan, Schedule, make
-from dash_inductor.schedule.families import FAMILIES
+from dash_inductor.schedule import FAMILIES, MASKS, TABLE, Geometry, Plan, Schedule, Straddling, Tabulated, make
+
+CAUSAL = MASKS[1:]
 
 
 @st.composite
-def geometries(draw: st.DrawFn, mask: str | None = None) -> Geometry:
-    """Up to 9 x 12 tiles, blocks that divide each other or not, any lengths."""
+def geometries(draw: st.DrawFn, masks: tuple[str, ...] = MASKS, window: bool | None = None) -> Geometry:
+    """Up to 9 x 12 tiles, blocks that divide each other or not, any lengths; with a window or not, None for either."""
     block_m, block_n = draw(st.sampled_from([(1, 1), (1, 2), (2, 4), (1, 3), (3, 2), (2, 1), (2, 5)]))
     q_len, kv_len = draw(st.integers(1, 12 * block_m)), draw(st.integers(1, 9 * block_n))
-    return Geometry(q_len, kv_len, block_m, block_n, mask or draw(st.sampled_from(MASKS)))
+    mask = draw(st.sampled_from(masks))
+    if window is None:
+        window = draw(st.booleans())
+    rows = draw(st.integers(0, 4 * block_n)) if window and mask != "full" else None
+    return Geometry(q_len, kv_len, block_m, block_n, mask, rows)
 
 
 @st.composite
@@ -25,19 +32,32 @@ def triangles(draw: st.DrawFn) -> Geometry:
 
 
 @st.composite
+def block_masks(draw: st.DrawFn, n_kv: int = 7, n_q: int = 9) -> Geometry:
+    """Any set of tiles."""
+    n_kv, n_q = draw(st.integers(1, n_kv)), draw(st.integers(1, n_q))
+    cells = draw(st.lists(st.booleans(), min_size=n_kv * n_q, max_size=n_kv * n_q).filter(any))
+    return Geometry.of_blocks([cells[j * n_q : (j + 1) * n_q] for j in range(n_kv)])
+
+
+@st.composite
 def schedules(draw: st.DrawFn, family: str | None = None) -> Schedule:
     """Any family with any number of roles and any stride that it takes."""
-    family = family or draw(st.sampled_from(FAMILIES))
-    mask = "full" if family == "shift" else None
-    geometry = draw(triangles() if mask is None and draw(st.booleans()) else geometries(mask))
-    if family == "symmetric" and geometry.mask == "full":
-        geometry = Geometry(geometry.q_len, geometry.kv_len, geometry.block_m, geometry.block_n, draw(st.sampled_from(MASKS[1:])))
+    family = family or draw(st.sampled_from((*FAMILIES, TABLE)))
+    if family == "shift":
+        geometry = draw(geometries(("full",)))
+    elif family == "symmetric":
+        geometry = draw(triangles() | geometries(CAUSAL, window=False))
+    else:
+        geometry = draw(triangles() | geometries() | block_masks())
     most = -(-geometry.n_kv // 2) if family == "symmetric" else geometry.n_kv
     if family == "shift":
         most = min(most, geometry.n_q)
     roles = draw(st.integers(1, most))
+    if family == "table":
+        return make(family, geometry, roles, step_ns=draw(st.integers(1, 9)), hop_ns=draw(st.integers(0, 18)))
     stride = draw(st.none() | st.integers(1, geometry.n_q // roles)) if family == "shift" else None
-    return make(family, geometry, roles, stride=stride, boustrophedon=family == "descending" and draw(st.booleans()))
+    mono = family in ("ascending", "descending")
+    return make(family, geometry, roles, stride=stride, boustrophedon=mono and draw(st.booleans()))
 
 
 @st.composite
@@ -45,3 +65,32 @@ def plans(draw: st.DrawFn, family: str | None = None) -> Plan:
     """Any schedule for up to 5 heads."""
     heads = draw(st.integers(1, 5))
     return Plan(draw(schedules(family)), heads, draw(st.integers(1, heads)), draw(st.integers(1, 3)))
+
+
+@st.composite
+def straddling(draw: st.DrawFn, family: str | None = None) -> Straddling:
+    """Any schedule in static round robin."""
+    sizes = [draw(st.integers(1, most)) for most in (5, 9, 3)]
+    return Straddling(draw(schedules(family)), *sizes, by_launch=draw(st.booleans()))
+
+
+def wild(rng: random.Random) -> Plan:
+    """Any placement, any order and any ranks: about half of them deadlock."""
+    n_kv, n_q = rng.randint(1, 5), rng.randint(1, 6)
+    share = rng.choice([0.5, 1])
+    blocks = [[rng.random() < share for _ in range(n_q)] for _ in range(n_kv)]
+    blocks[rng.randrange(n_kv)][rng.randrange(n_q)] = True
+    roles = rng.randint(1, n_kv)
+    chains = rng.sample(range(n_kv), n_kv) + [-1] * (-n_kv % roles)
+    slots = tuple(tuple(chains[s : s + roles]) for s in range(0, len(chains), roles))
+    disorder = rng.choice([0, 1, 3, 30])  # how far a clock may be off the step it stands at
+
+    def steps(j: int) -> tuple[tuple[int, int], ...]:
+        tiles = [i for i in range(n_q) if blocks[j][i]]
+        start = next(s for s, row in enumerate(slots) if j in row) * n_q
+        order = rng.sample(tiles, len(tiles))
+        return tuple((i, start + t + rng.randint(-disorder, disorder)) for t, i in enumerate(order))
+
+    schedule = Tabulated(Geometry.of_blocks(blocks), slots, tuple(steps(j) for j in range(n_kv)))
+    heads = rng.randint(1, 3)
+    return Plan(schedule, heads, rng.randint(1, heads), rng.randint(1, 2))

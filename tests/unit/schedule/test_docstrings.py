@@ -13,15 +13,16 @@ import pytest
 import dash_inductor.schedule
 
 MODULES = sorted(m.name for m in pkgutil.iter_modules(dash_inductor.schedule.__path__, "dash_inductor.schedule."))
+COMMANDS = ["dash_inductor.compare", "dash_inductor.simulate"]
 
 
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", MODULES + COMMANDS)
 def test_examples(name: str) -> None:
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
 def test_every_family_has_an_example() -> None:
-    for family in ("Ascending", "Descending", "Shift", "Symmetric"):
+    for family in ("Ascending", "Descending", "Shift", "Symmetric", "Tabulated"):
         assert ">>>" in getattr(dash_inductor.schedule, family).__doc__
 
 

@@ -3,40 +3,38 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Geometry, Schedule, Shift, Symmetric, make, slack
+from dash_inductor.schedule import FAMILIES, TABLE, Geometry, Plan, Schedule, Shift, Symmetric, make, slack, unroll
 from dash_inductor.schedule.closed_forms import shift_step, symmetric_step
-from dash_inductor.schedule.families import FAMILIES
 
-from .strategies import schedules, triangles
+from .strategies import block_masks, geometries, schedules, triangles
 
-EXAMPLES = settings(max_examples=100, deadline=None)
 CAUSAL = Geometry(6, 6, 1, 2, "causal_top_left")
+WINDOW = Geometry(6, 6, 1, 2, "causal_top_left", window=2)
+BLOCKS = Geometry.of_blocks([[True, False], [True, True]])
 FULL = Geometry(6, 6, 1, 2, "full")
 
 
-@EXAMPLES
 @given(schedules())
 def test_order_and_rank_are_permutations(s: Schedule) -> None:
     g = s.geometry
     for j in range(g.n_kv):
-        assert sorted(s.order(j)) == list(range(g.lo(j), g.hi(j)))
+        assert sorted(s.order(j)) == list(g.tiles(j))
+        assert s.ranks(j) == tuple(s.rank(i, j) for i in s.order(j))
     for i in range(g.n_q):
         assert sorted(s.rank(i, j) for j in g.contributors(i)) == list(range(len(g.contributors(i))))
 
 
-@EXAMPLES
 @given(schedules())
 def test_rank_is_the_order_of_clock_then_role(s: Schedule) -> None:
-    """The definition; the families themselves compute rank in closed form where they have one."""
+    """The definition; the families themselves go through the steps in that order."""
     for i in range(s.geometry.n_q):
         line = sorted(s.geometry.contributors(i), key=lambda j: (s.clock(i, j), s.place(j)[1]))
         assert [s.rank(i, j) for j in line] == list(range(len(line)))
 
 
-@EXAMPLES
 @given(schedules())
 def test_the_clock_increases_along_every_role(s: Schedule) -> None:
     """With the test above: no schedule has a cycle."""
@@ -45,7 +43,6 @@ def test_the_clock_increases_along_every_role(s: Schedule) -> None:
         assert clocks == sorted(set(clocks))
 
 
-@EXAMPLES
 @given(schedules())
 def test_slots_hold_every_chain_once_at_its_place(s: Schedule) -> None:
     assert sorted(j for row in s.slots for j in row if j >= 0) == list(range(s.geometry.n_kv))
@@ -56,7 +53,25 @@ def test_slots_hold_every_chain_once_at_its_place(s: Schedule) -> None:
         assert all(s.place(j) == (slot // per_pass, a) for a, j in enumerate(row) if j >= 0)
 
 
-@EXAMPLES
+@given(geometries() | block_masks(), st.data())
+def test_bits_of_mono_families_do_not_change_with_roles_heads_in_flight_or_placement(g: Geometry, data: st.DataObject) -> None:
+    """The order of every sum: of dq by rank, of dk and dv along a chain."""
+    for family, upwards in (("ascending", True), ("descending", False)):
+        sums = set()
+        for roles in {1, g.n_kv, data.draw(st.integers(1, g.n_kv))}:
+            for boustrophedon in (False, True):
+                s = make(family, g, roles, boustrophedon=boustrophedon)
+                dq = {(i, s.rank(i, j)): j for j in range(g.n_kv) for i in g.tiles(j)}
+                assert all(dq[i, rank] == j for i in range(g.n_q) for rank, j in enumerate(g.contributors(i)))
+                assert all(list(s.order(j)) == sorted(g.tiles(j), reverse=not upwards) for j in range(g.n_kv))
+                sums.add((tuple(dq.items()), tuple(s.order(j) for j in range(g.n_kv))))
+                for in_flight in (1, 3):  # what the kernels read is the same wherever it is placed
+                    steps = unroll(Plan(s, 3, in_flight, 2))
+                    read = {steps[index] for index in range(len(steps))}
+                    assert read == {(x, j, i, rank) for x in range(6) for (i, rank), j in dq.items()}
+        assert len(sums) == 1
+
+
 @given(schedules("shift"))
 def test_shift_has_its_stride_as_slack(s: Shift) -> None:
     found = slack(s)
@@ -65,46 +80,54 @@ def test_shift_has_its_stride_as_slack(s: Shift) -> None:
         assert found == s.stride
 
 
-@EXAMPLES
 @given(triangles(), st.data())
 def test_symmetric_has_slack_on_a_triangle(g: Geometry, data: st.DataObject) -> None:
     found = slack(Symmetric(g, data.draw(st.integers(1, -(-g.n_kv // 2)))))
     assert found is None or found >= 1
 
 
-@EXAMPLES
+@given(geometries(("full",)), st.sampled_from(["ascending", "descending"]), st.integers(2, 9))
+def test_mono_has_no_slack_on_the_full_mask(g: Geometry, family: str, roles: int) -> None:
+    assert slack(make(family, g, min(roles, g.n_kv))) == (0 if g.n_kv > 1 else None)
+
+
 @given(schedules("shift"))
-def test_shift_step_is_order_and_rank_by_the_clock(s: Shift) -> None:
+def test_shift_step_is_order_and_rank(s: Shift) -> None:
     g = s.geometry
-    lines = [sorted(range(g.n_kv), key=lambda j, i=i: (s.clock(i, j), s.place(j)[1])) for i in range(g.n_q)]
     for j in range(g.n_kv):
         steps = [shift_step(j, t, g.n_q, g.n_kv, s.roles, s.stride) for t in range(g.n_q)]
-        assert steps == [(i, lines[i].index(j)) for i in s.order(j)]
+        assert steps == list(zip(s.order(j), s.ranks(j), strict=True))
 
 
-@EXAMPLES
 @given(triangles(), st.data())
-def test_symmetric_step_is_order_and_rank_by_the_clock(g: Geometry, data: st.DataObject) -> None:
+def test_symmetric_step_is_order_and_rank(g: Geometry, data: st.DataObject) -> None:
     s = Symmetric(g, data.draw(st.integers(1, -(-g.n_kv // 2))))
-    ranks = s.ranks_by_clock()
     for j in range(g.n_kv):
         steps = [symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, s.roles) for t in range(g.steps(j))]
-        assert steps == [(i, ranks[i, j]) for i in s.order(j)]
+        assert steps == list(zip(s.order(j), s.ranks(j), strict=True))
 
 
 @pytest.mark.parametrize(
     ("family", "geometry", "roles", "kwargs", "message"),
     [
         ("ascending", FULL, 0, {}, "roles must be in 1..3 (one per KV tile at most), got 0"),
+        ("ascending", FULL, 1.0, {}, "roles must be in 1..3 (one per KV tile at most), got 1.0"),
         ("descending", CAUSAL, 4, {}, "roles must be in 1..3 (one per KV tile at most), got 4"),
+        ("table", CAUSAL, 4, {}, "roles must be in 1..3 (one per KV tile at most), got 4"),
+        ("table", CAUSAL, 2, {"step_ns": 0}, "step_ns must be a positive int, got 0"),
+        ("table", CAUSAL, 2, {"hop_ns": -1}, "hop_ns must be an int of at least 0, got -1"),
         ("symmetric", CAUSAL, 3, {}, "roles must be in 1..2 (one per pair of KV tiles at most), got 3"),
-        ("symmetric", FULL, 1, {}, "symmetric needs a causal mask"),
-        ("shift", CAUSAL, 1, {}, "shift needs mask='full'"),
-        ("shift", Geometry(2, 6, 1, 2, "full"), 3, {}, "roles must be at most the 2 Q tiles for shift, got 3"),
+        ("symmetric", FULL, 1, {}, "family symmetric needs a causal mask, got mask='full': use shift"),
+        ("symmetric", WINDOW, 1, {}, "needs a causal mask, got mask='causal_top_left' with window=2: use descending or table"),
+        ("symmetric", BLOCKS, 1, {}, "family symmetric needs a causal mask, got mask='table': use descending or table"),
+        ("shift", CAUSAL, 1, {}, "family shift needs mask='full', got 'causal_top_left': use symmetric, descending or table"),
+        ("shift", BLOCKS, 1, {}, "family shift needs mask='full', got 'table'"),
+        ("shift", Geometry(2, 6, 1, 2, "full"), 3, {}, "roles must be in 1..2 (one per Q tile at most for shift), got 3"),
         ("shift", FULL, 3, {"stride": 3}, "stride must be in 1..2 (n_q // roles), got 3"),
+        ("shift", FULL, 3, {"stride": 0}, "stride must be a positive int, got 0"),
         ("ascending", FULL, 1, {"stride": 2}, "stride is for shift, not for ascending"),
-        ("shift", FULL, 1, {"boustrophedon": True}, "boustrophedon is for descending, not for shift"),
-        ("zigzag", FULL, 1, {}, "family must be one of ascending, descending, shift, symmetric, got 'zigzag'"),
+        ("shift", FULL, 1, {"boustrophedon": True}, "boustrophedon is for ascending and descending, not for shift"),
+        ("zigzag", FULL, 1, {}, "family must be one of ascending, descending, shift, symmetric, table, got 'zigzag'"),
     ],
 )
 def test_what_a_family_cannot_do_is_said(
@@ -115,5 +138,5 @@ def test_what_a_family_cannot_do_is_said(
 
 
 def test_make_returns_the_named_family() -> None:
-    for family in FAMILIES:
+    for family in (*FAMILIES, TABLE):
         assert make(family, FULL if family == "shift" else CAUSAL, 1).name == family

@@ -3,14 +3,13 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Descending, Geometry, Plan, Shift
+from dash_inductor.schedule import Ascending, Descending, Geometry, Plan, Shift, Straddling, simulate
 
-from .strategies import plans
+from .strategies import plans, straddling
 
-EXAMPLES = settings(max_examples=100, deadline=None)
 FULL = Geometry(6, 6, 1, 2, "full")
 
 
@@ -40,14 +39,12 @@ def ends(plan: Plan, resident: int) -> bool:
         running = left
 
 
-@EXAMPLES
 @given(plans())
 def test_every_chain_of_every_head_is_placed_once(plan: Plan) -> None:
     tasks = [task for worker in range(plan.workers) for task in plan.tasks(worker)]
     assert sorted(tasks) == [(x, j) for x in range(plan.heads) for j in range(plan.schedule.geometry.n_kv)]
 
 
-@EXAMPLES
 @given(st.one_of(plans("descending"), plans()))
 def test_a_head_stays_in_its_slot_and_turns_mirror(plan: Plan) -> None:
     s = plan.schedule
@@ -59,10 +56,11 @@ def test_a_head_stays_in_its_slot_and_turns_mirror(plan: Plan) -> None:
             assert worker == head % plan.heads_in_flight * s.roles + a
 
 
-@EXAMPLES
 @given(plans())
-def test_residency_is_enough(plan: Plan) -> None:
+def test_residency_is_enough_and_the_simulated_one_is_the_least(plan: Plan) -> None:
     assert ends(plan, plan.residency)
+    least = simulate(plan, compute_ns=1, reduce_ns=0, sync_ns=0).residency
+    assert ends(plan, least) and (least == 1 or not ends(plan, least - 1))
 
 
 def test_fewer_than_the_residency_can_deadlock() -> None:
@@ -85,12 +83,62 @@ def test_launch_and_residency(plan: Plan, launch: str, residency: int) -> None:
     assert (plan.launch, plan.residency) == (launch, residency)
 
 
+@pytest.mark.parametrize(("heads", "workers", "in_flight"), [(4, 8, 2), (1, 8, 1), (16, 3, 1), (16, 11, 3), (2, 100, 2)])
+def test_fit_puts_as_many_heads_in_flight_as_there_are_workers_for(heads: int, workers: int, in_flight: int) -> None:
+    plan = Plan.fit(Ascending(FULL, 3), heads, workers, group=2)
+    assert (plan.heads, plan.heads_in_flight, plan.group) == (heads, in_flight, 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "workers", "message"),
+    [
+        (4, 2, "roles must be in 1..2 (workers), got 3"),
+        (0, 3, "heads must be a positive int, got 0"),
+        (1, 0, "workers must be a positive int, got 0"),
+    ],
+)
+def test_roles_beyond_the_workers_are_refused(heads: int, workers: int, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Plan.fit(Ascending(FULL, 3), heads, workers)
+
+
+@given(straddling())
+def test_round_robin_deals_units_in_turn(plan: Straddling) -> None:
+    s = plan.schedule
+    units = []
+    for head in range(plan.heads):
+        for p in range(s.passes):
+            for a in range(s.roles):
+                chains = [j for j in range(s.geometry.n_kv) if s.place(j) == (p, a)]
+                units += [[(head, j) for j in sorted(chains, key=lambda j: [j in row for row in s.slots].index(True))]]
+    units = [unit for unit in units if unit]
+    for worker in range(plan.workers):
+        assert list(plan.tasks(worker)) == [task for unit in units[worker :: plan.workers] for task in unit]
+
+
+def test_the_authors_shift_never_waits() -> None:
+    """Ranks by the clock of the launch: ceil(h * n / P) * n_q steps while a hop is within a step and n_q >= min(n, P)."""
+    for n, n_q, heads, workers in ((3, 6, 2, 2), (4, 4, 5, 6), (5, 5, 3, 7), (8, 8, 3, 5), (6, 9, 4, 4), (7, 7, 1, 3)):
+        plan = Straddling(Shift(Geometry(n_q, n, 1, 1, "full"), min(n, n_q), 1), heads, workers, by_launch=True)
+        if n <= n_q:
+            assert simulate(plan, compute_ns=5, reduce_ns=5, sync_ns=5).makespan_ns == -(-heads * n // workers) * n_q * 10
+
+
+@pytest.mark.parametrize(("n", "lam"), [(16, 20), (16, 75), (16, 150), (24, 75)])
+def test_heads_that_straddle_rounds_close_into_a_ring(n: int, lam: int) -> None:
+    """Ascending, n x n tiles, P = 132: a round takes (kap * n_q * tau + P * lam) / (kap + 1), kap = P / (n - P mod n)."""
+    s, costs = Ascending(Geometry(n, n, 1, 1, "full"), n), {"compute_ns": 100, "reduce_ns": 0, "sync_ns": lam}
+    kap = 132 // (n - 132 % n)
+    few, many = (simulate(Straddling(s, rounds * 132 // n, 132), **costs).makespan_ns for rounds in (kap + 1, 3 * (kap + 1)))
+    assert (many - few) / (2 * (kap + 1)) == pytest.approx(max(n * 100, (kap * n * 100 + 132 * lam) / (kap + 1)), rel=0.002)
+
+
 @pytest.mark.parametrize(
     ("heads", "in_flight", "group", "message"),
     [
-        (0, 1, 1, "heads must be at least 1"),
-        (2, 3, 1, "heads_in_flight must be in 1..2"),
-        (2, 1, 0, "group must be at least 1"),
+        (0, 1, 1, "heads must be a positive int, got 0"),
+        (2, 3, 1, "heads_in_flight must be in 1..2 (heads), got 3"),
+        (2, 1, 0, "group must be a positive int, got 0"),
     ],
 )
 def test_bad_counts_are_named(heads: int, in_flight: int, group: int, message: str) -> None:

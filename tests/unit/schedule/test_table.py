@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from dash_inductor.schedule import Ascending, Geometry, Plan, pack, table_size
 
 from .strategies import plans
 
 
-@settings(max_examples=100, deadline=None)
 @given(plans())
 def test_the_table_tells_what_the_schedule_says(plan: Plan) -> None:
     """Read as the kernel reads it."""
@@ -17,7 +16,7 @@ def test_the_table_tells_what_the_schedule_says(plan: Plan) -> None:
     roles, in_flight, slots, boustrophedon, n_kv, steps = table[:6]
     assert (roles, in_flight, boustrophedon, n_kv) == (s.roles, plan.heads_in_flight, int(s.boustrophedon), g.n_kv)
     assert table[6:8] == [0, 0]
-    assert slots == (2 * s.passes if s.name == "symmetric" else s.passes)
+    assert slots == len(s.slots)
     chains = 8
     lengths = chains + slots * roles
     rows = lengths + n_kv
@@ -29,7 +28,8 @@ def test_the_table_tells_what_the_schedule_says(plan: Plan) -> None:
         assert row[length:] == [0] * (steps - length)
     assert len(table) == rows + n_kv * steps
     assert steps == max(1, *(g.steps(j) for j in range(n_kv)))
-    assert len(table) <= table_size(g.n_q, g.n_kv, s.roles, symmetric=s.name == "symmetric")
+    if s.name != "table":
+        assert len(table) <= table_size(g.n_q, g.n_kv, s.roles, symmetric=s.name == "symmetric")
     assert all(-1 <= entry < 2**31 for entry in table)
 
 

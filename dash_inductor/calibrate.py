@@ -1,0 +1,125 @@
+"""The `calibrate` command: measures the cost constants of the GPU that is there, and writes its cost file.
+
+It never runs by itself: a choice depends on the cost file, and bits may depend on the choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any
+
+from .calibration import Constants, Timing, fit
+from .schedule.costs import FLOP_PER_ELEMENT, FOLDER, tomllib
+
+HEAD_DIMS = (64, 128)
+ROUNDS = (1, 4)
+LAUNCHES = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `calibrate`."""
+    parser.add_argument("--device-out", metavar="FILE", help="where to write (default: the device's own cost file)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, fit, write; ValueError where there is no GPU to measure."""
+    import torch
+
+    from .target import target_of
+
+    if not torch.cuda.is_available():
+        raise ValueError("calibrate measures a GPU, and torch.cuda.is_available() is False here")
+    target = target_of(torch.device("cuda"))
+    found = {d: fit(timings(target, d)) for d in HEAD_DIMS}
+    for d, constants in found.items():
+        print(f"head dim {d}: {constants}")
+    path = Path(args.device_out) if args.device_out else Path(str(FOLDER / f"{target.key}.toml"))
+    path.write_text(cost_file(target, found, torch.cuda.get_device_name()), encoding="utf-8")
+    print(f"written: {path}")
+    return 0
+
+
+def timings(target: Any, head_dim: int) -> list[Timing]:
+    """Launches of ascending and shift: heads a multiple of floor(P / n), Q and KV lengths varied apart."""
+    import torch
+
+    from .target import tile_of
+
+    tile = tile_of(target, torch.bfloat16, head_dim)
+    workers = target.sms * tile.ctas_per_sm
+    found = []
+    for n_kv in (workers // 8, workers // 4, workers // 2):
+        for n_q in (2 * n_kv, 256):
+            for rounds in ROUNDS:
+                heads = rounds * (workers // n_kv)
+                for family in ("ascending", "shift"):
+                    found.append(measure(target, tile, head_dim, family, n_q, n_kv, heads))
+    return found
+
+
+def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: int, heads: int) -> Timing:
+    """The median time of the longest kernel in the backward of one compiled attention."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    from . import enabled
+    from .target import plan_for, shape_of
+
+    q_len, kv_len = n_q * tile.block_m, n_kv * tile.block_n
+    query, key, value = (
+        torch.randn(1, heads, length, head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for length in (q_len, kv_len, kv_len)
+    )
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        with enabled(schedule=family, guarantee="run", on_unsupported="error"):
+            shape = shape_of(tile, q_len=q_len, kv_len=kv_len, heads=heads, group=1, mask="full")
+            plan, _ = plan_for(target, tile, shape)
+            out = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=False)(query, key, value)
+            grad = torch.randn_like(out)
+            torch.autograd.backward(out, grad, retain_graph=True)
+            with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+                for _ in range(LAUNCHES):
+                    torch.autograd.backward(out, grad, retain_graph=True)
+                torch.cuda.synchronize()
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+    times: dict[str, list[float]] = {}
+    for event in profiled.events():
+        times.setdefault(event.name, []).append(1000 * event.device_time)  # us to ns
+    main_kernel = max(times.values(), key=sum, default=[])
+    if len(main_kernel) != LAUNCHES:
+        raise ValueError(f"the profiler saw {len(main_kernel)} launches of the longest kernel, not {LAUNCHES}")
+    return Timing(family, n_q, n_kv, heads, plan.schedule.roles, plan.heads_in_flight, statistics.median(main_kernel))
+
+
+def cost_file(target: Any, found: dict[int, Constants], gpu: str) -> str:
+    """The TOML of the device: what was fitted in place of what its file says now."""
+    import torch
+
+    from .target import tile_of
+
+    numbers = tomllib.loads((FOLDER / f"{target.key}.toml").read_text(encoding="utf-8"))
+    arch = numbers.pop("arch")
+    source = f"fitted by `python -m dash_inductor calibrate` on one {gpu}, {target.sms} SMs, bf16"
+
+    def entry(name: str, value: int, said: str, estimate: bool) -> str:
+        return f'[{name}]\nvalue = {value}\nsource = "{said}"\nestimate = {str(estimate).lower()}\n'
+
+    parts = [f'# Cost constants of the model for the {gpu}. The unit of each is in its name.\narch = "{arch}"\n']
+    for name in ("sms", "l2_bytes"):
+        parts.append(entry(name, numbers[name]["value"], numbers[name]["source"], numbers[name]["estimate"]))
+    for d, constants in found.items():
+        tile = tile_of(target, torch.bfloat16, d)
+        flop = tile.block_m * tile.block_n * tile.block_d * FLOP_PER_ELEMENT
+        tflops = round(flop * target.sms * tile.ctas_per_sm / constants.step_ns / 1000)
+        said = f"{source}: {constants.step_ns:.0f} ns a step, fit {constants.error:.1%} off"
+        parts.append(entry(f"tflops.{d}", tflops, said, False))
+    for name in ("hop_ns", "shift_percent", "launch_ns", "chain_ns"):
+        values = [getattr(constants, name) for constants in found.values()]
+        each = ", ".join(f"{value:.0f} at d = {d}" for d, value in zip(found, values, strict=True))
+        parts.append(entry(name, max(0, round(statistics.fmean(values))), f"{source}: {each}", False))
+    return "\n".join(parts)

@@ -1,0 +1,90 @@
+"""The cost constants of a device from timings of its kernel: a fit without a device, so that it can be tested without one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NAMES = ("launch_ns", "chain_ns", "step_ns", "shifted_step_ns", "hop_ns")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One measured launch, full mask, one query head per kv head, roles dividing n_kv.
+
+    heads is a multiple of heads_in_flight: no round is short.
+    """
+
+    family: str  # ascending or shift
+    n_q: int
+    n_kv: int
+    heads: int
+    roles: int
+    heads_in_flight: int
+    ns: float
+
+    @property
+    def terms(self) -> tuple[int, ...]:
+        """How often each constant is paid, in the order of NAMES: the closed forms of schedule.times, and a cost per chain."""
+        chains = self.heads // self.heads_in_flight * (self.n_kv // self.roles)
+        steps = chains * self.n_q
+        shifted = self.family == "shift"
+        return 1, chains, 0 if shifted else steps, steps if shifted else 0, 0 if shifted else self.roles - 1
+
+
+@dataclass(frozen=True)
+class Constants:
+    """What was fitted, in ns, and the mean relative error of the fit."""
+
+    launch_ns: float
+    chain_ns: float
+    step_ns: float
+    shifted_step_ns: float
+    hop_ns: float
+    error: float
+
+    @property
+    def shift_percent(self) -> int:
+        """How much more a step costs off the common sweep."""
+        return max(0, round(100 * (self.shifted_step_ns / self.step_ns - 1)))
+
+
+def fit(timings: Sequence[Timing]) -> Constants:
+    """Constants with the least sum of squared relative errors; ValueError if the timings do not tell them apart.
+
+    >>> def timing(family, n_q, n, rounds):
+    ...     ns = 5000 + rounds * (300 + n_q * (2000 if family == "ascending" else 2140)) + (n - 1) * 1500 * (family == "ascending")
+    ...     return Timing(family, n_q, n, rounds * 2, n, 2, ns)
+    >>> runs = [timing(f, n_q, n, r) for f in ("ascending", "shift") for n_q, n in ((64, 8), (64, 32), (128, 16)) for r in (1, 3)]
+    >>> found = fit(runs)
+    >>> [round(getattr(found, name)) for name in NAMES], found.shift_percent
+    ([5000, 300, 2000, 2140, 1500], 7)
+    """
+    rows = [[term / t.ns for term in t.terms] for t in timings]
+    size = len(NAMES)
+    normal = [[sum(row[i] * row[j] for row in rows) for j in range(size)] + [sum(row[i] for row in rows)] for i in range(size)]
+    found = dict(zip(NAMES, _solve(normal), strict=True))
+    errors = [abs(sum(term * value for term, value in zip(row, found.values(), strict=True)) - 1) for row in rows]
+    constants = Constants(**found, error=sum(errors) / len(errors))
+    for name in ("step_ns", "shifted_step_ns", "hop_ns"):
+        if found[name] <= 0:
+            raise ValueError(f"the fit gives {name} = {found[name]:.1f}: the timings are too noisy, or too few")
+    return constants
+
+
+def _solve(matrix: list[list[float]]) -> list[float]:
+    """Gauss and Jordan, rows scaled to their diagonal; each row ends with the right-hand side."""
+    scale = [row[i] ** 0.5 for i, row in enumerate(matrix)]
+    if not all(scale):
+        raise ValueError(f"no timing depends on {NAMES[scale.index(0)]}")
+    rows = [[value / scale[i] / (scale[j] if j < len(scale) else 1) for j, value in enumerate(row)] for i, row in enumerate(matrix)]
+    for i in range(len(rows)):
+        pivot = max(range(i, len(rows)), key=lambda r: abs(rows[r][i]))
+        rows[i], rows[pivot] = rows[pivot], rows[i]
+        if abs(rows[i][i]) < 1e-9:
+            raise ValueError("the timings do not tell the constants apart: vary lengths, heads and family")
+        rows[i] = [value / rows[i][i] for value in rows[i]]
+        for r in range(len(rows)):
+            if r != i:
+                rows[r] = [a - rows[r][i] * b for a, b in zip(rows[r], rows[i], strict=True)]
+    return [row[-1] / s for row, s in zip(rows, scale, strict=True)]

@@ -1,0 +1,143 @@
+"""A plan unrolled: every tile step of every worker, in order, and the step that each has to wait for."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+from .families import Schedule
+from .plan import Placement
+
+
+class ScheduleError(ValueError):
+    """A schedule that cannot run, or that does not cover its tiles."""
+
+
+class Step(NamedTuple):
+    """One reduction into Q tile `q` of query head `head`, from KV tile `kv`, after `rank` others."""
+
+    head: int
+    kv: int
+    q: int
+    rank: int
+
+    def __str__(self) -> str:
+        return f"(head {self.head}, Q tile {self.q}, chain {self.kv})"
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of all workers, one worker after the other; a step is known by its index.
+
+    first: the first step of each worker, then the number of steps.
+    cause: the step with the rank before, -1 for rank 0 and where the same worker has done it earlier.
+    """
+
+    plan: Placement
+    first: list[int]
+    cause: list[int]
+
+    def __len__(self) -> int:
+        return len(self.cause)
+
+    def worker(self, index: int) -> int:
+        """Who does a step."""
+        return bisect_right(self.first, index) - 1
+
+    def __getitem__(self, index: int) -> Step:
+        return self._all[index]
+
+    def of_worker(self, worker: int) -> list[Step]:
+        """The steps of a worker in order."""
+        return self._all[self.first[worker] : self.first[worker + 1]]
+
+    @cached_property
+    def _all(self) -> list[Step]:
+        group = self.plan.group
+        rows: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (Q tile, rank) of a chain, by schedule and chain
+        found: list[Step] = []
+        for worker in range(self.plan.workers):
+            for head, j in self.plan.tasks(worker):
+                schedule = self.plan.schedule_of(head)
+                key = id(schedule), j
+                if key not in rows:
+                    rows[key] = list(zip(schedule.order(j), schedule.ranks(j), strict=True))
+                heads = range(head * group, (head + 1) * group)
+                found += [Step(x, j, q, rank) for q, rank in rows[key] for x in heads]
+        return found
+
+
+def unroll(plan: Placement) -> Steps:
+    """The steps of a plan; ScheduleError where a schedule's chains, orders or ranks are not permutations. O(steps).
+
+    >>> from .families import Ascending
+    >>> from .geometry import Geometry
+    >>> from .plan import Plan
+    >>> steps = unroll(Plan(Ascending(Geometry(2, 3, 1, 1, "full"), roles=2), heads=1, heads_in_flight=1))
+    >>> steps.first, steps.cause
+    ([0, 4, 6], [-1, -1, 4, 5, 0, 1])
+    >>> steps.of_worker(1)
+    [Step(head=0, kv=1, q=0, rank=1), Step(head=0, kv=1, q=1, rank=1)]
+    """
+    heads = plan.heads * plan.group
+    rows: dict[int, list[list[int]]] = {}  # the cells of every chain, by schedule
+    cells = tiles = 0  # of one query head
+    keys: list[int] = []
+    first = [0]
+    for worker in range(plan.workers):
+        for head, j in plan.tasks(worker):
+            schedule = plan.schedule_of(head)
+            if id(schedule) not in rows:
+                tiles = schedule.geometry.n_q
+                cells, rows[id(schedule)] = _cells(schedule, plan.group)
+            start = head * plan.group * cells
+            keys += [start + cell for cell in rows[id(schedule)][j]]
+        first.append(len(keys))
+    step_in = [-1] * (heads * cells)
+    for index, key in enumerate(keys):
+        step_in[key] = index
+    if len(keys) != heads * (cells - tiles) or step_in.count(-1) != heads * tiles:
+        for head in range(plan.heads):
+            _check_ranks(plan.schedule_of(head))
+        raise ScheduleError("the plan does not run every chain of every head once")
+    cause: list[int] = []
+    for start, stop in pairwise(first):
+        # A worker's own earlier step keeps nobody waiting.
+        before = enumerate(map(step_in.__getitem__, [key - 1 for key in keys[start:stop]]), start)
+        cause += [-1 if start <= index < here else index for here, index in before]
+    return Steps(plan, first, cause)
+
+
+def _cells(schedule: Schedule, group: int) -> tuple[int, list[list[int]]]:
+    """(Cells of a query head, cells of every chain): one per step, the ranks of a tile side by side after an empty cell.
+
+    Query heads of a group are innermost. ScheduleError unless every order is right and every rank within its tile.
+    """
+    g = schedule.geometry
+    sizes = [len(g.contributors(i)) for i in range(g.n_q)]
+    starts = [0, *accumulate(size + 1 for size in sizes)]
+    cells = []
+    for j in range(g.n_kv):
+        order, ranks = schedule.order(j), schedule.ranks(j)
+        if sorted(order) != list(g.tiles(j)):
+            raise ScheduleError(f"{schedule.name}: chain {j} visits {order}, not each of {tuple(g.tiles(j))} once")
+        if min(ranks, default=0) < 0 or any(map(operator.ge, ranks, map(sizes.__getitem__, order))):
+            _check_ranks(schedule)
+        row = [starts[i] + rank + 1 for i, rank in zip(order, ranks, strict=True)]
+        cells.append(row if group == 1 else [x * starts[-1] + cell for cell in row for x in range(group)])
+    return starts[-1], cells
+
+
+def _check_ranks(schedule: Schedule) -> None:
+    """Raise ScheduleError unless the ranks of every tile are a permutation."""
+    lines: list[list[int]] = [[] for _ in range(schedule.geometry.n_q)]
+    for j in range(schedule.geometry.n_kv):
+        for i, rank in zip(schedule.order(j), schedule.ranks(j), strict=True):
+            lines[i].append(rank)
+    for i, line in enumerate(lines):
+        if sorted(line) != list(range(len(line))):
+            raise ScheduleError(f"{schedule.name}: Q tile {i} has ranks {line}, not a permutation of 0..{len(line) - 1}")

@@ -1,0 +1,94 @@
+"""The fit of cost constants, on timings that the simulator makes up."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from dash_inductor import calibrate
+from dash_inductor.calibration import Timing, fit
+from dash_inductor.cli import main
+from dash_inductor.schedule import Geometry, Plan, make, simulate
+from dash_inductor.schedule.costs import tomllib
+
+WORKERS = 24
+TRUTH = {"step_ns": 2000, "shifted_step_ns": 2140, "hop_ns": 1500, "launch_ns": 9000, "chain_ns": 700}
+
+
+def timing(family: str, n_q: int, n: int, rounds: int, noise: float) -> Timing:
+    """A launch on a device of 24 workers."""
+    plan = Plan(make(family, Geometry(n_q, n, 1, 1, "full"), n), rounds * (WORKERS // n), WORKERS // n)
+    step = TRUTH["step_ns"] if family == "ascending" else TRUTH["shifted_step_ns"]
+    ns = simulate(plan, compute_ns=step, reduce_ns=0, sync_ns=TRUTH["hop_ns"]).makespan_ns
+    ns += TRUTH["launch_ns"] + rounds * TRUTH["chain_ns"]
+    return Timing(family, n_q, n, plan.heads, n, plan.heads_in_flight, ns * noise)
+
+
+def runs(percent: float) -> list[Timing]:
+    rng = random.Random(3)
+    return [
+        timing(family, n_q, n, rounds, 1 + rng.gauss(0, percent / 100))
+        for family in ("ascending", "shift")
+        for n in (6, 12, 24)
+        for n_q in (24, 48, 160)
+        for rounds in (1, 2, 5)
+    ]
+
+
+def test_exact_timings_give_the_constants() -> None:
+    found = fit(runs(0))
+    for name, value in TRUTH.items():
+        assert getattr(found, name) == pytest.approx(value, rel=1e-6), name
+    assert found.shift_percent == 7 and found.error < 1e-9
+
+
+def test_noise_of_half_a_percent_costs_a_few() -> None:
+    found = fit(runs(0.5))
+    assert found.step_ns == pytest.approx(TRUTH["step_ns"], rel=0.01)
+    assert found.shifted_step_ns == pytest.approx(TRUTH["shifted_step_ns"], rel=0.01)
+    assert found.hop_ns == pytest.approx(TRUTH["hop_ns"], rel=0.04)
+    assert 0.001 < found.error < 0.01
+
+
+def test_timings_that_say_too_little_are_refused() -> None:
+    with pytest.raises(ValueError, match="no timing depends on shifted_step_ns"):
+        fit([t for t in runs(0) if t.family == "ascending"])
+    with pytest.raises(ValueError, match="do not tell the constants apart"):
+        fit([timing(family, 48, 12, 2, 1) for family in ("ascending", "shift")])
+
+
+def test_constants_that_cannot_be_are_refused() -> None:
+    """Timings that get shorter with every hop."""
+    odd = [replace(t, ns=t.ns - 3 * TRUTH["hop_ns"] * (t.roles - 1)) if t.family == "ascending" else t for t in runs(0)]
+    with pytest.raises(ValueError, match=r"the fit gives hop_ns = -3000\.0: the timings are too noisy, or too few"):
+        fit(odd)
+
+
+def test_without_a_gpu_there_is_one_clear_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        main(["calibrate"])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err.endswith("calibrate measures a GPU, and torch.cuda.is_available() is False here\n")
+
+
+def test_the_file_it_writes_is_a_cost_file() -> None:
+    target = SimpleNamespace(key="h100", arch=90, sms=132)
+    numbers = tomllib.loads(calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, "NVIDIA H100"))
+    assert numbers.pop("arch") == "sm_90"
+    numbers.update({f"tflops.{d}": entry for d, entry in numbers.pop("tflops").items()})
+    assert {name: entry["value"] for name, entry in numbers.items()} == {
+        "sms": 132,
+        "l2_bytes": 50 * 2**20,
+        "tflops.64": 346,  # 10 * 64 * 128 * 64 FLOP in 2 us on each of 132 SMs
+        "tflops.128": 692,
+        "hop_ns": 1500,
+        "shift_percent": 7,
+        "launch_ns": 9000,
+        "chain_ns": 700,
+    }
+    assert not any(entry["estimate"] for entry in numbers.values())
+    assert "d = 64" in numbers["hop_ns"]["source"]
