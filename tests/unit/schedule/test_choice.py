@@ -3,7 +3,6 @@ from __future__ import annotations
 import os
 import random
 import re
-import timeit
 from collections import Counter
 from dataclasses import replace
 
@@ -258,15 +257,6 @@ def test_the_piecewise_has_no_piecewise_in_its_conditions() -> None:
         assert isinstance(piecewise, sympy.Piecewise) and len(piecewise.args) > 10
         for value, condition in piecewise.args:
             assert not value.has(sympy.Piecewise) and not condition.has(sympy.Piecewise, sympy.ITE, sympy.ceiling, sympy.floor)
-
-
-def test_a_decision_takes_twenty_microseconds_at_most() -> None:
-    """On the fastest of many repetitions, for the machine may be busy."""
-    for mask in MASKS:
-        for guarantee in ("run", "batch"):
-            shape = Shape(8192, 8192, 32, 1, 64, 64, 128, mask)
-            fastest = min(timeit.repeat(lambda s=shape, g=guarantee: choose(s, H100, g), number=100, repeat=30)) / 100
-            assert fastest < 20e-6, (mask, guarantee, fastest)
 
 
 def test_regret_against_simulation() -> None:
