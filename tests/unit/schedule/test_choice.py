@@ -259,6 +259,27 @@ def test_the_piecewise_has_no_piecewise_in_its_conditions() -> None:
             assert not value.has(sympy.Piecewise) and not condition.has(sympy.Piecewise, sympy.ITE, sympy.ceiling, sympy.floor)
 
 
+def test_equal_lengths_under_two_symbols_decide_as_under_one() -> None:
+    """A dynamic graph may not know that its lengths are equal; bits must not depend on that."""
+    for mask in MASKS:
+        for guarantee in ("run", "batch"):
+            scope: dict = {}
+            for name, square in (("one", True), ("two", False)):
+                how = {
+                    "group": 2,
+                    "head_dim": 64,
+                    "block_m": 64,
+                    "block_n": 128,
+                    "mask": mask,
+                    "costs": H100,
+                    "guarantee": guarantee,
+                }
+                exec(decision_source(name, square=square, **how), scope)
+            for length in range(1, 20_000, 97):
+                for heads in (1, 7, 32, 300):
+                    assert scope["one"](length, length, heads) == scope["two"](length, length, heads), (mask, length, heads)
+
+
 def test_regret_against_simulation() -> None:
     """Of what is chosen against the best of its candidates, both simulated, over realistic shapes."""
     rng = random.Random(7)
