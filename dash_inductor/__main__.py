@@ -1,8 +1,15 @@
 """`python -m dash_inductor`."""
 
+import os
 import sys
 
 from dash_inductor.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        code = main()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads, `head` for one, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes when it ends
+        code = 1
+    sys.exit(code)

@@ -12,6 +12,7 @@ from typing import Any
 
 from .calibration import Constants, Timing, fit
 from .schedule.costs import FLOP_PER_ELEMENT, FOLDER, tomllib
+from .templates.tiles import tile as one_pass_tile
 
 HEAD_DIMS = (64, 128)
 ROUNDS = (1, 4)
@@ -43,11 +44,8 @@ def main(args: argparse.Namespace) -> int:
 
 def timings(target: Any, head_dim: int) -> list[Timing]:
     """Launches of ascending and shift: heads a multiple of floor(P / n), Q and KV lengths varied apart."""
-    import torch
 
-    from .target import tile_of
-
-    tile = tile_of(target, torch.bfloat16, head_dim)
+    tile = one_pass_tile(target.arch, "bf16", head_dim)
     workers = target.sms * tile.ctas_per_sm
     found = []
     for n_kv in (workers // 8, workers // 4, workers // 2):
@@ -62,6 +60,7 @@ def timings(target: Any, head_dim: int) -> list[Timing]:
 def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: int, heads: int) -> Timing:
     """The median time of the longest kernel in the backward of one compiled attention."""
     import torch
+    from torch._functorch import config as functorch_config
     from torch.profiler import ProfilerActivity, profile
 
     from . import enabled
@@ -75,7 +74,8 @@ def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: 
     deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
     try:
-        with enabled(schedule=family, guarantee="run", on_unsupported="error"):
+        # The graph is kept between backwards, which donated buffers do not allow.
+        with functorch_config.patch(donated_buffer=False), enabled(schedule=family, guarantee="run", on_unsupported="error"):
             shape = shape_of(tile, q_len=q_len, kv_len=kv_len, heads=heads, group=1, mask="full")
             plan, _ = plan_for(target, tile, shape)
             out = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=False)(query, key, value)
@@ -98,9 +98,6 @@ def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: 
 
 def cost_file(target: Any, found: dict[int, Constants], gpu: str) -> str:
     """The TOML of the device: what was fitted in place of what its file says now."""
-    import torch
-
-    from .target import tile_of
 
     numbers = tomllib.loads((FOLDER / f"{target.key}.toml").read_text(encoding="utf-8"))
     arch = numbers.pop("arch")
@@ -113,7 +110,7 @@ def cost_file(target: Any, found: dict[int, Constants], gpu: str) -> str:
     for name in ("sms", "l2_bytes"):
         parts.append(entry(name, numbers[name]["value"], numbers[name]["source"], numbers[name]["estimate"]))
     for d, constants in found.items():
-        tile = tile_of(target, torch.bfloat16, d)
+        tile = one_pass_tile(target.arch, "bf16", d)
         flop = tile.block_m * tile.block_n * tile.block_d * FLOP_PER_ELEMENT
         tflops = round(flop * target.sms * tile.ctas_per_sm / constants.step_ns / 1000)
         said = f"{source}: {constants.step_ns:.0f} ns a step, fit {constants.error:.1%} off"
@@ -122,4 +119,6 @@ def cost_file(target: Any, found: dict[int, Constants], gpu: str) -> str:
         values = [getattr(constants, name) for constants in found.values()]
         each = ", ".join(f"{value:.0f} at d = {d}" for d, value in zip(found, values, strict=True))
         parts.append(entry(name, max(0, round(statistics.fmean(values))), f"{source}: {each}", False))
+    for d, said in numbers.get("two_pass_percent", {}).items():
+        parts.append(entry(f"two_pass_percent.{d}", said["value"], said["source"], said["estimate"]))
     return "\n".join(parts)

@@ -8,7 +8,7 @@ from typing import Any
 
 from .console import table
 from .schedule import GUARANTEES, Shape, candidates, choose, known_devices, load_costs, symbolic_choice
-from .schedule.table import pack
+from .schedule.table import pack_plan, row_ints
 from .simulate import MASKS, at_least, show
 from .templates.tiles import tile
 
@@ -63,9 +63,11 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     formulas = candidates(Shape(*symbols, **how), costs, args.guarantee, SYMBOLIC)
     n_q = choice.shape.geometry.n_q
     query_heads = args.batch * args.heads
-    # fp32 dq, and delta and lse of each of its rows; the table; the ticket, a dummy, and a semaphore for each (head, Q tile)
+    # fp32 dq, and delta and lse of each of its rows; the table, and what else the schedule needs; the ticket, a dummy, and a
+    # semaphore for each (head, Q tile)
     rows = query_heads * n_q * used.block_m
-    ints = len(pack(choice.schedule(), choice.heads_in_flight)) + 2 + query_heads * n_q
+    plan = choice.plan()
+    ints = len(pack_plan(plan)) + row_ints(plan) + 2 + query_heads * n_q
     return {
         "device": args.device,
         "guarantee": args.guarantee,

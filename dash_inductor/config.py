@@ -7,13 +7,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from .dynamo import forget_compiled
+from .schedule import FAMILIES, ROUND_ROBIN, TABLE
 
 PREFIX = "DASH_INDUCTOR"
+ONE_PASS, TWO_PASS = "one_pass", "two_pass"
+TRITON, GLUON = "triton", "gluon"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),
     "guarantee": ("run", "device", "batch"),
-    "schedule": ("auto", "ascending", "descending", "shift", "symmetric"),
+    "schedule": ("auto", *FAMILIES, *ROUND_ROBIN, TABLE),
     "launch": ("grouped", "chained"),
+    "template": ("auto", ONE_PASS, TWO_PASS),
+    "kernel": (TRITON, GLUON),
 }
 
 
@@ -25,8 +30,10 @@ class Config:
         enabled: False switches the package off altogether.
         on_unsupported: what happens at an attention that is not rewritten: keep the stock op silently, with a warning, or raise.
         guarantee: same bits for the same `run`, also on another SM count (`device`), also for another batch (`batch`).
-        schedule: a family to force, or `auto` for the cost model's choice.
+        schedule: a family to force, or `auto` for the cost model's choice. `table` (list scheduling) is for static shapes.
         launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
+        template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
+        kernel: `triton`, or `gluon`: one pass on sm_90 at head dims 64 and 128, without round robins. It has never run on a GPU.
         emulate: run what Inductor generates on the CPU through Triton's interpreter.
         seed: which interleaving of CTAs the emulation takes.
         sms: SMs of the emulated device.
@@ -37,6 +44,8 @@ class Config:
     guarantee: str = "run"
     schedule: str = "auto"
     launch: str = "grouped"
+    template: str = "auto"
+    kernel: str = TRITON
     emulate: bool = False
     seed: int = 0
     sms: int = 6
@@ -49,8 +58,12 @@ class Config:
             raise ValueError(f"sms={self.sms} is not a positive number")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} is negative")
-        if self.launch == "chained" and self.schedule in ("shift", "symmetric"):
+        if self.launch == "chained" and self.schedule not in ("auto", "ascending", "descending"):
             raise ValueError(f"launch='chained' takes schedule ascending or descending, not {self.schedule!r}")
+        if self.template == TWO_PASS and self.schedule != "auto":
+            raise ValueError(f"template='two_pass' takes schedule auto, not {self.schedule!r}")
+        if self.kernel == GLUON and self.template == TWO_PASS:
+            raise ValueError("kernel='gluon' takes template one_pass or auto, not 'two_pass'")
 
 
 def variable(field: str) -> str:

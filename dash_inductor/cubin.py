@@ -10,8 +10,10 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 # From this many WARPGROUP.DEPBAR in the loop on, ptxas has put a wait behind every wgmma; a pipelined loop has 3 or 4.
 SERIALISED_DEPBARS = 20
@@ -68,14 +70,14 @@ def inspect(cubin: bytes, shared_bytes: int) -> CubinReport:
     """Read a cubin of one kernel with the cuobjdump that comes with Triton.
 
     `shared_bytes` is `metadata.shared` of the compiled kernel: dynamic shared memory does not stand in the cubin.
-    Raises ValueError for a cubin of several functions, and for a kernel with indirect branches.
+    Raises ValueError for a cubin of several functions.
     """
     text = _disassemble(cubin)
     usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
     functions = text.split("Function : ")[1:]
     if usage is None or len(functions) != 1:
         raise ValueError(f"expected a cubin of one kernel, found {len(functions)}")
-    loop = main_loop(parse(functions[0]))
+    loop = main_loop(parse(functions[0]), indirect_targets(functions[0]))
     bases = Counter(instruction.base for instruction in loop)
     opcodes = [instruction.opcode for instruction in loop]
     return CubinReport(
@@ -95,15 +97,26 @@ def inspect(cubin: bytes, shared_bytes: int) -> CubinReport:
     )
 
 
+def loops_with(cubin: bytes, base: str) -> list[list[Instruction]]:
+    """The innermost loops that hold an instruction `base`, such as UTMALDG. A warp-specialised kernel has a loop per partition."""
+    text = _disassemble(cubin)
+    return _innermost(parse(text), indirect_targets(text), lambda instruction: instruction.base == base)
+
+
 def _disassemble(cubin: bytes) -> str:
-    """cuobjdump's resource usage, then the SASS."""
+    """cuobjdump's resource usage, then the SASS, then the attributes in which the targets of indirect branches stand, if any do."""
     import triton
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "kernel.cubin")
         path.write_bytes(cubin)
-        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", "-sass", str(path)]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        def cuobjdump(*options: str) -> str:
+            command = [triton.knobs.nvidia.cuobjdump.path, *options, str(path)]
+            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+        sass = cuobjdump("-res-usage", "-sass")
+        return sass + cuobjdump("-elf") if " BRX " in sass else sass
 
 
 _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(?:\{\s*)?(@!?U?P\w+)?\s*([A-Z]\w*(?:\.\w+)*)\s*(.*?)\s*;")
@@ -115,20 +128,39 @@ def parse(sass: str) -> list[Instruction]:
     return [Instruction(int(match[1], 16), match[2] or "", match[3], match[4]) for match in found]
 
 
-def main_loop(instructions: list[Instruction]) -> list[Instruction]:
+NO_TARGETS: Mapping[int, Sequence[int]] = MappingProxyType({})
+_INDIRECT = re.compile(r"Offset of Indirect Branch:\s+0x([0-9a-f]+)\s+Number of targets:\s+\d+\s+Targets:((?:\s+0x[0-9a-f]+)+)")
+
+
+def indirect_targets(attributes: str) -> dict[int, list[int]]:
+    """Address of an indirect branch -> the addresses it can lead to, from the text of `cuobjdump -elf`.
+
+    >>> indirect_targets("Offset of Indirect Branch: 0x200	 Number of targets: 2 Targets: 0x210 0x12c0")
+    {512: [528, 4800]}
+    """
+    return {int(match[1], 16): [int(target, 16) for target in match[2].split()] for match in _INDIRECT.finditer(attributes)}
+
+
+def main_loop(instructions: list[Instruction], indirect: Mapping[int, Sequence[int]] = NO_TARGETS) -> list[Instruction]:
     """The innermost loop that holds matmuls: of several the one with the most, [] if there is none."""
+    loops = _innermost(instructions, indirect, lambda instruction: instruction.is_matmul)
+    return max(loops, key=lambda loop: sum(instruction.is_matmul for instruction in loop), default=[])
 
-    def matmuls(loop: set[int]) -> int:
-        return sum(instructions[i].is_matmul for i in loop)
 
-    loops = [loop for loop in natural_loops(successors(instructions)) if matmuls(loop)]
+def _innermost(
+    instructions: list[Instruction], indirect: Mapping[int, Sequence[int]], wanted: Callable[[Instruction], bool]
+) -> list[list[Instruction]]:
+    """The loops that hold a wanted instruction, and no smaller loop that does."""
+    loops = [loop for loop in natural_loops(successors(instructions, indirect)) if any(wanted(instructions[i]) for i in loop)]
     innermost = [loop for loop in loops if not any(other < loop for other in loops)]
-    main = max(innermost, key=matmuls, default=set())
-    return [instructions[i] for i in sorted(main)]
+    return [[instructions[i] for i in sorted(loop)] for loop in innermost]
 
 
-def successors(instructions: list[Instruction]) -> list[list[int]]:
-    """The control-flow graph: for each instruction, which can follow it, by position."""
+def successors(instructions: list[Instruction], indirect: Mapping[int, Sequence[int]] = NO_TARGETS) -> list[list[int]]:
+    """The control-flow graph: for each instruction, which can follow it, by position.
+
+    `indirect` has the targets of indirect branches, by address (`indirect_targets`); ValueError for a branch that it does not have.
+    """
     position = {instruction.address: i for i, instruction in enumerate(instructions)}
     barriers = [(i.operands.split(",")[0], _target(i)) for i in instructions if i.base == "BSSY"]
     graph = []
@@ -144,6 +176,8 @@ def successors(instructions: list[Instruction]) -> list[list[int]]:
         elif instruction.base == "BSYNC":
             targets = [position[target] for barrier, target in barriers if barrier == instruction.operands]
             graph.append(following if i + 1 in targets else targets)
+        elif instruction.address in indirect:
+            graph.append([position[target] for target in indirect[instruction.address]])
         elif instruction.base in ("BRX", "JMX", "JMP"):
             raise ValueError(f"indirect branch at {instruction.address:#x}: its targets are not in the code")
         else:

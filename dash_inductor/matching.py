@@ -13,14 +13,16 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 
 from . import emulation
 from .config import current, ready
 from .ops import MASKS
 from .salt import key
+from .schedule import TABLE, table_refused
 from .schedule.candidates import impossible
 from .stock_ops import DECIDED_UNDER, DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
-from .target import target_of, tile_of
+from .target import TwoPassTile, target_of, tile_of
 
 log = logging.getLogger("dash_inductor")
 MAX_Q_TILES, MAX_KV_TILES = 65_535, 32_767  # a table entry is 16 bits of Q tile and 15 of rank
@@ -92,9 +94,22 @@ def _tensors_decline(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     if is_causal and query.shape[2] != key.shape[2]:
         return f"causal with S_q={query.shape[2]} and S_k={key.shape[2]}"
     tile = tile_of(target_of(query.device), query.dtype, int(query.shape[3]))
+    if isinstance(tile, TwoPassTile):
+        return None
     if query.shape[2] > MAX_Q_TILES * tile.block_m or key.shape[2] > MAX_KV_TILES * tile.block_n:
         return f"lengths S_q={query.shape[2]}, S_k={key.shape[2]} have too many tiles for a table entry"
-    return impossible(_mask(is_causal), current().guarantee, current().schedule)
+    return _schedule_declines(_mask(is_causal), *query.shape[:3], *key.shape[1:3])
+
+
+def _schedule_declines(mask: str, *sizes: Any) -> str | None:
+    settings = current()
+    if settings.schedule != TABLE:
+        return impossible(mask, settings.guarantee, settings.schedule)
+    if not all(map(is_concrete_int, sizes)):
+        batch, heads, q_len, kv_heads, kv_len = sizes
+        known = f"B={batch}, H={heads}/{kv_heads}, S_q={q_len}, S_k={kv_len}"
+        return f"family 'table' is made for static shapes (dynamic=False), not for {known}"
+    return table_refused(settings.guarantee)
 
 
 def _mask(is_causal: bool) -> str:

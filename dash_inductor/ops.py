@@ -3,7 +3,12 @@
     dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None) -> (dq, dk, dv)
 
 grad_out, query, out are [B, H, S_q, D]; key, value [B, H_kv, S_k, D] with H_kv dividing H; logsumexp is the natural log, fp32
-[B, H, S_q]. `mask` is full, causal_top_left or causal_bottom_right. dq, dk, dv have the strides of `torch.empty_like`.
+[B, H, S_q]. `mask` is full, causal_top_left, causal_bottom_right or table. dq, dk, dv have the strides of `torch.empty_like`.
+
+`blocks` goes with mask="table" alone: bool [KV tiles, Q tiles], the same for all heads, true where all keys of the one and all
+queries of the other meet. Tiles are those of the device for the dtype and head dim (templates/tiles.py): block_n keys,
+block_m queries, the last ones cut off. Compiled, it must be a constant of the graph, such as `torch.tensor([[True, ...], ...])`
+in the compiled function, and shapes must be static.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from .schedule import MASKS, Schedule
+from .schedule import MASKS, TABLE_MASK, Blocks, Plan, Schedule, Straddling
 from .target import DTYPES, plan_for, shape_of, target_of, tile_of
 from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM
 
@@ -38,10 +43,12 @@ def check(
     blocks: Tensor | None,
 ) -> None:
     """Raises ValueError, naming the argument, for what the op does not take; sizes may be symbolic."""
-    if mask not in MASKS:
-        raise ValueError(f"mask={mask!r} is not one of {', '.join(MASKS)}")
-    if blocks is not None:
-        raise ValueError(f"blocks must be None with mask={mask!r}")
+    if mask not in (*MASKS, TABLE_MASK):
+        raise ValueError(f"mask={mask!r} is not one of {', '.join((*MASKS, TABLE_MASK))}")
+    if (mask == TABLE_MASK) != (blocks is not None):
+        raise ValueError(f"blocks must be {'a tensor' if blocks is None else 'None'} with mask={mask!r}")
+    if blocks is not None and (blocks.dtype != torch.bool or blocks.dim() != 2):
+        raise ValueError(f"blocks {tuple(blocks.shape)} is {blocks.dtype}, it must be torch.bool [KV tiles, Q tiles]")
     for name, x in (("query", query), ("key", key)):
         if x.dim() != 4 or any(size == 0 for size in x.shape):
             raise ValueError(f"{name} {tuple(x.shape)} is not [B, H, S, D] with at least one element")
@@ -66,7 +73,7 @@ def check(
         raise ValueError(f"query has head dim {head_dim}, outside {MIN_HEAD_DIM}..{MAX_HEAD_DIM}")
     if heads % kv_heads != 0:
         raise ValueError(f"key has {kv_heads} heads, which do not divide the {heads} of query")
-    if mask != "full" and q_len != kv_len:
+    if mask.startswith("causal") and q_len != kv_len:
         raise ValueError(f"mask={mask!r} takes equal lengths, not S_q={q_len} and S_k={kv_len}")
 
 
@@ -100,7 +107,7 @@ def sdpa_backward_eager(
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(grad_out, query, key, value, out, logsumexp, mask, blocks)
     target = target_of(query.device)
-    tile = tile_of(target, query.dtype, query.shape[3])
+    tile = tile_of(target, query.dtype, query.shape[3], mask)
     group = query.shape[1] // key.shape[1]
     shape = shape_of(
         tile,
@@ -110,8 +117,43 @@ def sdpa_backward_eager(
         group=group,
         mask=mask,
     )
-    plan, _ = plan_for(target, tile, shape)
-    return reference(grad_out, query, key, value, out, logsumexp, plan.schedule, scale)
+    plan, _ = plan_for(target, tile, shape, None if blocks is None else rows_of(blocks))
+    return planned(grad_out, query, key, value, out, logsumexp, plan, scale)
+
+
+def rows_of(blocks: Tensor) -> Blocks:
+    """`blocks` as a geometry takes them."""
+    return tuple(map(tuple, blocks.tolist()))
+
+
+def planned(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    plan: Plan | Straddling,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`reference` under the schedule of each kv head; most plans have one for all."""
+    batch, kv_heads = key.shape[:2]
+    heads_of: dict[Schedule, list[int]] = {}
+    for head in range(batch * kv_heads):
+        heads_of.setdefault(plan.schedule_of(head), []).append(head)
+    inputs = grad_out, query, key, value, out, logsumexp
+    # [B, H, ...] -> [B * H_kv, group, ...]: every kv head a batch of its own
+    alone = [x.reshape(batch * kv_heads, x.shape[1] // kv_heads, *x.shape[2:]) for x in inputs]
+    grads = [torch.empty_like(x) for x in alone[1:4]]
+    for schedule, heads in heads_of.items():
+        do, q, k, v, o, lse = (x[heads] for x in alone)
+        found = reference(do, q, k, v, o, lse, schedule, scale)
+        for grad, part in zip(grads, found, strict=True):
+            grad[heads] = part
+    dq, dk, dv = (
+        torch.empty_like(like).copy_(grad.view(like.shape)) for grad, like in zip(grads, (query, key, value), strict=True)
+    )
+    return dq, dk, dv
 
 
 def reference(
@@ -150,7 +192,7 @@ def reference(
         m = slice(i * geometry.block_m, min((i + 1) * geometry.block_m, q_len))
         n = slice(j * geometry.block_n, min((j + 1) * geometry.block_n, kv_len))
         s = (q[:, :, g, m] @ k[:, :, n].mT) * (scale * LOG2E) + neg_lse[:, :, g, m, None]
-        if geometry.mask != "full":
+        if geometry.is_causal:
             s = s.masked_fill(keys[n] > rows[m, None], -math.inf)
         p = torch.exp2(s)
         ds = p * (do[:, :, g, m] @ v[:, :, n].mT - delta[:, :, g, m, None])

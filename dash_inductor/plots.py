@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .schedule import Simulation
@@ -29,6 +30,8 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save(figure: Figure, path: str) -> None:
     """Write the figure in the format of the path's ending; ValueError where that cannot be."""
+    if not Path(path).suffix:
+        raise ValueError(f"plot {path!r} must end in .png or .svg")
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:

@@ -10,6 +10,8 @@ import json
 import logging
 from dataclasses import asdict, dataclass
 
+from .config import TWO_PASS
+
 log = logging.getLogger("dash_inductor")
 
 
@@ -22,10 +24,11 @@ class Decision:
 
     Attributes:
         op: the stock op.
+        family: the schedule's, or "two_pass": dK/dV and dQ by kernels of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         roles, heads_in_flight: A and G, see `dash_inductor.schedule`.
         predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless the device is calibrated.
-        workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores).
+        workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores; of two passes delta and lse).
     """
 
     op: str
@@ -61,6 +64,8 @@ class Decision:
 
     @property
     def schedule(self) -> str:
+        if self.family == TWO_PASS:  # no sum crosses a CTA
+            return f"{TWO_PASS} (deterministic by construction)"
         return f"{self.family}" if self.roles is None else f"{self.family} (A={self.roles}, G={self.heads_in_flight})"
 
     def __str__(self) -> str:

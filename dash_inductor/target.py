@@ -8,10 +8,25 @@ from dataclasses import dataclass
 import torch
 
 from . import emulation
-from .config import current
+from .config import GLUON, TWO_PASS, current
 from .devices import key_for
-from .schedule import Costs, Plan, Shape, choose, load_costs, make
-from .templates.tiles import EMULATED, Tile, padded, tile
+from .passes import template_for
+from .schedule import (
+    TABLE,
+    Blocks,
+    Costs,
+    Plan,
+    Shape,
+    Straddling,
+    choose,
+    geometry_of,
+    load_costs,
+    make,
+    may_straddle,
+    table_plan,
+    table_refused,
+)
+from .templates.tiles import EMULATED, Tile, TwoPassTile, gluon_tile, padded, tile, two_pass_tile
 
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
@@ -48,9 +63,15 @@ def target_of(device: torch.device) -> Target:
     return Target(key, arch, properties.multi_processor_count)
 
 
-def tile_of(target: Target, dtype: torch.dtype, head_dim: int) -> Tile:
-    """The tile; ValueError with the reason where there is none."""
-    return tile(target.arch, DTYPES.get(dtype, str(dtype)), head_dim)
+def tile_of(target: Target, dtype: torch.dtype, head_dim: int, mask: str = "full") -> Tile | TwoPassTile:
+    """The tile, which says whether one pass or two; ValueError with the reason where there is none."""
+    settings = current()
+    template = template_for(settings, target.key, head_dim, mask)
+    if settings.kernel == GLUON and not chained() and may_straddle(settings.guarantee, settings.schedule):
+        reason = f"with guarantee {settings.guarantee!r} and schedule {settings.schedule!r} there may be one"
+        raise ValueError(f"the Gluon kernel takes no round robin, and {reason}: force a family, or guarantee device or batch")
+    find = two_pass_tile if template == TWO_PASS else gluon_tile if settings.kernel == GLUON else tile
+    return find(target.arch, DTYPES.get(dtype, str(dtype)), head_dim)
 
 
 @functools.cache
@@ -66,7 +87,7 @@ def costs_of(target: Target, tile: Tile) -> Costs:
     )
 
 
-def shape_of(tile: Tile, *, q_len: int, kv_len: int, heads: int, group: int, mask: str) -> Shape:
+def shape_of(tile: Tile | TwoPassTile, *, q_len: int, kv_len: int, heads: int, group: int, mask: str) -> Shape:
     """The problem as the schedule sees it; `heads` is batch x kv heads, `group` the query heads of each."""
     return Shape(
         q_len=q_len,
@@ -91,12 +112,25 @@ def chained_family(mask: str) -> str:
     return forced if forced != "auto" else "ascending" if mask == "full" else "descending"
 
 
-def plan_for(target: Target, tile: Tile, shape: Shape) -> tuple[Plan, int | None]:
-    """The schedule of a shape, placed, under the settings in force, and its time in ns where the cost model has one."""
+def plan_for(
+    target: Target, tile: Tile | TwoPassTile, shape: Shape, blocks: Blocks | None = None
+) -> tuple[Plan | Straddling, int | None]:
+    """The schedule of a shape, placed, under the settings in force, and its time in ns where the cost model has one.
+
+    blocks go with the mask "table". ValueError where the settings cannot be met.
+    """
+    if isinstance(tile, TwoPassTile):  # every sum in ascending order, whoever computes it
+        return Plan(make("ascending", shape.geometry, 1), shape.heads, 1, shape.group), None
+    forced, guarantee, costs = current().schedule, current().guarantee, costs_of(target, tile)
     if chained():
-        geometry = shape.geometry
+        geometry = geometry_of(shape, blocks)
         return Plan(make(chained_family(shape.mask), geometry, geometry.n_kv), shape.heads, shape.heads, shape.group), None
-    choice = choose(shape, costs_of(target, tile), current().guarantee, current().schedule)
+    if forced == TABLE or blocks is not None:
+        family = forced if forced != "auto" else TABLE if guarantee == "run" else "descending"
+        if family == TABLE and (problem := table_refused(guarantee)):
+            raise ValueError(problem)
+        return table_plan(shape, costs, family, blocks)
+    choice = choose(shape, costs, guarantee, forced)
     return choice.plan(), choice.time_ns
 
 
@@ -104,6 +138,7 @@ __all__ = [
     "DTYPES",
     "Target",
     "Tile",
+    "TwoPassTile",
     "chained",
     "chained_family",
     "costs_of",

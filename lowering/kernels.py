@@ -50,9 +50,14 @@ def _template(name: str, *sources: str) -> Template:
     )
 
 
+# Of the templates, what makes up the main kernel; benchmarks time variants of it.
+SDPA_BACKWARD_PARTS = ("sdpa_backward", "functions", "closed_forms", "straddling")
+
 PREPROCESS = _template("preprocess")
-SCHEDULE_TABLE = _template("schedule_table")
-SDPA_BACKWARD = _template("sdpa_backward", "functions")
+SCHEDULE_TABLE = _template("schedule_table", "closed_forms")
+SDPA_BACKWARD = _template(*SDPA_BACKWARD_PARTS)
+TWO_PASS_DKDV = _template("two_pass_dkdv", "functions")
+TWO_PASS_DQ = _template("two_pass_dq", "functions")
 
 
 def call(

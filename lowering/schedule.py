@@ -15,9 +15,9 @@ from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, Mod
 
 from dash_inductor.config import current
-from dash_inductor.schedule import FAMILIES, decision_source, pack
-from dash_inductor.schedule.table import HEADER
-from dash_inductor.schedule.word import STRIDE_SHIFT, encode
+from dash_inductor.schedule import TABLE, Blocks, Straddling, decision_source, may_straddle, pack_plan
+from dash_inductor.schedule.table import HEADER, row_ints
+from dash_inductor.schedule.word import CODES, STRIDE_SHIFT, encode
 from dash_inductor.target import Target, Tile, chained, chained_family, costs_of, plan_for, shape_of
 
 from . import kernels
@@ -28,7 +28,7 @@ TABLE_BLOCK = 1024  # table entries written by one program
 
 @dataclass(frozen=True)
 class Problem:
-    """One attention; `heads` is batch x kv heads. Sizes may be symbolic."""
+    """One attention; `heads` is batch x kv heads. Sizes may be symbolic, unless the mask is one of blocks."""
 
     target: Target
     tile: Tile
@@ -37,6 +37,7 @@ class Problem:
     q_len: Any
     kv_len: Any
     heads: Any
+    blocks: Blocks | None = None
 
     @property
     def static(self) -> bool:
@@ -45,12 +46,19 @@ class Problem:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`table` is int32 [table_ints]; `workers` CTAs are launched, `cooperative` if they must be resident together."""
+    """`table` is int32 [table_ints]; `workers` CTAs are launched, `cooperative` if they must be resident together.
+
+    `straddling` if heads may straddle rounds; the workers then write their rows themselves, into `row_ints` of int32.
+    `visited` is int32 [n_q], 0 for a Q tile that no KV tile sees: its part of dq is never written. None if there is none.
+    """
 
     table: Any
     table_ints: Any
     workers: Any
     cooperative: bool
+    straddling: bool = False
+    row_ints: Any = 0
+    visited: Any = None
     report: dict[str, Any] = field(default_factory=dict)
 
 
@@ -68,16 +76,19 @@ def _static(problem: Problem, device: torch.device) -> Schedule:
         group=problem.group,
         mask=problem.mask,
     )
-    plan, time_ns = plan_for(problem.target, problem.tile, shape)
-    ints = pack(plan.schedule, plan.heads_in_flight)
+    plan, time_ns = plan_for(problem.target, problem.tile, shape, problem.blocks)
+    ints = pack_plan(plan)
     return Schedule(
         table=_constant(ints, device),
         table_ints=len(ints),
         workers=plan.workers,
         cooperative=not chained(),
+        visited=_visited(problem.blocks, device),
+        straddling=isinstance(plan, Straddling),
+        row_ints=row_ints(plan),
         report={
-            "family": plan.schedule.name,
-            "roles": plan.schedule.roles,
+            "family": plan.family,
+            "roles": plan.roles,
             "heads_in_flight": plan.heads_in_flight,
             "stride": getattr(plan.schedule, "stride", None),
             "launch": current().launch,
@@ -86,8 +97,13 @@ def _static(problem: Problem, device: torch.device) -> Schedule:
     )
 
 
+def _visited(blocks: Blocks | None, device: torch.device) -> Any:
+    seen = [int(any(column)) for column in zip(*blocks or (), strict=True)]
+    return None if all(seen) else _constant(seen, device)
+
+
 def _constant(ints: list[int], device: torch.device) -> Any:
-    """The table as a constant of the graph, shared by all attentions that have the same one."""
+    """A table as a constant of the graph, shared by all attentions that have the same one."""
     tables = V.graph.__dict__.setdefault("dash_tables", {})
     name = f"dash_table_{hashlib.sha256(repr(ints).encode()).hexdigest()[:16]}"
     if name not in tables:
@@ -102,6 +118,8 @@ def _constant(ints: list[int], device: torch.device) -> Any:
 
 
 def _dynamic(problem: Problem, query: Any) -> Schedule:
+    if TABLE in (current().schedule, problem.mask):  # the pass has declined this; only who calls the op gets here
+        raise ValueError("a table takes static shapes only: compile with dynamic=False")
     q_len, kv_len, heads = (sympy.sympify(size) for size in (problem.q_len, problem.kv_len, problem.heads))
     tile, costs = problem.tile, costs_of(problem.target, problem.tile)
     n_q, n_kv = CeilDiv(q_len, tile.block_m), CeilDiv(kv_len, tile.block_n)
@@ -122,6 +140,7 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
         word = _called(decision_source, (q_len, kv_len, heads), square=q_len == kv_len, **how)
         decision = Mod(word, 2**STRIDE_SHIFT)  # what fits an int32
         workers = costs.workers  # one launch serves all sizes; who gets no role ends at once
+    straddling = not chained() and may_straddle(current().guarantee, current().schedule)
     # (slot, role) cells: n + A - 1 at most, and twice the pairs plus 2 (A - 1) under symmetric, where A <= pairs
     table_ints = HEADER + 2 * (n_kv + 1) + n_kv + n_kv * n_q
     table = kernels.call(
@@ -137,7 +156,7 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
             "BLOCK_N": tile.block_n,
             "CAUSAL": problem.mask != "full",
             "CHAINED": chained(),
-            **{name.upper(): code for code, name in enumerate(FAMILIES)},
+            **{name.upper(): code for code, name in enumerate(CODES)},
         },
     )
     return Schedule(
@@ -145,6 +164,8 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
         table_ints=table_ints,
         workers=workers,
         cooperative=not chained(),
+        straddling=straddling,
+        row_ints=workers * n_q if straddling else 0,
         report={"family": "by size", "launch": current().launch},
     )
 

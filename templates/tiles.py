@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
+MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
+GLUON_HEAD_DIMS = (64, 128)
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
 
@@ -29,6 +31,37 @@ class Tile:
     ctas_per_sm: int = 1
     preprocess_warps: int = 4
 
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.block_n}x{self.block_d}"
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One of two passes: a CTA keeps a tile of `rows` rows."""
+
+    rows: int
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True)
+class TwoPassTile:
+    """How the CTAs of two passes work. dK/dV: `dkdv.rows` keys stay, `block_m` query rows a step. dQ: `dq.rows` query rows stay,
+    `block_n` keys a step.
+
+    So `block_m` and `block_n` are what the order of the sums depends on, as in `Tile`.
+    """
+
+    block_m: int
+    block_n: int
+    block_d: int
+    dkdv: Pass
+    dq: Pass
+    preprocess_warps: int = 4
+
+    def __str__(self) -> str:
+        return f"{self.block_m}x{self.dkdv.rows}x{self.block_d} and {self.dq.rows}x{self.block_n}x{self.block_d}"
+
 
 # (arch, largest padded head dim) -> tile. sm_90: kernel.md section 2, the columns of its first table. sm_80 and sm_100: its
 # paragraph "Others".
@@ -40,6 +73,19 @@ _TILES: dict[tuple[int | str, int], Tile] = {
     (100, 64): Tile(64, 128, 64, 8, 2, False, 4, 32, atomic_add=True),
     (100, 128): Tile(64, 64, 128, 8, 2, False, 4, 32, atomic_add=True),
 }
+# The same for two passes: the largest tiles whose loops neither spill nor wait behind every matmul, ragged, causal and grouped.
+_TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
+    (80, 64): TwoPassTile(32, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
+    (80, 128): TwoPassTile(64, 32, 128, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2)),
+    (80, 256): TwoPassTile(32, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(64, 8, 2), preprocess_warps=8),
+    (90, 64): TwoPassTile(64, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
+    (90, 128): TwoPassTile(64, 64, 128, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
+    (90, 256): TwoPassTile(64, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8),
+    (100, 64): TwoPassTile(64, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
+    (100, 128): TwoPassTile(64, 64, 128, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
+    (100, 256): TwoPassTile(32, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8),
+}
+_ARCHS = (80, 90, 100)
 
 
 def padded(head_dim: int) -> int:
@@ -53,19 +99,47 @@ def tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
     Raises:
         ValueError: with the reason, when there is none.
     """
-    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(f"head dim {head_dim} is outside {MIN_HEAD_DIM}..{MAX_HEAD_DIM}")
+    _check(arch, dtype, head_dim, ONE_PASS_HEAD_DIM)
     block_d = padded(head_dim)
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something (architecture.md).
-        if dtype not in (*HALF_DTYPES, "fp32"):
-            raise ValueError(f"dtype {dtype} is not one of bf16, fp16, fp32")
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True)
-    if dtype not in HALF_DTYPES:
-        raise ValueError(f"dtype {dtype} is not one of {', '.join(HALF_DTYPES)}")
-    widest = max(64, block_d)
-    if (arch, widest) not in _TILES:
-        known = ", ".join(f"sm_{a}" for a in sorted({a for a, _ in _TILES}))
-        raise ValueError(f"no tile for sm_{arch} (there are tiles for {known})")
-    found = _TILES[arch, widest]
+    found = _TILES[arch, max(64, block_d)]
     return replace(found, block_d=block_d, instr_n=min(found.instr_n, block_d))
+
+
+def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
+    """The tile of the Gluon kernel: that of one pass, whose fields for Triton it does not read.
+
+    Raises:
+        ValueError: with the reason, when there is none.
+    """
+    if arch != 90:
+        raise ValueError(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}")
+    if head_dim not in GLUON_HEAD_DIMS:
+        raise ValueError(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {head_dim}")
+    return tile(arch, dtype, head_dim)
+
+
+def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:
+    """The tile of two passes, as `tile`.
+
+    Raises:
+        ValueError: with the reason, when there is none.
+    """
+    _check(arch, dtype, head_dim, MAX_HEAD_DIM)
+    block_d = padded(head_dim)
+    if arch == EMULATED:
+        # Nothing waits, but sums still have several terms.
+        return TwoPassTile(16, 32, block_d, dkdv=Pass(64, 4, 2), dq=Pass(32, 4, 2))
+    return replace(_TWO_PASS_TILES[arch, max(64, block_d)], block_d=block_d)
+
+
+def _check(arch: int | str, dtype: str, head_dim: int, most: int) -> None:
+    if not MIN_HEAD_DIM <= head_dim <= most:
+        raise ValueError(f"head dim {head_dim} is outside {MIN_HEAD_DIM}..{most}")
+    dtypes = (*HALF_DTYPES, "fp32") if arch == EMULATED else HALF_DTYPES
+    if dtype not in dtypes:
+        raise ValueError(f"dtype {dtype} is not one of {', '.join(dtypes)}")
+    if arch not in (EMULATED, *_ARCHS):
+        raise ValueError(f"no tile for sm_{arch} (there are tiles for {', '.join(f'sm_{a}' for a in _ARCHS)})")

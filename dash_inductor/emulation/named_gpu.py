@@ -82,6 +82,9 @@ class _Driver:
     def get_current_device(self) -> int:
         return 0
 
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
     @staticmethod
     def is_active() -> bool:
         return True

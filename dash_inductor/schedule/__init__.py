@@ -1,14 +1,14 @@
 """Schedules of a deterministic attention backward: orders, placement, times and the choice among them. No torch."""
 
 from .bounds import lower_bound
-from .by_name import make
-from .candidates import GUARANTEES, Shape, candidates
+from .by_name import make, place
+from .candidates import GUARANTEES, Shape, candidates, may_straddle
 from .checks import check, slack
 from .choice import Choice, choose, decision_source, symbolic_choice
 from .costs import Costs, known_devices
 from .costs import load as load_costs
 from .edge_colouring import edge_coloured
-from .families import FAMILIES, TABLE, Ascending, Descending, Schedule, Shift
+from .families import FAMILIES, ROUND_ROBIN, TABLE, Ascending, Descending, Schedule, Shift
 from .formula import Formula, formula
 from .geometry import MASKS, TABLE_MASK, Geometry
 from .list_scheduling import tabulate
@@ -17,7 +17,8 @@ from .recursion import monotone_makespan
 from .simulator import Deadlock, Simulation, simulate
 from .steps import ScheduleError, Step, Steps, unroll
 from .symmetric import Symmetric
-from .table import pack, table_size
+from .table import pack, pack_plan, table_size
+from .tables import Blocks, geometry_of, table_plan, table_refused
 from .tabulated import Tabulated
 from .times import INTEGER, Arithmetic
 from .word import decode
@@ -27,10 +28,12 @@ __all__ = [
     "GUARANTEES",
     "INTEGER",
     "MASKS",
+    "ROUND_ROBIN",
     "TABLE",
     "TABLE_MASK",
     "Arithmetic",
     "Ascending",
+    "Blocks",
     "Choice",
     "Costs",
     "Deadlock",
@@ -56,15 +59,21 @@ __all__ = [
     "decode",
     "edge_coloured",
     "formula",
+    "geometry_of",
     "known_devices",
     "load_costs",
     "lower_bound",
     "make",
+    "may_straddle",
     "monotone_makespan",
     "pack",
+    "pack_plan",
+    "place",
     "simulate",
     "slack",
     "symbolic_choice",
+    "table_plan",
+    "table_refused",
     "table_size",
     "tabulate",
     "unroll",

@@ -11,8 +11,9 @@ from typing import Any
 
 from . import times
 from .costs import Costs
-from .families import FAMILIES, MONO
+from .families import FAMILIES, MONO, ROUND_ROBIN
 from .geometry import MASKS, Geometry
+from .table import STRADDLING_N_Q
 from .times import Arithmetic, Integer, Time
 
 GUARANTEES = ("run", "device", "batch")
@@ -123,17 +124,20 @@ class Sizes:
         place = roles, ar.min(self.shape.heads, ar.floor_div(workers, roles))
         return replace(self._timed(family, *place), is_default=True)
 
-    def grouped(self, family: str, *, even: bool = False) -> list[Candidate]:
-        """By places. Under boustrophedon with an odd number of passes; with even, then again with an even one."""
-        ar, n = self.ar, self.n_kv
-        found, evens = [], []
+    def grouped(self, family: str) -> list[Candidate]:
+        """By places, with the roles that share a head evenly.
+
+        Under boustrophedon with a role for every worker instead, since the last chains are the shortest; fewer passes never pay there.
+        """
+        ar = self.ar
+        if self._boustrophedon(family):
+            places = self._places(family)[: len(MORE_ROUNDS)]
+            return [self._timed(family, ar.min(self.n_kv, width), in_flight) for in_flight, width in places]
+        shared = []
         for in_flight, width in self._places(family):
             passes = ar.ceil_div(self._units(family), width)
-            if self._boustrophedon(family):
-                passes = 2 * ar.floor_div(passes, 2) + 1
-                evens.append(self._timed(family, ar.ceil_div(n, 2 * ar.ceil_div(n, 2 * width)), in_flight))
-            found.append(self._timed(family, ar.ceil_div(self._units(family), passes), in_flight))
-        return found + evens if even else found
+            shared.append(self._timed(family, ar.ceil_div(self._units(family), passes), in_flight))
+        return shared
 
     def _places(self, family: str) -> list[tuple[Integer, Integer]]:
         """Heads in flight, and workers for each: all heads in the fewest rounds that L2 allows, or in some more; all chains of
@@ -154,6 +158,20 @@ class Sizes:
             found.append((ar.min(most, ar.floor_div(workers, width)), width))
         return found
 
+    def round_robin(self, family: str) -> Candidate:
+        """All heads dealt out in one line to all workers; `family` is shift or symmetric."""
+        ar = self.ar
+        units = self._units(family)
+        workers = ar.min(self.costs.workers, self.shape.heads * units)
+        if family == "shift":  # no more roles of one head than Q tiles
+            more = ar.min(1, ar.floor_div(units, self.n_q + 1))  # whether the units are more
+            workers = ar.min(workers, ar.max(self.n_q, (1 - more) * self.costs.workers))
+        roles = ar.min(units, workers)  # of one head
+        turns = times.round_robin_turns(units, self.shape.heads, workers, ar)
+        found = self._ring(f"{family}_round_robin", workers, 1, turns, roles)
+        long = ar.floor_div(self.n_q, STRADDLING_N_Q + 1)
+        return replace(found, time=Time(found.time.ns, found.time.penalty + long))
+
     def alone(self, family: str) -> list[Candidate]:
         """One CTA per head."""
         in_flight = self.ar.min(self.shape.heads, self.costs.workers)
@@ -162,7 +180,7 @@ class Sizes:
         else:
             time = times.causal_alone(self.n_q, self.n_kv, self.k, self.shape.heads, in_flight, self.tau, self.ar)
         too_many = self.ar.floor_div(in_flight, self.most_spread + 1)
-        return [self._candidate(family, 1, in_flight, time, too_many)]
+        return [self._candidate(family, 1, in_flight, time, penalty=too_many)]
 
     def _units(self, family: str) -> Integer:
         """What roles take: chains, or pairs of them."""
@@ -175,11 +193,9 @@ class Sizes:
         """A candidate with its closed form."""
         place = self.shape.heads, roles, in_flight
         lam, ar = self.costs.hop_ns, self.ar
-        if family == "shift":
-            time = times.full_shift(self.n_q, self.n_kv, *place, self.shifted_tau, lam, ar)
-        elif family == "symmetric":
-            time = times.causal_symmetric(self.n_q, self.n_kv, self.k, *place, self.shifted_tau, lam, ar)
-        elif self.shape.mask == "full":
+        if family in ("shift", "symmetric"):
+            return self._ring(family, roles, in_flight, times.grouped_turns(self._units(family), *place, ar), roles)
+        if self.shape.mask == "full":
             time = times.full_mono(self.n_q, self.n_kv, *place, self.tau, lam, ar)
         elif self._boustrophedon(family):
             time = times.causal_mono(self.n_q, self.n_kv, self.k, *place, self.tau, lam, ar)
@@ -187,8 +203,18 @@ class Sizes:
             time = UNKNOWN
         return self._candidate(family, roles, in_flight, time)
 
-    def _candidate(self, family: str, roles: Integer, in_flight: Integer, time: Time, penalty: Integer = 0) -> Candidate:
-        stride: Integer = self.ar.floor_div(self.n_q, roles) if family == "shift" else 0
+    def _ring(self, family: str, roles: Integer, in_flight: Integer, turns: Integer, head_roles: Integer) -> Candidate:
+        """Shift or symmetric, grouped or in round robin, where a worker takes that many turns and a head that many roles."""
+        ar, lam = self.ar, self.costs.hop_ns
+        if self.shape.mask == "full":
+            time = times.full_shift(self.n_q, turns, head_roles, self.shifted_tau, lam, ar)
+            return self._candidate(family, roles, in_flight, time, stride=ar.floor_div(self.n_q, head_roles))
+        time = times.causal_symmetric(self.n_q, self.n_kv, self.k, turns, self.shifted_tau, lam, ar)
+        return self._candidate(family, roles, in_flight, time)
+
+    def _candidate(
+        self, family: str, roles: Integer, in_flight: Integer, time: Time, *, penalty: Integer = 0, stride: Integer = 0
+    ) -> Candidate:
         whole = Time(time.ns, time.penalty + penalty + self.triangle_penalty)
         return Candidate(family, roles, in_flight, stride, self._boustrophedon(family), whole)
 
@@ -203,6 +229,8 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
     if problem:
         raise ValueError(problem)
     sizes = Sizes(shape, costs, arithmetic)
+    if family in ROUND_ROBIN:
+        return [replace(sizes.round_robin(ROUND_ROBIN[family]), is_default=True)]
     if family in ("shift", "symmetric"):
         return [sizes.default(family), *sizes.grouped(family)]
     if family == "ascending" and shape.mask != "full":
@@ -210,14 +238,20 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
     full = shape.mask == "full"
     mono = family if family != "auto" else "ascending" if full else "descending"
     shifted = family == "auto" and guarantee == "run"
-    # Where symmetric serves, an even number of passes never pays.
-    found = [sizes.default(mono), *sizes.grouped(mono, even=not shifted)]
+    found = [sizes.default(mono), *sizes.grouped(mono)]
     if shifted and full:
         found += sizes.grouped("shift")
     found += sizes.alone(mono)
     if shifted and not full:
         found += sizes.grouped("symmetric")
+    if may_straddle(guarantee, family):  # last, so that heads stay whole where that is as fast
+        found.append(sizes.round_robin("shift" if full else "symmetric"))
     return found
+
+
+def may_straddle(guarantee: str, family: str = "auto") -> bool:
+    """Whether a round robin is among the candidates."""
+    return guarantee == "run" and family in ("auto", *ROUND_ROBIN)
 
 
 def impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
@@ -226,12 +260,13 @@ def impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
         return f"mask must be one of {', '.join(MASKS)}, got {mask!r}"
     if guarantee not in GUARANTEES:
         return f"guarantee must be one of {', '.join(GUARANTEES)}, got {guarantee!r}"
-    if family not in ("auto", *FAMILIES):
-        return f"family must be one of auto, {', '.join(FAMILIES)}, got {family!r}"
-    if family == "shift" and mask != "full":
-        return f"family 'shift' serves the full mask only, this one is {mask}: use symmetric or descending"
-    if family == "symmetric" and mask == "full":
-        return "family 'symmetric' serves causal masks only, this one is full: use shift or ascending"
+    if family not in ("auto", *FAMILIES, *ROUND_ROBIN):
+        return f"family must be one of auto, {', '.join((*FAMILIES, *ROUND_ROBIN))}, got {family!r}"
+    ring = ROUND_ROBIN.get(family, family)
+    if ring == "shift" and mask != "full":
+        return f"family {family!r} serves the full mask only, this one is {mask}: use symmetric or descending"
+    if ring == "symmetric" and mask == "full":
+        return f"family {family!r} serves causal masks only, this one is full: use shift or ascending"
     if guarantee != "run" and family not in ("auto", *MONO):
         reason = f"family {family!r} adds in an order that depends on the SM count"
         return f"{reason}: guarantee {guarantee!r} needs ascending or descending"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from .families import Schedule
-from .plan import Plan
+from .plan import Plan, Straddling
 from .simulator import simulate
 from .steps import ScheduleError
 
@@ -32,11 +32,14 @@ def slack(schedule: Schedule) -> int | None:
     return smallest
 
 
-def check(plan: Plan, resident: int | None = None) -> None:
+def check(plan: Plan | Straddling, resident: int | None = None) -> None:
     """Raise ScheduleError unless orders and ranks are permutations, waits are acyclic and `resident` CTAs are enough.
 
     A Deadlock names the cycle. Whether a plan ends does not depend on times.
     """
+    if isinstance(plan, Straddling):
+        simulate(plan, compute_ns=0, reduce_ns=0, sync_ns=0, resident=resident)
+        return
     # Only chains of one head wait for each other. With all CTAs resident a cycle lies inside a head, and two heads in turn
     # show both phases of boustrophedon. With fewer, who waits in one head is missing in the next: it takes all heads of a slot.
     few = resident is not None and resident < plan.residency

@@ -12,17 +12,16 @@ from functools import cache, cached_property
 from typing import Any
 
 from . import word
-from .by_name import make
+from .by_name import place
 from .candidates import Candidate, Shape, candidates
 from .costs import Costs
-from .families import MONO, Schedule
+from .families import MONO
 from .geometry import check_count
-from .plan import Plan
+from .plan import Plan, Straddling
 from .simulator import simulate
 from .times import INTEGER, Arithmetic, Integer
 from .traced import TRACED, Trace
 
-DEFAULT_WEIGHT, OTHER_WEIGHT = 100, 102  # another than the default must be 2 % better
 INDEX_RANGE = 64  # at most as many candidates
 DOUBT = 2**60  # above every weight * time (ns)
 SIMULATED_STEPS = 20_000  # a forced family without a closed form is simulated up to this size
@@ -36,7 +35,7 @@ class Choice:
     family: str
     roles: int
     heads_in_flight: int
-    stride: int  # 0 unless the family is shift
+    stride: int  # 0 unless the family is shift or shift_round_robin
     boustrophedon: bool
     guarantee: str
     shape: Shape
@@ -60,7 +59,7 @@ class Choice:
     @cached_property
     def time_ns(self) -> int | None:
         """By the closed form, else by simulation; None when it has none here and is too large to simulate."""
-        best = min(range(len(self.considered)), key=lambda index: _key(index, self.considered[index], INTEGER))
+        best = min(range(len(self.considered)), key=lambda index: _key(index, self.considered[index], self.costs, INTEGER))
         if not self.considered[best].time.penalty:
             return self.considered[best].time.ns
         plan = self.plan()
@@ -69,13 +68,18 @@ class Choice:
         step_ns = self.costs.step_ns if self.family in MONO else self.costs.shifted_step_ns
         return simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=self.costs.hop_ns).makespan_ns
 
-    def schedule(self) -> Schedule:
-        """The schedule of one head."""
-        return make(self.family, self.shape.geometry, self.roles, stride=self.stride or None, boustrophedon=self.boustrophedon)
-
-    def plan(self) -> Plan:
+    def plan(self) -> Plan | Straddling:
         """The schedule placed for all heads."""
-        return Plan(self.schedule(), self.shape.heads, self.heads_in_flight, self.shape.group)
+        return place(
+            self.family,
+            self.shape.geometry,
+            self.roles,
+            stride=self.stride or None,
+            boustrophedon=self.boustrophedon,
+            heads=self.shape.heads,
+            heads_in_flight=self.heads_in_flight,
+            group=self.shape.group,
+        )
 
 
 def choose(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "auto") -> Choice:
@@ -139,7 +143,7 @@ def decision_source(
     q_len, kv_len, heads = map(trace.parameter, SIZES)
     shape = Shape(q_len, q_len if square else kv_len, heads, group, head_dim, block_m, block_n, mask)
     found = _possible(candidates(shape, costs, guarantee, TRACED, family))
-    keys = [_key(index, candidate, TRACED) for index, candidate in enumerate(found)]
+    keys = [_key(index, candidate, costs, TRACED) for index, candidate in enumerate(found)]
 
     def chosen(values: list[Integer]) -> Integer:
         """One of the values, by position."""
@@ -178,7 +182,7 @@ def symbolic_choice(
 
     shape = Shape(q_len, kv_len, heads, group, head_dim, block_m, block_n, mask)
     found = _possible(candidates(shape, costs, guarantee, SYMBOLIC, family))
-    keys = [_key(index, candidate, SYMBOLIC) for index, candidate in enumerate(found)]
+    keys = [_key(index, candidate, costs, SYMBOLIC) for index, candidate in enumerate(found)]
     words = [word.encode(c.family, c.roles, c.heads_in_flight, c.stride, c.boustrophedon) for c in found]
     later = [keys[index + 1 :] for index in range(len(keys) - 1)]
     least = [SYMBOLIC.min(*rest) if len(rest) > 1 else rest[0] for rest in later]
@@ -191,7 +195,7 @@ def _possible(found: list[Candidate]) -> list[Candidate]:
     return [c for index, c in enumerate(found) if index == 0 or not (isinstance(c.time.penalty, int) and c.time.penalty)]
 
 
-def _key(index: int, candidate: Candidate, ar: Arithmetic) -> Integer:
+def _key(index: int, candidate: Candidate, costs: Costs, ar: Arithmetic) -> Integer:
     """What is least for the candidate that is chosen: its weighted time, then its position.
 
     Doubtful candidates come last, the default first among them.
@@ -200,4 +204,5 @@ def _key(index: int, candidate: Candidate, ar: Arithmetic) -> Integer:
     doubt = time.penalty * (2 * DOUBT)
     if index == 0:
         doubt = (1 - ar.floor_div(1, 1 + time.penalty)) * DOUBT
-    return (time.ns * (DEFAULT_WEIGHT if candidate.is_default else OTHER_WEIGHT) + doubt) * INDEX_RANGE + index
+    weight = 100 if candidate.is_default else 100 + costs.margin_percent
+    return (time.ns * weight + doubt) * INDEX_RANGE + index

@@ -5,8 +5,8 @@ against each other. Ascending and descending need no formula: the tiles in their
 
 Every function uses nonnegative ints, +, -, *, //, %, min, max and selections only. Ranks are positions in the fixed
 order of additions into dq of one Q tile. Letters as in the design: n chains (KV tiles), n_q Q tiles, k Q tiles per KV
-tile on the diagonal, A roles; chain j is in pass p = j // A, role a = j % A, and `active` = min(A, n - p * A) roles
-have a chain in that pass.
+tile on the diagonal; a pass covers the chains (under symmetric the pairs (u, n - 1 - u)) first .. first + active - 1, role a the
+chain (pair) first + a.
 """
 
 from __future__ import annotations
@@ -29,24 +29,17 @@ def ring_rank(a: int, t: int, stride: int, length: int, active: int) -> int:
     return ahead + behind
 
 
-def shift_step(j: int, t: int, n_q: int, n: int, roles: int, stride: int) -> tuple[int, int]:
-    """(Q tile, rank) of step t of chain j under Shift; stride * roles <= n_q."""
-    p, a = j // roles, j % roles
-    active = min(roles, n - p * roles)
-    # Every chain of an earlier pass comes first, p * roles of them.
-    return ring_tile(a, t, stride, n_q), p * roles + ring_rank(a, t, stride, n_q, active)
+def shift_step(j: int, t: int, n_q: int, stride: int, first: int, active: int) -> tuple[int, int]:
+    """(Q tile, rank) of step t of chain j under Shift; stride * active <= n_q."""
+    a = j - first
+    # Every chain of an earlier pass comes first.
+    return ring_tile(a, t, stride, n_q), first + ring_rank(a, t, stride, n_q, active)
 
 
-def symmetric_step(j: int, t: int, n_q: int, n: int, k: int, roles: int) -> tuple[int, int]:
-    """(Q tile, rank) of step t of chain j under Symmetric on a triangle: lo(j) = k * j and n_q > k * (n - 1).
-
-    Roles take pairs (u, n - 1 - u); pass p covers the pairs first .. first + active - 1.
-    """
+def symmetric_step(j: int, t: int, n_q: int, n: int, k: int, first: int, active: int) -> tuple[int, int]:
+    """(Q tile, rank) of step t of chain j under Symmetric on a triangle: lo(j) = k * j and n_q > k * (n - 1)."""
     pairs = (n + 1) // 2
-    u = min(j, n - 1 - j)
-    a = u % roles
-    first = u - a
-    active = min(roles, pairs - first)
+    a = min(j, n - 1 - j) - first
     r0 = k * (first + active - 1)  # first tile that all big chains of the pass see
     rect = n_q - r0
     stride = max(1, min(k, rect // active))

@@ -28,13 +28,14 @@ class Costs:
     workers: int  # P: CTAs resident at once
     l2_bytes: int
     estimate: bool  # whether any number is not a measurement
+    margin_percent: int = 2  # how much faster than the default another candidate must be: what the model may be off
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each number comes from
 
     def __post_init__(self) -> None:
         for name in ("step_ns", "workers", "l2_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("hop_ns", "shift_percent"):
+        for name in ("hop_ns", "shift_percent", "margin_percent"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 

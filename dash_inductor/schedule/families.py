@@ -1,8 +1,9 @@
 """The schedule families: for each chain the order of its Q tiles, for each Q tile the order of its additions.
 
-A schedule spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Its virtual clock increases along
-every role, and rank is the order of (clock, role) among the contributors of a tile: that makes every family acyclic,
-whatever the clock (schedules.md, section 2; the names are those of DASH, arXiv 2601.21824).
+A schedule spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Under shift and symmetric the first pass
+may have `lead` roles only, for a head that begins in the middle of a round (plan.py, Straddling). The virtual clock of a
+schedule increases along every role, and rank is the order of (clock, role) among the contributors of a tile: that makes
+every family acyclic, whatever the clock (schedules.md, section 2; the names are those of DASH, arXiv 2601.21824).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from .geometry import Geometry, check_range
 
 FAMILIES = ("ascending", "descending", "shift", "symmetric")  # those with closed forms, which a device can compute
 MONO = ("ascending", "descending")
+# Shift and symmetric, with the heads dealt out to the CTAs in one line instead of in whole heads
+ROUND_ROBIN = {"shift_round_robin": "shift", "symmetric_round_robin": "symmetric"}
 TABLE = "table"  # the family of any other order
 
 
@@ -95,17 +98,21 @@ class RoundRobin(Clocked):
     @property
     def passes(self) -> int:
         """Chains that a role runs for one head, at most."""
-        return -(-self.geometry.n_kv // self.roles)
+        return len(self.parts)
+
+    @cached_property
+    def parts(self) -> tuple[range, ...]:
+        """Chains of each pass."""
+        return parts(self.geometry.n_kv, self.roles)
 
     @property
     def slots(self) -> tuple[tuple[int, ...], ...]:
         """Chain of each (slot, role), in the order the role runs them; -1 for none."""
-        n, roles = self.geometry.n_kv, self.roles
-        return tuple(tuple(j if j < n else -1 for j in range(p * roles, (p + 1) * roles)) for p in range(self.passes))
+        return tuple((*part, *[-1] * (self.roles - len(part))) for part in self.parts)
 
     def place(self, j: int) -> tuple[int, int]:
         """(pass, role) of chain j."""
-        return divmod(j, self.roles)
+        return place(j, self.roles)
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ class Descending(Mono):
 class Shift(RoundRobin):
     """Role a starts `stride` tiles after role a - 1, so that no two want a tile within `stride` steps.
 
-    For the full mask; needs n_q >= roles. stride defaults to the largest, n_q // roles.
+    For the full mask; needs n_q >= roles. stride defaults to the largest, n_q // roles, and lead to roles.
 
     >>> s = Shift(Geometry(6, 6, 1, 2, "full"), roles=3)
     >>> s.stride, [s.order(j) for j in range(3)]
@@ -179,7 +186,8 @@ class Shift(RoundRobin):
     [[0, 0, 1, 1, 2, 2], [2, 2, 0, 0, 1, 1], [1, 1, 2, 2, 0, 0]]
     """
 
-    stride: int = 0  # resolved in __post_init__; 0 asks for the default
+    stride: int = 0  # this and lead are resolved in __post_init__; 0 asks for the default
+    lead: int = 0
     name = "shift"
 
     def __post_init__(self) -> None:
@@ -191,10 +199,22 @@ class Shift(RoundRobin):
         if not self.stride:
             object.__setattr__(self, "stride", n_q // self.roles)
         check_range("stride", self.stride, n_q // self.roles, "n_q // roles")
+        if not self.lead:
+            object.__setattr__(self, "lead", self.roles)
+        check_range("lead", self.lead, self.roles, "roles")
+
+    @cached_property
+    def parts(self) -> tuple[range, ...]:
+        """Chains of each pass."""
+        return parts(self.geometry.n_kv, self.roles, self.lead)
+
+    def place(self, j: int) -> tuple[int, int]:
+        """(pass, role) of chain j."""
+        return place(j, self.roles, self.lead)
 
     def order(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
-        return ring(j % self.roles, self.stride, 0, self.geometry.n_q)
+        return ring(self.place(j)[1], self.stride, 0, self.geometry.n_q)
 
     def clock(self, i: int, j: int) -> int:
         """Virtual time of (i, j): its step, counted through the passes."""
@@ -203,8 +223,29 @@ class Shift(RoundRobin):
 
     def commits(self) -> Iterator[tuple[int, int]]:
         """Step by step, pass by pass."""
-        for row in self.slots:
-            yield from in_step(zip(self.order(j), repeat(j)) for j in row if j >= 0)
+        for part in self.parts:
+            yield from in_step(zip(self.order(j), repeat(j)) for j in part)
+
+
+def parts(units: int, roles: int, lead: int = 0) -> tuple[range, ...]:
+    """What each pass takes of `units` chains or pairs: `roles` of them, the first pass `lead` if that is given.
+
+    >>> parts(7, 3), parts(7, 3, lead=2)
+    ((range(0, 3), range(3, 6), range(6, 7)), (range(0, 2), range(2, 5), range(5, 7)))
+    """
+    first = (lead or roles) - roles  # where the first pass would begin if it were a whole one
+    return tuple(range(max(0, start), min(units, start + roles)) for start in range(first, units, roles))
+
+
+def place(unit: int, roles: int, lead: int = 0) -> tuple[int, int]:
+    """(pass, role) of a unit, see parts().
+
+    >>> place(1, 3, lead=2), place(4, 3, lead=2)
+    ((0, 1), (1, 2))
+    """
+    missing = roles - (lead or roles)
+    p, a = divmod(unit + missing, roles)
+    return p, a - missing if p == 0 else a
 
 
 def ring(a: int, stride: int, start: int, stop: int) -> tuple[int, ...]:

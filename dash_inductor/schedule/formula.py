@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import times
-from .families import TABLE, Shift
-from .plan import Plan
+from .families import MONO, TABLE, Schedule, Shift
+from .plan import Plan, Straddling
+from .symmetric import Symmetric
 from .times import INTEGER, Time
 
 
@@ -17,7 +18,7 @@ class Formula(NamedTuple):
     exact: bool
 
 
-def formula(plan: Plan, *, step_ns: int, hop_ns: int) -> Formula | None:
+def formula(plan: Plan | Straddling, *, step_ns: int, hop_ns: int) -> Formula | None:
     """The closed form of a plan's makespan, None where none holds; step_ns is tau of one query head, hop_ns lam.
 
     >>> from .families import Ascending
@@ -30,20 +31,32 @@ def formula(plan: Plan, *, step_ns: int, hop_ns: int) -> Formula | None:
     True
     """
     s, g, tau = plan.schedule, plan.schedule.geometry, step_ns * plan.group
-    if s.name == TABLE:
+    if s.name == TABLE or (isinstance(plan, Straddling) and s.name in MONO):
         return None
+    if isinstance(plan, Straddling):
+        units = g.n_kv if s.name == "shift" else -(-g.n_kv // 2)
+        turns = times.round_robin_turns(units, plan.heads, plan.workers, INTEGER)
+        return _ring(s, turns, tau, hop_ns)
     if s.roles == 1:  # no hop anywhere
         return Formula(plan.rounds * (plan.steps // plan.heads) * step_ns, True)
+    if isinstance(s, Shift | Symmetric):
+        return _ring(s, plan.rounds * s.passes, tau, hop_ns)
     place = plan.heads, s.roles, plan.heads_in_flight, tau, hop_ns, INTEGER
     found = Time(0, 1)
     exact = True
-    if isinstance(s, Shift):
-        found = Time(times.full_shift(g.n_q, g.n_kv, *place).ns, hop_ns // (s.stride * tau + 1))
-    elif g.mask == "full" and not s.boustrophedon:
+    if g.mask == "full" and not s.boustrophedon:
         found, exact = times.full_mono(g.n_q, g.n_kv, *place), g.n_kv % s.roles == 0
-    elif g.is_triangle and s.name == "symmetric":
-        found, exact = times.causal_symmetric(g.n_q, g.n_kv, g.ratio, *place), g.n_kv % 2 == 0 and hop_ns <= tau
     elif g.is_triangle and s.name == "descending" and (s.boustrophedon or s.passes == plan.rounds == 1):
         found = times.causal_mono(g.n_q, g.n_kv, g.ratio, *place)
-        exact = g.n_kv % s.roles == 0 or (plan.rounds == 1 and s.passes % 2 == 1)
+        exact = g.n_kv % s.roles == 0 or plan.rounds == 1
     return None if found.penalty else Formula(found.ns, exact)
+
+
+def _ring(schedule: Schedule, turns: int, tau: int, lam: int) -> Formula | None:
+    """The form of shift or symmetric where a worker runs `turns` chains or pairs."""
+    g = schedule.geometry
+    if isinstance(schedule, Shift):
+        time = times.full_shift(g.n_q, turns, schedule.roles, tau, lam, INTEGER)
+        return Formula(time.ns, True) if lam <= schedule.stride * tau else None
+    time = times.causal_symmetric(g.n_q, g.n_kv, g.ratio, turns, tau, lam, INTEGER)
+    return Formula(time.ns, g.n_kv % 2 == 0 and lam <= tau) if g.is_triangle else None

@@ -122,7 +122,7 @@ class Geometry:
 
     def tiles(self, j: int) -> Sequence[int]:
         """Q tiles that KV tile j sees, ascending."""
-        return self._tiles[j] if self.blocks is not None else range(self.lo(j), self.hi(j))
+        return self._tiles[j]
 
     def steps(self, j: int) -> int:
         """Length of chain j."""
@@ -141,8 +141,10 @@ class Geometry:
         return range(first, max(first, count))
 
     @cached_property
-    def _tiles(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(i for i, allowed in enumerate(row) if allowed) for row in self.blocks or ())
+    def _tiles(self) -> tuple[Sequence[int], ...]:
+        if self.blocks is None:
+            return tuple(range(self.lo(j), self.hi(j)) for j in range(self.n_kv))
+        return tuple(tuple(i for i, allowed in enumerate(row) if allowed) for row in self.blocks)
 
     @cached_property
     def _contributors(self) -> tuple[tuple[int, ...], ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
-from .families import MONO, Schedule
+from .families import MONO, Schedule, Shift
 from .geometry import check_count, check_range
-from .tabulated import Tabulated
+from .symmetric import Symmetric
 
 
 class Placement(Protocol):
@@ -63,6 +63,16 @@ class Plan:
         check_count("workers", workers)
         check_range("roles", schedule.roles, workers, "workers")
         return cls(schedule, heads, min(heads, workers // schedule.roles), group)
+
+    @property
+    def family(self) -> str:
+        """Its name."""
+        return self.schedule.name
+
+    @property
+    def roles(self) -> int:
+        """CTAs that share a head."""
+        return self.schedule.roles
 
     @property
     def workers(self) -> int:
@@ -120,34 +130,71 @@ class Plan:
 
 @dataclass(frozen=True)
 class Straddling:
-    """Static round robin, the placement of a plain persistent kernel: a baseline, which one table for all heads cannot express.
+    """Static round robin: the units of all heads (what a role does in a pass) in one line, worker w runs units w, w + workers, ...
 
-    The units of all heads (what a role does in a pass) stand in one line, and worker w runs units w, w + workers, ...
-    Where roles do not divide the workers, heads straddle rounds. With by_launch ranks follow the steps of the launch, round
-    by round (the DASH authors' shift); else they are the schedule's own.
+    Where units do not divide the workers, heads straddle rounds. Under shift and symmetric a head that begins in the middle
+    of a round then has a smaller first pass, so that nobody waits: `workers` are one line of roles through all heads. A mono
+    schedule keeps its ranks, and waits (a baseline: what a plain persistent kernel does).
 
     >>> from .geometry import Geometry
     >>> from .families import Shift
-    >>> plan = Straddling(Shift(Geometry(6, 6, 1, 2, "full"), roles=3), heads=2, workers=2, by_launch=True)
+    >>> plan = Straddling(Shift(Geometry(6, 6, 1, 2, "full"), roles=2), heads=2, workers=2)
     >>> list(plan.tasks(0)), list(plan.tasks(1))
     ([(0, 0), (0, 2), (1, 1)], [(0, 1), (1, 0), (1, 2)])
+    >>> plan.schedule_of(1).parts
+    (range(0, 1), range(1, 3))
     >>> [[plan.schedule_of(head).rank(0, j) for j in range(3)] for head in range(2)]
-    [[0, 1, 2], [0, 2, 1]]
+    [[0, 1, 2], [0, 1, 2]]
     """
 
     schedule: Schedule
     heads: int
     workers: int
     group: int = 1
-    by_launch: bool = False
 
     def __post_init__(self) -> None:
         for name in ("heads", "workers", "group"):
             check_count(name, getattr(self, name))
+        units = len(self._units)
+        roles = self.schedule.roles
+        if self._leads and roles != min(units, self.workers):
+            raise ValueError(f"roles must be {min(units, self.workers)} (all units of a head, or workers), got {roles}")
+
+    @property
+    def family(self) -> str:
+        """Its name."""
+        return f"{self.schedule.name}_round_robin"
+
+    @property
+    def roles(self) -> int:
+        """CTAs in the one line."""
+        return self.workers
+
+    @property
+    def heads_in_flight(self) -> int:
+        """Lines of roles."""
+        return 1
+
+    @property
+    def steps(self) -> int:
+        """Tile steps of all heads, query heads of a group counted."""
+        g = self.schedule.geometry
+        return self.heads * self.group * sum(g.steps(j) for j in range(g.n_kv))
+
+    @property
+    def launch(self) -> str:
+        """Always 'grouped': ends only with all workers resident."""
+        return "grouped"
+
+    @property
+    def residency(self) -> int:
+        """CTAs that are resident together."""
+        return self.workers
 
     def schedule_of(self, head: int) -> Schedule:
-        """The schedule of the head's ranks."""
-        return self._by_launch[head * len(self._units) % self.workers] if self.by_launch else self.schedule
+        """The schedule of a head; the same for all that begin at the same place of a round."""
+        begin = head * len(self._units) % self.workers
+        return self._led(min(self.schedule.roles, self.workers - begin)) if self._leads else self.schedule
 
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
         """(head, chain) of the worker in order."""
@@ -163,19 +210,17 @@ class Straddling:
         units = [[row[a] for row in part if row[a] >= 0] for part in rows for a in range(self.schedule.roles)]
         return [unit for unit in units if unit]
 
+    @property
+    def _leads(self) -> bool:
+        return isinstance(self.schedule, Shift | Symmetric)
+
+    def _led(self, lead: int) -> Schedule:
+        """The schedule with a first pass of `lead` roles."""
+        if lead not in self._by_lead:
+            assert isinstance(self.schedule, Shift | Symmetric)
+            self._by_lead[lead] = replace(self.schedule, lead=lead)
+        return self._by_lead[lead]
+
     @cached_property
-    def _by_launch(self) -> dict[int, Schedule]:
-        """Schedules by the worker of a head's first unit."""
-        g = self.schedule.geometry
-        width = max(sum(g.steps(j) for j in unit) for unit in self._units)
-        found: dict[int, Schedule] = {}
-        for start in {head * len(self._units) % self.workers for head in range(self.heads)}:
-            steps: dict[int, tuple[tuple[int, int], ...]] = {}
-            for unit, chains in enumerate(self._units):
-                clock = (start + unit) // self.workers * width
-                for j in chains:
-                    order = self.schedule.order(j)
-                    steps[j] = tuple(zip(order, range(clock, clock + len(order)), strict=True))
-                    clock += len(order)
-            found[start] = Tabulated(g, self.schedule.slots, tuple(steps[j] for j in range(g.n_kv)))
-        return found
+    def _by_lead(self) -> dict[int, Schedule]:
+        return {}

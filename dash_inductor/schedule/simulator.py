@@ -145,7 +145,7 @@ def simulate(
     )
     workers = len(first) - 1
     order = range(workers) if start_order is None else start_order
-    if sorted(order) != list(range(workers)):
+    if start_order is not None and sorted(order) != list(range(workers)):
         raise ValueError(f"start_order must hold each of 0..{workers - 1} once, got {start_order!r}")
     if resident is not None:
         check_count("resident", resident)
@@ -159,31 +159,30 @@ def simulate(
 
     ready, turn, end = [0] * count, [0] * count, [-1] * count
     begin, follows = [0] * workers, [-1] * workers
-    now = [0] * workers  # the last turn of a worker, or its beginning
-    at = first[:-1]  # its next step
+    at = first[:-1]  # the next step of a worker
     waiter = [-1] * count  # the worker that waits for the step
-    idle = [(0, cta, -1) for cta in range(ctas)]  # heap of (time, CTA, the worker that left it)
-    place = [-1] * workers
-    runnable: list[int] = []
+    left: list[tuple[int, int]] = []  # heap of (time, worker that left its CTA)
     residency = live = 0
     started: list[int] = []
     for starting in order:
         # Nobody gets on without another worker: what can be done with fewer has been done.
-        if not idle:
-            break
+        if len(started) >= ctas:
+            if not left:
+                break
+            begin[starting], follows[starting] = heapq.heappop(left)
         started.append(starting)
-        begin[starting], place[starting], follows[starting] = heapq.heappop(idle)
-        now[starting] = begin[starting]
         live += 1
-        residency = max(residency, live)
-        runnable.append(starting)
+        if live > residency:
+            residency = live
+        runnable = [starting]
         while runnable:
             worker = runnable.pop()
-            step, stop, time = at[worker], first[worker + 1], now[worker]
+            step, stop = at[worker], first[worker + 1]
+            time = turn[step - 1] if step > first[worker] else begin[worker]
             while step < stop:
                 time += gap[step]
-                before = cause[step]
                 ready[step] = time
+                before = cause[step]
                 if before >= 0:
                     done = end[before]
                     if done < 0:
@@ -199,10 +198,9 @@ def simulate(
                 step += 1
             else:
                 live -= 1
-                finished = end[stop - 1] if stop > first[worker] else begin[worker]
-                heapq.heappush(idle, (finished, place[worker], worker))
+                if ctas < workers:
+                    heapq.heappush(left, (end[step - 1] if step > first[worker] else begin[worker], worker))
             at[worker] = step
-            now[worker] = turn[step - 1] if step > first[worker] else begin[worker]
     if live:
         raise _deadlock(steps, set(started), at, ctas)
     return Simulation(steps, compute, reduce, overlap, begin, follows, ready, turn, end, residency, ctas)
@@ -213,9 +211,9 @@ def _costs(name: str, cost: int | Sequence[int], count: int) -> list[int]:
         found = list(cost)
         if len(found) != count:
             raise ValueError(f"{name} must be an int or one per step, {count} of them, got {len(found)}")
-        for value in found:
-            if not isinstance(value, int) or value < 0:
-                raise ValueError(f"{name} must be nonnegative ints, got {value!r}")
+        if set(map(type, found)) != {int} or min(found) < 0:
+            wrong = next(value for value in found if type(value) is not int or value < 0)
+            raise ValueError(f"{name} must be nonnegative ints, got {wrong!r}")
         return found
     check_count(name, cost, least=0)
     return [cost] * count

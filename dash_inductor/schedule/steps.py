@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple
 
 from .families import Schedule
@@ -104,11 +105,10 @@ def unroll(plan: Placement) -> Steps:
         for head in range(plan.heads):
             _check_ranks(plan.schedule_of(head))
         raise ScheduleError("the plan does not run every chain of every head once")
-    cause: list[int] = []
-    for start, stop in pairwise(first):
-        # A worker's own earlier step keeps nobody waiting.
-        before = enumerate(map(step_in.__getitem__, [key - 1 for key in keys[start:stop]]), start)
-        cause += [-1 if start <= index < here else index for here, index in before]
+    # A worker's own earlier step keeps nobody waiting.
+    own = chain.from_iterable(repeat(start, stop - start) for start, stop in pairwise(first))
+    before = [step_in[key - 1] for key in keys]
+    cause = [-1 if start <= last < step else last for step, (start, last) in enumerate(zip(own, before, strict=True))]
     return Steps(plan, first, cause)
 
 
@@ -118,18 +118,21 @@ def _cells(schedule: Schedule, group: int) -> tuple[int, list[list[int]]]:
     Query heads of a group are innermost. ScheduleError unless every order is right and every rank within its tile.
     """
     g = schedule.geometry
-    sizes = [len(g.contributors(i)) for i in range(g.n_q)]
-    starts = [0, *accumulate(size + 1 for size in sizes)]
-    cells = []
-    for j in range(g.n_kv):
-        order, ranks = schedule.order(j), schedule.ranks(j)
+    orders = [schedule.order(j) for j in range(g.n_kv)]
+    for j, order in enumerate(orders):
         if sorted(order) != list(g.tiles(j)):
             raise ScheduleError(f"{schedule.name}: chain {j} visits {order}, not each of {tuple(g.tiles(j))} once")
-        if min(ranks, default=0) < 0 or any(map(operator.ge, ranks, map(sizes.__getitem__, order))):
-            _check_ranks(schedule)
-        row = [starts[i] + rank + 1 for i, rank in zip(order, ranks, strict=True)]
-        cells.append(row if group == 1 else [x * starts[-1] + cell for cell in row for x in range(group)])
-    return starts[-1], cells
+    tiles = list(chain.from_iterable(orders))
+    sizes = list(map(Counter(tiles).__getitem__, range(g.n_q)))
+    starts = [0, *accumulate(size + 1 for size in sizes)]
+    ranks = list(chain.from_iterable(map(schedule.ranks, range(g.n_kv))))
+    if min(ranks) < 0 or any(map(operator.ge, ranks, map(sizes.__getitem__, tiles))):
+        _check_ranks(schedule)
+    cells = [starts[i] + rank + 1 for i, rank in zip(tiles, ranks, strict=True)]
+    if group > 1:
+        cells = [x * starts[-1] + cell for cell in cells for x in range(group)]
+    stops = accumulate((group * len(order) for order in orders), initial=0)
+    return starts[-1], [cells[start:stop] for start, stop in pairwise(stops)]
 
 
 def _check_ranks(schedule: Schedule) -> None:

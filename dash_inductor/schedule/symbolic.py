@@ -12,6 +12,9 @@ import sympy
 
 from .times import INTEGER, Arithmetic
 
+# Printers of torch know FloorDiv and Mod by name and write // and %; sympy's then put them into parentheses, as torch's own.
+OPERATOR = 35
+
 
 class IntegerFunction(sympy.Function):
     """A function of integers that is evaluated for numbers only."""
@@ -32,10 +35,12 @@ class CeilDiv(IntegerFunction):
 
 class FloorDiv(IntegerFunction):
     operation = "floor_div"
+    precedence = OPERATOR
 
 
 class Mod(IntegerFunction):
     operation = "mod"
+    precedence = OPERATOR
 
 
 class Max(IntegerFunction):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
 
-from .families import Clocked, in_step, ring
-from .geometry import Geometry, check_range
+from .families import Clocked, in_step, parts, place, ring
+from .geometry import Geometry, check_count, check_range
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,8 @@ class Symmetric(Clocked):
 
     geometry: Geometry
     roles: int
+    lead: int = 0  # roles of the first pass; 0 for all
+    most_stride: int = 0  # tiles between two roles on the ring; 0 for k, the most that serves
     name = "symmetric"
     boustrophedon = False
 
@@ -38,6 +40,10 @@ class Symmetric(Clocked):
             use = "shift" if self.geometry.mask == "full" else "descending or table"
             raise ValueError(f"family symmetric needs a causal mask, got mask={self.geometry.mask!r}{window}: use {use}")
         check_range("roles", self.roles, self.pairs, "one per pair of KV tiles at most")
+        if not self.lead:
+            object.__setattr__(self, "lead", self.roles)
+        check_range("lead", self.lead, self.roles, "roles")
+        check_count("most_stride", self.most_stride, least=0)
 
     @property
     def pairs(self) -> int:
@@ -47,22 +53,27 @@ class Symmetric(Clocked):
     @property
     def passes(self) -> int:
         """Pairs that a role runs for one head, at most."""
-        return -(-self.pairs // self.roles)
+        return len(self.parts)
+
+    @cached_property
+    def parts(self) -> tuple[range, ...]:
+        """Pairs of each pass."""
+        return parts(self.pairs, self.roles, self.lead)
 
     @property
     def slots(self) -> tuple[tuple[int, ...], ...]:
         """Chain of each (slot, role), -1 for none: slot 2p has the big chains of pass p, slot 2p + 1 the small ones."""
         n = self.geometry.n_kv
         rows = []
-        for p in range(self.passes):
-            units = range(p * self.roles, (p + 1) * self.roles)
-            rows.append(tuple(u if u < self.pairs else -1 for u in units))
-            rows.append(tuple(n - 1 - u if u < self.pairs and u != n - 1 - u else -1 for u in units))
+        for part in self.parts:
+            none = [-1] * (self.roles - len(part))
+            rows.append((*part, *none))
+            rows.append((*(n - 1 - u if u != n - 1 - u else -1 for u in part), *none))
         return tuple(rows)
 
     def place(self, j: int) -> tuple[int, int]:
         """(pass, role) of chain j."""
-        return divmod(min(j, self.geometry.n_kv - 1 - j), self.roles)
+        return place(min(j, self.geometry.n_kv - 1 - j), self.roles, self.lead)
 
     def order(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
@@ -70,10 +81,10 @@ class Symmetric(Clocked):
         if j >= self.pairs:
             return tuple(reversed(g.tiles(j)))
         p, a = self.place(j)
-        active = min(self.roles, self.pairs - p * self.roles)
-        r0 = min(g.n_q, g.lo(p * self.roles + active - 1))
+        active = len(self.parts[p])
+        r0 = min(g.n_q, g.lo(self.parts[p][-1]))
         rect = g.n_q - r0
-        stride = max(1, min(g.ratio, rect // active))
+        stride = max(1, min(self.most_stride or g.ratio, rect // active))
         return ring(a, stride, r0, g.n_q) + tuple(range(g.lo(j), r0))
 
     def clock(self, i: int, j: int) -> int:
@@ -82,8 +93,8 @@ class Symmetric(Clocked):
 
     def commits(self) -> Iterator[tuple[int, int]]:
         """Step by step, pass by pass."""
-        for p in range(self.passes):
-            yield from in_step(self._steps(u) for u in range(p * self.roles, min(self.pairs, (p + 1) * self.roles)))
+        for part in self.parts:
+            yield from in_step(self._steps(u) for u in part)
 
     def _steps(self, u: int) -> Iterator[tuple[int, int]]:
         """(Q tile, chain) of pair u, the big chain first."""
@@ -97,5 +108,5 @@ class Symmetric(Clocked):
         width = max(map(len, pairs))  # the same start of a pass for every role
         for u, steps in enumerate(pairs):
             for t, (i, j) in enumerate(steps):
-                clocks[j][i] = u // self.roles * width + t
+                clocks[j][i] = self.place(u)[0] * width + t
         return clocks

@@ -2,8 +2,8 @@
 
 Each form is one definition for ints and for symbolic expressions: sizes come in as either, and what Python's operators
 do not give comes from an Arithmetic. Letters: n_q Q tiles, n KV tiles, k Q tiles per KV tile on the diagonal, heads kv
-heads; roles and in_flight are A and G; tau and lam are ns per step and per hop, ints (under GQA tau is that of the
-whole group, since query heads are innermost).
+heads; roles and in_flight are A and G; turns is how many chains, or pairs, a worker runs; tau and lam are ns per step and
+per hop, ints (under GQA tau is that of the whole group, since query heads are innermost).
 
 Every form is an upper bound, and exact under the condition that it states. Where it does not even hold, its penalty is 1 or
 more and the time means nothing. Penalties are sums of floor_div and mod: floor_div(a, b + 1) is 0 just if a <= b, for a, b >= 0.
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 Integer = Any  # an int or a symbolic integer
-NEVER = 2**50  # ns, above every time
 
 
 @dataclass(frozen=True)
@@ -67,21 +66,36 @@ def full_alone(n_q: Integer, n: Integer, heads: Integer, in_flight: Integer, tau
     return Time(ar.ceil_div(heads, in_flight) * n * n_q * tau, 0)
 
 
-def full_shift(
-    n_q: Integer, n: Integer, heads: Integer, roles: Integer, in_flight: Integer, tau: int, lam: int, ar: Arithmetic
-) -> Time:
+def grouped_turns(units: Integer, heads: Integer, roles: Integer, in_flight: Integer, ar: Arithmetic) -> Integer:
+    """Units (chains, or pairs of them) that a worker runs one after the other where heads stay whole.
+
+    >>> grouped_turns(units=3, heads=5, roles=3, in_flight=2, ar=INTEGER)
+    3
+    """
+    return ar.ceil_div(heads, in_flight) * ar.ceil_div(units, roles)
+
+
+def round_robin_turns(units: Integer, heads: Integer, workers: Integer, ar: Arithmetic) -> Integer:
+    """The same where the units of all heads are dealt out in one line.
+
+    >>> round_robin_turns(units=3, heads=5, workers=8, ar=INTEGER)
+    2
+    """
+    return ar.ceil_div(heads * units, workers)
+
+
+def full_shift(n_q: Integer, turns: Integer, roles: Integer, tau: int, lam: int, ar: Arithmetic) -> Time:
     """Shift with the stride n_q // roles, n_q >= roles: exact while a hop takes at most that many steps.
 
     A longer hop costs no more than steps so long that it fits.
 
-    >>> full_shift(6, 3, 1, 3, 1, 10, 4, INTEGER)
+    >>> full_shift(6, 1, 3, 10, 4, INTEGER)
     Time(ns=60, penalty=0)
     """
-    rounds = ar.ceil_div(heads, in_flight)
     few = ar.floor_div(roles, n_q + 1)
     stride = ar.floor_div(n_q, roles) + few  # never 0
     step = tau if lam <= tau else ar.max(tau, ar.ceil_div(lam, stride))
-    return Time(rounds * ar.ceil_div(n, roles) * n_q * step, few)
+    return Time(turns * n_q * step, few)
 
 
 def triangle_penalty(n_q: Integer, n: Integer, k: int, ar: Arithmetic) -> Integer:
@@ -100,10 +114,10 @@ def causal_mono(
     lam: int,
     ar: Arithmetic,
 ) -> Time:
-    """Descending with boustrophedon on a triangle: exact if roles divides n, or if one round takes an odd number of passes.
+    """Descending with boustrophedon on a triangle: exact if roles divides n, or if there is one round.
 
-    Two passes that mirror each other give every role the same work. Roles that lack a chain in the last pass are timed as
-    if they had one; or, in an odd number of passes, as if every round of heads waited for the one before it.
+    Two passes that mirror each other give every role the same work. In more than one round, roles that lack a chain in the last
+    pass are timed as if they had one, or as if every round of heads waited for the one before it.
 
     >>> causal_mono(8, 4, 2, 1, 2, 1, 10, 4, INTEGER), causal_mono(6, 3, 2, 2, 3, 2, 10, 4, INTEGER)
     (Time(ns=104, penalty=0), Time(ns=60, penalty=0))
@@ -119,13 +133,17 @@ def causal_mono(
     steps = ar.floor_div(total * (2 * ar.max(n_q, last) - last) + alone * (k * (roles - 1)), 2)
     filled = steps * tau + (roles - 1) * (ar.floor_div(total, 2) * ring + skew + alone * (late - skew))
 
-    pairs = ar.floor_div(passes, 2)
-    chains = 2 * pairs * roles  # of whole pairs of passes
-    tail = (n_q - k * chains) * tau + (n - chains - 1) * late  # ends with its first chain
-    before = (roles - 1) * skew  # or, if that is short, the pass before it ends with its last one
-    one = pairs * ((2 * n_q - k * (chains - 1)) * tau + (roles - 1) * ring) + ar.max(tail, before)
-    even = 1 - ar.mod(passes, 2)
-    return Time(ar.min(filled, rounds * one + even * NEVER), 0)
+    # One round: whole pairs of passes, and then a last pass (of an odd number), or a last pair that may lack chains (of an even one).
+    pairs = ar.floor_div(passes - 1, 2)
+    first = 2 * pairs * roles  # the first chain after the whole pairs
+    longest = (n_q - k * first) * tau
+    # An odd number ends with its first chain; or, if that is short, the pass before it ends with its last one.
+    odd = ar.max(longest + (n - first - 1) * late, (roles - 1) * skew)
+    # An even number with the first chain of its last pass, whose role was the last to begin; or with the longest before it.
+    mirrored = (2 * n_q - k * (2 * (first + roles) - 1)) * tau + (roles - 1) * lam + (n - first - roles - 1) * late
+    even = ar.max(longest + (roles - 1) * late, mirrored)
+    one = pairs * ((2 * n_q - k * (first - 1)) * tau + (roles - 1) * ring) + even + ar.mod(passes, 2) * (odd - even)
+    return Time(ar.min(filled, rounds * one), 0)
 
 
 def causal_alone(n_q: Integer, n: Integer, k: int, heads: Integer, in_flight: Integer, tau: int, ar: Arithmetic) -> Time:
@@ -137,29 +155,18 @@ def causal_alone(n_q: Integer, n: Integer, k: int, heads: Integer, in_flight: In
     return Time(ar.ceil_div(heads, in_flight) * ar.ceil_div(n * (2 * n_q - k * (n - 1)), 2) * tau, 0)
 
 
-def causal_symmetric(
-    n_q: Integer,
-    n: Integer,
-    k: int,
-    heads: Integer,
-    roles: Integer,
-    in_flight: Integer,
-    tau: int,
-    lam: int,
-    ar: Arithmetic,
-) -> Time:
+def causal_symmetric(n_q: Integer, n: Integer, k: int, turns: Integer, tau: int, lam: int, ar: Arithmetic) -> Time:
     """Symmetric on a triangle: exact for an even n and lam <= tau.
 
     For an even n the clock leaves k steps between neighbours, but one where a pair leaves its rectangle. A hop that does not
     fit costs no more than steps so long that it does.
 
-    >>> causal_symmetric(8, 4, 2, 1, 2, 1, 10, 4, INTEGER)
+    >>> causal_symmetric(8, 4, 2, 1, 10, 4, INTEGER)
     Time(ns=100, penalty=0)
     """
-    units = ar.ceil_div(heads, in_flight) * ar.ceil_div(ar.ceil_div(n, 2), roles)
     steps = 2 * n_q - k * (n - 1)
     if lam <= tau:
-        return Time(units * steps * tau, 0)
+        return Time(turns * steps * tau, 0)
     even = max(tau, INTEGER.ceil_div(lam, k))
     extra = ar.mod(n, 2) * (steps - 1) * (lam - even)  # an odd n leaves one step only
-    return Time(units * (steps * even + lam - even + extra), 0)
+    return Time(turns * (steps * even + lam - even + extra), 0)

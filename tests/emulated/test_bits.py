@@ -8,7 +8,7 @@ import dash_inductor
 from dash_inductor import emulation, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.emulation.deadlock import DeadlockError
-from dash_inductor.schedule import Geometry, make
+from dash_inductor.schedule import Geometry, place
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -41,6 +41,10 @@ def last_launch():
         ({"schedule": "shift"}, FULL, (2, 1, 1, 48, 130), 6, ("shift", 3, 2, 2)),
         ({"schedule": "symmetric"}, CAUSAL, (1, 1, 1, 150, 150), 2, ("symmetric", 2, 1, 2)),
         ({"schedule": "symmetric"}, CAUSAL, (1, 3, 3, 90, 90), 6, ("symmetric", 2, 3, 1)),
+        ({"schedule": "shift_round_robin"}, FULL, (1, 4, 2, 80, 130), 4, ("shift_round_robin", 4, 1, 2)),
+        ({"schedule": "symmetric_round_robin"}, CAUSAL, (1, 3, 3, 150, 150), 4, ("symmetric_round_robin", 4, 1, 1)),
+        ({"schedule": "table"}, FULL, (1, 4, 2, 53, 130), 3, ("table", 3, 1, 2)),
+        ({"schedule": "table"}, CAUSAL, (1, 3, 3, 130, 130), 6, ("table", 2, 3, 3)),
         ({"launch": "chained", "schedule": "ascending"}, FULL, (1, 2, 2, 64, 96), 6, ("ascending", 3, 2, 1)),
         ({"launch": "chained", "schedule": "descending"}, CAUSAL, (1, 2, 2, 100, 100), 6, ("descending", 4, 2, 1)),
     ],
@@ -57,7 +61,10 @@ def test_bits_do_not_depend_on_the_interleaving(settings, mask, sizes, sms, plac
             launches.append(last_launch())
     decision = dash_inductor.decisions()[-1]
     geometry = Geometry(q_len, kv_len, TILE.block_m, TILE.block_n, mask)
-    passes = make(decision.family, geometry, decision.roles).passes
+    heads_in_flight = decision.heads_in_flight
+    passes = place(
+        decision.family, geometry, decision.roles, heads=batch * kv_heads, heads_in_flight=heads_in_flight
+    ).schedule.passes
     assert (decision.family, decision.roles, decision.heads_in_flight, passes) == placed
     for seed, result in zip(SEEDS, results, strict=True):
         for name, grad, first in zip(("dq", "dk", "dv"), result, results[0], strict=True):

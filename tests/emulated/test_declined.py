@@ -63,8 +63,8 @@ REASONS: list[tuple[dict[str, Any], str]] = [
     ({"scale": "a node"}, "a scale that is not a constant"),
     ({"dtypes": dict.fromkeys(QKV, torch.float64)}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
     ({"dtypes": {"key": torch.float16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
-    ({"like": shapes(*QKV, to=(1, 2, 40, 8))}, "head dim 8 is outside 16..128"),
-    ({"like": shapes(*QKV, to=(1, 2, 40, 256))}, "head dim 256 is outside 16..128"),
+    ({"like": shapes(*QKV, to=(1, 2, 40, 8))}, "head dim 8 is outside 16..256"),
+    ({"like": shapes(*QKV, to=(1, 2, 40, 264))}, "head dim 264 is outside 16..256"),
     ({"like": shapes("value", to=(1, 2, 40, 32))}, "head dims differ: query 16, key 16, value 32"),
     ({"like": shapes("key", "value", to=(1, 3, 40, 16))}, "kv heads (3, 3) do not divide the query heads (2)"),
     ({"like": shapes("value", to=(1, 1, 40, 16))}, "kv heads (2, 1) do not divide the query heads (2)"),
@@ -102,8 +102,12 @@ def test_lengths_with_a_table_entry_for_each_tile():
             True,
             "family 'symmetric' adds in an order that depends on the SM count",
         ),
+        ({"schedule": "table", "guarantee": "device"}, True, "family 'table' adds in an order that depends on the SM count"),
+        ({"schedule": "table", "guarantee": "batch"}, False, "family 'table' adds in an order that depends on the SM count"),
         ({"schedule": "shift"}, False, None),
         ({"schedule": "symmetric"}, True, None),
+        ({"schedule": "table"}, False, None),
+        ({"schedule": "table"}, True, None),
     ],
 )
 def test_a_forced_family_that_cannot_serve(settings, is_causal, reason):
@@ -163,8 +167,8 @@ class Case:
 CASES = [
     Case(20, 20, 16, None, is_causal=True),
     Case(20, 24, 16, "an attention mask", attn_mask=normal(20, 24)),
-    Case(20, 20, 8, "head dim 8 is outside 16..128", is_causal=True),
-    Case(20, 20, 160, "head dim 160 is outside 16..128"),
+    Case(20, 20, 8, "head dim 8 is outside 16..256", is_causal=True),
+    Case(20, 20, 264, "head dim 264 is outside 16..256"),
     Case(20, 20, 16, "dtype torch.float64 is not one of bf16, fp16, fp32", dtype=torch.float64),
     Case(20, 24, 16, "causal with S_q=20 and S_k=24", is_causal=True),
 ]
@@ -211,6 +215,25 @@ def test_benchmark_fusion(enabled):
     compiled(*inputs).sum().backward()
     assert [d.reason for d in decisions()] == ["torch._inductor.config.benchmark_fusion is on"]
     assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (1, 0)
+
+
+@pytest.mark.parametrize("dims", [(0, 1, 2), (0,), (2,)])
+def test_a_table_for_sizes_known_at_run_time(enabled, dims):
+    """Whichever of them is not known: the attention keeps its stock op before anything is rewritten."""
+    dash_inductor.configure(schedule="table")
+    inputs = [torch.randn(2, 3, 20, 16).requires_grad_() for _ in range(3)]
+    for x in inputs:
+        for dim in dims:
+            torch._dynamo.mark_dynamic(x, dim)
+    function = lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)  # noqa: E731
+    with joint_graph() as ops:
+        torch.compile(function, fullgraph=True)(*inputs).sum().backward()
+    assert ops.count(str(FLASH_CPU)) == 1 and "dash.sdpa_backward.default" not in ops
+    (decision,) = decisions()
+    assert (decision.reason or "").startswith("family 'table' is made for static shapes (dynamic=False), not for B=")
+    dash_inductor.configure(on_unsupported="error")
+    with pytest.raises(BackendCompilerFailed, match="family 'table' is made for static shapes"):
+        torch.compile(function, fullgraph=True)(*inputs)
 
 
 def test_error_names_the_line(enabled):

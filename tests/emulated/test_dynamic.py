@@ -9,7 +9,7 @@ from torch._dynamo import config as dynamo_config
 
 from dash_inductor import enabled
 from dash_inductor.emulation import emulate
-from dash_inductor.schedule import pack
+from dash_inductor.schedule import pack_plan
 from dash_inductor.target import plan_for, shape_of, target_of, tile_of
 
 pytestmark = pytest.mark.usefixtures("rewriting")
@@ -23,7 +23,7 @@ def chosen_table(mask, batch, kv_heads, group, q_len, kv_len, head_dim=16):
     tile = tile_of(target_of(CPU), torch.float32, head_dim)
     shape = shape_of(tile, q_len=q_len, kv_len=kv_len, heads=batch * kv_heads, group=group, mask=mask)
     plan, _ = plan_for(target_of(CPU), tile, shape)
-    return pack(plan.schedule, plan.heads_in_flight)
+    return pack_plan(plan)
 
 
 LENGTHS = {

@@ -10,14 +10,21 @@ from dash_inductor import enabled, lowering
 from dash_inductor.emulation import emulate
 from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.lowering import kernels, schedule, sdpa_backward
-from dash_inductor.schedule import pack
+from dash_inductor.schedule import pack_plan
 from dash_inductor.templates import source
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 assert lowering
 SEEDS = range(20)
-FAMILIES = [("ascending", "full"), ("descending", "causal_top_left"), ("shift", "full"), ("symmetric", "causal_top_left")]
+FAMILIES = [
+    ("ascending", "full"),
+    ("descending", "causal_top_left"),
+    ("shift", "full"),
+    ("symmetric", "causal_top_left"),
+    ("table", "full"),
+    ("table", "causal_top_left"),
+]
 WAIT = "wait(SEMAPHORES + pending, rank, INTERPRET)"
 RELEASE = "release(SEMAPHORES + pending, INTERPRET)"
 FIRST_STORES = """    if ATOMIC_ADD:
@@ -58,7 +65,7 @@ def specified(mask, args):
 
 @pytest.mark.parametrize(("family", "mask"), FAMILIES)
 def test_without_the_wait_bits_change(family, mask, monkeypatch):
-    mutate(monkeypatch, f"without_wait_{family}", {WAIT: "pass"})
+    mutate(monkeypatch, f"without_wait_{family}_{mask}", {WAIT: "pass"})
     with enabled(schedule=family):
         assert len(outcomes(mask) - {"deadlock"}) > 1
 
@@ -74,17 +81,17 @@ def test_with_an_early_release_bits_change(monkeypatch):
 def test_with_two_ranks_swapped_bits_differ_from_the_reference(family, mask, monkeypatch):
     """Ranks 1 and 2 of the last Q tile; 0 and 1 would commute."""
 
-    def swapped(plan, heads_in_flight):
-        table = pack(plan, heads_in_flight)
-        last = plan.geometry.n_q - 1
+    def swapped(plan):
+        table = pack_plan(plan)
+        last = plan.schedule.geometry.n_q - 1
         for at in range(len(table) - table[4] * table[5], len(table)):
             rank = table[at] >> 16
             if table[at] & 0xFFFF == last and rank in (1, 2):
                 table[at] += (3 - 2 * rank) << 16
-        assert table != pack(plan, heads_in_flight)
+        assert table != pack_plan(plan)
         return table
 
-    monkeypatch.setattr(schedule, "pack", swapped)
+    monkeypatch.setattr(schedule, "pack_plan", swapped)
     args = exact(1, 1, 128, 128, 16)
     with enabled(schedule=family):
         assert specified(mask, args) not in outcomes(mask, args, seeds=range(2))

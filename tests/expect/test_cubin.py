@@ -202,6 +202,15 @@ def test_indirect_branches_are_refused():
         main_loop(parse(sass("HMMA R4", "BRX R2", "EXIT")))
 
 
+def test_indirect_branches_whose_targets_are_known():
+    """The dispatch of a warp-specialised kernel: each partition has a loop, and goes back to it."""
+    text = sass("BRX R2", "HMMA R4", "@P0 BRA 0x10", "BRA 0x0", "UTMALDG", "@P1 BRA 0x40", "EXIT")
+    attributes = "Offset of Indirect Branch: 0x0\t Number of targets: 3\n\tTargets: 0x10 0x40 0x60 \n"
+    targets = cubin.indirect_targets(attributes)
+    assert targets == {0x0: [0x10, 0x40, 0x60]}
+    assert [i.address // 16 for i in main_loop(parse(text), targets)] == [1, 2]
+
+
 def test_irreducible_graph_has_no_natural_loop():
     assert natural_loops([[1, 2], [2], [1]]) == []
 

@@ -92,6 +92,9 @@ SHAPES = [
     (1, 2, 2, 400, 400, 32, False),
     (1, 2, 2, 400, 400, 96, True),
     (1, 2, 2, 400, 400, 40, True),
+    (1, 4, 2, 777, 777, 192, True),
+    (1, 2, 2, 300, 500, 256, False),
+    (1, 2, 2, 512, 512, 256, True),
 ]
 
 
@@ -112,8 +115,8 @@ def test_gradients(shape, dtype):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
     ("schedule", "causal"),
-    [(schedule, False) for schedule in ("ascending", "descending", "shift", "auto")]
-    + [(schedule, True) for schedule in ("ascending", "descending", "symmetric", "auto")],
+    [(schedule, False) for schedule in ("ascending", "descending", "shift", "table", "auto")]
+    + [(schedule, True) for schedule in ("ascending", "descending", "symmetric", "table", "auto")],
 )
 def test_bits_of_every_family(schedule, causal, head_dim):
     leaves, grad_out = inputs(2, 8, 8, 2048, 2048, head_dim)
@@ -126,6 +129,23 @@ def test_bits_of_the_chained_launch(causal):
     leaves, grad_out = inputs(4, 16, 16, 2048, 2048, 128)
     with dash_inductor.enabled(launch="chained"):
         assert_same_bits(backward_of(causal, leaves, grad_out))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 192, 256])
+@pytest.mark.parametrize("causal", [False, True])
+def test_bits_and_gradients_of_two_passes(causal, head_dim):
+    leaves, grad_out = inputs(2, 8, 2, 1000, 1000, head_dim)
+    with dash_inductor.enabled(template="two_pass"):
+        launch = backward_of(causal, leaves, grad_out)
+        assert_same_bits(launch)
+        actual = launch()
+    assert dash_inductor.decisions()[-1].family == "two_pass"
+    stock = gradients(attention(causal), leaves, grad_out)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        reference = gradients(attention(causal), wide, grad_out.double())
+    for name, a, s, r in zip(("dq", "dk", "dv"), actual, stock, reference, strict=True):
+        assert error(a, r) <= max(2 * error(s, r), 1e-3), name
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -79,6 +79,8 @@ def test_the_file_it_writes_is_a_cost_file() -> None:
     target = SimpleNamespace(key="h100", arch=90, sms=132)
     numbers = tomllib.loads(calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, "NVIDIA H100"))
     assert numbers.pop("arch") == "sm_90"
+    unchanged = tomllib.loads((calibrate.FOLDER / "h100.toml").read_text())
+    assert numbers.pop("two_pass_percent") == unchanged["two_pass_percent"]
     numbers.update({f"tflops.{d}": entry for d, entry in numbers.pop("tflops").items()})
     assert {name: entry["value"] for name, entry in numbers.items()} == {
         "sms": 132,

@@ -27,12 +27,14 @@ def test_every_setting_has_a_variable():
         "DASH_INDUCTOR_GUARANTEE": "device",
         "DASH_INDUCTOR_SCHEDULE": "descending",
         "DASH_INDUCTOR_LAUNCH": "chained",
+        "DASH_INDUCTOR_TEMPLATE": "one_pass",
+        "DASH_INDUCTOR_KERNEL": "gluon",
         "DASH_INDUCTOR_EMULATE": "1",
         "DASH_INDUCTOR_SEED": "7",
         "DASH_INDUCTOR_SMS": "4",
     }
     assert set(environ) == {variable(field.name) for field in fields(Config)}
-    assert from_environment(environ) == Config(False, "error", "device", "descending", "chained", True, 7, 4)
+    assert from_environment(environ) == Config(False, "error", "device", "descending", "chained", "one_pass", "gluon", True, 7, 4)
 
 
 @pytest.mark.parametrize(("name", "allowed"), CHOICES.items())
@@ -104,6 +106,9 @@ def test_configure_resets_dynamo_when_something_changes(monkeypatch):
         ({"sms": 0}, "sms=0"),
         ({"seed": -1}, "seed=-1"),
         ({"schedule": "symmetric", "launch": "chained"}, "launch='chained' takes schedule ascending or descending"),
+        ({"template": "two_pass", "schedule": "ascending"}, "template='two_pass' takes schedule auto, not 'ascending'"),
+        ({"kernel": "gluon", "template": "two_pass"}, "kernel='gluon' takes template one_pass or auto, not 'two_pass'"),
+        ({"schedule": "table", "launch": "chained"}, "launch='chained' takes schedule ascending or descending, not 'table'"),
     ],
 )
 @pytest.mark.parametrize("change", [configure, dash_inductor.enable])

@@ -140,9 +140,9 @@ def test_an_unchanged_script_and_its_caches(tmp_path):
     (turns,) = cold["turns"]
     rewritten, declined = sorted(cold["decisions"], key=lambda decision: decision["reason"] is not None)
     assert (rewritten["q_len"], rewritten["heads"], rewritten["mask"], rewritten["reason"]) == (100, 2, "causal_top_left", None)
-    assert (declined["q_len"], declined["head_dim"], declined["reason"]) == (4, 8, "head dim 8 is outside 16..128")
+    assert (declined["q_len"], declined["head_dim"], declined["reason"]) == (4, 8, "head dim 8 is outside 16..256")
     assert len(log) == 2
-    assert sum("keeps the stock kernel: head dim 8 is outside 16..128" in line for line in log) == 1
+    assert sum("keeps the stock kernel: head dim 8 is outside 16..256" in line for line in log) == 1
 
     warm, warm_log = report(tmp_path, **emulated | {"DASH_INDUCTOR_SEED": "4"})
     assert warm["counters"].get("fxgraph_cache_miss", 0) == 0

@@ -6,7 +6,7 @@ import random
 
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import FAMILIES, MASKS, TABLE, Geometry, Plan, Schedule, Straddling, Tabulated, make
+from dash_inductor.schedule import FAMILIES, MASKS, TABLE, Geometry, Plan, Schedule, Shift, Straddling, Symmetric, Tabulated, make
 
 CAUSAL = MASKS[1:]
 
@@ -70,8 +70,15 @@ def plans(draw: st.DrawFn, family: str | None = None) -> Plan:
 @st.composite
 def straddling(draw: st.DrawFn, family: str | None = None) -> Straddling:
     """Any schedule in static round robin."""
-    sizes = [draw(st.integers(1, most)) for most in (5, 9, 3)]
-    return Straddling(draw(schedules(family)), *sizes, by_launch=draw(st.booleans()))
+    heads, workers, group = (draw(st.integers(1, most)) for most in (5, 9, 3))
+    schedule = draw(schedules(family))
+    if isinstance(schedule, Shift | Symmetric):  # whose roles follow from the workers
+        n_kv = schedule.geometry.n_kv
+        shift = isinstance(schedule, Shift)
+        workers = min(workers, schedule.geometry.n_q) if shift else workers
+        roles = min(n_kv if shift else -(-n_kv // 2), workers)
+        schedule = make(schedule.name, schedule.geometry, roles)
+    return Straddling(schedule, heads, workers, group)
 
 
 def wild(rng: random.Random) -> Plan:

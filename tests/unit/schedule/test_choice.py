@@ -7,25 +7,23 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-import sympy
 
 from dash_inductor.schedule import (
+    FAMILIES,
     INTEGER,
+    ROUND_ROBIN,
     Costs,
-    Plan,
     Shape,
     check,
     choose,
     decision_source,
     decode,
     load_costs,
-    make,
     monotone_makespan,
+    place,
     simulate,
-    symbolic_choice,
 )
 from dash_inductor.schedule.candidates import candidates
-from dash_inductor.schedule.symbolic import SYMBOLIC
 from dash_inductor.schedule.word import WORD_BITS, encode
 
 H100 = load_costs("h100", block_m=64, block_n=128, head_dim=64)
@@ -34,8 +32,9 @@ FREE = replace(EMULATED, hop_ns=0, shift_percent=0)  # many candidates tie
 WIDE = replace(EMULATED, workers=40)  # room for more heads than there are
 FAR = replace(EMULATED, hop_ns=50_000)  # no hop is within its bound
 MASKS = ("full", "causal_top_left", "causal_bottom_right")
-FORCED = [("full", f) for f in ("ascending", "descending", "shift")] + [
-    (mask, f) for mask in MASKS[1:] for f in ("ascending", "descending", "symmetric")
+NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
+FORCED = [("full", f) for f in ("ascending", "descending", "shift", "shift_round_robin")] + [
+    (mask, f) for mask in MASKS[1:] for f in ("ascending", "descending", "symmetric", "symmetric_round_robin")
 ]
 
 
@@ -98,8 +97,10 @@ def test_the_default_wins_unless_beaten_by_two_percent() -> None:
 
 
 def test_every_family_is_chosen_somewhere() -> None:
-    seen = Counter(choose(shape, H100).family for mask in MASKS[:2] for shape in shapes(80, 3, 64, 128, mask, square=True))
-    assert set(seen) == {"ascending", "shift", "descending", "symmetric"}
+    even = replace(H100, shift_percent=0)  # at the estimated 7 % a causal mask rarely gets symmetric
+    drawn = [shape for mask in MASKS[:2] for shape in shapes(80, 3, 64, 128, mask, square=True)]
+    seen = Counter(choose(shape, costs).family for shape in drawn for costs in (H100, even))
+    assert set(seen) == {*FAMILIES, *ROUND_ROBIN}
 
 
 @pytest.mark.parametrize("guarantee", ["device", "batch"])
@@ -140,7 +141,7 @@ def test_heads_in_flight_stay_within_l2_unless_workers_would_idle() -> None:
     [
         ({"mask": "full"}, {"family": "symmetric"}, "family 'symmetric' serves causal masks only"),
         ({}, {"family": "shift"}, "family 'shift' serves the full mask only"),
-        ({}, {"family": "best"}, "family must be one of auto, ascending, descending, shift, symmetric, got 'best'"),
+        ({}, {"family": "best"}, "family must be one of auto, ascending, descending, shift, symmetric, shift_round_robin, symmetric_round_robin, got 'best'"),
         ({}, {"family": "symmetric", "guarantee": "batch"}, "guarantee 'batch' needs ascending or descending"),
         ({}, {"guarantee": "always"}, "guarantee must be one of run, device, batch, got 'always'"),
         ({"mask": "window"}, {}, "mask must be one of"),
@@ -165,98 +166,6 @@ def test_the_impossible_is_refused(change: dict[str, object], how: dict[str, str
 def test_a_word_keeps_its_fields(fields: tuple[str, int, int, int, bool]) -> None:
     assert decode(encode(*fields)) == fields
     assert encode(*fields) < 2**WORD_BITS < 2**63
-
-
-class Symbolic:
-    """The same decision as a function in generated code and as a Piecewise."""
-
-    def __init__(self, shape: Shape, costs: Costs, *, square: bool, **how: str) -> None:
-        settings = {
-            "group": shape.group,
-            "head_dim": shape.head_dim,
-            "block_m": shape.block_m,
-            "block_n": shape.block_n,
-            "mask": shape.mask,
-            "costs": costs,
-            **how,
-        }
-        scope: dict[str, object] = {}
-        exec(decision_source("decision", square=square, **settings), {}, scope)  # it needs nothing else
-        self.generated = scope["decision"]
-        self.symbols = [sympy.Symbol(name, integer=True, positive=True) for name in ("q_len", "kv_len", "heads")]
-        q_len, kv_len, heads = self.symbols
-        self.piecewise = symbolic_choice(q_len, q_len if square else kv_len, heads, **settings)
-        operations = {
-            "CeilDiv": INTEGER.ceil_div,
-            "FloorDiv": INTEGER.floor_div,
-            "Mod": INTEGER.mod,
-            "Max": max,
-            "Min": min,
-            "Piecewise": lambda *branches: next(value for value, condition in branches if condition),
-        }
-        self.text = eval(f"lambda q_len, kv_len, heads: {self.piecewise}", operations)
-
-    def substituted(self, *sizes: int) -> int:
-        return int(self.piecewise.xreplace(dict(zip(self.symbols, map(sympy.Integer, sizes), strict=True))))
-
-
-CASES = [
-    *((mask, mask != "causal_bottom_right", {}) for mask in MASKS),
-    ("full", False, {}),
-    ("causal_top_left", False, {}),
-    ("causal_top_left", True, {"guarantee": "batch"}),
-    *((mask, True, {"family": family}) for mask, family in FORCED[:6]),
-]
-
-
-NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-SHAPES = 3000 if NIGHTLY else 100
-
-
-@pytest.mark.parametrize("costs", [H100, FREE, FAR], ids=["h100", "ties", "far"])
-@pytest.mark.parametrize(("mask", "square", "how"), CASES)
-def test_all_forms_take_the_decisions_of_choose(mask: str, square: bool, how: dict[str, str], costs: Costs) -> None:
-    block_m, block_n = (64, 128) if costs is H100 else (16, 32)
-    sample = [s for s in shapes(3 * SHAPES, 5, block_m, block_n, mask, square=square) if s.group == 1][:SHAPES]
-    forms = Symbolic(sample[0], costs, square=square, **how)
-    for n, shape in enumerate(sample):
-        sizes = shape.q_len, shape.kv_len, shape.heads
-        value = forms.generated(*sizes)
-        assert decode(value) == decision(shape, costs, **how), shape
-        assert 0 <= value < 2**WORD_BITS
-        if n % 5 == 0:
-            assert forms.text(*sizes) == value, shape
-        if n < 1:
-            assert forms.substituted(*sizes) == value
-
-
-@pytest.mark.parametrize("operation", ["ceil_div", "floor_div", "mod", "max", "min"])
-def test_symbolic_operations_are_those_of_integers(operation: str) -> None:
-    x = sympy.Symbol("x", integer=True)
-    for a in range(6):
-        for b in range(1, 5):
-            symbolic = getattr(SYMBOLIC, operation)(x, b)
-            assert symbolic.subs(x, a) == getattr(INTEGER, operation)(a, b)
-
-
-@pytest.mark.parametrize("mask", MASKS[:2])
-def test_near_ties_are_decided_alike(mask: str) -> None:
-    """Costs at which the second best candidate is as good as the best, one ns better, one ns worse."""
-    for shape in shapes(SHAPES // 10, 8, 16, 32, mask, square=True):
-        for hop_ns in range(740, 761):
-            costs = replace(EMULATED, hop_ns=hop_ns, shift_percent=0, step_ns=1000)
-            found = candidates(shape, costs, "run", INTEGER)
-            times = [c.time.ns * (100 if c.is_default else 102) for c in found if not c.time.penalty]
-            first = [c for c in found if not c.time.penalty][times.index(min(times))]
-            assert decision(shape, costs)[:3] == (first.family, first.roles, first.heads_in_flight)
-
-
-def test_the_piecewise_has_no_piecewise_in_its_conditions() -> None:
-    for mask in MASKS:
-        piecewise = Symbolic(Shape(1, 1, 1, 1, 64, 64, 128, mask), H100, square=False).piecewise
-        assert isinstance(piecewise, sympy.Piecewise) and len(piecewise.args) > 10
-        for value, condition in piecewise.args:
-            assert not value.has(sympy.Piecewise) and not condition.has(sympy.Piecewise, sympy.ITE, sympy.ceiling, sympy.floor)
 
 
 def test_equal_lengths_under_two_symbols_decide_as_under_one() -> None:
@@ -295,8 +204,15 @@ def test_regret_against_simulation() -> None:
         times = {}
         for c in choice.considered:
             if not c.time.penalty:
-                schedule = make(c.family, shape.geometry, c.roles, stride=c.stride or None, boustrophedon=c.boustrophedon)
-                plan = Plan(schedule, shape.heads, c.heads_in_flight)
+                plan = place(
+                    c.family,
+                    shape.geometry,
+                    c.roles,
+                    heads=shape.heads,
+                    heads_in_flight=c.heads_in_flight,
+                    stride=c.stride or None,
+                    boustrophedon=c.boustrophedon,
+                )
                 mono = c.family in ("ascending", "descending")
                 step_ns = costs.step_ns if mono else costs.shifted_step_ns
                 if mono:

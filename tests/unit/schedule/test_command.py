@@ -171,6 +171,8 @@ def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixtu
         ({"from_ns": 9, "to_ns": 9}, "to-ns must be more than from-ns, got 9 and 9"),
         ({"plot": "/nowhere/chart.png"}, "plot '/nowhere/chart.png' cannot be written"),
         ({"plot": "chart.xyz"}, "plot 'chart.xyz' cannot be written"),
+        ({"plot": "chart"}, "plot 'chart' must end in .png or .svg"),
+        ({"plot": ""}, "plot '' must end in .png or .svg"),
     ],
 )
 def test_what_cannot_be_is_one_line_and_exit_code_2(
@@ -197,6 +199,17 @@ def test_it_runs_as_a_module_without_torch(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "python -m dash_inductor simulate: error: plot needs matplotlib: pip install 'dash-inductor[cli]'\n"
+
+
+def test_whoever_reads_may_stop_early() -> None:
+    """As `head` does, which closes the pipe."""
+    command = [sys.executable, "-m", "dash_inductor", *EXAMPLE.split(), "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == ("", 1)
 
 
 def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,8 @@ def test_the_known_devices() -> None:
 def test_every_number_has_a_source(device: str) -> None:
     numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text())
     assert isinstance(numbers.pop("arch"), str)
-    numbers.update({f"tflops.{d}": entry for d, entry in numbers.pop("tflops", {}).items()})
+    for per_head_dim in ("tflops", "two_pass_percent"):
+        numbers.update({f"{per_head_dim}.{d}": entry for d, entry in numbers.pop(per_head_dim, {}).items()})
     for name, entry in numbers.items():
         assert set(entry) == {"value", "source", "estimate"}, name
         assert isinstance(entry["value"], int) and isinstance(entry["estimate"], bool) and entry["source"], name

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -91,19 +92,22 @@ def test_mono_has_no_slack_on_the_full_mask(g: Geometry, family: str, roles: int
     assert slack(make(family, g, min(roles, g.n_kv))) == (0 if g.n_kv > 1 else None)
 
 
-@given(schedules("shift"))
-def test_shift_step_is_order_and_rank(s: Shift) -> None:
-    g = s.geometry
+@given(schedules("shift"), st.integers(1, 9))
+def test_shift_step_is_order_and_rank(s: Shift, lead: int) -> None:
+    g, s = s.geometry, replace(s, lead=min(lead, s.roles))
     for j in range(g.n_kv):
-        steps = [shift_step(j, t, g.n_q, g.n_kv, s.roles, s.stride) for t in range(g.n_q)]
+        part = s.parts[s.place(j)[0]]
+        steps = [shift_step(j, t, g.n_q, s.stride, part[0], len(part)) for t in range(g.n_q)]
         assert steps == list(zip(s.order(j), s.ranks(j), strict=True))
 
 
 @given(triangles(), st.data())
 def test_symmetric_step_is_order_and_rank(g: Geometry, data: st.DataObject) -> None:
-    s = Symmetric(g, data.draw(st.integers(1, -(-g.n_kv // 2))))
+    roles = data.draw(st.integers(1, -(-g.n_kv // 2)))
+    s = Symmetric(g, roles, lead=data.draw(st.integers(1, roles)))
     for j in range(g.n_kv):
-        steps = [symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, s.roles) for t in range(g.steps(j))]
+        part = s.parts[s.place(j)[0]]
+        steps = [symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, part[0], len(part)) for t in range(g.steps(j))]
         assert steps == list(zip(s.order(j), s.ranks(j), strict=True))
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Descending, Geometry, Plan, Shift, Straddling, simulate
+from dash_inductor.schedule import Ascending, Descending, Geometry, Plan, Shift, Straddling, Symmetric, simulate
 
 from .strategies import plans, straddling
 
@@ -116,12 +116,17 @@ def test_round_robin_deals_units_in_turn(plan: Straddling) -> None:
         assert list(plan.tasks(worker)) == [task for unit in units[worker :: plan.workers] for task in unit]
 
 
-def test_the_authors_shift_never_waits() -> None:
-    """Ranks by the clock of the launch: ceil(h * n / P) * n_q steps while a hop is within a step and n_q >= min(n, P)."""
-    for n, n_q, heads, workers in ((3, 6, 2, 2), (4, 4, 5, 6), (5, 5, 3, 7), (8, 8, 3, 5), (6, 9, 4, 4), (7, 7, 1, 3)):
-        plan = Straddling(Shift(Geometry(n_q, n, 1, 1, "full"), min(n, n_q), 1), heads, workers, by_launch=True)
-        if n <= n_q:
-            assert simulate(plan, compute_ns=5, reduce_ns=5, sync_ns=5).makespan_ns == -(-heads * n // workers) * n_q * 10
+def test_heads_that_straddle_rounds_begin_with_a_smaller_pass() -> None:
+    plan = Straddling(Shift(Geometry(6, 5, 1, 1, "full"), 5), heads=3, workers=7)
+    assert [plan.schedule_of(head).parts for head in range(3)] == [(range(5),), (range(2), range(2, 5)), (range(4), range(4, 5))]
+    plan = Straddling(Shift(Geometry(6, 5, 1, 1, "full"), 2), heads=2, workers=2)
+    assert [plan.schedule_of(head).parts for head in range(2)] == [
+        (range(2), range(2, 4), range(4, 5)),
+        (range(1), range(1, 3), range(3, 5)),
+    ]
+    causal = Geometry(10, 10, 1, 2, "causal_top_left")
+    plan = Straddling(Symmetric(causal, 3), heads=2, workers=4)  # 5 chains in 3 pairs
+    assert list(plan.tasks(3)) == [(1, 0), (1, 4)] and plan.schedule_of(1).parts == (range(1), range(1, 3))
 
 
 @pytest.mark.parametrize(("n", "lam"), [(16, 20), (16, 75), (16, 150), (24, 75)])
@@ -131,6 +136,16 @@ def test_heads_that_straddle_rounds_close_into_a_ring(n: int, lam: int) -> None:
     kap = 132 // (n - 132 % n)
     few, many = (simulate(Straddling(s, rounds * 132 // n, 132), **costs).makespan_ns for rounds in (kap + 1, 3 * (kap + 1)))
     assert (many - few) / (2 * (kap + 1)) == pytest.approx(max(n * 100, (kap * n * 100 + 132 * lam) / (kap + 1)), rel=0.002)
+
+
+@given(straddling("shift") | straddling("symmetric"))
+def test_a_round_robin_needs_all_its_workers(plan: Straddling) -> None:
+    assert simulate(plan, compute_ns=1, reduce_ns=0, sync_ns=0, resident=plan.residency).residency <= plan.residency
+
+
+def test_a_round_robin_with_other_roles_is_refused() -> None:
+    with pytest.raises(ValueError, match=re.escape("roles must be 3 (all units of a head, or workers), got 2")):
+        Straddling(Shift(FULL, 2), heads=2, workers=4)
 
 
 @pytest.mark.parametrize(

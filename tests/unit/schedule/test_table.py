@@ -15,7 +15,7 @@ def test_the_table_tells_what_the_schedule_says(plan: Plan) -> None:
     table = pack(s, plan.heads_in_flight)
     roles, in_flight, slots, boustrophedon, n_kv, steps = table[:6]
     assert (roles, in_flight, boustrophedon, n_kv) == (s.roles, plan.heads_in_flight, int(s.boustrophedon), g.n_kv)
-    assert table[6:8] == [0, 0]
+    assert table[6:8] == [0, s.geometry.kv_len]
     assert slots == len(s.slots)
     chains = 8
     lengths = chains + slots * roles

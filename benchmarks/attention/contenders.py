@@ -1,0 +1,303 @@
+"""Who is timed. A contender runs the forward of one shape once, and is then a call that runs its backward alone.
+
+All backwards are timed in the same way, torch.autograd.grad over a graph that is kept, with the same inputs and strides.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dash_inductor.config import CHOICES, Config
+
+from .inputs import Inputs
+from .shapes import Shape
+from .variants import UNORDERED, VARIANTS, Variant
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from dash_inductor.record import Decision
+
+BASELINE = "sdpa-flash-strict"
+# Settings of the package that do not say which kernel runs.
+NOT_KERNELS = ("on_unsupported", "guarantee")
+SDPA_REFUSALS = ("No available kernel", "No viable backend")
+
+
+class RefusedError(Exception):
+    """The contender does not take the shape, or cannot run here; the message is the reason."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """`launch` enqueues the backward and returns dq, dk, dv; `decision` is what ours chose."""
+
+    launch: Callable[[], tuple[Tensor, ...]]
+    decision: Decision | None = None
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A backward to be timed.
+
+    Attributes:
+        deterministic: whether it promises the same bits.
+        prepare: runs the forward; raises RefusedError.
+        unavailable: why it cannot run on a device type, whatever the shape, or None.
+        twin: the contender that is the same but for determinism.
+        valid: whether its gradients are meant to be right.
+    """
+
+    name: str
+    deterministic: bool
+    prepare: Callable[[Shape, Inputs], Prepared]
+    unavailable: Callable[[str], str | None]
+    twin: str | None = None
+    valid: bool = True
+
+
+def first_line(said: object) -> str:
+    """What an error or a warning says, in one line."""
+    return next((line.strip() for line in str(said).splitlines() if line.strip()), type(said).__name__)
+
+
+@contextmanager
+def deterministic_mode(on: bool) -> Iterator[None]:
+    """torch.use_deterministic_algorithms(on) inside, as before after it."""
+    import torch
+
+    before, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(on)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=warn_only)
+
+
+def _backward(out: Tensor, inputs: Inputs, strict: bool) -> Callable[[], tuple[Tensor, ...]]:
+    """The backward of `out`, in strict mode or with deterministic mode off: stock ops ask for it when they run."""
+    import torch
+
+    def launch() -> tuple[Tensor, ...]:
+        with deterministic_mode(strict):
+            return torch.autograd.grad(out, inputs.leaves, inputs.grad_out, retain_graph=True)
+
+    return launch
+
+
+def _needs_gpu(device: str) -> str | None:
+    return None if device == "cuda" else f"needs a GPU, not device {device}"
+
+
+# --- PyTorch -----------------------------------------------------------------------------------------------------------------
+
+
+def _sdpa(backend: str, strict: bool, device: str | None = "cuda") -> dict[str, Any]:
+    """`prepare` and `unavailable` of an SDPA backend by its name in torch.nn.attention.SDPBackend."""
+
+    def prepare(shape: Shape, inputs: Inputs) -> Prepared:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.functional import scaled_dot_product_attention
+
+        expanded = backend == "EFFICIENT_ATTENTION" and shape.heads != shape.kv_heads  # which has no enable_gqa
+        query, key, value = inputs.leaves
+        if expanded:
+            key, value = (x.repeat_interleave(shape.heads // shape.kv_heads, 1) for x in (key, value))
+        gqa = key.shape[1] != shape.heads
+        with deterministic_mode(strict), sdpa_kernel(SDPBackend.__members__[backend]), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            try:
+                out = scaled_dot_product_attention(query, key, value, is_causal=shape.causal, enable_gqa=gqa)
+            except RuntimeError as error:
+                if not any(refusal in str(error) for refusal in SDPA_REFUSALS):
+                    raise
+                raise RefusedError("; ".join(first_line(w.message) for w in said) or first_line(error)) from None
+        return Prepared(_backward(out, inputs, strict), note="K and V expanded" if expanded else "")
+
+    return {"prepare": prepare, "unavailable": _needs_gpu if device == "cuda" else lambda device: None}
+
+
+def _flex(shape: Shape, inputs: Inputs) -> Prepared:
+    import torch
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
+        return q >= k
+
+    length = shape.length
+    blocks = create_block_mask(causal, None, None, length, length, device=inputs.query.device) if shape.causal else None
+    torch._dynamo.reset()
+    with deterministic_mode(False):
+        attend = torch.compile(flex_attention, fullgraph=True, dynamic=False)
+        out = attend(*inputs.leaves, block_mask=blocks, enable_gqa=shape.heads != shape.kv_heads)
+    return Prepared(_backward(out, inputs, strict=False))
+
+
+# --- FlashAttention ----------------------------------------------------------------------------------------------------------
+
+
+def _flash_attention(module: str, deterministic: bool) -> dict[str, Any]:
+    """`prepare` and `unavailable` of a package's `flash_attn_func`, on [B, S, H, D]."""
+
+    def prepare(shape: Shape, inputs: Inputs) -> Prepared:
+        function = importlib.import_module(module).flash_attn_func
+        options: dict[str, Any] = {"causal": shape.causal}
+        if "deterministic" in inspect.signature(function).parameters:
+            options["deterministic"] = deterministic
+        elif deterministic:
+            raise RefusedError(f"{module}.flash_attn_func of this version takes no deterministic=True")
+        result = function(*(x.transpose(1, 2) for x in inputs.leaves), **options)
+        out = result[0] if isinstance(result, tuple) else result
+        return Prepared(_backward(out.transpose(1, 2), inputs, strict=False))
+
+    def unavailable(device: str) -> str | None:
+        return _needs_gpu(device) or (None if importable(module) else f"{module} is not importable")
+
+    return {"prepare": prepare, "unavailable": unavailable}
+
+
+def importable(module: str) -> bool:
+    """Whether a module, perhaps inside a package that is not there, can be found."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:
+        return False
+
+
+# --- ours --------------------------------------------------------------------------------------------------------------------
+
+
+def ours(
+    name: str, settings: Mapping[str, Any] | None = None, *, variant: Variant | None = None, twin: str | None = None
+) -> Contender:
+    """The package's kernel under some of its settings, perhaps changed for the measurement."""
+    valid = variant is None or variant.valid
+    prepare = functools.partial(_prepare_ours, settings=settings or {}, variant=variant)
+    return Contender(name, valid, prepare, _ours_unavailable, twin, valid)
+
+
+def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], variant: Variant | None) -> Prepared:
+    import torch
+    from torch._inductor.codecache import PyCodeCache
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    import dash_inductor
+    from dash_inductor.target import target_of
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads
+        )
+
+    arch = target_of(inputs.query.device).arch
+    if variant is not None and not variant.changes(arch, shape.head_dim):
+        raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
+    torch._dynamo.reset()
+    PyCodeCache.cache_clear()  # modules that were loaded before are loaded again, and say again what was decided
+    with (
+        _recorded() as decisions,
+        deterministic_mode(True),
+        sdpa_kernel(SDPBackend.FLASH_ATTENTION),
+        variant.applied() if variant else nullcontext(),
+        dash_inductor.enabled(**{"on_unsupported": "fallback", "guarantee": "run", **settings}),
+    ):
+        out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs.leaves)
+    if len(decisions) != 1:
+        raise RefusedError(f"{len(decisions)} attentions were decided on, not one")
+    if not decisions[0].rewritten:
+        raise RefusedError(f"declined: {decisions[0].reason}")
+    if variant is not None and decisions[0].launch not in CHOICES["launch"]:
+        raise RefusedError(f"{variant.name} is of the one-pass kernel, and {decisions[0].schedule} was chosen")
+    return Prepared(_backward(out, inputs, strict=True), decisions[0], variant.says if variant else "")
+
+
+@contextmanager
+def _recorded() -> Iterator[list[Decision]]:
+    """The decisions that generated code records while it is loaded inside."""
+    import json
+    from unittest import mock
+
+    from dash_inductor import record
+
+    found: list[record.Decision] = []
+    loaded = record.loaded
+
+    def recording(module: str, index: int, text: str) -> None:
+        found.append(record.Decision(**json.loads(text)))
+        loaded(module, index, text)
+
+    with mock.patch.object(record, "loaded", recording):
+        yield found
+
+
+def _ours_unavailable(device: str) -> str | None:
+    from dash_inductor import emulation
+
+    return None if device == "cpu" and emulation.active() else _needs_gpu(device)
+
+
+def _forced() -> list[Contender]:
+    """One for every value of a setting that names another kernel, schedule or launch than the default."""
+    defaults = Config()
+    return [
+        ours(_named(value), {setting: value})
+        for setting, values in CHOICES.items()
+        if setting not in NOT_KERNELS
+        for value in values
+        if value != getattr(defaults, setting)
+    ]
+
+
+def _named(value: str) -> str:
+    return f"ours-{value.replace('_', '-')}"
+
+
+def _missing(name: str) -> Contender:
+    """A kernel of ours that this version has no setting for."""
+
+    def prepare(shape: Shape, inputs: Inputs) -> Prepared:
+        raise RefusedError(f"no setting of this version is called {name.removeprefix('ours-')}")
+
+    return Contender(name, True, prepare, _ours_unavailable)
+
+
+# Kernels that a setting may name; where none does, the contender is there and says so.
+EXPECTED = ("ours-two-pass", "ours-gluon")
+
+
+def contenders() -> dict[str, Contender]:
+    """All, by name, in the order of the table; the first two are what a figure is a ratio to."""
+    stock = [
+        Contender(BASELINE, True, **_sdpa("FLASH_ATTENTION", True, device=None), twin="sdpa-flash"),
+        Contender("sdpa-flash", False, **_sdpa("FLASH_ATTENTION", False, device=None)),
+        ours("ours", twin="ours-unordered"),
+        ours("ours-unordered", variant=UNORDERED),
+    ]
+    forced = _forced()
+    absent = [_missing(name) for name in EXPECTED if name not in {c.name for c in forced}]
+    others = [
+        Contender("sdpa-efficient-strict", True, **_sdpa("EFFICIENT_ATTENTION", True), twin="sdpa-efficient"),
+        Contender("sdpa-efficient", False, **_sdpa("EFFICIENT_ATTENTION", False)),
+        Contender("sdpa-cudnn", False, **_sdpa("CUDNN_ATTENTION", False)),
+        Contender("flex", True, _flex, _needs_gpu),
+        Contender("fa4-deterministic", True, **_flash_attention("flash_attn.cute", True), twin="fa4"),
+        Contender("fa4", False, **_flash_attention("flash_attn.cute", False)),
+        Contender("fa3-deterministic", True, **_flash_attention("flash_attn_interface", True), twin="fa3"),
+        Contender("fa3", False, **_flash_attention("flash_attn_interface", False)),
+    ]
+    return {c.name: c for c in (*stock, *forced, *absent, *others)}
+
+
+def tuned() -> dict[str, Contender]:
+    """Our kernel as it is and every variant of it."""
+    changed = [ours(f"ours-{v.name}", variant=v) for v in VARIANTS]
+    return {c.name: c for c in (ours("ours", twin="ours-unordered"), *changed)}

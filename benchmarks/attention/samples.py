@@ -1,0 +1,50 @@
+"""Repetitions in turns, and what is said of them: median, p20, p80, and ratios of times taken in the same round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Summary:
+    median: float
+    p20: float
+    p80: float
+
+
+def summary(values: Sequence[float]) -> Summary:
+    """Quantiles with linear interpolation between order statistics; ValueError without values.
+
+    >>> summary([5, 1, 2, 4, 3])
+    Summary(median=3, p20=1.8, p80=4.2)
+    """
+    if not values:
+        raise ValueError("values must not be empty")
+    if len(values) == 1:
+        return Summary(values[0], values[0], values[0])
+    p20, *_, p80 = statistics.quantiles(values, n=5, method="inclusive")
+    return Summary(statistics.median(values), p20, p80)
+
+
+def ratios(times: Sequence[float], others: Sequence[float]) -> list[float]:
+    """times[r] / others[r]: a clock that changes from round to round changes both.
+
+    >>> ratios([2.0, 4.0], [1.0, 2.0])
+    [2.0, 2.0]
+    """
+    return [time / other for time, other in zip(times, others, strict=True)]
+
+
+def interleaved(timers: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 0) -> dict[str, list[float]]:
+    """Calls every timer once a round, each round starting with another one; what the warm-up rounds return is dropped."""
+    names = list(timers)
+    taken: dict[str, list[float]] = {name: [] for name in names}
+    for round_ in range(-warm_up, rounds):
+        first = round_ % max(1, len(names))
+        for name in names[first:] + names[:first]:
+            time = timers[name]()
+            if round_ >= 0:
+                taken[name].append(time)
+    return taken

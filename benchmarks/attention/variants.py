@@ -1,0 +1,142 @@
+"""Our kernel, changed for a measurement: its template's source is edited, and its tiles replaced, while a graph is compiled.
+
+No setting of the package leads here: without waiting the gradients are wrong.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+from dash_inductor.templates.tiles import Tile, padded
+
+Edit = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """`edit` changes the source of the kernel's template; `tiles` takes the place of those of (sm, padded head dim)."""
+
+    name: str
+    says: str
+    edit: Edit | None = None
+    tiles: dict[tuple[int | str, int], Tile] = field(default_factory=dict)
+    valid: bool = True  # whether the gradients are right
+
+    def changes(self, arch: int | str, head_dim: int) -> bool:
+        """Whether anything is different on an architecture at a head dim."""
+        return self.edit is not None or (arch, max(64, padded(head_dim))) in self.tiles
+
+    @property
+    def digest(self) -> str:
+        """What tells its generated code from that of others, for caches: the name, and what its edit makes of the source."""
+        return hashlib.sha256(f"{self.name}\n{self.source()}".encode()).hexdigest()
+
+    def source(self) -> str:
+        """The template's source as the variant has it."""
+        from dash_inductor.lowering.kernels import SDPA_BACKWARD_PARTS
+        from dash_inductor.templates import source
+
+        whole = source(*SDPA_BACKWARD_PARTS)
+        return whole if self.edit is None else self.edit(whole)
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """What is compiled inside is the variant; caches keep it apart from the kernel itself."""
+        from dash_inductor import salt
+        from dash_inductor.lowering import kernels
+        from dash_inductor.templates import tiles
+
+        uuid, digest = salt.Salt.uuid, self.digest
+
+        def salted(self_: Any) -> Any:
+            return *uuid(self_), digest
+
+        with ExitStack() as stack:
+            stack.enter_context(mock.patch.object(salt.Salt, "uuid", salted))
+            stack.enter_context(mock.patch.dict(tiles._TILES, self.tiles))  # type: ignore[arg-type]
+            if self.edit is not None:
+                stack.enter_context(mock.patch.object(kernels, "SDPA_BACKWARD", self._template()))
+            yield
+
+    def _template(self) -> Any:
+        """A template under a name of its own, which Inductor wants to be the only one."""
+        from dash_inductor.lowering import kernels
+
+        name = f"sdpa_backward_{self.name.replace('-', '_')}"
+        known = kernels.Template.all_templates
+        if f"dash_{name}" not in known:
+            with mock.patch.object(kernels, "source", lambda *names: self.source()):
+                return kernels._template(name)
+        return known[f"dash_{name}"]
+
+
+def without_order(source: str) -> str:
+    """`wait` and `release` do nothing: the same arithmetic and additions, in whatever order they come, wrong where a rank 0 comes
+    late. Raises ValueError if the source has not the one function of either name."""
+    for name in ("wait", "release"):
+        function = rf"(@triton\.jit\ndef {name}\([^)]*\):\n)(?:[ \t]+.*\n|\n(?=[ \t]))*"
+        source, found = re.subn(function, r"\1    pass\n", source)
+        if found != 1:
+            raise ValueError(f"the kernel's template has {found} functions {name}, not one")
+    return source
+
+
+def release_at_end(source: str) -> str:
+    """A step's release right after its additions, in place of one step later."""
+    lines = source.split("\n")
+    for place in reversed(_find(lines, RELEASE, 2)):
+        del lines[place]
+    (add,) = _find(lines, "add_in_order(", 1)
+    indent = lines[add][: -len(lines[add].lstrip())]
+    lines.insert(add + 1, f"{indent}{RELEASE}")
+    return "\n".join(lines)
+
+
+def release_after_dv(source: str) -> str:
+    """A step's release after the next step's dv matmul, in place of its first."""
+    lines = source.split("\n")
+    in_loop, _ = _find(lines, RELEASE, 2)
+    release = lines.pop(in_loop)
+    (dv,) = _find(lines, "dv = tl.dot(", 1)
+    lines.insert(dv + 1, release)
+    return "\n".join(lines)
+
+
+RELEASE = "release(SEMAPHORES + pending, INTERPRET)"
+
+
+def _find(lines: list[str], start: str, times: int) -> list[int]:
+    """Where lines start so; ValueError if that is not as often as when these edits were written."""
+    found = [n for n, line in enumerate(lines) if line.lstrip().startswith(start)]
+    if len(found) != times:
+        raise ValueError(f"{len(found)} lines of the kernel's template start with {start!r}, not {times}")
+    return found
+
+
+UNORDERED = Variant("unordered", "without wait and release: what order costs; its gradients are wrong", without_order, valid=False)
+RELEASES = (
+    Variant("release-end", "release right after a step's additions", release_at_end),
+    Variant("release-after-dv", "release after the next step's dv matmul", release_after_dv),
+)
+# Two CTAs per SM: half or a quarter of the tile, with one warpgroup. The accumulator of dq then has 64 rows a warpgroup
+# and as many columns as it is wide.
+TWO_PER_SM = Variant(
+    "two-per-sm",
+    "64/64 (d = 64) and 32/64 (d = 128), 4 warps, two CTAs per SM",
+    tiles={
+        (90, 64): Tile(64, 64, 64, 4, 2, False, 4, 64, atomic_add=True, ctas_per_sm=2),
+        (90, 128): Tile(32, 64, 128, 4, 2, True, 4, 32, atomic_add=True, ctas_per_sm=2),
+    },
+)
+HALF_Q = Variant(
+    "half-q",
+    "32/128 at d = 128, 8 warps",
+    tiles={(90, 128): Tile(32, 128, 128, 8, 2, True, 8, 32, atomic_add=True)},
+)
+VARIANTS = (UNORDERED, *RELEASES, TWO_PER_SM, HALF_Q)

@@ -1,0 +1,56 @@
+"""Tensors in memory as the kernels take and return them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout
+from torch._inductor.lowering import empty_strided
+from torch._inductor.virtualized import V
+
+ALIGNED = 8  # elements of 16 bits in 16 bytes, what one asynchronous copy moves
+
+
+def realized(x: Any) -> Any:
+    """x in memory, its layout decided."""
+    x = ExternKernel.realize_input(x)
+    if isinstance(x.maybe_get_layout(), FlexibleLayout):
+        x.freeze_layout()
+    return x
+
+
+def rows(x: Any) -> Any:
+    """x in memory with rows that asynchronous copies can take (kernel.md rule 11), as it is where possible, else copied."""
+    x = realized(x)
+    *outer, last = x.get_stride()
+    aligned = all(multiple(stride, ALIGNED) for stride in (*outer, x.get_layout().offset))
+    if last == 1 and (aligned or not multiple(x.get_size()[-1], ALIGNED)):
+        return x
+    return ExternKernel.require_contiguous(ExternKernel.copy_input(x))
+
+
+def multiple(size: Any, factor: int) -> bool:
+    return V.graph.sizevars.statically_known_multiple_of(sympy.sympify(size), factor)
+
+
+def traced_gradients() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dq, dk, dv as the graph was traced with them: their strides are those that our fake or the stock op's gave."""
+    return V.graph.current_node.meta["val"]
+
+
+def size_and_strides(meta: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    def expression(x: Any) -> Any:
+        return x.node.expr if isinstance(x, torch.SymInt) else sympy.Integer(x)
+
+    return [expression(s) for s in meta.shape], [expression(s) for s in meta.stride()]
+
+
+def contiguous(size: list[Any], dtype: torch.dtype, device: torch.device) -> FixedLayout:
+    return FixedLayout(device, dtype, size, FlexibleLayout.contiguous_strides(size))
+
+
+def empty(size: list[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """Uninitialised memory, without a fill."""
+    return empty_strided(size, FlexibleLayout.contiguous_strides(size), dtype=dtype, device=device)

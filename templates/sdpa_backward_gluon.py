@@ -1,0 +1,524 @@
+"""The one-pass kernel for Hopper, warp-specialised, in Gluon. It has never run on a GPU.
+
+The contract is that of `sdpa_backward.py.jinja`: the same table, ticket and semaphores, the same sums in the same order. One CTA is
+three partitions, which walk the table each by itself and meet at mbarriers:
+
+    produce    1 warp   TMA loads: K and V once per chain; Q, grad_out, -lse*log2(e) and delta once per step, two steps ahead
+    consume    8 warps  the five matmuls; P and dS go from registers into dV and dK, dS through shared memory into dQ
+    write_dq   1 warp   waits for its rank, stores dQ (rank 0) or adds it by TMA, waits until that is complete, releases
+
+A ring has two stages and, per stage, a barrier `full` and a barrier `empty`: who fills waits for `empty`, who empties for `full`.
+
+    ring               filled by   emptied by   full when                         empty when
+    q, do, lse, delta  produce     consume      the bytes have arrived            all warps' matmuls of the step are done
+    k, v (one stage)   produce     consume      the bytes have arrived            the same, after the chain's last step
+    dq                 consume     write_dq     all warps have stored and fenced  TMA has read it
+
+It is written for Triton 3.6 to 3.9; what they name differently stands at the top.
+"""
+
+# Gluon compiles these functions from their source, in which an `if` on a constexpr is no condition.
+# ruff: noqa: SIM102, SIM108
+
+from typing import Any
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+LOG2E = 1.4426950408889634
+ALIGNED = 16  # bytes: addresses and pitches that TMA takes
+WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight warps get 240
+
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.9 on; before
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; before
+if hasattr(tma, "async_atomic_add"):  # from 3.9 on; before, Gluon has no name for it
+    async_add = tma.async_atomic_add
+else:
+    from triton._C.libtriton import ir
+
+    @builtin
+    def async_add(tensor_desc, coord, src, _semantic=None):
+        coord = _semantic._convert_to_ir_values(coord, require_i64=False)
+        _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+
+@gluon.jit
+def wait_for_rank(semaphore, rank):
+    # For one warp. Returns once `semaphore` equals `rank`: then the additions of all lower ranks are complete, for this warp's TMA
+    # as well. Lane 0 polls with acquire, bar.warp.sync hands that on, and the proxy fence orders TMA (the async proxy) behind it.
+    # Bounded, as in functions.py.jinja: after 2**25 polls it stores to address 0.
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred again;
+            .reg .b32 lane, value, polls;
+            .reg .b64 null;
+            mov.u32 lane, %laneid;
+            setp.ne.u32 again, lane, 0;
+            @again bra ARRIVED;
+            mov.b32 polls, 0;
+        POLL:
+            ld.global.acquire.gpu.b32 value, [$1];
+            add.u32 polls, polls, 1;
+            setp.lt.u32 again, polls, 33554432;
+            setp.ne.and.s32 again, value, $2, again;
+            @again bra POLL;
+            mov.b64 null, 0;
+            setp.ge.u32 again, polls, 33554432;
+            @again st.global.b32 [null], polls;
+        ARRIVED:
+            bar.warp.sync 0xffffffff;
+            fence.proxy.async.global;
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,r,~{memory}",
+        [semaphore.to(gl.int64), rank],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def wait_until_read():
+    # For one warp: its TMA stores and additions have read shared memory, whichever lane has issued them.
+    gl.inline_asm_elementwise(
+        """
+        {
+            cp.async.bulk.wait_group.read 0;
+            bar.warp.sync 0xffffffff;
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,~{memory}",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def complete_and_release(semaphore):
+    # For one warp: its TMA stores and additions are complete and visible to it, then the semaphore counts one more contribution.
+    # Without .read: a wait for the reads alone releases additions that are still on their way (kernel.md rule 4).
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred first;
+            .reg .b32 lane;
+            cp.async.bulk.wait_group 0;
+            bar.warp.sync 0xffffffff;
+            mov.u32 lane, %laneid;
+            setp.eq.u32 first, lane, 0;
+            @first red.release.gpu.global.add.s32 [$1], 1;
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,~{memory}",
+        [semaphore.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def fault_unless_zero(value):
+    # A store to address 0: an error, where going on would give wrong gradients.
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred wrong;
+            .reg .b64 null;
+            mov.b64 null, 0;
+            setp.ne.s32 wrong, $1, 0;
+            @wrong st.global.b32 [null], $1;
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,r,~{memory}",
+        [value],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def stage_of(count):
+    # (stage, phase) of the count-th use of a ring of two stages. Bits and not division, which costs registers.
+    return count & 1, (count >> 1) & 1
+
+
+@gluon.jit
+def chain_of(TABLE, own_role, first_head, turn):
+    # (KV tile or -1, its steps, its row in the table, its kv head) of a worker's turn; the table is dash_inductor.schedule.table's.
+    roles = gl.load(TABLE)
+    heads_in_flight = gl.load(TABLE + 1)
+    slots = gl.load(TABLE + 2)
+    boustrophedon = gl.load(TABLE + 3)
+    n_kv = gl.load(TABLE + 4)
+    row_length = gl.load(TABLE + 5)
+    chains = 8
+    lengths = chains + slots * roles
+    role = own_role
+    if (boustrophedon & turn) != 0:
+        role = roles - 1 - own_role
+    j = gl.load(TABLE + chains + (turn % slots) * roles + role)
+    steps = 0
+    if j >= 0:
+        steps = gl.load(TABLE + lengths + j)
+    return j, steps, lengths + n_kv + j * row_length, first_head + (turn // slots) * heads_in_flight
+
+
+@gluon.jit
+def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
+    TABLE, own_role, first_head, rounds = walk
+    q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
+    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
+    full, empty, kv_full, kv_empty = barriers
+    BLOCK_M: gl.constexpr = q_tiles.shape[3]
+    BLOCK_N: gl.constexpr = k_tile.shape[2]
+    HEAD_DIM: gl.constexpr = k_tile.shape[3]
+    count = 0
+    kv_count = 0
+    for turn in range(rounds):
+        j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
+        if j >= 0:
+            z = head // HKV
+            h = head % HKV
+            mbarrier.wait(kv_empty, (kv_count & 1) ^ 1)
+            mbarrier.expect(kv_full, 2 * BLOCK_N * HEAD_DIM * 2)
+            async_load(k_source, [z, h, j * BLOCK_N, 0], kv_full, k_tile)
+            async_load(v_source, [z, h, j * BLOCK_N, 0], kv_full, v_tile)
+            kv_count += 1
+            for step in range(steps * GROUP):
+                i = gl.load(TABLE + row + step // GROUP) & 0xFFFF
+                hq = h * GROUP + step % GROUP
+                first_row = ((z * HKV * GROUP + hq) * NQ + i) * BLOCK_M
+                stage, phase = stage_of(count)
+                arrived = full.index(stage)
+                mbarrier.wait(empty.index(stage), phase ^ 1)
+                mbarrier.expect(arrived, 2 * BLOCK_M * HEAD_DIM * 2 + 2 * BLOCK_M * 4)
+                async_load(q_source, [z, hq, i * BLOCK_M, 0], arrived, q_tiles.index(stage))
+                async_load(neg_lse_source, [first_row], arrived, neg_lse_tiles.index(stage))
+                async_load(do_source, [z, hq, i * BLOCK_M, 0], arrived, do_tiles.index(stage))
+                async_load(delta_source, [first_row], arrived, delta_tiles.index(stage))
+                count += 1
+
+
+@gluon.jit
+def write_dq(walk, dq_target, dq_tiles, barriers, SEMAPHORES, HKV, NQ, GROUP: gl.constexpr):
+    TABLE, own_role, first_head, rounds = walk
+    full, empty = barriers
+    BLOCK_M: gl.constexpr = dq_tiles.shape[1]
+    count = 0
+    for turn in range(rounds):
+        j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
+        if j >= 0:
+            z = head // HKV
+            h = head % HKV
+            for step in range(steps * GROUP):
+                entry = gl.load(TABLE + row + step // GROUP)
+                rank = entry >> 16
+                tile = (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
+                stage, phase = stage_of(count)
+                wait_for_rank(SEMAPHORES + tile, rank)
+                mbarrier.wait(full.index(stage), phase)
+                # The first contributor stores: the scratch needs no zero fill, and what stood in it cannot survive.
+                if rank == 0:
+                    async_store(dq_target, [tile * BLOCK_M, 0], dq_tiles.index(stage))
+                else:
+                    async_add(dq_target, [tile * BLOCK_M, 0], dq_tiles.index(stage))
+                wait_until_read()
+                mbarrier.arrive(empty.index(stage), count=1)
+                complete_and_release(SEMAPHORES + tile)
+                count += 1
+
+
+@gluon.jit
+def mask_edge(s_t, offset, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
+    # -inf where key n of the tile is hidden from row m: causal, where n + offset > m (which hides the keys past the end as well);
+    # else where n + offset >= 0. In the accumulator bit 3 of n and all bits of m but 1 and 2 number a register, the others a
+    # thread: split so, one integer per thread is compared with immediates and no register survives the branch.
+    n = gl.expand_dims(gl.arange(0, s_t.shape[0], layout=gl.SliceLayout(1, LAYOUT)), 1)
+    m = gl.expand_dims(gl.arange(0, s_t.shape[1], layout=gl.SliceLayout(0, LAYOUT)), 0)
+    if CAUSAL:
+        seen = (n & ~8) - (m & 6) + offset <= (m & ~6) - (n & 8)
+    else:
+        seen = (n & ~8) + offset < -(n & 8)
+    return gl.where(seen, s_t, float("-inf"))
+
+
+@gluon.jit
+def store_rows(pointer, strides, z, h, n, x, KV_LEN, LAYOUT: gl.constexpr):
+    # x [BLOCK_N, HEAD_DIM], rows n of which those before KV_LEN are stored.
+    d = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, LAYOUT))
+    base = pointer + gl.cast(z, gl.int64) * strides[0] + gl.cast(h, gl.int64) * strides[1]
+    rows = gl.expand_dims(n, 1)
+    pointers = base + gl.cast(rows, gl.int64) * strides[2] + gl.expand_dims(d, 0) * strides[3]
+    gl.store(pointers, x, mask=rows < KV_LEN)
+
+
+@gluon.jit
+def consume(
+    walk,
+    tiles,
+    barriers,
+    dq_barriers,
+    outputs,
+    HKV,
+    KV_LEN,
+    GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    EVEN_N: gl.constexpr,
+    SCALE: gl.constexpr,
+    SCALE_LOG2E: gl.constexpr,
+):
+    TABLE, own_role, first_head, rounds = walk
+    DK, DV, dk_strides, dv_strides = outputs
+    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles = tiles
+    full, empty, kv_full, kv_empty = barriers
+    dq_full, dq_empty = dq_barriers
+    BLOCK_M: gl.constexpr = q_tiles.shape[3]
+    BLOCK_N: gl.constexpr = k_tile.shape[2]
+    HEAD_DIM: gl.constexpr = k_tile.shape[3]
+    dtype: gl.constexpr = k_tile.dtype
+    # The rows of S^T and dP^T, keys, are those of dK and dV: their registers are the left operands of the dV and dK matmuls. The
+    # two warpgroups share the BLOCK_M = 64 rows of dQ by columns.
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
+    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, HEAD_DIM, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HEAD_DIM // 2, 16])
+    OPERAND: gl.constexpr = gl.DotOperandLayout(0, DKV_LAYOUT, 2)
+    ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+    s_zeros = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, S_LAYOUT)
+    dq_zeros = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, DQ_LAYOUT)
+    k = k_tile.reshape([BLOCK_N, HEAD_DIM])
+    v = v_tile.reshape([BLOCK_N, HEAD_DIM])
+    count = 0
+    kv_count = 0
+    for turn in range(rounds):
+        j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
+        if j >= 0:
+            dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
+            dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
+            mbarrier.wait(kv_full, kv_count & 1)
+            for step in range(steps * GROUP):
+                stage, phase = stage_of(count)
+                q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                mbarrier.wait(full.index(stage), phase)
+                s_t = warpgroup_mma(k, q.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
+                dp_t = warpgroup_mma(v, do.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
+                neg_lse = gl.expand_dims(neg_lse_tiles.index(stage).load(ROW_LAYOUT), 0)
+                s_t = warpgroup_mma_wait(1, deps=[s_t])
+                s_t = gl.fma(s_t, gl.full_like(s_t, SCALE_LOG2E), neg_lse.broadcast_to([BLOCK_N, BLOCK_M]))
+                if CAUSAL:
+                    i = gl.load(TABLE + row + step // GROUP) & 0xFFFF
+                    if (j + 1) * BLOCK_N > i * BLOCK_M + 1:
+                        s_t = mask_edge(s_t, j * BLOCK_N - i * BLOCK_M, CAUSAL, S_LAYOUT)
+                elif not EVEN_N:
+                    if (j + 1) * BLOCK_N > KV_LEN:
+                        s_t = mask_edge(s_t, j * BLOCK_N - KV_LEN, CAUSAL, S_LAYOUT)
+                p_t = gl.exp2(s_t)
+                # dV is queued behind dP before dP is waited for: the tensor cores do not idle between them.
+                dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do, dv, is_async=True)
+                dp_t = warpgroup_mma_wait(1, deps=[dp_t])
+                delta = gl.expand_dims(delta_tiles.index(stage).load(ROW_LAYOUT), 0)
+                ds_t = (p_t * (dp_t - delta)).to(dtype)
+                # Every warp is past the barrier at the end of the step before, and so past its matmul that read ds_tile.
+                ds_tile.store(ds_t)
+                fence_async_shared()
+                barrier()
+                dq = warpgroup_mma(ds_tile.permute([1, 0]), k, dq_zeros, use_acc=False, is_async=True)
+                dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q, dk, is_async=True)
+                dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
+                mbarrier.wait(dq_empty.index(stage), phase ^ 1)
+                dq_tiles.index(stage).store(dq)
+                # Fenced after this wait: ptxas 12.8 and 12.9 crash on a proxy fence right before wgmma.wait_group.
+                dk = warpgroup_mma_wait(0, deps=[dk])
+                fence_async_shared()
+                # All warps' dq is stored and all their matmuls are done before one thread arrives for them.
+                barrier()
+                mbarrier.arrive(dq_full.index(stage), count=1)
+                mbarrier.arrive(empty.index(stage), count=1)
+                count += 1
+            mbarrier.arrive(kv_empty, count=1)
+            kv_count += 1
+            z = head // HKV
+            h = head % HKV
+            n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, DKV_LAYOUT))
+            store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, DKV_LAYOUT)
+            store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, DKV_LAYOUT)
+
+
+@gluon.jit
+def sdpa_backward(
+    q_source,
+    k_source,
+    v_source,
+    do_source,
+    neg_lse_source,
+    delta_source,
+    dq_target,
+    TABLE,
+    WORKSPACE,
+    DK,
+    DV,
+    dk_strides,
+    dv_strides,
+    HEADS,
+    HKV,
+    NQ,
+    KV_LEN,
+    GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    EVEN_N: gl.constexpr,
+    SCALE: gl.constexpr,
+    SCALE_LOG2E: gl.constexpr,
+):
+    # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
+    # [Z*HQ*NQ*BLOCK_M, HEAD_DIM] fp32. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile).
+    BLOCK_M: gl.constexpr = q_source.block_shape[2]
+    BLOCK_N: gl.constexpr = k_source.block_shape[2]
+    HEAD_DIM: gl.constexpr = k_source.block_shape[3]
+    dtype: gl.constexpr = k_source.dtype
+    DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
+    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
+    q_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
+    do_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
+    k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
+    v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
+    ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
+    dq_tiles = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M, HEAD_DIM], dq_target.layout)
+    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], neg_lse_source.layout)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], delta_source.layout)
+    full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    for stage in gl.static_range(2):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=1)
+        mbarrier.init(dq_full.index(stage), count=1)
+        mbarrier.init(dq_empty.index(stage), count=1)
+    mbarrier.init(kv_full, count=1)
+    mbarrier.init(kv_empty, count=1)
+    fence_async_shared()
+
+    fault_unless_zero(gl.load(TABLE + 6))  # a round robin, whose rows the workers compute: not written here
+    ticket = gl.atomic_add(WORKSPACE, 1)
+    roles = gl.load(TABLE)
+    heads_in_flight = gl.load(TABLE + 1)
+    first_head = ticket // roles
+    rounds = 0
+    if first_head < heads_in_flight:
+        rounds = gl.cdiv(HEADS - first_head, heads_in_flight) * gl.load(TABLE + 2)
+    walk = (TABLE, ticket % roles, first_head, rounds)
+    loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
+    sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
+    barriers = (full, empty, kv_full, kv_empty)
+    dq_barriers = (dq_full, dq_empty)
+    tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles)
+    outputs = (DK, DV, dk_strides, dv_strides)
+    gl.warp_specialize(
+        [
+            (consume, (walk, tiles, barriers, dq_barriers, outputs, HKV, KV_LEN, GROUP, CAUSAL, EVEN_N, SCALE, SCALE_LOG2E)),
+            (produce, (walk, sources, loads, barriers, HKV, NQ, GROUP)),
+            (write_dq, (walk, dq_target, dq_tiles, dq_barriers, WORKSPACE + 2, HKV, NQ, GROUP)),
+        ],
+        [1, 1],
+        [WORKER_REGISTERS, WORKER_REGISTERS],
+    )
+
+
+def arguments(
+    query: Any,
+    key: Any,
+    value: Any,
+    grad_out: Any,
+    neg_lse: Any,
+    delta: Any,
+    table: Any,
+    dq: Any,
+    dk: Any,
+    dv: Any,
+    *,
+    block_m: int,
+    block_n: int,
+    causal: bool,
+    scale: float,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `sdpa_backward` is launched with: its arguments, and its constants and options.
+
+    query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64 or 128; neg_lse and delta fp32, as the
+    preprocess writes them; dq fp32, as many rows of D values, written where a KV tile sees the Q tile; table int32. All are torch
+    tensors. `block_m` and `block_n` are those of the table.
+
+    Raises:
+        ValueError: for more rows than TMA counts, and for neg_lse, delta or dq of another size.
+    """
+    batch, heads, q_len, head_dim = query.shape
+    kv_heads, kv_len = key.shape[1:3]
+    n_q = -(-q_len // block_m)
+    rows = batch * heads * n_q * block_m
+    if rows >= 2**31:
+        raise ValueError(f"the Gluon kernel takes fewer than 2**31 query rows over all heads, not {rows}")
+    if not all(x.is_contiguous() and x.numel() == rows * width for x, width in ((neg_lse, 1), (delta, 1), (dq, head_dim))):
+        raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")
+    q_block, kv_block = [1, 1, block_m, head_dim], [1, 1, block_n, head_dim]
+    semaphores = table.new_zeros(2 + batch * heads * n_q)
+    query, key, value, grad_out = (x if _fits_tma(x) else x.clone().contiguous() for x in (query, key, value, grad_out))
+    positional = (
+        _descriptor(query, q_block),
+        _descriptor(key, kv_block),
+        _descriptor(value, kv_block),
+        _descriptor(grad_out, q_block),
+        _descriptor(neg_lse.view(rows), [block_m]),
+        _descriptor(delta.view(rows), [block_m]),
+        _descriptor(dq.view(rows, head_dim), [block_m, head_dim]),
+        table,
+        semaphores,
+        dk,
+        dv,
+        tuple(dk.stride()),
+        tuple(dv.stride()),
+        batch * kv_heads,
+        kv_heads,
+        n_q,
+        kv_len,
+    )
+    constants = {
+        "GROUP": heads // kv_heads,
+        "CAUSAL": causal,
+        "EVEN_N": kv_len % block_n == 0,
+        "SCALE": scale,
+        "SCALE_LOG2E": scale * LOG2E,
+        "num_warps": 8,
+        "enable_fp_fusion": True,
+    }
+    return positional, constants
+
+
+def _fits_tma(x: Any) -> bool:
+    *outer, last = x.stride()
+    pitches = [stride * x.element_size() for size, stride in zip(x.shape[:-1], outer, strict=True) if size > 1]
+    return last == 1 and x.data_ptr() % ALIGNED == 0 and all(pitch > 0 and pitch % ALIGNED == 0 for pitch in pitches)
+
+
+def _descriptor(x: Any, block: list[int]) -> TensorDescriptor:
+    """TMA's view of x in boxes of `block`; what lies outside of x reads as 0."""
+    layout = gl.NVMMASharedLayout(
+        swizzle_byte_width=128 if len(block) > 1 else 0, element_bitwidth=8 * x.element_size(), rank=len(block)
+    )
+    # The stride of a dimension of one element may be anything, and TMA checks it.
+    strides = [stride if size > 1 else block[-1] for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], block, layout)

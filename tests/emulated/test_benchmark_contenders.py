@@ -1,0 +1,91 @@
+"""The attention benchmark's way to our kernel, under emulation: each contender is what its name says, and its checks tell.
+
+Times of an emulation mean nothing, and the benchmark takes none.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from benchmarks.attention import contenders as who
+from benchmarks.attention.inputs import Inputs, Reference, random_inputs
+from benchmarks.attention.measure import Result, attempt, settings
+from benchmarks.attention.rows import OK
+from benchmarks.attention.shapes import Shape
+from dash_inductor import emulation
+
+CAUSAL = Shape("tiny", "causal", 1, 4, 2, 70, 16)
+FULL = Shape("tiny", "full", 1, 2, 2, 70, 16)
+KNOWN = who.contenders() | who.tuned()
+
+
+@pytest.fixture(autouse=True)
+def emulated() -> Iterator[None]:
+    with settings(), emulation.emulate(seed=3):
+        yield
+    torch._dynamo.reset()
+
+
+def tried(name: str, shape: Shape, inputs: Inputs | None = None) -> Result:
+    """The contender's forward, backwards and checks."""
+    inputs = inputs or random_inputs(shape, "cpu", torch.float32)
+    return attempt(KNOWN[name], shape, inputs, Reference.of(shape, inputs, torch.float64))
+
+
+def test_ours_and_the_baseline():
+    ours, baseline = (tried(name, CAUSAL) for name in ("ours", who.BASELINE))
+    assert (ours.status, ours.same_bits) == (baseline.status, baseline.same_bits) == (OK, True)
+    assert ours.error <= max(2 * baseline.error, 1e-6)
+    assert ours.prepared is not None and baseline.prepared is not None
+    decision = ours.prepared.decision
+    assert decision is not None and decision.rewritten and baseline.prepared.decision is None
+    assert (decision.mask, decision.heads, decision.kv_heads, decision.q_len) == ("causal_top_left", 4, 2, 70)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_the_price_of_order_is_paid_in_wrong_gradients():
+    """Without waiting some rank 0 stores over what came before it: dq is wrong, dk and dv are not sums across CTAs."""
+    unordered = tried("ours-unordered", CAUSAL)
+    assert unordered.errors["dq"] > 0.01 > 1e-5 > max(unordered.errors["dk"], unordered.errors["dv"])
+    assert not unordered.contender.valid and not unordered.contender.deterministic
+    assert tried("ours", CAUSAL).error < 1e-5  # and what is compiled after it is the kernel again
+
+
+@pytest.mark.parametrize("name", ["ours-release-end", "ours-release-after-dv"])
+def test_where_a_step_is_released_decides_no_bits(name):
+    inputs = random_inputs(CAUSAL, "cpu", torch.float32)
+    ours, variant = (tried(n, CAUSAL, inputs).prepared.launch() for n in ("ours", name))
+    for gradient, expected in zip(variant, ours, strict=True):
+        assert torch.equal(gradient, expected)
+
+
+def test_forced_settings():
+    shift, chained = (tried(name, FULL) for name in ("ours-shift", "ours-chained"))
+    assert (shift.status, chained.status) == (OK, OK)
+    assert shift.prepared.decision.family == "shift"
+    assert chained.prepared.decision.launch == "chained"
+
+
+@pytest.mark.parametrize("name", ["ours", "ours-two-pass"])  # a module with a table as its constant, and one without constants
+def test_the_decision_is_known_when_everything_comes_out_of_a_cache(name):
+    first, second = (tried(name, FULL).prepared.decision for _ in range(2))
+    assert first is not None and first == second
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        ("ours-shift", CAUSAL, "refused: declined: family 'shift' serves the full mask only"),
+        ("ours-symmetric", FULL, "refused: declined: family 'symmetric' serves causal masks only"),
+        ("ours", Shape("wide", "full", 1, 1, 1, 16, 512), "refused: declined: head dim 512"),
+        ("ours-unordered", Shape("wide", "causal", 1, 1, 1, 16, 256), "refused: unordered is of the one-pass kernel, and two_pass"),
+        ("ours-two-per-sm", FULL, "refused: two-per-sm changes nothing at head dim 16 on emulated"),
+        ("sdpa-cudnn", FULL, "not available: needs a GPU, not device cpu"),
+        ("flex", FULL, "not available: needs a GPU, not device cpu"),
+    ],
+)
+def test_reasons(name, shape, reason):
+    found = tried(name, shape)
+    assert found.status.startswith(reason)
+    assert found.prepared is None and found.times_ms == ()

@@ -1,0 +1,78 @@
+"""What the benchmarks time is compiled for an H100 as it is meant: variants of our kernel, and the vector additions alone."""
+
+import functools
+
+import pytest
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from benchmarks.attention.variants import VARIANTS, Variant
+from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
+from dash_inductor.codegen import attention_backward, compile_kernel
+from dash_inductor.cubin import CubinReport, _disassemble, inspect
+
+BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}
+
+
+@functools.cache
+def compiled(name: str, head_dim: int) -> tuple[str, str, CubinReport]:
+    """(tile, PTX, cubin report) of a variant's main kernel, causal."""
+    with BY_NAME[name].applied():
+        code = attention_backward("h100", q_len=8192, kv_len=8192, batch=2, heads=16, kv_heads=16, head_dim=head_dim, mask="causal")
+    (source,) = (source for source in code.kernels.values() if "SEMAPHORES" in source)
+    binary = compile_kernel(source, "h100")
+    (decision,) = code.decisions
+    return str(decision.tile), binary.ptx, inspect(binary.cubin, binary.metadata.shared)
+
+
+CASES = [
+    ("unordered", 128, "64x128x128"),
+    ("release-end", 128, "64x128x128"),
+    ("release-after-dv", 128, "64x128x128"),
+    ("two-per-sm", 64, "64x64x64"),
+    ("two-per-sm", 128, "32x64x128"),
+    ("half-q", 128, "32x128x128"),
+]
+
+
+@pytest.mark.parametrize(("name", "head_dim", "tile"), CASES)
+def test_variants_are_as_clean_as_the_kernel(name, head_dim, tile):
+    """Otherwise a variant would be slower for another reason than the one that it stands for."""
+    found, _, report = compiled(name, head_dim)
+    assert found == tile
+    assert (report.local_in_loop, report.hmma, report.atomg) == (0, 0, 0)
+    assert report.hgmma > 0 and report.ldgsts > 0 and not report.wgmma_serialised
+    rows, _, columns = map(int, tile.split("x"))
+    threads = 128 if name == "two-per-sm" else 256
+    assert report.red == rows * columns // threads // 4  # vectors of four
+    if name == "two-per-sm":
+        assert 2 * threads * report.registers <= 65_536 and 2 * report.shared_bytes <= 227 << 10
+
+
+def test_only_the_unordered_kernel_has_no_semaphores():
+    for name, head_dim, waits, releases in (("as-is", 128, 1, 2), ("unordered", 128, 0, 0), ("release-end", 128, 1, 1)):
+        _, ptx, _ = compiled(name, head_dim)
+        assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases), name
+
+
+@pytest.mark.parametrize("warps", [8, 4])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_additions(operation, warps):
+    """Nothing but vectors of four: RED, or stores, or loads and stores."""
+    signature = {name: "constexpr" if name.isupper() else "*fp32" if name == "memory" else "i32" for name in add_tiles.arg_names}
+    source = ASTSource(
+        fn=add_tiles,
+        signature=signature,
+        constexprs={"OPERATION": OPERATIONS.index(operation), "BLOCK": BLOCK},
+        attrs={(0,): [["tt.divisibility", 16]]},
+    )
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
+    sass = _disassemble(binary.asm["cubin"])
+    vectors = BLOCK // (32 * warps) // 4
+    counts = {
+        kind: sass.count(kind) for kind in ("REDG.E.ADD.F32x4", "REDG", "STG.E.128", "STG", "LDG.E.128", "LDG", "ATOMG", "STL")
+    }
+    red, store, load = operation == "red", operation != "red", operation == "load add store"
+    expected = [vectors * red] * 2 + [vectors * store] * 2 + [vectors * load] * 2 + [0, 0]
+    assert list(counts.values()) == expected

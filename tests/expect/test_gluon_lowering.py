@@ -1,0 +1,91 @@
+"""The Gluon kernel behind the op: off by default; asked for, its launch stands in the generated code, or the reason why not."""
+
+import ast
+
+import pytest
+
+import dash_inductor
+from dash_inductor.codegen import attention_backward
+from dash_inductor.templates.tiles import gluon_tile, tile
+
+SIZES = {"q_len": 475, "kv_len": 475, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "mask": "causal"}
+WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
+OP = "torch.ops.dash.sdpa_backward_gluon.default"
+
+
+def generated(device="h100", *, settings=WHOLE_HEADS, **changes):
+    with dash_inductor.enabled(**settings):
+        return attention_backward(device, **SIZES | changes)
+
+
+def calls(source, name):
+    """The arguments of every call of `name`, and what was assigned to each name, in a wrapper."""
+    nodes = list(ast.walk(ast.parse(source)))
+    found = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+    return [[ast.unparse(argument) for argument in call.args] for call in found]
+
+
+def test_off_by_default():
+    code = generated(settings={})
+    assert "gluon" not in code.source.lower()
+    assert code.main_kernel is not None
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_launch(dynamic):
+    code = generated(dynamic=dynamic)
+    (decision,) = code.decisions
+    assert decision.rewritten
+    assert decision.launch == "grouped, Gluon"
+    ((*tensors, dq, dk, dv, workers, cooperative, causal, scale),) = calls(code.source, OP)
+    assert tensors[:4] == ["query_1", "key_1", "value_1", "grad_out_1"]
+    assert len(tensors) == 7
+    assert (cooperative, causal, float(scale)) == ("True", "True", 64**-0.5)
+    assert int(workers) <= 132
+    assert code.main_kernel is None  # no other kernel multiplies
+    assert "import dash_inductor.lowering.gluon" in code.source
+    # dk and dv are returned as the op wrote them; the epilogue reads dq's scratch.
+    (returned,) = [
+        node for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Return) and f"{dk}, {dv}" in ast.unparse(node)
+    ]
+    assert dq not in ast.unparse(returned)
+    after = code.source[code.source.index(OP) :]
+    assert f".run({dq}, " in after
+
+
+def test_chained_launch():
+    code = generated(settings={"kernel": "gluon", "launch": "chained"})
+    ((*_, workers, cooperative, _, _),) = calls(code.source, OP)
+    assert (int(workers), cooperative) == (4 * 2 * 2, "False")  # KV tiles, batch, kv heads
+
+
+def test_scratch_of_whole_q_tiles():
+    code = generated()
+    assert "empty_strided_cuda((8, 8, 64, 64)," in code.source  # query heads, Q tiles, rows, head dim
+
+
+def test_tiles():
+    """Those of one pass: the same schedules and the same preprocess."""
+    assert all(gluon_tile(90, "bf16", head_dim) == tile(90, "bf16", head_dim) for head_dim in (64, 128))
+    with pytest.raises(ValueError, match="made for sm_90, not emulated"):
+        gluon_tile("emulated", "bf16", 64)
+    with pytest.raises(ValueError, match="dtype fp32 is not one of bf16, fp16"):
+        gluon_tile(90, "fp32", 64)
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "reason"),
+    [
+        ({"device": "a100"}, WHOLE_HEADS, "the Gluon kernel is made for sm_90, not sm_80"),
+        ({"head_dim": 96}, WHOLE_HEADS, "the Gluon kernel takes head dim 64 or 128, not 96"),
+        (
+            {},
+            {"kernel": "gluon"},
+            "the Gluon kernel takes no round robin, and with guarantee 'run' and schedule 'auto' there may be one",
+        ),
+    ],
+)
+def test_declined(changes, settings, reason):
+    (decision,) = generated(settings=settings, **changes).decisions
+    assert not decision.rewritten
+    assert decision.reason.startswith(reason)

@@ -1,0 +1,132 @@
+"""The code of two passes for GPUs that are not there: the kernels' bodies, their launches, the cubins.
+
+EXPECTTEST_ACCEPT=1 rewrites what is expected.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import expecttest
+import pytest
+import triton
+
+from dash_inductor import enabled
+from dash_inductor.codegen import Generated, attention_backward, compile_kernel
+from dash_inductor.cubin import CubinReport, inspect
+from dash_inductor.devices import device
+
+EXPECTED = Path(__file__).parent / "expected"
+WORDS = {"dkdv": "first*GROUP", "dq": "range(0, visible)", "preprocess": "everywhere"}  # which only this kernel has
+
+
+@functools.cache
+def generated(key: str, head_dim: int, mask: str, **sizes: Any) -> Generated:
+    sizes = {"q_len": 8192, "kv_len": 8192, "kv_heads": 16} | sizes
+    with enabled(template="two_pass"):
+        return attention_backward(key, batch=2, heads=16, head_dim=head_dim, mask=mask, **sizes)
+
+
+def kernel(code: Generated, which: str) -> tuple[str, str]:
+    """(name, source) of a kernel."""
+    ((name, source),) = [(name, source) for name, source in code.kernels.items() if WORDS[which] in source]
+    return name, source
+
+
+def cubin(key: str, head_dim: int, which: str, mask: str, **sizes: Any) -> tuple[CubinReport, Any]:
+    compiled = compile_kernel(kernel(generated(key, head_dim, mask, **sizes), which)[1], key)
+    return inspect(compiled.cubin, compiled.metadata.shared), compiled.metadata
+
+
+@pytest.mark.parametrize("which", ["dkdv", "dq"])
+def test_kernel_body(which: str) -> None:
+    """Without the functions that follow it."""
+    name, source = kernel(generated("h100", 256, "causal", kv_heads=4), which)
+    text = source[source.index(f"def {name}(") : source.index("@triton.jit", source.index(f"def {name}("))].replace(name, "kernel")
+    text = re.sub(r"\b[sk]s?\d+\b", "size", text)
+    file = EXPECTED / f"two_pass_{which}_causal_gqa_256.txt"
+    if expecttest.ACCEPT:
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_launches() -> None:
+    """Plain ones, of a CTA for each KV tile of a kv head and for each Q tile of a query head; nothing is zeroed before."""
+    code = generated("h100", 256, "causal", kv_heads=4)
+    grids = {}
+    for which in ("dkdv", "dq"):
+        name, source = kernel(code, which)
+        (line,) = code.launches[name]
+        grids[which] = re.search(r"(\d+, \d+, \d+), stream", line)[1]
+        assert "'launch_cooperative_grid': False" in source
+        assert "'enable_fp_fusion': True" in source
+    assert grids == {"dkdv": f"{2 * 4 * 8192 // 64}, 1, 1", "dq": f"{2 * 16 * 8192 // 128}, 1, 1"}
+    assert "zero_()" not in code.source and "workspace" not in code.source.lower().replace("workspace_bytes", "")
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(
+    ("key", "head_dim", "family"),
+    [("h100", 128, "descending"), ("a100", 128, "two_pass"), ("h100", 256, "two_pass"), ("b200", 192, "two_pass")],
+)
+def test_the_choice(key: str, head_dim: int, family: str, dynamic: bool) -> None:
+    """By GPU and head dim alone: for sizes known at run time as for any others."""
+    code = attention_backward(
+        key, q_len=512, kv_len=512, batch=1, heads=2, kv_heads=2, head_dim=head_dim, mask="causal", dynamic=dynamic
+    )
+    (decision,) = code.decisions
+    assert decision.family == (family if family == "two_pass" or not dynamic else "by size")
+
+
+SIZES: list[tuple[str, dict[str, Any]]] = [
+    ("full", {}),
+    ("causal", {"kv_heads": 4, "q_len": 8159, "kv_len": 8159}),
+    ("causal", {"kv_heads": 4, "dynamic": True}),
+]
+
+
+def triton_version() -> tuple[int, ...]:
+    return tuple(map(int, triton.__version__.split(".")[:2]))
+
+
+@pytest.mark.parametrize("which", ["dkdv", "dq"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("mask", "sizes"), SIZES, ids=["full", "causal-ragged-gqa", "causal-dynamic-gqa"])
+def test_cubin(which: str, head_dim: int, mask: str, sizes: dict[str, Any]) -> None:
+    found, metadata = cubin("h100", head_dim, which, mask, **sizes)
+    assert found.hgmma > 0 and found.hmma == 0, "the matmuls are not HGMMA"
+    assert not found.wgmma_serialised, "ptxas put a wait behind every wgmma"
+    assert found.ldgsts > 0, "the loads are not asynchronous"
+    # Triton 3.9 makes more of the loop for head dims past 128 than registers hold, whatever the tile.
+    most = 40 if (which, head_dim) == ("dkdv", 256) and triton_version() >= (3, 9) else 0
+    assert found.local_in_loop <= most, "the main loop spills"
+    assert (found.red, found.atomg) == (0, 0), "something is added in memory"
+    assert metadata.shared <= device("h100").shared_bytes_per_block_optin
+
+
+@pytest.mark.parametrize("which", ["dkdv", "dq"])
+@pytest.mark.parametrize(("key", "matmul", "head_dim"), [("a100", "hmma", 64), ("a100", "hmma", 256), ("b200", "utcmma", 256)])
+def test_cubin_of_other_gpus(key: str, matmul: str, head_dim: int, which: str) -> None:
+    found, metadata = cubin(key, head_dim, which, "causal", kv_heads=4, q_len=8159, kv_len=8159)
+    assert getattr(found, matmul) > 0
+    assert found.ldgsts > 0
+    assert found.local_in_loop == 0
+    assert metadata.shared <= device(key).shared_bytes_per_block_optin
+    assert (getattr(metadata, "tmem_size", 0) or 0) <= 512  # columns; a kernel that needs more compiles to a trap
+
+
+@pytest.mark.parametrize("which", ["dkdv", "dq"])
+def test_offsets_past_2_gib(which: str) -> None:
+    """Every index that a stride of a batch element or head is multiplied with has 64 bits."""
+    with enabled(template="two_pass"):
+        code = attention_backward("h200", q_len=16384, kv_len=16384, batch=32, heads=64, kv_heads=64, head_dim=128, mask="causal")
+    _, source = kernel(code, which)
+    assert "INDEX_DTYPE : tl.constexpr = tl.int64" in source
+    indices = dict(re.findall(r"\b(idx_[zhmn]) = (.*)", source))
+    assert len(indices) == 3 and all(index.endswith(".to(INDEX_DTYPE)") for index in indices.values())
+
+
+def test_the_preprocess_does_not_spill() -> None:
+    found, _ = cubin("h100", 256, "preprocess", "causal", kv_heads=4)
+    assert found.stack_bytes == 0

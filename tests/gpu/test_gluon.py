@@ -1,0 +1,134 @@
+"""The Gluon kernel on a Hopper GPU: right gradients, the same bits launch after launch, nothing left of poisoned memory."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from test_on_gpu import assert_same_bits, attention, backward_of, busy_gpu, error, gradients, inputs
+
+import dash_inductor
+from dash_inductor.lowering.gluon import launch
+from dash_inductor.ops import LOG2E, reference
+from dash_inductor.schedule import Geometry, make, pack
+from dash_inductor.templates.tiles import tile
+
+
+@pytest.fixture(autouse=True)
+def by_gluon(rewriting: None) -> Iterator[None]:
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs an sm_90")
+    with dash_inductor.enabled(kernel="gluon", guarantee="device"):
+        yield
+
+
+SHAPES = [
+    # batch, heads, kv heads, S_q, S_k, head dim, causal
+    (2, 4, 4, 512, 512, 64, False),
+    (2, 4, 4, 512, 512, 64, True),
+    (2, 4, 4, 512, 512, 128, False),
+    (2, 4, 4, 512, 512, 128, True),
+    (1, 8, 2, 1000, 1000, 128, True),
+    (1, 8, 1, 333, 333, 64, True),
+    (1, 4, 4, 1, 777, 64, False),
+    (1, 4, 2, 130, 300, 128, False),
+    (2, 2, 2, 1, 1, 64, True),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_gradients(shape, dtype):
+    *sizes, causal = shape
+    leaves, grad_out = inputs(*sizes, dtype=dtype)
+    actual = backward_of(causal, leaves, grad_out)()
+    stock = gradients(attention(causal), leaves, grad_out)
+    wide = [x.detach().double().requires_grad_() for x in leaves]
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        right = gradients(attention(causal), wide, grad_out.double())
+    for name, a, s, r in zip(("dq", "dk", "dv"), actual, stock, right, strict=True):
+        assert error(a, r) <= max(2 * error(s, r), 1e-3), name
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("schedule", "causal"),
+    [(schedule, False) for schedule in ("ascending", "descending", "shift")]
+    + [(schedule, True) for schedule in ("ascending", "descending", "symmetric")],
+)
+def test_bits_of_every_family(schedule, causal, head_dim):
+    leaves, grad_out = inputs(2, 8, 8, 2048, 2048, head_dim)
+    with dash_inductor.enabled(schedule=schedule, guarantee="run"):
+        assert_same_bits(backward_of(causal, leaves, grad_out))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bits_of_the_chained_launch(causal):
+    leaves, grad_out = inputs(4, 16, 16, 2048, 2048, 128)
+    with dash_inductor.enabled(launch="chained"):
+        assert_same_bits(backward_of(causal, leaves, grad_out))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_bits_beside_a_process_that_keeps_the_gpu_busy(causal):
+    leaves, grad_out = inputs(2, 8, 8, 4096, 4096, 128)
+    again = backward_of(causal, leaves, grad_out)
+    alone = again()
+    with busy_gpu():
+        assert_same_bits(again)
+        assert all(map(torch.equal, again(), alone))
+
+
+def test_dynamic_lengths():
+    function = torch.compile(attention(True), dynamic=True)
+    for length in (640, 1000, 128, 2048):
+        leaves, grad_out = inputs(2, 4, 4, length, length, 64)
+        actual = gradients(function, leaves, grad_out)
+        right = gradients(attention(True), [x.detach().double().requires_grad_() for x in leaves], grad_out.double())
+        assert all(error(a, r) < 2e-2 for a, r in zip(actual, right, strict=True))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize(
+    ("family", "causal", "q_len", "kv_len", "group"),
+    [
+        ("shift", False, 512, 512, 1),
+        ("ascending", False, 130, 777, 2),
+        ("descending", True, 475, 475, 2),
+        ("symmetric", True, 512, 512, 1),
+    ],
+)
+def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, head_dim):
+    """The kernel alone: tensors that it writes are full of NaN before, and the schedule is the reference's."""
+    batch, kv_heads, roles, heads_in_flight = 2, 2, 2, 2
+    leaves, grad_out = inputs(batch, kv_heads * group, kv_heads, q_len, kv_len, head_dim)
+    query, key, value = (x.detach() for x in leaves)
+    shape = tile(90, "bf16", head_dim)
+    mask = "causal_top_left" if causal else "full"
+    schedule = make(family, Geometry(q_len, kv_len, shape.block_m, shape.block_n, mask), roles)
+    scale = head_dim**-0.5
+
+    scores = query.float() @ key.float().repeat_interleave(group, 1).mT * scale
+    if causal:
+        scores = scores.masked_fill(torch.ones_like(scores).tril() == 0, -torch.inf)
+    out = (scores.softmax(-1) @ value.float().repeat_interleave(group, 1)).to(query.dtype)
+    logsumexp = scores.logsumexp(-1)
+    rows = -(-q_len // shape.block_m) * shape.block_m
+
+    def padded(x, fill):
+        return torch.nn.functional.pad(x, (0, rows - q_len), value=fill).contiguous()
+
+    neg_lse = padded(-logsumexp * LOG2E, -torch.inf)
+    delta = padded((out.float() * grad_out.float()).sum(-1), 0.0)
+    table = torch.tensor(pack(schedule, heads_in_flight), dtype=torch.int32, device=query.device)
+
+    def once():
+        dq = torch.full((*query.shape[:2], rows, head_dim), torch.nan, device=query.device)
+        dk, dv = torch.full_like(key, torch.nan), torch.full_like(value, torch.nan)
+        workers = schedule.roles * heads_in_flight
+        launch(query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv, workers, True, causal, scale)
+        return (dq[:, :, :q_len] * scale).to(query.dtype), dk, dv
+
+    right = reference(grad_out, query, key, value, out, logsumexp, schedule)
+    for name, actual, expected in zip(("dq", "dk", "dv"), once(), right, strict=True):
+        assert error(actual, expected.double()) < 2e-2, name
+    assert_same_bits(once)

@@ -1,0 +1,408 @@
+"""Runs a Gluon kernel's source on the CPU: its CTAs and partitions interleaved at random, its asynchronous work early or late.
+
+Gluon has no interpreter. This stands in for the names that templates/sdpa_backward_gluon.py uses, on torch tensors. What it holds
+a kernel to: mbarriers with counts, phases and bytes; TMA that arrives, reads and writes at any time after it was issued; matmuls
+that read shared memory at any time until they are waited for; a fence and then a barrier between a store to shared memory and an
+asynchronous reader of it. What it does not see: layouts, the warps of one partition running apart, memory order on a GPU.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import greenlet
+import torch
+from torch import Tensor
+
+
+class Deadlock(RuntimeError):
+    """No partition can go on and nothing is in flight."""
+
+
+class Partition(greenlet.greenlet):
+    """Warps that run one function; `condition` is what it waits for."""
+
+    def __init__(self, function: Callable[..., None], arguments: Sequence[Any]) -> None:
+        super().__init__(lambda: function(*arguments))
+        self.condition: Callable[[], bool] = lambda: True
+        self.matmuls: list[Matmul] = []
+        self.stores: list[Store] = []
+        self.stored: list[Tile] = []
+
+    @staticmethod
+    def running() -> Partition:
+        current = greenlet.getcurrent()
+        assert isinstance(current, Partition)
+        return current
+
+
+class Machine:
+    """Partitions and the events in flight; a seed says who goes on."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.speed = self.random.choice((0.02, 0.2, 0.8))  # how soon memory answers
+        self.partitions: list[Partition] = []
+        self.events: list[Callable[[], None]] = []
+
+    def run(self) -> None:
+        while True:
+            self.partitions = [partition for partition in self.partitions if not partition.dead]
+            ready: list[Callable[[], Any]] = [p.switch for p in self.partitions if p.condition()]
+            if self.events and (not ready or self.random.random() < self.speed):
+                self.events.pop(self.random.randrange(len(self.events)))()
+            elif ready:
+                self.random.choice(ready)()
+            else:
+                break
+        if self.partitions:
+            raise Deadlock(f"{len(self.partitions)} partitions wait for ever")
+
+
+machine = Machine(0)
+
+
+def wait_until(condition: Callable[[], bool] = lambda: True) -> None:
+    """Gives the turn away, and takes it when `condition` holds."""
+    partition = Partition.running()
+    partition.condition = condition
+    partition.parent.switch()
+    partition.condition = lambda: True
+
+
+class Barrier:
+    """An mbarrier."""
+
+    def init(self, count: int) -> None:
+        self.count = self.pending = count
+        self.bytes = self.phase = 0
+
+    def arrive(self, count: int) -> None:
+        assert self.pending >= count, "more arrivals than the barrier counts"
+        self.pending -= count
+        self.flip()
+
+    def expect(self, size: int) -> None:
+        self.bytes += size
+        self.arrive(1)
+
+    def arrived(self, size: int) -> None:
+        self.bytes -= size
+        self.flip()
+
+    def flip(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase ^= 1
+            self.pending = self.count
+
+    def wait(self, phase: int) -> None:
+        wait_until(lambda: self.phase != phase)
+
+
+def arrive(bar: Barrier, count: int) -> None:
+    bar.arrive(count)
+    wait_until()
+
+
+class Ring:
+    """What is allocated with one item per stage."""
+
+    def __init__(self, items: Sequence[Any], shape: Sequence[int] = ()) -> None:
+        self.items = items
+        self.shape = shape
+
+    def index(self, stage: int) -> Any:
+        return self.items[stage]
+
+
+class Tile:
+    """Shared memory. `clean`: no store of a thread is in it that an asynchronous reader might miss."""
+
+    def __init__(self, data: Tensor, owner: Tile | None = None) -> None:
+        self.data = data
+        self.owner = owner or self
+        self.clean = self.fenced = True
+        self.shape, self.dtype = data.shape, data.dtype
+
+    def reshape(self, shape: Sequence[int]) -> Tile:
+        return Tile(self.data.view(*shape), self.owner)
+
+    def permute(self, order: Sequence[int]) -> Tile:
+        return Tile(self.data.permute(*order), self.owner)
+
+    def load(self, layout: Any) -> Tensor:
+        return self.data.clone()
+
+    def store(self, value: Tensor) -> None:
+        assert value.dtype == self.dtype and value.shape == self.shape
+        self.data.copy_(value)
+        self.owner.clean = self.owner.fenced = False
+        Partition.running().stored.append(self.owner)
+
+    def read_asynchronously(self) -> Tensor:
+        assert self.owner.clean, "an asynchronous reader without a fence and a barrier before it"
+        return self.data
+
+
+def fence_async_shared() -> None:
+    for tile in Partition.running().stored:
+        tile.fenced = True
+
+
+def barrier() -> None:
+    stored = Partition.running().stored
+    for tile in stored:
+        tile.clean = tile.fenced
+    stored[:] = [tile for tile in stored if not tile.clean]
+
+
+class Matmul:
+    """An asynchronous matmul; `result` is None until it is waited for."""
+
+    def __init__(self, a: Tile | Tensor, b: Tile, acc: Tensor, use_acc: bool) -> None:
+        assert isinstance(acc, Tensor), "an accumulator that is still in flight"
+        self.operands = (a, b, acc if use_acc else torch.zeros_like(acc))
+        self.result: Tensor | None = None
+        self.early = self.compute() if machine.random.random() < 0.5 else None
+
+    def compute(self) -> Tensor:
+        a, b, acc = (x.read_asynchronously() if isinstance(x, Tile) else x for x in self.operands)
+        return acc + a.float() @ b.float()
+
+    def complete(self) -> None:
+        self.result = self.compute() if self.early is None else self.early
+
+
+def warpgroup_mma(a: Any, b: Tile, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Matmul:
+    assert is_async
+    matmul = Matmul(a, b, acc, use_acc)
+    Partition.running().matmuls.append(matmul)
+    return matmul
+
+
+def warpgroup_mma_wait(outstanding: int, deps: Sequence[Matmul]) -> Any:
+    wait_until()
+    matmuls = Partition.running().matmuls
+    while len(matmuls) > outstanding:
+        matmuls.pop(0).complete()
+    results = [matmul.result for matmul in deps]
+    assert None not in map(type, results) and all(x is not None for x in results), "a result that is still in flight"
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+class Descriptor:
+    """A TMA descriptor: a strided tensor in boxes, 0 outside."""
+
+    def __init__(self, base: Tensor, shape: list[int], strides: list[int], block_shape: list[int], layout: Any) -> None:
+        self.tensor = base.as_strided(shape, strides)
+        self.block_shape, self.layout, self.dtype = block_shape, layout, base.dtype
+
+    def inside(self, corner: Sequence[int]) -> tuple[Tensor, tuple[slice, ...]]:
+        """The part of the box at `corner` that the tensor has, and where it lies in the box."""
+        assert all(0 <= c < size for c, size in zip(corner, self.tensor.shape, strict=True))
+        part = self.tensor[tuple(slice(c, c + size) for c, size in zip(corner, self.block_shape, strict=True))]
+        return part, tuple(slice(0, size) for size in part.shape)
+
+    def load(self, corner: Sequence[int]) -> Tensor:
+        part, place = self.inside(corner)
+        box = torch.zeros(self.block_shape, dtype=self.dtype)
+        box[place] = part
+        return box
+
+
+def async_load(descriptor: Descriptor, corner: Sequence[int], full: Barrier, tile: Tile) -> None:
+    tile.data.fill_(float("nan"))
+
+    def arrive() -> None:
+        tile.data.copy_(descriptor.load(corner))
+        full.arrived(tile.data.numel() * tile.data.element_size())
+
+    machine.events.append(arrive)
+    wait_until()
+
+
+class Store:
+    """A TMA store or addition: it reads shared memory at one time and writes at another."""
+
+    def __init__(self, descriptor: Descriptor, corner: Sequence[int], tile: Tile, add: bool) -> None:
+        self.target, place = descriptor.inside(corner)
+        self.source, self.place, self.add = tile.read_asynchronously(), place, add
+        self.box: Tensor | None = None
+        self.written = False
+        machine.events.append(self.read)
+        Partition.running().stores.append(self)
+        wait_until()
+
+    def read(self) -> None:
+        self.box = self.source[self.place].clone()
+        machine.events.append(self.write)
+
+    def write(self) -> None:
+        self.target.copy_(self.target + self.box if self.add else self.box)
+        self.written = True
+
+
+def wait_until_read() -> None:
+    stores = Partition.running().stores
+    wait_until(lambda: all(store.box is not None for store in stores))
+
+
+def complete_and_release(semaphore: Pointer) -> None:
+    stores = Partition.running().stores
+    wait_until(lambda: all(store.written for store in stores))
+    stores.clear()
+    semaphore.memory[semaphore.offset] += 1
+
+
+def release_after_read(semaphore: Pointer) -> None:
+    """A release that waits for the reads alone: the additions may still be on their way."""
+    wait_until_read()
+    Partition.running().stores.clear()
+    semaphore.memory[semaphore.offset] += 1
+
+
+def wait_for_rank(semaphore: Pointer, rank: int) -> None:
+    wait_until(lambda: load(semaphore) == rank)
+
+
+class Pointer:
+    def __init__(self, memory: Tensor, offset: Any = 0) -> None:
+        self.memory, self.offset = memory, offset
+
+    def __add__(self, offset: Any) -> Pointer:
+        return Pointer(self.memory, self.offset + offset)
+
+
+def load(pointer: Pointer) -> int:
+    assert 0 <= pointer.offset < len(pointer.memory)
+    return int(pointer.memory[pointer.offset])
+
+
+def store(pointers: Pointer, value: Tensor, mask: Tensor) -> None:
+    kept = mask.broadcast_to(value.shape)
+    pointers.memory[pointers.offset.broadcast_to(value.shape)[kept]] = value[kept]
+
+
+def atomic_add(pointer: Pointer, value: int) -> int:
+    wait_until()
+    before = load(pointer)
+    pointer.memory[pointer.offset] += value
+    return before
+
+
+def allocate_shared_memory(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
+    if dtype == torch.int64:
+        return Ring([Barrier() for _ in range(shape[0])]) if len(shape) > 1 else Barrier()
+    stages = [Tile(torch.full(size, float("nan"), dtype=dtype)) for size in [shape[1:]] * shape[0]]
+    # A ring is what has a leading 2; the tiles of one stage have at least 4 rows.
+    return Ring(stages, shape) if shape[0] == 2 else Tile(torch.full(shape, float("nan"), dtype=dtype))
+
+
+def warp_specialize(partitions: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
+    assert len(warps) == len(registers) == len(partitions) - 1
+    started = [Partition(function, arguments) for function, arguments in partitions]
+    for partition in started:
+        partition.parent = Partition.running().parent
+    machine.partitions += started
+    wait_until(lambda: all(partition.dead for partition in started))
+
+
+def anything(*_: Any, **__: Any) -> None:
+    """In the place of a layout."""
+
+
+gl = SimpleNamespace(
+    constexpr=lambda value: value,
+    static_range=range,
+    bfloat16=torch.bfloat16,
+    float32=torch.float32,
+    int32=torch.int32,
+    int64=torch.int64,
+    load=load,
+    store=store,
+    atomic_add=atomic_add,
+    cast=lambda x, dtype: x.to(dtype) if isinstance(x, Tensor) else x,
+    cdiv=lambda a, b: -(-a // b),
+    arange=lambda start, end, layout: torch.arange(start, end, dtype=torch.int32),
+    zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+    full_like=torch.full_like,
+    expand_dims=torch.unsqueeze,
+    convert_layout=lambda x, layout: x,
+    where=torch.where,
+    exp2=torch.exp2,
+    fma=lambda a, b, c: a * b + c,
+    allocate_shared_memory=allocate_shared_memory,
+    warp_specialize=warp_specialize,
+    barrier=barrier,
+    NVMMADistributedLayout=anything,
+    NVMMASharedLayout=anything,
+    SliceLayout=anything,
+    DotOperandLayout=anything,
+)
+mbarrier = SimpleNamespace(
+    MBarrierLayout=anything,
+    init=lambda bar, count: bar.init(count),
+    expect=lambda bar, size: bar.expect(size),
+    arrive=arrive,
+    wait=lambda bar, phase: bar.wait(phase),
+)
+tma = SimpleNamespace(
+    async_load=async_load,
+    async_store=lambda descriptor, corner, tile: Store(descriptor, corner, tile, add=False),
+    async_atomic_add=lambda descriptor, corner, tile: Store(descriptor, corner, tile, add=True),
+)
+hopper = SimpleNamespace(
+    fence_async_shared=fence_async_shared,
+    mbarrier=mbarrier,
+    tma=tma,
+    warpgroup_mma=warpgroup_mma,
+    warpgroup_mma_wait=warpgroup_mma_wait,
+)
+gluon = SimpleNamespace(jit=lambda function: function, language=gl)
+MODULES: dict[str, Any] = {
+    "triton": SimpleNamespace(),
+    "triton.experimental": SimpleNamespace(gluon=gluon),
+    "triton.experimental.gluon": gluon,
+    "triton.experimental.gluon.language": gl,
+    "triton.experimental.gluon.language._core": SimpleNamespace(builtin=lambda function: function),
+    "triton.experimental.gluon.language.nvidia.hopper": hopper,
+    "triton.experimental.gluon.nvidia.hopper": SimpleNamespace(TensorDescriptor=Descriptor),
+}
+
+
+def fault_unless_zero(value: int) -> None:
+    assert value == 0, "a store to address 0"
+
+
+# They are PTX in the kernel's source.
+IN_ASSEMBLER = (wait_for_rank, wait_until_read, complete_and_release, fault_unless_zero)
+
+
+def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
+    """The names that a kernel's source defines, on the CPU; `others` take the place of its functions."""
+    namespace: dict[str, Any] = {"__name__": "kernel"}
+    with mock.patch.dict(sys.modules, MODULES):
+        exec(compile(source, "kernel", "exec"), namespace)
+    namespace.update({function.__name__: function for function in IN_ASSEMBLER}, **others)
+    return SimpleNamespace(**namespace)
+
+
+def launch(kernel: Callable[..., None], seed: int, programs: int, arguments: Sequence[Any], constants: dict[str, Any]) -> None:
+    """Runs `programs` programs of a kernel in the interleaving of `seed`; raises Deadlock, or what a program raises."""
+    global machine
+    machine = Machine(seed)
+
+    def pointer(x: Any) -> Any:
+        size = x.untyped_storage().nbytes() // x.element_size() if isinstance(x, Tensor) else 0
+        return Pointer(x.as_strided((size,), (1,), 0), x.storage_offset()) if isinstance(x, Tensor) else x
+
+    options = ("num_warps", "enable_fp_fusion")
+    kept = {name: value for name, value in constants.items() if name not in options}
+    for _ in range(programs):
+        machine.partitions.append(Partition(lambda: kernel(*map(pointer, arguments), **kept), ()))
+    machine.run()

@@ -1,0 +1,338 @@
+"""The attention benchmark without a GPU: shapes, statistics, the reference, verdicts, the table and its pictures."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.attention import contenders as who
+from benchmarks.attention import plot as pictures
+from benchmarks.attention import runner
+from benchmarks.attention.__main__ import main
+from benchmarks.attention.environment import Environment
+from benchmarks.attention.inputs import Reference, random_inputs
+from benchmarks.attention.measure import (
+    ERROR_FACTOR,
+    FIXED_ERROR,
+    Result,
+    allowed_error,
+    judged,
+    same_bits,
+)
+from benchmarks.attention.report import not_run, rows_of, targets
+from benchmarks.attention.rows import OK, Row, append, read
+from benchmarks.attention.samples import interleaved, ratios, summary
+from benchmarks.attention.shapes import HIDDEN, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
+from dash_inductor.record import Decision
+
+HOPPER = Environment("NVIDIA H100", 132, "580.1", "2.11.0", "3.6.0")
+COMMON = {"run": "test", "environment": HOPPER, "baseline": who.BASELINE}
+TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)
+STOCK = who.contenders()
+
+
+def multiplications(shape: Shape) -> int:
+    """Of the backward, matmul by matmul: q k^T, do v^T, p^T do, ds^T q, ds k."""
+    s, d = shape.length, shape.head_dim
+    one_head = sum(rows * columns * inner for rows, columns, inner in ((s, s, d), (s, s, d), (s, d, s), (s, d, s), (s, d, s)))
+    return shape.batch * shape.heads * one_head
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_flop(shape):
+    assert shape.flop * (2 if shape.causal else 1) == 2 * multiplications(shape)
+
+
+def test_flop_of_the_flagship():
+    assert SHAPES[0].name == "d128-causal-8192"
+    assert SHAPES[0].flop == 1_374_389_534_720  # 5 * 2 * (2 * 16 heads) * 8192^2 * 128 / 2
+
+
+def test_the_sweep():
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(SWEEP) + len(MODELS)
+    assert {(s.head_dim, s.mask, s.length) for s in SWEEP} == {
+        (d, mask, 512 << n) for d in (64, 128, 256) for mask in ("full", "causal") for n in range(7)
+    }
+    for shape in SWEEP:
+        assert shape.tokens == max(TOKENS, shape.length)
+        assert shape.heads * shape.head_dim == HIDDEN and shape.kv_heads == shape.heads
+    assert set(QUICK) < set(SHAPES)
+    assert any(shape.heads > shape.kv_heads for shape in QUICK)
+
+
+@pytest.mark.parametrize(("change", "message"), [({"mask": "window"}, "mask='window'"), ({"kv_heads": 3}, "kv_heads=3")])
+def test_shapes_that_are_none(change, message):
+    with pytest.raises(ValueError, match=message):
+        replace(TINY, **change)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 20, 101])
+def test_summary(count):
+    generator = random.Random(count)
+    values = [generator.lognormvariate(0, 1) for _ in range(count)]
+    found = summary(values)
+    expected = numpy.quantile(values, [0.5, 0.2, 0.8])
+    assert [found.median, found.p20, found.p80] == pytest.approx(list(expected), rel=1e-12)
+
+
+def test_summary_of_nothing():
+    with pytest.raises(ValueError, match="values"):
+        summary([])
+
+
+def test_ratios_are_of_one_round():
+    """A clock that halves in some rounds leaves every ratio as it is."""
+    slow = [1, 2, 1, 2, 2]
+    assert ratios([3.0 * s for s in slow], [1.5 * s for s in slow]) == [2.0] * 5
+    with pytest.raises(ValueError):
+        ratios([1.0, 2.0], [1.0])
+
+
+def test_interleaved():
+    called: list[str] = []
+
+    def timer(name):
+        def time():
+            called.append(name)
+            return float(len(called))
+
+        return time
+
+    times = interleaved({name: timer(name) for name in "abc"}, rounds=4, warm_up=2)
+    rounds = [called[n : n + 3] for n in range(0, len(called), 3)]
+    assert len(rounds) == 6 and all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert [r[0] for r in rounds[2:]] == ["a", "b", "c", "a"]
+    for name, own in times.items():  # in the order of the rounds, without those of the warm-up
+        assert own == [3 * n + rounds[n].index(name) + 1 for n in range(2, 6)]
+    assert interleaved({}, 3) == {}
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("kv_heads", [4, 2, 1])
+def test_reference(mask, kv_heads, monkeypatch):
+    monkeypatch.setattr("benchmarks.attention.inputs.ROWS", 16)  # several parts, the last one ragged
+    shape = replace(TINY, mask=mask, kv_heads=kv_heads)
+    inputs = random_inputs(shape, "cpu", torch.float64)
+    out = F.scaled_dot_product_attention(*inputs.leaves, is_causal=shape.causal, enable_gqa=True)
+    grads = torch.autograd.grad(out, inputs.leaves, inputs.grad_out)
+    reference = Reference.of(shape, inputs, torch.float64)
+    assert list(reference.grads) == sorted({(0, 0), (1, kv_heads - 1)})
+    assert max(reference.errors(grads).values()) < 1e-14
+
+    for n, name in enumerate(("dq", "dk", "dv")):
+        for place in ((0, 0), (1, -1)):
+            changed = [grad.clone() for grad in grads]
+            changed[n][place][-1] += 1
+            errors = reference.errors(tuple(changed))
+            assert errors.pop(name) > 0.01 and max(errors.values()) < 1e-14
+            changed[n][place][-1] = math.nan
+            assert math.isnan(reference.errors(tuple(changed))[name])
+
+
+def test_inputs_are_those_of_models():
+    inputs = random_inputs(TINY, "cpu", torch.bfloat16)
+    for x, heads in ((inputs.query, 4), (inputs.key, 2), (inputs.value, 2), (inputs.grad_out, 4)):
+        assert x.shape == (2, heads, 37, 16)
+        assert x.transpose(1, 2).is_contiguous()
+        assert abs(x.float().std().item() - 1) < 0.1
+    assert all(x.is_leaf and x.requires_grad for x in inputs.leaves) and not inputs.grad_out.requires_grad
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_same_bits(dtype):
+    x = torch.tensor([[1.0, math.nan], [0.0, 2.0]], dtype=dtype)
+    assert same_bits(x, x.clone()) and same_bits(x.T, x.T.clone())
+    assert not same_bits(x, torch.tensor([[1.0, math.nan], [-0.0, 2.0]], dtype=dtype))
+
+
+def result(name: str, *, error: float = 0.002, bits: bool = True, times: tuple[float, ...] = (), decision=None) -> Result:
+    prepared = who.Prepared(lambda: (), decision)
+    known = STOCK | who.tuned()
+    return Result(known[name], OK, prepared, bits, {"dq": error, "dk": 0.001, "dv": 0.001}, 1 << 20, times_ms=times)
+
+
+def test_allowed_error():
+    assert allowed_error(result(who.BASELINE, error=0.003)) == ERROR_FACTOR * 0.003
+    assert allowed_error(result(who.BASELINE, error=0.3)) == FIXED_ERROR  # a baseline that is wrong itself
+    assert allowed_error(result(who.BASELINE, error=math.nan)) == FIXED_ERROR
+    assert allowed_error(Result(STOCK[who.BASELINE], "refused: no")) == allowed_error(None) == FIXED_ERROR
+
+
+@pytest.mark.parametrize(
+    ("found", "status"),
+    [
+        (result("ours"), OK),
+        (result("ours", error=0.011), "wrong: dq 1.1e-02 off, allowed 1.0e-02"),
+        (result("ours", error=math.nan), "wrong: dq nan off, allowed 1.0e-02"),
+        (result("ours", bits=False), "not deterministic: bits differ within 4 launches"),
+        (result("sdpa-flash", bits=False), OK),
+        (result("ours-unordered", error=1.0, bits=False), OK),  # only its time is meant
+        (Result(STOCK["ours"], "refused: d"), "refused: d"),
+    ],
+)
+def test_verdicts(found, status):
+    verdict = judged(found, 0.01)
+    assert verdict.status == status
+    assert verdict.times_ms == found.times_ms
+
+
+DECISION = Decision(
+    op="op",
+    device="h100",
+    dtype="bf16",
+    mask="causal",
+    batch=2,
+    heads=16,
+    kv_heads=16,
+    q_len=8192,
+    kv_len=8192,
+    head_dim=128,
+    tile="64x128x128",
+    family="descending",
+    roles=4,
+    heads_in_flight=32,
+    launch="grouped",
+    predicted_us=2500.0,
+    workspace_bytes=1 << 27,
+)
+
+
+def flagship_rows(ours: tuple[float, ...] = (2.0, 4.0, 2.5)) -> list[Row]:
+    results = [
+        result(who.BASELINE, times=(6.0, 12.0, 7.0)),
+        result("ours", times=ours, decision=DECISION),
+        result("ours-unordered", times=(1.0, 2.0, 1.0), bits=False),
+        Result(STOCK["fa4"], "not available: flash_attn.cute is not importable"),
+    ]
+    return rows_of(SHAPES[0], results, mhz=1980, **COMMON)
+
+
+def test_rows():
+    baseline, ours, unordered, absent = flagship_rows()
+    assert (ours.median_ms, ours.p20_ms, ours.p80_ms) == pytest.approx((2.5, 2.2, 3.4))
+    assert ours.tflops == pytest.approx(1374.389534720 / 2.5)
+    assert ours.speedup == pytest.approx(3.0)  # of 3, 3, 2.8: not the ratio of medians, which is 2.8
+    assert ours.speedup_p20 == pytest.approx(2.88)
+    assert ours.price == pytest.approx(2.0) and unordered.price is None
+    assert baseline.speedup == 1.0 and baseline.twin == "sdpa-flash" and baseline.price is None
+    assert (ours.schedule, ours.launch, ours.tile, ours.predicted_ms) == ("descending (A=4, G=32)", "grouped", "64x128x128", 2.5)
+    assert (ours.workspace_bytes, ours.rounds, ours.times_ms, ours.sm_mhz) == (1 << 27, 3, (2.0, 4.0, 2.5), 1980)
+    assert absent.status == "not available: flash_attn.cute is not importable" and not absent.ok
+    assert absent.median_ms is absent.speedup is absent.same_bits is absent.error is None
+
+
+def test_rows_that_were_not_run():
+    rows = not_run(SHAPES[3], STOCK, "the time limit", **COMMON)
+    assert [row.contender for row in rows] == list(STOCK)
+    assert {row.status for row in rows} == {"not run: the time limit"}
+    assert {row.shape for row in rows} == {SHAPES[3].name}
+
+
+def test_csv_round_trip(tmp_path):
+    path = tmp_path / "table.csv"
+    strange = replace(flagship_rows()[1], note='says "a, b"\nand more', same_bits=False, error=0.25)
+    rows = [*flagship_rows((2.0, 4.0, 3.0)), strange]
+    append(path, rows[:2])
+    append(path, rows[2:])
+    found = read(path)
+    assert [replace(row, tflops=None, speedup_p20=None) for row in found] == [
+        replace(row, tflops=None, speedup_p20=None) for row in rows
+    ]
+    for row, expected in zip(found, rows, strict=True):
+        assert row.tflops == (None if expected.tflops is None else pytest.approx(expected.tflops, rel=1e-5))
+    assert path.read_text().count("median_ms") == 1
+
+
+def test_csv_of_another_kind(tmp_path):
+    other = tmp_path / "other.csv"
+    other.write_text("a,b\n1,2\n")
+    with pytest.raises(ValueError, match="columns"):
+        append(other, flagship_rows())
+    assert other.read_text() == "a,b\n1,2\n"
+    with pytest.raises(ValueError, match="columns"):
+        read(other)
+    path = tmp_path / "table.csv"
+    append(path, flagship_rows()[:1])
+    path.write_text(path.read_text().replace(",132,", ",many,"))
+    with pytest.raises(ValueError, match=r"column sms: 'many'"):
+        read(path)
+
+
+def test_targets():
+    def verdicts(rows):
+        return [line[""] for line in targets(rows)]
+
+    allowed = 2 * 16 * 8192 * (4 * 128 + 8)
+    ours = replace(flagship_rows()[1], price=1.03, peak_bytes=allowed, workspace_bytes=allowed + (1 << 20))
+    assert verdicts([ours]) == ["met", "met", "met"]
+    assert verdicts([replace(ours, speedup=2.49)]) == ["MISSED", "met", "met"]
+    assert verdicts([ours, replace(ours, shape="other", price=1.031)]) == ["met", "MISSED", "met"]
+    assert verdicts([replace(ours, peak_bytes=allowed + (1 << 20) + 1)]) == ["met", "met", "MISSED"]
+    assert verdicts([replace(ours, workspace_bytes=allowed + (1 << 20) + 1)]) == ["met", "met", "MISSED"]
+    assert verdicts([replace(ours, baseline="ours")])[0] == "not measured"
+    for rows in ([], [replace(ours, status="wrong: dq")], [replace(ours, contender="ours-shift")]):
+        assert verdicts(rows) == ["not measured"] * 3
+
+
+def synthetic(path: Path) -> None:
+    """A table with every shape and three contenders, of times that the test makes up."""
+    for n, shape in enumerate(SHAPES):
+        times = tuple(1.0 + n + r / 10 for r in range(5))
+        results = [result(who.BASELINE, times=times), result("ours", times=times), result("ours-unordered", times=times)]
+        append(path, rows_of(shape, results, mhz=None, **COMMON))
+    append(path, not_run(SHAPES[0], STOCK, "the time limit", **COMMON))
+
+
+def test_pictures(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    synthetic(tmp_path / "table.csv")
+    assert main(["--from", str(tmp_path / "table.csv"), "--out", str(tmp_path / "new")]) == 0
+    for name in ("attention.png", "models.png"):
+        assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
+    said = capsys.readouterr()
+    assert "d128-causal-8192" in said.out and "MISSED" in said.out
+    assert "attention.png" in said.err
+
+
+def test_what_is_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    synthetic(tmp_path / "table.csv")
+    rows = [row for row in read(tmp_path / "table.csv") if row.ok]
+    names = [who.BASELINE, "ours", "ours-unordered"]
+    figure = pictures._sweep([row for row in rows if row.shape.startswith("d128")], names)
+    assert len(figure.axes) == 2 * 3
+    throughput, price, _ = figure.axes[:3]
+    assert [line.get_label() for line in throughput.lines] == names
+    assert [line.get_linestyle() for line in throughput.lines] == ["-", "-", "--"]
+    assert [line.get_label() for line in price.lines] == ["ours"]  # the baseline's twin is not in the table
+    causal = sorted((row.length, row.tflops) for row in rows if row.shape.startswith("d128-causal") and row.contender == "ours")
+    assert throughput.lines[1].get_xydata() == pytest.approx(numpy.array(causal))
+
+
+def test_only_trusted_times_are_drawn(tmp_path, monkeypatch):
+    Figure = pytest.importorskip("matplotlib.figure").Figure
+
+    drawn = []
+
+    def recorded(rows, names):
+        drawn.extend(rows)
+        return Figure()
+
+    monkeypatch.setattr(pictures, "_sweep", recorded)
+    _, ours, *_ = rows = flagship_rows()
+    pictures.plot([*rows, replace(ours, status="wrong: dq")], tmp_path)
+    assert drawn == rows[:3]
+
+
+def test_no_pictures_without_matplotlib(tmp_path, monkeypatch, capsys):
+    synthetic(tmp_path / "table.csv")
+    for module in (pictures, runner):
+        monkeypatch.setattr(module, "find_spec", lambda name: None)
+    assert main(["--from", str(tmp_path / "table.csv"), "--out", str(tmp_path)]) == 0
+    assert "no pictures: matplotlib is not installed" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]

@@ -1,0 +1,192 @@
+"""Who is timed by the attention benchmark: what needs a GPU or a package says so, and what does not runs here."""
+
+import contextlib
+import sys
+import types
+import warnings
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from benchmarks.attention import contenders as who
+from benchmarks.attention.inputs import Reference, random_inputs
+from benchmarks.attention.measure import (
+    attempt,
+)
+from benchmarks.attention.rows import OK
+from benchmarks.attention.shapes import Shape
+from dash_inductor.config import CHOICES
+
+TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)
+STOCK = who.contenders()
+
+
+def test_every_setting_that_names_a_kernel_is_a_contender():
+    assert CHOICES["schedule"][0] == "auto" and CHOICES["launch"][0] == "grouped"
+    for value in (*CHOICES["schedule"][1:], *CHOICES["launch"][1:]):
+        assert f"ours-{value.replace('_', '-')}" in STOCK
+    for name in ("ours-run", "ours-batch", "ours-warn", "ours-auto", "ours-grouped"):
+        assert name not in STOCK
+    assert set(who.EXPECTED) <= set(STOCK)
+
+
+def test_twins_differ_in_determinism():
+    for contender in (*STOCK.values(), *who.tuned().values()):
+        if contender.twin is not None:
+            twin = (STOCK | who.tuned())[contender.twin]
+            assert contender.deterministic and not twin.deterministic
+
+
+def test_availability_without_a_gpu():
+    for name, contender in STOCK.items():
+        reason = contender.unavailable("cpu")
+        assert (reason is None) == name.startswith("sdpa-flash"), name
+        assert reason is None or "needs a GPU" in reason
+
+
+@pytest.mark.parametrize("name", ["fa3", "fa4", "fa3-deterministic", "fa4-deterministic"])
+def test_packages_that_are_missing(name, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", [])
+    for module in ("flash_attn", "flash_attn.cute", "flash_attn_interface"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert "is not importable" in (STOCK[name].unavailable("cuda") or "")
+
+
+def flash_package(monkeypatch: pytest.MonkeyPatch, function: object) -> None:
+    module = types.ModuleType("flash_attn_interface")
+    module.flash_attn_func = function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_flash_attention_package(deterministic, monkeypatch):
+    asked = []
+
+    def flash_attn_func(q, k, v, causal=False, deterministic=False):
+        asked.append((q.shape, causal, deterministic))
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2), "lse"
+
+    flash_package(monkeypatch, flash_attn_func)
+    contender = replace(STOCK["fa3-deterministic" if deterministic else "fa3"], unavailable=lambda device: None)
+    inputs = random_inputs(TINY, "cpu", torch.float32)
+    result = attempt(contender, TINY, inputs, Reference.of(TINY, inputs, torch.float64))
+    assert asked == [((2, 37, 4, 16), True, deterministic)]
+    assert result.status == OK and result.error < 1e-5
+
+
+def test_flash_attention_package_without_determinism(monkeypatch):
+    flash_package(monkeypatch, lambda q, k, v, causal=False: q)
+    contender = replace(STOCK["fa3-deterministic"], unavailable=lambda device: None)
+    inputs = random_inputs(TINY, "cpu", torch.float32)
+    result = attempt(contender, TINY, inputs, Reference.of(TINY, inputs, torch.float64))
+    assert result.status.startswith("refused: ") and "deterministic" in result.status
+    assert result.prepared is None
+
+
+@pytest.mark.parametrize("shape", [TINY, replace(TINY, mask="full", kv_heads=4)], ids=["causal-gqa", "full"])
+def test_stock_contender(shape):
+    """The same call and checks as on a GPU, in PyTorch's flash attention for the CPU."""
+    inputs = random_inputs(shape, "cpu", torch.float32)
+    result = attempt(STOCK[who.BASELINE], shape, inputs, Reference.of(shape, inputs, torch.float64))
+    assert (result.status, result.same_bits, result.peak_bytes) == (OK, True, None)
+    assert 0 < result.error < 1e-5
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.parametrize(("name", "strict"), [(who.BASELINE, True), ("sdpa-flash", False)])
+def test_mode_of_the_backward(name, strict, monkeypatch):
+    """Stock ops look at deterministic mode when their backward runs: it is on then, or off, whatever it was."""
+    inputs = random_inputs(TINY, "cpu", torch.float32)
+    launch = STOCK[name].prepare(TINY, inputs).launch
+    seen = []
+    grad = torch.autograd.grad
+
+    def recorded(*args, **kwargs):
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return grad(*args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd, "grad", recorded)
+    for before in (False, True):
+        with who.deterministic_mode(before):
+            launch()
+            assert torch.are_deterministic_algorithms_enabled() == before
+    assert seen == [strict, strict]
+
+
+@pytest.mark.parametrize("said", ["No available kernel. Aborting execution.", "No viable backend for scaled_dot_product_attention"])
+@pytest.mark.parametrize("name", ["sdpa-flash", "sdpa-efficient-strict", "sdpa-cudnn"])
+def test_a_shape_that_sdpa_refuses(name, said, monkeypatch):
+    """What SDPA warns of is the reason."""
+
+    def refusing(*args, **options):
+        warnings.warn("heads of 512\nand more", stacklevel=1)
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", refusing)
+    contender = replace(STOCK[name], unavailable=lambda device: None)
+    result = attempt(contender, TINY, random_inputs(TINY, "cpu", torch.float32), Reference({}))
+    assert result.status == "refused: heads of 512" and result.prepared is None
+
+
+@pytest.mark.parametrize(("name", "kv_heads"), [("sdpa-efficient-strict", 4), ("sdpa-flash", 2), ("sdpa-cudnn", 2)])
+def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monkeypatch):
+    """On the CPU other kernels take the place of these backends."""
+    asked = []
+    sdpa = F.scaled_dot_product_attention
+
+    def recorded(query, key, value, **options):
+        asked.append((key.shape[1], value.shape[1], options["enable_gqa"]))
+        return sdpa(query, key, value, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", contextlib.nullcontext)
+    contender = replace(STOCK[name], unavailable=lambda device: None)
+    inputs = random_inputs(TINY, "cpu", torch.float32)
+    result = attempt(contender, TINY, inputs, Reference.of(TINY, inputs, torch.float64))
+    assert asked == [(kv_heads, kv_heads, kv_heads == 2)]
+    assert (result.status, result.note) == (OK, "K and V expanded" if kv_heads == 4 else "") and result.error < 1e-5
+
+
+@pytest.mark.parametrize("mask", ["causal", "full"])
+def test_flex_attention(mask, monkeypatch):
+    """FlexAttention has no backward on the CPU: a dense attention with its mask stands in for it."""
+    from torch.nn.attention.flex_attention import create_mask, flex_attention
+
+    def compiled(function, **options):
+        assert function is flex_attention
+
+        def attend(query, key, value, *, block_mask, enable_gqa):
+            dense = None if block_mask is None else create_mask(block_mask.mask_mod, 1, 1, 37, 37, device="cpu")
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=dense, enable_gqa=enable_gqa)
+
+        return attend
+
+    monkeypatch.setattr(torch, "compile", compiled)
+    shape = replace(TINY, mask=mask)
+    contender = replace(STOCK["flex"], unavailable=lambda device: None)
+    inputs = random_inputs(shape, "cpu", torch.float32)
+    result = attempt(contender, shape, inputs, Reference.of(shape, inputs, torch.float64))
+    assert result.status == OK and result.error < 1e-5
+
+
+def test_a_contender_that_fails():
+    def prepare(shape, inputs):
+        raise ZeroDivisionError("\n one line \n and another")
+
+    inputs = random_inputs(TINY, "cpu", torch.float32)
+    result = attempt(replace(STOCK[who.BASELINE], prepare=prepare), TINY, inputs, Reference({}))
+    assert result.status == "failed: ZeroDivisionError: one line"
+
+
+@pytest.mark.parametrize("name", who.EXPECTED)
+def test_kernels_that_this_version_may_not_have(name):
+    """Either a setting names them, or preparing them says that none does."""
+    known = {value.replace("_", "-") for values in CHOICES.values() for value in values}
+    if name.removeprefix("ours-") in known:
+        assert STOCK[name].prepare.keywords["settings"]
+    else:
+        with pytest.raises(who.RefusedError, match="no setting"):
+            STOCK[name].prepare(TINY, random_inputs(TINY, "cpu", torch.float32))

@@ -1,0 +1,212 @@
+"""The Gluon kernel's source, run on the CPU by gluon_model: right gradients, the same bits in every interleaving, mutants seen."""
+
+from importlib import resources
+
+import gluon_model
+import pytest
+import torch
+from gluon_model import Deadlock, module_of
+
+from dash_inductor.ops import LOG2E, reference
+from dash_inductor.schedule import Geometry, make, pack
+
+BLOCK_M, BLOCK_N, HEAD_DIM = 8, 16, 64
+
+
+def source() -> str:
+    return resources.files("dash_inductor.templates").joinpath("sdpa_backward_gluon.py").read_text()
+
+
+def attention(batch, kv_heads, group, q_len, kv_len, mask):
+    """query, key, value, grad_out, out, logsumexp of one attention, [B, H, S, D] views of [B, S, H, D] in bf16."""
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(heads, length):
+        return torch.randn(batch, length, heads, HEAD_DIM, generator=generator).to(torch.bfloat16).transpose(1, 2)
+
+    query, grad_out = normal(kv_heads * group, q_len), normal(kv_heads * group, q_len)
+    key, value = normal(kv_heads, kv_len), normal(kv_heads, kv_len)
+    scores = query.float() @ key.float().repeat_interleave(group, 1).mT * HEAD_DIM**-0.5
+    if mask != "full":
+        scores = scores.masked_fill(torch.ones(q_len, kv_len).tril() == 0, -torch.inf)
+    out = (scores.softmax(-1) @ value.float().repeat_interleave(group, 1)).to(torch.bfloat16)
+    return query, key, value, grad_out, out, scores.logsumexp(-1)
+
+
+def padded(x, rows, value):
+    """x [B, H, S] with `rows` rows, the new ones `value`."""
+    return torch.nn.functional.pad(x, (0, rows - x.shape[2]), value=value)
+
+
+def backward(module, inputs, schedule, heads_in_flight, seed, table=None):
+    """(dq, dk, dv) in fp32, dtype, dtype of one launch; what it does not write is NaN."""
+    query, key, value, grad_out, out, lse = inputs
+    batch, heads, q_len, _ = query.shape
+    rows = -(-q_len // BLOCK_M) * BLOCK_M
+    neg_lse = padded(-lse * LOG2E, rows, -torch.inf).contiguous()
+    delta = padded((out.float() * grad_out.float()).sum(-1), rows, 0.0).contiguous()
+    dq = torch.full((batch, heads, rows, HEAD_DIM), torch.nan)
+    dk, dv = torch.empty_like(key).fill_(torch.nan), torch.empty_like(value).fill_(torch.nan)
+    table = torch.tensor(table or pack(schedule, heads_in_flight), dtype=torch.int32)
+    arguments, constants = module.arguments(
+        query,
+        key,
+        value,
+        grad_out,
+        neg_lse,
+        delta,
+        table,
+        dq,
+        dk,
+        dv,
+        block_m=BLOCK_M,
+        block_n=BLOCK_N,
+        causal=schedule.geometry.mask != "full",
+        scale=HEAD_DIM**-0.5,
+    )
+    gluon_model.launch(module.sdpa_backward, seed, schedule.roles * heads_in_flight + 1, arguments, constants)
+    return dq[:, :, :q_len] * HEAD_DIM**-0.5, dk, dv
+
+
+CASES = [
+    # batch, kv heads, group, q_len, kv_len, mask, family, roles, heads in flight
+    (1, 2, 1, 48, 48, "full", "shift", 3, 2),
+    (2, 2, 1, 40, 64, "full", "ascending", 2, 3),
+    (1, 1, 2, 21, 37, "full", "descending", 3, 1),
+    (2, 1, 3, 24, 24, "causal_top_left", "descending", 2, 1),
+    (1, 3, 1, 45, 45, "causal_top_left", "symmetric", 1, 2),
+    (1, 2, 2, 61, 61, "causal_top_left", "ascending", 4, 2),
+    (3, 1, 1, 5, 5, "causal_top_left", "descending", 1, 1),
+]
+
+
+def problem(batch, kv_heads, group, q_len, kv_len, mask, family, roles, heads_in_flight):
+    """Inputs, schedule, heads in flight of a case."""
+    geometry = Geometry(q_len, kv_len, BLOCK_M, BLOCK_N, mask)
+    return attention(batch, kv_heads, group, q_len, kv_len, mask), make(family, geometry, roles), heads_in_flight
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # tensors are small, and waking a second thread takes milliseconds on busy cores
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_gradients_and_bits(case):
+    inputs, schedule, heads_in_flight = problem(*case)
+    module = module_of(source())
+    first, *others = (backward(module, inputs, schedule, heads_in_flight, seed) for seed in range(6))
+    query, key, value, grad_out, out, lse = inputs
+    expected = reference(grad_out, query, key, value, out, lse, schedule)
+    for name, grad, right in zip(("dq", "dk", "dv"), first, expected, strict=True):
+        error = (grad.double() - right.double()).abs().max() / right.double().abs().max()
+        assert error < 2**-8, f"{name} is {error} of the largest element off"
+    for other in others:
+        assert all(map(torch.equal, first, other))
+
+
+def test_more_heads_in_flight_than_there_are():
+    """Workers without a head, and an empty chain for which zeros are written."""
+    inputs, schedule, _ = problem(1, 1, 1, 8, 40, "full", "ascending", 3, 1)
+    for grad in backward(module_of(source()), inputs, schedule, 4, 0):
+        assert grad.isfinite().all()
+
+
+def test_a_round_robin_is_a_fault():
+    """Its rows are not in the table."""
+    inputs, schedule, heads_in_flight = problem(*CASES[0])
+    table = pack(schedule, heads_in_flight)
+    table[6] = 3
+    with pytest.raises(AssertionError, match="address 0"):
+        backward(module_of(source()), inputs, schedule, heads_in_flight, 0, table)
+
+
+def test_tensors_that_tma_cannot_take_are_copied():
+    inputs, schedule, heads_in_flight = problem(*CASES[0])
+    right = backward(module_of(source()), inputs, schedule, heads_in_flight, 0)
+    query, key, value, grad_out, *rest = inputs
+    odd = torch.nn.functional.pad(key, (0, 1))[..., :-1]  # rows at odd multiples of 2 bytes
+    backwards = value.mT.contiguous().mT
+    copied = backward(module_of(source()), (query, odd, backwards, grad_out, *rest), schedule, heads_in_flight, 0)
+    assert all(map(torch.equal, copied, right))
+    ones = torch.ones((), dtype=grad_out.dtype)
+    constant = backward(module_of(source()), (query, key, value, ones.expand_as(grad_out), *rest), schedule, heads_in_flight, 0)
+    full = backward(module_of(source()), (query, key, value, torch.ones_like(grad_out), *rest), schedule, heads_in_flight, 0)
+    assert all(map(torch.equal, constant, full))
+
+
+def test_tensors_of_another_size_are_refused():
+    (query, key, value, grad_out, _, lse), *_ = problem(*CASES[0])
+    table = torch.zeros(8, dtype=torch.int32)
+    with pytest.raises(ValueError, match="contiguous, with 96 rows"):
+        module_of(source()).arguments(
+            query,
+            key,
+            value,
+            grad_out,
+            lse,
+            lse[:1, :1],
+            table,
+            query.float(),
+            key,
+            value,
+            block_m=8,
+            block_n=16,
+            causal=False,
+            scale=1,
+        )
+
+
+MUTANTS = {
+    "no wait for the rank": ("wait_for_rank(SEMAPHORES + tile, rank)", "pass"),
+    "the first adds": ("if rank == 0:", "if rank < 0:"),
+    "wrong semaphore phase of the ring": ("mbarrier.wait(full.index(stage), phase)", "mbarrier.wait(full.index(stage), phase ^ 1)"),
+    "Q over a stage in use": ("mbarrier.wait(empty.index(stage), phase ^ 1)", "pass"),
+    "K and V over a tile in use": ("mbarrier.wait(kv_empty, (kv_count & 1) ^ 1)", "pass"),
+    "dq over a stage in use": ("mbarrier.wait(dq_empty.index(stage), phase ^ 1)", "pass"),
+    "dq's stage given back before it is read": ("wait_until_read()\n", "pass\n"),
+    "K and V before they have arrived": ("mbarrier.wait(kv_full, kv_count & 1)", "pass"),
+    "bytes that are not counted": ("2 * BLOCK_M * HEAD_DIM * 2 + 2 * BLOCK_M * 4)", "2 * BLOCK_M * HEAD_DIM * 2)"),
+    "no fence before the dq matmul": ("ds_tile.store(ds_t)\n                fence_async_shared()", "ds_tile.store(ds_t)"),
+    "no barrier before the dq matmul": ("barrier()\n                dq = ", "dq = "),
+    "no fence before dq is handed on": ("deps=[dk])\n                fence_async_shared()", "deps=[dk])"),
+    "dq handed on before the barrier": (
+        "barrier()\n                mbarrier.arrive(dq_full.index(stage), count=1)",
+        "mbarrier.arrive(dq_full.index(stage), count=1)\n                barrier()",
+    ),
+    "dq used before its matmul is done": ("warpgroup_mma_wait(1, deps=[dq, dv])", "warpgroup_mma_wait(2, deps=[dq, dv])"),
+    "a stage given back before its last matmul": (
+        "dk = warpgroup_mma_wait(0, deps=[dk])",
+        "mbarrier.arrive(empty.index(stage), count=1)\n                dk = warpgroup_mma_wait(0, deps=[dk])",
+    ),
+    "edges not masked": ("if (j + 1) * BLOCK_N > i * BLOCK_M + 1:", "if False:"),
+    "heads of a group mixed up": ("hq = h * GROUP + step % GROUP", "hq = h * GROUP + (step + 1) % GROUP"),
+}
+
+
+def assert_seen(module):
+    """Some interleaving gives other bits than the kernel does, or none."""
+    args = problem(1, 1, 2, 40, 40, "causal_top_left", "descending", 2, 1)
+    right = backward(module_of(source()), *args, 0)
+    for seed in range(20):
+        try:
+            if not all(map(torch.equal, backward(module, *args, seed), right)):
+                return
+        except (AssertionError, Deadlock):
+            return
+    raise AssertionError("no interleaving shows the mutant")
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_seen(name):
+    before, after = MUTANTS[name]
+    text = source()
+    assert before in text
+    assert_seen(module_of(text.replace(before, after)))
+
+
+def test_a_release_that_waits_for_the_reads_alone_is_seen():
+    assert_seen(module_of(source(), complete_and_release=gluon_model.release_after_read))

@@ -1,0 +1,76 @@
+"""One pass or two: settings, the GPU and the head dim decide, and nothing else."""
+
+import pytest
+
+from dash_inductor.config import Config
+from dash_inductor.passes import MARGIN_PERCENT, template_for, two_pass_percent
+from dash_inductor.schedule import known_devices
+from dash_inductor.templates.tiles import tile, two_pass_tile
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "head_dim", "mask", "template"),
+    [
+        ({}, "h100", 64, "full", "one_pass"),
+        ({}, "h100", 128, "causal_top_left", "one_pass"),
+        ({}, "h100", 129, "full", "two_pass"),
+        ({}, "emulated", 256, "full", "two_pass"),
+        ({}, "a100", 64, "full", "two_pass"),
+        ({}, "a100", 128, "causal_top_left", "two_pass"),
+        ({"template": "one_pass"}, "a100", 64, "full", "one_pass"),
+        ({"template": "two_pass"}, "h100", 64, "full", "two_pass"),
+        ({"template": "one_pass"}, "h100", 256, "full", "one_pass"),  # for which there is no tile
+        # asked for by other settings
+        ({"schedule": "ascending"}, "a100", 64, "full", "one_pass"),
+        ({"schedule": "ascending"}, "h100", 256, "full", "one_pass"),
+        ({"launch": "chained"}, "a100", 64, "full", "one_pass"),
+        ({"launch": "chained"}, "h100", 256, "full", "two_pass"),  # it waits for nobody either
+        ({"guarantee": "batch"}, "a100", 64, "full", "two_pass"),
+        ({}, "a100", 64, "table", "one_pass"),
+    ],
+)
+def test_the_choice(settings, device, head_dim, mask, template):
+    assert template_for(Config(**settings), device, head_dim, mask) == template
+
+
+@pytest.mark.parametrize("device", known_devices())
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_by_price(device, head_dim):
+    cheaper = two_pass_percent(device, head_dim) * (100 + MARGIN_PERCENT) < 100 * 100
+    assert template_for(Config(), device, head_dim, "full") == ("two_pass" if cheaper else "one_pass")
+
+
+@pytest.mark.parametrize(("percent", "template"), [(50, "two_pass"), (98, "two_pass"), (99, "one_pass"), (100, "one_pass")])
+def test_two_passes_must_be_cheaper_by_the_margin(monkeypatch, percent, template):
+    monkeypatch.setattr("dash_inductor.passes.two_pass_percent", lambda device, head_dim: percent)
+    assert template_for(Config(), "h100", 64, "full") == template
+
+
+def test_a_table_mask_in_two_passes_is_refused():
+    with pytest.raises(ValueError, match="template='two_pass' takes no mask='table'"):
+        template_for(Config(template="two_pass"), "h100", 64, "table")
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100, "emulated"])
+@pytest.mark.parametrize(("head_dim", "block_d"), [(16, 16), (64, 64), (96, 128), (128, 128), (192, 256), (256, 256)])
+def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
+    found = two_pass_tile(arch, "bf16", head_dim)
+    assert found.block_d == block_d
+    # The preprocess pads to whole blocks of block_m rows, which dQ's longer tiles may overrun.
+    assert found.dq.rows % found.block_m == 0 and found.dkdv.rows % found.block_n == 0
+
+
+@pytest.mark.parametrize(
+    ("find", "arguments", "message"),
+    [
+        (tile, (90, "bf16", 129), "head dim 129 is outside 16..128"),
+        (two_pass_tile, (90, "bf16", 257), "head dim 257 is outside 16..256"),
+        (two_pass_tile, (90, "bf16", 15), "head dim 15 is outside 16..256"),
+        (two_pass_tile, (90, "fp32", 64), "dtype fp32 is not one of bf16, fp16"),
+        (two_pass_tile, ("emulated", "fp64", 64), "dtype fp64 is not one of bf16, fp16, fp32"),
+        (two_pass_tile, (86, "bf16", 64), r"no tile for sm_86 \(there are tiles for sm_80, sm_90, sm_100\)"),
+    ],
+)
+def test_no_tile(find, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        find(*arguments)
