@@ -6,7 +6,9 @@ import argparse
 import json
 from typing import Any
 
+from .config import Config
 from .console import table
+from .passes import template_for
 from .schedule import GUARANTEES, Shape, candidates, choose, known_devices, load_costs, symbolic_choice
 from .schedule.table import pack_plan, row_ints
 from .simulate import MASKS, at_least, show
@@ -71,6 +73,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     return {
         "device": args.device,
         "guarantee": args.guarantee,
+        # of two passes there is nothing to choose: what follows is then what one pass would do
+        "template": template_for(Config(guarantee=args.guarantee), args.device, args.head_dim, MASKS[args.mask]),
         "tile": f"{used.block_m}x{used.block_n}x{used.block_d}",
         "family": choice.family,
         "roles": choice.roles,

@@ -1,7 +1,8 @@
 """The command line.
 
-`codegen` shows the code for a GPU that is not there, `demo` trains twice and compares bits, `simulate` replays a schedule and
-`compare` all families of them, `choose` says which one is taken, `calibrate` measures what that rests on.
+`codegen` shows the code for a GPU that is not there, `gates` judges that of every tile, `demo` trains twice and compares bits,
+`simulate` replays a schedule and `compare` all families of them, `choose` says which one is taken, `calibrate` measures what that
+rests on.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from dash_inductor import calibrate, choosing, compare, demo, simulate
-from dash_inductor.devices import DEVICES
+from dash_inductor import calibrate, choosing, compare, demo, gates, simulate
+from dash_inductor.devices import DEVICES, device
 
 # With either of these torch is emulated in this process, and Triton compiles nothing.
 EMULATING = ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE")
 # Figures of the whole kernel; all others are of its main loop.
-OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes")
+OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes", "tmem_columns", "ctas_per_sm")
 # Commands about schedules: all but the last need no torch.
 SCHEDULING = {"simulate": simulate, "compare": compare, "choose": choosing, "calibrate": calibrate}
 
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if any(os.environ.get(name, "0") != "0" for name in EMULATING):
         environment = {name: value for name, value in os.environ.items() if name not in EMULATING}
         return subprocess.run([sys.executable, "-m", "dash_inductor", *argv], env=environment).returncode
+    if args.command == "gates":
+        return gates.main(args)
     try:
         report = _codegen(args)
     except ValueError as error:
@@ -75,6 +78,9 @@ def _arguments() -> argparse.ArgumentParser:
     codegen.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
     codegen.add_argument("--json", action="store_true", help="everything, as JSON")
 
+    judged = commands.add_parser("gates", help="every kernel of the tile tables, compiled, and the rules that it breaks")
+    gates.add_arguments(judged)
+
     training = commands.add_parser("demo", help="train a small GPT twice, interleaved differently, and compare bits")
     demo.add_arguments(training)
 
@@ -93,8 +99,8 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import triton
 
-    from dash_inductor.codegen import attention_backward, compile_kernel
-    from dash_inductor.cubin import inspect
+    from dash_inductor.codegen import DTYPES, attention_backward, compile_kernel
+    from dash_inductor.target import Target, tile_of
 
     generated = attention_backward(
         args.device,
@@ -112,13 +118,14 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
     if kernel is None:
         reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
         raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
-    compiled = compile_kernel(generated.kernels[kernel], args.device)
+    gpu = device(args.device)
+    figures = gates.figures(compile_kernel(generated.kernels[kernel], args.device), gpu.arch)
+    tile = tile_of(Target(gpu.key, gpu.arch, gpu.sms), getattr(torch, DTYPES[args.dtype]), args.head_dim, args.mask)
     return {
         "kernel": kernel,
         "device": args.device,
-        "num_warps": compiled.metadata.num_warps,
-        "num_stages": compiled.metadata.num_stages,
-        **inspect(compiled.cubin, compiled.metadata.shared).as_dict(),
+        **figures,
+        "gates": gates.violated(figures, gpu.arch, tile),
         "launch": list(generated.launches[kernel]),
         "decisions": [dataclasses.asdict(decision) for decision in generated.decisions],
         "graph": generated.graph,
@@ -133,6 +140,7 @@ def _show(report: dict[str, Any]) -> None:
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     title = f"{report['kernel']} on {report['device']} ({versions})"
     rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in figures.items()]
+    rows += [("broken rule", sentence) for sentence in report["gates"]]
     sections = {"Graph": report["graph"], "Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
     if sys.stdout.isatty() and importlib.util.find_spec("rich"):
         _show_in_colour(title, rows, sections)

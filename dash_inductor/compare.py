@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from .console import table
-from .schedule import FAMILIES, TABLE, Geometry, make
+from .schedule import FAMILIES, ROUND_ROBIN, TABLE, Geometry, make
 from .simulate import add_problem, at_least, bound, geometry_of, kv_heads, plan_of, run
 
 
@@ -47,10 +47,10 @@ def compare(args: argparse.Namespace, n_kv: int) -> dict[str, Any]:
     """Every family that serves the mask, each with its best number of roles."""
     geometry = geometry_of(args.mask, n_kv * args.ratio, n_kv)
     families: dict[str, dict[str, int]] = {}
-    for family in (*FAMILIES, TABLE):
+    for family in (*FAMILIES, *ROUND_ROBIN, TABLE):
         plans = [plan_of(args, geometry, family, roles) for roles in roles_of(family, geometry, args.workers)]
         found = [
-            {"makespan_ns": run(args, plan).makespan_ns, "roles": plan.schedule.roles, "heads_in_flight": plan.heads_in_flight}
+            {"makespan_ns": run(args, plan).makespan_ns, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}
             for plan in plans
         ]
         if found:
@@ -62,14 +62,18 @@ def compare(args: argparse.Namespace, n_kv: int) -> dict[str, Any]:
 def roles_of(family: str, geometry: Geometry, workers: int) -> list[int]:
     """Roles that share a head evenly in 1, 2, 4, 8 .. passes, where there are workers for them; none if the mask is not served.
 
+    A round robin takes all workers; or, where a head has more chains than Q tiles, no more than those.
+
     >>> causal = geometry_of("causal", 24, 12)
     >>> roles_of("symmetric", causal, workers=4), roles_of("shift", causal, workers=4)
     ([3, 2, 1], [])
     """
     try:
-        make(family, geometry, 1)
+        make(ROUND_ROBIN.get(family, family), geometry, 1)
     except ValueError:
         return []
+    if family in ROUND_ROBIN:
+        return [min(workers, geometry.n_q) if family == "shift_round_robin" and geometry.n_kv > geometry.n_q else workers]
     units = -(-geometry.n_kv // 2) if family == "symmetric" else geometry.n_kv
     most = min(workers, geometry.n_q if family == "shift" else units)
     passes = [2**e for e in range(units.bit_length() + 1)]

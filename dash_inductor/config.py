@@ -33,6 +33,7 @@ class Config:
         schedule: a family to force, or `auto` for the cost model's choice. `table` (list scheduling) is for static shapes.
         launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
         template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
+        sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels (`reserved_sms`).
         kernel: `triton`, or `gluon`: one pass on sm_90 at head dims 64 and 128, without round robins. It has never run on a GPU.
         emulate: run what Inductor generates on the CPU through Triton's interpreter.
         seed: which interleaving of CTAs the emulation takes.
@@ -46,6 +47,7 @@ class Config:
     launch: str = "grouped"
     template: str = "auto"
     kernel: str = TRITON
+    sm_reserve: int = 0
     emulate: bool = False
     seed: int = 0
     sms: int = 6
@@ -58,6 +60,11 @@ class Config:
             raise ValueError(f"sms={self.sms} is not a positive number")
         if self.seed < 0:
             raise ValueError(f"seed={self.seed} is negative")
+        if self.sm_reserve < 0:
+            raise ValueError(f"sm_reserve={self.sm_reserve} is negative")
+        for name, value in (("launch", "chained"), ("template", TWO_PASS)):
+            if self.sm_reserve and getattr(self, name) == value:
+                raise ValueError(f"{name}={value!r} takes whatever SMs are free: sm_reserve={self.sm_reserve} would not be kept")
         if self.launch == "chained" and self.schedule not in ("auto", "ascending", "descending"):
             raise ValueError(f"launch='chained' takes schedule ascending or descending, not {self.schedule!r}")
         if self.template == TWO_PASS and self.schedule != "auto":
@@ -110,6 +117,14 @@ def current() -> Config:
     if _current is None:
         _current = from_environment(os.environ)
     return _current
+
+
+def reserved_sms() -> int:
+    """SMs left to other kernels: `sm_reserve` or torch's SM carve-out, whichever is more. Read when a graph is compiled."""
+    import torch
+
+    carve_out = getattr(torch._C, "_get_sm_carveout_experimental", lambda: None)()
+    return max(current().sm_reserve, carve_out or 0)
 
 
 def ready() -> Config:

@@ -8,7 +8,64 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from .templates.tiles import tiles_of
+
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an SM and a CTA on it can have at most; shared memory in bytes."""
+
+    max_threads_per_sm: int
+    max_ctas_per_sm: int
+    shared_bytes_per_sm: int
+    shared_bytes_per_block_optin: int
+    tmem_columns: int = 0  # of tensor memory, per SM
+    # The same for all of them.
+    registers_per_sm: int = 65536
+    registers_per_thread: int = 255
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+
+
+# CUDA Programming Guide, "Compute Capabilities": technical specifications; tensor memory: PTX ISA, "Tensor Memory".
+LIMITS: dict[int, Limits] = {
+    80: Limits(2048, 32, 164 * KIB, 163 * KIB),
+    86: Limits(1536, 16, 100 * KIB, 99 * KIB),
+    87: Limits(1536, 16, 164 * KIB, 163 * KIB),
+    89: Limits(1536, 24, 100 * KIB, 99 * KIB),
+    90: Limits(2048, 32, 228 * KIB, 227 * KIB),
+    100: Limits(2048, 32, 228 * KIB, 227 * KIB, tmem_columns=512),
+    103: Limits(2048, 32, 228 * KIB, 227 * KIB, tmem_columns=512),
+}
+SCHEDULERS = 4  # of an SM; each has its share of the registers
+
+
+def occupancy(arch: int, *, registers: int, shared_bytes: int, threads: int, tmem_columns: int = 0) -> int:
+    """How many CTAs of a kernel an SM holds at a time; 0 if not even one fits. `registers` is per thread.
+
+    Registers are given to warps by 256, from one scheduler's share; every CTA takes 1 KiB of shared memory beside its
+    own (CUDA Occupancy Calculator, compute capability 8.0 and later).
+
+    >>> occupancy(90, registers=128, shared_bytes=82432, threads=256), occupancy(90, registers=129, shared_bytes=82432, threads=256)
+    (2, 1)
+    """
+    limits = LIMITS[arch]
+    if registers > limits.registers_per_thread or shared_bytes > limits.shared_bytes_per_block_optin:
+        return 0
+    warps = -(-threads // limits.warp_size)
+    registers_per_warp = max(1, -(-registers * limits.warp_size // 256)) * 256
+    warps_by_registers = limits.registers_per_sm // SCHEDULERS // registers_per_warp * SCHEDULERS
+    fitting = [
+        limits.max_ctas_per_sm,
+        limits.max_threads_per_sm // (warps * limits.warp_size),
+        limits.shared_bytes_per_sm // (-(-shared_bytes // 128) * 128 + KIB),
+        warps_by_registers // warps,
+    ]
+    if tmem_columns:
+        fitting.append(limits.tmem_columns // tmem_columns)
+    return min(fitting)
 
 
 @dataclass(frozen=True)
@@ -20,31 +77,34 @@ class NamedDevice:
     arch: int
     sms: int
     l2_bytes: int
-    shared_bytes_per_block_optin: int
-    shared_bytes_per_sm: int
     total_memory: int
-    # The same for every data-centre GPU since Ampere: CUDA C++ Programming Guide, "Technical Specifications per
-    # Compute Capability", 8.0 / 9.0 / 10.0.
-    registers_per_sm: int = 65536
-    max_threads_per_sm: int = 2048
-    max_threads_per_block: int = 1024
-    warp_size: int = 32
 
     @property
     def capability(self) -> tuple[int, int]:
         """(major, minor), as `torch.cuda.get_device_capability` gives it."""
         return divmod(self.arch, 10)
 
+    @property
+    def limits(self) -> Limits:
+        return LIMITS[self.arch]
+
+    @property
+    def shared_bytes_per_block_optin(self) -> int:
+        return self.limits.shared_bytes_per_block_optin
+
+    @property
+    def registers_per_sm(self) -> int:
+        return self.limits.registers_per_sm
+
 
 # SMs, L2 and memory: NVIDIA H100 Tensor Core GPU Architecture (SXM5), NVIDIA H200 data sheet (the H100's die), NVIDIA
 # A100 Tensor Core GPU Architecture (SXM4 80 GB), NVIDIA Blackwell Tuning Guide, and for the B200's SMs (74 on each die)
 # Chips and Cheese, "Nvidia's B200".
-# Shared memory: the Ampere, Hopper and Blackwell Tuning Guides (164 KB a SM and 163 a block; 228 and 227).
 _KNOWN = (
-    NamedDevice("h100", "NVIDIA H100 80GB HBM3", 90, 132, 50 * MIB, 227 * KIB, 228 * KIB, 80 * GIB),
-    NamedDevice("h200", "NVIDIA H200", 90, 132, 50 * MIB, 227 * KIB, 228 * KIB, 141 * GIB),
-    NamedDevice("a100", "NVIDIA A100-SXM4-80GB", 80, 108, 40 * MIB, 163 * KIB, 164 * KIB, 80 * GIB),
-    NamedDevice("b200", "NVIDIA B200", 100, 148, 126 * MIB, 227 * KIB, 228 * KIB, 180 * GIB),
+    NamedDevice("h100", "NVIDIA H100 80GB HBM3", 90, 132, 50 * MIB, 80 * GIB),
+    NamedDevice("h200", "NVIDIA H200", 90, 132, 50 * MIB, 141 * GIB),
+    NamedDevice("a100", "NVIDIA A100-SXM4-80GB", 80, 108, 40 * MIB, 80 * GIB),
+    NamedDevice("b200", "NVIDIA B200", 100, 148, 126 * MIB, 180 * GIB),
 )
 DEVICES: dict[str, NamedDevice] = {known.key: known for known in _KNOWN}
 
@@ -62,7 +122,7 @@ def device(key: str) -> NamedDevice:
 
 
 def key_for(gpu_name: str, arch: int) -> str | None:
-    """The key of a real GPU, from its name as CUDA reports it and its architecture (90 for 9.0); None if unknown.
+    """The key of a real GPU, from its name as CUDA reports it and its architecture (90 for 9.0); None if unknown (`stand_in`).
 
     Boards of one chip (SXM, PCIe, NVL) share a key. A MIG slice has neither the SMs nor the L2 of the whole GPU, and
     the GPU of a Grace superchip ("GH200") is not that of the board whose number it carries: both are unknown.
@@ -74,3 +134,15 @@ def key_for(gpu_name: str, arch: int) -> str | None:
     if "MIG" in words:
         return None
     return next((known.key for known in _KNOWN if known.key.upper() in words and known.arch == arch), None)
+
+
+def stand_in(arch: int) -> str:
+    """The key whose cost file serves an unknown GPU of an architecture: that of the one with the same tiles.
+
+    Raises:
+        ValueError: there is no tile for it.
+
+    >>> stand_in(90), stand_in(89)
+    ('h100', 'a100')
+    """
+    return next(known.key for known in _KNOWN if known.arch == tiles_of(arch))

@@ -26,6 +26,7 @@ class Decision:
         op: the stock op.
         family: the schedule's, or "two_pass": dK/dV and dQ by kernels of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
+        sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles, heads_in_flight: A and G, see `dash_inductor.schedule`.
         predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless the device is calibrated.
         workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores; of two passes delta and lse).
@@ -48,6 +49,7 @@ class Decision:
     heads_in_flight: int | None = None
     stride: int | None = None
     launch: str | None = None
+    sms: int | None = None
     guarantee: str | None = None
     predicted_us: float | None = None
     workspace_bytes: int | str | None = None

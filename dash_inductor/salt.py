@@ -13,7 +13,7 @@ from typing import Any
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 
 from . import emulation
-from .config import current
+from .config import current, reserved_sms
 
 PACKAGES = ("dash_inductor", "dash_inductor.lowering", "dash_inductor.templates")
 SUFFIXES = (".py", ".jinja", ".toml")
@@ -46,7 +46,7 @@ def key() -> tuple[Any, ...]:
     """All of ours that decides what is generated."""
     settings = tuple((name, value) for name, value in asdict(current()).items() if name not in NOT_IN_KEY)
     emulated = emulation.settings()
-    return sources_digest(), settings, None if emulated is None else emulated.sms
+    return sources_digest(), settings, reserved_sms(), None if emulated is None else emulated.sms
 
 
 class Salt(CustomGraphModulePass):

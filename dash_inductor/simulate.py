@@ -8,8 +8,23 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .schedule import FAMILIES, TABLE, Geometry, Plan, Simulation, formula, lower_bound, make, simulate, slack
+from .schedule import (
+    FAMILIES,
+    ROUND_ROBIN,
+    TABLE,
+    Geometry,
+    Plan,
+    Simulation,
+    Straddling,
+    formula,
+    lower_bound,
+    make,
+    place,
+    simulate,
+    slack,
+)
 from .schedule.families import MONO
+from .schedule.geometry import check_range
 
 MASKS = {"full": "full", "causal": "causal_top_left", "causal_bottom_right": "causal_bottom_right"}
 WINDOW = "window:"
@@ -20,8 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser)
     parser.add_argument("--q-tiles", required=True, type=at_least(1), metavar="N", help="Q tiles of a head")
     parser.add_argument("--kv-tiles", required=True, type=at_least(1), metavar="N", help="KV tiles of a head, each a chain")
-    parser.add_argument("--family", required=True, choices=(*FAMILIES, TABLE))
-    parser.add_argument("--roles", required=True, type=at_least(1), metavar="A", help="workers that share a head")
+    parser.add_argument("--family", required=True, choices=(*FAMILIES, *ROUND_ROBIN, TABLE))
+    parser.add_argument(
+        "--roles", required=True, type=at_least(1), metavar="A", help="workers that share a head; of a round robin, all that run"
+    )
     parser.add_argument("--stride", type=at_least(1), metavar="S", help="tiles between two roles of shift (default: the most)")
     parser.add_argument(
         "--boustrophedon",
@@ -108,9 +125,13 @@ def kv_heads(args: argparse.Namespace) -> int:
     return args.heads // args.kv_group
 
 
-def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: int) -> Plan:
+def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: int) -> Plan | Straddling:
     """The schedule on as many workers as there are heads to put in flight; ValueError names what cannot be."""
     heads = kv_heads(args)
+    if family in ROUND_ROBIN:
+        check_range("roles", roles, args.workers, "workers")
+        stride = getattr(args, "stride", None)
+        return place(family, geometry, roles, heads=heads, heads_in_flight=1, group=args.kv_group, stride=stride)
     mirrored = getattr(args, "boustrophedon", None)
     schedule = make(
         family,
@@ -124,7 +145,7 @@ def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: in
     return Plan.fit(schedule, heads, args.workers, args.kv_group)
 
 
-def run(args: argparse.Namespace, plan: Plan) -> Simulation:
+def run(args: argparse.Namespace, plan: Plan | Straddling) -> Simulation:
     """The plan at the costs that were asked for."""
     costs = {"compute_ns": args.compute_ns, "reduce_ns": args.reduce_ns, "sync_ns": args.sync_ns}
     return simulate(plan, **costs, overlap=args.overlap)
@@ -147,7 +168,7 @@ def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
     rows = [found.steps.of_worker(worker) for worker in range(plan.workers)]
     figures = {
         "family": args.family,
-        "roles": plan.schedule.roles,
+        "roles": plan.roles,
         "heads_in_flight": plan.heads_in_flight,
         "stride": getattr(plan.schedule, "stride", None),
         "boustrophedon": plan.schedule.boustrophedon,
@@ -155,7 +176,7 @@ def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
         "formula_ns": None if closed is None else closed.ns + extra_ns,
         "formula": None if closed is None else "exact" if closed.exact else "upper bound",
         "lower_bound_ns": bound(args, geometry),
-        "slack": slack(plan.schedule),
+        "slack": min_slack(plan),
         "residency": found.residency,
         "steps": len(found.steps),
         "waits": len(found.waits),
@@ -164,6 +185,12 @@ def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
         "workers": [list(map(list, row)) for row in rows] + [[]] * (args.workers - plan.workers),
     }
     return figures, found
+
+
+def min_slack(plan: Plan | Straddling) -> int | None:
+    """The least slack of the schedules of all heads, see checks.slack(); None if nobody hands over to another."""
+    schedules = dict.fromkeys(map(plan.schedule_of, range(plan.heads)))
+    return min((found for found in map(slack, schedules) if found is not None), default=None)
 
 
 def main(args: argparse.Namespace) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import logging
+from dataclasses import dataclass, replace
 
 import torch
 
 from . import emulation
-from .config import GLUON, TWO_PASS, current
-from .devices import key_for
+from .config import GLUON, TWO_PASS, current, reserved_sms
+from .devices import key_for, stand_in
 from .passes import template_for
 from .schedule import (
     TABLE,
@@ -28,12 +29,13 @@ from .schedule import (
 )
 from .templates.tiles import EMULATED, Tile, TwoPassTile, gluon_tile, padded, tile, two_pass_tile
 
+log = logging.getLogger("dash_inductor")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """`key` names the cost file, `arch` (80, 90, 100 or "emulated") the tiles, `sms` the number of SMs."""
+    """`key` names the cost file, `arch` (90 for sm_90, or "emulated") the tile; `sms` of the device's SMs are for our CTAs."""
 
     key: str
     arch: int | str
@@ -41,11 +43,19 @@ class Target:
 
 
 def target_of(device: torch.device) -> Target:
-    """The target of a device.
+    """The target of a device, less the SMs that are left to others (`reserved_sms`).
 
     Raises:
         ValueError: with the reason why nothing can be generated for it.
     """
+    whole = _device(device)
+    reserved = reserved_sms()
+    if reserved >= whole.sms:
+        raise ValueError(f"{reserved} SMs are reserved (sm_reserve, torch's SM carve-out), and the device has {whole.sms}")
+    return replace(whole, sms=whole.sms - reserved)
+
+
+def _device(device: torch.device) -> Target:
     if device.type == "cpu":
         settings = emulation.settings()
         return Target(EMULATED, EMULATED, current().sms if settings is None else settings.sms)
@@ -57,10 +67,21 @@ def target_of(device: torch.device) -> Target:
 
     properties = get_interface_for_device("cuda").Worker.get_device_properties(device)
     arch = properties.major * 10 + properties.minor
-    key = key_for(properties.name, arch)
-    if key is None:
-        raise ValueError(f"no tile and no cost file for {properties.name} (sm_{arch})")
+    key = key_for(properties.name, arch) or _stand_in(properties.name, arch)
     return Target(key, arch, properties.multi_processor_count)
+
+
+@functools.cache
+def _stand_in(name: str, arch: int) -> str:
+    """The cost file that an unknown GPU takes; the log says so once."""
+    try:
+        key = stand_in(arch)
+    except ValueError as error:
+        raise ValueError(f"no cost file for {name}, and {error}") from None
+    log.warning(
+        "no cost file for %s (sm_%d): its schedules are chosen with the costs of %s and its own number of SMs", name, arch, key
+    )
+    return key
 
 
 def tile_of(target: Target, dtype: torch.dtype, head_dim: int, mask: str = "full") -> Tile | TwoPassTile:

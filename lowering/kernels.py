@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,10 @@ from torch._inductor.codegen.triton import texpr
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 from torch._inductor.virtualized import V
 
+from dash_inductor import occupancy
 from dash_inductor.templates import source
+
+CTAS_PER_SM = "dash_ctas_per_sm"  # in a kernel's triton_meta, which nobody else reads there
 
 
 class Kernel(TritonTemplateKernel):
@@ -27,6 +31,15 @@ class Kernel(TritonTemplateKernel):
         """The kernel's name for the `index`-th scalar; the wrapper computes it from the run-time sizes."""
         expression = sympy.sympify(self.call_sizes[1 + index])
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
+
+    def jit_lines(self) -> str:
+        """The decorators; above them one that holds the compiled kernel's occupancy against the tile table's."""
+        lines = super().jit_lines()
+        expected = (self.triton_meta or {}).get(CTAS_PER_SM)
+        if expected is None:
+            return lines
+        check = occupancy.expect
+        return f"from {check.__module__} import {check.__name__}\n\n@{check.__name__}({expected})\n{textwrap.dedent(lines).strip()}"
 
 
 class Template(TritonTemplate):
@@ -73,11 +86,14 @@ def call(
     scalars: Sequence[sympy.Expr] = (),
     workspace_arg: WorkspaceArg | None = None,
     cooperative: bool = False,
+    ctas_per_sm: int | None = None,
 ) -> Any:
     """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output.
 
-    `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes.
+    `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. With `ctas_per_sm`,
+    loading a compiled kernel that an SM holds another number of times is an error.
     """
+    checked = {} if ctas_per_sm is None else {CTAS_PER_SM: ctas_per_sm}
     choice = template.generate(
         input_nodes=(*inputs, *mutated),
         mutated_inputs=list(mutated),
@@ -88,7 +104,7 @@ def call(
         workspace_arg=workspace_arg,
         # Whether a multiplication and an addition fuse decides bits, and Triton's default is an environment variable. A fresh dict:
         # Inductor writes into it.
-        triton_meta={"launch_cooperative_grid": cooperative, "enable_fp_fusion": True},
+        triton_meta={"launch_cooperative_grid": cooperative, "enable_fp_fusion": True, **checked},
         **constants,
     )
     return choice.output_node()

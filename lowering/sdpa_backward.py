@@ -102,6 +102,7 @@ def lower(
             kv_len=size_text(kv_len),
             head_dim=head_dim,
             tile=str(tile),
+            sms=target.sms,
             guarantee=current().guarantee,
             workspace_bytes=size_text(workspace),
             **how,
@@ -140,6 +141,7 @@ def _one_pass(problem: Problem, inputs: list[Any], constants: dict[str, Any]) ->
             dtype=torch.int32,
         ),
         cooperative=schedule.cooperative,
+        ctas_per_sm=None if device.type == "cpu" else tile.ctas_per_sm,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         constants=constants

@@ -13,7 +13,7 @@ from dash_inductor.config import TWO_PASS
 from dash_inductor.templates.tiles import TwoPassTile
 
 from . import kernels
-from .buffers import multiple, size_and_strides, traced_gradients
+from .buffers import size_and_strides, traced_gradients
 
 REPORT: dict[str, Any] = {"family": TWO_PASS, "launch": "plain"}
 
@@ -30,10 +30,6 @@ def gradients(inputs: list[Any], tile: TwoPassTile, constants: dict[str, Any]) -
     dq_meta, dk_meta, dv_meta = traced_gradients()
     constants = constants | {"INTERPRET": device.type == "cpu"}
 
-    dkdv_constants = {
-        "BLOCK_N": tile.dkdv.rows,
-        "EVEN_N": multiple(kv_len, tile.dkdv.rows),
-    }
     dv = empty_strided(*size_and_strides(dv_meta), dtype=dtype, device=device)
     dk = kernels.call(
         kernels.TWO_PASS_DKDV,
@@ -43,14 +39,9 @@ def gradients(inputs: list[Any], tile: TwoPassTile, constants: dict[str, Any]) -
         output=FixedLayout(device, dtype, *size_and_strides(dk_meta)),
         num_warps=tile.dkdv.num_warps,
         num_stages=tile.dkdv.num_stages,
-        constants=constants | dkdv_constants,
+        constants=constants | {"BLOCK_N": tile.dkdv.rows},
     )
 
-    dq_constants = {
-        "BLOCK_M": tile.dq.rows,
-        "PADDED_TO": tile.block_m,
-        "EVEN_M": multiple(q_len, tile.dq.rows),
-    }
     dq = kernels.call(
         kernels.TWO_PASS_DQ,
         grid=batch * heads * CeilDiv(q_len, tile.dq.rows),
@@ -58,6 +49,6 @@ def gradients(inputs: list[Any], tile: TwoPassTile, constants: dict[str, Any]) -
         output=FixedLayout(device, dtype, *size_and_strides(dq_meta)),
         num_warps=tile.dq.num_warps,
         num_stages=tile.dq.num_stages,
-        constants=constants | dq_constants,
+        constants=constants | {"BLOCK_M": tile.dq.rows, "PADDED_TO": tile.block_m},
     )
     return dq, dk, dv

@@ -85,7 +85,9 @@ _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
     (100, 128): TwoPassTile(64, 64, 128, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
     (100, 256): TwoPassTile(32, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8),
 }
-_ARCHS = (80, 90, 100)
+# Architectures with the matmuls, copies and additions of one that has tiles take those, if shared memory is large enough for them.
+_TILES_OF = {80: 80, 86: 80, 87: 80, 89: 80, 90: 90, 100: 100, 103: 100}
+_TOO_LARGE = {(86, 256), (89, 256)}  # (arch, padded head dim): 101 to 104 KiB, where a CTA has 99
 
 
 def padded(head_dim: int) -> int:
@@ -104,8 +106,19 @@ def tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something (architecture.md).
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True)
-    found = _TILES[arch, max(64, block_d)]
+    found = _TILES[tiles_of(arch), max(64, block_d)]
     return replace(found, block_d=block_d, instr_n=min(found.instr_n, block_d))
+
+
+def tiles_of(arch: int | str) -> int:
+    """The architecture whose tiles an architecture takes, mostly its own; ValueError if there are none.
+
+    >>> tiles_of(90), tiles_of(89)
+    (90, 80)
+    """
+    if arch not in _TILES_OF:
+        raise ValueError(f"no tile for sm_{arch} (there are tiles for {', '.join(f'sm_{a}' for a in _TILES_OF)})")
+    return _TILES_OF[int(arch)]
 
 
 def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
@@ -132,7 +145,9 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
         return TwoPassTile(16, 32, block_d, dkdv=Pass(64, 4, 2), dq=Pass(32, 4, 2))
-    return replace(_TWO_PASS_TILES[arch, max(64, block_d)], block_d=block_d)
+    if (arch, block_d) in _TOO_LARGE:
+        raise ValueError(f"no tile for head dim {head_dim} fits the shared memory of sm_{arch}")
+    return replace(_TWO_PASS_TILES[tiles_of(arch), max(64, block_d)], block_d=block_d)
 
 
 def _check(arch: int | str, dtype: str, head_dim: int, most: int) -> None:
@@ -141,5 +156,5 @@ def _check(arch: int | str, dtype: str, head_dim: int, most: int) -> None:
     dtypes = (*HALF_DTYPES, "fp32") if arch == EMULATED else HALF_DTYPES
     if dtype not in dtypes:
         raise ValueError(f"dtype {dtype} is not one of {', '.join(dtypes)}")
-    if arch not in (EMULATED, *_ARCHS):
-        raise ValueError(f"no tile for sm_{arch} (there are tiles for {', '.join(f'sm_{a}' for a in _ARCHS)})")
+    if arch != EMULATED:
+        tiles_of(arch)

@@ -187,7 +187,6 @@ def ours(
 
 def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], variant: Variant | None) -> Prepared:
     import torch
-    from torch._inductor.codecache import PyCodeCache
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     import dash_inductor
@@ -202,7 +201,6 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     if variant is not None and not variant.changes(arch, shape.head_dim):
         raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
     torch._dynamo.reset()
-    PyCodeCache.cache_clear()  # modules that were loaded before are loaded again, and say again what was decided
     with (
         _recorded() as decisions,
         deterministic_mode(True),

@@ -146,9 +146,7 @@ def periodic_makespan(plan: Plan | Straddling, costs: Costs) -> int:
 
     period = plan.heads_in_flight
     if isinstance(plan, Straddling):
-        s = plan.schedule
-        units = s.geometry.n_kv if s.name == "shift" else -(-s.geometry.n_kv // 2)
-        period = plan.workers // math.gcd(plan.workers, units)
+        period = plan.workers // math.gcd(plan.workers, plan.units)
     for periods in range(1, plan.heads // period):
         later = {b - a for a, b in zip(free(periods * period), free((periods + 1) * period), strict=True)}
         if len(later) == 1:

@@ -68,16 +68,16 @@ class _Driver:
     def _limits(self, device: int) -> dict[str, int]:
         gpu = self._gpu
         return {
-            "max_shared_mem": gpu.shared_bytes_per_block_optin,
-            "max_num_regs": gpu.registers_per_sm,
+            "max_shared_mem": gpu.limits.shared_bytes_per_block_optin,
+            "max_num_regs": gpu.limits.registers_per_sm,
             "multiprocessor_count": gpu.sms,
-            "warpSize": gpu.warp_size,
+            "warpSize": gpu.limits.warp_size,
         }
 
     def get_current_target(self) -> Any:
         from triton.backends.compiler import GPUTarget
 
-        return GPUTarget("cuda", self._gpu.arch, self._gpu.warp_size)
+        return GPUTarget("cuda", self._gpu.arch, self._gpu.limits.warp_size)
 
     def get_current_device(self) -> int:
         return 0
@@ -101,13 +101,13 @@ def _properties(gpu: NamedDevice) -> types.SimpleNamespace:
         multi_processor_count=gpu.sms,
         total_memory=gpu.total_memory,
         L2_cache_size=gpu.l2_bytes,
-        regs_per_multiprocessor=gpu.registers_per_sm,
-        max_threads_per_multi_processor=gpu.max_threads_per_sm,
-        max_threads_per_block=gpu.max_threads_per_block,
-        warp_size=gpu.warp_size,
+        regs_per_multiprocessor=gpu.limits.registers_per_sm,
+        max_threads_per_multi_processor=gpu.limits.max_threads_per_sm,
+        max_threads_per_block=gpu.limits.max_threads_per_block,
+        warp_size=gpu.limits.warp_size,
         shared_memory_per_block=48 << 10,  # without opting in, on every NVIDIA GPU
-        shared_memory_per_block_optin=gpu.shared_bytes_per_block_optin,
-        shared_memory_per_multiprocessor=gpu.shared_bytes_per_sm,
+        shared_memory_per_block_optin=gpu.limits.shared_bytes_per_block_optin,
+        shared_memory_per_multiprocessor=gpu.limits.shared_bytes_per_sm,
         is_integrated=False,
         is_multi_gpu_board=False,
     )

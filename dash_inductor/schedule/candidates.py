@@ -127,7 +127,7 @@ class Sizes:
     def grouped(self, family: str) -> list[Candidate]:
         """By places, with the roles that share a head evenly.
 
-        Under boustrophedon with a role for every worker instead, since the last chains are the shortest; fewer passes never pay there.
+        Under boustrophedon with a role for every worker instead: the last chains are the shortest.
         """
         ar = self.ar
         if self._boustrophedon(family):

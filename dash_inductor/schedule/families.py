@@ -105,7 +105,7 @@ class RoundRobin(Clocked):
         """Chains of each pass."""
         return parts(self.geometry.n_kv, self.roles)
 
-    @property
+    @cached_property
     def slots(self) -> tuple[tuple[int, ...], ...]:
         """Chain of each (slot, role), in the order the role runs them; -1 for none."""
         return tuple((*part, *[-1] * (self.roles - len(part))) for part in self.parts)

@@ -34,9 +34,7 @@ def formula(plan: Plan | Straddling, *, step_ns: int, hop_ns: int) -> Formula | 
     if s.name == TABLE or (isinstance(plan, Straddling) and s.name in MONO):
         return None
     if isinstance(plan, Straddling):
-        units = g.n_kv if s.name == "shift" else -(-g.n_kv // 2)
-        turns = times.round_robin_turns(units, plan.heads, plan.workers, INTEGER)
-        return _ring(s, turns, tau, hop_ns)
+        return _ring(s, times.round_robin_turns(plan.units, plan.heads, plan.workers, INTEGER), tau, hop_ns)
     if s.roles == 1:  # no hop anywhere
         return Formula(plan.rounds * (plan.steps // plan.heads) * step_ns, True)
     if isinstance(s, Shift | Symmetric):

@@ -155,10 +155,9 @@ class Straddling:
     def __post_init__(self) -> None:
         for name in ("heads", "workers", "group"):
             check_count(name, getattr(self, name))
-        units = len(self._units)
-        roles = self.schedule.roles
-        if self._leads and roles != min(units, self.workers):
-            raise ValueError(f"roles must be {min(units, self.workers)} (all units of a head, or workers), got {roles}")
+        roles, most = self.schedule.roles, min(self.units, self.workers)
+        if isinstance(self.schedule, Shift | Symmetric) and roles != most:
+            raise ValueError(f"roles must be {most} (all units of a head, or workers), got {roles}")
 
     @property
     def family(self) -> str:
@@ -174,6 +173,11 @@ class Straddling:
     def heads_in_flight(self) -> int:
         """Lines of roles."""
         return 1
+
+    @property
+    def units(self) -> int:
+        """Chains, or pairs of them, of a head."""
+        return len(self._units)
 
     @property
     def steps(self) -> int:
@@ -193,13 +197,15 @@ class Straddling:
 
     def schedule_of(self, head: int) -> Schedule:
         """The schedule of a head; the same for all that begin at the same place of a round."""
-        begin = head * len(self._units) % self.workers
-        return self._led(min(self.schedule.roles, self.workers - begin)) if self._leads else self.schedule
+        if not isinstance(self.schedule, Shift | Symmetric):
+            return self.schedule
+        lead = min(self.schedule.roles, self.workers - head * self.units % self.workers)
+        return self._by_lead.setdefault(lead, replace(self.schedule, lead=lead))
 
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
         """(head, chain) of the worker in order."""
-        for line in range(worker, self.heads * len(self._units), self.workers):
-            head, unit = divmod(line, len(self._units))
+        for line in range(worker, self.heads * self.units, self.workers):
+            head, unit = divmod(line, self.units)
             yield from ((head, j) for j in self._units[unit])
 
     @cached_property
@@ -210,17 +216,6 @@ class Straddling:
         units = [[row[a] for row in part if row[a] >= 0] for part in rows for a in range(self.schedule.roles)]
         return [unit for unit in units if unit]
 
-    @property
-    def _leads(self) -> bool:
-        return isinstance(self.schedule, Shift | Symmetric)
-
-    def _led(self, lead: int) -> Schedule:
-        """The schedule with a first pass of `lead` roles."""
-        if lead not in self._by_lead:
-            assert isinstance(self.schedule, Shift | Symmetric)
-            self._by_lead[lead] = replace(self.schedule, lead=lead)
-        return self._by_lead[lead]
-
     @cached_property
     def _by_lead(self) -> dict[int, Schedule]:
-        return {}
+        return {}  # one schedule, with its ranks, for all heads that begin alike

@@ -124,15 +124,16 @@ def _cells(schedule: Schedule, group: int) -> tuple[int, list[list[int]]]:
             raise ScheduleError(f"{schedule.name}: chain {j} visits {order}, not each of {tuple(g.tiles(j))} once")
     tiles = list(chain.from_iterable(orders))
     sizes = list(map(Counter(tiles).__getitem__, range(g.n_q)))
-    starts = [0, *accumulate(size + 1 for size in sizes)]
+    firsts = list(accumulate((size + 1 for size in sizes), initial=1))  # rank 0 of every tile
+    count = firsts[-1] - 1
     ranks = list(chain.from_iterable(map(schedule.ranks, range(g.n_kv))))
     if min(ranks) < 0 or any(map(operator.ge, ranks, map(sizes.__getitem__, tiles))):
         _check_ranks(schedule)
-    cells = [starts[i] + rank + 1 for i, rank in zip(tiles, ranks, strict=True)]
+    cells = list(map(operator.add, map(firsts.__getitem__, tiles), ranks))
     if group > 1:
-        cells = [x * starts[-1] + cell for cell in cells for x in range(group)]
+        cells = [x * count + cell for cell in cells for x in range(group)]
     stops = accumulate((group * len(order) for order in orders), initial=0)
-    return starts[-1], [cells[start:stop] for start, stop in pairwise(stops)]
+    return count, [cells[start:stop] for start, stop in pairwise(stops)]
 
 
 def _check_ranks(schedule: Schedule) -> None:

@@ -60,7 +60,7 @@ class Symmetric(Clocked):
         """Pairs of each pass."""
         return parts(self.pairs, self.roles, self.lead)
 
-    @property
+    @cached_property
     def slots(self) -> tuple[tuple[int, ...], ...]:
         """Chain of each (slot, role), -1 for none: slot 2p has the big chains of pass p, slot 2p + 1 the small ones."""
         n = self.geometry.n_kv

@@ -51,9 +51,8 @@ def pack_plan(plan: Plan | Straddling) -> list[int]:
         )
     if plan.schedule.name == "symmetric" and not g.is_triangle:
         raise ValueError(f"symmetric_round_robin needs a triangle: equal lengths and block_n a multiple of block_m, got {g}")
-    symmetric = plan.schedule.name == "symmetric"
-    units = -(-g.n_kv // 2) if symmetric else g.n_kv
-    return [plan.workers, plan.heads_in_flight, 1 + symmetric, 0, g.n_kv, g.steps(0), units, g.kv_len]
+    slots = 2 if plan.schedule.name == "symmetric" else 1
+    return [plan.workers, plan.heads_in_flight, slots, 0, g.n_kv, g.steps(0), plan.units, g.kv_len]
 
 
 def row_ints(plan: Plan | Straddling) -> int:

@@ -133,7 +133,7 @@ def causal_mono(
     steps = ar.floor_div(total * (2 * ar.max(n_q, last) - last) + alone * (k * (roles - 1)), 2)
     filled = steps * tau + (roles - 1) * (ar.floor_div(total, 2) * ring + skew + alone * (late - skew))
 
-    # One round: whole pairs of passes, and then a last pass (of an odd number), or a last pair that may lack chains (of an even one).
+    # One round: whole pairs of passes, and then a last pass (of an odd number) or a last pair that may lack chains (an even one).
     pairs = ar.floor_div(passes - 1, 2)
     first = 2 * pairs * roles  # the first chain after the whole pairs
     longest = (n_q - k * first) * tau

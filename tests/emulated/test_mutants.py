@@ -35,7 +35,7 @@ FIRST_STORES = """    if ATOMIC_ADD:
 
 def mutate(monkeypatch, name, changes):
     """Puts a kernel in the place of the template in whose source all keys of `changes` are replaced by their values."""
-    text = source("sdpa_backward", "functions")
+    text = source(*kernels.SDPA_BACKWARD_PARTS)
     for before, after in changes.items():
         assert before in text
         text = text.replace(before, after)
@@ -68,6 +68,25 @@ def test_without_the_wait_bits_change(family, mask, monkeypatch):
     mutate(monkeypatch, f"without_wait_{family}_{mask}", {WAIT: "pass"})
     with enabled(schedule=family):
         assert len(outcomes(mask) - {"deadlock"}) > 1
+
+
+ROUND_ROBIN = [("shift_round_robin", "full"), ("symmetric_round_robin", "causal_top_left")]
+
+
+@pytest.mark.parametrize(("family", "mask"), ROUND_ROBIN)
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (WAIT, "pass"),
+        ("first = tl.maximum(0, begin)", "first = 0*begin"),  # as if every head began with its first unit in every round
+        ("tl.minimum(line, begin + roles)", "tl.minimum(line, roles)"),  # as if every head began at the first worker
+    ],
+)
+def test_a_round_robin_without_the_wait_or_with_other_passes_has_other_bits(family, mask, before, after, monkeypatch):
+    args = exact(1, 2, 224, 224, 16)  # 14 chains, or 8 pairs, on 6 workers
+    mutate(monkeypatch, f"{family}_{before[:5]}_{after[:9]}".translate(str.maketrans("=.*() ", "______")), {before: after})
+    with enabled(schedule=family):
+        assert outcomes(mask, args, seeds=range(4)) != {specified(mask, args)}
 
 
 def test_with_an_early_release_bits_change(monkeypatch):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from attention import OP, attention, check_gradients, compiled, exact, gradients, normal, qkv
+from test_declined import backward
 from test_op import Backward, equal
 from torch._dynamo import config as dynamo_config
 
@@ -10,6 +11,7 @@ import dash_inductor
 from dash_inductor import emulation, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.lowering import kernels
+from dash_inductor.matching import declined
 from dash_inductor.ops import reference
 from dash_inductor.schedule import Geometry, make
 from dash_inductor.templates import source
@@ -55,6 +57,15 @@ def test_gradients(dtype, causal, batch, heads, q_len, kv_len, head_dim):
     *inputs, grad_out = qkv(batch, heads, q_len, kv_len, head_dim, dtype=dtype)
     with enabled(template=template_for(head_dim)):
         check_gradients(attention(causal=causal), inputs, grad_out)
+    assert_two_passes()
+
+
+def test_keys_past_the_end_where_all_scores_are_far_below_0():
+    """There exp(0 - logsumexp) is infinite, which times 0 would be NaN."""
+    *inputs, grad_out = qkv(1, 1, 40, 70, 16)
+    query, key, value = inputs
+    with enabled(template="two_pass"):
+        check_gradients(attention(), [query + 8, key - 8, value], grad_out)
     assert_two_passes()
 
 
@@ -173,6 +184,29 @@ def test_the_report(dynamic):
     assert (decision.roles, decision.heads_in_flight, decision.predicted_us) == (None, None, None)
     if not dynamic:
         assert decision.workspace_bytes == 2 * 4 * 2 * 3 * 80  # delta and lse, fp32, of 70 rows padded to Q tiles of 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "head_dim", "reason"),
+    [
+        ({}, 256, None),
+        ({"launch": "chained"}, 192, None),
+        ({"guarantee": "batch"}, 256, None),
+        ({"template": "one_pass"}, 192, "head dim 192 is outside 16..128"),
+        ({"schedule": "ascending"}, 256, "head dim 256 is outside 16..128"),
+        ({"template": "two_pass"}, 264, "head dim 264 is outside 16..256"),
+    ],
+)
+def test_what_is_declined(settings, head_dim, reason):
+    node = backward(like=dict.fromkeys(("query", "key", "value"), (1, 2, 40, head_dim)))
+    with enabled(**settings), emulate():
+        assert declined(node) == reason
+
+
+def test_a_table_mask_is_refused():
+    args = exact(1, 1, 32, 64, 16)
+    with enabled(template="two_pass"), emulate(), pytest.raises(ValueError, match="template='two_pass' takes no mask='table'"):
+        OP(*args, mask="table", blocks=torch.ones(2, 2, dtype=torch.bool))
 
 
 # Kernels broken on purpose: the checks above must see each of them.

@@ -141,7 +141,12 @@ def test_heads_in_flight_stay_within_l2_unless_workers_would_idle() -> None:
     [
         ({"mask": "full"}, {"family": "symmetric"}, "family 'symmetric' serves causal masks only"),
         ({}, {"family": "shift"}, "family 'shift' serves the full mask only"),
-        ({}, {"family": "best"}, "family must be one of auto, ascending, descending, shift, symmetric, shift_round_robin, symmetric_round_robin, got 'best'"),
+        (
+            {},
+            {"family": "best"},
+            "family must be one of auto, ascending, descending, shift, symmetric, shift_round_robin, symmetric_round_robin, "
+            "got 'best'",
+        ),
         ({}, {"family": "symmetric", "guarantee": "batch"}, "guarantee 'batch' needs ascending or descending"),
         ({}, {"guarantee": "always"}, "guarantee must be one of run, device, batch, got 'always'"),
         ({"mask": "window"}, {}, "mask must be one of"),

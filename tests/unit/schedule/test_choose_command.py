@@ -58,6 +58,11 @@ def test_the_workspace(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["workspace_bytes"] == 4 * (32 * 8192 * (128 + 2) + ints)
 
 
+@pytest.mark.parametrize(("device", "template"), [("h100", "one_pass"), ("a100", "two_pass")])
+def test_the_template(device: str, template: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert printed(capsys, EXAMPLE.replace("h100", device))["template"] == template
+
+
 def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(EXAMPLE.split()) == 0
     out = capsys.readouterr().out

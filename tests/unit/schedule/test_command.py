@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dash_inductor.cli import main
-from dash_inductor.schedule import FAMILIES, TABLE
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, TABLE
 
 EXAMPLE = (
     "simulate --mask causal --q-tiles 16 --kv-tiles 8 --heads 4 --workers 8 --family symmetric --roles 4 "
@@ -100,8 +100,11 @@ def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixtu
     n_q, n_kv, group = rng.randint(1, 9), rng.randint(1, 7), rng.choice([1, 1, 2, 3])
     mask = rng.choice(["full", "causal", "causal_bottom_right", f"window:{rng.randint(0, 3)}"])
     families = ["ascending", "descending", "table", *{"f": ["shift"], "c": ["symmetric"]}.get(mask[0], [])]
+    families += [f"{family}_round_robin" for family in families[3:]]
     family = rng.choice(families)
-    most = {"symmetric": -(-n_kv // 2), "shift": min(n_q, n_kv)}.get(family, n_kv)
+    most = {"symmetric": -(-n_kv // 2), "shift": min(n_q, n_kv), "symmetric_round_robin": 9}.get(family, n_kv)
+    if family == "shift_round_robin":
+        most = 9 if n_kv <= n_q else n_q
     roles = rng.randint(1, most)
     heads, spare = group * rng.randint(1, 5), rng.randint(0, 9)
     costs = {"compute": rng.randint(1, 9), "reduce": rng.randint(0, 9), "sync": rng.randint(0, 20)}
@@ -117,7 +120,8 @@ def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixtu
 
     workers = found["workers"]
     assert len(workers) == roles + spare
-    assert found["heads_in_flight"] == min(heads // group, (roles + spare) // roles)
+    lines = 1 if family.endswith("round_robin") else (roles + spare) // roles
+    assert found["heads_in_flight"] == min(heads // group, lines)
     tasks = sorted(tuple(task) for row in workers for task in row)
     tiles = {(q, kv) for q in range(n_q) for kv in range(n_kv) if allowed(mask, q, kv, n_q, n_kv)}
     assert [(head, kv, q) for head, kv, q, _ in tasks] == sorted((head, kv, q) for head in range(heads) for q, kv in tiles)
@@ -225,14 +229,14 @@ COMPARE = "compare --heads 8 --kv-tiles 6 --workers 12 --compute-ns 800 --reduce
 def test_compare_has_every_family_that_serves_the_mask(mask: str, capsys: pytest.CaptureFixture[str]) -> None:
     rows = printed(capsys, arguments(COMPARE, mask=mask, every=2, ratio=3))
     assert [(row["kv_tiles"], row["q_tiles"], row["kv_heads"]) for row in rows] == [(2, 6, 8), (4, 12, 8), (6, 18, 8)]
-    missing = {"full": {"symmetric"}, "causal": {"shift"}, "window:1": {"shift", "symmetric"}}[mask]
+    missing = {"full": ("symmetric",), "causal": ("shift",), "window:1": ("shift", "symmetric")}[mask]
     for row in rows:
-        assert set(row["families"]) == {*FAMILIES, TABLE} - missing
+        assert set(row["families"]) == {f for f in (*FAMILIES, *ROUND_ROBIN, TABLE) if not f.startswith(missing)}
         for family, best in row["families"].items():
             words = arguments(EXAMPLE, mask=mask, q_tiles=row["q_tiles"], kv_tiles=row["kv_tiles"], heads=8, workers=12)
             one = printed(capsys, arguments(" ".join(words), family=family, roles=best["roles"]))
             assert {name: one[name] for name in best} == best and one["lower_bound_ns"] == row["lower_bound_ns"]
-            for roles in (1, row["kv_tiles"] // 2):
+            for roles in () if family in ROUND_ROBIN else (1, row["kv_tiles"] // 2):
                 other = printed(capsys, arguments(" ".join(words), family=family, roles=roles))
                 assert best["makespan_ns"] <= other["makespan_ns"]
 

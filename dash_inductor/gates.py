@@ -1,0 +1,212 @@
+"""The `gates` command: compiles what the tile tables can lead to, and says what of it breaks a rule that no test of results sees.
+
+A kernel that spills, waits behind every matmul or fits an SM less often than the cost model assumes still gives right results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from .config import ONE_PASS, TWO_PASS
+from .console import table
+from .cubin import inspect
+from .devices import LIMITS, device, occupancy
+from .templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Tile, TwoPassTile, tile, tiles_of, two_pass_tile
+
+if TYPE_CHECKING:
+    from .codegen import CompiledKernel
+
+DEVICES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200"}
+HEAD_DIMS = (16, 32, 64, 96, 128, 192, 256)
+HEADS, LENGTH = 16, 8192
+SHAPES: dict[str, dict[str, Any]] = {
+    "full": {"mask": "full"},
+    "causal": {"mask": "causal"},
+    "causal-ragged-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "q_len": LENGTH - 33, "kv_len": LENGTH - 33},
+    "causal-dynamic-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "dynamic": True},
+}
+MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
+# (Triton, head dim) -> the most instructions of the main loop, by shape, on sm_90: what the kernel had when it was designed. The
+# cost constants of an H100 were estimated from these counts.
+MOST_INSTRUCTIONS: dict[tuple[str, int], dict[str, int]] = {
+    ("3.6", 64): {"full": 414, "causal": 472, "causal-ragged-gqa": 571},
+    ("3.6", 128): {"full": 497, "causal": 566, "causal-ragged-gqa": 710},
+    ("3.7", 64): {"full": 399, "causal": 457, "causal-ragged-gqa": 556},
+    ("3.7", 128): {"full": 482, "causal": 551, "causal-ragged-gqa": 691},
+    ("3.9", 64): {"full": 447, "causal": 496, "causal-ragged-gqa": 535},
+    ("3.9", 128): {"full": 564, "causal": 605, "causal-ragged-gqa": 653},
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One kind of attention on one GPU, in one template."""
+
+    arch: str  # sm_90
+    template: str
+    dtype: str
+    head_dim: int
+    shape: str  # of SHAPES
+
+    @property
+    def tile(self) -> Tile | TwoPassTile:
+        find = tile if self.template == ONE_PASS else two_pass_tile
+        return find(device(DEVICES[self.arch]).arch, self.dtype, self.head_dim)
+
+    @property
+    def most_instructions(self) -> int | None:
+        """Of the installed Triton, where there is such a figure."""
+        import triton
+
+        if (self.arch, self.template) != ("sm_90", ONE_PASS):
+            return None
+        return MOST_INSTRUCTIONS.get((triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
+
+
+def cells(
+    archs: Sequence[str] = tuple(DEVICES),
+    templates: Sequence[str] = (ONE_PASS, TWO_PASS),
+    dtypes: Sequence[str] = HALF_DTYPES,
+    head_dims: Sequence[int] = HEAD_DIMS,
+    shapes: Sequence[str] = tuple(SHAPES),
+) -> list[Cell]:
+    """Every cell of the tile tables, or those asked for."""
+    return [
+        Cell(arch, template, dtype, head_dim, shape)
+        for arch in archs
+        for template in templates
+        for head_dim in head_dims
+        if template == TWO_PASS or head_dim <= ONE_PASS_HEAD_DIM
+        for dtype in dtypes
+        for shape in shapes
+    ]
+
+
+def figures(compiled: CompiledKernel, arch: int) -> dict[str, int | bool]:
+    """All that is gated of one compiled kernel, by name: the cubin's figures, Triton's, and how many CTAs an SM holds."""
+    report = inspect(compiled.cubin, compiled.metadata.shared)
+    num_warps = compiled.metadata.num_warps
+    tmem_columns = getattr(compiled.metadata, "tmem_size", None) or 0
+    return {
+        "num_warps": num_warps,
+        "num_stages": compiled.metadata.num_stages,
+        **report.as_dict(),
+        "tmem_columns": tmem_columns,
+        "ctas_per_sm": occupancy(
+            arch,
+            registers=report.registers,
+            shared_bytes=report.shared_bytes,
+            threads=num_warps * LIMITS[arch].warp_size,
+            tmem_columns=tmem_columns,
+        ),
+    }
+
+
+def violated(
+    found: Mapping[str, int | bool], arch: int, used: Tile | TwoPassTile, most_instructions: int | None = None
+) -> list[str]:
+    """The gates that the `figures` of a main kernel do not pass, a sentence each."""
+    limits = LIMITS[arch]
+    one_pass = isinstance(used, Tile)
+    matmul = MATMULS[tiles_of(arch)]
+    others = [name for name in MATMULS.values() if name != matmul and found[name]]
+    additions = one_pass and used.atomic_add
+    gates = [
+        (found[matmul] > 0, f"no matmul in the main loop is {matmul.upper()}"),
+        (not others, f"matmuls in the main loop are {', '.join(name.upper() for name in others)}, not {matmul.upper()}"),
+        (
+            not found["wgmma_serialised"],
+            f"every wgmma is waited for: {found['warpgroup_depbars']} WARPGROUP.DEPBAR in the main loop",
+        ),
+        (found["ldgsts"] + found["utmaldg"] > 0, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
+        (found["local_in_loop"] == 0, f"the main loop spills: {found['local_in_loop']} LDL and STL"),
+        (found["atomg"] == 0, f"{found['atomg']} ATOMG in the main loop: an addition returns its value"),
+        (
+            (found["red"] > 0) == additions,
+            f"{found['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}",
+        ),
+        (found["registers"] <= limits.registers_per_thread, f"{found['registers']} registers of {limits.registers_per_thread}"),
+        (
+            found["shared_bytes"] <= limits.shared_bytes_per_block_optin,
+            f"{found['shared_bytes']} bytes of shared memory of {limits.shared_bytes_per_block_optin}",
+        ),
+        (
+            found["tmem_columns"] <= limits.tmem_columns,
+            f"{found['tmem_columns']} columns of tensor memory of {limits.tmem_columns}",
+        ),
+        (
+            not one_pass or found["ctas_per_sm"] == used.ctas_per_sm,
+            f"an SM holds {found['ctas_per_sm']} CTAs, where the tile table has {getattr(used, 'ctas_per_sm', None)}",
+        ),
+        (
+            most_instructions is None or found["instructions_in_loop"] <= most_instructions,
+            f"{found['instructions_in_loop']} instructions in the main loop, more than {most_instructions}",
+        ),
+    ]
+    return [sentence for passed, sentence in gates if not passed]
+
+
+def rows(cell: Cell) -> Iterator[dict[str, Any]]:
+    """The main kernel of a cell, of two passes both: figures and violated gates."""
+    from . import enabled
+    from .codegen import attention_backward, compile_kernel
+
+    key = DEVICES[cell.arch]
+    sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES[cell.shape]
+    with enabled(template=cell.template):
+        code = attention_backward(key, batch=2, heads=HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
+    sources = [source for source in code.kernels.values() if "tl.dot(" in source]
+    assert len(sources) == (1 if cell.template == ONE_PASS else 2), code.decisions
+    arch = device(key).arch
+    for n, source in enumerate(sources):
+        row = asdict(cell) | {"tile": str(cell.tile), "kernel": "dq" if n else "dkdv" if len(sources) == 2 else "all"}
+        try:
+            found = figures(compile_kernel(source, key), arch)
+        except Exception as error:  # what Triton and ptxas raise has no common class
+            yield row | {"gates": [f"it does not compile: {str(error).splitlines()[0]}"]}
+        else:
+            yield row | found | {"gates": violated(found, arch, cell.tile, cell.most_instructions)}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `gates`."""
+    for name, choices in (("arch", DEVICES), ("template", (ONE_PASS, TWO_PASS)), ("dtype", HALF_DTYPES), ("shape", SHAPES)):
+        parser.add_argument(f"--{name}", choices=choices, action="append", help="only this (repeatable)")
+    parser.add_argument("--head-dim", choices=HEAD_DIMS, type=int, action="append", help="only this (repeatable)")
+    parser.add_argument("--json", action="store_true", help="every figure, as JSON")
+
+
+COLUMNS = (
+    *("arch", "template", "kernel", "dtype", "head_dim", "shape", "tile"),
+    *("registers", "stack_bytes", "shared_bytes", "tmem_columns", "ctas_per_sm", "instructions_in_loop", "local_in_loop"),
+)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Compile and judge; the exit code is 1 if a gate is violated."""
+    import triton
+
+    asked = {f"{name}s": getattr(args, name) for name in ("arch", "template", "dtype", "shape", "head_dim")}
+    todo = cells(**{name: values for name, values in asked.items() if values})
+    found: list[dict[str, Any]] = []
+    for n, cell in enumerate(todo, 1):
+        print(
+            f"[{n}/{len(todo)}] {cell.arch} {cell.template} {cell.dtype} d={cell.head_dim} {cell.shape}",
+            file=sys.stderr,
+            flush=True,
+        )
+        found.extend(rows(cell))
+    failed = sum(bool(row["gates"]) for row in found)
+    if args.json:
+        print(json.dumps({"triton": triton.__version__, "rows": found}, indent=2))
+    else:
+        title = f"Triton {triton.__version__}: {failed} of {len(found)} kernels break a rule"
+        lines = [{name: row.get(name) for name in COLUMNS} | {"gates": "; ".join(row["gates"]) or "pass"} for row in found]
+        table(title, lines)
+        print(title)
+    return 1 if failed else 0
