@@ -115,10 +115,12 @@ def cost_file(target: Any, found: dict[int, Constants], gpu: str) -> str:
         tflops = round(flop * target.sms * tile.ctas_per_sm / constants.step_ns / 1000)
         said = f"{source}: {constants.step_ns:.0f} ns a step, fit {constants.error:.1%} off"
         parts.append(entry(f"tflops.{d}", tflops, said, False))
-    for name in ("hop_ns", "shift_percent", "launch_ns", "chain_ns"):
+    for name in ("hop_ns", "shift_percent", "launch_ns"):
         values = [getattr(constants, name) for constants in found.values()]
         each = ", ".join(f"{value:.0f} at d = {d}" for d, value in zip(found, values, strict=True))
         parts.append(entry(name, max(0, round(statistics.fmean(values))), f"{source}: {each}", False))
+    for d, constants in found.items():
+        parts.append(entry(f"chain_ns.{d}", max(0, round(constants.chain_ns)), source, False))
     for d, said in numbers.get("two_pass_percent", {}).items():
         parts.append(entry(f"two_pass_percent.{d}", said["value"], said["source"], said["estimate"]))
     return "\n".join(parts)

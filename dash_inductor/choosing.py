@@ -69,6 +69,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     # semaphore for each (head, Q tile)
     rows = query_heads * n_q * used.block_m
     plan = choice.plan()
+    chains = max(len(list(plan.tasks(worker))) for worker in (0, plan.workers - 1))
     ints = len(pack_plan(plan)) + row_ints(plan) + 2 + query_heads * n_q
     return {
         "device": args.device,
@@ -82,6 +83,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "stride": choice.stride or None,
         "boustrophedon": choice.boustrophedon,
         "predicted_us": None if choice.time_ns is None else choice.time_ns / 1000,
+        "overhead_us": (costs.launch_ns + chains * costs.chain_ns) / 1000,
         "estimate": costs.estimate,
         "step_ns": costs.step_ns,
         "hop_ns": costs.hop_ns,

@@ -107,6 +107,8 @@ def tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something (architecture.md).
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True)
     found = _TILES[tiles_of(arch), max(64, block_d)]
+    if tiles_of(arch) == 80:
+        block_d = max(32, block_d)  # with 16 columns an SM would hold two CTAs of some kernels and one of others
     return replace(found, block_d=block_d, instr_n=min(found.instr_n, block_d))
 
 

@@ -28,6 +28,8 @@ class Costs:
     workers: int  # P: CTAs resident at once
     l2_bytes: int
     estimate: bool  # whether any number is not a measurement
+    launch_ns: int = 0  # of a launch, beside its steps
+    chain_ns: int = 0  # of a chain, beside its steps
     margin_percent: int = 2  # how much faster than the default another candidate must be: what the model may be off
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each number comes from
 
@@ -35,7 +37,7 @@ class Costs:
         for name in ("step_ns", "workers", "l2_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("hop_ns", "shift_percent", "margin_percent"):
+        for name in ("hop_ns", "shift_percent", "launch_ns", "chain_ns", "margin_percent"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
@@ -70,7 +72,8 @@ def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | N
     arch = numbers.pop("arch")
     if "tflops" in numbers:
         numbers["step_ns"] = _step(numbers, block_m * block_n * head_dim * FLOP_PER_ELEMENT, head_dim, ctas_per_sm)
-    used = ("step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes")
+    numbers["chain_ns"] = numbers["chain_ns"][_up_to(head_dim)]
+    used = ("step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes", "launch_ns", "chain_ns")
     return Costs(
         device=device,
         arch=arch,
@@ -79,6 +82,8 @@ def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | N
         shift_percent=numbers["shift_percent"]["value"],
         workers=(sms or numbers["sms"]["value"]) * ctas_per_sm,
         l2_bytes=numbers["l2_bytes"]["value"],
+        launch_ns=numbers["launch_ns"]["value"],
+        chain_ns=numbers["chain_ns"]["value"],
         estimate=any(numbers[name]["estimate"] for name in used),
         sources={name: numbers[name]["source"] for name in used},
     )
@@ -86,7 +91,12 @@ def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | N
 
 def _step(numbers: dict[str, Any], flop: int, head_dim: int, ctas_per_sm: int) -> dict[str, Any]:
     """step_ns from the device's TFLOPS, of which an SM has its share and a CTA its share of that."""
-    rate = numbers["tflops"]["128" if head_dim > 64 else "64"]
+    rate = numbers["tflops"][_up_to(head_dim)]
     per_ns = rate["value"] * 1000  # FLOP per ns of the whole device
     step_ns = (flop * numbers["sms"]["value"] * ctas_per_sm + per_ns // 2) // per_ns
     return {"value": max(1, step_ns), "source": rate["source"], "estimate": rate["estimate"]}
+
+
+def _up_to(head_dim: int) -> str:
+    """The head dim of a file under which that of a tile falls."""
+    return "128" if head_dim > 64 else "64"

@@ -81,7 +81,8 @@ def test_the_file_it_writes_is_a_cost_file() -> None:
     assert numbers.pop("arch") == "sm_90"
     unchanged = tomllib.loads((calibrate.FOLDER / "h100.toml").read_text())
     assert numbers.pop("two_pass_percent") == unchanged["two_pass_percent"]
-    numbers.update({f"tflops.{d}": entry for d, entry in numbers.pop("tflops").items()})
+    for name in ("tflops", "chain_ns"):
+        numbers.update({f"{name}.{d}": entry for d, entry in numbers.pop(name).items()})
     assert {name: entry["value"] for name, entry in numbers.items()} == {
         "sms": 132,
         "l2_bytes": 50 * 2**20,
@@ -90,7 +91,8 @@ def test_the_file_it_writes_is_a_cost_file() -> None:
         "hop_ns": 1500,
         "shift_percent": 7,
         "launch_ns": 9000,
-        "chain_ns": 700,
+        "chain_ns.64": 700,
+        "chain_ns.128": 700,
     }
     assert not any(entry["estimate"] for entry in numbers.values())
     assert "d = 64" in numbers["hop_ns"]["source"]

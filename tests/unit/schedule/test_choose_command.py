@@ -37,6 +37,8 @@ def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFi
     costs = load_costs("h100", block_m=64, block_n=128, head_dim=d)
     choice = choose(shape, costs, "device" if "device" in change else "run")
     assert (found["family"], found["roles"], found["heads_in_flight"]) == (choice.family, choice.roles, choice.heads_in_flight)
+    chains = max(len(list(choice.plan().tasks(worker))) for worker in range(choice.plan().workers))
+    assert found["overhead_us"] == (choice.costs.launch_ns + chains * choice.costs.chain_ns) / 1000
     assert found["predicted_us"] == (None if choice.time_ns is None else choice.time_ns / 1000)
     if "device" in change:
         assert {row["family"] for row in found["candidates"]} == {"descending"}

@@ -16,13 +16,13 @@ def test_the_known_devices() -> None:
 def test_every_number_has_a_source(device: str) -> None:
     numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text())
     assert isinstance(numbers.pop("arch"), str)
-    for per_head_dim in ("tflops", "two_pass_percent"):
+    for per_head_dim in ("tflops", "chain_ns", "two_pass_percent"):
         numbers.update({f"{per_head_dim}.{d}": entry for d, entry in numbers.pop(per_head_dim, {}).items()})
     for name, entry in numbers.items():
         assert set(entry) == {"value", "source", "estimate"}, name
         assert isinstance(entry["value"], int) and isinstance(entry["estimate"], bool) and entry["source"], name
     costs = load_costs(device, block_m=64, block_n=128, head_dim=64)
-    assert set(costs.sources) == {"step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes"}
+    assert set(costs.sources) == {"step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes", "launch_ns", "chain_ns"}
     assert costs.estimate  # until someone measures: then this test and the file change together
 
 
@@ -32,6 +32,13 @@ def test_h100_steps(head_dim: int, step_ns: int) -> None:
     costs = load_costs("h100", block_m=64, block_n=128, head_dim=head_dim)
     assert (costs.step_ns, costs.hop_ns, costs.workers, costs.l2_bytes) == (step_ns, 1500, 132, 50 * 2**20)
     assert costs.shifted_step_ns == step_ns * 107 // 100
+
+
+def test_h100_chains_at_the_memorys_peak() -> None:
+    """K, V, dk and dv of a KV tile, 2 bytes each, at an SM's part of 3.35 TB/s."""
+    for head_dim in (64, 128):
+        costs = load_costs("h100", block_m=64, block_n=128, head_dim=head_dim)
+        assert costs.chain_ns == pytest.approx(4 * 128 * head_dim * 2 / (3.35e12 / 132) * 1e9, rel=1e-3)
 
 
 def test_the_emulated_device() -> None:

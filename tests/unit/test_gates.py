@@ -1,0 +1,186 @@
+"""What gates say about figures, how often an SM holds a CTA, and what loading a kernel that does not fit as expected does."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import pytest
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+from dash_inductor.devices import LIMITS, occupancy, stand_in
+from dash_inductor.gates import DEVICES, HEAD_DIMS, MOST_INSTRUCTIONS, SHAPES, Cell, cells, violated
+from dash_inductor.occupancy import Checked, check, expect
+from dash_inductor.templates.tiles import tile, two_pass_tile
+
+# Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
+GOOD = {
+    "registers": 222,
+    "shared_bytes": 82432,
+    "tmem_columns": 0,
+    "ctas_per_sm": 1,
+    "instructions_in_loop": 391,
+    "local_in_loop": 0,
+    "hgmma": 24,
+    "hmma": 0,
+    "utcmma": 0,
+    "ldgsts": 6,
+    "utmaldg": 0,
+    "red": 4,
+    "atomg": 0,
+    "warpgroup_depbars": 3,
+    "wgmma_serialised": False,
+}
+TILE = tile(90, "bf16", 64)
+
+
+def broken(**changed: int | bool) -> list[str]:
+    return violated(GOOD | changed, 90, TILE, 399)
+
+
+def test_figures_that_pass():
+    assert broken() == []
+    assert broken(ldgsts=0, utmaldg=2) == []  # by TMA
+    assert broken(instructions_in_loop=399) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"hgmma": 0}, "no matmul in the main loop is HGMMA"),
+        ({"hmma": 1}, "matmuls in the main loop are HMMA, not HGMMA"),
+        ({"warpgroup_depbars": 21, "wgmma_serialised": True}, "every wgmma is waited for: 21 WARPGROUP.DEPBAR in the main loop"),
+        ({"ldgsts": 0}, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
+        ({"local_in_loop": 2}, "the main loop spills: 2 LDL and STL"),
+        ({"atomg": 1}, "1 ATOMG in the main loop: an addition returns its value"),
+        ({"red": 0}, "0 REDG.F32 in the main loop, where the tile has some"),
+        ({"registers": 256}, "256 registers of 255"),
+        ({"shared_bytes": 232449}, "232449 bytes of shared memory of 232448"),
+        ({"tmem_columns": 32}, "32 columns of tensor memory of 0"),
+        ({"ctas_per_sm": 2}, "an SM holds 2 CTAs, where the tile table has 1"),
+        ({"instructions_in_loop": 400}, "400 instructions in the main loop, more than 399"),
+    ],
+)
+def test_each_gate(changed, sentence):
+    assert broken(**changed) == [sentence]
+
+
+def test_gates_of_other_architectures_and_of_two_passes():
+    ampere = GOOD | {"hgmma": 0, "hmma": 80, "red": 0}
+    assert violated(ampere, 80, tile(80, "bf16", 64)) == violated(ampere, 89, tile(89, "bf16", 64)) == []
+    assert violated(ampere | {"red": 4}, 80, tile(80, "bf16", 64)) == ["4 REDG.F32 in the main loop, where the tile has none"]
+    assert violated(ampere | {"shared_bytes": 101377}, 86, tile(86, "bf16", 64)) == ["101377 bytes of shared memory of 101376"]
+    blackwell = GOOD | {"hgmma": 0, "utcmma": 10, "tmem_columns": 512}
+    assert violated(blackwell, 100, tile(100, "bf16", 64)) == []
+    assert violated(blackwell | {"tmem_columns": 1024}, 100, tile(100, "bf16", 64)) == ["1024 columns of tensor memory of 512"]
+    both = two_pass_tile(90, "bf16", 64)
+    assert violated(GOOD | {"red": 0, "ctas_per_sm": 2}, 90, both) == []  # nobody waits for a CTA
+    assert violated(GOOD, 90, both) == ["4 REDG.F32 in the main loop, where the tile has none"]
+
+
+def test_every_cell_of_the_tables():
+    """All of what there is a tile for, once; past a head dim of 128 in two passes alone."""
+    found = cells()
+    assert len(set(found)) == len(found) == len(DEVICES) * 2 * len(SHAPES) * (5 + 7)
+    assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
+    assert all(cell.tile for cell in found)
+    assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass"}
+    assert cells(archs=["sm_90"], templates=["one_pass"], dtypes=["fp16"], head_dims=[96], shapes=["full"]) == [
+        Cell("sm_90", "one_pass", "fp16", 96, "full")
+    ]
+
+
+def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
+    cell = Cell("sm_90", "one_pass", "fp16", 128, "causal")
+    for version, most in (("3.6.0", 566), ("3.7.1", 551), ("3.9.0", 605), ("3.8.0", None)):
+        monkeypatch.setattr("triton.__version__", version)
+        assert cell.most_instructions == most
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    for other in (
+        Cell("sm_80", "one_pass", "bf16", 128, "causal"),
+        Cell("sm_90", "two_pass", "bf16", 128, "causal"),
+        Cell("sm_90", "one_pass", "bf16", 96, "causal"),
+        Cell("sm_90", "one_pass", "bf16", 128, "causal-dynamic-gqa"),
+    ):
+        assert other.most_instructions is None
+    assert all(set(by_shape) < set(SHAPES) for by_shape in MOST_INSTRUCTIONS.values())
+
+
+@pytest.mark.parametrize(
+    ("arch", "registers", "shared_bytes", "threads", "tmem_columns", "ctas"),
+    [
+        (90, 255, 82432, 256, 0, 1),  # 8 warps of 8,192 registers
+        (90, 128, 82432, 256, 0, 2),
+        (90, 129, 82432, 256, 0, 1),  # 4,352 a warp: three on a scheduler, twelve on the SM
+        (90, 168, 0, 384, 0, 1),
+        (90, 32, 116000, 128, 0, 1),  # two would take 2 KiB beside their own
+        (90, 32, 115712, 128, 0, 2),
+        (90, 32, 232448, 128, 0, 1),
+        (90, 32, 232449, 128, 0, 0),
+        (90, 256, 0, 32, 0, 0),
+        (90, 16, 0, 32, 0, 32),
+        (86, 16, 0, 32, 0, 16),
+        (89, 16, 0, 1024, 0, 1),  # of 1,536 threads
+        (80, 16, 0, 1024, 0, 2),
+        (100, 64, 0, 128, 256, 2),
+        (100, 64, 0, 128, 512, 1),
+        (100, 64, 0, 128, 1024, 0),
+    ],
+)
+def test_occupancy(arch, registers, shared_bytes, threads, tmem_columns, ctas):
+    found = occupancy(arch, registers=registers, shared_bytes=shared_bytes, threads=threads, tmem_columns=tmem_columns)
+    assert found == ctas
+
+
+def test_the_costs_that_stand_in():
+    assert {arch: stand_in(arch) for arch in LIMITS} == {
+        80: "a100",
+        86: "a100",
+        87: "a100",
+        89: "a100",
+        90: "h100",
+        100: "b200",
+        103: "b200",
+    }
+    with pytest.raises(ValueError, match=r"no tile for sm_120 \(there are tiles for sm_80, sm_86, "):
+        stand_in(120)
+
+
+def launcher(registers: int, shared_bytes: int = 82432, num_warps: int = 8) -> Any:
+    """What Inductor has of a kernel that it has loaded."""
+    return types.SimpleNamespace(n_regs=registers, shared=shared_bytes, config=types.SimpleNamespace(num_warps=num_warps))
+
+
+@pytest.mark.parametrize(("registers", "found"), [(128, 2), (129, 1), (255, 1)])
+def test_the_check_at_load(monkeypatch, registers, found):
+    """Inductor's own `precompile` makes launchers where there is a GPU; ours looks at them."""
+    kernel: Any = CachingAutotuner.__new__(CachingAutotuner)
+    kernel.fn = types.SimpleNamespace(__name__="triton_dash")
+    kernel.device_props = types.SimpleNamespace(cc=90)
+    kernel.launchers = []
+    compiled = []
+
+    def precompile(self, warm_cache_only=False, **kwargs):
+        compiled.append(kwargs)
+        self.launchers = [] if warm_cache_only else [launcher(registers)]
+
+    monkeypatch.setattr(CachingAutotuner, "precompile", precompile)
+    for expected in (1, 2):
+        checked = expect(expected)(kernel)
+        assert checked is kernel and isinstance(checked, Checked)
+        checked.precompile(warm_cache_only=True)  # a worker, which has no GPU
+        if found == expected:
+            checked.precompile(reload_kernel=None)
+        else:
+            with pytest.raises(RuntimeError, match=f"holds {found} of its CTAs, and its schedule was made for {expected}"):
+                checked.precompile(reload_kernel=None)
+    assert compiled == [{}, {"reload_kernel": None}] * 2
+
+
+def test_the_error_names_the_kernel_and_both_numbers():
+    with pytest.raises(RuntimeError) as raised:
+        check("triton_dash", 86, 1, registers=90, shared_bytes=102400, num_warps=4)
+    assert str(raised.value).startswith(
+        "triton_dash was compiled to 90 registers and 102400 bytes of shared memory: an SM (sm_86) holds 0 of its CTAs, and its "
+        "schedule was made for 1."
+    )
