@@ -1,4 +1,5 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
+# make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables (an hour).
 # make nightly: the schedules' properties on thousands of random cases each.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
 PYTHON ?= python3
@@ -7,7 +8,11 @@ VENV := .venv$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 
-.PHONY: demo test nightly lint clean
+# What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch.
+TRITONS := 3.6.0 3.9.0
+GATES := --arch sm_90 --template one_pass --dtype bf16 --head-dim 64 --head-dim 128
+
+.PHONY: demo test gates nightly lint clean
 demo: $(VENV)/installed
 	$(BIN)/python -m dash_inductor demo
 
@@ -15,6 +20,12 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/python -m pytest tests/unit tests/expect tests/gpu
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated
+
+gates: $(TRITONS:%=$(VENV)/triton-%)
+	$(foreach triton,$^,PYTHONPATH=$(triton) $(BIN)/python -m dash_inductor gates $(GATES) &&) true
+
+$(VENV)/triton-%: $(VENV)/installed
+	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$*
 
 nightly: $(VENV)/installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule

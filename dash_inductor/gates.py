@@ -164,7 +164,8 @@ def rows(cell: Cell) -> Iterator[dict[str, Any]]:
     assert len(sources) == (1 if cell.template == ONE_PASS else 2), code.decisions
     arch = device(key).arch
     for n, source in enumerate(sources):
-        row = asdict(cell) | {"tile": str(cell.tile), "kernel": "dq" if n else "dkdv" if len(sources) == 2 else "all"}
+        kernel = "dq" if n else "dkdv" if len(sources) == 2 else "all"
+        row = asdict(cell) | {"tile": str(cell.tile), "kernel": kernel, "most_instructions": cell.most_instructions}
         try:
             found = figures(compile_kernel(source, key), arch)
         except Exception as error:  # what Triton and ptxas raise has no common class

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,10 +15,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor import install
+from dash_inductor import target as target_module
 from dash_inductor.codegen import generate
 from dash_inductor.emulation.named_gpu import named_gpu
 from dash_inductor.matching import declined
 from dash_inductor.stock_ops import TARGETS
+from dash_inductor.target import Target, target_of
 
 aten = torch.ops.aten
 Attention = Callable[..., tuple[Tensor, ...]]
@@ -116,13 +119,73 @@ def test_rocm(h100, monkeypatch):
     assert declined(node) == "ROCm is not supported"
 
 
-@pytest.mark.parametrize(("name", "major", "minor"), [("NVIDIA A10", 8, 6), ("Tesla T4", 7, 5), ("NVIDIA L40S", 8, 9)])
-def test_other_gpus(h100, monkeypatch, name, major, minor):
-    node = backward_node(flash)
-    properties = types.SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=72)
+@contextmanager
+def other_gpu(name: str, arch: int, sms: int = 72) -> Iterator[None]:
+    """Inside `h100`: another GPU in its place, for the pass."""
+    major, minor = divmod(arch, 10)
+    properties = types.SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=sms)
     worker = device_interface.get_interface_for_device("cuda").Worker
-    monkeypatch.setattr(worker, "get_device_properties", lambda device=None: properties)
-    assert declined(node) == f"no tile and no cost file for {name} (sm_{major}{minor})"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(worker, "get_device_properties", lambda device=None: properties)
+        yield
+
+
+@pytest.mark.parametrize(("name", "arch"), [("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120)])
+def test_gpus_without_tiles(h100, name, arch):
+    with other_gpu(name, arch):
+        reason = declined(backward_node(flash))
+    assert reason is not None and reason.startswith(
+        f"no cost file for {name}, and no tile for sm_{arch} (there are tiles for sm_80, "
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "sms", "costs"),
+    [
+        ("NVIDIA GH200 480GB", 90, 132, "h100"),
+        ("NVIDIA H20", 90, 78, "h100"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 90, 16, "h100"),
+        ("NVIDIA A10", 86, 72, "a100"),
+        ("NVIDIA L40S", 89, 142, "a100"),
+        ("NVIDIA B300 SXM6 AC", 103, 148, "b200"),
+    ],
+)
+def test_gpus_without_a_cost_file(h100, caplog, name, arch, sms, costs):
+    """They take that of a GPU with the same tiles and their own number of SMs; one line says so."""
+    target_module._stand_in.cache_clear()
+    with other_gpu(name, arch, sms), caplog.at_level("WARNING", "dash_inductor"):
+        for _ in range(2):
+            assert declined(backward_node(flash)) is None
+            assert target_of(torch.device("cuda")) == Target(costs, arch, sms)
+    (line,) = caplog.messages
+    assert line.startswith(f"no cost file for {name} (sm_{arch}): its schedules are chosen with the costs of {costs} and its own")
+
+
+def test_a_head_dim_whose_tile_does_not_fit(h100):
+    with other_gpu("NVIDIA L40S", 89):
+        assert declined(backward_node(flash, head_dim=256)) == "no tile for head dim 256 fits the shared memory of sm_89"
+        assert declined(backward_node(flash, head_dim=128)) is None
+
+
+def test_sms_that_are_reserved(h100):
+    """By the setting or torch's carve-out, whichever is more; not all of them."""
+    cuda, carve_out = torch.device("cuda"), torch._C._set_sm_carveout_experimental
+    assert target_of(cuda).sms == 132
+    try:
+        with install.enabled(sm_reserve=16):
+            assert target_of(cuda).sms == 116
+            carve_out(20)
+            assert target_of(cuda).sms == 112
+            carve_out(4)
+            assert target_of(cuda).sms == 116
+            carve_out(None)
+        carve_out(20)
+        assert target_of(cuda).sms == 112
+        carve_out(132)
+        reason = "132 SMs are reserved (sm_reserve, torch's SM carve-out), and the device has 132"
+        assert declined(backward_node(flash)) == reason
+    finally:
+        carve_out(None)
 
 
 def test_the_stock_ops_stay():

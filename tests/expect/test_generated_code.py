@@ -1,4 +1,4 @@
-"""The code for an H100, on a machine without one: the graph after the pass, the kernels' bodies, the launch, the cubin.
+"""The code for an H100, on a machine without one: the graph after the pass, the kernels' bodies, the launch.
 
 The kernels' bodies are compared from their `def` line down, which is the same text for every torch and Triton that is supported.
 EXPECTTEST_ACCEPT=1 rewrites what is expected.
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import expecttest
 import pytest
+from torch._inductor.codecache import PyCodeCache
 
 from dash_inductor import enabled
-from dash_inductor.codegen import Generated, attention_backward, compile_kernel
-from dash_inductor.cubin import CubinReport, inspect
+from dash_inductor.codegen import Generated, attention_backward
+from dash_inductor.occupancy import Checked
 
 EXPECTED = Path(__file__).parent / "expected"
 MAIN, TABLE, PREPROCESS = "SEMAPHORES", "UNREAD", "everywhere"  # a word that only this kernel has
@@ -54,12 +55,6 @@ def body(code: Generated, word: str) -> str:
     return re.sub(r"\b[sk]s?\d+\b", "size", source[start:].replace(name, "kernel"))
 
 
-@functools.cache
-def report(head_dim: int, mask: str, device: str = "h100", **sizes: int | bool) -> CubinReport:
-    compiled = compile_kernel(kernel(generated(head_dim, mask, device=device, **sizes), MAIN)[1], device)
-    return inspect(compiled.cubin, compiled.metadata.shared)
-
-
 def launch(code: Generated) -> str:
     """The main kernel's launch, its names normalised, without the stream."""
     name, _ = kernel(code, MAIN)
@@ -84,8 +79,7 @@ return [getitem, getitem_9, getitem_10, getitem_11]""",  # noqa: E501
     def test_launch(self) -> None:
         self.assertExpectedInline(
             launch(generated(128, "causal", kv_heads=4)),
-            """\
-kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, table, buf9, buf10, buf11, workspace_1, 128, 1, 1)""",
+            """kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, table, buf9, buf10, buf11, workspace_1, 132, 1, 1)""",
         )
 
     def test_launch_with_a_dynamic_length(self) -> None:
@@ -132,6 +126,16 @@ def test_launch_is_cooperative_and_fusion_is_set() -> None:
         assert "'enable_fp_fusion': True" in kernel(generated(128, "causal"), word)[1]
 
 
+def test_occupancy_is_checked_at_load() -> None:
+    """Of the kernel whose CTAs wait for each other; by a line that Inductor's own decorator stands under."""
+    code = generated(128, "causal")
+    source = kernel(code, MAIN)[1]
+    assert "from dash_inductor.occupancy import expect\n\n@expect(1)\n@triton_heuristics.template(\n" in source
+    assert code.source.count("@expect(") == 1
+    loaded = {type(value) for value in vars(PyCodeCache.load(source)).values()}
+    assert Checked in loaded
+
+
 def test_a_table_is_a_schedule_of_the_same_kernel() -> None:
     """Forced families differ in the constant that the kernel reads, and in how many CTAs are launched."""
     codes = {}
@@ -145,32 +149,3 @@ def test_a_table_is_a_schedule_of_the_same_kernel() -> None:
     with enabled(schedule="table"):
         (decision,) = generated.__wrapped__(128, "causal", dynamic=True).decisions
     assert decision.reason.startswith("family 'table' is made for static shapes (dynamic=False), not for B=2, H=16/16, S_q=")
-
-
-# What compilers do silently, gated for every shape of code (kernel.md rule 8).
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(
-    ("mask", "sizes"),
-    [("full", {}), ("causal", {}), ("causal", {"kv_heads": 4, "q_len": 8159, "kv_len": 8159}), ("causal", {"dynamic": True})],
-    ids=["full", "causal", "causal-ragged-gqa", "causal-dynamic"],
-)
-def test_cubin(head_dim: int, mask: str, sizes: dict) -> None:
-    found = report(head_dim, mask, **sizes)
-    assert found.hgmma > 0 and found.hmma == 0, "the matmuls are not HGMMA"
-    assert not found.wgmma_serialised, "ptxas put a wait behind every wgmma"
-    assert found.ldgsts > 0, "the loads are not asynchronous"
-    assert found.red > 0, "dq is not added by REDG.F32"
-    assert found.atomg == 0, "an addition returns its value"
-    assert found.local_in_loop == 0, "the main loop spills"
-    assert found.registers <= 255
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize(("device", "matmul"), [("a100", "hmma"), ("b200", "utcmma")])
-def test_cubin_of_other_gpus(device: str, matmul: str, head_dim: int) -> None:
-    with enabled(template="one_pass"):  # which an A100 would not choose
-        found = report(head_dim, "causal", device=device)
-    assert getattr(found, matmul) > 0
-    assert found.ldgsts > 0
-    assert found.local_in_loop == 0
-    assert found.atomg == 0

@@ -24,6 +24,7 @@ DECIDING = [
     {"launch": "chained"},
     {"on_unsupported": "warn"},
     {"sms": 5},
+    {"sm_reserve": 1},
 ]
 
 
@@ -119,6 +120,16 @@ def test_settings_that_decide_miss(cached):
     assert compiled() == (2, 0)
 
 
+def test_another_sm_carve_out_misses(cached):
+    """It is torch's, not ours: nothing is forgotten when it changes, and what is compiled afterwards is compiled for it."""
+    for carve_out, expected in ((2, (0, 2)), (2, (2, 0)), (0, (2, 0)), (None, (2, 0)), (3, (0, 2))):
+        torch._C._set_sm_carveout_experimental(carve_out)
+        try:
+            assert compiled() == expected, carve_out
+        finally:
+            torch._C._set_sm_carveout_experimental(None)
+
+
 def test_sources_that_changed_miss(cached, monkeypatch):
     monkeypatch.setattr(salt, "sources_digest", lambda: "other sources")
     assert compiled() == (0, 2)
@@ -127,7 +138,7 @@ def test_sources_that_changed_miss(cached, monkeypatch):
 
 def test_every_setting_is_in_the_key():
     """A setting that a later version adds is in the key unless somebody says otherwise."""
-    _, settings, _ = salt.key()
+    _, settings, *_ = salt.key()
     in_key = {name for name, _ in settings}
     assert in_key == set(config.Config.__dataclass_fields__) - {"seed"}
 

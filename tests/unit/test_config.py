@@ -26,15 +26,18 @@ def test_every_setting_has_a_variable():
         "DASH_INDUCTOR_ON_UNSUPPORTED": "error",
         "DASH_INDUCTOR_GUARANTEE": "device",
         "DASH_INDUCTOR_SCHEDULE": "descending",
-        "DASH_INDUCTOR_LAUNCH": "chained",
+        "DASH_INDUCTOR_LAUNCH": "grouped",
         "DASH_INDUCTOR_TEMPLATE": "one_pass",
         "DASH_INDUCTOR_KERNEL": "gluon",
+        "DASH_INDUCTOR_SM_RESERVE": "16",
         "DASH_INDUCTOR_EMULATE": "1",
         "DASH_INDUCTOR_SEED": "7",
         "DASH_INDUCTOR_SMS": "4",
     }
     assert set(environ) == {variable(field.name) for field in fields(Config)}
-    assert from_environment(environ) == Config(False, "error", "device", "descending", "chained", "one_pass", "gluon", True, 7, 4)
+    assert from_environment(environ) == Config(
+        False, "error", "device", "descending", "grouped", "one_pass", "gluon", 16, True, 7, 4
+    )
 
 
 @pytest.mark.parametrize(("name", "allowed"), CHOICES.items())
@@ -105,6 +108,12 @@ def test_configure_resets_dynamo_when_something_changes(monkeypatch):
         ({"schedule": "fifo"}, "schedule='fifo' is not one of auto, ascending, descending, shift, symmetric"),
         ({"sms": 0}, "sms=0"),
         ({"seed": -1}, "seed=-1"),
+        ({"sm_reserve": -1}, "sm_reserve=-1 is negative"),
+        ({"sm_reserve": 4, "launch": "chained"}, "launch='chained' takes whatever SMs are free: sm_reserve=4 would not be kept"),
+        (
+            {"sm_reserve": 4, "template": "two_pass"},
+            "template='two_pass' takes whatever SMs are free: sm_reserve=4 would not be kept",
+        ),
         ({"schedule": "symmetric", "launch": "chained"}, "launch='chained' takes schedule ascending or descending"),
         ({"template": "two_pass", "schedule": "ascending"}, "template='two_pass' takes schedule auto, not 'ascending'"),
         ({"kernel": "gluon", "template": "two_pass"}, "kernel='gluon' takes template one_pass or auto, not 'two_pass'"),

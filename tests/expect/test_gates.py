@@ -1,0 +1,96 @@
+"""Compiled kernels of the tile tables, held against every gate; the command that does so for all of them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dash_inductor import gates
+from dash_inductor.cli import main
+from dash_inductor.devices import DEVICES, GIB, MIB, NamedDevice
+from dash_inductor.gates import SHAPES, Cell, cells, rows
+from dash_inductor.templates import tiles
+
+ONE_PASS, TWO_PASS = "one_pass", "two_pass"
+
+
+def name(cell: Cell) -> str:
+    return f"{cell.arch}-{cell.template}-{cell.head_dim}-{cell.shape}"
+
+
+@pytest.mark.parametrize("cell", cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]), ids=name)
+def test_hopper(cell):
+    """By the installed Triton; `make gates` has others."""
+    (row,) = rows(cell)
+    assert row["gates"] == []
+    assert (row["most_instructions"] is None) == (cell.shape == "causal-dynamic-gqa")
+
+
+@pytest.mark.parametrize("cell", cells(["sm_80", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"]), ids=name)
+def test_other_gpus(cell):
+    (row,) = rows(cell)
+    assert row["gates"] == []
+    assert row["tmem_columns"] == (512 if cell.arch == "sm_100" else 0)
+
+
+@pytest.mark.parametrize("template", [ONE_PASS, TWO_PASS])
+def test_tiles_of_another_architecture_fit(monkeypatch, template):
+    """An L40S takes an A100's, which has more shared memory."""
+    monkeypatch.setitem(DEVICES, "l40s", NamedDevice("l40s", "NVIDIA L40S", 89, 142, 96 * MIB, 48 * GIB))
+    monkeypatch.setitem(gates.DEVICES, "sm_89", "l40s")
+    found = list(rows(Cell("sm_89", template, "bf16", 128, "causal-ragged-gqa")))
+    assert [row["gates"] for row in found] == [[]] * (1 if template == ONE_PASS else 2)
+    assert all(0 < row["shared_bytes"] < 99 << 10 for row in found)
+
+
+GATES = ["gates", "--arch", "sm_90", "--template", ONE_PASS, "--dtype", "bf16", "--head-dim", "128", "--shape", "causal"]
+
+
+def test_a_tile_that_is_too_large(monkeypatch, capsys):
+    """It spills, and its exit code says so."""
+    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(128, 128, 128, 8, 2, True, 8, 64, atomic_add=True))
+    assert main([*GATES, "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert row["tile"] == "128x128x128"
+    assert any(sentence.startswith("the main loop spills: ") for sentence in row["gates"])
+
+
+def test_a_tile_that_no_sm_holds(monkeypatch, capsys):
+    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(64, 256, 128, 8, 4, True, 8, 64, atomic_add=True))
+    assert main([*GATES, "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    assert {f"{row['shared_bytes']} bytes of shared memory of 232448", "an SM holds 0 CTAs, where the tile table has 1"} < set(
+        row["gates"]
+    )
+
+
+def test_a_tile_that_does_not_compile(monkeypatch, capsys):
+    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(64, 128, 128, 6, 2, True, 8, 64, atomic_add=True))
+    assert main([*GATES, "--json"]) == 1
+    (row,) = json.loads(capsys.readouterr().out)["rows"]
+    (sentence,) = row["gates"]
+    assert sentence.startswith("it does not compile: ") and "num_warps must be a power of 2" in sentence
+
+
+def test_the_command(capsys):
+    assert main(GATES) == 0
+    out, progress = capsys.readouterr()
+    assert progress == "[1/1] sm_90 one_pass bf16 d=128 causal\n"
+    assert "64x128x128" in out
+    assert out.splitlines()[-1].endswith(": 0 of 1 kernels break a rule")
+
+
+def test_codegen_prints_all_that_is_gated(capsys):
+    sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64"]
+    assert main(["codegen", "--device", "b200", *sizes, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["gates"] == []
+    assert (report["tmem_columns"], report["ctas_per_sm"], report["wgmma_serialised"]) == (512, 1, False)
+    assert report["instructions_in_loop"] > report["utcmma"] > 0
+
+
+def test_every_shape_is_its_own_code():
+    """What tells the shapes apart, and that no two compile to the same."""
+    counts = {shape: next(rows(Cell("sm_90", ONE_PASS, "bf16", 64, shape)))["instructions_in_loop"] for shape in SHAPES}
+    assert len(set(counts.values())) == len(SHAPES)
