@@ -24,8 +24,8 @@ test: $(VENV)/installed
 gates: $(TRITONS:%=$(VENV)/triton-%)
 	$(foreach triton,$^,PYTHONPATH=$(triton) $(BIN)/python -m dash_inductor gates $(GATES) &&) true
 
-$(VENV)/triton-%: $(VENV)/installed
-	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$*
+$(VENV)/triton-%: | $(VENV)/installed
+	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* || { rm -rf $@; exit 1; }
 
 nightly: $(VENV)/installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule

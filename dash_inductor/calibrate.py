@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .calibration import Constants, Timing, fit
+from .devices import key_for
 from .schedule.costs import FLOP_PER_ELEMENT, FOLDER, tomllib
 from .templates.tiles import tile as one_pass_tile
 
@@ -32,14 +33,21 @@ def main(args: argparse.Namespace) -> int:
 
     if not torch.cuda.is_available():
         raise ValueError("calibrate measures a GPU, and torch.cuda.is_available() is False here")
-    target = target_of(torch.device("cuda"))
+    target, gpu = target_of(torch.device("cuda")), torch.cuda.get_device_name()
+    path = file_of(target, gpu, args.device_out)
     found = {d: fit(timings(target, d)) for d in HEAD_DIMS}
     for d, constants in found.items():
         print(f"head dim {d}: {constants}")
-    path = Path(args.device_out) if args.device_out else Path(str(FOLDER / f"{target.key}.toml"))
-    path.write_text(cost_file(target, found, torch.cuda.get_device_name()), encoding="utf-8")
+    path.write_text(cost_file(target, found, gpu), encoding="utf-8")
     print(f"written: {path}")
     return 0
+
+
+def file_of(target: Any, gpu: str, asked: str | None) -> Path:
+    """Where to write; ValueError for a GPU without a cost file of its own, unless a file is asked for."""
+    if asked is None and key_for(gpu, target.arch) is None:
+        raise ValueError(f"{gpu} has no cost file of its own, it takes that of {target.key}: name one by --device-out")
+    return Path(asked or str(FOLDER / f"{target.key}.toml"))
 
 
 def timings(target: Any, head_dim: int) -> list[Timing]:
@@ -112,7 +120,8 @@ def cost_file(target: Any, found: dict[int, Constants], gpu: str) -> str:
     for d, constants in found.items():
         tile = one_pass_tile(target.arch, "bf16", d)
         flop = tile.block_m * tile.block_n * tile.block_d * FLOP_PER_ELEMENT
-        tflops = round(flop * target.sms * tile.ctas_per_sm / constants.step_ns / 1000)
+        # The file's SMs, by which it is read again: the constant is one SM's.
+        tflops = round(flop * numbers["sms"]["value"] * tile.ctas_per_sm / constants.step_ns / 1000)
         said = f"{source}: {constants.step_ns:.0f} ns a step, fit {constants.error:.1%} off"
         parts.append(entry(f"tflops.{d}", tflops, said, False))
     for name in ("hop_ns", "shift_percent", "launch_ns"):

@@ -21,6 +21,7 @@ from dash_inductor.ops import LOG2E, rows_of
 from dash_inductor.record import Decision, size_text
 from dash_inductor.schedule.table import STRADDLING_N_Q
 from dash_inductor.target import DTYPES, Tile, TwoPassTile, target_of, tile_of
+from dash_inductor.templates import tiles
 
 from . import gluon, kernels, two_pass
 from .buffers import contiguous, empty, multiple, realized, rows, size_and_strides, traced_gradients
@@ -150,6 +151,7 @@ def _one_pass(problem: Problem, inputs: list[Any], constants: dict[str, Any]) ->
             "WARPS_M": tile.warps_m,
             "INSTR_N": tile.instr_n,
             "ATOMIC_ADD": tile.atomic_add,
+            "RELEASE_AFTER": tiles.RELEASE_AFTER,
             "STRADDLING": schedule.straddling,
             "ROW_BLOCK": STRADDLING_N_Q,
             "INTERPRET": device.type == "cpu",

@@ -9,6 +9,9 @@ ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
 GLUON_HEAD_DIMS = (64, 128)
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
+# How many matmuls of the next step (S, dP, dV) stand before the release of a step: 1, 3, or 0, right after its additions. To tune:
+# it decides no bits.
+RELEASE_AFTER = 1
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Our kernel, changed for a measurement: its template's source is edited, and its tiles replaced, while a graph is compiled.
+"""Our kernel, changed for a measurement: its template's source is edited, its tiles or a constant replaced, while it compiles.
 
 No setting of the package leads here: without waiting the gradients are wrong.
 """
@@ -20,17 +20,20 @@ Edit = Callable[[str], str]
 
 @dataclass(frozen=True)
 class Variant:
-    """`edit` changes the source of the kernel's template; `tiles` takes the place of those of (sm, padded head dim)."""
+    """`edit` changes the source of the kernel's template; `tiles` takes the place of those of (sm, padded head dim), and
+    `release_after` that of RELEASE_AFTER.
+    """
 
     name: str
     says: str
     edit: Edit | None = None
     tiles: dict[tuple[int | str, int], Tile] = field(default_factory=dict)
+    release_after: int | None = None
     valid: bool = True  # whether the gradients are right
 
     def changes(self, arch: int | str, head_dim: int) -> bool:
         """Whether anything is different on an architecture at a head dim."""
-        return self.edit is not None or (arch, max(64, padded(head_dim))) in self.tiles
+        return self.edit is not None or self.release_after is not None or (arch, max(64, padded(head_dim))) in self.tiles
 
     @property
     def digest(self) -> str:
@@ -60,6 +63,8 @@ class Variant:
         with ExitStack() as stack:
             stack.enter_context(mock.patch.object(salt.Salt, "uuid", salted))
             stack.enter_context(mock.patch.dict(tiles._TILES, self.tiles))  # type: ignore[arg-type]
+            if self.release_after is not None:
+                stack.enter_context(mock.patch.object(tiles, "RELEASE_AFTER", self.release_after))
             if self.edit is not None:
                 stack.enter_context(mock.patch.object(kernels, "SDPA_BACKWARD", self._template()))
             yield
@@ -87,42 +92,10 @@ def without_order(source: str) -> str:
     return source
 
 
-def release_at_end(source: str) -> str:
-    """A step's release right after its additions, in place of one step later."""
-    lines = source.split("\n")
-    for place in reversed(_find(lines, RELEASE, 2)):
-        del lines[place]
-    (add,) = _find(lines, "add_in_order(", 1)
-    indent = lines[add][: -len(lines[add].lstrip())]
-    lines.insert(add + 1, f"{indent}{RELEASE}")
-    return "\n".join(lines)
-
-
-def release_after_dv(source: str) -> str:
-    """A step's release after the next step's dv matmul, in place of its first."""
-    lines = source.split("\n")
-    in_loop, _ = _find(lines, RELEASE, 2)
-    release = lines.pop(in_loop)
-    (dv,) = _find(lines, "dv = tl.dot(", 1)
-    lines.insert(dv + 1, release)
-    return "\n".join(lines)
-
-
-RELEASE = "release(SEMAPHORES + pending, INTERPRET)"
-
-
-def _find(lines: list[str], start: str, times: int) -> list[int]:
-    """Where lines start so; ValueError if that is not as often as when these edits were written."""
-    found = [n for n, line in enumerate(lines) if line.lstrip().startswith(start)]
-    if len(found) != times:
-        raise ValueError(f"{len(found)} lines of the kernel's template start with {start!r}, not {times}")
-    return found
-
-
 UNORDERED = Variant("unordered", "without wait and release: what order costs; its gradients are wrong", without_order, valid=False)
 RELEASES = (
-    Variant("release-end", "release right after a step's additions", release_at_end),
-    Variant("release-after-dv", "release after the next step's dv matmul", release_after_dv),
+    Variant("release-end", "release right after a step's additions", release_after=0),
+    Variant("release-after-dv", "release after the next step's dv matmul", release_after=3),
 )
 # Two CTAs per SM: half or a quarter of the tile, with one warpgroup. The accumulator of dq then has 64 rows a warpgroup
 # and as many columns as it is wide.

@@ -117,7 +117,7 @@ def causal_mono(
     """Descending with boustrophedon on a triangle: exact if roles divides n, or if there is one round.
 
     Two passes that mirror each other give every role the same work. In more than one round, roles that lack a chain in the last
-    pass are timed as if they had one, or as if every round of heads waited for the one before it.
+    pass are timed as if they had one, or as if all began a round together.
 
     >>> causal_mono(8, 4, 2, 1, 2, 1, 10, 4, INTEGER), causal_mono(6, 3, 2, 2, 3, 2, 10, 4, INTEGER)
     (Time(ns=104, penalty=0), Time(ns=60, penalty=0))
@@ -134,16 +134,24 @@ def causal_mono(
     filled = steps * tau + (roles - 1) * (ar.floor_div(total, 2) * ring + skew + alone * (late - skew))
 
     # One round: whole pairs of passes, and then a last pass (of an odd number) or a last pair that may lack chains (an even one).
+    odd = ar.mod(passes, 2)
     pairs = ar.floor_div(passes - 1, 2)
     first = 2 * pairs * roles  # the first chain after the whole pairs
+    whole = pairs * ((2 * n_q - k * (first - 1)) * tau + (roles - 1) * ring)
     longest = (n_q - k * first) * tau
+    both = (2 * n_q - k * (2 * (first + roles) - 1)) * tau  # of a role with two chains in the last pair
+    left = n - first - roles - 1
     # An odd number ends with its first chain; or, if that is short, the pass before it ends with its last one.
-    odd = ar.max(longest + (n - first - 1) * late, (roles - 1) * skew)
-    # An even number with the first chain of its last pass, whose role was the last to begin; or with the longest before it.
-    mirrored = (2 * n_q - k * (2 * (first + roles) - 1)) * tau + (roles - 1) * lam + (n - first - roles - 1) * late
-    even = ar.max(longest + (roles - 1) * late, mirrored)
-    one = pairs * ((2 * n_q - k * (first - 1)) * tau + (roles - 1) * ring) + even + ar.mod(passes, 2) * (odd - even)
-    return Time(ar.min(filled, rounds * one), 0)
+    end_odd = ar.max(longest + (n - first - 1) * late, (roles - 1) * skew)
+    # An even number with the longest chain of its last pair, or with a second one, whose role was the last to begin.
+    end_even = ar.max(longest + (roles - 1) * late, both + (roles - 1) * lam + left * late)
+    one = whole + end_even + odd * (end_odd - end_even)
+
+    # More rounds: each begins as much later as all roles need to begin it a hop apart; after an odd number, in the reverse order.
+    next_odd = ar.max(longest - (roles - 1) * lam + (n - first - 1) * ring, (roles - 1) * skew)
+    next_even = ar.max(longest, both + left * ring)
+    later = whole + next_even + odd * (next_odd - next_even)
+    return Time(ar.min(filled, one + (rounds - 1) * later), 0)
 
 
 def causal_alone(n_q: Integer, n: Integer, k: int, heads: Integer, in_flight: Integer, tau: int, ar: Arithmetic) -> Time:

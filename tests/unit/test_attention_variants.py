@@ -1,9 +1,11 @@
 """Edits of our kernel for measurements: they change what they say, fit the template, and leave nothing behind."""
 
 import pytest
+from jinja2 import Template
 
 from benchmarks.attention import variants
 from dash_inductor import salt
+from dash_inductor.templates import tiles
 
 KERNEL = variants.Variant("as-is", "as it is").source()
 
@@ -29,41 +31,34 @@ def statements(source: str, *which: str) -> list[str]:
     return [f"{len(line) - len(line.lstrip())} {next(w for w in which if line.strip().startswith(w))}" for line in lines]
 
 
-def test_where_a_step_is_released():
-    which = (
-        "s_t = tl.dot",
-        "dv = tl.dot",
-        "wait(",
-        "add_in_order(ptrs" if "add_in_order(ptrs" in KERNEL else "add_in_order(",
-        "release(",
-    )
-    which = ("s_t = tl.dot", "dv = tl.dot", "wait(", "add_in_order(", "release(")
-    loop = KERNEL
-    assert statements(loop, *which) == [
-        "16 s_t = tl.dot", "16 release(", "16 dv = tl.dot", "16 wait(", "16 add_in_order(", "12 release(",
-    ]  # fmt: skip
-    assert statements(variants.release_at_end(loop), *which) == [
-        "16 s_t = tl.dot", "16 dv = tl.dot", "16 wait(", "16 add_in_order(", "16 release(",
-    ]  # fmt: skip
-    assert statements(variants.release_after_dv(loop), *which) == [
-        "16 s_t = tl.dot", "16 dv = tl.dot", "16 release(", "16 wait(", "16 add_in_order(", "12 release(",
-    ]  # fmt: skip
+def rendered(release_after: int) -> str:
+    """The template with RELEASE_AFTER as its only constant; what else it branches on is false."""
+    hooks = dict.fromkeys(("def_kernel", "stride", "size", "store_output"), lambda *args, **kwargs: "")
+    return Template(KERNEL).render(RELEASE_AFTER=release_after, **hooks)
 
 
 @pytest.mark.parametrize(
-    ("edit", "lacking"),
+    ("release_after", "expected"),
     [
-        (variants.without_order, "def wait("),
-        (variants.without_order, "def release("),
-        (variants.release_at_end, "    add_in_order("),
-        (variants.release_after_dv, "dv = tl.dot("),
-        (variants.release_at_end, variants.RELEASE),
-        (variants.release_after_dv, variants.RELEASE),
+        (1, ["16 s_t = tl.dot", "16 release(", "16 dv = tl.dot", "16 wait(", "16 add_in_order(", "12 release("]),
+        (0, ["16 s_t = tl.dot", "16 dv = tl.dot", "16 wait(", "16 add_in_order(", "16 release("]),
+        (3, ["16 s_t = tl.dot", "16 dv = tl.dot", "16 release(", "16 wait(", "16 add_in_order(", "12 release("]),
     ],
 )
-def test_a_template_that_the_edits_do_not_fit(edit, lacking):
+def test_where_a_step_is_released(release_after, expected):
+    """One step late, and then once more after the last; or right away."""
+    which = ("s_t = tl.dot", "dv = tl.dot", "wait(", "add_in_order(", "release(")
+    assert statements(rendered(release_after), *which) == expected
+    assert release_after in {tiles.RELEASE_AFTER, *(variant.release_after for variant in variants.RELEASES)}
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    ["def wait(", "def release("],
+)
+def test_a_template_that_the_edit_does_not_fit(lacking):
     with pytest.raises(ValueError, match="template"):
-        edit(KERNEL.replace(lacking, "other("))
+        variants.without_order(KERNEL.replace(lacking, "other("))
 
 
 def test_caches_keep_variants_apart():
@@ -78,21 +73,21 @@ def test_caches_keep_variants_apart():
 
 def test_a_variant_is_gone_afterwards():
     from dash_inductor.lowering import kernels
-    from dash_inductor.templates import tiles
 
-    before = kernels.SDPA_BACKWARD, dict(tiles._TILES)
+    before = kernels.SDPA_BACKWARD, dict(tiles._TILES), tiles.RELEASE_AFTER
     for variant in variants.VARIANTS:
         with variant.applied():
-            assert (kernels.SDPA_BACKWARD is not before[0], before[1] != tiles._TILES) == (
+            assert (kernels.SDPA_BACKWARD is not before[0], before[1] != tiles._TILES, before[2] != tiles.RELEASE_AFTER) == (
                 variant.edit is not None,
                 bool(variant.tiles),
+                variant.release_after is not None,
             )
-        assert (kernels.SDPA_BACKWARD, dict(tiles._TILES)) == before
+        assert (kernels.SDPA_BACKWARD, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
 
 
 def test_what_a_variant_changes():
     by_name = {variant.name: variant for variant in variants.VARIANTS}
-    assert by_name["unordered"].changes("emulated", 16)
+    assert by_name["unordered"].changes("emulated", 16) and by_name["release-end"].changes("emulated", 16)
     assert by_name["two-per-sm"].changes(90, 16) and by_name["two-per-sm"].changes(90, 80)
     assert not by_name["two-per-sm"].changes(80, 64)
     assert by_name["half-q"].changes(90, 96) and not by_name["half-q"].changes(90, 64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from dash_inductor import calibrate
 from dash_inductor.calibration import Timing, fit
 from dash_inductor.cli import main
-from dash_inductor.schedule import Geometry, Plan, make, simulate
+from dash_inductor.schedule import Geometry, Plan, load_costs, make, simulate
 from dash_inductor.schedule.costs import tomllib
 
 WORKERS = 24
@@ -73,6 +74,24 @@ def test_without_a_gpu_there_is_one_clear_error(capsys: pytest.CaptureFixture[st
         main(["calibrate"])
     assert stopped.value.code == 2
     assert capsys.readouterr().err.endswith("calibrate measures a GPU, and torch.cuda.is_available() is False here\n")
+
+
+def test_it_overwrites_no_other_gpus_file() -> None:
+    h100 = SimpleNamespace(key="h100", arch=90, sms=132)
+    assert calibrate.file_of(h100, "NVIDIA H100 80GB HBM3", None) == Path(str(calibrate.FOLDER / "h100.toml"))
+    assert calibrate.file_of(h100, "NVIDIA H20", "h20.toml") == Path("h20.toml")
+    with pytest.raises(ValueError, match="NVIDIA H20 has no cost file of its own, it takes that of h100: name one by --device-out"):
+        calibrate.file_of(h100, "NVIDIA H20", None)
+
+
+def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100 PCIe has 114; what is read back is what was fitted."""
+    target = SimpleNamespace(key="h100", arch=90, sms=114)
+    text = calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, "NVIDIA H100 PCIe")
+    (tmp_path / "h100.toml").write_text(text)
+    monkeypatch.setattr("dash_inductor.schedule.costs.FOLDER", tmp_path)
+    costs = load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=114)
+    assert costs.step_ns == pytest.approx(2000, rel=0.002)  # TFLOPS are rounded
 
 
 def test_the_file_it_writes_is_a_cost_file() -> None:

@@ -60,6 +60,17 @@ def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
     assert found.dq.rows % found.block_m == 0 and found.dkdv.rows % found.block_n == 0
 
 
+@pytest.mark.parametrize(("arch", "like"), [(86, 80), (87, 80), (89, 80), (103, 100)])
+@pytest.mark.parametrize("find", [tile, two_pass_tile])
+def test_architectures_that_take_the_tiles_of_another(find, arch, like):
+    for head_dim in (16, 64, 128):
+        assert find(arch, "bf16", head_dim) == find(like, "bf16", head_dim)
+
+
+def test_sixteen_columns_are_padded_on_an_a100():
+    assert [tile(arch, "bf16", 16).block_d for arch in (80, 86, 90, 100)] == [32, 32, 16, 16]
+
+
 @pytest.mark.parametrize(
     ("find", "arguments", "message"),
     [
@@ -68,7 +79,13 @@ def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
         (two_pass_tile, (90, "bf16", 15), "head dim 15 is outside 16..256"),
         (two_pass_tile, (90, "fp32", 64), "dtype fp32 is not one of bf16, fp16"),
         (two_pass_tile, ("emulated", "fp64", 64), "dtype fp64 is not one of bf16, fp16, fp32"),
-        (two_pass_tile, (86, "bf16", 64), r"no tile for sm_86 \(there are tiles for sm_80, sm_90, sm_100\)"),
+        (
+            two_pass_tile,
+            (75, "bf16", 64),
+            r"no tile for sm_75 \(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103\)",
+        ),
+        (tile, (120, "bf16", 64), "no tile for sm_120 "),
+        (two_pass_tile, (89, "bf16", 129), "no tile for head dim 129 fits the shared memory of sm_89"),
     ],
 )
 def test_no_tile(find, arguments, message):
