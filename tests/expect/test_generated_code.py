@@ -29,12 +29,13 @@ def generated(
     q_len: int = 8192,
     kv_len: int = 8192,
     device: str = "h100",
+    batch: int = 2,
 ) -> Generated:
     return attention_backward(
         device,
         q_len=q_len,
         kv_len=kv_len,
-        batch=2,
+        batch=batch,
         heads=16,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -124,6 +125,16 @@ def test_launch_is_cooperative_and_fusion_is_set() -> None:
     assert "'launch_cooperative_grid': True" in source
     for word in (MAIN, PREPROCESS):
         assert "'enable_fp_fusion': True" in kernel(generated(128, "causal"), word)[1]
+
+
+def test_indices_are_64_bits_wide_where_a_gradient_has_more_elements_than_32_count() -> None:
+    """Whatever is multiplied by a stride of the batch, a head or a row is widened before (kernel.md rule 13)."""
+    source = kernel(generated(128, "causal", batch=128), MAIN)[1]  # 2**31 elements
+    assert "INDEX_DTYPE : tl.constexpr = tl.int64" in source
+    for index in ("z", "h", "n"):
+        (line,) = re.findall(rf" idx_{index} = .*", source)
+        assert ".to(INDEX_DTYPE)" in line
+    assert "*idx_z" in source and "*idx_h" in source  # what the store's address is made of
 
 
 def test_occupancy_is_checked_at_load() -> None:
