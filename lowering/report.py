@@ -61,7 +61,7 @@ def _require_same_settings() -> None:
     decided_under = None if node is None else node.meta.get(DECIDED_UNDER)
     if decided_under is not None and not (install.is_installed() and decided_under == salt.key()):
         raise RuntimeError(
-            "dash_inductor was disabled, or its settings or torch's SM carve-out were changed, between the forward and the first "
-            "backward of a graph: "
+            "dash_inductor was disabled, or its settings were changed, between the forward and the first backward of a graph "
+            "(torch's SM carve-out is one of them): "
             "run the backward before that, or compile with backend='dash' or inside `with dash_inductor.enabled()`"
         )

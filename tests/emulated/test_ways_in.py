@@ -282,12 +282,21 @@ def test_backward_after_the_block_is_of_the_block():
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
 
 
-@pytest.mark.parametrize("change", [dash_inductor.disable, lambda: dash_inductor.configure(schedule="ascending")])
-def test_backward_under_other_settings_is_refused(change):
+@pytest.mark.parametrize(
+    "change",
+    [
+        dash_inductor.disable,
+        lambda: dash_inductor.configure(schedule="ascending"),
+        lambda: torch._C._set_sm_carveout_experimental(1),
+    ],
+    ids=["disable", "configure", "carve-out"],
+)
+def test_backward_under_other_settings_is_refused(change, request):
     """Where the backward is compiled late: the caches would take its code for that of the settings before."""
     leaves = [x.clone().requires_grad_() for x in INPUTS]
     dash_inductor.enable()
     out = torch.compile(attend)(*leaves).sum()
+    request.addfinalizer(lambda: torch._C._set_sm_carveout_experimental(None))
     change()
     with pytest.raises(RuntimeError, match="dash_inductor was disabled, or its settings were changed, between the forward and"):
         out.backward()
