@@ -28,6 +28,12 @@ class Placement(Protocol):
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]: ...
 
 
+def steps_of(plan: Plan | Straddling) -> int:
+    """Tile steps of all heads, query heads of a group counted."""
+    g = plan.schedule.geometry
+    return plan.heads * plan.group * sum(map(g.steps, range(g.n_kv)))
+
+
 @dataclass(frozen=True)
 class Plan:
     """A schedule placed for `heads` kv heads (batch included), `heads_in_flight` of them at a time.
@@ -87,8 +93,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Tile steps of all heads, query heads of a group counted."""
-        g = self.schedule.geometry
-        return self.heads * self.group * sum(g.steps(j) for j in range(g.n_kv))
+        return steps_of(self)
 
     @property
     def launch(self) -> str:
@@ -182,8 +187,7 @@ class Straddling:
     @property
     def steps(self) -> int:
         """Tile steps of all heads, query heads of a group counted."""
-        g = self.schedule.geometry
-        return self.heads * self.group * sum(g.steps(j) for j in range(g.n_kv))
+        return steps_of(self)
 
     @property
     def launch(self) -> str:

@@ -1,11 +1,14 @@
 """Tests that need a GPU: left out, and said so, where there is none."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 import dash_inductor
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # strict mode asks for it: the references multiply by cuBLAS
 
 
 @pytest.fixture(autouse=True)
