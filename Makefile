@@ -12,13 +12,18 @@ PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --template one_pass --dtype bf16 --head-dim 64 --head-dim 128
 
-.PHONY: demo test gates nightly lint clean
+.PHONY: demo test test-compiled test-emulated gates nightly lint clean
 demo: $(VENV)/installed
 	$(BIN)/python -m dash_inductor demo
 
-# One pytest per kind: Triton's interpreter is on or off for a whole process.
+# One pytest per kind, since Triton's interpreter is on or off for a whole process; side by side, each prints when it is done.
 test: $(VENV)/installed
+	$(MAKE) --jobs=2 --output-sync test-compiled test-emulated
+
+test-compiled:
 	$(BIN)/python -m pytest tests/unit tests/expect tests/gpu
+
+test-emulated:
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated
 
 gates: $(TRITONS:%=$(VENV)/triton-%)
