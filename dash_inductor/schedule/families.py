@@ -128,6 +128,13 @@ class Mono(RoundRobin):
         """Chain by chain: at equal clocks the lower role comes first, and a pass after the one before it."""
         return ((i, j) for j in range(self.geometry.n_kv) for i in self.order(j))
 
+    def ranks(self, j: int) -> tuple[int, ...]:
+        """Rank of every step of chain j, in visiting order."""
+        g = self.geometry
+        if g.blocks is None and g.window is None:  # who sees a tile of chain j sees those of all chains before it
+            return (j,) * g.steps(j)
+        return super().ranks(j)
+
 
 @dataclass(frozen=True)
 class Ascending(Mono):
