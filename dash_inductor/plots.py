@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .schedule import Simulation
+from .schedule import FAMILIES, ROUND_ROBIN, TABLE, Simulation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -115,11 +115,13 @@ def over_bound(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     """Time over the lower bound by the number of KV tiles, a line per family; the rows of the command `compare`."""
     figure = new_figure(9, 5.5)
     axes = figure.subplots()
-    for family, colour in LINES.items():
+    for family in (*FAMILIES, *ROUND_ROBIN, TABLE):
         served = [row for row in rows if family in row["families"]]
         ratios = [row["families"][family]["makespan_ns"] / row["lower_bound_ns"] for row in served]
         if served:
-            axes.plot([row["kv_tiles"] for row in served], ratios, color=colour, label=family, marker="o", markersize=3)
+            tiles = [row["kv_tiles"] for row in served]
+            colour, style = LINES[ROUND_ROBIN.get(family, family)], "--" if family in ROUND_ROBIN else "-"
+            axes.plot(tiles, ratios, color=colour, linestyle=style, label=family, marker="o", markersize=3)
     axes.set(xlabel="KV tiles of a head", ylabel="time / lower bound", title=title)
     axes.axhline(1, color="black", linewidth=0.8)
     axes.grid(alpha=0.3)

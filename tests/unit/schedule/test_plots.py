@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dash_inductor.cli import main
-from dash_inductor.schedule import Ascending, Geometry, Plan, Simulation, simulate
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, TABLE, Ascending, Geometry, Plan, Simulation, simulate
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -103,3 +103,10 @@ def test_a_line_per_family() -> None:
     ]
     lines = {line.get_label(): line.get_xydata().tolist() for line in plots.over_bound(rows, title="t").axes[0].lines}
     assert lines["shift"] == [[2, 1]] and lines["table"] == [[2, 1.2], [4, 1.25]] and "symmetric" not in lines
+
+
+def test_every_family_has_a_line_of_its_own() -> None:
+    row = {"kv_tiles": 2, "lower_bound_ns": 10, "families": {f: {"makespan_ns": 10} for f in (*FAMILIES, *ROUND_ROBIN, TABLE)}}
+    lines = plots.over_bound([row], title="t").axes[0].lines[:-1]  # the last one is the bound
+    assert {line.get_label() for line in lines} == set(row["families"])
+    assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines)
