@@ -128,16 +128,16 @@ def kv_heads(args: argparse.Namespace) -> int:
 def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: int) -> Plan | Straddling:
     """The schedule on as many workers as there are heads to put in flight; ValueError names what cannot be."""
     heads = kv_heads(args)
+    stride, mirrored = getattr(args, "stride", None), getattr(args, "boustrophedon", None)
     if family in ROUND_ROBIN:
         check_range("roles", roles, args.workers, "workers")
-        stride = getattr(args, "stride", None)
-        return place(family, geometry, roles, heads=heads, heads_in_flight=1, group=args.kv_group, stride=stride)
-    mirrored = getattr(args, "boustrophedon", None)
+        how: dict[str, Any] = {"stride": stride, "boustrophedon": bool(mirrored)}
+        return place(family, geometry, roles, heads=heads, heads_in_flight=1, group=args.kv_group, **how)
     schedule = make(
         family,
         geometry,
         roles,
-        stride=getattr(args, "stride", None),
+        stride=stride,
         boustrophedon=family in MONO and geometry.is_causal if mirrored is None else mirrored,
         step_ns=pace(args).step_ns * args.kv_group,
         hop_ns=pace(args).hop_ns,

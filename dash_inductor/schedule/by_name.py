@@ -68,5 +68,5 @@ def place(
         raise ValueError(f"heads_in_flight must be 1 for {family}, whose heads stand in one line, got {heads_in_flight}")
     check_count("roles", roles)
     units = geometry.n_kv if family == "shift_round_robin" else -(-geometry.n_kv // 2)
-    schedule = make(ROUND_ROBIN[family], geometry, min(units, roles), stride=stride)
+    schedule = make(ROUND_ROBIN[family], geometry, min(units, roles), stride=stride, boustrophedon=boustrophedon)
     return Straddling(schedule, heads, roles, group)
