@@ -60,31 +60,20 @@ def fit(timings: Sequence[Timing]) -> Constants:
     >>> [round(getattr(found, name)) for name in NAMES], found.shift_percent
     ([5000, 300, 2000, 2140, 1500], 7)
     """
-    rows = [[term / t.ns for term in t.terms] for t in timings]
-    size = len(NAMES)
-    normal = [[sum(row[i] * row[j] for row in rows) for j in range(size)] + [sum(row[i] for row in rows)] for i in range(size)]
-    found = dict(zip(NAMES, _solve(normal), strict=True))
-    errors = [abs(sum(term * value for term, value in zip(row, found.values(), strict=True)) - 1) for row in rows]
-    constants = Constants(**found, error=sum(errors) / len(errors))
+    import torch
+
+    rows = torch.tensor([[term / t.ns for term in t.terms] for t in timings], dtype=torch.float64)
+    scale = rows.norm(dim=0)
+    if not scale.all():
+        raise ValueError(f"no timing depends on {NAMES[scale.tolist().index(0)]}")
+    if torch.linalg.matrix_rank(rows / scale) < len(NAMES):
+        raise ValueError("the timings do not tell the constants apart: vary lengths, heads and family")
+    ones = torch.ones(len(timings), 1, dtype=torch.float64)
+    solution = (torch.linalg.lstsq(rows / scale, ones).solution / scale[:, None]).squeeze(1)
+    found = dict(zip(NAMES, solution.tolist(), strict=True))
+    error = (rows @ solution - 1).abs().mean().item()
+    constants = Constants(**found, error=error)
     for name in ("step_ns", "shifted_step_ns", "hop_ns"):
         if found[name] <= 0:
             raise ValueError(f"the fit gives {name} = {found[name]:.1f}: the timings are too noisy, or too few")
     return constants
-
-
-def _solve(matrix: list[list[float]]) -> list[float]:
-    """Gauss and Jordan, rows scaled to their diagonal; each row ends with the right-hand side."""
-    scale = [row[i] ** 0.5 for i, row in enumerate(matrix)]
-    if not all(scale):
-        raise ValueError(f"no timing depends on {NAMES[scale.index(0)]}")
-    rows = [[value / scale[i] / (scale[j] if j < len(scale) else 1) for j, value in enumerate(row)] for i, row in enumerate(matrix)]
-    for i in range(len(rows)):
-        pivot = max(range(i, len(rows)), key=lambda r: abs(rows[r][i]))
-        rows[i], rows[pivot] = rows[pivot], rows[i]
-        if abs(rows[i][i]) < 1e-9:
-            raise ValueError("the timings do not tell the constants apart: vary lengths, heads and family")
-        rows[i] = [value / rows[i][i] for value in rows[i]]
-        for r in range(len(rows)):
-            if r != i:
-                rows[r] = [a - rows[r][i] * b for a, b in zip(rows[r], rows[i], strict=True)]
-    return [row[-1] / s for row, s in zip(rows, scale, strict=True)]
