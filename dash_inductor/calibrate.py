@@ -12,7 +12,7 @@ from typing import Any
 
 from .calibration import Constants, Timing, fit
 from .devices import key_for
-from .schedule.costs import FLOP_PER_ELEMENT, FOLDER, tomllib
+from .schedule.costs import FLOP_PER_ELEMENT, FOLDER, numbers_of
 from .templates.tiles import tile as one_pass_tile
 
 HEAD_DIMS = (64, 128)
@@ -107,7 +107,7 @@ def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: 
 def cost_file(target: Any, found: dict[int, Constants], gpu: str) -> str:
     """The TOML of the device: what was fitted in place of what its file says now."""
 
-    numbers = tomllib.loads((FOLDER / f"{target.key}.toml").read_text(encoding="utf-8"))
+    numbers = numbers_of(target.key)
     arch = numbers.pop("arch")
     source = f"fitted by `python -m dash_inductor calibrate` on one {gpu}, {target.sms} SMs, bf16"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from .config import Config
 from .console import table
-from .passes import template_for
 from .schedule import GUARANTEES, Shape, candidates, choose, known_devices, load_costs, symbolic_choice
 from .schedule.table import pack_plan, row_ints
 from .simulate import MASKS, at_least, show
+from .template_choice import template_for
 from .templates.tiles import tile
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
@@ -69,7 +69,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     # semaphore for each (head, Q tile)
     rows = query_heads * n_q * used.block_m
     plan = choice.plan()
-    chains = max(len(list(plan.tasks(worker))) for worker in (0, plan.workers - 1))
+    chains = max(len(list(plan.tasks(worker))) for worker in range(plan.workers))
     ints = len(pack_plan(plan)) + row_ints(plan) + 2 + query_heads * n_q
     return {
         "device": args.device,

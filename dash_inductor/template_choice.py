@@ -6,14 +6,10 @@ shape and a graph of any shape must take the same.
 
 from __future__ import annotations
 
-import functools
-
 from .config import GLUON, ONE_PASS, TWO_PASS, Config
-from .schedule import TABLE_MASK
-from .schedule.costs import FOLDER, tomllib
+from .schedule import TABLE_MASK, Costs
+from .schedule.costs import two_pass_percent
 from .templates.tiles import MIN_HEAD_DIM, ONE_PASS_HEAD_DIM
-
-MARGIN_PERCENT = 2  # how much cheaper two passes must be, as for any candidate that is not the default
 
 
 def template_for(settings: Config, device: str, head_dim: int, mask: str) -> str:
@@ -30,11 +26,5 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str) -> str
         return TWO_PASS
     if settings.launch == "chained":
         return ONE_PASS
-    return TWO_PASS if two_pass_percent(device, head_dim) * (100 + MARGIN_PERCENT) < 100 * 100 else ONE_PASS
-
-
-@functools.cache
-def two_pass_percent(device: str, head_dim: int) -> int:
-    """The time of a tile in two passes, in percent of its step in one."""
-    numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
-    return numbers["two_pass_percent"]["128" if head_dim > 64 else "64"]["value"]
+    # As for any candidate that is not the default.
+    return TWO_PASS if two_pass_percent(device, head_dim) * (100 + Costs.margin_percent) < 100 * 100 else ONE_PASS

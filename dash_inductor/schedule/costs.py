@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from importlib import resources
 from typing import Any
 
@@ -52,6 +53,21 @@ def known_devices() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")))
 
 
+def numbers_of(device: str) -> dict[str, Any]:
+    """What the cost file of a device says: `arch`, and (value, source, estimate) by name."""
+    return tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
+
+
+@cache
+def two_pass_percent(device: str, head_dim: int) -> int:
+    """The time of a tile in two passes, in percent of its step in one.
+
+    >>> two_pass_percent("h100", head_dim=64)
+    103
+    """
+    return numbers_of(device)["two_pass_percent"][_up_to(head_dim)]["value"]
+
+
 def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | None = None, ctas_per_sm: int = 1) -> Costs:
     """Costs of a device by name, for one tile size and padded head dim.
 
@@ -68,7 +84,7 @@ def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | N
     for name, value in (("sms", 1 if sms is None else sms), ("ctas_per_sm", ctas_per_sm)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
+    numbers = numbers_of(device)
     arch = numbers.pop("arch")
     if "tflops" in numbers:
         numbers["step_ns"] = _step(numbers, block_m * block_n * head_dim * FLOP_PER_ELEMENT, head_dim, ctas_per_sm)

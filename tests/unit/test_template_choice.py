@@ -3,8 +3,9 @@
 import pytest
 
 from dash_inductor.config import Config
-from dash_inductor.passes import MARGIN_PERCENT, template_for, two_pass_percent
-from dash_inductor.schedule import known_devices
+from dash_inductor.schedule import Costs, known_devices
+from dash_inductor.schedule.costs import two_pass_percent
+from dash_inductor.template_choice import template_for
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
 
@@ -36,13 +37,13 @@ def test_the_choice(settings, device, head_dim, mask, template):
 @pytest.mark.parametrize("device", known_devices())
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_by_price(device, head_dim):
-    cheaper = two_pass_percent(device, head_dim) * (100 + MARGIN_PERCENT) < 100 * 100
+    cheaper = two_pass_percent(device, head_dim) * (100 + Costs.margin_percent) < 100 * 100
     assert template_for(Config(), device, head_dim, "full") == ("two_pass" if cheaper else "one_pass")
 
 
 @pytest.mark.parametrize(("percent", "template"), [(50, "two_pass"), (98, "two_pass"), (99, "one_pass"), (100, "one_pass")])
 def test_two_passes_must_be_cheaper_by_the_margin(monkeypatch, percent, template):
-    monkeypatch.setattr("dash_inductor.passes.two_pass_percent", lambda device, head_dim: percent)
+    monkeypatch.setattr("dash_inductor.template_choice.two_pass_percent", lambda device, head_dim: percent)
     assert template_for(Config(), "h100", 64, "full") == template
 
 
