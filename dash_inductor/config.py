@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from .dynamo import forget_compiled
-from .schedule import FAMILIES, ROUND_ROBIN, TABLE
+from .schedule import FAMILIES, GUARANTEES, ROUND_ROBIN, TABLE
 
 PREFIX = "DASH_INDUCTOR"
 ONE_PASS, TWO_PASS = "one_pass", "two_pass"
 TRITON, GLUON = "triton", "gluon"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),
-    "guarantee": ("run", "device", "batch"),
+    "guarantee": GUARANTEES,
     "schedule": ("auto", *FAMILIES, *ROUND_ROBIN, TABLE),
     "launch": ("grouped", "chained"),
     "template": ("auto", ONE_PASS, TWO_PASS),

@@ -88,14 +88,6 @@ class NamedDevice:
     def limits(self) -> Limits:
         return LIMITS[self.arch]
 
-    @property
-    def shared_bytes_per_block_optin(self) -> int:
-        return self.limits.shared_bytes_per_block_optin
-
-    @property
-    def registers_per_sm(self) -> int:
-        return self.limits.registers_per_sm
-
 
 # SMs, L2 and memory: NVIDIA H100 Tensor Core GPU Architecture (SXM5), NVIDIA H200 data sheet (the H100's die), NVIDIA
 # A100 Tensor Core GPU Architecture (SXM4 80 GB), NVIDIA Blackwell Tuning Guide, and for the B200's SMs (74 on each die)

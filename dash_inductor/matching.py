@@ -19,13 +19,12 @@ from . import emulation
 from .config import current, ready
 from .ops import MASKS
 from .salt import key
-from .schedule import TABLE, table_refused
-from .schedule.candidates import impossible
+from .schedule import TABLE, impossible, too_weak
+from .schedule.table import MAX_N_KV, MAX_N_Q
 from .stock_ops import DECIDED_UNDER, DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
 from .target import TwoPassTile, target_of, tile_of
 
 log = logging.getLogger("dash_inductor")
-MAX_Q_TILES, MAX_KV_TILES = 65_535, 32_767  # a table entry is 16 bits of Q tile and 15 of rank
 
 
 class UnsupportedAttentionError(RuntimeError):
@@ -96,7 +95,7 @@ def _tensors_decline(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     tile = tile_of(target_of(query.device), query.dtype, int(query.shape[3]))
     if isinstance(tile, TwoPassTile):
         return None
-    if query.shape[2] > MAX_Q_TILES * tile.block_m or key.shape[2] > MAX_KV_TILES * tile.block_n:
+    if query.shape[2] > MAX_N_Q * tile.block_m or key.shape[2] > MAX_N_KV * tile.block_n:
         return f"lengths S_q={query.shape[2]}, S_k={key.shape[2]} have too many tiles for a table entry"
     return _schedule_declines(_mask(is_causal), *query.shape[:3], *key.shape[1:3])
 
@@ -109,7 +108,7 @@ def _schedule_declines(mask: str, *sizes: Any) -> str | None:
         batch, heads, q_len, kv_heads, kv_len = sizes
         known = f"B={batch}, H={heads}/{kv_heads}, S_q={q_len}, S_k={kv_len}"
         return f"family 'table' is made for static shapes (dynamic=False), not for {known}"
-    return table_refused(settings.guarantee)
+    return too_weak(settings.guarantee, TABLE)
 
 
 def _mask(is_causal: bool) -> str:

@@ -11,7 +11,6 @@ import torch
 from . import emulation
 from .config import GLUON, TWO_PASS, current, reserved_sms
 from .devices import key_for, stand_in
-from .passes import template_for
 from .schedule import (
     TABLE,
     Blocks,
@@ -25,9 +24,10 @@ from .schedule import (
     make,
     may_straddle,
     table_plan,
-    table_refused,
+    too_weak,
 )
-from .templates.tiles import EMULATED, Tile, TwoPassTile, gluon_tile, padded, tile, two_pass_tile
+from .template_choice import template_for
+from .templates.tiles import EMULATED, Tile, TwoPassTile, gluon_tile, tile, two_pass_tile
 
 log = logging.getLogger("dash_inductor")
 DTYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -148,7 +148,7 @@ def plan_for(
         return Plan(make(chained_family(shape.mask), geometry, geometry.n_kv), shape.heads, shape.heads, shape.group), None
     if forced == TABLE or blocks is not None:
         family = forced if forced != "auto" else TABLE if guarantee == "run" else "descending"
-        if family == TABLE and (problem := table_refused(guarantee)):
+        if problem := too_weak(guarantee, family):
             raise ValueError(problem)
         return table_plan(shape, costs, family, blocks)
     choice = choose(shape, costs, guarantee, forced)
@@ -163,7 +163,6 @@ __all__ = [
     "chained",
     "chained_family",
     "costs_of",
-    "padded",
     "plan_for",
     "shape_of",
     "target_of",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.utils._sympy.functions import CeilDiv, Mod
 
 from dash_inductor.config import current
 from dash_inductor.schedule import TABLE, Blocks, Straddling, decision_source, may_straddle, pack_plan
-from dash_inductor.schedule.table import HEADER, row_ints
+from dash_inductor.schedule.table import most_ints, row_ints
 from dash_inductor.schedule.word import CODES, STRIDE_SHIFT, encode
 from dash_inductor.target import Target, Tile, chained, chained_family, costs_of, plan_for, shape_of
 
@@ -137,12 +136,11 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
             "guarantee": current().guarantee,
             "family": current().schedule,
         }
-        word = _called(decision_source, (q_len, kv_len, heads), square=q_len == kv_len, **how)
+        word = _decision((q_len, kv_len, heads), square=q_len == kv_len, **how)
         decision = Mod(word, 2**STRIDE_SHIFT)  # what fits an int32
         workers = costs.workers  # one launch serves all sizes; who gets no role ends at once
     straddling = not chained() and may_straddle(current().guarantee, current().schedule)
-    # (slot, role) cells: n + A - 1 at most, and twice the pairs plus 2 (A - 1) under symmetric, where A <= pairs
-    table_ints = HEADER + 2 * (n_kv + 1) + n_kv + n_kv * n_q
+    table_ints = most_ints(n_q, n_kv)
     table = kernels.call(
         kernels.SCHEDULE_TABLE,
         grid=CeilDiv(table_ints, TABLE_BLOCK),
@@ -170,19 +168,19 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
     )
 
 
-def _called(source_of: Callable[..., str], sizes: tuple[sympy.Expr, ...], **how: Any) -> sympy.Expr:
-    """A call of the function whose source `source_of(name, **how)` is; the source goes into the generated module.
+def _decision(sizes: tuple[sympy.Expr, ...], **how: Any) -> sympy.Expr:
+    """A call of the function that decides for `sizes`; its source goes into the generated module.
 
     Written out in one line, as Inductor prints expressions, the decision would compute common subexpressions again and again.
     """
-    name = f"dash_decision_{hashlib.sha256(source_of('f', **how).encode()).hexdigest()[:16]}"
-    source = source_of(name, **how)
-    add_to_header(root_graph(), source)
+    source = decision_source("decision", **how)
+    name = f"dash_decision_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
+    add_to_header(root_graph(), source.replace("decision", name, 1))
     scope: dict[str, Any] = {}
     exec(source, scope)
 
     def evaluate(cls: type, *values: sympy.Expr) -> sympy.Integer | None:
         """The value for sizes that are known, which Inductor asks for as a hint."""
-        return sympy.Integer(scope[name](*map(int, values))) if all(value.is_Integer for value in values) else None
+        return sympy.Integer(scope["decision"](*map(int, values))) if all(value.is_Integer for value in values) else None
 
     return type(name, (sympy.Function,), {"eval": classmethod(evaluate), "is_integer": True, "is_nonnegative": True})(*sizes)

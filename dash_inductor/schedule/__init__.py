@@ -2,7 +2,7 @@
 
 from .bounds import lower_bound
 from .by_name import make, place
-from .candidates import GUARANTEES, Shape, candidates, may_straddle
+from .candidates import GUARANTEES, Shape, candidates, impossible, may_straddle, too_weak
 from .checks import check, slack
 from .choice import Choice, choose, decision_source, symbolic_choice
 from .costs import Costs, known_devices
@@ -17,8 +17,8 @@ from .recursion import monotone_makespan
 from .simulator import Deadlock, Simulation, simulate
 from .steps import ScheduleError, Step, Steps, unroll
 from .symmetric import Symmetric
-from .table import pack, pack_plan, table_size
-from .tables import Blocks, geometry_of, table_plan, table_refused
+from .table import pack, pack_plan
+from .tables import Blocks, geometry_of, table_plan
 from .tabulated import Tabulated
 from .times import INTEGER, Arithmetic
 from .word import decode
@@ -60,6 +60,7 @@ __all__ = [
     "edge_coloured",
     "formula",
     "geometry_of",
+    "impossible",
     "known_devices",
     "load_costs",
     "lower_bound",
@@ -73,8 +74,7 @@ __all__ = [
     "slack",
     "symbolic_choice",
     "table_plan",
-    "table_refused",
-    "table_size",
     "tabulate",
+    "too_weak",
     "unroll",
 ]

@@ -267,7 +267,12 @@ def impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
         return f"family {family!r} serves the full mask only, this one is {mask}: use symmetric or descending"
     if ring == "symmetric" and mask == "full":
         return f"family {family!r} serves causal masks only, this one is full: use shift or ascending"
-    if guarantee != "run" and family not in ("auto", *MONO):
-        reason = f"family {family!r} adds in an order that depends on the SM count"
-        return f"{reason}: guarantee {guarantee!r} needs ascending or descending"
-    return None
+    return too_weak(guarantee, family)
+
+
+def too_weak(guarantee: str, family: str) -> str | None:
+    """Why a family does not serve a guarantee, if it does not."""
+    if guarantee == "run" or family in ("auto", *MONO):
+        return None
+    reason = f"family {family!r} adds in an order that depends on the SM count"
+    return f"{reason}: guarantee {guarantee!r} needs ascending or descending"

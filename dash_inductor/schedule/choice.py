@@ -48,15 +48,6 @@ class Choice:
         return tuple(candidates(self.shape, self.costs, self.guarantee, INTEGER, self.forced))
 
     @cached_property
-    def candidates(self) -> tuple[tuple[str, int, int, int | None], ...]:
-        """(family, roles, heads in flight, time in ns or None where it does not apply), each once."""
-        rows: dict[tuple[str, int, int], int | None] = {}
-        for c in self.considered:
-            key = (c.family, c.roles, c.heads_in_flight)
-            rows[key] = min((t for t in (rows.get(key), None if c.time.penalty else c.time.ns) if t is not None), default=None)
-        return tuple((*key, time) for key, time in rows.items())
-
-    @cached_property
     def time_ns(self) -> int | None:
         """By the closed form, else by simulation; None when it has none here and is too large to simulate."""
         best = min(range(len(self.considered)), key=lambda index: _key(index, self.considered[index], self.costs, INTEGER))

@@ -81,8 +81,8 @@ class Clocked(ABC):
 
 
 @dataclass(frozen=True)
-class RoundRobin(Clocked):
-    """Shared by the families in which chain j is role j % roles of pass j // roles."""
+class Consecutive(Clocked):
+    """Shared by the families whose passes take consecutive chains, a role each."""
 
     geometry: Geometry
     roles: int
@@ -112,11 +112,11 @@ class RoundRobin(Clocked):
 
     def place(self, j: int) -> tuple[int, int]:
         """(pass, role) of chain j."""
-        return place(j, self.roles)
+        return pass_and_role(j, self.roles)
 
 
 @dataclass(frozen=True)
-class Mono(RoundRobin):
+class Mono(Consecutive):
     """Tiles add up in the order of j: the rank is the number of chains before j that contribute.
 
     Bits then depend on the geometry alone.
@@ -181,7 +181,7 @@ class Descending(Mono):
 
 
 @dataclass(frozen=True)
-class Shift(RoundRobin):
+class Shift(Consecutive):
     """Role a starts `stride` tiles after role a - 1, so that no two want a tile within `stride` steps.
 
     For the full mask; needs n_q >= roles. stride defaults to the largest, n_q // roles, and lead to roles.
@@ -217,7 +217,7 @@ class Shift(RoundRobin):
 
     def place(self, j: int) -> tuple[int, int]:
         """(pass, role) of chain j."""
-        return place(j, self.roles, self.lead)
+        return pass_and_role(j, self.roles, self.lead)
 
     def order(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
@@ -244,10 +244,10 @@ def parts(units: int, roles: int, lead: int = 0) -> tuple[range, ...]:
     return tuple(range(max(0, start), min(units, start + roles)) for start in range(first, units, roles))
 
 
-def place(unit: int, roles: int, lead: int = 0) -> tuple[int, int]:
+def pass_and_role(unit: int, roles: int, lead: int = 0) -> tuple[int, int]:
     """(pass, role) of a unit, see parts().
 
-    >>> place(1, 3, lead=2), place(4, 3, lead=2)
+    >>> pass_and_role(1, 3, lead=2), pass_and_role(4, 3, lead=2)
     ((0, 1), (1, 2))
     """
     missing = roles - (lead or roles)

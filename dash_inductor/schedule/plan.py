@@ -48,8 +48,8 @@ class Plan:
     >>> plan = Plan(s, heads=2, heads_in_flight=1)
     >>> list(plan.tasks(0)), list(plan.tasks(1))
     ([(0, 0), (1, 0)], [(0, 1), (0, 2), (1, 1), (1, 2)])
-    >>> plan.launch, plan.residency
-    ('grouped', 2)
+    >>> plan.residency
+    2
     """
 
     schedule: Schedule
@@ -96,19 +96,14 @@ class Plan:
         return steps_of(self)
 
     @property
-    def launch(self) -> str:
-        """'chained' when worker w may be ticket w of one ticket per (head, chain), else 'grouped'."""
-        chained = self._one_mono_pass and self.heads_in_flight == self.heads
-        return "chained" if chained else "grouped"
-
-    @property
     def residency(self) -> int:
         """CTAs that are resident together in a launch that always ends; Simulation.residency has the least such number.
 
         The roles of one head, or 1 where a chain waits for chains of earlier tickets only.
         Tickets are taken in order, so that the CTAs of one head slot come together.
         """
-        return 1 if self._one_mono_pass else self.schedule.roles
+        s = self.schedule
+        return 1 if s.name in MONO and s.passes == 1 and not s.boustrophedon else s.roles
 
     def schedule_of(self, head: int) -> Schedule:
         """The same for every head."""
@@ -126,11 +121,6 @@ class Plan:
                 chain = row[schedule.roles - 1 - a if mirrored else a]
                 if chain >= 0:
                     yield head, chain
-
-    @property
-    def _one_mono_pass(self) -> bool:
-        schedule = self.schedule
-        return schedule.name in MONO and schedule.passes == 1 and not schedule.boustrophedon
 
 
 @dataclass(frozen=True)
@@ -188,11 +178,6 @@ class Straddling:
     def steps(self) -> int:
         """Tile steps of all heads, query heads of a group counted."""
         return steps_of(self)
-
-    @property
-    def launch(self) -> str:
-        """Always 'grouped': ends only with all workers resident."""
-        return "grouped"
 
     @property
     def residency(self) -> int:

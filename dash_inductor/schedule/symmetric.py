@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, repeat
 
-from .families import Clocked, in_step, parts, place, ring
+from .families import Clocked, in_step, parts, pass_and_role, ring
 from .geometry import Geometry, check_count, check_range
 
 
@@ -73,7 +73,7 @@ class Symmetric(Clocked):
 
     def place(self, j: int) -> tuple[int, int]:
         """(pass, role) of chain j."""
-        return place(min(j, self.geometry.n_kv - 1 - j), self.roles, self.lead)
+        return pass_and_role(min(j, self.geometry.n_kv - 1 - j), self.roles, self.lead)
 
     def order(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""

@@ -12,6 +12,8 @@ in a round it begins, so that the workers compute their rows (closed_forms.py) a
 
 from __future__ import annotations
 
+from typing import Any
+
 from .families import Schedule
 from .geometry import Geometry
 from .plan import Plan, Straddling
@@ -22,15 +24,15 @@ MAX_N_Q = 65535  # a Q tile takes the lower half
 STRADDLING_N_Q = 4096  # a worker of a round robin computes its row at once
 
 
-def table_size(n_q: int, n_kv: int, roles: int, *, symmetric: bool = False) -> int:
-    """Ints in the table of a schedule whose longest chain has n_q steps (or 1), as every mask here has it at most.
+def most_ints(n_q: Any, n_kv: Any) -> Any:
+    """Ints that the table of any closed-form family has at most, whatever its roles; sizes may be symbolic.
 
-    >>> table_size(n_q=6, n_kv=3, roles=2)
-    33
+    The (slot, role) cells: n_kv + A - 1 at most, and under symmetric twice the pairs plus 2 (A - 1), where A <= pairs.
+
+    >>> most_ints(n_q=6, n_kv=3)
+    37
     """
-    pairs = (n_kv + 1) // 2
-    slots = 2 * -(-pairs // roles) if symmetric else -(-n_kv // roles)
-    return HEADER + slots * roles + n_kv + n_kv * max(1, n_q)
+    return HEADER + 2 * (n_kv + 1) + n_kv + n_kv * n_q
 
 
 def pack_plan(plan: Plan | Straddling) -> list[int]:

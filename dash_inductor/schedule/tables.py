@@ -68,10 +68,3 @@ def _place(shape: Shape, geometry: Geometry, costs: Costs, step_ns: int) -> tupl
         return time_ns, -(-shape.heads // rounds), roles
 
     return min(map(key, range(1, min(geometry.n_kv, costs.workers) + 1)))[1:]
-
-
-def table_refused(guarantee: str) -> str | None:
-    """Why a table cannot be asked for, if it cannot."""
-    if guarantee == "run":
-        return None
-    return f"family {TABLE!r} adds in an order that depends on the SM count: guarantee {guarantee!r} needs ascending or descending"

@@ -20,7 +20,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import dash_inductor
 from dash_inductor import config, decisions, matching, record
 from dash_inductor.emulation import emulate
-from dash_inductor.matching import MAX_KV_TILES, MAX_Q_TILES, declined
+from dash_inductor.matching import declined
+from dash_inductor.schedule.table import MAX_N_KV, MAX_N_Q
 from dash_inductor.stock_ops import DECLINED, FLASH, FLASH_CPU, UNSUPPORTED
 from dash_inductor.templates.tiles import tile
 
@@ -56,7 +57,7 @@ def shapes(*names: str, to: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 
 QKV = ("query", "key", "value")
-TOO_MANY_Q, TOO_MANY_K = MAX_Q_TILES * TILE.block_m + 1, MAX_KV_TILES * TILE.block_n + 1
+TOO_MANY_Q, TOO_MANY_K = MAX_N_Q * TILE.block_m + 1, MAX_N_KV * TILE.block_n + 1
 REASONS: list[tuple[dict[str, Any], str]] = [
     ({"dropout_p": 0.1}, "dropout_p=0.1"),
     ({"attn_mask": "a node"}, "an attention mask"),
@@ -87,7 +88,7 @@ def test_reasons(changes, reason):
 
 
 def test_lengths_with_a_table_entry_for_each_tile():
-    most = {"query": (1, 2, MAX_Q_TILES * TILE.block_m, 16), **shapes("key", "value", to=(1, 2, MAX_KV_TILES * TILE.block_n, 16))}
+    most = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes("key", "value", to=(1, 2, MAX_N_KV * TILE.block_n, 16))}
     with emulate():
         assert declined(backward(like=most)) is None
 

@@ -118,5 +118,5 @@ def test_shared_memory_and_registers(cell):
     """A CTA fits an SM: 384 threads of 168 registers, which the warps then share out among themselves."""
     _, report = compiled(*cell)
     h100 = device("h100")
-    assert report.shared_bytes <= h100.shared_bytes_per_block_optin
-    assert 384 * report.registers <= h100.registers_per_sm
+    assert report.shared_bytes <= h100.limits.shared_bytes_per_block_optin
+    assert 384 * report.registers <= h100.limits.registers_per_sm

@@ -102,7 +102,7 @@ def test_cubin(which: str, head_dim: int, mask: str, sizes: dict[str, Any]) -> N
     most = 40 if (which, head_dim) == ("dkdv", 256) and triton_version() >= (3, 9) else 0
     assert found.local_in_loop <= most, "the main loop spills"
     assert (found.red, found.atomg) == (0, 0), "something is added in memory"
-    assert metadata.shared <= device("h100").shared_bytes_per_block_optin
+    assert metadata.shared <= device("h100").limits.shared_bytes_per_block_optin
 
 
 @pytest.mark.parametrize("which", ["dkdv", "dq"])
@@ -112,7 +112,7 @@ def test_cubin_of_other_gpus(key: str, matmul: str, head_dim: int, which: str) -
     assert getattr(found, matmul) > 0
     assert found.ldgsts > 0
     assert found.local_in_loop == 0
-    assert metadata.shared <= device(key).shared_bytes_per_block_optin
+    assert metadata.shared <= device(key).limits.shared_bytes_per_block_optin
     assert (getattr(metadata, "tmem_size", 0) or 0) <= 512  # columns; a kernel that needs more compiles to a trap
 
 

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dash_inductor.schedule import (
+    TABLE,
     Costs,
     Geometry,
     Shape,
@@ -18,7 +19,7 @@ from dash_inductor.schedule import (
     lower_bound,
     simulate,
     table_plan,
-    table_refused,
+    too_weak,
 )
 from dash_inductor.schedule.choice import SIMULATED_STEPS
 
@@ -122,12 +123,12 @@ def test_large_plans_are_not_simulated() -> None:
 
 
 def test_the_impossible_is_refused() -> None:
-    assert table_refused("run") is None
+    assert too_weak("run", TABLE) is None
     for guarantee in ("device", "batch"):
         reason = (
             f"family 'table' adds in an order that depends on the SM count: guarantee '{guarantee}' needs ascending or descending"
         )
-        assert table_refused(guarantee) == reason
+        assert too_weak(guarantee, TABLE) == reason
     for family in ("shift", "symmetric", "auto"):
         with pytest.raises(ValueError, match=f"family '{family}' does not serve every mask: use ascending, descending or table"):
             table_plan(causal(4, heads=1), COSTS, family)
