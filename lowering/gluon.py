@@ -11,16 +11,15 @@ from typing import Any
 import sympy
 import torch
 from torch import Tensor
-from torch._inductor.ir import Pointwise
 from torch._inductor.lowering import empty_strided, fallback_handler
-from torch._inductor.virtualized import ops
-from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
+from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.target import DTYPES
 from dash_inductor.templates import gluon
 from dash_inductor.templates.tiles import gluon_tile
 
 from .buffers import empty, size_and_strides, traced_gradients
+from .epilogue import scaled_dq
 from .report import add_to_header, root_graph
 from .schedule import Problem, Schedule
 
@@ -110,22 +109,6 @@ def gradients(problem: Problem, schedule: Schedule, inputs: list[Any], scale: fl
         problem.mask.startswith("causal"),
         scale,
     )
-    dq = _scaled(scratch, schedule.visited, problem.tile.block_m, query.get_size(), dtype, scale)
+    dq = scaled_dq(scratch, schedule.visited, problem.tile.block_m, lambda m, d: [m, d], query.get_size(), dtype, scale)
     ints = batch * heads * n_q * (problem.tile.block_m * head_dim + 1) + 2 + schedule.table_ints
     return dq, dk, dv, ints, schedule.report | {"launch": f"{schedule.report['launch']}, Gluon"}
-
-
-def _scaled(scratch: Any, visited: Any, block_m: int, size: list[Any], dtype: torch.dtype, scale: float) -> Any:
-    """scale * scratch in `dtype`, [B, H, S_q, D]; 0 where `visited` says that nothing was written there."""
-    load = scratch.make_loader()
-    is_visited = None if visited is None else visited.make_loader()
-
-    def element(index: Any) -> Any:
-        b, h, m, d = index
-        i = FloorDiv(m, block_m)
-        value = load([b * size[1] + h, i, ModularIndexing(m, 1, block_m), d])
-        if is_visited is not None:
-            value = ops.where(ops.to_dtype(is_visited([i]), torch.bool), value, ops.constant(0.0, torch.float32))
-        return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
-
-    return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 import torch
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.freezing_utils import is_frozen_param
-from torch._inductor.ir import FixedLayout, Pointwise
+from torch._inductor.ir import FixedLayout
 from torch._inductor.lowering import empty_strided, register_lowering
-from torch._inductor.virtualized import V, ops
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
@@ -25,6 +26,7 @@ from dash_inductor.templates import tiles
 
 from . import gluon, kernels, two_pass
 from .buffers import contiguous, empty, multiple, realized, rows, size_and_strides, traced_gradients
+from .epilogue import scaled_dq
 from .report import report
 from .schedule import Problem, schedule_of
 
@@ -157,7 +159,8 @@ def _one_pass(problem: Problem, inputs: list[Any], constants: dict[str, Any]) ->
             "INTERPRET": device.type == "cpu",
         },
     )
-    dq = _scaled_dq(scratch, schedule.visited, tile, query.get_size(), dtype, constants["SCALE"])
+    place = _in_accumulator_order(tile)
+    dq = scaled_dq(scratch, schedule.visited, tile.block_m, place, query.get_size(), dtype, constants["SCALE"])
     return dq, dk, dv, query_heads * n_q * tile.block_m * tile.block_d + ints + schedule.table_ints, schedule.report
 
 
@@ -177,19 +180,11 @@ def _constant_of_graph(name: str) -> torch.Tensor:
     return value
 
 
-def _scaled_dq(scratch: Any, visited: Any, tile: Tile, size: list[Any], dtype: torch.dtype, scale: float) -> Any:
-    """scale * scratch in `dtype`, [B, H, S_q, D]; scratch as the kernel's `to_accumulator_order` wrote it. Fuses with what follows.
-
-    0 where `visited` says that nothing was written there. By index and not by views, which would guard on whether there is one
-    Q tile or more.
-    """
-    load = scratch.make_loader()
-    is_visited = None if visited is None else visited.make_loader()
+def _in_accumulator_order(tile: Tile) -> Callable[[Any, Any], list[Any]]:
+    """Where the kernel's `to_accumulator_order` put element (m, d) of a Q tile in the tile's row of scratch."""
     columns = tile.block_m if tile.dq_transposed else tile.block_d
 
-    def element(index: Any) -> Any:
-        b, h, m, d = index
-        i, m = FloorDiv(m, tile.block_m), ModularIndexing(m, 1, tile.block_m)
+    def place(m: Any, d: Any) -> list[Any]:
         row, column = (d, m) if tile.dq_transposed else (m, d)
         digits = [  # (position, how many there are), slowest first
             (FloorDiv(row, 16 * tile.warps_m), None),
@@ -201,12 +196,9 @@ def _scaled_dq(scratch: Any, visited: Any, tile: Tile, size: list[Any], dtype: t
             (ModularIndexing(row, 8, 2), 2),
             (ModularIndexing(column, 1, 2), 2),
         ]
-        place = sympy.Integer(0)
+        at = sympy.Integer(0)
         for digit, count in digits:
-            place = place * (count or 1) + digit
-        value = load([b * size[1] + h, i, place])
-        if is_visited is not None:
-            value = ops.where(ops.to_dtype(is_visited([i]), torch.bool), value, ops.constant(0.0, torch.float32))
-        return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
+            at = at * (count or 1) + digit
+        return [at]
 
-    return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)
+    return place

@@ -1,0 +1,39 @@
+"""dq out of the fp32 scratch in which the kernels sum it, as an ordinary op that fuses with what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._inductor.ir import Pointwise
+from torch._inductor.virtualized import ops
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+
+def scaled_dq(
+    scratch: Any,
+    visited: Any,
+    block_m: int,
+    place: Callable[[Any, Any], list[Any]],
+    size: list[Any],
+    dtype: torch.dtype,
+    scale: float,
+) -> Any:
+    """scale * scratch in `dtype`, [B, H, S_q, D] = `size`; scratch is [B * H, Q tiles, ...], `place(m, d)` the rest of the index.
+
+    0 where `visited` says that nothing was written. By index and not by views, which would guard on whether there is one Q tile
+    or more.
+    """
+    load = scratch.make_loader()
+    is_visited = None if visited is None else visited.make_loader()
+
+    def element(index: Any) -> Any:
+        b, h, m, d = index
+        i = FloorDiv(m, block_m)
+        value = load([b * size[1] + h, i, *place(ModularIndexing(m, 1, block_m), d)])
+        if is_visited is not None:
+            value = ops.where(ops.to_dtype(is_visited([i]), torch.bool), value, ops.constant(0.0, torch.float32))
+        return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
+
+    return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)
