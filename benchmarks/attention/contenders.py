@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 BASELINE = "sdpa-flash-strict"
 # Settings of the package that do not say which kernel runs.
 NOT_KERNELS = ("on_unsupported", "guarantee")
+ALONG = {"gluon": {"guarantee": "device"}}  # without which it declines: it takes no round robin
 SDPA_REFUSALS = ("No available kernel", "No viable backend")
 
 
@@ -247,29 +248,12 @@ def _forced() -> list[Contender]:
     """One for every value of a setting that names another kernel, schedule or launch than the default."""
     defaults = Config()
     return [
-        ours(_named(value), {setting: value})
+        ours(f"ours-{value.replace('_', '-')}", {setting: value, **ALONG.get(value, {})})
         for setting, values in CHOICES.items()
         if setting not in NOT_KERNELS
         for value in values
         if value != getattr(defaults, setting)
     ]
-
-
-def _named(value: str) -> str:
-    return f"ours-{value.replace('_', '-')}"
-
-
-def _missing(name: str) -> Contender:
-    """A kernel of ours that this version has no setting for."""
-
-    def prepare(shape: Shape, inputs: Inputs) -> Prepared:
-        raise RefusedError(f"no setting of this version is called {name.removeprefix('ours-')}")
-
-    return Contender(name, True, prepare, _ours_unavailable)
-
-
-# Kernels that a setting may name; where none does, the contender is there and says so.
-EXPECTED = ("ours-two-pass", "ours-gluon")
 
 
 def contenders() -> dict[str, Contender]:
@@ -280,8 +264,6 @@ def contenders() -> dict[str, Contender]:
         ours("ours", twin="ours-unordered"),
         ours("ours-unordered", variant=UNORDERED),
     ]
-    forced = _forced()
-    absent = [_missing(name) for name in EXPECTED if name not in {c.name for c in forced}]
     others = [
         Contender("sdpa-efficient-strict", True, **_sdpa("EFFICIENT_ATTENTION", True), twin="sdpa-efficient"),
         Contender("sdpa-efficient", False, **_sdpa("EFFICIENT_ATTENTION", False)),
@@ -292,7 +274,7 @@ def contenders() -> dict[str, Contender]:
         Contender("fa3-deterministic", True, **_flash_attention("flash_attn_interface", True), twin="fa3"),
         Contender("fa3", False, **_flash_attention("flash_attn_interface", False)),
     ]
-    return {c.name: c for c in (*stock, *forced, *absent, *others)}
+    return {c.name: c for c in (*stock, *_forced(), *others)}
 
 
 def tuned() -> dict[str, Contender]:

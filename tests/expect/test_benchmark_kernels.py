@@ -7,8 +7,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.attention.contenders import contenders
 from benchmarks.attention.variants import VARIANTS, Variant
 from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
+from dash_inductor import enabled
 from dash_inductor.codegen import attention_backward, compile_kernel
 from dash_inductor.cubin import CubinReport, _disassemble, inspect
 
@@ -24,6 +26,22 @@ def compiled(name: str, head_dim: int) -> tuple[str, str, CubinReport]:
     binary = compile_kernel(source, "h100")
     (decision,) = code.decisions
     return str(decision.tile), binary.ptx, inspect(binary.cubin, binary.metadata.shared)
+
+
+OURS = {name: who for name, who in contenders().items() if name.startswith("ours-") and name != "ours-unordered"}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_contender_of_ours_is_not_declined_for_its_own_settings(name):
+    """Some mask of the table gets its kernel."""
+    settings = OURS[name].prepare.keywords["settings"]
+    assert settings
+    how = {"q_len": 512, "kv_len": 512, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 64}
+    decisions = []
+    for mask in ("full", "causal"):
+        with enabled(**{"guarantee": "run", **settings}):
+            decisions += attention_backward("h100", mask=mask, **how).decisions
+    assert any(decision.rewritten for decision in decisions), decisions[0].reason
 
 
 CASES = [
