@@ -1,6 +1,6 @@
 """Runs a Gluon kernel's source on the CPU: its CTAs and partitions interleaved at random, its asynchronous work early or late.
 
-Gluon has no interpreter. This stands in for the names that templates/sdpa_backward_gluon.py uses, on torch tensors. What it holds
+Gluon has no interpreter. This stands in for the names that the Gluon kernel in templates/ uses, on torch tensors. What it holds
 a kernel to: mbarriers with counts, phases and bytes; TMA that arrives, reads and writes at any time after it was issued; matmuls
 that read shared memory at any time until they are waited for; a fence and then a barrier between a store to shared memory and an
 asynchronous reader of it. What it does not see: layouts, the warps of one partition running apart, memory order on a GPU.

@@ -1,5 +1,6 @@
 """The Gluon kernel's source, run on the CPU by gluon_model: right gradients, the same bits in every interleaving, mutants seen."""
 
+import re
 from importlib import resources
 
 import gluon_model
@@ -14,7 +15,12 @@ BLOCK_M, BLOCK_N, HEAD_DIM = 8, 16, 64
 
 
 def source() -> str:
-    return resources.files("dash_inductor.templates").joinpath("sdpa_backward_gluon.py").read_text()
+    """Of the kernel and its functions, as one module."""
+    folder = resources.files("dash_inductor.templates")
+    functions, kernel = (folder.joinpath(f"{name}.py").read_text() for name in ("gluon_functions", "sdpa_backward_gluon"))
+    alone, found = re.subn(r"from \.gluon_functions import \([^)]*\)\n", "", kernel)
+    assert found == 1
+    return f"{functions}\n\n{alone}"
 
 
 def attention(batch, kv_heads, group, q_len, kv_len, mask):
