@@ -72,7 +72,7 @@ def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: 
     from torch.profiler import ProfilerActivity, profile
 
     from . import enabled
-    from .target import plan_for, shape_of
+    from .target import Tiles, resolve
 
     q_len, kv_len = n_q * tile.block_m, n_kv * tile.block_n
     query, key, value = (
@@ -84,8 +84,7 @@ def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: 
     try:
         # The graph is kept between backwards, which donated buffers do not allow.
         with functorch_config.patch(donated_buffer=False), enabled(schedule=family, guarantee="run", on_unsupported="error"):
-            shape = shape_of(tile, q_len=q_len, kv_len=kv_len, heads=heads, group=1, mask="full")
-            plan, _ = plan_for(target, tile, shape)
+            plan = resolve(target, Tiles(tile, None), q_len=q_len, kv_len=kv_len, heads=heads, group=1, mask="full").plan
             out = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=False)(query, key, value)
             grad = torch.randn_like(out)
             torch.autograd.backward(out, grad, retain_graph=True)

@@ -4,15 +4,33 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from typing import Any
 
-from .config import Config
+from .config import ONE_PASS, Config
 from .console import table
-from .schedule import GUARANTEES, Shape, candidates, choose, known_devices, load_costs, symbolic_choice
-from .schedule.table import pack_plan, row_ints
+from .schedule import (
+    GUARANTEES,
+    INTEGER,
+    TWO_PASS,
+    Choice,
+    Shape,
+    TwoPass,
+    candidates,
+    choose,
+    known_devices,
+    load_costs,
+    load_two_pass,
+    pack_plan,
+    symbolic_choice,
+    two_pass_time,
+)
+from .schedule.choice import SIZES
+from .schedule.costs import numbers_of
+from .schedule.table import row_ints
 from .simulate import MASKS, at_least, show
 from .template_choice import template_for
-from .templates.tiles import tile
+from .templates.tiles import Tile, TwoPassTile, tile, two_pass_tile
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
 FP32_BYTES = 4
@@ -39,44 +57,57 @@ def main(args: argparse.Namespace) -> int:
         return 0
     show({name: value for name, value in found.items() if name not in ("candidates", "piecewise")})
     names = ("family", "roles", "heads_in_flight", "stride", "predicted_us")
-    table("Candidates, in order; the first is the default", [{name: row[name] for name in names} for row in found["candidates"]])
+    if considered := [{name: row[name] for name in names} for row in found["candidates"]]:
+        table("Candidates, in order; the first is the default", considered)
     return 0
 
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
     """What `--json` prints; formulas and the Piecewise are in q_len, kv_len and heads, the batch times the kv heads."""
-    import sympy
-
-    from .schedule.symbolic import SYMBOLIC
-
     kv_heads = args.heads if args.kv_heads is None else args.kv_heads
     if args.heads % kv_heads:
         raise ValueError(f"kv-heads must divide heads, and {kv_heads} does not divide {args.heads}")
-    costs = load_costs(args.device, block_m=1, block_n=1, head_dim=1)
-    used = tile(ARCHS.get(costs.arch, costs.arch), args.dtype, args.head_dim)
+    mask = MASKS[args.mask]
+    template = template_for(Config(guarantee=args.guarantee), args.device, args.head_dim, mask)
+    numbers = numbers_of(args.device)
+    how = ARCHS.get(numbers["arch"], numbers["arch"]), args.dtype, args.head_dim
+    two = None if template == ONE_PASS else two_pass_tile(*how)
+    two_costs = two and load_two_pass(
+        args.device,
+        block_m=two.block_m,
+        block_n=two.block_n,
+        kv_rows=two.dkdv.rows,
+        q_rows=two.dq.rows,
+        head_dim=two.block_d,
+    )
+    sizes = args.q_len, args.kv_len, args.batch * kv_heads, args.heads // kv_heads
+    found = {"device": args.device, "guarantee": args.guarantee, "template": template}
+    if template == TWO_PASS:
+        assert two and two_costs
+        shape = Shape(*sizes, two.block_d, two.block_m, two.block_n, mask)
+        return found | _in_two_passes(shape, two, two_costs, numbers) | {"candidates": [], "piecewise": None}
+    used = tile(*how)
     blocks = {"block_m": used.block_m, "block_n": used.block_n, "head_dim": used.block_d}
-    costs = load_costs(args.device, **blocks, ctas_per_sm=used.ctas_per_sm)
-    how = {"group": args.heads // kv_heads, "mask": MASKS[args.mask], **blocks}
-    choice = choose(Shape(args.q_len, args.kv_len, args.batch * kv_heads, **how), costs, args.guarantee)
+    costs = replace(load_costs(args.device, **blocks, ctas_per_sm=used.ctas_per_sm), two_pass=two_costs)
+    shape = Shape(*sizes, used.block_d, used.block_m, used.block_n, mask)
+    choice = choose(shape, costs, args.guarantee)
+    if choice.family == TWO_PASS:
+        assert two and two_costs
+        found |= _in_two_passes(shape, two, two_costs, numbers)
+    else:
+        found |= _in_one_pass(choice, used)
+    return found | _why(choice)
 
-    symbols = [sympy.Symbol(name, integer=True, positive=True) for name in ("q_len", "kv_len", "heads")]
-    if args.q_len == args.kv_len:
-        symbols[1] = symbols[0]
-    formulas = candidates(Shape(*symbols, **how), costs, args.guarantee, SYMBOLIC)
-    n_q = choice.shape.geometry.n_q
-    query_heads = args.batch * args.heads
+
+def _in_one_pass(choice: Choice, used: Tile) -> dict[str, Any]:
+    costs, plan, n_q = choice.costs, choice.plan(), choice.shape.geometry.n_q
+    chains = max(len(list(plan.tasks(worker))) for worker in range(plan.workers))
     # fp32 dq, and delta and lse of each of its rows; the table, and what else the schedule needs; the ticket, a dummy, and a
     # semaphore for each (head, Q tile)
-    rows = query_heads * n_q * used.block_m
-    plan = choice.plan()
-    chains = max(len(list(plan.tasks(worker))) for worker in range(plan.workers))
+    query_heads = choice.shape.heads * choice.shape.group
     ints = len(pack_plan(plan)) + row_ints(plan) + 2 + query_heads * n_q
     return {
-        "device": args.device,
-        "guarantee": args.guarantee,
-        # of two passes there is nothing to choose: what follows is then what one pass would do
-        "template": template_for(Config(guarantee=args.guarantee), args.device, args.head_dim, MASKS[args.mask]),
-        "tile": f"{used.block_m}x{used.block_n}x{used.block_d}",
+        "tile": str(used),
         "family": choice.family,
         "roles": choice.roles,
         "heads_in_flight": choice.heads_in_flight,
@@ -88,7 +119,44 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "step_ns": costs.step_ns,
         "hop_ns": costs.hop_ns,
         "workers": costs.workers,
-        "workspace_bytes": FP32_BYTES * (rows * (used.block_d + 2) + ints),
+        "workspace_bytes": FP32_BYTES * (query_heads * n_q * used.block_m * (used.block_d + 2) + ints),
+    }
+
+
+def _in_two_passes(shape: Shape, used: TwoPassTile, two: TwoPass, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Of the overhead two launches alone: what a CTA loads and stores at its ends is not known yet."""
+    time = two_pass_time(shape, two, INTEGER)
+    return {
+        "tile": str(used),
+        "family": TWO_PASS,
+        "roles": None,
+        "heads_in_flight": None,
+        "stride": None,
+        "boustrophedon": False,
+        "predicted_us": None if time.penalty else time.ns / 1000,
+        "overhead_us": 2 * numbers["launch_ns"]["value"] / 1000,
+        "estimate": two.estimate or numbers["launch_ns"]["estimate"],
+        "step_ns": [two.kv_step_ns, two.q_step_ns],
+        "hop_ns": 0,
+        "workers": two.workers,
+        "workspace_bytes": FP32_BYTES * 2 * shape.heads * shape.group * shape.geometry.n_q * used.block_m,
+    }
+
+
+def _why(choice: Choice) -> dict[str, Any]:
+    """The candidates with their formulas, and the decision as one expression."""
+    import sympy
+
+    from .schedule.symbolic import SYMBOLIC
+
+    shape, costs, guarantee = choice.shape, choice.costs, choice.guarantee
+    symbols = [sympy.Symbol(name, integer=True, positive=True) for name in SIZES]
+    if shape.q_len == shape.kv_len:
+        symbols[1] = symbols[0]
+    symbolic = replace(shape, **dict(zip(SIZES, symbols, strict=True)))
+    formulas = candidates(symbolic, costs, guarantee, SYMBOLIC)
+    how = {name: getattr(shape, name) for name in ("group", "head_dim", "block_m", "block_n", "mask")}
+    return {
         "candidates": [
             {
                 "family": c.family,
@@ -102,5 +170,5 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
             }
             for c, formula in zip(choice.considered, formulas, strict=True)
         ],
-        "piecewise": str(symbolic_choice(*symbols, **how, costs=costs, guarantee=args.guarantee)),
+        "piecewise": str(symbolic_choice(*symbols, **how, costs=costs, guarantee=guarantee)),
     }

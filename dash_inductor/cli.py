@@ -99,8 +99,8 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import triton
 
-    from dash_inductor.codegen import DTYPES, attention_backward, compile_kernel
-    from dash_inductor.target import Target, tile_of
+    from dash_inductor.codegen import DTYPES, ONE_PASS_MATMULS, attention_backward, compile_kernel
+    from dash_inductor.target import Target, tiles_for
 
     generated = attention_backward(
         args.device,
@@ -114,34 +114,48 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
         dtype=args.dtype,
         dynamic=args.dynamic,
     )
-    kernel = generated.main_kernel
-    if kernel is None:
+    if not generated.matmuls:
         reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
         raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
     gpu = device(args.device)
-    figures = gates.figures(compile_kernel(generated.kernels[kernel], args.device), gpu.arch)
-    tile = tile_of(Target(gpu.key, gpu.arch, gpu.sms), getattr(torch, DTYPES[args.dtype]), args.head_dim, args.mask)
+    tiles = tiles_for(Target(gpu.key, gpu.arch, gpu.sms), getattr(torch, DTYPES[args.dtype]), args.head_dim, args.mask)
+
+    def report(name: str, matmuls: int) -> dict[str, Any]:
+        figures = gates.figures(compile_kernel(generated.kernels[name], args.device), gpu.arch)
+        tile = tiles.one_pass if matmuls == ONE_PASS_MATMULS else tiles.two_pass
+        return {
+            "kernel": name,
+            "device": args.device,
+            **figures,
+            "gates": gates.violated(figures, gpu.arch, tile),
+            "launch": list(generated.launches[name]),
+            "source": generated.kernels[name],
+        }
+
+    main, *others = (report(name, matmuls) for name, matmuls in generated.matmuls.items())
     return {
-        "kernel": kernel,
-        "device": args.device,
-        **figures,
-        "gates": gates.violated(figures, gpu.arch, tile),
-        "launch": list(generated.launches[kernel]),
+        **main,
+        "others": others,
         "decisions": [dataclasses.asdict(decision) for decision in generated.decisions],
         "graph": generated.graph,
-        "source": generated.kernels[kernel],
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
     }
 
 
 def _show(report: dict[str, Any]) -> None:
-    """The report for people: figures and code, in colour on a terminal where rich is installed."""
-    figures = {name: value for name, value in report.items() if isinstance(value, int)}
+    """The report for people: figures and code of each kernel, in colour on a terminal where rich is installed."""
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    title = f"{report['kernel']} on {report['device']} ({versions})"
+    _show_kernel(report, f"{report['kernel']} on {report['device']} ({versions})", {"Graph": report["graph"]})
+    for other in report["others"]:
+        print()
+        _show_kernel(other, other["kernel"], {})
+
+
+def _show_kernel(report: dict[str, Any], title: str, sections: dict[str, str]) -> None:
+    figures = {name: value for name, value in report.items() if isinstance(value, int)}
     rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in figures.items()]
     rows += [("broken rule", sentence) for sentence in report["gates"]]
-    sections = {"Graph": report["graph"], "Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
+    sections = sections | {"Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
     if sys.stdout.isatty() and importlib.util.find_spec("rich"):
         _show_in_colour(title, rows, sections)
         return

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 MASKS = ("full", "causal")
+ONE_PASS_MATMULS = 5  # of its kernel; those of two passes have four and three
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -36,11 +37,15 @@ class Generated:
     decisions: tuple[Decision, ...]  # what became of each attention in it
 
     @property
+    def matmuls(self) -> dict[str, int]:
+        """How many each Triton kernel has that has any, the most first."""
+        dots = {name: source.count("tl.dot(") for name, source in self.kernels.items()}
+        return {name: count for name, count in sorted(dots.items(), key=lambda item: -item[1]) if count}
+
+    @property
     def main_kernel(self) -> str | None:
         """The kernel with the most matmuls, None when no Triton kernel has any."""
-        dots = {name: source.count("tl.dot(") for name, source in self.kernels.items()}
-        name = max(dots, key=dots.__getitem__, default=None)
-        return name if name is not None and dots[name] else None
+        return next(iter(self.matmuls), None)
 
 
 @dataclass(frozen=True)

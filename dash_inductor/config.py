@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from .dynamo import forget_compiled
-from .schedule import FAMILIES, GUARANTEES, ROUND_ROBIN, TABLE
+from .schedule import FAMILIES, GUARANTEES, ROUND_ROBIN, TABLE, TWO_PASS
 
 PREFIX = "DASH_INDUCTOR"
-ONE_PASS, TWO_PASS = "one_pass", "two_pass"
+ONE_PASS = "one_pass"
 TRITON, GLUON = "triton", "gluon"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),

@@ -22,7 +22,7 @@ from .salt import key
 from .schedule import TABLE, impossible, too_weak
 from .schedule.table import MAX_N_KV, MAX_N_Q
 from .stock_ops import DECIDED_UNDER, DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
-from .target import TwoPassTile, target_of, tile_of
+from .target import target_of, tiles_for
 
 log = logging.getLogger("dash_inductor")
 
@@ -75,7 +75,7 @@ def _device_declines(node: fx.Node, query: torch.Tensor) -> str | None:
     if (query.device.type == "cpu") != (node.target is FLASH_CPU):
         return f"{node.target} on device {query.device.type}"
     try:
-        tile_of(target_of(query.device), query.dtype, int(query.shape[3]))
+        tiles_for(target_of(query.device), query.dtype, int(query.shape[3]))
     except ValueError as error:
         return str(error)
     return None
@@ -92,8 +92,8 @@ def _tensors_decline(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         return f"kv heads ({key.shape[1]}, {value.shape[1]}) do not divide the query heads ({query.shape[1]})"
     if is_causal and query.shape[2] != key.shape[2]:
         return f"causal with S_q={query.shape[2]} and S_k={key.shape[2]}"
-    tile = tile_of(target_of(query.device), query.dtype, int(query.shape[3]))
-    if isinstance(tile, TwoPassTile):
+    tile = tiles_for(target_of(query.device), query.dtype, int(query.shape[3])).one_pass
+    if tile is None:
         return None
     if query.shape[2] > MAX_N_Q * tile.block_m or key.shape[2] > MAX_N_KV * tile.block_n:
         return f"lengths S_q={query.shape[2]}, S_k={key.shape[2]} have too many tiles for a table entry"

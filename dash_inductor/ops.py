@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .schedule import MASKS, TABLE_MASK, Blocks, Plan, Schedule, Straddling
-from .target import DTYPES, plan_for, shape_of, target_of, tile_of
+from .target import DTYPES, resolve, target_of, tiles_for
 from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM
 
 LOG2E = 1.4426950408889634
@@ -107,18 +107,17 @@ def sdpa_backward_eager(
 ) -> tuple[Tensor, Tensor, Tensor]:
     check(grad_out, query, key, value, out, logsumexp, mask, blocks)
     target = target_of(query.device)
-    tile = tile_of(target, query.dtype, query.shape[3], mask)
-    group = query.shape[1] // key.shape[1]
-    shape = shape_of(
-        tile,
+    resolved = resolve(
+        target,
+        tiles_for(target, query.dtype, query.shape[3], mask),
         q_len=query.shape[2],
         kv_len=key.shape[2],
         heads=key.shape[0] * key.shape[1],
-        group=group,
+        group=query.shape[1] // key.shape[1],
         mask=mask,
+        blocks=None if blocks is None else rows_of(blocks),
     )
-    plan, _ = plan_for(target, tile, shape, None if blocks is None else rows_of(blocks))
-    return planned(grad_out, query, key, value, out, logsumexp, plan, scale)
+    return planned(grad_out, query, key, value, out, logsumexp, resolved.plan, scale)
 
 
 def rows_of(blocks: Tensor) -> Blocks:

@@ -9,22 +9,29 @@ from dataclasses import dataclass, replace
 import torch
 
 from . import emulation
-from .config import GLUON, TWO_PASS, current, reserved_sms
+from .config import GLUON, ONE_PASS, current, reserved_sms
 from .devices import key_for, stand_in
 from .schedule import (
+    INTEGER,
     TABLE,
+    TWO_PASS,
     Blocks,
     Costs,
     Plan,
     Shape,
     Straddling,
+    TwoPass,
+    chained_plan,
     choose,
+    choose_chained,
     geometry_of,
     load_costs,
-    make,
+    load_two_pass,
     may_straddle,
     table_plan,
     too_weak,
+    two_pass_plan,
+    two_pass_time,
 )
 from .template_choice import template_for
 from .templates.tiles import EMULATED, Tile, TwoPassTile, gluon_tile, tile, two_pass_tile
@@ -84,21 +91,45 @@ def _stand_in(name: str, arch: int) -> str:
     return key
 
 
-def tile_of(target: Target, dtype: torch.dtype, head_dim: int, mask: str = "full") -> Tile | TwoPassTile:
-    """The tile, which says whether one pass or two; ValueError with the reason where there is none."""
+@dataclass(frozen=True)
+class Tiles:
+    """The tile of one pass or that of two; both where the sizes of an attention decide between them."""
+
+    one_pass: Tile | None
+    two_pass: TwoPassTile | None
+
+    @property
+    def first(self) -> Tile | TwoPassTile:
+        """By whose rows delta and logsumexp are padded; they are the same in both."""
+        found = self.one_pass or self.two_pass
+        assert found
+        return found
+
+    def __str__(self) -> str:
+        return " or ".join(str(tile) for tile in (self.one_pass, self.two_pass) if tile)
+
+
+def tiles_for(target: Target, dtype: torch.dtype, head_dim: int, mask: str = "full") -> Tiles:
+    """The tiles under the settings in force; ValueError with the reason where there are none."""
     settings = current()
-    template = template_for(settings, target.key, head_dim, mask)
+    template = template_for(settings, target.key, head_dim, mask, reserved_sms())
     if settings.kernel == GLUON and not chained() and may_straddle(settings.guarantee, settings.schedule):
         reason = f"with guarantee {settings.guarantee!r} and schedule {settings.schedule!r} there may be one"
         raise ValueError(f"the Gluon kernel takes no round robin, and {reason}: force a family, or guarantee device or batch")
-    find = two_pass_tile if template == TWO_PASS else gluon_tile if settings.kernel == GLUON else tile
-    return find(target.arch, DTYPES.get(dtype, str(dtype)), head_dim)
+    how = target.arch, DTYPES.get(dtype, str(dtype)), head_dim
+    one_pass = gluon_tile if settings.kernel == GLUON else tile
+    return Tiles(
+        one_pass=None if template == TWO_PASS else one_pass(*how),
+        two_pass=None if template == ONE_PASS else two_pass_tile(*how),
+    )
 
 
 @functools.cache
-def costs_of(target: Target, tile: Tile) -> Costs:
-    """The costs of one tile step on the target, in nanoseconds."""
-    return load_costs(
+def costs_of(target: Target, tiles: Tiles) -> Costs:
+    """The costs of one tile step on the target, in nanoseconds; those of two passes with them where sizes decide."""
+    tile = tiles.one_pass
+    assert tile
+    costs = load_costs(
         target.key,
         block_m=tile.block_m,
         block_n=tile.block_n,
@@ -106,19 +137,20 @@ def costs_of(target: Target, tile: Tile) -> Costs:
         sms=target.sms,
         ctas_per_sm=tile.ctas_per_sm,
     )
+    return replace(costs, two_pass=two_pass_of(target, tiles.two_pass)) if tiles.two_pass else costs
 
 
-def shape_of(tile: Tile | TwoPassTile, *, q_len: int, kv_len: int, heads: int, group: int, mask: str) -> Shape:
-    """The problem as the schedule sees it; `heads` is batch x kv heads, `group` the query heads of each."""
-    return Shape(
-        q_len=q_len,
-        kv_len=kv_len,
-        heads=heads,
-        group=group,
-        head_dim=tile.block_d,
+@functools.cache
+def two_pass_of(target: Target, tile: TwoPassTile) -> TwoPass:
+    """What two passes cost on the target."""
+    return load_two_pass(
+        target.key,
         block_m=tile.block_m,
         block_n=tile.block_n,
-        mask=mask,
+        kv_rows=tile.dkdv.rows,
+        q_rows=tile.dq.rows,
+        head_dim=tile.block_d,
+        sms=target.sms,
     )
 
 
@@ -133,38 +165,69 @@ def chained_family(mask: str) -> str:
     return forced if forced != "auto" else "ascending" if mask == "full" else "descending"
 
 
-def plan_for(
-    target: Target, tile: Tile | TwoPassTile, shape: Shape, blocks: Blocks | None = None
-) -> tuple[Plan | Straddling, int | None]:
-    """The schedule of a shape, placed, under the settings in force, and its time in ns where the cost model has one.
+@dataclass(frozen=True)
+class Resolved:
+    """What an attention gets: the tile says whether one pass or two; the time is None where the cost model has none."""
 
-    blocks go with the mask "table". ValueError where the settings cannot be met.
+    tile: Tile | TwoPassTile
+    plan: Plan | Straddling
+    time_ns: int | None
+
+
+def resolve(
+    target: Target,
+    tiles: Tiles,
+    *,
+    q_len: int,
+    kv_len: int,
+    heads: int,
+    group: int,
+    mask: str,
+    blocks: Blocks | None = None,
+) -> Resolved:
+    """The schedule of an attention, placed, under the settings in force.
+
+    heads is batch x kv heads, group the query heads of each; blocks go with the mask "table". ValueError where the settings
+    cannot be met.
     """
-    if isinstance(tile, TwoPassTile):  # every sum in ascending order, whoever computes it
-        return Plan(make("ascending", shape.geometry, 1), shape.heads, 1, shape.group), None
-    forced, guarantee, costs = current().schedule, current().guarantee, costs_of(target, tile)
+    rows = tiles.first
+    shape = Shape(q_len, kv_len, heads, group, rows.block_d, rows.block_m, rows.block_n, mask)
+    if tiles.one_pass is None:
+        return _in_two_passes(target, tiles, shape)
+    forced, guarantee, costs = current().schedule, current().guarantee, costs_of(target, tiles)
     if chained():
-        geometry = geometry_of(shape, blocks)
-        return Plan(make(chained_family(shape.mask), geometry, geometry.n_kv), shape.heads, shape.heads, shape.group), None
+        family = chained_family(mask)
+        if choose_chained(shape, costs, family) == TWO_PASS:
+            return _in_two_passes(target, tiles, shape)
+        return Resolved(tiles.one_pass, chained_plan(geometry_of(shape, blocks), family, heads, group), None)
     if forced == TABLE or blocks is not None:
         family = forced if forced != "auto" else TABLE if guarantee == "run" else "descending"
         if problem := too_weak(guarantee, family):
             raise ValueError(problem)
-        return table_plan(shape, costs, family, blocks)
+        return Resolved(tiles.one_pass, *table_plan(shape, costs, family, blocks))
     choice = choose(shape, costs, guarantee, forced)
-    return choice.plan(), choice.time_ns
+    if choice.family == TWO_PASS:
+        return _in_two_passes(target, tiles, shape)
+    return Resolved(tiles.one_pass, choice.plan(), choice.time_ns)
+
+
+def _in_two_passes(target: Target, tiles: Tiles, shape: Shape) -> Resolved:
+    assert tiles.two_pass
+    two = two_pass_of(target, tiles.two_pass)
+    return Resolved(tiles.two_pass, two_pass_plan(shape, two), two_pass_time(shape, two, INTEGER).ns)
 
 
 __all__ = [
     "DTYPES",
+    "Resolved",
     "Target",
     "Tile",
+    "Tiles",
     "TwoPassTile",
     "chained",
     "chained_family",
     "costs_of",
-    "plan_for",
-    "shape_of",
+    "resolve",
     "target_of",
-    "tile_of",
+    "tiles_for",
 ]

@@ -20,8 +20,9 @@ from dash_inductor.templates.tiles import gluon_tile
 
 from .buffers import empty, size_and_strides, traced_gradients
 from .epilogue import scaled_dq
+from .problem import Problem
 from .report import add_to_header, root_graph
-from .schedule import Problem, Schedule
+from .schedule import Schedule
 
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(
@@ -83,7 +84,7 @@ _library.impl("sdpa_backward_gluon", launch, "CUDA")
 torch.library.register_fake("dash::sdpa_backward_gluon", lambda *_: None, lib=_library)
 
 
-def gradients(problem: Problem, schedule: Schedule, inputs: list[Any], scale: float) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+def gradients(problem: Problem, schedule: Schedule, inputs: list[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
     """dq, dk, dv, how many ints of memory were needed beside them, and what to report.
 
     ValueError for a schedule whose heads may straddle rounds: the kernel reads rows, and computes none.
@@ -94,8 +95,10 @@ def gradients(problem: Problem, schedule: Schedule, inputs: list[Any], scale: fl
     batch, heads, q_len, head_dim = map(sympy.sympify, query.get_size())
     device, dtype = query.get_device(), query.get_dtype()
     _, dk_meta, dv_meta = traced_gradients()
-    n_q = CeilDiv(q_len, problem.tile.block_m)
-    scratch = empty([batch * heads, n_q, problem.tile.block_m, head_dim], torch.float32, device)
+    tile = problem.tiles.one_pass
+    assert tile
+    n_q = CeilDiv(q_len, tile.block_m)
+    scratch = empty([batch * heads, n_q, tile.block_m, head_dim], torch.float32, device)
     dk, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dk_meta, dv_meta))
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
     fallback_handler(torch.ops.dash.sdpa_backward_gluon.default, add_to_fallback_set=False)(
@@ -107,8 +110,8 @@ def gradients(problem: Problem, schedule: Schedule, inputs: list[Any], scale: fl
         schedule.workers,
         schedule.cooperative,
         problem.mask.startswith("causal"),
-        scale,
+        problem.scale,
     )
-    dq = scaled_dq(scratch, schedule.visited, problem.tile.block_m, lambda m, d: [m, d], query.get_size(), dtype, scale)
-    ints = batch * heads * n_q * (problem.tile.block_m * head_dim + 1) + 2 + schedule.table_ints
+    dq = scaled_dq(scratch, schedule.visited, tile.block_m, lambda m, d: [m, d], query.get_size(), dtype, problem.scale)
+    ints = batch * heads * n_q * (tile.block_m * head_dim + 1) + 2 + schedule.table_ints
     return dq, dk, dv, ints, schedule.report | {"launch": f"{schedule.report['launch']}, Gluon"}

@@ -11,36 +11,20 @@ import sympy
 import torch
 from torch._inductor.ir import FixedLayout
 from torch._inductor.virtualized import V
-from torch.utils._sympy.functions import CeilDiv, Mod
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, Mod
 
 from dash_inductor.config import current
-from dash_inductor.schedule import TABLE, Blocks, Straddling, decision_source, may_straddle, pack_plan
+from dash_inductor.schedule import TABLE, TWO_PASS, Blocks, Straddling, decision_source, may_straddle, pack_plan
 from dash_inductor.schedule.table import most_ints, row_ints
-from dash_inductor.schedule.word import CODES, STRIDE_SHIFT, encode
-from dash_inductor.target import Target, Tile, chained, chained_family, costs_of, plan_for, shape_of
+from dash_inductor.schedule.word import CODES, FAMILY_BITS, STRIDE_SHIFT, encode
+from dash_inductor.target import Resolved, Tile, chained, chained_family, costs_of
+from dash_inductor.template_choice import BY_SIZE
 
 from . import kernels
+from .problem import Problem
 from .report import add_to_header, root_graph
 
 TABLE_BLOCK = 1024  # table entries written by one program
-
-
-@dataclass(frozen=True)
-class Problem:
-    """One attention; `heads` is batch x kv heads. Sizes may be symbolic, unless the mask is one of blocks."""
-
-    target: Target
-    tile: Tile
-    mask: str
-    group: int
-    q_len: Any
-    kv_len: Any
-    heads: Any
-    blocks: Blocks | None = None
-
-    @property
-    def static(self) -> bool:
-        return all(sympy.sympify(size).is_number for size in (self.q_len, self.kv_len, self.heads))
 
 
 @dataclass(frozen=True)
@@ -49,6 +33,7 @@ class Schedule:
 
     `straddling` if heads may straddle rounds; the workers then write their rows themselves, into `row_ints` of int32.
     `visited` is int32 [n_q], 0 for a Q tile that no KV tile sees: its part of dq is never written. None if there is none.
+    `in_two_passes` is 1 for sizes that take two passes instead, else 0; then no worker is launched, and the table means nothing.
     """
 
     table: Any
@@ -58,31 +43,20 @@ class Schedule:
     straddling: bool = False
     row_ints: Any = 0
     visited: Any = None
+    in_two_passes: Any = 0
     report: dict[str, Any] = field(default_factory=dict)
 
 
-def schedule_of(problem: Problem, query: Any) -> Schedule:
-    """The schedule of a problem on the device of `query`."""
-    return _static(problem, query.get_device()) if problem.static else _dynamic(problem, query)
-
-
-def _static(problem: Problem, device: torch.device) -> Schedule:
-    shape = shape_of(
-        problem.tile,
-        q_len=int(problem.q_len),
-        kv_len=int(problem.kv_len),
-        heads=int(problem.heads),
-        group=problem.group,
-        mask=problem.mask,
-    )
-    plan, time_ns = plan_for(problem.target, problem.tile, shape, problem.blocks)
+def static_schedule(resolved: Resolved, blocks: Blocks | None, device: torch.device) -> Schedule:
+    """The schedule of one pass for sizes that are known."""
+    plan = resolved.plan
     ints = pack_plan(plan)
     return Schedule(
         table=_constant(ints, device),
         table_ints=len(ints),
         workers=plan.workers,
         cooperative=not chained(),
-        visited=_visited(problem.blocks, device),
+        visited=_visited(blocks, device),
         straddling=isinstance(plan, Straddling),
         row_ints=row_ints(plan),
         report={
@@ -91,7 +65,7 @@ def _static(problem: Problem, device: torch.device) -> Schedule:
             "heads_in_flight": plan.heads_in_flight,
             "stride": getattr(plan.schedule, "stride", None),
             "launch": current().launch,
-            "predicted_us": None if time_ns is None else time_ns / 1000,
+            "predicted_us": None if resolved.time_ns is None else resolved.time_ns / 1000,
         },
     )
 
@@ -116,35 +90,24 @@ def _constant(ints: list[int], device: torch.device) -> Any:
     return tables[name]
 
 
-def _dynamic(problem: Problem, query: Any) -> Schedule:
+def dynamic_schedule(problem: Problem, query: Any) -> Schedule:
+    """The schedule of one pass for sizes known at run time, on the device of `query`."""
     if TABLE in (current().schedule, problem.mask):  # the pass has declined this; only who calls the op gets here
         raise ValueError("a table takes static shapes only: compile with dynamic=False")
     q_len, kv_len, heads = (sympy.sympify(size) for size in (problem.q_len, problem.kv_len, problem.heads))
-    tile, costs = problem.tile, costs_of(problem.target, problem.tile)
+    tile, costs = problem.tiles.one_pass, costs_of(problem.target, problem.tiles)
+    assert tile
     n_q, n_kv = CeilDiv(q_len, tile.block_m), CeilDiv(kv_len, tile.block_n)
-    if chained():
-        decision = sympy.Integer(encode(chained_family(problem.mask), 0, 0, 0, False))
-        workers = n_kv * heads
-    else:
-        how = {
-            "group": problem.group,
-            "head_dim": tile.block_d,
-            "block_m": tile.block_m,
-            "block_n": tile.block_n,
-            "mask": problem.mask,
-            "costs": costs,
-            "guarantee": current().guarantee,
-            "family": current().schedule,
-        }
-        word = _decision((q_len, kv_len, heads), square=q_len == kv_len, **how)
-        decision = Mod(word, 2**STRIDE_SHIFT)  # what fits an int32
-        workers = costs.workers  # one launch serves all sizes; who gets no role ends at once
+    word = _word(problem, tile, (q_len, kv_len, heads))
+    in_two_passes = FloorDiv(Mod(word, 2**FAMILY_BITS), CODES.index(TWO_PASS)) if problem.tiles.two_pass else 0
+    # One grouped launch serves all sizes: who gets no role ends at once.
+    workers = (n_kv * heads if chained() else costs.workers) * (1 - in_two_passes)
     straddling = not chained() and may_straddle(current().guarantee, current().schedule)
     table_ints = most_ints(n_q, n_kv)
     table = kernels.call(
         kernels.SCHEDULE_TABLE,
-        grid=CeilDiv(table_ints, TABLE_BLOCK),
-        scalars=(decision, q_len, kv_len, heads),
+        grid=CeilDiv(table_ints, TABLE_BLOCK) * (1 - in_two_passes),
+        scalars=(Mod(word, 2**STRIDE_SHIFT), q_len, kv_len, heads),  # of the word what fits an int32
         inputs=[query],
         output=FixedLayout(query.get_device(), torch.int32, [table_ints], [1]),
         num_warps=4,
@@ -163,19 +126,40 @@ def _dynamic(problem: Problem, query: Any) -> Schedule:
         workers=workers,
         cooperative=not chained(),
         straddling=straddling,
-        row_ints=workers * n_q if straddling else 0,
-        report={"family": "by size", "launch": current().launch},
+        row_ints=costs.workers * n_q if straddling else 0,
+        in_two_passes=in_two_passes,
+        report={"family": BY_SIZE, "launch": current().launch},
     )
 
 
-def _decision(sizes: tuple[sympy.Expr, ...], **how: Any) -> sympy.Expr:
-    """A call of the function that decides for `sizes`; its source goes into the generated module.
+def _word(problem: Problem, tile: Tile, sizes: tuple[sympy.Expr, ...]) -> sympy.Expr:
+    """The word of the decision: a call of a function of the sizes, whose source goes into the generated module.
 
     Written out in one line, as Inductor prints expressions, the decision would compute common subexpressions again and again.
     """
-    source = decision_source("decision", **how)
+    how = problem.group, tile.block_d, tile.block_m, tile.block_n, problem.mask
+    costs = costs_of(problem.target, problem.tiles)
+    if chained():
+        family = chained_family(problem.mask)
+        if costs.two_pass is None:
+            return sympy.Integer(encode(family, 0, 0, 0, False))
+        imported = "from dash_inductor.schedule import Costs, Shape, TwoPass, chained_word"
+        shape = f"Shape(q_len, kv_len, heads, {', '.join(map(repr, how))})"
+        source = f"{imported}\n\ndef decision(q_len, kv_len, heads):\n    return chained_word({shape}, {costs!r}, {family!r})\n"
+    else:
+        names = ("group", "head_dim", "block_m", "block_n", "mask")
+        source = decision_source(
+            "decision",
+            square=sizes[0] == sizes[1],
+            costs=costs,
+            guarantee=current().guarantee,
+            family=current().schedule,
+            **dict(zip(names, how, strict=True)),
+        )
     name = f"dash_decision_{hashlib.sha256(source.encode()).hexdigest()[:16]}"
-    add_to_header(root_graph(), source.replace("decision", name, 1))
+    # A launch evaluates it in several places.
+    cached = source.replace("def decision", f"@functools.lru_cache(256)\ndef {name}")
+    add_to_header(root_graph(), f"import functools\n\n{cached}")
     scope: dict[str, Any] = {}
     exec(source, scope)
 

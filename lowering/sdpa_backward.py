@@ -18,17 +18,18 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from dash_inductor.config import GLUON, current
-from dash_inductor.ops import LOG2E, rows_of
+from dash_inductor.ops import rows_of
 from dash_inductor.record import Decision, size_text
 from dash_inductor.schedule.table import STRADDLING_N_Q
-from dash_inductor.target import DTYPES, Tile, TwoPassTile, target_of, tile_of
+from dash_inductor.target import DTYPES, Resolved, Tile, TwoPassTile, target_of, tiles_for
 from dash_inductor.templates import tiles
 
 from . import gluon, kernels, two_pass
-from .buffers import contiguous, empty, multiple, realized, rows, size_and_strides, traced_gradients
+from .buffers import contiguous, empty, realized, rows, size_and_strides, traced_gradients
 from .epilogue import scaled_dq
+from .problem import Problem
 from .report import report
-from .schedule import Problem, schedule_of
+from .schedule import dynamic_schedule, static_schedule
 
 
 @register_lowering(torch.ops.dash.sdpa_backward.default, type_promotion_kind=None)
@@ -51,45 +52,38 @@ def lower(
     scale = 1 / math.sqrt(head_dim) if scale is None else scale
     device, dtype = query.get_device(), query.get_dtype()
     target = target_of(device)
-    tile = tile_of(target, dtype, head_dim, mask)
+    tiles = tiles_for(target, dtype, head_dim, mask)
 
     query, key, value, grad_out, out = (rows(x) for x in (query, key, value, grad_out, out))
     logsumexp = realized(logsumexp)
 
     query_heads = sympy.sympify(batch) * heads
-    n_q = CeilDiv(sympy.sympify(q_len), tile.block_m)
-    padded_rows = [batch, heads, n_q * tile.block_m]
+    first = tiles.first
+    n_q = CeilDiv(sympy.sympify(q_len), first.block_m)
+    padded_rows = [batch, heads, n_q * first.block_m]
     delta = empty(padded_rows, torch.float32, device)
-    constants: dict[str, Any] = {"BLOCK_M": tile.block_m, "BLOCK_D": tile.block_d, "HEAD_DIM": head_dim}
     neg_lse = kernels.call(
         kernels.PREPROCESS,
         grid=query_heads * n_q,
         inputs=[out, grad_out, logsumexp],
         mutated=[delta],
         output=contiguous(padded_rows, torch.float32, device),
-        num_warps=tile.preprocess_warps,
-        constants=constants,
+        num_warps=first.preprocess_warps,
+        constants={"BLOCK_M": first.block_m, "BLOCK_D": first.block_d, "HEAD_DIM": head_dim},
     )
 
     inputs = [query, key, value, grad_out, neg_lse, delta]
-    constants |= {
-        "BLOCK_N": tile.block_n,
-        "GROUP": group,
-        "CAUSAL": mask.startswith("causal"),
-        "EVEN_M": multiple(q_len, tile.block_m),
-        "EVEN_N": multiple(kv_len, tile.block_n),
-        "EVEN_D": head_dim == tile.block_d,
-        "SCALE": scale,
-        "SCALE_LOG2E": scale * LOG2E,
-    }
+    allowed = None if blocks is None else rows_of(_constant_of_graph("blocks"))
+    problem = Problem(
+        target, tiles, mask, group, head_dim, scale, q_len, kv_len, heads=sympy.sympify(batch) * kv_heads, blocks=allowed
+    )
+    resolved = problem.resolved()
     scratch_ints: Any = 0  # beside delta and lse
-    if isinstance(tile, TwoPassTile):
-        dq, dk, dv = two_pass.gradients(inputs, tile, constants)
-        how = two_pass.REPORT
+    if tiles.one_pass is None or (resolved and isinstance(resolved.tile, TwoPassTile)):
+        dq, dk, dv = two_pass.gradients(problem, inputs)
+        how = two_pass.report(resolved)
     else:
-        allowed = None if blocks is None else rows_of(_constant_of_graph("blocks"))
-        problem = Problem(target, tile, mask, group, q_len, kv_len, sympy.sympify(batch) * kv_heads, allowed)
-        dq, dk, dv, scratch_ints, how = _one_pass(problem, inputs, constants)
+        dq, dk, dv, scratch_ints, how = _one_pass(problem, resolved, inputs)
 
     workspace = 4 * (2 * query_heads * padded_rows[2] + scratch_ints)
     report(
@@ -104,7 +98,7 @@ def lower(
             q_len=size_text(q_len),
             kv_len=size_text(kv_len),
             head_dim=head_dim,
-            tile=str(tile),
+            tile=str(resolved.tile if resolved else tiles),
             sms=target.sms,
             guarantee=current().guarantee,
             workspace_bytes=size_text(workspace),
@@ -114,18 +108,22 @@ def lower(
     return dq, dk, dv
 
 
-def _one_pass(problem: Problem, inputs: list[Any], constants: dict[str, Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """dq, dk, dv, how many ints of memory were needed beside them, and what to report."""
-    query, tile = inputs[0], problem.tile
+def _one_pass(problem: Problem, resolved: Resolved | None, inputs: list[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    """dq, dk, dv, how many ints of memory were needed beside them, and what to report.
+
+    Where sizes known at run time may take two passes, their kernels stand beside that of one: one or the other is launched.
+    """
+    query, tile = inputs[0], problem.tiles.one_pass
+    assert tile
     batch, heads, q_len, _ = query.get_size()
     device, dtype = query.get_device(), query.get_dtype()
     _, dk_meta, dv_meta = traced_gradients()
     n_q = CeilDiv(sympy.sympify(q_len), tile.block_m)
     query_heads = sympy.sympify(batch) * heads
 
-    schedule = schedule_of(problem, query)
+    schedule = static_schedule(resolved, problem.blocks, device) if resolved else dynamic_schedule(problem, query)
     if current().kernel == GLUON:
-        return gluon.gradients(problem, schedule, inputs, constants["SCALE"])
+        return gluon.gradients(problem, schedule, inputs)
     scratch = empty([query_heads, n_q, tile.block_m * tile.block_d], torch.float32, device)
     dv = empty_strided(*size_and_strides(dv_meta), dtype=dtype, device=device)
     semaphores = 2 + query_heads * n_q  # the ticket, a dummy, one for each (head, Q tile)
@@ -147,7 +145,7 @@ def _one_pass(problem: Problem, inputs: list[Any], constants: dict[str, Any]) ->
         ctas_per_sm=None if device.type == "cpu" else tile.ctas_per_sm,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        constants=constants
+        constants=problem.constants(tile)
         | {
             "DQ_TRANSPOSED": tile.dq_transposed,
             "WARPS_M": tile.warps_m,
@@ -156,11 +154,12 @@ def _one_pass(problem: Problem, inputs: list[Any], constants: dict[str, Any]) ->
             "RELEASE_AFTER": tiles.RELEASE_AFTER,
             "STRADDLING": schedule.straddling,
             "ROW_BLOCK": STRADDLING_N_Q,
-            "INTERPRET": device.type == "cpu",
         },
     )
     place = _in_accumulator_order(tile)
-    dq = scaled_dq(scratch, schedule.visited, tile.block_m, place, query.get_size(), dtype, constants["SCALE"])
+    if problem.tiles.two_pass and not resolved:
+        two_pass.into_buffers(problem, inputs, scratch, dk, dv, schedule.in_two_passes)
+    dq = scaled_dq(scratch, schedule.visited, tile.block_m, place, query.get_size(), dtype, problem.scale)
     return dq, dk, dv, query_heads * n_q * tile.block_m * tile.block_d + ints + schedule.table_ints, schedule.report
 
 

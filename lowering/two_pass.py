@@ -5,50 +5,80 @@ from __future__ import annotations
 from typing import Any
 
 import sympy
+import torch
 from torch._inductor.ir import FixedLayout
 from torch._inductor.lowering import empty_strided
 from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.config import TWO_PASS
-from dash_inductor.templates.tiles import TwoPassTile
+from dash_inductor.schedule import TWO_PASS
+from dash_inductor.target import Resolved
 
 from . import kernels
-from .buffers import size_and_strides, traced_gradients
+from .buffers import contiguous, size_and_strides, traced_gradients
+from .problem import Problem
 
-REPORT: dict[str, Any] = {"family": TWO_PASS, "launch": "plain"}
+
+def report(resolved: Resolved | None) -> dict[str, Any]:
+    """What to report; `resolved` is None where sizes are known only at run time."""
+    time_ns = resolved.time_ns if resolved else None
+    return {"family": TWO_PASS, "launch": "plain", "predicted_us": None if time_ns is None else time_ns / 1000}
 
 
-def gradients(inputs: list[Any], tile: TwoPassTile, constants: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """dq, dk, dv from query, key, value, grad_out, -lse*log2(e) and delta, in plain launches: no CTA waits for another.
-
-    `constants` are compile-time values that the two kernels share; those that depend on the rows a CTA keeps are changed here.
-    """
-    query, key = inputs[:2]
-    batch, heads, q_len, _ = map(sympy.sympify, query.get_size())
-    _, kv_heads, kv_len, _ = map(sympy.sympify, key.get_size())
+def gradients(problem: Problem, inputs: list[Any]) -> tuple[Any, Any, Any]:
+    """dq, dk, dv from query, key, value, grad_out, -lse*log2(e) and delta, in plain launches: no CTA waits for another."""
+    query = inputs[0]
     device, dtype = query.get_device(), query.get_dtype()
     dq_meta, dk_meta, dv_meta = traced_gradients()
-    constants = constants | {"INTERPRET": device.type == "cpu"}
-
     dv = empty_strided(*size_and_strides(dv_meta), dtype=dtype, device=device)
-    dk = kernels.call(
+    dk = _dkdv(problem, inputs, [dv], FixedLayout(device, dtype, *size_and_strides(dk_meta)))
+    dq = _dq(problem, inputs, [], FixedLayout(device, dtype, *size_and_strides(dq_meta)))
+    return dq, dk, dv
+
+
+def into_buffers(problem: Problem, inputs: list[Any], scratch: Any, dk: Any, dv: Any, launched: Any) -> None:
+    """The same into the buffers that one pass fills, its scratch for dq included; `launched` is 1, or 0 for nothing."""
+    tile = problem.tiles.one_pass
+    assert tile
+    nothing = contiguous([0], torch.float32, inputs[0].get_device())  # every template has an output
+    order = {"DQ_TRANSPOSED": tile.dq_transposed, "WARPS_M": tile.warps_m, "INSTR_N": tile.instr_n}
+    _dkdv(problem, inputs, [dv, dk], nothing, launched)
+    _dq(problem, inputs, [scratch], nothing, launched, order)
+
+
+def _dkdv(problem: Problem, inputs: list[Any], mutated: list[Any], output: FixedLayout, launched: Any = 1) -> Any:
+    tile = problem.tiles.two_pass
+    assert tile
+    return kernels.call(
         kernels.TWO_PASS_DKDV,
-        grid=batch * kv_heads * CeilDiv(kv_len, tile.dkdv.rows),
+        grid=problem.heads * CeilDiv(sympy.sympify(problem.kv_len), tile.dkdv.rows) * launched,
         inputs=inputs,
-        mutated=[dv],
-        output=FixedLayout(device, dtype, *size_and_strides(dk_meta)),
+        mutated=mutated,
+        output=output,
         num_warps=tile.dkdv.num_warps,
         num_stages=tile.dkdv.num_stages,
-        constants=constants | {"BLOCK_N": tile.dkdv.rows},
+        constants=problem.constants(tile) | {"BLOCK_N": tile.dkdv.rows, "DK_GIVEN": len(mutated) == 2},
     )
 
-    dq = kernels.call(
+
+def _dq(
+    problem: Problem,
+    inputs: list[Any],
+    mutated: list[Any],
+    output: FixedLayout,
+    launched: Any = 1,
+    order: dict[str, Any] | None = None,
+) -> Any:
+    tile = problem.tiles.two_pass
+    assert tile
+    return kernels.call(
         kernels.TWO_PASS_DQ,
-        grid=batch * heads * CeilDiv(q_len, tile.dq.rows),
+        grid=problem.heads * problem.group * CeilDiv(sympy.sympify(problem.q_len), tile.dq.rows) * launched,
         inputs=inputs,
-        output=FixedLayout(device, dtype, *size_and_strides(dq_meta)),
+        mutated=mutated,
+        output=output,
         num_warps=tile.dq.num_warps,
         num_stages=tile.dq.num_stages,
-        constants=constants | {"BLOCK_M": tile.dq.rows, "PADDED_TO": tile.block_m},
+        constants=problem.constants(tile)
+        | {"BLOCK_M": tile.dq.rows, "PADDED_TO": tile.block_m, "INTO_SCRATCH": bool(mutated)}
+        | (order or {}),
     )
-    return dq, dk, dv

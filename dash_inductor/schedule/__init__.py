@@ -2,13 +2,14 @@
 
 from .bounds import lower_bound
 from .by_name import make, place
-from .candidates import GUARANTEES, Shape, candidates, impossible, may_straddle, too_weak
+from .candidates import GUARANTEES, Shape, candidates, impossible, may_straddle, too_weak, two_pass_time
+from .chained import chained_plan, chained_word, choose_chained
 from .checks import check, slack
-from .choice import Choice, choose, decision_source, symbolic_choice
-from .costs import Costs, known_devices
+from .choice import Choice, choose, decision_source, symbolic_choice, two_pass_plan
+from .costs import Costs, TwoPass, known_devices, load_two_pass
 from .costs import load as load_costs
 from .edge_colouring import edge_coloured
-from .families import FAMILIES, ROUND_ROBIN, TABLE, Ascending, Descending, Schedule, Shift
+from .families import FAMILIES, ROUND_ROBIN, TABLE, TWO_PASS, Ascending, Descending, Schedule, Shift
 from .formula import Formula, formula
 from .geometry import MASKS, TABLE_MASK, Geometry
 from .list_scheduling import tabulate
@@ -31,6 +32,7 @@ __all__ = [
     "ROUND_ROBIN",
     "TABLE",
     "TABLE_MASK",
+    "TWO_PASS",
     "Arithmetic",
     "Ascending",
     "Blocks",
@@ -52,9 +54,13 @@ __all__ = [
     "Straddling",
     "Symmetric",
     "Tabulated",
+    "TwoPass",
     "candidates",
+    "chained_plan",
+    "chained_word",
     "check",
     "choose",
+    "choose_chained",
     "decision_source",
     "decode",
     "edge_coloured",
@@ -63,6 +69,7 @@ __all__ = [
     "impossible",
     "known_devices",
     "load_costs",
+    "load_two_pass",
     "lower_bound",
     "make",
     "may_straddle",
@@ -76,5 +83,7 @@ __all__ = [
     "table_plan",
     "tabulate",
     "too_weak",
+    "two_pass_plan",
+    "two_pass_time",
     "unroll",
 ]

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any
 
 from . import times
-from .costs import Costs
-from .families import FAMILIES, MONO, ROUND_ROBIN
+from .costs import Costs, TwoPass
+from .families import FAMILIES, MONO, ROUND_ROBIN, TWO_PASS
 from .geometry import MASKS, Geometry
 from .table import STRADDLING_N_Q
 from .times import Arithmetic, Integer, Time
@@ -103,16 +103,14 @@ class Sizes:
     @cached_property
     def triangle_penalty(self) -> Integer:
         """0 where lo(j) = k * j and every chain has a step, as in Geometry.is_triangle."""
-        s, ar = self.shape, self.ar
+        s = self.shape
         if s.mask == "full":
             return 0
         if s.block_n % s.block_m:
             return 1
-        if s.q_len == s.kv_len:
-            return 0  # n_q > k * (n_kv - 1) always
-        if s.mask == "causal_top_left":
-            return times.triangle_penalty(self.n_q, self.n_kv, self.k, ar)
-        return ar.floor_div(s.q_len, s.kv_len + 1) + ar.floor_div(s.kv_len, s.q_len + 1)  # 0 just if they are equal
+        if s.mask == "causal_top_left" and s.q_len != s.kv_len:
+            return times.triangle_penalty(self.n_q, self.n_kv, self.k, self.ar)
+        return _unequal(s, self.ar)  # n_q > k * (n_kv - 1) where they are equal
 
     def default(self, family: str) -> Candidate:
         """As many roles as fit and divide the chains evenly into passes, and as many heads in flight as then fit."""
@@ -237,16 +235,42 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
         return [sizes.default(family)]
     full = shape.mask == "full"
     mono = family if family != "auto" else "ascending" if full else "descending"
-    shifted = family == "auto" and guarantee == "run"
+    free = family == "auto" and guarantee == "run"  # bits may depend on the SM count and the heads
     found = [sizes.default(mono), *sizes.grouped(mono)]
-    if shifted and full:
+    if free and full:
         found += sizes.grouped("shift")
     found += sizes.alone(mono)
-    if shifted and not full:
+    if free and not full:
         found += sizes.grouped("symmetric")
-    if may_straddle(guarantee, family):  # last, so that heads stay whole where that is as fast
+    if free:  # late, so that heads stay whole where that is as fast
         found.append(sizes.round_robin("shift" if full else "symmetric"))
+    if free and costs.two_pass:
+        found.append(Candidate(TWO_PASS, 1, 1, 0, False, two_pass_time(shape, costs.two_pass, arithmetic)))
     return found
+
+
+def two_pass_time(shape: Shape, two: TwoPass, ar: Arithmetic) -> Time:
+    """Of both launches: exact for the full mask, else an upper bound. `shape`'s own blocks do not matter."""
+    n_q, n_kv = ar.ceil_div(shape.q_len, two.block_m), ar.ceil_div(shape.kv_len, two.kv_rows)
+    rows, columns = ar.ceil_div(shape.q_len, two.q_rows), ar.ceil_div(shape.kv_len, two.block_n)
+    query_heads, kv_step_ns = shape.heads * shape.group, shape.group * two.kv_step_ns
+    if shape.mask == "full":
+        kv_steps = times.plain_equal(shape.heads * n_kv, n_q, two.workers, ar)
+        q_steps = times.plain_equal(query_heads * rows, columns, two.workers, ar)
+        return Time(kv_steps * kv_step_ns + q_steps * two.q_step_ns, 0)
+    if two.kv_rows % two.block_m or two.q_rows % two.block_n:
+        return UNKNOWN
+    kv_steps = times.plain_shrinking(n_q, two.kv_rows // two.block_m, shape.heads, two.workers, ar)
+    each = two.q_rows // two.block_n
+    q_steps = times.plain_shrinking(rows * each, each, query_heads, two.workers, ar)
+    return Time(kv_steps * kv_step_ns + q_steps * two.q_step_ns, _unequal(shape, ar))
+
+
+def _unequal(shape: Shape, ar: Arithmetic) -> Integer:
+    """0 just if the lengths are equal."""
+    if shape.q_len == shape.kv_len:
+        return 0
+    return ar.floor_div(shape.q_len, shape.kv_len + 1) + ar.floor_div(shape.kv_len, shape.q_len + 1)
 
 
 def may_straddle(guarantee: str, family: str = "auto") -> bool:

@@ -14,9 +14,9 @@ from typing import Any
 from . import word
 from .by_name import place
 from .candidates import Candidate, Shape, candidates
-from .costs import Costs
-from .families import MONO
-from .geometry import check_count
+from .costs import Costs, TwoPass
+from .families import MONO, TWO_PASS, Ascending
+from .geometry import Geometry, check_count
 from .plan import Plan, Straddling
 from .simulator import simulate
 from .times import INTEGER, Arithmetic, Integer
@@ -60,7 +60,10 @@ class Choice:
         return simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=self.costs.hop_ns).makespan_ns
 
     def plan(self) -> Plan | Straddling:
-        """The schedule placed for all heads."""
+        """The schedule placed for all heads; of two passes the order of their sums."""
+        if self.family == TWO_PASS:
+            assert self.costs.two_pass
+            return two_pass_plan(self.shape, self.costs.two_pass)
         return place(
             self.family,
             self.shape.geometry,
@@ -71,6 +74,12 @@ class Choice:
             heads_in_flight=self.heads_in_flight,
             group=self.shape.group,
         )
+
+
+def two_pass_plan(shape: Shape, two: TwoPass) -> Plan:
+    """Two passes as a schedule: every sum in ascending order of the tiles they take, and nobody waits."""
+    geometry = Geometry(shape.q_len, shape.kv_len, two.block_m, two.block_n, shape.mask)
+    return Plan(Ascending(geometry, roles=1), shape.heads, shape.heads, shape.group)
 
 
 def choose(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "auto") -> Choice:
@@ -186,6 +195,14 @@ def _possible(found: list[Candidate]) -> list[Candidate]:
     return [c for index, c in enumerate(found) if index == 0 or not (isinstance(c.time.penalty, int) and c.time.penalty)]
 
 
+def weight(candidate: Candidate, costs: Costs) -> int:
+    """In percent: candidates other than the default must be faster by a margin."""
+    if candidate.is_default:
+        return 100
+    of_two = candidate.family == TWO_PASS and costs.two_pass
+    return 100 + (of_two.margin_percent if of_two else costs.margin_percent)
+
+
 def _key(index: int, candidate: Candidate, costs: Costs, ar: Arithmetic) -> Integer:
     """What is least for the candidate that is chosen: its weighted time, then its position.
 
@@ -195,5 +212,4 @@ def _key(index: int, candidate: Candidate, costs: Costs, ar: Arithmetic) -> Inte
     doubt = time.penalty * (2 * DOUBT)
     if index == 0:
         doubt = (1 - ar.floor_div(1, 1 + time.penalty)) * DOUBT
-    weight = 100 if candidate.is_default else 100 + costs.margin_percent
-    return (time.ns * weight + doubt) * INDEX_RANGE + index
+    return (time.ns * weight(candidate, costs) + doubt) * INDEX_RANGE + index

@@ -15,6 +15,32 @@ else:
 
 FOLDER = resources.files("dash_inductor") / "costs"
 FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and head-dim entry
+KV_MATMULS, Q_MATMULS = 4, 3  # of a step of dK/dV, and of dQ, in two passes
+# In percent: schedules of one kernel are compared to 2 %, two kernels of which one has not been measured hardly better than this.
+ESTIMATE_MARGIN = 5
+
+
+@dataclass(frozen=True)
+class TwoPass:
+    """dK/dV and dQ by kernels of their own, in plain launches: nobody waits.
+
+    In the first a CTA keeps `kv_rows` keys of a kv head and takes `block_m` query rows a step; in the second it keeps `q_rows`
+    query rows and takes `block_n` keys a step.
+    """
+
+    block_m: int
+    block_n: int
+    kv_rows: int
+    q_rows: int
+    kv_step_ns: int  # a step of one query head
+    q_step_ns: int
+    workers: int  # CTAs that run at once
+    estimate: bool  # whether any number is not a measurement
+
+    @property
+    def margin_percent(self) -> int:
+        """How much faster than one pass they must be."""
+        return ESTIMATE_MARGIN if self.estimate else Costs.margin_percent
 
 
 @dataclass(frozen=True)
@@ -32,6 +58,7 @@ class Costs:
     launch_ns: int = 0  # of a launch, beside its steps
     chain_ns: int = 0  # of a chain, beside its steps
     margin_percent: int = 2  # how much faster than the default another candidate must be: what the model may be off
+    two_pass: TwoPass | None = None  # None where two passes are no candidate
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each number comes from
 
     def __post_init__(self) -> None:
@@ -59,13 +86,14 @@ def numbers_of(device: str) -> dict[str, Any]:
 
 
 @cache
-def two_pass_percent(device: str, head_dim: int) -> int:
-    """The time of a tile in two passes, in percent of its step in one.
+def two_pass_percent(device: str, head_dim: int) -> tuple[int, bool]:
+    """The time of a tile in two passes, in percent of its step in one, and whether that is an estimate.
 
     >>> two_pass_percent("h100", head_dim=64)
-    103
+    (103, True)
     """
-    return numbers_of(device)["two_pass_percent"][_up_to(head_dim)]["value"]
+    entry = numbers_of(device)["two_pass_percent"][_up_to(head_dim)]
+    return entry["value"], entry["estimate"]
 
 
 def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | None = None, ctas_per_sm: int = 1) -> Costs:
@@ -102,6 +130,39 @@ def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | N
         chain_ns=numbers["chain_ns"]["value"],
         estimate=any(numbers[name]["estimate"] for name in used),
         sources={name: numbers[name]["source"] for name in used},
+    )
+
+
+def load_two_pass(
+    device: str, *, block_m: int, block_n: int, kv_rows: int, q_rows: int, head_dim: int, sms: int | None = None
+) -> TwoPass:
+    """What two passes cost on a device, as `load`; block_m, block_n, kv_rows and q_rows are those of `TwoPass`.
+
+    >>> two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=64)
+    >>> two.kv_step_ns, two.q_step_ns
+    (1164, 873)
+    """
+    numbers = numbers_of(device)
+    percent, estimate = two_pass_percent(device, head_dim)
+    rate = numbers["tflops"][_up_to(head_dim)] if "tflops" in numbers else numbers["step_ns"]
+
+    def step(rows: int, columns: int, matmuls: int) -> int:
+        def share(whole: int) -> int:
+            return whole * percent * matmuls // (100 * (KV_MATMULS + Q_MATMULS))
+
+        if "tflops" not in numbers:  # a step costs the same whatever its tile
+            return max(1, share(rate["value"]))
+        return _step(numbers, share(rows * columns * head_dim * FLOP_PER_ELEMENT), head_dim, 1)["value"]
+
+    return TwoPass(
+        block_m=block_m,
+        block_n=block_n,
+        kv_rows=kv_rows,
+        q_rows=q_rows,
+        kv_step_ns=step(kv_rows, block_m, KV_MATMULS),
+        q_step_ns=step(q_rows, block_n, Q_MATMULS),
+        workers=sms or numbers["sms"]["value"],
+        estimate=estimate or rate["estimate"],
     )
 
 

@@ -163,6 +163,35 @@ def causal_alone(n_q: Integer, n: Integer, k: int, heads: Integer, in_flight: In
     return Time(ar.ceil_div(heads, in_flight) * ar.ceil_div(n * (2 * n_q - k * (n - 1)), 2) * tau, 0)
 
 
+def plain_equal(ctas: Integer, steps: Integer, workers: int, ar: Arithmetic) -> Integer:
+    """Steps of a launch in which nobody waits and all CTAs have as many: exact.
+
+    >>> plain_equal(ctas=7, steps=10, workers=6, ar=INTEGER)
+    20
+    """
+    return ar.ceil_div(ctas, workers) * steps
+
+
+def plain_shrinking(longest: Integer, shrink: int, heads: Integer, workers: int, ar: Arithmetic) -> Integer:
+    """Steps of a launch in which nobody waits: first `heads` CTAs of `longest` steps, then as many of `shrink` fewer, and so on.
+
+    An upper bound: a CTA that does not begin at once begins when the CTAs before it, shared out evenly, are done, at the latest.
+    That and its own steps are a parabola in the CTAs before it, of which the maximum is taken.
+
+    >>> plain_shrinking(longest=8, shrink=2, heads=3, workers=6, ar=INTEGER), plain_shrinking(8, 2, 1, 6, INTEGER)
+    (13, 8)
+    """
+    twice = 2 * heads * shrink
+    peak = ar.floor_div(ar.max(0, heads * (2 * longest + shrink) - 2 * (heads + workers - 1) * shrink), twice)
+    at = ar.max(ar.floor_div(workers, heads), peak)  # lengths before that of a CTA which does not begin at once
+
+    def end(before: Integer) -> Integer:  # times workers
+        done = ar.floor_div(heads * before * (2 * longest - shrink * (before - 1)), 2)
+        return done + (heads + workers - 1) * (longest - shrink * before)
+
+    return ar.max(longest, ar.ceil_div(ar.max(end(at), end(at + 1)), workers))
+
+
 def causal_symmetric(n_q: Integer, n: Integer, k: int, turns: Integer, tau: int, lam: int, ar: Arithmetic) -> Time:
     """Symmetric on a triangle: exact for an even n and lam <= tau.
 

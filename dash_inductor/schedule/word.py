@@ -11,10 +11,10 @@ The low 30 bits fit an int32; the stride above them is also n_q // roles, with a
 
 from __future__ import annotations
 
-from .families import FAMILIES, ROUND_ROBIN
+from .families import FAMILIES, ROUND_ROBIN, TWO_PASS
 from .times import Integer
 
-CODES = (*FAMILIES, *ROUND_ROBIN)
+CODES = (*FAMILIES, *ROUND_ROBIN, TWO_PASS)
 FAMILY_SHIFT, FAMILY_BITS = 0, 3
 BOUSTROPHEDON_SHIFT, BOUSTROPHEDON_BITS = 3, 1
 HEADS_SHIFT, HEADS_BITS = 4, 10

@@ -60,7 +60,7 @@ def launch(code: Generated) -> str:
     """The main kernel's launch, its names normalised, without the stream."""
     name, _ = kernel(code, MAIN)
     (line,) = code.launches[name]
-    line = re.sub(r"dash_table_\w+", "table", line).replace(name, "kernel")
+    line = re.sub(r"dash_(table|decision)_\w+", r"\1", line).replace(name, "kernel")
     return re.sub(r", stream=\w+", "", re.sub(r"\bs\d+\b", "S", line))
 
 
@@ -86,8 +86,7 @@ return [getitem, getitem_9, getitem_10, getitem_11]""",  # noqa: E501
     def test_launch_with_a_dynamic_length(self) -> None:
         self.assertExpectedInline(
             launch(generated(64, "causal", dynamic=True)),
-            """\
-kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, buf9, buf10, buf11, buf12, S, workspace_1, 132, 1, 1)""",
+            """kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, buf9, buf10, buf11, buf12, S, workspace_1, 132 + (-132)*(((decision(S, S, 32)) % 8) // 6), 1, 1)""",  # noqa: E501
         )
 
 

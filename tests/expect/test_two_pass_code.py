@@ -65,18 +65,26 @@ def test_launches() -> None:
     assert "zero_()" not in code.source and "workspace" not in code.source.lower().replace("workspace_bytes", "")
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize(
-    ("key", "head_dim", "family"),
-    [("h100", 128, "descending"), ("a100", 128, "two_pass"), ("h100", 256, "two_pass"), ("b200", 192, "two_pass")],
+    ("key", "head_dim", "kv_heads", "family", "dynamic_family"),
+    [
+        ("h100", 128, 16, "symmetric", "by size"),
+        ("h100", 128, 1, "two_pass", "by size"),
+        ("a100", 64, 16, "two_pass", "by size"),
+        ("h100", 256, 16, "two_pass", "two_pass"),
+        ("b200", 192, 16, "two_pass", "two_pass"),
+    ],
 )
-def test_the_choice(key: str, head_dim: int, family: str, dynamic: bool) -> None:
-    """By GPU and head dim alone: for sizes known at run time as for any others."""
-    code = attention_backward(
-        key, q_len=512, kv_len=512, batch=1, heads=2, kv_heads=2, head_dim=head_dim, mask="causal", dynamic=dynamic
-    )
-    (decision,) = code.decisions
-    assert decision.family == (family if family == "two_pass" or not dynamic else "by size")
+def test_the_choice(key: str, head_dim: int, kv_heads: int, family: str, dynamic_family: str) -> None:
+    """By sizes up to a head dim of 128, past it always."""
+    for dynamic, expected in ((False, family), (True, dynamic_family)):
+        code = attention_backward(
+            key, q_len=2048, kv_len=2048, batch=1, heads=16, kv_heads=kv_heads, head_dim=head_dim, mask="causal", dynamic=dynamic
+        )
+        (decision,) = code.decisions
+        assert decision.family == expected
+        assert (decision.predicted_us is None) == dynamic
+        assert sorted(code.matmuls.values()) == ([3, 4, 5] if expected == "by size" else [3, 4] if expected == "two_pass" else [5])
 
 
 SIZES: list[tuple[str, dict[str, Any]]] = [

@@ -1,33 +1,37 @@
-"""One pass or two: settings, the GPU and the head dim decide, and nothing else."""
+"""One pass or two: what settings, the GPU and the head dim decide, and what they leave to sizes."""
 
 import pytest
 
 from dash_inductor.config import Config
-from dash_inductor.schedule import Costs, known_devices
+from dash_inductor.schedule import known_devices
 from dash_inductor.schedule.costs import two_pass_percent
-from dash_inductor.template_choice import template_for
+from dash_inductor.template_choice import BY_SIZE, template_for
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
 
 @pytest.mark.parametrize(
     ("settings", "device", "head_dim", "mask", "template"),
     [
-        ({}, "h100", 64, "full", "one_pass"),
-        ({}, "h100", 128, "causal_top_left", "one_pass"),
+        ({}, "h100", 64, "full", BY_SIZE),
+        ({}, "a100", 128, "causal_top_left", BY_SIZE),
         ({}, "h100", 129, "full", "two_pass"),
         ({}, "emulated", 256, "full", "two_pass"),
-        ({}, "a100", 64, "full", "two_pass"),
-        ({}, "a100", 128, "causal_top_left", "two_pass"),
+        # sizes must not decide, nor the number of SMs
+        ({"guarantee": "device"}, "h100", 64, "full", "one_pass"),
+        ({"guarantee": "batch"}, "h100", 128, "causal_top_left", "one_pass"),
+        ({"guarantee": "device"}, "a100", 128, "full", "two_pass"),
         ({"template": "one_pass"}, "a100", 64, "full", "one_pass"),
         ({"template": "two_pass"}, "h100", 64, "full", "two_pass"),
         ({"template": "one_pass"}, "h100", 256, "full", "one_pass"),  # for which there is no tile
         # asked for by other settings
         ({"schedule": "ascending"}, "a100", 64, "full", "one_pass"),
         ({"schedule": "ascending"}, "h100", 256, "full", "one_pass"),
-        ({"launch": "chained"}, "a100", 64, "full", "one_pass"),
+        ({"launch": "chained"}, "a100", 64, "full", BY_SIZE),
+        ({"launch": "chained", "guarantee": "batch"}, "h100", 64, "full", "one_pass"),
         ({"launch": "chained"}, "h100", 256, "full", "two_pass"),  # it waits for nobody either
         ({"guarantee": "batch"}, "a100", 64, "full", "two_pass"),
         ({}, "a100", 64, "table", "one_pass"),
+        ({"kernel": "gluon"}, "h100", 64, "full", "one_pass"),
     ],
 )
 def test_the_choice(settings, device, head_dim, mask, template):
@@ -37,14 +41,34 @@ def test_the_choice(settings, device, head_dim, mask, template):
 @pytest.mark.parametrize("device", known_devices())
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_by_price(device, head_dim):
-    cheaper = two_pass_percent(device, head_dim) * (100 + Costs.margin_percent) < 100 * 100
-    assert template_for(Config(), device, head_dim, "full") == ("two_pass" if cheaper else "one_pass")
+    """Where sizes must not decide: of a tile, in the device's cost file."""
+    percent, estimate = two_pass_percent(device, head_dim)
+    cheaper = percent * (105 if estimate else 102) < 100 * 100
+    assert template_for(Config(guarantee="batch"), device, head_dim, "full") == ("two_pass" if cheaper else "one_pass")
 
 
-@pytest.mark.parametrize(("percent", "template"), [(50, "two_pass"), (98, "two_pass"), (99, "one_pass"), (100, "one_pass")])
-def test_two_passes_must_be_cheaper_by_the_margin(monkeypatch, percent, template):
-    monkeypatch.setattr("dash_inductor.template_choice.two_pass_percent", lambda device, head_dim: percent)
-    assert template_for(Config(), "h100", 64, "full") == template
+@pytest.mark.parametrize(
+    ("percent", "estimate", "template"),
+    [(95, True, "two_pass"), (96, True, "one_pass"), (98, False, "two_pass"), (99, False, "one_pass")],
+)
+def test_two_passes_must_be_cheaper_by_the_margin(monkeypatch, percent, estimate, template):
+    monkeypatch.setattr("dash_inductor.template_choice.two_pass_percent", lambda device, head_dim: (percent, estimate))
+    assert template_for(Config(guarantee="device"), "h100", 64, "full") == template
+
+
+def test_reserved_sms_are_kept_by_one_pass_alone():
+    assert template_for(Config(), "h100", 64, "full", reserved_sms=4) == "one_pass"
+    # Whatever is reserved, the bits stay.
+    for reserved in (0, 4):
+        assert template_for(Config(guarantee="device"), "a100", 64, "full", reserved) == "two_pass"
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100, "emulated"])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128])
+def test_both_pad_rows_alike(arch, head_dim):
+    """delta is computed once for either, by one kernel."""
+    one, two = tile(arch, "bf16", head_dim), two_pass_tile(arch, "bf16", head_dim)
+    assert (one.block_m, one.preprocess_warps) == (two.block_m, two.preprocess_warps)
 
 
 def test_a_table_mask_in_two_passes_is_refused():

@@ -11,7 +11,18 @@ import pytest
 import sympy
 from torch._inductor.codegen.wrapper import pexpr
 
-from dash_inductor.schedule import INTEGER, Costs, Shape, candidates, choose, decision_source, decode, load_costs, symbolic_choice
+from dash_inductor.schedule import (
+    INTEGER,
+    Costs,
+    Shape,
+    TwoPass,
+    candidates,
+    choose,
+    decision_source,
+    decode,
+    load_costs,
+    symbolic_choice,
+)
 from dash_inductor.schedule.families import MONO
 from dash_inductor.schedule.symbolic import SYMBOLIC
 from dash_inductor.schedule.word import WORD_BITS
@@ -31,7 +42,14 @@ CASES: list[tuple[str, bool, dict[str, str]]] = [
     *(("full", True, {"family": family}) for family in ("descending", "shift")),
     *(("causal_top_left", True, {"family": family}) for family in ("ascending", "symmetric")),
 ]
-COSTS = {"near": NEAR, "far": FAR}
+# Two passes at about the price of one, which now waits: they are chosen now and then.
+TWO_PASS = replace(
+    H100,
+    step_ns=50,
+    hop_ns=38,
+    two_pass=TwoPass(64, 64, 128, 128, kv_step_ns=28, q_step_ns=21, workers=132, estimate=True),
+)
+COSTS = {"near": NEAR, "far": FAR, "two passes": TWO_PASS}
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 SHAPES = -(-(3000 if NIGHTLY else 150) // (len(CASES) * len(COSTS)))  # of each case at each cost
 MORE = 20  # times as many are drawn, to find near ties among them
@@ -58,7 +76,9 @@ def ruled(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "aut
     found = candidates(shape, costs, guarantee, INTEGER, family)
     decisions = [(c.family, c.roles, c.heads_in_flight, c.stride, c.boustrophedon) for c in found]
     times = [
-        (c.time.ns * (100 if c.is_default else 100 + costs.margin_percent), n) for n, c in enumerate(found) if not c.time.penalty
+        (c.time.ns * (100 if c.is_default else 105 if c.family == "two_pass" else 102), n)
+        for n, c in enumerate(found)
+        if not c.time.penalty
     ]
     if not times:
         return Ruled(shape, decisions[0])
@@ -127,6 +147,12 @@ def test_near_ties_are_among_the_shapes() -> None:
     assert any(r.gap and r.gap <= 100 for r in near)
     assert any(r.gap == 0 and r.with_default for r in near)
     assert {r.decision[0] in MONO for r in near if r.gap and r.with_default} == {True, False}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_two_passes_are_chosen_for_some_of_the_shapes(mask: str) -> None:
+    drawn = [r.decision[0] for r in sample(60, 5, mask, True, TWO_PASS, {})]
+    assert 3 < drawn.count("two_pass") < 57
 
 
 @pytest.mark.parametrize("operation", ["ceil_div", "floor_div", "mod", "max", "min"])

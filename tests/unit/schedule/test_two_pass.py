@@ -1,0 +1,184 @@
+"""The price of two passes, and the choice between them and one."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import replace
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dash_inductor.schedule import (
+    INTEGER,
+    Costs,
+    Geometry,
+    Shape,
+    TwoPass,
+    candidates,
+    choose,
+    choose_chained,
+    decode,
+    load_costs,
+    load_two_pass,
+    monotone_makespan,
+    times,
+    two_pass_time,
+)
+from dash_inductor.schedule.chained import MOST_CHAINS, chained_plan, chained_time, chained_word
+from dash_inductor.schedule.costs import ESTIMATE_MARGIN, two_pass_percent
+
+MASKS = ("full", "causal_top_left")
+BLOCKS = {"block_m": 64, "block_n": 64, "kv_rows": 128, "q_rows": 128}
+ONE = {d: load_costs("h100", block_m=64, block_n=128, head_dim=d) for d in (64, 128)}
+H100 = {d: replace(ONE[d], two_pass=load_two_pass("h100", head_dim=d, **BLOCKS)) for d in (64, 128)}
+
+
+def attention(length: int, heads: int, group: int = 1, mask: str = "full", head_dim: int = 64) -> Shape:
+    return Shape(length, length, heads, group, head_dim, 64, 128, mask)
+
+
+def launched(ctas: list[int], workers: int) -> int:
+    """When the last of these many steps ends, where a CTA begins as soon as a worker is free."""
+    free = [0] * workers
+    for steps in ctas:
+        heapq.heapreplace(free, free[0] + steps)
+    return max(free)
+
+
+def two_launches(shape: Shape, two: TwoPass) -> int:
+    """The time of both, CTA by CTA."""
+    keys = Geometry(shape.q_len, shape.kv_len, two.block_m, two.kv_rows, shape.mask)
+    queries = Geometry(shape.q_len, shape.kv_len, two.q_rows, two.block_n, shape.mask)
+    kv_ctas = [keys.steps(j) for j in range(keys.n_kv) for _ in range(shape.heads)]
+    q_ctas = [len(queries.contributors(i)) for i in reversed(range(queries.n_q)) for _ in range(shape.heads * shape.group)]
+    return launched(kv_ctas, two.workers) * shape.group * two.kv_step_ns + launched(q_ctas, two.workers) * two.q_step_ns
+
+
+@given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.integers(1, 140))
+@example(4, 2, 2, 3, 6)
+@example(4, 2, 2, 1, 6)
+def test_shrinking_ctas(count: int, shrink: int, shortest: int, heads: int, workers: int) -> None:
+    """Never less than the launch takes, and never more than an even share of the work and one CTA more."""
+    shortest = min(shortest, shrink)
+    ctas = [shortest + shrink * j for j in reversed(range(count)) for _ in range(heads)]
+    bound = times.plain_shrinking(ctas[0], shrink, heads, workers, INTEGER)
+    assert launched(ctas, workers) <= bound <= ctas[0] + -(-sum(ctas) // workers)
+    if len(ctas) <= workers:
+        assert bound == ctas[0]
+
+
+@given(st.integers(1, 300), st.integers(1, 50), st.integers(1, 140))
+def test_equal_ctas(ctas: int, steps: int, workers: int) -> None:
+    assert times.plain_equal(ctas, steps, workers, INTEGER) == launched([steps] * ctas, workers)
+
+
+@given(st.integers(1, 9000), st.integers(1, 40), st.integers(1, 8), st.sampled_from(MASKS))
+@example(8192, 1, 16, "causal_top_left")
+def test_the_time_of_both_launches(length: int, heads: int, group: int, mask: str) -> None:
+    two = H100[64].two_pass
+    assert two
+    shape = attention(length, heads, group, mask)
+    ns, penalty = two_pass_time(shape, two, INTEGER)
+    simulated = two_launches(shape, two)
+    assert penalty == 0
+    if mask == "full":
+        assert ns == simulated
+    else:
+        longest = -(-length // 64)
+        # An upper bound; at most a CTA of either launch too much, and what a last Q tile with few rows lacks.
+        assert simulated <= ns <= simulated + (longest + 2) * (group * two.kv_step_ns + two.q_step_ns)
+
+
+def test_the_bound_is_close() -> None:
+    two = H100[64].two_pass
+    assert two
+    shapes = [attention(n, h, g, MASKS[1]) for n in (700, 2048, 5000, 16384) for h in (1, 4, 16, 60) for g in (1, 4)]
+    ratios = [two_pass_time(shape, two, INTEGER).ns / two_launches(shape, two) for shape in shapes]
+    assert sum(ratios) / len(ratios) < 1.04
+
+
+def test_unequal_lengths_under_a_causal_mask_have_no_time() -> None:
+    two = H100[64].two_pass
+    assert two
+    assert two_pass_time(replace(attention(512, 1), kv_len=100, mask="causal_top_left"), two, INTEGER).penalty
+    assert two_pass_time(replace(attention(512, 1), kv_len=100), two, INTEGER).penalty == 0
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_when_two_passes_are_a_candidate(mask: str) -> None:
+    """Where the costs have them and nothing but the sizes decides; the last of all."""
+    shape = attention(4096, 8, mask=mask)
+
+    def families(costs: Costs, guarantee: str = "run", forced: str = "auto") -> list[str]:
+        return [c.family for c in candidates(shape, costs, guarantee, INTEGER, forced)]
+
+    assert families(H100[64])[-1] == "two_pass" and families(H100[64]).count("two_pass") == 1
+    for how in ((ONE[64],), (H100[64], "device"), (H100[64], "batch"), (H100[64], "run", "descending")):
+        assert "two_pass" not in families(*how)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_few_tiles_take_two_passes(mask: str) -> None:
+    """With one kv head for 16 query heads half of an H100 idles in one pass; with 64 kv heads nothing does."""
+    few, many = attention(8192, 1, 16, mask, 128), attention(8192, 64, 1, mask, 128)
+    assert choose(few, H100[128]).family == "two_pass"
+    assert choose(few, ONE[128]).time_ns > 1.05 * choose(few, H100[128]).time_ns
+    assert choose(many, H100[128]).family != "two_pass"
+
+
+def test_the_plan_of_two_passes_is_the_order_of_their_sums() -> None:
+    plan = choose(attention(8192, 1, 16), H100[128]).plan()
+    g = plan.schedule.geometry
+    assert (g.block_m, g.block_n, plan.heads, plan.group) == (64, 64, 1, 16)
+    assert [plan.schedule.rank(5, j) for j in range(g.n_kv)] == list(range(g.n_kv))
+
+
+@pytest.mark.parametrize("device", ["a100", "b200", "emulated", "h100", "h200"])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_the_steps_of_a_cost_file(device: str, head_dim: int) -> None:
+    """Of seven matmuls four are dK/dV's; a step of one pass's tile costs `two_pass_percent` of that in one pass."""
+    tile = {"block_m": 64, "block_n": 128}
+    two = load_two_pass(device, block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=head_dim)
+    expected = load_costs(device, **tile, head_dim=head_dim).step_ns * two_pass_percent(device, head_dim)[0] / 100
+    assert two.kv_step_ns + two.q_step_ns == pytest.approx(expected, abs=3)
+    assert two.kv_step_ns / two.q_step_ns == pytest.approx(4 / 3, rel=1e-2)
+    assert load_two_pass(device, **BLOCKS, head_dim=head_dim, sms=77).workers == 77
+
+
+def test_a_measured_price_needs_no_wider_margin_than_others() -> None:
+    two = H100[64].two_pass
+    assert two and (two.margin_percent, replace(two, estimate=False).margin_percent) == (ESTIMATE_MARGIN, 2)
+
+
+# Without the promise that CTAs run together: tickets.
+
+
+@given(st.integers(1, 2000), st.integers(1, 12), st.integers(1, 4), st.sampled_from(MASKS))
+def test_the_time_of_a_chained_launch(length: int, heads: int, group: int, mask: str) -> None:
+    shape, costs = attention(length, heads, group, mask), replace(ONE[64], workers=10)
+    family = "ascending" if mask == "full" else "descending"
+    plan = chained_plan(shape.geometry, family, heads, group)
+    exact = monotone_makespan(plan, step_ns=costs.step_ns, hop_ns=costs.hop_ns, resident=costs.workers)
+    assert chained_time(shape, costs, family) == exact
+
+
+def test_many_heads_are_timed_in_proportion() -> None:
+    shape = attention(8192, 2 * MOST_CHAINS // 64)
+    half = chained_time(replace(shape, heads=shape.heads // 2), ONE[64], "ascending")
+    assert chained_time(shape, ONE[64], "ascending") == 2 * half
+
+
+def test_the_choice_of_a_chained_launch() -> None:
+    """Two passes where they are faster by the margin; heads that cross waves cost tickets much (schedules.md, section 3)."""
+    shape = attention(2048, 64)  # 16 chains a head on 132 workers
+    assert choose_chained(shape, H100[64], "ascending") == "two_pass"
+    assert choose_chained(shape, ONE[64], "ascending") == "ascending"
+    time, two = chained_time(shape, ONE[64], "ascending"), H100[64].two_pass
+    assert two
+    per_ns = two_pass_time(shape, replace(two, kv_step_ns=1, q_step_ns=0), INTEGER).ns
+    for percent, family in ((96, "ascending"), (94, "two_pass")):
+        cost = replace(two, kv_step_ns=time * percent // (100 * per_ns), q_step_ns=0)
+        costs = replace(ONE[64], two_pass=cost)
+        assert choose_chained(shape, costs, "ascending") == family
+        assert decode(chained_word(shape, costs, "ascending"))[0] == family
