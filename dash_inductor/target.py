@@ -150,6 +150,7 @@ def two_pass_of(target: Target, tile: TwoPassTile) -> TwoPass:
         kv_rows=tile.dkdv.rows,
         q_rows=tile.dq.rows,
         head_dim=tile.block_d,
+        split=tile.split,
         sms=target.sms,
     )
 

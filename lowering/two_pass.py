@@ -29,8 +29,15 @@ def gradients(problem: Problem, inputs: list[Any]) -> tuple[Any, Any, Any]:
     query = inputs[0]
     device, dtype = query.get_device(), query.get_dtype()
     dq_meta, dk_meta, dv_meta = traced_gradients()
-    dv = empty_strided(*size_and_strides(dv_meta), dtype=dtype, device=device)
-    dk = _dkdv(problem, inputs, [dv], FixedLayout(device, dtype, *size_and_strides(dk_meta)))
+    dk_layout, dv_layout = (FixedLayout(device, dtype, *size_and_strides(meta)) for meta in (dk_meta, dv_meta))
+    tile = problem.tiles.two_pass
+    assert tile
+    if tile.split:
+        dv = _dkdv(problem, inputs, dv_layout, has_dk=False)
+        dk = _dkdv(problem, inputs, dk_layout, has_dv=False)
+    else:
+        dv = empty_strided(*size_and_strides(dv_meta), dtype=dtype, device=device)
+        dk = _dkdv(problem, inputs, dk_layout, dv=dv)
     dq = _dq(problem, inputs, [], FixedLayout(device, dtype, *size_and_strides(dq_meta)))
     return dq, dk, dv
 
@@ -41,22 +48,34 @@ def into_buffers(problem: Problem, inputs: list[Any], scratch: Any, dk: Any, dv:
     assert tile
     nothing = contiguous([0], torch.float32, inputs[0].get_device())  # every template has an output
     order = {"DQ_TRANSPOSED": tile.dq_transposed, "WARPS_M": tile.warps_m, "INSTR_N": tile.instr_n}
-    _dkdv(problem, inputs, [dv, dk], nothing, launched)
+    _dkdv(problem, inputs, nothing, dk=dk, dv=dv, launched=launched)
     _dq(problem, inputs, [scratch], nothing, launched, order)
 
 
-def _dkdv(problem: Problem, inputs: list[Any], mutated: list[Any], output: FixedLayout, launched: Any = 1) -> Any:
+def _dkdv(
+    problem: Problem,
+    inputs: list[Any],
+    output: FixedLayout,
+    *,
+    has_dk: bool = True,
+    has_dv: bool = True,
+    dk: Any = None,
+    dv: Any = None,
+    launched: Any = 1,
+) -> Any:
+    """One or both, into the buffers that are given, else into the output that is returned."""
     tile = problem.tiles.two_pass
     assert tile
     return kernels.call(
         kernels.TWO_PASS_DKDV,
         grid=problem.heads * CeilDiv(sympy.sympify(problem.kv_len), tile.dkdv.rows) * launched,
         inputs=inputs,
-        mutated=mutated,
+        mutated=[x for x in (dv, dk) if x is not None],
         output=output,
         num_warps=tile.dkdv.num_warps,
         num_stages=tile.dkdv.num_stages,
-        constants=problem.constants(tile) | {"BLOCK_N": tile.dkdv.rows, "DK_GIVEN": len(mutated) == 2},
+        constants=problem.constants(tile)
+        | {"BLOCK_N": tile.dkdv.rows, "HAS_DK": has_dk, "HAS_DV": has_dv, "DK_GIVEN": dk is not None, "DV_GIVEN": dv is not None},
     )
 
 

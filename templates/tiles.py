@@ -61,6 +61,7 @@ class TwoPassTile:
     dkdv: Pass
     dq: Pass
     preprocess_warps: int = 4
+    split: bool = False  # dK and dV have a kernel each, as `dkdv` says, since registers do not hold both
 
     def __str__(self) -> str:
         return f"{self.block_m}x{self.dkdv.rows}x{self.block_d} and {self.dq.rows}x{self.block_n}x{self.block_d}"
@@ -83,7 +84,8 @@ _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
     (80, 256): TwoPassTile(32, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(64, 8, 2), preprocess_warps=8),
     (90, 64): TwoPassTile(64, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
     (90, 128): TwoPassTile(64, 64, 128, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
-    (90, 256): TwoPassTile(64, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8),
+    # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold dK and dV together.
+    (90, 256): TwoPassTile(32, 32, 256, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8, split=True),
     (100, 64): TwoPassTile(64, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
     (100, 128): TwoPassTile(64, 64, 128, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
     (100, 256): TwoPassTile(32, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8),
@@ -149,7 +151,7 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:
     block_d = padded(head_dim)
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
-        return TwoPassTile(16, 32, block_d, dkdv=Pass(64, 4, 2), dq=Pass(32, 4, 2))
+        return TwoPassTile(16, 32, block_d, dkdv=Pass(64, 4, 2), dq=Pass(32, 4, 2), split=block_d == 256)
     if (arch, block_d) in _TOO_LARGE:
         raise ValueError(f"no tile for head dim {head_dim} fits the shared memory of sm_{arch}")
     return replace(_TWO_PASS_TILES[tiles_of(arch), max(64, block_d)], block_d=block_d)

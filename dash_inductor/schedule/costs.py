@@ -15,7 +15,7 @@ else:
 
 FOLDER = resources.files("dash_inductor") / "costs"
 FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and head-dim entry
-KV_MATMULS, Q_MATMULS = 4, 3  # of a step of dK/dV, and of dQ, in two passes
+KV_MATMULS, Q_MATMULS = 4, 3  # of a step of dK/dV, and of dQ, in two passes; a kernel each for dK and dV has one more
 # In percent: schedules of one kernel are compared to 2 %, two kernels of which one has not been measured hardly better than this.
 ESTIMATE_MARGIN = 5
 
@@ -134,9 +134,19 @@ def load(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | N
 
 
 def load_two_pass(
-    device: str, *, block_m: int, block_n: int, kv_rows: int, q_rows: int, head_dim: int, sms: int | None = None
+    device: str,
+    *,
+    block_m: int,
+    block_n: int,
+    kv_rows: int,
+    q_rows: int,
+    head_dim: int,
+    split: bool = False,
+    sms: int | None = None,
 ) -> TwoPass:
     """What two passes cost on a device, as `load`; block_m, block_n, kv_rows and q_rows are those of `TwoPass`.
+
+    split: dK and dV have a kernel each; a step of the first pass is then one of either.
 
     >>> two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=64)
     >>> two.kv_step_ns, two.q_step_ns
@@ -159,7 +169,7 @@ def load_two_pass(
         block_n=block_n,
         kv_rows=kv_rows,
         q_rows=q_rows,
-        kv_step_ns=step(kv_rows, block_m, KV_MATMULS),
+        kv_step_ns=step(kv_rows, block_m, KV_MATMULS + split),
         q_step_ns=step(q_rows, block_n, Q_MATMULS),
         workers=sms or numbers["sms"]["value"],
         estimate=estimate or rate["estimate"],
