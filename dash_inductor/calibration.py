@@ -49,6 +49,25 @@ class Constants:
         return max(0, round(100 * (self.shifted_step_ns / self.step_ns - 1)))
 
 
+@dataclass(frozen=True)
+class TwoPassTiming:
+    """Both launches of two passes in whole waves: tiles of one pass's size that an SM has to do, and ns."""
+
+    tiles: float
+    ns: float
+
+
+def percent_of(few: TwoPassTiming, many: TwoPassTiming, *, step_ns: float) -> int:
+    """The time of a tile in two passes, in percent of its step in one pass; what launches cost beside cancels out.
+
+    >>> percent_of(TwoPassTiming(1000, 2_110_000), TwoPassTiming(4000, 8_410_000), step_ns=2000)
+    105
+    """
+    if not few.ns < many.ns or not few.tiles < many.tiles:
+        raise ValueError(f"{many.tiles:.0f} tiles took {many.ns:.0f} ns, and {few.tiles:.0f} took {few.ns:.0f}")
+    return round(100 * (many.ns - few.ns) / (many.tiles - few.tiles) / step_ns)
+
+
 def fit(timings: Sequence[Timing]) -> Constants:
     """Constants with the least sum of squared relative errors; ValueError if the timings do not tell them apart.
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from dash_inductor import calibrate
-from dash_inductor.calibration import Timing, fit
+from dash_inductor.calibration import Timing, TwoPassTiming, fit, percent_of
 from dash_inductor.cli import main
-from dash_inductor.schedule import Geometry, Plan, load_costs, make, simulate
+from dash_inductor.schedule import Geometry, Plan, load_costs, load_two_pass, make, simulate
 from dash_inductor.schedule.costs import tomllib
 
 WORKERS = 24
@@ -61,6 +61,30 @@ def test_timings_that_say_too_little_are_refused() -> None:
         fit([timing(family, 48, 12, 2, 1) for family in ("ascending", "shift")])
 
 
+@pytest.mark.parametrize("percent", [90, 100, 131])
+def test_the_price_of_two_passes(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of launches as the cost model has them, with something that every launch costs beside."""
+    target = SimpleNamespace(key="h100", arch=90, sms=132)
+    monkeypatch.setattr("dash_inductor.schedule.costs.two_pass_percent", lambda device, head_dim: (percent, False))
+    two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=128)
+
+    def kernel_times(head_dim: int, *, q_len: int, kv_len: int, heads: int) -> list[float]:
+        n_q, n = q_len // 64, kv_len // 128
+        assert heads * n % 132 == 0  # whole waves
+        dkdv = heads * n // 132 * n_q * two.kv_step_ns + 9000
+        dq = heads * (q_len // 128) // 132 * (kv_len // 64) * two.q_step_ns + 4000
+        return [dkdv, dq, 1234.0]
+
+    monkeypatch.setattr(calibrate, "kernel_times", kernel_times)
+    step_ns = load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns
+    assert calibrate.measured_percent(target, 128, step_ns) == percent
+
+
+def test_times_that_do_not_grow_are_refused() -> None:
+    with pytest.raises(ValueError, match="4000 tiles took 900 ns, and 1000 took 1000"):
+        percent_of(TwoPassTiming(1000, 1000), TwoPassTiming(4000, 900), step_ns=2000)
+
+
 def test_constants_that_cannot_be_are_refused() -> None:
     """Timings that get shorter with every hop."""
     odd = [replace(t, ns=t.ns - 3 * TRUTH["hop_ns"] * (t.roles - 1)) if t.family == "ascending" else t for t in runs(0)]
@@ -87,7 +111,7 @@ def test_it_overwrites_no_other_gpus_file() -> None:
 def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An H100 PCIe has 114; what is read back is what was fitted."""
     target = SimpleNamespace(key="h100", arch=90, sms=114)
-    text = calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, "NVIDIA H100 PCIe")
+    text = calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, {64: 98, 128: 117}, "NVIDIA H100 PCIe")
     (tmp_path / "h100.toml").write_text(text)
     monkeypatch.setattr("dash_inductor.schedule.costs.FOLDER", tmp_path)
     costs = load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=114)
@@ -96,11 +120,9 @@ def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path, monkeypatch
 
 def test_the_file_it_writes_is_a_cost_file() -> None:
     target = SimpleNamespace(key="h100", arch=90, sms=132)
-    numbers = tomllib.loads(calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, "NVIDIA H100"))
+    numbers = tomllib.loads(calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, {64: 98, 128: 117}, "NVIDIA H100"))
     assert numbers.pop("arch") == "sm_90"
-    unchanged = tomllib.loads((calibrate.FOLDER / "h100.toml").read_text())
-    assert numbers.pop("two_pass_percent") == unchanged["two_pass_percent"]
-    for name in ("tflops", "chain_ns"):
+    for name in ("tflops", "chain_ns", "two_pass_percent"):
         numbers.update({f"{name}.{d}": entry for d, entry in numbers.pop(name).items()})
     assert {name: entry["value"] for name, entry in numbers.items()} == {
         "sms": 132,
@@ -112,6 +134,8 @@ def test_the_file_it_writes_is_a_cost_file() -> None:
         "launch_ns": 9000,
         "chain_ns.64": 700,
         "chain_ns.128": 700,
+        "two_pass_percent.64": 98,
+        "two_pass_percent.128": 117,
     }
     assert not any(entry["estimate"] for entry in numbers.values())
     assert "d = 64" in numbers["hop_ns"]["source"]
