@@ -65,12 +65,12 @@ all_stages() {
     stage 3 tuning 170 "${tuning[@]}" --label tuning --no-pictures --minutes 2.5 --jobs 6 \
         --contenders 'ours-release-*,ours-two-per-sm,ours-half-q'
     stage 4 order 80 "${tuning[@]}" --label order --no-pictures --minutes 1 --jobs 6 --contenders ours-unordered
-    stage 5 costs 110 "$PYTHON" -m dash_inductor calibrate --device-out "$folder/costs.toml"
+    stage 5 costs 120 "$PYTHON" -m dash_inductor calibrate --device-out "$folder/costs.toml"
     stage 6 placement 120 "${attention[@]}" --label placement --no-pictures --minutes 1.7 --jobs 6 \
         --shapes 'd64-*-2048,d64-*-8192,d128-*-2048' --contenders 'ours,ours-ascending,ours-descending,ours-shift*,ours-symmetric*'
     stage 7 table 420 "${attention[@]}" --label table --minutes 6.5 --jobs 12 --rounds 15 --contenders 'ours,sdpa-*,flex,fa*'
-    stage 8 two-pass 70 "${attention[@]}" --label two-pass --no-pictures --minutes 0.9 --jobs 4 \
-        --shapes 'd64-causal-8192,d128-*-8192,d256-causal-8192,vit-h-14' --contenders ours,ours-two-pass
+    stage 8 two-pass 80 "${attention[@]}" --label two-pass --no-pictures --minutes 1 --jobs 4 \
+        --shapes 'd64-causal-8192,d128-*-8192,d256-causal-8192,vit-h-14,qwen2.5-7b-alone' --contenders 'ours,ours-one-pass,ours-two-pass'
     stage 9 gluon 70 "${attention[@]}" --label gluon --no-pictures --minutes 0.9 --jobs 4 \
         --shapes 'd64-*-8192,d128-*-8192' --contenders ours,ours-gluon
 }

@@ -54,6 +54,7 @@ SWEEP = tuple(_swept(mask, d, length) for d, mask, length in product(HEAD_DIMS, 
 MODELS = (
     Shape("llama3-8b", "causal", 2, 32, 8, 8192, 128),
     Shape("qwen2.5-7b", "causal", 4, 28, 4, 4096, 128),
+    Shape("qwen2.5-7b-alone", "causal", 1, 28, 4, 2048, 128),  # one short sequence: fewer KV tiles than SMs
     Shape("mistral-7b-v0.3", "causal", 1, 32, 8, 32_768, 128),
     Shape("vit-h-14", "full", 64, 16, 16, 257, 80),
 )
