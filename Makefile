@@ -10,7 +10,7 @@ PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 
 # What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch.
 TRITONS := 3.6.0 3.9.0
-GATES := --arch sm_90 --template one_pass --dtype bf16 --head-dim 64 --head-dim 128
+GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 96 128 192 256)
 
 .PHONY: demo test test-compiled test-emulated gates nightly lint clean
 demo: $(VENV)/installed
@@ -26,8 +26,11 @@ test-compiled:
 test-emulated:
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated
 
-gates: $(TRITONS:%=$(VENV)/triton-%)
-	$(foreach triton,$^,PYTHONPATH=$(triton) $(BIN)/python -m dash_inductor gates $(GATES) &&) true
+gates: $(VENV)/installed
+	$(MAKE) --jobs=2 --output-sync $(TRITONS:%=gates-%)
+
+gates-%: $(VENV)/triton-%
+	PYTHONPATH=$< $(BIN)/python -m dash_inductor gates $(GATES)
 
 $(VENV)/triton-%: | $(VENV)/installed
 	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* || { rm -rf $@; exit 1; }
