@@ -22,6 +22,7 @@ from .schedule import (
     Straddling,
     TwoPass,
     chained_plan,
+    chained_time,
     choose,
     choose_chained,
     geometry_of,
@@ -200,7 +201,8 @@ def resolve(
         family = chained_family(mask)
         if choose_chained(shape, costs, family) == TWO_PASS:
             return _in_two_passes(target, tiles, shape)
-        return Resolved(tiles.one_pass, chained_plan(geometry_of(shape, blocks), family, heads, group), None)
+        time_ns = None if blocks else chained_time(shape, costs, family)
+        return Resolved(tiles.one_pass, chained_plan(geometry_of(shape, blocks), family, heads, group), time_ns)
     if forced == TABLE or blocks is not None:
         family = forced if forced != "auto" else TABLE if guarantee == "run" else "descending"
         if problem := too_weak(guarantee, family):

@@ -54,3 +54,9 @@ class Problem:
             "SCALE_LOG2E": self.scale * LOG2E,
             "INTERPRET": self.target.arch == EMULATED,
         }
+
+    def accumulator_order(self) -> dict[str, Any]:
+        """In which order one pass keeps the elements of a dq tile."""
+        tile = self.tiles.one_pass
+        assert tile
+        return {"DQ_TRANSPOSED": tile.dq_transposed, "WARPS_M": tile.warps_m, "INSTR_N": tile.instr_n}

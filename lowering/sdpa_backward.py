@@ -49,16 +49,27 @@ def lower(
     kv_heads, kv_len = key.get_size()[1:3]
     group = V.graph.sizevars.guard_int(FloorDiv(heads, kv_heads))
     head_dim = V.graph.sizevars.guard_int(head_dim)
-    scale = 1 / math.sqrt(head_dim) if scale is None else scale
     device, dtype = query.get_device(), query.get_dtype()
     target = target_of(device)
-    tiles = tiles_for(target, dtype, head_dim, mask)
+    problem = Problem(
+        target=target,
+        tiles=tiles_for(target, dtype, head_dim, mask),
+        mask=mask,
+        group=group,
+        head_dim=head_dim,
+        scale=1 / math.sqrt(head_dim) if scale is None else scale,
+        q_len=q_len,
+        kv_len=kv_len,
+        heads=sympy.sympify(batch) * kv_heads,
+        blocks=None if blocks is None else rows_of(_constant_of_graph("blocks")),
+    )
+    resolved = problem.resolved()
 
     query, key, value, grad_out, out = (rows(x) for x in (query, key, value, grad_out, out))
     logsumexp = realized(logsumexp)
 
     query_heads = sympy.sympify(batch) * heads
-    first = tiles.first
+    first = problem.tiles.first
     n_q = CeilDiv(sympy.sympify(q_len), first.block_m)
     padded_rows = [batch, heads, n_q * first.block_m]
     delta = empty(padded_rows, torch.float32, device)
@@ -73,13 +84,8 @@ def lower(
     )
 
     inputs = [query, key, value, grad_out, neg_lse, delta]
-    allowed = None if blocks is None else rows_of(_constant_of_graph("blocks"))
-    problem = Problem(
-        target, tiles, mask, group, head_dim, scale, q_len, kv_len, heads=sympy.sympify(batch) * kv_heads, blocks=allowed
-    )
-    resolved = problem.resolved()
     scratch_ints: Any = 0  # beside delta and lse
-    if tiles.one_pass is None or (resolved and isinstance(resolved.tile, TwoPassTile)):
+    if problem.tiles.one_pass is None or (resolved and isinstance(resolved.tile, TwoPassTile)):
         dq, dk, dv = two_pass.gradients(problem, inputs)
         how = two_pass.report(resolved)
     else:
@@ -98,7 +104,7 @@ def lower(
             q_len=size_text(q_len),
             kv_len=size_text(kv_len),
             head_dim=head_dim,
-            tile=str(resolved.tile if resolved else tiles),
+            tile=str(resolved.tile if resolved else problem.tiles),
             sms=target.sms,
             guarantee=current().guarantee,
             workspace_bytes=size_text(workspace),
@@ -146,10 +152,8 @@ def _one_pass(problem: Problem, resolved: Resolved | None, inputs: list[Any]) ->
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         constants=problem.constants(tile)
+        | problem.accumulator_order()
         | {
-            "DQ_TRANSPOSED": tile.dq_transposed,
-            "WARPS_M": tile.warps_m,
-            "INSTR_N": tile.instr_n,
             "ATOMIC_ADD": tile.atomic_add,
             "RELEASE_AFTER": tiles.RELEASE_AFTER,
             "STRADDLING": schedule.straddling,

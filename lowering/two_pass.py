@@ -38,18 +38,15 @@ def gradients(problem: Problem, inputs: list[Any]) -> tuple[Any, Any, Any]:
     else:
         dv = empty_strided(*size_and_strides(dv_meta), dtype=dtype, device=device)
         dk = _dkdv(problem, inputs, dk_layout, dv=dv)
-    dq = _dq(problem, inputs, [], FixedLayout(device, dtype, *size_and_strides(dq_meta)))
+    dq = _dq(problem, inputs, FixedLayout(device, dtype, *size_and_strides(dq_meta)))
     return dq, dk, dv
 
 
 def into_buffers(problem: Problem, inputs: list[Any], scratch: Any, dk: Any, dv: Any, launched: Any) -> None:
     """The same into the buffers that one pass fills, its scratch for dq included; `launched` is 1, or 0 for nothing."""
-    tile = problem.tiles.one_pass
-    assert tile
     nothing = contiguous([0], torch.float32, inputs[0].get_device())  # every template has an output
-    order = {"DQ_TRANSPOSED": tile.dq_transposed, "WARPS_M": tile.warps_m, "INSTR_N": tile.instr_n}
     _dkdv(problem, inputs, nothing, dk=dk, dv=dv, launched=launched)
-    _dq(problem, inputs, [scratch], nothing, launched, order)
+    _dq(problem, inputs, nothing, scratch=scratch, launched=launched)
 
 
 def _dkdv(
@@ -79,25 +76,20 @@ def _dkdv(
     )
 
 
-def _dq(
-    problem: Problem,
-    inputs: list[Any],
-    mutated: list[Any],
-    output: FixedLayout,
-    launched: Any = 1,
-    order: dict[str, Any] | None = None,
-) -> Any:
+def _dq(problem: Problem, inputs: list[Any], output: FixedLayout, *, scratch: Any = None, launched: Any = 1) -> Any:
+    """Into `scratch` as one pass leaves it, if that is given; else scaled, into the output that is returned."""
     tile = problem.tiles.two_pass
     assert tile
+    order = {} if scratch is None else problem.accumulator_order()
     return kernels.call(
         kernels.TWO_PASS_DQ,
         grid=problem.heads * problem.group * CeilDiv(sympy.sympify(problem.q_len), tile.dq.rows) * launched,
         inputs=inputs,
-        mutated=mutated,
+        mutated=[] if scratch is None else [scratch],
         output=output,
         num_warps=tile.dq.num_warps,
         num_stages=tile.dq.num_stages,
         constants=problem.constants(tile)
-        | {"BLOCK_M": tile.dq.rows, "PADDED_TO": tile.block_m, "INTO_SCRATCH": bool(mutated)}
-        | (order or {}),
+        | {"BLOCK_M": tile.dq.rows, "PADDED_TO": tile.block_m, "INTO_SCRATCH": scratch is not None}
+        | order,
     )

@@ -3,7 +3,7 @@
 from .bounds import lower_bound
 from .by_name import make, place
 from .candidates import GUARANTEES, Shape, candidates, impossible, may_straddle, too_weak, two_pass_time
-from .chained import chained_plan, chained_word, choose_chained
+from .chained import chained_plan, chained_time, chained_word, choose_chained
 from .checks import check, slack
 from .choice import Choice, choose, decision_source, symbolic_choice, two_pass_plan
 from .costs import Costs, TwoPass, known_devices, load_two_pass
@@ -57,6 +57,7 @@ __all__ = [
     "TwoPass",
     "candidates",
     "chained_plan",
+    "chained_time",
     "chained_word",
     "check",
     "choose",

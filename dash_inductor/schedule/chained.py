@@ -22,6 +22,7 @@ def chained_plan(geometry: Geometry, family: str, heads: int, group: int) -> Pla
     return Plan(make(family, geometry, geometry.n_kv), heads, heads, group)
 
 
+@lru_cache(1024)
 def chained_time(shape: Shape, costs: Costs, family: str) -> int:
     """The makespan in ns where `costs.workers` CTAs take the tickets.
 

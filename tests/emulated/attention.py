@@ -139,8 +139,9 @@ def exact(
     dtype: torch.dtype = torch.float32,
     exponent: int = 12,
     seed: int = 0,
+    blocks: tuple[int, int] = (TILE.block_m, TILE.block_n),
 ) -> list[Tensor]:
-    """Inputs of the op for which only the sums over tiles round, on the emulated device's tiles.
+    """Inputs of the op for which only the sums over tiles round, tiles being `blocks`, by default the emulated device's.
 
     query lives in the first half of the head dim and key in the second, and lse = 0: so P = 1. All others are small
     integers, so that |dS| <= 256. Then keys are scaled up and down by a power of two in turn from one KV tile to the next,
@@ -160,8 +161,8 @@ def exact(
     query, key = integers(heads, q_len, 3), integers(kv_heads, kv_len, 3)
     query[..., half:] = 0
     key[..., :half] = 0
-    key *= powers(kv_len, TILE.block_n)
+    key *= powers(kv_len, blocks[1])
     value, out = integers(kv_heads, kv_len, largest), integers(heads, q_len, largest)
-    grad_out = integers(heads, q_len, largest) * powers(q_len, TILE.block_m)
+    grad_out = integers(heads, q_len, largest) * powers(q_len, blocks[0])
     lse = torch.zeros(batch, heads, q_len)
     return [*(x.to(dtype) for x in (grad_out, query, key, value, out)), lse]

@@ -144,6 +144,8 @@ def test_the_steps_of_a_cost_file(device: str, head_dim: int) -> None:
     assert two.kv_step_ns + two.q_step_ns == pytest.approx(expected, abs=3)
     assert two.kv_step_ns / two.q_step_ns == pytest.approx(4 / 3, rel=1e-2)
     assert load_two_pass(device, **BLOCKS, head_dim=head_dim, sms=77).workers == 77
+    split = load_two_pass(device, **BLOCKS, head_dim=head_dim, split=True)  # S, dV; S, dP, dK
+    assert split.kv_step_ns / two.kv_step_ns == pytest.approx(5 / 4, rel=1e-2)
 
 
 def test_a_measured_price_needs_no_wider_margin_than_others() -> None:

@@ -1,0 +1,55 @@
+"""The kernels at the tiles of GPUs: other layouts, ways of adding and orders of statements than the emulated device's."""
+
+import pytest
+import torch
+from attention import OP, compiled, exact
+
+import dash_inductor
+from dash_inductor import emulation, enabled
+from dash_inductor.emulation import emulate
+from dash_inductor.templates import tiles
+
+pytestmark = pytest.mark.usefixtures("rewriting")
+
+FULL, CAUSAL = "full", "causal_top_left"
+SEEDS = {"one_pass": range(3), "two_pass": range(1)}  # where nobody waits, one interleaving is as good as many
+LENGTH = 330  # ragged; three KV tiles of 128 rows
+
+
+def check(template, tile, mask, head_dim, monkeypatch):
+    """The bits of the specification, in some interleavings."""
+    find = "tile" if template == "one_pass" else "two_pass_tile"
+    monkeypatch.setattr(f"dash_inductor.target.{find}", lambda arch, dtype, head_dim: tile)
+    args = exact(1, 2, LENGTH, LENGTH, head_dim, kv_heads=1, exponent=4, blocks=(tile.block_m, tile.block_n))
+    waits = 0
+    with enabled(template=template):
+        function = compiled(lambda *args: OP(*args, mask=mask, scale=0.25))
+        with emulate():
+            expected = OP(*args, mask=mask, scale=0.25)
+        for seed in SEEDS[template]:
+            with emulate(seed=seed):
+                actual = function(*args)
+            assert [torch.equal(a, e) for a, e in zip(actual, expected, strict=True)] == [True] * 3
+            waits += sum(launch.waits for launch in emulation.launches())
+    assert dash_inductor.decisions()[-1].tile == str(tile)
+    assert (waits > 0) == (template == "one_pass")
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_one_pass(arch, head_dim, mask, monkeypatch):
+    check("one_pass", tiles.tile(arch, "bf16", head_dim), mask, head_dim, monkeypatch)
+
+
+@pytest.mark.parametrize("release_after", [0, 1, 3])
+def test_where_a_step_is_released(release_after, monkeypatch):
+    monkeypatch.setattr(tiles, "RELEASE_AFTER", release_after)
+    check("one_pass", tiles.tile(90, "bf16", 64), CAUSAL, 64, monkeypatch)
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("arch", [80, 90, 100])
+def test_two_passes(arch, head_dim, mask, monkeypatch):
+    check("two_pass", tiles.two_pass_tile(arch, "bf16", head_dim), mask, head_dim, monkeypatch)
