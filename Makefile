@@ -32,6 +32,7 @@ gates: $(VENV)/installed
 gates-%: $(VENV)/triton-%
 	PYTHONPATH=$< $(BIN)/python -m dash_inductor gates $(GATES)
 
+.SECONDARY: $(TRITONS:%=$(VENV)/triton-%)
 $(VENV)/triton-%: | $(VENV)/installed
 	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* || { rm -rf $@; exit 1; }
 
