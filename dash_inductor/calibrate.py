@@ -80,16 +80,18 @@ def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: 
 
 
 def measured_percent(target: Any, head_dim: int, step_ns: float) -> int:
-    """The time of a tile in two passes, in percent of its step in one: of launches in whole waves of equal CTAs."""
+    """The time of a tile in two passes, in percent of its step in one: of launches whose CTAs come in whole waves."""
     one, two = one_pass_tile(target.arch, "bf16", head_dim), two_pass_tile(target.arch, "bf16", head_dim)
-    length = target.sms // 2 * math.lcm(two.dkdv.rows, two.dq.rows)  # two heads fill the SMs in either launch, or some times over
+    length = (
+        target.sms // 2 * math.lcm(two.kv_rows, two.q_rows)
+    )  # two heads fill the SMs with CTAs of either kind, or some times over
     found = []
     for rounds in ROUNDS:
         heads = 2 * rounds
         with _settings(template="two_pass"):
-            times = kernel_times(head_dim, q_len=length, kv_len=length, heads=heads)
+            longest, *_ = kernel_times(head_dim, q_len=length, kv_len=length, heads=heads)
         tiles = heads * (length / one.block_m) * (length / one.block_n) / (target.sms // 2 * 2)
-        found.append(TwoPassTiming(tiles, sum(times[:2])))
+        found.append(TwoPassTiming(tiles, longest))
     return percent_of(*found, step_ns=step_ns)
 
 

@@ -51,7 +51,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class TwoPassTiming:
-    """Both launches of two passes in whole waves: tiles of one pass's size that an SM has to do, and ns."""
+    """A launch of two passes in whole waves: tiles of one pass's size that an SM has to do, and ns."""
 
     tiles: float
     ns: float

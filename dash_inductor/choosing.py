@@ -72,15 +72,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     numbers = numbers_of(args.device)
     how = ARCHS.get(numbers["arch"], numbers["arch"]), args.dtype, args.head_dim
     two = None if template == ONE_PASS else two_pass_tile(*how)
-    two_costs = two and load_two_pass(
-        args.device,
-        block_m=two.block_m,
-        block_n=two.block_n,
-        kv_rows=two.dkdv.rows,
-        q_rows=two.dq.rows,
-        head_dim=two.block_d,
-        split=two.split,
-    )
+    two_costs = two and load_two_pass(args.device, **two.sizes())
     sizes = args.q_len, args.kv_len, args.batch * kv_heads, args.heads // kv_heads
     found = {"device": args.device, "guarantee": args.guarantee, "template": template}
     if template == TWO_PASS:
@@ -125,7 +117,7 @@ def _in_one_pass(choice: Choice, used: Tile) -> dict[str, Any]:
 
 
 def _in_two_passes(shape: Shape, used: TwoPassTile, two: TwoPass, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Of the overhead the launches alone: what a CTA loads and stores at its ends is not known yet."""
+    """Of the overhead the launch alone: what a CTA loads and stores at its ends is not known yet."""
     time = two_pass_time(shape, two, INTEGER)
     return {
         "tile": str(used),
@@ -135,7 +127,7 @@ def _in_two_passes(shape: Shape, used: TwoPassTile, two: TwoPass, numbers: dict[
         "stride": None,
         "boustrophedon": False,
         "predicted_us": None if time.penalty else time.ns / 1000,
-        "overhead_us": (3 if used.split else 2) * numbers["launch_ns"]["value"] / 1000,
+        "overhead_us": numbers["launch_ns"]["value"] / 1000,
         "estimate": two.estimate or numbers["launch_ns"]["estimate"],
         "step_ns": [two.kv_step_ns, two.q_step_ns],
         "hop_ns": 0,

@@ -99,7 +99,7 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import triton
 
-    from dash_inductor.codegen import DTYPES, attention_backward, compile_kernel
+    from dash_inductor.codegen import DTYPES, ONE_PASS_MATMULS, attention_backward, compile_kernel
     from dash_inductor.target import Target, tiles_for
 
     generated = attention_backward(
@@ -121,11 +121,11 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
     tiles = tiles_for(Target(gpu.key, gpu.arch, gpu.sms), getattr(torch, DTYPES[args.dtype]), args.head_dim, args.mask)
 
     def report(name: str) -> dict[str, Any]:
-        figures = gates.figures(compile_kernel(generated.kernels[name], args.device), gpu.arch)
-        tile = tiles.one_pass if len(generated.gradients(name)) == 3 else tiles.two_pass
+        tile = tiles.one_pass if generated.matmuls[name] == ONE_PASS_MATMULS else tiles.two_pass
+        assert tile
+        figures = gates.figures(compile_kernel(generated.kernels[name], args.device), gpu.arch, tile)
         return {
             "kernel": name,
-            "gradients": list(generated.gradients(name)),
             "device": args.device,
             **figures,
             "gates": gates.violated(figures, gpu.arch, tile),

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 MASKS = ("full", "causal")
+ONE_PASS_MATMULS = 5  # of its kernel
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -40,10 +41,6 @@ class Generated:
         """How many each Triton kernel has that has any, the most first."""
         dots = {name: source.count("tl.dot(") for name, source in self.kernels.items()}
         return {name: count for name, count in sorted(dots.items(), key=lambda item: -item[1]) if count}
-
-    def gradients(self, kernel: str) -> tuple[str, ...]:
-        """Which of dq, dk and dv a kernel sums up."""
-        return tuple(name for name in ("dq", "dk", "dv") if f" {name} = tl.dot(" in self.kernels[kernel])
 
     @property
     def main_kernel(self) -> str | None:

@@ -1,4 +1,4 @@
-"""What a cubin says about a kernel: registers, stack, and the instructions of its main loop.
+"""What a cubin says about a kernel: registers, stack, and the instructions of the loops that multiply.
 
 Compilers fail silently: a kernel that spills, is not pipelined or multiplies with the wrong instruction still gives
 right results. The figures here are what the tests gate.
@@ -21,7 +21,11 @@ SERIALISED_DEPBARS = 20
 
 @dataclass(frozen=True)
 class CubinReport:
-    """Figures of one kernel. All counts are of SASS instructions in the main loop (`main_loop`), 0 when it has none."""
+    """Figures of one kernel. Counts are of SASS instructions in its main loop, 0 when it has none.
+
+    A kernel with several kinds of CTAs has as many main loops (`main_loops`): then these are sums, but for the asynchronous copies,
+    of which the loop with the fewest counts, and the waits for matmuls, of which that with the most.
+    """
 
     registers: int  # per thread
     stack_bytes: int  # per thread, wherever it is used
@@ -66,8 +70,8 @@ class Instruction:
         return self.base.endswith("MMA")
 
 
-def inspect(cubin: bytes, shared_bytes: int) -> CubinReport:
-    """Read a cubin of one kernel with the cuobjdump that comes with Triton.
+def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
+    """Read a cubin of one kernel, which has `count` main loops, with the cuobjdump that comes with Triton.
 
     `shared_bytes` is `metadata.shared` of the compiled kernel: dynamic shared memory does not stand in the cubin.
     Raises ValueError for a cubin of several functions.
@@ -77,23 +81,27 @@ def inspect(cubin: bytes, shared_bytes: int) -> CubinReport:
     functions = text.split("Function : ")[1:]
     if usage is None or len(functions) != 1:
         raise ValueError(f"expected a cubin of one kernel, found {len(functions)}")
-    loop = main_loop(parse(functions[0]), indirect_targets(functions[0]))
-    bases = Counter(instruction.base for instruction in loop)
-    opcodes = [instruction.opcode for instruction in loop]
+    loops = main_loops(parse(functions[0]), indirect_targets(functions[0]), count)
+    instructions = [instruction for loop in loops for instruction in loop]
+    bases = Counter(instruction.base for instruction in instructions)
+
+    def each(opcode: str) -> list[int]:
+        return [sum(instruction.opcode.startswith(opcode) for instruction in loop) for loop in loops]
+
     return CubinReport(
         registers=int(usage[1]),
         stack_bytes=int(usage[2]),
         shared_bytes=shared_bytes,
-        instructions_in_loop=len(loop),
+        instructions_in_loop=len(instructions),
         local_in_loop=bases["LDL"] + bases["STL"],
         hgmma=bases["HGMMA"],
         hmma=bases["HMMA"],
-        utcmma=sum(instruction.is_matmul and instruction.base.startswith("UTC") for instruction in loop),
-        ldgsts=bases["LDGSTS"],
-        utmaldg=bases["UTMALDG"],
-        red=sum(opcode.startswith("RED") and ".ADD.F32" in opcode for opcode in opcodes),
+        utcmma=sum(instruction.is_matmul and instruction.base.startswith("UTC") for instruction in instructions),
+        ldgsts=min(each("LDGSTS"), default=0),
+        utmaldg=min(each("UTMALDG"), default=0),
+        red=sum(instruction.opcode.startswith("RED") and ".ADD.F32" in instruction.opcode for instruction in instructions),
         atomg=bases["ATOMG"] + bases["ATOM"],
-        warpgroup_depbars=sum(opcode.startswith("WARPGROUP.DEPBAR") for opcode in opcodes),
+        warpgroup_depbars=max(each("WARPGROUP.DEPBAR"), default=0),
     )
 
 
@@ -141,10 +149,12 @@ def indirect_targets(attributes: str) -> dict[int, list[int]]:
     return {int(match[1], 16): [int(target, 16) for target in match[2].split()] for match in _INDIRECT.finditer(attributes)}
 
 
-def main_loop(instructions: list[Instruction], indirect: Mapping[int, Sequence[int]] = NO_TARGETS) -> list[Instruction]:
-    """The innermost loop that holds matmuls: of several the one with the most, [] if there is none."""
+def main_loops(
+    instructions: list[Instruction], indirect: Mapping[int, Sequence[int]] = NO_TARGETS, count: int = 1
+) -> list[list[Instruction]]:
+    """The innermost loops that hold matmuls: the `count` with the most, or all if they are fewer."""
     loops = _innermost(instructions, indirect, lambda instruction: instruction.is_matmul)
-    return max(loops, key=lambda loop: sum(instruction.is_matmul for instruction in loop), default=[])
+    return sorted(loops, key=lambda loop: -sum(instruction.is_matmul for instruction in loop))[:count]
 
 
 def _innermost(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,9 +87,9 @@ def cells(
     ]
 
 
-def figures(compiled: CompiledKernel, arch: int) -> dict[str, int | bool]:
+def figures(compiled: CompiledKernel, arch: int, used: Tile | TwoPassTile) -> dict[str, int | bool]:
     """All that is gated of one compiled kernel, by name: the cubin's figures, Triton's, and how many CTAs an SM holds."""
-    report = inspect(compiled.cubin, compiled.metadata.shared)
+    report = inspect(compiled.cubin, compiled.metadata.shared, used.kinds)
     num_warps = compiled.metadata.num_warps
     tmem_columns = getattr(compiled.metadata, "tmem_size", None) or 0
     return {
@@ -151,8 +151,8 @@ def violated(
     return [sentence for passed, sentence in gates if not passed]
 
 
-def rows(cell: Cell) -> Iterator[dict[str, Any]]:
-    """The main kernel of a cell, of two passes all: figures and violated gates."""
+def judged(cell: Cell) -> dict[str, Any]:
+    """The main kernel of a cell: figures and violated gates."""
     from . import enabled
     from .codegen import attention_backward, compile_kernel
 
@@ -160,17 +160,14 @@ def rows(cell: Cell) -> Iterator[dict[str, Any]]:
     sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES[cell.shape]
     with enabled(template=cell.template):
         code = attention_backward(key, batch=2, heads=HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
-    gradients = {name: "".join(code.gradients(name)) for name in code.matmuls}
-    assert sorted("".join(gradients.values())) == sorted("dqdkdv"), code.decisions
+    (kernel,) = code.matmuls
     arch = device(key).arch
-    for name, kernel in gradients.items():
-        row = asdict(cell) | {"tile": str(cell.tile), "kernel": kernel, "most_instructions": cell.most_instructions}
-        try:
-            found = figures(compile_kernel(code.kernels[name], key), arch)
-        except Exception as error:  # what Triton and ptxas raise has no common class
-            yield row | {"gates": [f"it does not compile: {str(error).splitlines()[0]}"]}
-        else:
-            yield row | found | {"gates": violated(found, arch, cell.tile, cell.most_instructions)}
+    found = asdict(cell) | {"tile": str(cell.tile), "most_instructions": cell.most_instructions}
+    try:
+        found |= figures(compile_kernel(code.kernels[kernel], key), arch, cell.tile)
+    except Exception as error:  # what Triton and ptxas raise has no common class
+        return found | {"gates": [f"it does not compile: {str(error).splitlines()[0]}"]}
+    return found | {"gates": violated(found, arch, cell.tile, cell.most_instructions)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -182,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 COLUMNS = (
-    *("arch", "template", "kernel", "dtype", "head_dim", "shape", "tile"),
+    *("arch", "template", "dtype", "head_dim", "shape", "tile"),
     *("registers", "stack_bytes", "shared_bytes", "tmem_columns", "ctas_per_sm", "instructions_in_loop", "local_in_loop"),
 )
 
@@ -200,7 +197,7 @@ def main(args: argparse.Namespace) -> int:
             file=sys.stderr,
             flush=True,
         )
-        found.extend(rows(cell))
+        found.append(judged(cell))
     failed = sum(bool(row["gates"]) for row in found)
     if args.json:
         print(json.dumps({"triton": triton.__version__, "rows": found}, indent=2))

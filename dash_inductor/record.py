@@ -24,7 +24,7 @@ class Decision:
 
     Attributes:
         op: the stock op.
-        family: the schedule's, or "two_pass": dK/dV and dQ by kernels of their own, whose launch is "plain".
+        family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles, heads_in_flight: A and G, see `dash_inductor.schedule`.

@@ -144,16 +144,7 @@ def costs_of(target: Target, tiles: Tiles) -> Costs:
 @functools.cache
 def two_pass_of(target: Target, tile: TwoPassTile) -> TwoPass:
     """What two passes cost on the target."""
-    return load_two_pass(
-        target.key,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        kv_rows=tile.dkdv.rows,
-        q_rows=tile.dq.rows,
-        head_dim=tile.block_d,
-        split=tile.split,
-        sms=target.sms,
-    )
+    return load_two_pass(target.key, **tile.sizes(), sms=target.sms)
 
 
 def chained() -> bool:

@@ -69,8 +69,7 @@ SDPA_BACKWARD_PARTS = ("sdpa_backward", "functions", "closed_forms", "straddling
 PREPROCESS = _template("preprocess")
 SCHEDULE_TABLE = _template("schedule_table", "closed_forms")
 SDPA_BACKWARD = _template(*SDPA_BACKWARD_PARTS)
-TWO_PASS_DKDV = _template("two_pass_dkdv", "functions")
-TWO_PASS_DQ = _template("two_pass_dq", "functions")
+TWO_PASS = _template("two_pass", "functions")
 
 
 def call(

@@ -34,22 +34,18 @@ class Tile:
     ctas_per_sm: int = 1
     preprocess_warps: int = 4
 
+    @property
+    def kinds(self) -> int:
+        """Of CTAs, each with a main loop."""
+        return 1
+
     def __str__(self) -> str:
         return f"{self.block_m}x{self.block_n}x{self.block_d}"
 
 
 @dataclass(frozen=True)
-class Pass:
-    """One of two passes: a CTA keeps a tile of `rows` rows."""
-
-    rows: int
-    num_warps: int
-    num_stages: int
-
-
-@dataclass(frozen=True)
 class TwoPassTile:
-    """How the CTAs of two passes work. dK/dV: `dkdv.rows` keys stay, `block_m` query rows a step. dQ: `dq.rows` query rows stay,
+    """How the CTAs of two passes work. dK/dV: `kv_rows` keys stay, `block_m` query rows a step. dQ: `q_rows` query rows stay,
     `block_n` keys a step.
 
     So `block_m` and `block_n` are what the order of the sums depends on, as in `Tile`.
@@ -58,13 +54,31 @@ class TwoPassTile:
     block_m: int
     block_n: int
     block_d: int
-    dkdv: Pass
-    dq: Pass
+    kv_rows: int
+    q_rows: int
+    split: bool = False  # dK and dV have CTAs of their own, since registers do not hold both
+    num_warps: int = 8
+    num_stages: int = 2
     preprocess_warps: int = 4
-    split: bool = False  # dK and dV have a kernel each, as `dkdv` says, since registers do not hold both
+
+    @property
+    def kinds(self) -> int:
+        """Of CTAs, each with a main loop."""
+        return 3 if self.split else 2
+
+    def sizes(self) -> dict[str, int]:
+        """What their price depends on, by the names of the cost model."""
+        return {
+            "block_m": self.block_m,
+            "block_n": self.block_n,
+            "kv_rows": self.kv_rows,
+            "q_rows": self.q_rows,
+            "head_dim": self.block_d,
+            "split": self.split,
+        }
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.dkdv.rows}x{self.block_d} and {self.dq.rows}x{self.block_n}x{self.block_d}"
+        return f"{self.block_m}x{self.kv_rows}x{self.block_d} and {self.q_rows}x{self.block_n}x{self.block_d}"
 
 
 # (arch, largest padded head dim) -> tile. sm_90: kernel.md section 2, the columns of its first table. sm_80 and sm_100: its
@@ -79,16 +93,16 @@ _TILES: dict[tuple[int | str, int], Tile] = {
 }
 # The same for two passes: the largest tiles whose loops neither spill nor wait behind every matmul, ragged, causal and grouped.
 _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
-    (80, 64): TwoPassTile(32, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
-    (80, 128): TwoPassTile(64, 32, 128, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2)),
-    (80, 256): TwoPassTile(32, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(64, 8, 2), preprocess_warps=8),
-    (90, 64): TwoPassTile(64, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
-    (90, 128): TwoPassTile(64, 64, 128, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
+    (80, 64): TwoPassTile(32, 64, 64, kv_rows=128, q_rows=128),
+    (80, 128): TwoPassTile(64, 32, 128, kv_rows=64, q_rows=128),
+    (80, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=64, preprocess_warps=8),
+    (90, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
+    (90, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
     # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold dK and dV together.
-    (90, 256): TwoPassTile(32, 32, 256, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8, split=True),
-    (100, 64): TwoPassTile(64, 64, 64, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
-    (100, 128): TwoPassTile(64, 64, 128, dkdv=Pass(128, 8, 2), dq=Pass(128, 8, 2)),
-    (100, 256): TwoPassTile(32, 32, 256, dkdv=Pass(64, 8, 2), dq=Pass(128, 8, 2), preprocess_warps=8),
+    (90, 256): TwoPassTile(32, 32, 256, kv_rows=128, q_rows=128, split=True, preprocess_warps=8),
+    (100, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
+    (100, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
+    (100, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=128, preprocess_warps=8),
 }
 # Architectures with the matmuls, copies and additions of one that has tiles take those, if shared memory is large enough for them.
 _TILES_OF = {80: 80, 86: 80, 87: 80, 89: 80, 90: 90, 100: 100, 103: 100}
@@ -151,7 +165,7 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:
     block_d = padded(head_dim)
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
-        return TwoPassTile(16, 32, block_d, dkdv=Pass(64, 4, 2), dq=Pass(32, 4, 2), split=block_d == 256)
+        return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=block_d == 256, num_warps=4)
     if (arch, block_d) in _TOO_LARGE:
         raise ValueError(f"no tile for head dim {head_dim} fits the shared memory of sm_{arch}")
     return replace(_TWO_PASS_TILES[tiles_of(arch), max(64, block_d)], block_d=block_d)

@@ -250,20 +250,25 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
 
 
 def two_pass_time(shape: Shape, two: TwoPass, ar: Arithmetic) -> Time:
-    """Of both launches: exact for the full mask, else an upper bound. `shape`'s own blocks do not matter."""
+    """Of one launch, the CTAs of dK/dV before those of dQ: an upper bound. `shape`'s own blocks do not matter."""
     n_q, n_kv = ar.ceil_div(shape.q_len, two.block_m), ar.ceil_div(shape.kv_len, two.kv_rows)
     rows, columns = ar.ceil_div(shape.q_len, two.q_rows), ar.ceil_div(shape.kv_len, two.block_n)
-    query_heads, kv_step_ns = shape.heads * shape.group, shape.group * two.kv_step_ns
+    heads, query_heads = shape.heads * (1 + two.split), shape.heads * shape.group
+    kv_step_ns = shape.group * two.kv_step_ns
     if shape.mask == "full":
-        kv_steps = times.plain_equal(shape.heads * n_kv, n_q, two.workers, ar)
-        q_steps = times.plain_equal(query_heads * rows, columns, two.workers, ar)
-        return Time(kv_steps * kv_step_ns + q_steps * two.q_step_ns, 0)
+        ns = times.plain_equal(heads * n_kv, n_q * kv_step_ns, query_heads * rows, columns * two.q_step_ns, two.workers, ar)
+        return Time(ns, 0)
     if two.kv_rows % two.block_m or two.q_rows % two.block_n:
         return UNKNOWN
-    kv_steps = times.plain_shrinking(n_q, two.kv_rows // two.block_m, shape.heads, two.workers, ar)
-    each = two.q_rows // two.block_n
-    q_steps = times.plain_shrinking(rows * each, each, query_heads, two.workers, ar)
-    return Time(kv_steps * kv_step_ns + q_steps * two.q_step_ns, _unequal(shape, ar))
+    shrink, each = two.kv_rows // two.block_m, two.q_rows // two.block_n
+    keys_end = times.plain_shrinking(n_q, shrink, heads, kv_step_ns, two.workers, ar)
+    busy_ns = ar.floor_div(heads * n_kv * (2 * n_q - shrink * (n_kv - 1)), 2) * kv_step_ns
+    of_rows = rows * each, each, query_heads, two.q_step_ns
+    # As in plain_equal: shared out evenly, or beside dK/dV.
+    shared = times.plain_shrinking(*of_rows, two.workers, ar, busy_ns)
+    beside = times.plain_shrinking(*of_rows, ar.max(1, two.workers - heads * n_kv), ar)
+    beside += ar.min(1, ar.floor_div(heads * n_kv, two.workers)) * keys_end
+    return Time(ar.max(keys_end, ar.min(shared, beside)), _unequal(shape, ar))
 
 
 def _unequal(shape: Shape, ar: Arithmetic) -> Integer:

@@ -15,17 +15,17 @@ else:
 
 FOLDER = resources.files("dash_inductor") / "costs"
 FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and head-dim entry
-KV_MATMULS, Q_MATMULS = 4, 3  # of a step of dK/dV, and of dQ, in two passes; a kernel each for dK and dV has one more
+KV_MATMULS, Q_MATMULS = 4, 3  # of a step of dK/dV, and of dQ, in two passes; CTAs of their own for dK and dV have one more
 # In percent: schedules of one kernel are compared to 2 %, two kernels of which one has not been measured hardly better than this.
 ESTIMATE_MARGIN = 5
 
 
 @dataclass(frozen=True)
 class TwoPass:
-    """dK/dV and dQ by kernels of their own, in plain launches: nobody waits.
+    """dK/dV and dQ by CTAs of their own, in a plain launch: nobody waits.
 
-    In the first a CTA keeps `kv_rows` keys of a kv head and takes `block_m` query rows a step; in the second it keeps `q_rows`
-    query rows and takes `block_n` keys a step.
+    For dK/dV a CTA keeps `kv_rows` keys of a kv head and takes `block_m` query rows a step; for dQ it keeps `q_rows` query rows and
+    takes `block_n` keys a step.
     """
 
     block_m: int
@@ -35,6 +35,7 @@ class TwoPass:
     kv_step_ns: int  # a step of one query head
     q_step_ns: int
     workers: int  # CTAs that run at once
+    split: bool  # dK and dV have CTAs of their own; a step is then one of either, on average
     estimate: bool  # whether any number is not a measurement
 
     @property
@@ -145,9 +146,6 @@ def load_two_pass(
     sms: int | None = None,
 ) -> TwoPass:
     """What two passes cost on a device, as `load`; block_m, block_n, kv_rows and q_rows are those of `TwoPass`.
-
-    split: dK and dV have a kernel each; a step of the first pass is then one of either.
-
     >>> two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=64)
     >>> two.kv_step_ns, two.q_step_ns
     (1164, 873)
@@ -169,9 +167,10 @@ def load_two_pass(
         block_n=block_n,
         kv_rows=kv_rows,
         q_rows=q_rows,
-        kv_step_ns=step(kv_rows, block_m, KV_MATMULS + split),
+        kv_step_ns=step(kv_rows, block_m, KV_MATMULS + split) // (1 + split),
         q_step_ns=step(q_rows, block_n, Q_MATMULS),
         workers=sms or numbers["sms"]["value"],
+        split=split,
         estimate=estimate or rate["estimate"],
     )
 

@@ -22,7 +22,7 @@ MONO = ("ascending", "descending")
 # Shift and symmetric, with the heads dealt out to the CTAs in one line instead of in whole heads
 ROUND_ROBIN = {"shift_round_robin": "shift", "symmetric_round_robin": "symmetric"}
 TABLE = "table"  # the family of any other order
-TWO_PASS = "two_pass"  # in the place of a family: dK/dV and dQ by kernels of their own, which need none
+TWO_PASS = "two_pass"  # in the place of a family: dK/dV and dQ by CTAs of their own, which need none
 
 
 class Schedule(Protocol):

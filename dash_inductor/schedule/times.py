@@ -163,33 +163,46 @@ def causal_alone(n_q: Integer, n: Integer, k: int, heads: Integer, in_flight: In
     return Time(ar.ceil_div(heads, in_flight) * ar.ceil_div(n * (2 * n_q - k * (n - 1)), 2) * tau, 0)
 
 
-def plain_equal(ctas: Integer, steps: Integer, workers: int, ar: Arithmetic) -> Integer:
-    """Steps of a launch in which nobody waits and all CTAs have as many: exact.
+def plain_equal(first: Integer, first_ns: Integer, second: Integer, second_ns: Integer, workers: int, ar: Arithmetic) -> Integer:
+    """When a launch in which nobody waits ends, in ns: `first` CTAs of first_ns each, then `second` of second_ns. An upper bound.
 
-    >>> plain_equal(ctas=7, steps=10, workers=6, ar=INTEGER)
-    20
+    >>> plain_equal(first=8, first_ns=10, second=9, second_ns=4, workers=6, ar=INTEGER)
+    23
     """
-    return ar.ceil_div(ctas, workers) * steps
+    rounds = ar.ceil_div(first, workers)
+    first_end = rounds * first_ns
+    # Meanwhile those that idle in the last round end some of the second kind; all workers share the others.
+    ended = (rounds * workers - first) * ar.floor_div(first_ns, second_ns)
+    after = first_end + ar.ceil_div(ar.max(0, second - ended), workers) * second_ns
+    # The last CTA begins when those before it, shared out evenly, are done, at the latest.
+    shared = ar.ceil_div(first * first_ns + (second - 1) * second_ns, workers) + second_ns
+    # The second kind ends as if those that got none of the first did all of it, at the latest; if there are any.
+    beside = ar.ceil_div(second, ar.max(1, workers - first)) * second_ns + ar.min(1, ar.floor_div(first, workers)) * first_end
+    return ar.max(first_end, ar.min(after, shared, beside))
 
 
-def plain_shrinking(longest: Integer, shrink: int, heads: Integer, workers: int, ar: Arithmetic) -> Integer:
-    """Steps of a launch in which nobody waits: first `heads` CTAs of `longest` steps, then as many of `shrink` fewer, and so on.
+def plain_shrinking(
+    longest: Integer, shrink: int, heads: Integer, step_ns: int, workers: Integer, ar: Arithmetic, busy_ns: Integer = 0
+) -> Integer:
+    """When CTAs end in such a launch, in ns: the first `heads` have `longest` steps, the next as many `shrink` fewer, and so on.
 
-    An upper bound: a CTA that does not begin at once begins when the CTAs before it, shared out evenly, are done, at the latest.
-    That and its own steps are a parabola in the CTAs before it, of which the maximum is taken.
+    An upper bound; busy_ns is the time of all CTAs before them. A CTA that does not begin at once begins when the CTAs before it,
+    shared out evenly, are done, at the latest. That and its own steps are a parabola in the CTAs before it, of which the maximum is
+    taken.
 
-    >>> plain_shrinking(longest=8, shrink=2, heads=3, workers=6, ar=INTEGER), plain_shrinking(8, 2, 1, 6, INTEGER)
+    >>> plain_shrinking(longest=8, shrink=2, heads=3, step_ns=1, workers=6, ar=INTEGER), plain_shrinking(8, 2, 1, 1, 6, INTEGER)
     (13, 8)
     """
     twice = 2 * heads * shrink
-    peak = ar.floor_div(ar.max(0, heads * (2 * longest + shrink) - 2 * (heads + workers - 1) * shrink), twice)
-    at = ar.max(ar.floor_div(workers, heads), peak)  # lengths before that of a CTA which does not begin at once
+    at = ar.floor_div(ar.max(0, heads * (2 * longest + shrink) - 2 * (heads + workers - 1) * shrink), twice)
+    if isinstance(busy_ns, int) and not busy_ns:
+        at = ar.max(ar.floor_div(workers, heads), at)  # lengths before that of a CTA which does not begin at once
 
     def end(before: Integer) -> Integer:  # times workers
         done = ar.floor_div(heads * before * (2 * longest - shrink * (before - 1)), 2)
-        return done + (heads + workers - 1) * (longest - shrink * before)
+        return busy_ns + (done + (heads + workers - 1) * (longest - shrink * before)) * step_ns
 
-    return ar.max(longest, ar.ceil_div(ar.max(end(at), end(at + 1)), workers))
+    return ar.max(longest * step_ns, ar.ceil_div(ar.max(end(at), end(at + 1)), workers))
 
 
 def causal_symmetric(n_q: Integer, n: Integer, k: int, turns: Integer, tau: int, lam: int, ar: Arithmetic) -> Time:

@@ -7,7 +7,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from dash_inductor import cubin
-from dash_inductor.cubin import CubinReport, inspect, main_loop, natural_loops, parse
+from dash_inductor.cubin import CubinReport, inspect, main_loops, natural_loops, parse
 
 POINTERS = {"x": "*bf16", "y": "*bf16", "out": "*fp32", "counter": "*i32", "steps": "i32"}
 
@@ -118,7 +118,7 @@ def sass(*lines: str) -> str:
 
 
 def addresses(text: str) -> list[int]:
-    return [instruction.address // 16 for instruction in main_loop(parse(text))]
+    return [instruction.address // 16 for loop in main_loops(parse(text)) for instruction in loop]
 
 
 def test_parse():
@@ -183,6 +183,8 @@ def test_the_loop_with_most_matmuls():
         "EXIT",
     )
     assert addresses(text) == [4, 5, 6, 7, 8, 9]
+    assert [len(loop) for loop in main_loops(parse(text), count=2)] == [6, 2]
+    assert len(main_loops(parse(text), count=5)) == 2
 
 
 def test_a_branch_with_its_condition_among_the_operands():
@@ -199,7 +201,7 @@ def test_no_loop():
 
 def test_indirect_branches_are_refused():
     with pytest.raises(ValueError, match="indirect branch at 0x10"):
-        main_loop(parse(sass("HMMA R4", "BRX R2", "EXIT")))
+        main_loops(parse(sass("HMMA R4", "BRX R2", "EXIT")))
 
 
 def test_indirect_branches_whose_targets_are_known():
@@ -208,7 +210,7 @@ def test_indirect_branches_whose_targets_are_known():
     attributes = "Offset of Indirect Branch: 0x0\t Number of targets: 3\n\tTargets: 0x10 0x40 0x60 \n"
     targets = cubin.indirect_targets(attributes)
     assert targets == {0x0: [0x10, 0x40, 0x60]}
-    assert [i.address // 16 for i in main_loop(parse(text), targets)] == [1, 2]
+    assert [[i.address // 16 for i in loop] for loop in main_loops(parse(text), targets)] == [[1, 2]]
 
 
 def test_irreducible_graph_has_no_natural_loop():

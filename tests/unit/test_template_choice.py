@@ -82,7 +82,7 @@ def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
     found = two_pass_tile(arch, "bf16", head_dim)
     assert found.block_d == block_d
     # The preprocess pads to whole blocks of block_m rows, which dQ's longer tiles may overrun.
-    assert found.dq.rows % found.block_m == 0 and found.dkdv.rows % found.block_n == 0
+    assert found.q_rows % found.block_m == 0 and found.kv_rows % found.block_n == 0
 
 
 @pytest.mark.parametrize(("arch", "like"), [(86, 80), (87, 80), (89, 80), (103, 100)])

@@ -47,7 +47,7 @@ TWO_PASS = replace(
     H100,
     step_ns=50,
     hop_ns=38,
-    two_pass=TwoPass(64, 64, 128, 128, kv_step_ns=28, q_step_ns=21, workers=132, estimate=True),
+    two_pass=TwoPass(64, 64, 128, 128, kv_step_ns=28, q_step_ns=21, workers=132, split=False, estimate=True),
 )
 COSTS = {"near": NEAR, "far": FAR, "two passes": TWO_PASS}
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"

@@ -53,7 +53,7 @@ def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFi
     for row in found["candidates"]:
         assert eval(row["applies_if"], OPERATIONS, sizes) == (row["predicted_us"] is not None)
         if row["predicted_us"] is not None:
-            assert eval(row["formula_ns"], OPERATIONS, sizes) == 1000 * row["predicted_us"]
+            assert eval(row["formula_ns"], OPERATIONS, sizes) == round(1000 * row["predicted_us"])
 
 
 def test_the_workspace(capsys: pytest.CaptureFixture[str]) -> None:
