@@ -47,7 +47,7 @@ def test_kernel_body(head_dim: int) -> None:
 
 @pytest.mark.parametrize("head_dim", [128, 256])
 def test_launch(head_dim: int) -> None:
-    """A plain one, of one CTA or two for each KV tile of a kv head, one for each Q tile of a query head; nothing is zeroed before."""
+    """A plain one: one CTA or two for each KV tile of a kv head, one for each Q tile of a query head; nothing is zeroed before."""
     code = generated("h100", head_dim, "causal", kv_heads=4)
     name, source = kernel(code)
     (line,) = code.launches[name]
