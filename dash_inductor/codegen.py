@@ -38,13 +38,15 @@ class Generated:
 
     @property
     def matmuls(self) -> dict[str, int]:
-        """How many each Triton kernel has that has any, the most first."""
+        """How many each Triton kernel has that has any: first one pass of ours, then the others, the most first."""
         dots = {name: source.count("tl.dot(") for name, source in self.kernels.items()}
-        return {name: count for name, count in sorted(dots.items(), key=lambda item: -item[1]) if count}
+        return {
+            name: count for name, count in sorted(dots.items(), key=lambda item: (item[1] != ONE_PASS_MATMULS, -item[1])) if count
+        }
 
     @property
     def main_kernel(self) -> str | None:
-        """The kernel with the most matmuls, None when no Triton kernel has any."""
+        """The first of those with matmuls, None when no Triton kernel has any."""
         return next(iter(self.matmuls), None)
 
 

@@ -90,6 +90,18 @@ def test_codegen_prints_all_that_is_gated(capsys):
     assert report["instructions_in_loop"] > report["utcmma"] > 0
 
 
+def test_codegen_prints_every_kernel_with_matmuls(capsys):
+    """Of any length one pass and two, each held against its own rules."""
+    sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64", "--dynamic"]
+    assert main(["codegen", "--device", "h100", *sizes, "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    kernels = [report, *report["others"]]
+    assert [kernel["source"].count("tl.dot(") for kernel in kernels] == [5, 7]
+    assert [kernel["gates"] for kernel in kernels] == [[], []]
+    assert [kernel["red"] > 0 for kernel in kernels] == [True, False]
+    assert len({kernel["kernel"] for kernel in kernels}) == len({line for kernel in kernels for line in kernel["launch"]}) == 2
+
+
 def test_every_shape_is_its_own_code():
     """What tells the shapes apart, and that no two compile to the same."""
     counts = {shape: judged(Cell("sm_90", ONE_PASS, "bf16", 64, shape))["instructions_in_loop"] for shape in SHAPES}
