@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any
 
 import sympy
@@ -10,12 +12,15 @@ from torch._inductor.ir import FixedLayout
 from torch._inductor.lowering import empty_strided
 from torch.utils._sympy.functions import CeilDiv
 
+from dash_inductor.config import reserved_sms
 from dash_inductor.schedule import TWO_PASS
 from dash_inductor.target import Resolved
 
 from . import kernels
 from .buffers import contiguous, size_and_strides, traced_gradients
 from .problem import Problem
+
+log = logging.getLogger("dash_inductor")
 
 
 def report(resolved: Resolved | None) -> dict[str, Any]:
@@ -26,12 +31,22 @@ def report(resolved: Resolved | None) -> dict[str, Any]:
 
 def gradients(problem: Problem, inputs: list[Any]) -> tuple[Any, Any, Any]:
     """dq, dk, dv from query, key, value, grad_out, -lse*log2(e) and delta, in a plain launch: no CTA waits for another."""
+    if reserved := reserved_sms():
+        _none_kept_free(reserved, problem.head_dim)
     query = inputs[0]
     device, dtype = query.get_device(), query.get_dtype()
     dq_meta, dk_meta, dv_meta = traced_gradients()
     dq, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dq_meta, dv_meta))
     dk = _launch(problem, inputs, [dv, dq], FixedLayout(device, dtype, *size_and_strides(dk_meta)), {"BY_SIZE": False})
     return dq, dk, dv
+
+
+@functools.cache
+def _none_kept_free(reserved: int, head_dim: int) -> None:
+    """Says so once."""
+    log.warning(
+        "%d SMs are reserved, but attention of head dim %d takes two passes, which use whatever SMs are free", reserved, head_dim
+    )
 
 
 def into_buffers(problem: Problem, inputs: list[Any], scratch: Any, dk: Any, dv: Any, launched: Any) -> None:

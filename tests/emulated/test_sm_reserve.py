@@ -66,6 +66,17 @@ def test_torchs_carve_out_is_the_same_reserve():
     assert all(table[:HEADER] == tables[0][:HEADER] for table in tables)
 
 
+def test_two_passes_keep_none_free_and_say_so(caplog):
+    """Head dims past 128 have no other template."""
+    args = exact(1, 1, 32, 32, 136)
+    with enabled(sm_reserve=2), emulate(sms=SMS):
+        for _ in range(2):
+            compiled(lambda *args: OP(*args, mask=FULL))(*args)
+    assert dash_inductor.decisions()[-1].family == "two_pass"
+    said = [record.getMessage() for record in caplog.records if "reserved" in record.getMessage()]
+    assert said == ["2 SMs are reserved, but attention of head dim 136 takes two passes, which use whatever SMs are free"]
+
+
 def test_nothing_is_left():
     args = exact(1, 1, 32, 32, 16)
     with pytest.raises(Exception, match=r"6 SMs are reserved .*, and the device has 6"):
