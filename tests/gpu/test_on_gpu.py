@@ -203,13 +203,15 @@ def test_dynamic_lengths_have_the_bits_of_static_ones(template):
         assert "two_pass" in families and len(families) > 1
 
 
-def test_replay_of_a_cuda_graph():
+@pytest.mark.parametrize("template", ["one_pass", "two_pass"])
+def test_replay_of_a_cuda_graph(template):
     leaves, grad_out = inputs(2, 4, 4, 1024, 1024, 64)
-    function = torch.compile(attention(True), mode="reduce-overhead")
     results = []
-    for _ in range(5):
-        torch.compiler.cudagraph_mark_step_begin()
-        results.append([grad.clone() for grad in gradients(function, leaves, grad_out)])
+    with dash_inductor.enabled(template=template):
+        function = torch.compile(attention(True), mode="reduce-overhead")
+        for _ in range(5):
+            torch.compiler.cudagraph_mark_step_begin()
+            results.append([grad.clone() for grad in gradients(function, leaves, grad_out)])
     for result in results[1:]:
         for grad, expected in zip(result, results[0], strict=True):
             assert torch.equal(grad, expected)
