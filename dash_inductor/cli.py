@@ -24,7 +24,7 @@ from dash_inductor.devices import DEVICES, device
 # With either of these torch is emulated in this process, and Triton compiles nothing.
 EMULATING = ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE")
 # Figures of the whole kernel; all others are of its main loop.
-OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes", "tmem_columns", "ctas_per_sm")
+OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes", "main_loops", "tmem_columns", "ctas_per_sm")
 # Commands about schedules: all but the last need no torch.
 SCHEDULING = {"simulate": simulate, "compare": compare, "choose": choosing, "calibrate": calibrate}
 

@@ -30,6 +30,7 @@ class CubinReport:
     registers: int  # per thread
     stack_bytes: int  # per thread, wherever it is used
     shared_bytes: int  # per CTA
+    main_loops: int
     instructions_in_loop: int
     local_in_loop: int  # LDL and STL: spills
     hgmma: int  # Hopper's asynchronous matmul
@@ -92,6 +93,7 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
         registers=int(usage[1]),
         stack_bytes=int(usage[2]),
         shared_bytes=shared_bytes,
+        main_loops=len(loops),
         instructions_in_loop=len(instructions),
         local_in_loop=bases["LDL"] + bases["STL"],
         hgmma=bases["HGMMA"],

@@ -22,6 +22,7 @@ GOOD = {
     "shared_bytes": 82432,
     "tmem_columns": 0,
     "ctas_per_sm": 1,
+    "main_loops": 1,
     "instructions_in_loop": 391,
     "local_in_loop": 0,
     "hgmma": 24,
@@ -50,6 +51,7 @@ def test_figures_that_pass():
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
+        ({"main_loops": 0}, "0 loops with matmuls, where the tile has 1 kinds of CTAs"),
         ({"hgmma": 0}, "no matmul in the main loop is HGMMA"),
         ({"hmma": 1}, "matmuls in the main loop are HMMA, not HGMMA"),
         ({"warpgroup_depbars": 21, "wgmma_serialised": True}, "every wgmma is waited for: 21 WARPGROUP.DEPBAR in the main loop"),
@@ -76,9 +78,12 @@ def test_gates_of_other_architectures_and_of_two_passes():
     blackwell = GOOD | {"hgmma": 0, "utcmma": 10, "tmem_columns": 512}
     assert violated(blackwell, 100, tile(100, "bf16", 64)) == []
     assert violated(blackwell | {"tmem_columns": 1024}, 100, tile(100, "bf16", 64)) == ["1024 columns of tensor memory of 512"]
-    both = two_pass_tile(90, "bf16", 64)
-    assert violated(GOOD | {"red": 0, "ctas_per_sm": 2}, 90, both) == []  # nobody waits for a CTA
-    assert violated(GOOD, 90, both) == ["4 REDG.F32 in the main loop, where the tile has none"]
+    tile_of_two, two = two_pass_tile(90, "bf16", 64), GOOD | {"red": 0, "main_loops": 2}
+    assert violated(two | {"ctas_per_sm": 2}, 90, tile_of_two) == []  # nobody waits for a CTA
+    assert violated(two | {"red": 4}, 90, tile_of_two) == ["4 REDG.F32 in the main loop, where the tile has none"]
+    assert violated(two | {"ctas_per_sm": 0}, 90, tile_of_two) == ["an SM holds 0 CTAs, where the tile table has at least 1"]
+    assert violated(two | {"main_loops": 1}, 90, tile_of_two) == ["1 loops with matmuls, where the tile has 2 kinds of CTAs"]
+    assert violated(two, 90, two_pass_tile(90, "bf16", 256)) == ["2 loops with matmuls, where the tile has 3 kinds of CTAs"]
 
 
 def test_every_cell_of_the_tables():
