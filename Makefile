@@ -1,5 +1,5 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
-# make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, half an hour each.
+# make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in half an hour.
 # make nightly: the schedules' properties on thousands of random cases each.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
 PYTHON ?= python3
