@@ -82,9 +82,8 @@ def measure(target: Any, tile: Any, head_dim: int, family: str, n_q: int, n_kv: 
 def measured_percent(target: Any, head_dim: int, step_ns: float) -> int:
     """The time of a tile in two passes, in percent of its step in one: of launches whose CTAs come in whole waves."""
     one, two = one_pass_tile(target.arch, "bf16", head_dim), two_pass_tile(target.arch, "bf16", head_dim)
-    length = (
-        target.sms // 2 * math.lcm(two.kv_rows, two.q_rows)
-    )  # two heads fill the SMs with CTAs of either kind, or some times over
+    # Two heads fill the SMs with CTAs of either kind, or some times over.
+    length = target.sms // 2 * math.lcm(two.kv_rows, two.q_rows)
     found = []
     for rounds in ROUNDS:
         heads = 2 * rounds

@@ -71,25 +71,25 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     template = template_for(Config(guarantee=args.guarantee), args.device, args.head_dim, mask)
     numbers = numbers_of(args.device)
     how = ARCHS.get(numbers["arch"], numbers["arch"]), args.dtype, args.head_dim
+    one = None if template == TWO_PASS else tile(*how)
     two = None if template == ONE_PASS else two_pass_tile(*how)
     two_costs = two and load_two_pass(args.device, **two.sizes())
+    rows = one or two
+    assert rows
     sizes = args.q_len, args.kv_len, args.batch * kv_heads, args.heads // kv_heads
-    found = {"device": args.device, "guarantee": args.guarantee, "template": template}
-    if template == TWO_PASS:
-        assert two and two_costs
-        shape = Shape(*sizes, two.block_d, two.block_m, two.block_n, mask)
-        return found | _in_two_passes(shape, two, two_costs, numbers) | {"candidates": [], "piecewise": None}
-    used = tile(*how)
-    blocks = {"block_m": used.block_m, "block_n": used.block_n, "head_dim": used.block_d}
-    costs = replace(load_costs(args.device, **blocks, ctas_per_sm=used.ctas_per_sm), two_pass=two_costs)
-    shape = Shape(*sizes, used.block_d, used.block_m, used.block_n, mask)
-    choice = choose(shape, costs, args.guarantee)
-    if choice.family == TWO_PASS:
+    shape = Shape(*sizes, rows.block_d, rows.block_m, rows.block_n, mask)
+    found: dict[str, Any] = {"device": args.device, "guarantee": args.guarantee, "template": template}
+    choice = None
+    if one:
+        blocks = {"block_m": one.block_m, "block_n": one.block_n, "head_dim": one.block_d}
+        costs = replace(load_costs(args.device, **blocks, ctas_per_sm=one.ctas_per_sm), two_pass=two_costs)
+        choice = choose(shape, costs, args.guarantee)
+    if one and choice and choice.family != TWO_PASS:
+        found |= _in_one_pass(choice, one)
+    else:
         assert two and two_costs
         found |= _in_two_passes(shape, two, two_costs, numbers)
-    else:
-        found |= _in_one_pass(choice, used)
-    return found | _why(choice)
+    return found | (_why(choice) if choice else {"candidates": [], "piecewise": None})
 
 
 def _in_one_pass(choice: Choice, used: Tile) -> dict[str, Any]:
@@ -153,8 +153,8 @@ def _why(choice: Choice) -> dict[str, Any]:
         "candidates": [
             {
                 "family": c.family,
-                "roles": c.roles,
-                "heads_in_flight": c.heads_in_flight,
+                "roles": c.roles or None,
+                "heads_in_flight": c.heads_in_flight or None,
                 "stride": c.stride or None,
                 "default": c.is_default,
                 "predicted_us": None if c.time.penalty else c.time.ns / 1000,

@@ -200,9 +200,9 @@ def resolve(
             raise ValueError(problem)
         return Resolved(tiles.one_pass, *table_plan(shape, costs, family, blocks))
     choice = choose(shape, costs, guarantee, forced)
-    if choice.family == TWO_PASS:
-        return _in_two_passes(target, tiles, shape)
-    return Resolved(tiles.one_pass, choice.plan(), choice.time_ns)
+    tile = tiles.two_pass if choice.family == TWO_PASS else tiles.one_pass
+    assert tile
+    return Resolved(tile, choice.plan(), choice.time_ns)
 
 
 def _in_two_passes(target: Target, tiles: Tiles, shape: Shape) -> Resolved:

@@ -7,8 +7,8 @@ of one shape and graphs of any shape; under `device` and `batch` settings and co
 from __future__ import annotations
 
 from .config import GLUON, ONE_PASS, Config
-from .schedule import TABLE_MASK, TWO_PASS, Costs
-from .schedule.costs import ESTIMATE_MARGIN, two_pass_percent
+from .schedule import TABLE_MASK, TWO_PASS
+from .schedule.costs import two_pass_margin, two_pass_percent
 from .templates.tiles import MIN_HEAD_DIM, ONE_PASS_HEAD_DIM
 
 BY_SIZE = "by size"
@@ -29,5 +29,4 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str, reserv
     if settings.guarantee == "run":
         return ONE_PASS if reserved_sms else BY_SIZE  # plain launches would take the reserved SMs
     percent, estimate = two_pass_percent(device, head_dim)
-    margin = ESTIMATE_MARGIN if estimate else Costs.margin_percent
-    return TWO_PASS if percent * (100 + margin) < 100 * 100 else ONE_PASS
+    return TWO_PASS if percent * (100 + two_pass_margin(estimate)) < 100 * 100 else ONE_PASS

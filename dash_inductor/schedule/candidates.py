@@ -242,10 +242,10 @@ def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmeti
     found += sizes.alone(mono)
     if free and not full:
         found += sizes.grouped("symmetric")
-    if free:  # late, so that heads stay whole where that is as fast
+    if may_straddle(guarantee, family):  # late, so that heads stay whole where that is as fast
         found.append(sizes.round_robin("shift" if full else "symmetric"))
     if free and costs.two_pass:
-        found.append(Candidate(TWO_PASS, 1, 1, 0, False, two_pass_time(shape, costs.two_pass, arithmetic)))
+        found.append(Candidate(TWO_PASS, 0, 0, 0, False, two_pass_time(shape, costs.two_pass, arithmetic)))
     return found
 
 

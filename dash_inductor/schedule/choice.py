@@ -195,7 +195,7 @@ def _possible(found: list[Candidate]) -> list[Candidate]:
     return [c for index, c in enumerate(found) if index == 0 or not (isinstance(c.time.penalty, int) and c.time.penalty)]
 
 
-def weight(candidate: Candidate, costs: Costs) -> int:
+def _weight(candidate: Candidate, costs: Costs) -> int:
     """In percent: candidates other than the default must be faster by a margin."""
     if candidate.is_default:
         return 100
@@ -212,4 +212,4 @@ def _key(index: int, candidate: Candidate, costs: Costs, ar: Arithmetic) -> Inte
     doubt = time.penalty * (2 * DOUBT)
     if index == 0:
         doubt = (1 - ar.floor_div(1, 1 + time.penalty)) * DOUBT
-    return (time.ns * weight(candidate, costs) + doubt) * INDEX_RANGE + index
+    return (time.ns * _weight(candidate, costs) + doubt) * INDEX_RANGE + index

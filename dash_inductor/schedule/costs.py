@@ -16,8 +16,6 @@ else:
 FOLDER = resources.files("dash_inductor") / "costs"
 FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and head-dim entry
 KV_MATMULS, Q_MATMULS = 4, 3  # of a step of dK/dV, and of dQ, in two passes; CTAs of their own for dK and dV have one more
-# In percent: schedules of one kernel are compared to 2 %, two kernels of which one has not been measured hardly better than this.
-ESTIMATE_MARGIN = 5
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class TwoPass:
     @property
     def margin_percent(self) -> int:
         """How much faster than one pass they must be."""
-        return ESTIMATE_MARGIN if self.estimate else Costs.margin_percent
+        return two_pass_margin(self.estimate)
 
 
 @dataclass(frozen=True)
@@ -84,6 +82,11 @@ def known_devices() -> tuple[str, ...]:
 def numbers_of(device: str) -> dict[str, Any]:
     """What the cost file of a device says: `arch`, and (value, source, estimate) by name."""
     return tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
+
+
+def two_pass_margin(estimate: bool) -> int:
+    """In percent: two kernels of which one has not been measured are compared less exactly than schedules of one; 5 is a guess."""
+    return 5 if estimate else Costs.margin_percent
 
 
 @cache
@@ -145,7 +148,8 @@ def load_two_pass(
     split: bool = False,
     sms: int | None = None,
 ) -> TwoPass:
-    """What two passes cost on a device, as `load`; block_m, block_n, kv_rows and q_rows are those of `TwoPass`.
+    """What two passes cost on a device, as `load`; block_m, block_n, kv_rows, q_rows and split are those of `TwoPass`.
+
     >>> two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=64)
     >>> two.kv_step_ns, two.q_step_ns
     (1164, 873)
