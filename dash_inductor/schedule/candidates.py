@@ -263,12 +263,8 @@ def two_pass_time(shape: Shape, two: TwoPass, ar: Arithmetic) -> Time:
     shrink, each = two.kv_rows // two.block_m, two.q_rows // two.block_n
     keys_end = times.plain_shrinking(n_q, shrink, heads, kv_step_ns, two.workers, ar)
     busy_ns = ar.floor_div(heads * n_kv * (2 * n_q - shrink * (n_kv - 1)), 2) * kv_step_ns
-    of_rows = rows * each, each, query_heads, two.q_step_ns
-    # As in plain_equal: shared out evenly, or beside dK/dV.
-    shared = times.plain_shrinking(*of_rows, two.workers, ar, busy_ns)
-    beside = times.plain_shrinking(*of_rows, ar.max(1, two.workers - heads * n_kv), ar)
-    beside += ar.min(1, ar.floor_div(heads * n_kv, two.workers)) * keys_end
-    return Time(ar.max(keys_end, ar.min(shared, beside)), _unequal(shape, ar))
+    rows_end = times.plain_shrinking(rows * each, each, query_heads, two.q_step_ns, two.workers, ar, busy_ns)
+    return Time(ar.max(keys_end, rows_end), _unequal(shape, ar))
 
 
 def _unequal(shape: Shape, ar: Arithmetic) -> Integer:

@@ -182,7 +182,7 @@ def plain_equal(first: Integer, first_ns: Integer, second: Integer, second_ns: I
 
 
 def plain_shrinking(
-    longest: Integer, shrink: int, heads: Integer, step_ns: int, workers: Integer, ar: Arithmetic, busy_ns: Integer = 0
+    longest: Integer, shrink: int, heads: Integer, step_ns: int, workers: int, ar: Arithmetic, busy_ns: Integer = 0
 ) -> Integer:
     """When CTAs end in such a launch, in ns: the first `heads` have `longest` steps, the next as many `shrink` fewer, and so on.
 

@@ -88,11 +88,16 @@ def test_equal_ctas(first: int, first_ns: int, second: int, second_ns: int, work
         assert bound == end
 
 
-@given(st.integers(1, 9000), st.integers(1, 40), st.integers(1, 8), st.sampled_from(MASKS))
-@example(8192, 1, 16, "causal_top_left")
-def test_the_time_of_the_launch(length: int, heads: int, group: int, mask: str) -> None:
+@given(
+    st.integers(1, 9000), st.integers(1, 40), st.integers(1, 8), st.sampled_from(MASKS), st.integers(1, 2000), st.integers(1, 2000)
+)
+@example(8192, 1, 16, "causal_top_left", 2157, 1618)
+@example(8192, 2, 1, "causal_top_left", 2000, 1)
+@example(8192, 3, 1, "causal_top_left", 1, 2000)
+def test_the_time_of_the_launch(length: int, heads: int, group: int, mask: str, kv_step_ns: int, q_step_ns: int) -> None:
     two = H100[64].two_pass
     assert two
+    two = replace(two, kv_step_ns=kv_step_ns, q_step_ns=q_step_ns)
     shape = attention(length, heads, group, mask)
     ns, penalty = two_pass_time(shape, two, INTEGER)
     ctas = all_ctas(shape, two)
