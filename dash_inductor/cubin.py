@@ -24,7 +24,7 @@ class CubinReport:
     """Figures of one kernel. Counts are of SASS instructions in its main loop, 0 when it has none.
 
     A kernel with several kinds of CTAs has as many main loops (`main_loops`): then these are sums, but for the asynchronous copies,
-    of which the loop with the fewest counts, and the waits for matmuls, of which that with the most.
+    of which the loop with the fewest counts, and the waits for matmuls, of which that with the most. None: nothing to count.
     """
 
     registers: int  # per thread
@@ -41,13 +41,16 @@ class CubinReport:
     red: int  # fp32 additions to global memory, scalar or vector; integer ones (semaphores) are not counted
     atomg: int  # atomics that return a value
     warpgroup_depbars: int
+    copies_ahead: int | None  # of the loop with the fewest: `copies_ahead`, None where no loop waits for LDGSTS
+    idle_fences: int | None  # fences of the whole GPU that `issued_idle`, None without such fences or HGMMA
+    idle_additions: int | None  # the same of fp32 additions to global memory
 
     @property
     def wgmma_serialised(self) -> bool:
         """Whether ptxas gave up overlapping Hopper's matmuls."""
         return self.warpgroup_depbars >= SERIALISED_DEPBARS
 
-    def as_dict(self) -> dict[str, int | bool]:
+    def as_dict(self) -> dict[str, int | bool | None]:
         """Every figure by name, for JSON."""
         return {**asdict(self), "wgmma_serialised": self.wgmma_serialised}
 
@@ -89,6 +92,9 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
     def each(opcode: str) -> list[int]:
         return [sum(instruction.opcode.startswith(opcode) for instruction in loop) for loop in loops]
 
+    def idle(wanted: Callable[[Instruction], bool]) -> int | None:
+        return sum(issued_idle(loop, wanted) for loop in loops) if bases["HGMMA"] and any(map(wanted, instructions)) else None
+
     return CubinReport(
         registers=int(usage[1]),
         stack_bytes=int(usage[2]),
@@ -101,10 +107,47 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
         utcmma=sum(instruction.is_matmul and instruction.base.startswith("UTC") for instruction in instructions),
         ldgsts=min(each("LDGSTS"), default=0),
         utmaldg=min(each("UTMALDG"), default=0),
-        red=sum(instruction.opcode.startswith("RED") and ".ADD.F32" in instruction.opcode for instruction in instructions),
+        red=sum(map(_is_addition, instructions)),
         atomg=bases["ATOMG"] + bases["ATOM"],
         warpgroup_depbars=max(each("WARPGROUP.DEPBAR"), default=0),
+        copies_ahead=min((ahead for ahead in map(copies_ahead, loops) if ahead is not None), default=None),
+        idle_fences=idle(lambda instruction: instruction.base == "MEMBAR" and instruction.opcode.endswith(".GPU")),
+        idle_additions=idle(_is_addition),
     )
+
+
+def _is_addition(instruction: Instruction) -> bool:
+    """Whether it adds to fp32 values in global memory."""
+    return instruction.base.startswith("RED") and ".ADD.F32" in instruction.opcode
+
+
+def copies_ahead(loop: Sequence[Instruction]) -> int | None:
+    """The groups of LDGSTS that may still be under way after the loop's first wait for some, less those that one step issues.
+
+    Below 0 the first wait is for copies that the step before issued at its end: nothing is prefetched. None: no such wait.
+
+    >>> two_stages = "/*0000*/ DEPBAR.LE SB0, 0x0 ; /*0010*/ LDGDEPBAR ; /*0020*/ LDGDEPBAR ;"
+    >>> copies_ahead(parse(two_stages)), copies_ahead(parse(two_stages.replace("0x0 ;", "0x2 ;")))
+    (-2, 0)
+    """
+    left = [
+        _last_number(instruction) for instruction in loop if instruction.base == "DEPBAR" and instruction.operands.startswith("SB0")
+    ]
+    return left[0] - sum(instruction.base == "LDGDEPBAR" for instruction in loop) if left else None
+
+
+def issued_idle(loop: Sequence[Instruction], wanted: Callable[[Instruction], bool]) -> int:
+    """The wanted instructions that stand where every HGMMA before them has been waited for: there the tensor cores idle."""
+    count = groups_in_flight = 0
+    for turn in range(2):  # the second turn begins with the groups that the first leaves in flight
+        for instruction in loop:
+            if instruction.base == "HGMMA":
+                groups_in_flight += "gsb0" in instruction.operands  # ends a group
+            elif instruction.opcode.startswith("WARPGROUP.DEPBAR"):
+                groups_in_flight = min(groups_in_flight, _last_number(instruction))
+            elif turn and not groups_in_flight and wanted(instruction):
+                count += 1
+    return count
 
 
 def loops_with(cubin: bytes, base: str) -> list[list[Instruction]]:
@@ -174,14 +217,14 @@ def successors(instructions: list[Instruction], indirect: Mapping[int, Sequence[
     `indirect` has the targets of indirect branches, by address (`indirect_targets`); ValueError for a branch that it does not have.
     """
     position = {instruction.address: i for i, instruction in enumerate(instructions)}
-    barriers = [(i.operands.split(",")[0], _target(i)) for i in instructions if i.base == "BSSY"]
+    barriers = [(i.operands.split(",")[0], _last_number(i)) for i in instructions if i.base == "BSSY"]
     graph = []
     for i, instruction in enumerate(instructions):
         following = [i + 1] if i + 1 < len(instructions) else []
         if instruction.opcode == "BRA.U.ANY":  # until every lane's operand of one instruction was served: no loop
             graph.append(following)
         elif instruction.base == "BRA":
-            target = position[_target(instruction)]
+            target = position[_last_number(instruction)]
             graph.append([target, *following] if _is_conditional(instruction) else [target])
         elif instruction.base in ("EXIT", "RET", "KILL"):
             graph.append(following if instruction.guard else [])
@@ -197,7 +240,7 @@ def successors(instructions: list[Instruction], indirect: Mapping[int, Sequence[
     return graph
 
 
-def _target(instruction: Instruction) -> int:
+def _last_number(instruction: Instruction) -> int:
     return int(instruction.operands.rpartition("0x")[2], 16)
 
 

@@ -9,9 +9,8 @@ ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
 GLUON_HEAD_DIMS = (64, 128)
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
-# How many matmuls of the next step (S, dP, dV) stand before the release of a step: 1, 3, or 0, right after its additions. To tune:
-# it decides no bits.
-RELEASE_AFTER = 1
+# How many matmuls of the next step (S, dP, dV) stand before the release of a step: 0, 1 or 3. To tune: it decides no bits.
+RELEASE_AFTER = 0
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class TwoPassTile:
     q_rows: int
     split: bool = False  # dK and dV have CTAs of their own, since registers do not hold both
     num_warps: int = 8
-    num_stages: int = 2
+    num_stages: int = 3
     preprocess_warps: int = 4
 
     @property
@@ -81,15 +80,15 @@ class TwoPassTile:
         return f"{self.block_m}x{self.kv_rows}x{self.block_d} and {self.q_rows}x{self.block_n}x{self.block_d}"
 
 
-# (arch, largest padded head dim) -> tile. sm_90: kernel.md section 2, the columns of its first table. sm_80 and sm_100: its
-# paragraph "Others".
+# (arch, largest padded head dim) -> tile. Three stages: with two, the loads of a step are issued at the end of the step before it,
+# and waited for at once.
 _TILES: dict[tuple[int | str, int], Tile] = {
-    (80, 64): Tile(32, 128, 64, 8, 2, False, 2, 8, atomic_add=False),  # 64 rows spill, whatever else is changed
-    (80, 128): Tile(64, 64, 128, 8, 2, False, 4, 8, atomic_add=False),
-    (90, 64): Tile(64, 128, 64, 8, 2, False, 4, 32, atomic_add=True),
-    (90, 128): Tile(64, 128, 128, 8, 2, True, 8, 64, atomic_add=True),
-    (100, 64): Tile(64, 128, 64, 8, 2, False, 4, 32, atomic_add=True),
-    (100, 128): Tile(64, 64, 128, 8, 2, False, 4, 32, atomic_add=True),
+    (80, 64): Tile(32, 128, 64, 8, 3, False, 2, 8, atomic_add=False),  # 64 rows spill, whatever else is changed
+    (80, 128): Tile(64, 64, 128, 8, 3, False, 4, 8, atomic_add=False),
+    (90, 64): Tile(64, 128, 64, 8, 3, False, 4, 32, atomic_add=True),
+    (90, 128): Tile(64, 128, 128, 8, 3, True, 8, 64, atomic_add=True),
+    (100, 64): Tile(64, 128, 64, 8, 3, False, 4, 32, atomic_add=True),
+    (100, 128): Tile(64, 64, 128, 8, 3, False, 4, 32, atomic_add=True),
 }
 # The same for two passes: the largest tiles whose loops neither spill nor wait behind every matmul, ragged, causal and grouped.
 _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
@@ -102,11 +101,11 @@ _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
     (90, 256): TwoPassTile(32, 32, 256, kv_rows=128, q_rows=128, split=True, preprocess_warps=8),
     (100, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (100, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
-    (100, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=128, preprocess_warps=8),
+    (100, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=64, preprocess_warps=8),
 }
 # Architectures with the matmuls, copies and additions of one that has tiles take those, if shared memory is large enough for them.
 _TILES_OF = {80: 80, 86: 80, 87: 80, 89: 80, 90: 90, 100: 100, 103: 100}
-_TOO_LARGE = {(86, 256), (89, 256)}  # (arch, padded head dim): 101 to 104 KiB, where a CTA has 99
+_SMALL = {86, 89}  # a CTA has 99 KiB of shared memory there: no room for a head dim of 256, nor for three stages at 128
 
 
 def padded(head_dim: int) -> int:
@@ -128,7 +127,7 @@ def tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
     found = _TILES[tiles_of(arch), max(64, block_d)]
     if tiles_of(arch) == 80:
         block_d = max(32, block_d)  # with 16 columns an SM would hold two CTAs of some kernels and one of others
-    return replace(found, block_d=block_d, instr_n=min(found.instr_n, block_d))
+    return replace(found, block_d=block_d, instr_n=min(found.instr_n, block_d), num_stages=_stages(found, arch, block_d))
 
 
 def tiles_of(arch: int | str) -> int:
@@ -166,9 +165,15 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
         return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=block_d == 256, num_warps=4)
-    if (arch, block_d) in _TOO_LARGE:
+    if arch in _SMALL and block_d == 256:
         raise ValueError(f"no tile for head dim {head_dim} fits the shared memory of sm_{arch}")
-    return replace(_TWO_PASS_TILES[tiles_of(arch), max(64, block_d)], block_d=block_d)
+    found = _TWO_PASS_TILES[tiles_of(arch), max(64, block_d)]
+    return replace(found, block_d=block_d, num_stages=_stages(found, arch, block_d))
+
+
+def _stages(found: Tile | TwoPassTile, arch: int | str, block_d: int) -> int:
+    """Of a tile of the tables, on an architecture that takes it."""
+    return 2 if arch in _SMALL and block_d == 128 else found.num_stages
 
 
 def _check(arch: int | str, dtype: str, head_dim: int, most: int) -> None:

@@ -94,7 +94,7 @@ def without_order(source: str) -> str:
 
 UNORDERED = Variant("unordered", "without wait and release: what order costs; its gradients are wrong", without_order, valid=False)
 RELEASES = (
-    Variant("release-end", "release right after a step's additions", release_after=0),
+    Variant("release-after-s", "release after the next step's s matmul", release_after=1),
     Variant("release-after-dv", "release after the next step's dv matmul", release_after=3),
 )
 # Two CTAs per SM: half or a quarter of the tile, with one warpgroup. The accumulator of dq then has 64 rows a warpgroup
@@ -103,13 +103,13 @@ TWO_PER_SM = Variant(
     "two-per-sm",
     "64/64 (d = 64) and 32/64 (d = 128), 4 warps, two CTAs per SM",
     tiles={
-        (90, 64): Tile(64, 64, 64, 4, 2, False, 4, 64, atomic_add=True, ctas_per_sm=2),
-        (90, 128): Tile(32, 64, 128, 4, 2, True, 4, 32, atomic_add=True, ctas_per_sm=2),
+        (90, 64): Tile(64, 64, 64, 4, 3, False, 4, 64, atomic_add=True, ctas_per_sm=2),
+        (90, 128): Tile(32, 64, 128, 4, 3, True, 4, 32, atomic_add=True, ctas_per_sm=2),
     },
 )
 HALF_Q = Variant(
     "half-q",
     "32/128 at d = 128, 8 warps",
-    tiles={(90, 128): Tile(32, 128, 128, 8, 2, True, 8, 32, atomic_add=True)},
+    tiles={(90, 128): Tile(32, 128, 128, 8, 3, True, 8, 32, atomic_add=True)},
 )
 VARIANTS = (UNORDERED, *RELEASES, TWO_PER_SM, HALF_Q)

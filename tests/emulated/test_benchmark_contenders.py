@@ -52,7 +52,7 @@ def test_the_price_of_order_is_paid_in_wrong_gradients():
     assert tried("ours", CAUSAL).error < 1e-5  # and what is compiled after it is the kernel again
 
 
-@pytest.mark.parametrize("name", ["ours-release-end", "ours-release-after-dv"])
+@pytest.mark.parametrize("name", ["ours-release-after-s", "ours-release-after-dv"])
 def test_where_a_step_is_released_decides_no_bits(name):
     inputs = random_inputs(CAUSAL, "cpu", torch.float32)
     ours, variant = (tried(n, CAUSAL, inputs).prepared.launch() for n in ("ours", name))

@@ -46,7 +46,7 @@ def test_a_contender_of_ours_is_not_declined_for_its_own_settings(name):
 
 CASES = [
     ("unordered", 128, "64x128x128"),
-    ("release-end", 128, "64x128x128"),
+    ("release-after-s", 128, "64x128x128"),
     ("release-after-dv", 128, "64x128x128"),
     ("two-per-sm", 64, "64x64x64"),
     ("two-per-sm", 128, "32x64x128"),
@@ -69,7 +69,7 @@ def test_variants_are_as_clean_as_the_kernel(name, head_dim, tile):
 
 
 def test_only_the_unordered_kernel_has_no_semaphores():
-    for name, head_dim, waits, releases in (("as-is", 128, 1, 2), ("unordered", 128, 0, 0), ("release-end", 128, 1, 1)):
+    for name, head_dim, waits, releases in (("as-is", 128, 1, 2), ("unordered", 128, 0, 0), ("release-after-s", 128, 1, 2)):
         _, ptx, _ = compiled(name, head_dim)
         assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases), name
 

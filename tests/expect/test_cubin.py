@@ -1,5 +1,7 @@
 """The cubin analysis, on small kernels compiled for GPUs that are not there and on SASS written by hand."""
 
+import doctest
+
 import pytest
 import triton
 import triton.language as tl
@@ -202,6 +204,49 @@ def test_figures_of_several_main_loops(monkeypatch):
     assert (both.main_loops, both.instructions_in_loop, both.hgmma) == (2, 13, 3)
     assert (both.ldgsts, both.local_in_loop, both.warpgroup_depbars) == (1, 2, 2)
     assert inspect(b"", 0, 3) == both
+
+
+def test_copies_ahead():
+    """Groups under way after the first wait, less those of a step; of several loops the one with the fewest."""
+    assert doctest.testmod(cubin).attempted > 0 and doctest.testmod(cubin).failed == 0
+    step = ["LDGSTS.E [R2], [R4]", "LDGDEPBAR", "LDGSTS.E [R2], [R4]", "LDGDEPBAR"]
+
+    def ahead(*waits: int) -> int | None:
+        return cubin.copies_ahead(parse(sass(*(f"DEPBAR.LE SB0, {left:#x}" for left in waits), *step)))
+
+    assert (ahead(0), ahead(2, 1), ahead(3)) == (-2, 0, 1)
+    assert ahead() is None
+    assert cubin.copies_ahead(parse(sass("DEPBAR.LE SB1, 0x0", *step))) is None  # not the scoreboard of the copies
+
+
+def test_issued_while_the_tensor_cores_idle():
+    """A group of matmuls is in flight from its last one on, round the loop's end too, until a wait leaves fewer groups."""
+
+    def idle(*lines: str) -> int:
+        return cubin.issued_idle(parse(sass(*lines)), lambda instruction: instruction.base == "MEMBAR")
+
+    fence, group, wait = "MEMBAR.SC.GPU", "HGMMA.64x64x16 R4, gdesc[UR4], gsb0", "WARPGROUP.DEPBAR.LE gsb0, {:#x}".format
+    assert idle(fence, group, wait(0)) == idle(group, wait(0), fence) == idle(fence) == 1
+    assert idle(group, fence, wait(0)) == idle(fence, wait(0), group) == 0
+    assert idle(group, group, wait(1), fence, wait(0), fence) == 1
+    assert idle("HGMMA.64x64x16 R4, gdesc[UR4]", fence, group, wait(0)) == 1  # the group has not ended
+    assert idle(group, wait(0), fence, fence) == 2
+
+
+@pytest.mark.parametrize(
+    ("matmul", "others", "figures"),
+    [
+        ("HGMMA.64x64x16 R4, gsb0", ["MEMBAR.SC.GPU", "REDG.E.ADD.F32.FTZ.RN [R2], R1"], (0, 0)),
+        ("HGMMA.64x64x16 R4, gsb0", ["WARPGROUP.DEPBAR.LE gsb0, 0x0", "MEMBAR.ALL.GPU", "REDG.E.ADD.F32x4 [R2], R1"], (1, 1)),
+        ("HGMMA.64x64x16 R4, gsb0", ["MEMBAR.ALL.CTA", "REDG.E.ADD.S32 [R2], R1"], (None, None)),  # of a CTA; a release
+        ("HMMA.16816 R4", ["MEMBAR.SC.GPU", "REDG.E.ADD.F32 [R2], R1"], (None, None)),  # never in flight
+    ],
+)
+def test_idle_figures(monkeypatch, matmul, others, figures):
+    text = sass(matmul, *others, "@P0 BRA 0x0", "EXIT")
+    monkeypatch.setattr("dash_inductor.cubin._disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
+    report = inspect(b"", 0)
+    assert (report.idle_fences, report.idle_additions, report.copies_ahead) == (*figures, None)
 
 
 def test_a_branch_with_its_condition_among_the_operands():

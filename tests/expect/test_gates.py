@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,11 @@ ONE_PASS, TWO_PASS = "one_pass", "two_pass"
 
 def name(cell: Cell) -> str:
     return f"{cell.arch}-{cell.template}-{cell.head_dim}-{cell.shape}"
+
+
+def nothing_prefetched(row: dict[str, Any]) -> str:
+    assert row["copies_ahead"] < 0
+    return f"nothing is prefetched: the first wait is for {-row['copies_ahead']} groups of copies of the step before"
 
 
 @pytest.mark.parametrize("cell", cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]), ids=name)
@@ -36,11 +43,11 @@ def test_other_gpus(cell):
 
 @pytest.mark.parametrize("template", [ONE_PASS, TWO_PASS])
 def test_tiles_of_another_architecture_fit(monkeypatch, template):
-    """An L40S takes an A100's, which has more shared memory."""
+    """An L40S takes an A100's, which has more shared memory, with as many stages as fit."""
     monkeypatch.setitem(DEVICES, "l40s", NamedDevice("l40s", "NVIDIA L40S", 89, 142, 96 * MIB, 48 * GIB))
     monkeypatch.setitem(gates.DEVICES, "sm_89", "l40s")
     row = judged(Cell("sm_89", template, "bf16", 128, "causal-ragged-gqa"))
-    assert row["gates"] == []
+    assert row["gates"] == [nothing_prefetched(row)] and row["num_stages"] == 2  # three do not fit
     assert 0 < row["shared_bytes"] < 99 << 10
 
 
@@ -54,6 +61,17 @@ def test_a_tile_that_is_too_large(monkeypatch, capsys):
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert row["tile"] == "128x128x128"
     assert any(sentence.startswith("the main loop spills: ") for sentence in row["gates"])
+
+
+@pytest.mark.parametrize("template", [ONE_PASS, TWO_PASS])
+def test_a_loop_that_does_not_prefetch(monkeypatch, template):
+    """With two stages, and the release behind the next step's first matmul, the gates see what no other figure shows."""
+    for table in (tiles._TILES, tiles._TWO_PASS_TILES):
+        monkeypatch.setitem(table, (90, 128), dataclasses.replace(table[90, 128], num_stages=2))
+    monkeypatch.setattr(tiles, "RELEASE_AFTER", 1)
+    row = judged(Cell("sm_90", template, "bf16", 128, "causal"))
+    idle = ["the tensor cores idle under 1 fences and 0 additions"] if template == ONE_PASS else []
+    assert row["gates"] == [nothing_prefetched(row), *idle]
 
 
 def test_a_tile_that_no_sm_holds(monkeypatch, capsys):
@@ -99,6 +117,8 @@ def test_codegen_prints_every_kernel_with_matmuls(capsys):
     assert [kernel["source"].count("tl.dot(") for kernel in kernels] == [5, 7]
     assert [kernel["gates"] for kernel in kernels] == [[], []]
     assert [kernel["red"] > 0 for kernel in kernels] == [True, False]
+    assert [(kernel["idle_fences"], kernel["idle_additions"]) for kernel in kernels] == [(0, 0), (None, None)]
+    assert min(kernel["copies_ahead"] for kernel in kernels) >= 0
     assert len({kernel["kernel"] for kernel in kernels}) == len({line for kernel in kernels for line in kernel["launch"]}) == 2
 
 

@@ -41,12 +41,12 @@ def rendered(release_after: int) -> str:
     ("release_after", "expected"),
     [
         (1, ["16 s_t = tl.dot", "16 release(", "16 dv = tl.dot", "16 wait(", "16 add_in_order(", "12 release("]),
-        (0, ["16 s_t = tl.dot", "16 dv = tl.dot", "16 wait(", "16 add_in_order(", "16 release("]),
+        (0, ["16 release(", "16 s_t = tl.dot", "16 dv = tl.dot", "16 wait(", "16 add_in_order(", "12 release("]),
         (3, ["16 s_t = tl.dot", "16 dv = tl.dot", "16 release(", "16 wait(", "16 add_in_order(", "12 release("]),
     ],
 )
 def test_where_a_step_is_released(release_after, expected):
-    """One step late, and then once more after the last; or right away."""
+    """One step late, and then once more after the last."""
     which = ("s_t = tl.dot", "dv = tl.dot", "wait(", "add_in_order(", "release(")
     assert statements(rendered(release_after), *which) == expected
     assert release_after in {tiles.RELEASE_AFTER, *(variant.release_after for variant in variants.RELEASES)}
@@ -87,7 +87,7 @@ def test_a_variant_is_gone_afterwards():
 
 def test_what_a_variant_changes():
     by_name = {variant.name: variant for variant in variants.VARIANTS}
-    assert by_name["unordered"].changes("emulated", 16) and by_name["release-end"].changes("emulated", 16)
+    assert by_name["unordered"].changes("emulated", 16) and by_name["release-after-s"].changes("emulated", 16)
     assert by_name["two-per-sm"].changes(90, 16) and by_name["two-per-sm"].changes(90, 80)
     assert not by_name["two-per-sm"].changes(80, 64)
     assert by_name["half-q"].changes(90, 96) and not by_name["half-q"].changes(90, 64)

@@ -109,9 +109,9 @@ def test_time_limit(pretended_gpu, tmp_path):
 def test_json(pretended_gpu, tmp_path, capsys):
     import json
 
-    assert tuning.main(["--shapes", "llama3-8b", "--contenders", "ours-release-end", "--json", "--out", str(tmp_path)]) == 0
+    assert tuning.main(["--shapes", "llama3-8b", "--contenders", "ours-release-after-s", "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["contender"] for row in rows] == ["ours", "ours-unordered", "ours-release-end"]
+    assert [row["contender"] for row in rows] == ["ours", "ours-unordered", "ours-release-after-s"]
     assert {row["baseline"] for row in rows} == {"ours"} and {row["speedup"] for row in rows} == {1.0}
 
 

@@ -18,12 +18,12 @@ from dash_inductor.templates.tiles import tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
 GOOD = {
-    "registers": 222,
-    "shared_bytes": 82432,
+    "registers": 227,
+    "shared_bytes": 99328,
     "tmem_columns": 0,
     "ctas_per_sm": 1,
     "main_loops": 1,
-    "instructions_in_loop": 391,
+    "instructions_in_loop": 397,
     "local_in_loop": 0,
     "hgmma": 24,
     "hmma": 0,
@@ -34,18 +34,21 @@ GOOD = {
     "atomg": 0,
     "warpgroup_depbars": 3,
     "wgmma_serialised": False,
+    "copies_ahead": 0,
+    "idle_fences": 0,
+    "idle_additions": 0,
 }
 TILE = tile(90, "bf16", 64)
 
 
-def broken(**changed: int | bool) -> list[str]:
-    return violated(GOOD | changed, 90, TILE, 399)
+def broken(**changed: int | bool | None) -> list[str]:
+    return violated(GOOD | changed, 90, TILE, 397)
 
 
 def test_figures_that_pass():
     assert broken() == []
-    assert broken(ldgsts=0, utmaldg=2) == []  # by TMA
-    assert broken(instructions_in_loop=399) == []
+    assert broken(ldgsts=0, utmaldg=2, copies_ahead=None) == []  # by TMA
+    assert broken(instructions_in_loop=396) == []
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,9 @@ def test_figures_that_pass():
         ({"hgmma": 0}, "no matmul in the main loop is HGMMA"),
         ({"hmma": 1}, "matmuls in the main loop are HMMA, not HGMMA"),
         ({"warpgroup_depbars": 21, "wgmma_serialised": True}, "every wgmma is waited for: 21 WARPGROUP.DEPBAR in the main loop"),
+        ({"copies_ahead": -3}, "nothing is prefetched: the first wait is for 3 groups of copies of the step before"),
+        ({"idle_fences": 1}, "the tensor cores idle under 1 fences and 0 additions"),
+        ({"idle_additions": 8}, "the tensor cores idle under 0 fences and 8 additions"),
         ({"ldgsts": 0}, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
         ({"local_in_loop": 2}, "the main loop spills: 2 LDL and STL"),
         ({"atomg": 1}, "1 ATOMG in the main loop: an addition returns its value"),
@@ -63,7 +69,7 @@ def test_figures_that_pass():
         ({"shared_bytes": 232449}, "232449 bytes of shared memory of 232448"),
         ({"tmem_columns": 32}, "32 columns of tensor memory of 0"),
         ({"ctas_per_sm": 2}, "an SM holds 2 CTAs, where the tile table has 1"),
-        ({"instructions_in_loop": 400}, "400 instructions in the main loop, more than 399"),
+        ({"instructions_in_loop": 398}, "398 instructions in the main loop, more than 397"),
     ],
 )
 def test_each_gate(changed, sentence):
@@ -100,7 +106,7 @@ def test_every_cell_of_the_tables():
 
 def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
     cell = Cell("sm_90", "one_pass", "fp16", 128, "causal")
-    for version, most in (("3.6.0", 566), ("3.7.1", 551), ("3.9.0", 605), ("3.8.0", None)):
+    for version, most in (("3.6.0", 563), ("3.7.1", 550), ("3.9.0", 631), ("3.8.0", None)):
         monkeypatch.setattr("triton.__version__", version)
         assert cell.most_instructions == most
     monkeypatch.setattr("triton.__version__", "3.7.1")
