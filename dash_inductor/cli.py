@@ -16,6 +16,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from dash_inductor import calibrate, choosing, compare, demo, gates, simulate
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return gates.main(args)
     try:
         report = _codegen(args)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         parser.error(str(error))
     if args.json:
         print(json.dumps(report, indent=2))
@@ -77,6 +78,9 @@ def _arguments() -> argparse.ArgumentParser:
     codegen.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
     codegen.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
     codegen.add_argument("--json", action="store_true", help="everything, as JSON")
+    codegen.add_argument(
+        "--cubin", type=Path, metavar="FILE", help="writes the main kernel's cubin; others beside it, with their names"
+    )
 
     judged = commands.add_parser("gates", help="every kernel of the tile tables, compiled, and the rules that it breaks")
     gates.add_arguments(judged)
@@ -123,7 +127,11 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
     def report(name: str) -> dict[str, Any]:
         tile = tiles.one_pass if generated.matmuls[name] == ONE_PASS_MATMULS else tiles.two_pass
         assert tile
-        figures = gates.figures(compile_kernel(generated.kernels[name], args.device), gpu.arch, tile)
+        compiled = compile_kernel(generated.kernels[name], args.device)
+        if args.cubin:
+            path = args.cubin if name == generated.main_kernel else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
+            path.write_bytes(compiled.cubin)
+        figures = gates.figures(compiled, gpu.arch, tile)
         return {
             "kernel": name,
             "device": args.device,

@@ -10,6 +10,7 @@ import pytest
 
 from dash_inductor import gates
 from dash_inductor.cli import main
+from dash_inductor.cubin import inspect
 from dash_inductor.devices import DEVICES, GIB, MIB, NamedDevice
 from dash_inductor.gates import SHAPES, Cell, cells, judged
 from dash_inductor.templates import tiles
@@ -108,18 +109,31 @@ def test_codegen_prints_all_that_is_gated(capsys):
     assert report["instructions_in_loop"] > report["utcmma"] > 0
 
 
-def test_codegen_prints_every_kernel_with_matmuls(capsys):
-    """Of any length one pass and two, each held against its own rules."""
+def test_codegen_shows_every_kernel_with_matmuls(capsys, tmp_path):
+    """Of any length one pass and two, each held against its own rules; their cubins are written."""
     sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64", "--dynamic"]
-    assert main(["codegen", "--device", "h100", *sizes, "--json"]) == 0
+    assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "main.cubin")]) == 0
     report = json.loads(capsys.readouterr().out)
     kernels = [report, *report["others"]]
+    cubins = ["main.cubin", *(f"main.{kernel['kernel']}.cubin" for kernel in report["others"])]
+    for kernel, cubin in zip(kernels, cubins, strict=True):
+        found = inspect((tmp_path / cubin).read_bytes(), kernel["shared_bytes"], kernel["main_loops"]).as_dict()
+        assert found == {name: kernel[name] for name in found}
+    assert len(list(tmp_path.iterdir())) == 2
     assert [kernel["source"].count("tl.dot(") for kernel in kernels] == [5, 7]
     assert [kernel["gates"] for kernel in kernels] == [[], []]
     assert [kernel["red"] > 0 for kernel in kernels] == [True, False]
     assert [(kernel["idle_fences"], kernel["idle_additions"]) for kernel in kernels] == [(0, 0), (None, None)]
     assert min(kernel["copies_ahead"] for kernel in kernels) >= 0
     assert len({kernel["kernel"] for kernel in kernels}) == len({line for kernel in kernels for line in kernel["launch"]}) == 2
+
+
+def test_a_cubin_that_cannot_be_written(capsys, tmp_path):
+    sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["codegen", "--device", "h100", *sizes, "--cubin", str(tmp_path / "absent" / "main.cubin")])
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "No such file or directory" in line and "absent" in line
 
 
 def test_every_shape_is_its_own_code():
