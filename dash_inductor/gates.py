@@ -31,8 +31,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "causal-dynamic-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "dynamic": True},
 }
 MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
-# (Triton, head dim) -> the most instructions of the main loop, by shape, on sm_90: what the kernel had when it was designed. The
-# cost constants of an H100 were estimated from these counts.
+# (Triton, head dim) -> the most instructions of the main loop of one pass, by shape, on sm_90: as many as it compiles to. More are
+# not wrong, but slower: a reason to look at what changed.
 MOST_INSTRUCTIONS: dict[tuple[str, int], dict[str, int]] = {
     ("3.6", 64): {"full": 416, "causal": 474, "causal-ragged-gqa": 509},
     ("3.6", 128): {"full": 481, "causal": 563, "causal-ragged-gqa": 595},

@@ -1,4 +1,4 @@
-"""Tile sizes: a function of (architecture, dtype, head dim) alone, because they decide bits (kernel.md section 2)."""
+"""Tile sizes: a function of (architecture, dtype, head dim) alone, because they decide bits."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
     _check(arch, dtype, head_dim, ONE_PASS_HEAD_DIM)
     block_d = padded(head_dim)
     if arch == EMULATED:
-        # Small tiles, so that short sequences have several KV tiles and a race test proves something (architecture.md).
+        # Small tiles, so that short sequences have several KV tiles and a race test proves something.
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True)
     found = _TILES[tiles_of(arch), max(64, block_d)]
     if tiles_of(arch) == 80:
