@@ -22,7 +22,7 @@ def realized(x: Any) -> Any:
 
 
 def rows(x: Any) -> Any:
-    """x in memory, its rows starting and stepping in multiples of 16 bytes as cp.async needs: as it is where possible, else copied."""
+    """x in memory, rows starting and stepping in multiples of 16 bytes, as cp.async needs: as it is where possible, else copied."""
     x = realized(x)
     *outer, last = x.get_stride()
     aligned = all(multiple(stride, ALIGNED) for stride in (*outer, x.get_layout().offset))
