@@ -57,14 +57,14 @@ def disable() -> None:
 def enabled(**settings: Any) -> Iterator[None]:
     """`enable(**settings)` inside the block; settings and state as before after it.
 
-    Backwards are compiled together with their forwards, inside the block: they may run after it.
+    Backwards are compiled together with their forwards, inside the block: they may run after it, and more than once.
     """
     from .config import configure, current
 
     before, was_wanted = current(), _wanted
     enable(**settings)
     try:
-        with eager_backward():
+        with eager_backward() if current().enabled else contextlib.nullcontext():
             yield
     finally:
         configure(**{name: getattr(before, name) for name in settings})
@@ -101,10 +101,18 @@ def prepare_emulation() -> None:
 
 @contextlib.contextmanager
 def eager_backward() -> Iterator[None]:
-    """Backwards are compiled with their forwards, not when they first run: pass, salt and settings may be others by then."""
-    from torch._functorch import config
+    """Backwards are compiled with their forwards, not when they first run: pass, salt and settings may be others by then.
 
-    with config.patch(force_non_lazy_backward_lowering=True):
+    Whether the graph is retained is not known yet, so that no backward may overwrite what its forward saved: nothing is donated.
+    Not by `config.donated_buffer`, which torch reads again when a backward runs.
+    """
+    from unittest import mock
+
+    from torch._functorch import config
+    from torch._functorch._aot_autograd import graph_compile
+
+    donate_nothing = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [])
+    with config.patch(force_non_lazy_backward_lowering=True), donate_nothing:
         yield
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch._inductor.utils import get_donated_idxs
 
 from . import emulation
 from .config import current, reserved_sms
@@ -58,4 +59,5 @@ class Salt(CustomGraphModulePass):
     def uuid(self) -> Any:
         # A cache hit skips the pass, which would have to warn or raise: such graphs are compiled afresh.
         nonce = None if current().on_unsupported == "fallback" else os.urandom(16)
-        return *key(), nonce
+        # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
+        return *key(), nonce, tuple(get_donated_idxs() or ())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -280,6 +281,22 @@ def test_backward_after_the_block_is_of_the_block():
     with dash_inductor.enabled(schedule="ascending"):
         train()
     assert counters["aot_autograd"]["autograd_cache_hit"] == 1
+
+
+@pytest.mark.parametrize("backend", ["dash", "inductor"])
+def test_the_graph_can_be_retained(backend):
+    """Under `backend="dash"` and inside `enabled()`: two backwards of one forward, the second as the first."""
+    leaves = [x.clone().requires_grad_() for x in INPUTS]
+    with dash_inductor.enabled() if backend == "inductor" else contextlib.nullcontext():
+        loss = torch.compile(attend, backend=backend)(*(x.sin() for x in leaves)).square().sum().sin()
+        first = torch.autograd.grad(loss, leaves, retain_graph=True)
+        second = torch.autograd.grad(loss, leaves)
+    assert (rewritten(), launched()) == (1, 2)
+    assert all(map(torch.equal, first, second))
+    wide = [x.double().requires_grad_() for x in INPUTS]
+    expected = torch.autograd.grad(attend(*(x.sin() for x in wide)).square().sum().sin(), wide)
+    for actual, exact in zip(first, expected, strict=True):
+        torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(

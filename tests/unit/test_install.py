@@ -13,6 +13,7 @@ import torch._inductor.cudagraph_trees as cudagraph_trees
 import torch.nn.functional as F
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 from torch._inductor.codegen import common
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.lowering import lowerings
@@ -166,6 +167,48 @@ def test_backward_after_the_block():
     assert installed() == (False, False)
     out.sum().backward()
     assert counters["inductor"]["dash_declined"] == 1
+
+
+def with_attention(x):
+    return F.scaled_dot_product_attention(x, x.sin(), x.cos()).square().mean().sin()
+
+
+def without_attention(x):
+    return ((x @ x.mT).sin().relu() @ x).exp().mean().sin()
+
+
+def twice(function, **options) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gradients of two backwards through one compiled graph; they are to be those of eager mode."""
+    x = torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
+    loss = torch.compile(function, **options)(x)
+    first, second = torch.autograd.grad(loss, x, retain_graph=True)[0], torch.autograd.grad(loss, x)[0]
+    torch.testing.assert_close(first, torch.autograd.grad(function(x), x)[0])
+    return first, second
+
+
+@pytest.mark.parametrize("function", [with_attention, without_attention])
+@pytest.mark.parametrize("on", [True, False], ids=["", "DASH_INDUCTOR=0"])
+@pytest.mark.filterwarnings("ignore:DASH_INDUCTOR=0")
+def test_the_graph_can_be_retained(function, on):
+    """As with plain Inductor, which learns of it when it compiles the backward; here that is compiled before."""
+    config.configure(enabled=on)
+    assert torch.equal(*twice(function, backend="dash"))
+    torch._dynamo.reset()
+    with dash_inductor.enabled():
+        assert torch.equal(*twice(function))
+
+
+def test_a_cached_backward_that_overwrites_is_not_taken(monkeypatch):
+    """By one that must not: what is donated is in the key."""
+    monkeypatch.setattr(functorch_config, "enable_autograd_cache", False)
+    x = torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
+    dash_inductor.enable()
+    torch.compile(without_attention)(x).backward()
+    torch._dynamo.reset()
+    counters.clear()
+    with dash_inductor.enabled():
+        assert torch.equal(*twice(without_attention))
+    assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (2, 0)
 
 
 def test_reset_drops_cuda_graphs(monkeypatch):
