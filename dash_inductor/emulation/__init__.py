@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from ..import_hook import after_import
 from .patches import Patches
-from .session import ACTIVE, LAUNCHES, Emulation, Launch, Session
+from .session import ACTIVE, LAUNCHES, LOCK, Emulation, Launch, Session
 
 __all__ = [
     "Emulation",
@@ -38,8 +38,8 @@ def emulate(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> Iter
         sms: SMs of the emulated device; acts on graphs compiled from now on.
         resident: at most so many programs of a launch are started at a time (None: all).
 
-    What was compiled in one `emulate` runs in another, without recompiling, and they nest. All patches of Triton and
-    Inductor are undone when the outermost one ends.
+    What was compiled in one `emulate` runs in another, without recompiling, and they nest. It is on in every thread, and threads
+    take turns: one at a time compiles or launches. All patches of Triton and Inductor are undone when the outermost one ends.
 
     Raises:
         RuntimeError: Triton does not interpret in this process.
@@ -49,9 +49,10 @@ def emulate(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> Iter
     try:
         yield session.emulation
     finally:
-        ACTIVE.remove(session)
-        if not ACTIVE:
-            _PATCHES.restore()
+        with LOCK:
+            ACTIVE.remove(session)
+            if not ACTIVE:
+                _PATCHES.restore()
 
 
 def start(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> None:
@@ -93,14 +94,15 @@ def prepare_environment(seed: int = 0, *, sms: int = 6) -> None:
 def _enter(emulation: Emulation) -> Session:
     _require_interpreter()
     session = Session(emulation)
-    ACTIVE.append(session)
-    if len(ACTIVE) == 1:
-        try:
-            _install()
-        except BaseException:
-            ACTIVE.remove(session)
-            _PATCHES.restore()
-            raise
+    with LOCK:
+        ACTIVE.append(session)
+        if len(ACTIVE) == 1:
+            try:
+                _install()
+            except BaseException:
+                ACTIVE.remove(session)
+                _PATCHES.restore()
+                raise
     return session
 
 
@@ -108,11 +110,16 @@ def _require_interpreter() -> None:
     # Triton reads the variable at every @triton.jit, those of its own library included, so its first import decides.
     language = sys.modules.get("triton.language.standard")
     interprets = language is None or type(language.cdiv).__name__ == "InterpretedFunction"
-    if os.environ.get("TRITON_INTERPRET") != "1" or not interprets:
-        raise RuntimeError(
-            "emulation runs kernels in Triton's interpreter, which is off in this process: "
-            "set TRITON_INTERPRET=1 (or DASH_INDUCTOR_EMULATE=1) before anything imports triton"
-        )
+    value = os.environ.get("TRITON_INTERPRET")
+    if value == "1" and interprets:
+        return
+    if not interprets:
+        remedy = "triton was imported before TRITON_INTERPRET=1 was set: set it when Python starts"
+    elif value is not None:
+        remedy = f"TRITON_INTERPRET={value!r} must be '1'"
+    else:
+        remedy = "set TRITON_INTERPRET=1 before anything imports triton"
+    raise RuntimeError(f"emulation runs kernels in Triton's interpreter, which is off in this process: {remedy}")
 
 
 def _install() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import triton
@@ -11,7 +14,7 @@ from torch._inductor.runtime.hints import HeuristicType
 
 from .driver import EmulatedDriver
 from .patches import Patches
-from .session import ACTIVE
+from .session import ACTIVE, LOCK
 
 __all__ = ["install_inductor"]
 
@@ -22,13 +25,31 @@ REDUCTION_ROWS = 64
 """Rows (XBLOCK) of a reduction; R0_BLOCK stays, it decides the order of the sum."""
 
 
+SETTINGS = {"cpu_backend": "triton", "compile_threads": 1}  # nothing is compiled: no pool of workers
+
+
 def install_inductor(patches: Patches) -> None:
     patches.set(triton.runtime.driver, "_active", EmulatedDriver())
-    patches.set(config, "cpu_backend", "triton")
-    patches.set(config, "compile_threads", 1)  # nothing is compiled: no pool of workers
+    _compile_alone(patches)
     patches.set(triton_helpers, "set_driver_to_cpu", lambda: None)
     patches.set(utils, "get_max_num_sms", lambda: ACTIVE[-1].emulation.sms)
     _enlarge_blocks(patches)
+
+
+def _compile_alone(patches: Patches) -> None:
+    """One thread at a time, whichever it is, under our settings: torch 2.13 keeps Inductor's for each thread."""
+    compile_fx = importlib.import_module("torch._inductor.compile_fx")
+    for name in ("compile_fx", "_compile_fx_inner"):  # a graph; its forward, or its backward, which may come later
+        patches.set(compile_fx, name, _alone(getattr(compile_fx, name)))
+
+
+def _alone(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with LOCK, config.patch(SETTINGS):
+            return stock(*args, **kwargs)
+
+    return run
 
 
 def _enlarge_blocks(patches: Patches) -> None:

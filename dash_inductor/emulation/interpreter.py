@@ -24,7 +24,7 @@ from .interleaving import Index, Program, interleave
 from .libdevice import install_libdevice, torch_ufunc
 from .patches import Patches
 from .reductions import install_reductions
-from .session import ACTIVE, LAUNCHES, Session
+from .session import ACTIVE, LAUNCHES, LOCK, Session
 
 __all__ = ["install_interpreter"]
 
@@ -85,16 +85,17 @@ def _interleave_launches(patches: Patches) -> None:
     stock = GridExecutor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:
-        function = self.fn
-        self.fn = _Grid(function, ACTIVE[-1])
-        try:
-            stock(self, *args, **kwargs)
-        except InterpreterError as error:
-            if isinstance(error.__cause__, DeadlockError):
-                raise error.__cause__ from None
-            raise
-        finally:
-            self.fn = function
+        with LOCK:
+            function = self.fn
+            self.fn = _Grid(function, ACTIVE[-1])
+            try:
+                stock(self, *args, **kwargs)
+            except InterpreterError as error:
+                if isinstance(error.__cause__, DeadlockError):
+                    raise error.__cause__ from None
+                raise
+            finally:
+                self.fn = function
 
     patches.set(GridExecutor, "__call__", call)
 

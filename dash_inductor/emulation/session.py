@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["ACTIVE", "LAUNCHES", "Emulation", "Launch", "Session"]
+__all__ = ["ACTIVE", "LAUNCHES", "LOCK", "Emulation", "Launch", "Session"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,12 @@ class Emulation:
     resident: int | None = None
 
     def __post_init__(self) -> None:
+        for name in ("seed", "sms", "resident"):
+            value = getattr(self, name)
+            if type(value) is not int and not (name == "resident" and value is None):
+                raise ValueError(f"{name}={value!r} is not a whole number")
+        if self.seed < 0:
+            raise ValueError(f"seed={self.seed} is negative")
         if self.sms < 1:
             raise ValueError(f"sms={self.sms}: an emulated device has at least one SM")
         if self.resident is not None and self.resident < 1:
@@ -64,6 +71,9 @@ class Session:
         self.count += 1
         return random.Random(f"{self.emulation.seed}/{self.count}")
 
+
+LOCK = threading.RLock()
+"""Held by the thread that compiles, launches, or starts or ends an emulation: what these patch is the process's."""
 
 ACTIVE: list[Session] = []
 """Innermost last."""

@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 import torch
+import torch._inductor.compile_fx
 import torch.nn.functional as F
 import triton
 import triton.language as tl
@@ -18,6 +20,7 @@ from torch._inductor.runtime import triton_helpers, triton_heuristics
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
+import dash_inductor
 from dash_inductor import emulation
 from dash_inductor.emulation import emulate
 from dash_inductor.emulation.deadlock import DeadlockError
@@ -450,7 +453,7 @@ def state():
     owners = (
         interpreter, interpreter.InterpreterBuilder, interpreter.GridExecutor, interpreter.InterpretedFunction,
         interpreter.ReduceOps, interpreter.ScanOps, interpreter.FunctionRewriter, libdevice, triton_helpers,
-        triton_heuristics, inductor_utils,
+        triton_heuristics, inductor_utils, sys.modules["torch._inductor.compile_fx"],
     )  # fmt: skip
     builder = interpreter.interpreter_builder
     settings = (inductor_config.cpu_backend, inductor_config.compile_threads, triton.runtime.driver._active, builder.options)
@@ -480,10 +483,64 @@ def test_emulations_nest():
         assert emulation.active()
 
 
-@pytest.mark.parametrize("bad", [{"sms": 0}, {"resident": 0}])
-def test_a_device_without_sms_or_residents_is_refused(bad):
-    with pytest.raises(ValueError, match="at least one"), emulate(**bad):
+@pytest.mark.parametrize("own", [False, True], ids=["run one function", "compile their own"])
+def test_three_threads(own):
+    """Forward and backward, at the same time: they take turns, and each gets what one alone gets."""
+    inputs = [torch.linspace(-1, 1, 2 * 40 * 16).reshape(1, 2, 40, 16) for _ in range(3)]
+
+    def attend(query, key, value):
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+    def gradients(function):
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        return torch.autograd.grad(function(*leaves).square().sum(), leaves)
+
+    found, barrier = {}, threading.Barrier(3)
+
+    def work(name):
+        function = torch.compile(lambda *qkv: attend(*qkv)) if own else compiled
+        barrier.wait()
+        try:
+            found[name] = [gradients(function) for _ in range(2)]
+        except Exception as error:
+            found[name] = error
+
+    torch.use_deterministic_algorithms(True)
+    torch._dynamo.reset()
+    try:
+        with emulate(), dash_inductor.enabled():
+            compiled = torch.compile(attend)
+            alone = gradients(compiled)
+            threads = [threading.Thread(target=work, args=(name,)) for name in range(3)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for name in range(3):
+        assert not isinstance(found[name], Exception), found[name]
+        assert all(torch.equal(*pair) for result in found[name] for pair in zip(result, alone, strict=True))
+    assert len(emulation.launches()) == 7
+    for actual, expected in zip(alone, gradients(attend), strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"sms": 0}, "at least one"),
+        ({"resident": 0}, "at least one"),
+        ({"seed": -1}, "seed=-1 is negative"),
+        ({"seed": 1.5}, "seed=1.5 is not a whole number"),
+        ({"sms": "6"}, "sms='6' is not a whole number"),
+        ({"resident": True}, "resident=True is not a whole number"),
+    ],
+)
+def test_a_device_that_cannot_be_is_refused(bad, message):
+    with pytest.raises(ValueError, match=message), emulate(**bad):
         pass
+    assert not emulation.active()
 
 
 def run_script(script, **environment):
@@ -496,7 +553,9 @@ def run_script(script, **environment):
 def test_without_the_interpreter_one_clear_error():
     done = run_script("from dash_inductor.emulation import emulate\nwith emulate(): pass")
     assert done.returncode == 1
-    assert "set TRITON_INTERPRET=1 (or DASH_INDUCTOR_EMULATE=1) before anything imports triton" in done.stderr.splitlines()[-1]
+    assert done.stderr.splitlines()[-1].endswith("off in this process: set TRITON_INTERPRET=1 before anything imports triton")
+    done = run_script("from dash_inductor.emulation import emulate\nwith emulate(): pass", TRITON_INTERPRET="true")
+    assert done.stderr.splitlines()[-1].endswith("off in this process: TRITON_INTERPRET='true' must be '1'")
 
 
 def test_triton_imported_too_early_is_the_same_error():
@@ -508,7 +567,8 @@ def test_triton_imported_too_early_is_the_same_error():
     """
     done = run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
     assert done.returncode == 1
-    assert "before anything imports triton" in done.stderr.splitlines()[-1]
+    line = "triton was imported before TRITON_INTERPRET=1 was set: set it when Python starts"
+    assert done.stderr.splitlines()[-1].endswith(f"off in this process: {line}")
 
 
 def test_prepare_environment_is_enough_for_an_unchanged_script(tmp_path):
