@@ -53,6 +53,11 @@ class Config:
     sms: int = 6
 
     def __post_init__(self) -> None:
+        for field in fields(self):
+            value, kind = getattr(self, field.name), type(field.default)
+            if kind is not str and type(value) is not kind:  # True is no number, and 1 no bool
+                must = "True or False" if kind is bool else "a whole number"
+                raise ValueError(f"{field.name}={value!r} is not {must}")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
@@ -130,7 +135,7 @@ def reserved_sms() -> int:
 def ready() -> Config:
     """The settings in force, for a compilation that begins: the emulation that they ask for runs, or its error is raised."""
     settings = current()
-    if settings.emulate:
+    if settings.enabled and settings.emulate:
         from . import emulation
 
         if not emulation.active():

@@ -108,6 +108,13 @@ def test_configure_resets_dynamo_when_something_changes(monkeypatch):
         ({"schedule": "fifo"}, "schedule='fifo' is not one of auto, ascending, descending, shift, symmetric"),
         ({"sms": 0}, "sms=0"),
         ({"seed": -1}, "seed=-1"),
+        ({"seed": 1.5}, "seed=1.5 is not a whole number"),
+        ({"sms": "6"}, "sms='6' is not a whole number"),
+        ({"sms": True}, "sms=True is not a whole number"),
+        ({"sm_reserve": None}, "sm_reserve=None is not a whole number"),
+        ({"emulate": 1}, "emulate=1 is not True or False"),
+        ({"enabled": "0"}, "enabled='0' is not True or False"),
+        ({"schedule": None}, "schedule=None is not one of auto, ascending"),
         ({"sm_reserve": -1}, "sm_reserve=-1 is negative"),
         ({"sm_reserve": 4, "launch": "chained"}, "launch='chained' takes whatever SMs are free: sm_reserve=4 would not be kept"),
         (
