@@ -9,7 +9,7 @@ from __future__ import annotations
 from .config import GLUON, ONE_PASS, Config
 from .schedule import TABLE_MASK, TWO_PASS
 from .schedule.costs import two_pass_margin, two_pass_percent
-from .templates.tiles import MIN_HEAD_DIM, ONE_PASS_HEAD_DIM
+from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM, ONE_PASS_HEAD_DIM
 
 BY_SIZE = "by size"
 
@@ -20,11 +20,18 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str, reserv
         raise ValueError(f"template={TWO_PASS!r} takes no mask={mask!r}")
     if settings.kernel == GLUON:
         return ONE_PASS
-    if settings.template != "auto":
-        return settings.template
-    if settings.schedule != "auto" or mask == TABLE_MASK:  # schedules are of one pass
+    if not MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"head dim {head_dim} is outside {MIN_HEAD_DIM}..{MAX_HEAD_DIM}")
+    if settings.template == TWO_PASS:
+        return TWO_PASS
+    asked = [name for name in ("template", "schedule") if getattr(settings, name) != "auto"]  # schedules are of one pass
+    if head_dim > ONE_PASS_HEAD_DIM and (asked or mask == TABLE_MASK):
+        by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked) or f"mask={mask!r}"
+        remedy = f": with {' and '.join(f'{name}=%r' % 'auto' for name in asked)} it takes two passes" if asked else ""
+        raise ValueError(f"head dim {head_dim} is more than the {ONE_PASS_HEAD_DIM} of one pass, which {by} asks for{remedy}")
+    if asked or mask == TABLE_MASK:
         return ONE_PASS
-    if not MIN_HEAD_DIM <= head_dim <= ONE_PASS_HEAD_DIM:  # the wider range
+    if head_dim > ONE_PASS_HEAD_DIM:
         return TWO_PASS
     if settings.guarantee == "run":
         return ONE_PASS if reserved_sms else BY_SIZE  # plain launches would take the reserved SMs

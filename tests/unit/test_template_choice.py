@@ -22,10 +22,8 @@ from dash_inductor.templates.tiles import tile, two_pass_tile
         ({"guarantee": "device"}, "a100", 128, "full", "two_pass"),
         ({"template": "one_pass"}, "a100", 64, "full", "one_pass"),
         ({"template": "two_pass"}, "h100", 64, "full", "two_pass"),
-        ({"template": "one_pass"}, "h100", 256, "full", "one_pass"),  # for which there is no tile
         # asked for by other settings
         ({"schedule": "ascending"}, "a100", 64, "full", "one_pass"),
-        ({"schedule": "ascending"}, "h100", 256, "full", "one_pass"),
         ({"launch": "chained"}, "a100", 64, "full", BY_SIZE),
         ({"launch": "chained", "guarantee": "batch"}, "h100", 64, "full", "one_pass"),
         ({"launch": "chained"}, "h100", 256, "full", "two_pass"),  # it waits for nobody either
@@ -36,6 +34,31 @@ from dash_inductor.templates.tiles import tile, two_pass_tile
 )
 def test_the_choice(settings, device, head_dim, mask, template):
     assert template_for(Config(**settings), device, head_dim, mask) == template
+
+
+MORE = "is more than the 128 of one pass, which"
+
+
+@pytest.mark.parametrize(
+    ("settings", "head_dim", "mask", "message"),
+    [
+        ({"template": "one_pass"}, 129, "full", f"head dim 129 {MORE} template='one_pass' asks for: with template='auto' it takes"),
+        ({"schedule": "shift"}, 256, "full", f"head dim 256 {MORE} schedule='shift' asks for: with schedule='auto' it takes two"),
+        (
+            {"schedule": "ascending", "launch": "chained", "template": "one_pass"},
+            192,
+            "full",
+            f"head dim 192 {MORE} template='one_pass' and schedule='ascending' asks for: with template='auto' and schedule='auto'",
+        ),
+        ({}, 192, "table", f"head dim 192 {MORE} mask='table' asks for"),
+        *(({name: value}, d, "full", f"head dim {d} is outside 16..256")
+          for name, value in (("template", "one_pass"), ("template", "two_pass"), ("schedule", "shift"), ("guarantee", "run"))
+          for d in (15, 257)),
+    ],
+)  # fmt: skip
+def test_a_head_dim_that_is_too_large(settings, head_dim, mask, message):
+    with pytest.raises(ValueError, match=message):
+        template_for(Config(**settings), "h100", head_dim, mask)
 
 
 @pytest.mark.parametrize("device", known_devices())
