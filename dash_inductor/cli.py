@@ -87,6 +87,7 @@ def _arguments() -> argparse.ArgumentParser:
 
     training = commands.add_parser("demo", help="train a small GPT twice, interleaved differently, and compare bits")
     demo.add_arguments(training)
+    training.set_defaults(parser=training)
 
     replayed = commands.add_parser("simulate", help="one schedule: its time, its bounds, who runs what, a Gantt chart")
     compared = commands.add_parser("compare", help="every family over the number of KV tiles: time over the lower bound")

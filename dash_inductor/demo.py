@@ -14,21 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from .console import table
+from .simulate import at_least
 
-STEPS = 20
+STEPS, MOST_STEPS = 20, 10_000
 SEEDS = (1, 2)  # of the CTAs' interleaving; the training's own seed is the same in both processes
 SMS = 16  # of the emulated device: twice the heads in a batch, so that CTAs share heads and have to wait
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--steps", type=int, default=STEPS, choices=range(1, 10_001), metavar="N", help="training steps (default %(default)s)"
-    )
+    steps = f"training steps, at most {MOST_STEPS} (default %(default)s)"
+    parser.add_argument("--steps", type=at_least(1, MOST_STEPS), default=STEPS, metavar="N", help=steps)
     parser.add_argument("--train", type=Path, metavar="FILE", help="only train once, and write what happened to FILE (JSON)")
 
 
 def main(args: argparse.Namespace) -> int:
     """0 if both trainings agree in every bit and every attention really had to wait, else 1."""
+    if problem := _missing(alone=args.train is not None):
+        args.parser.error(problem)
     if args.train is not None:
         args.train.write_text(json.dumps(train(args.steps)))
         return 0
@@ -47,6 +49,23 @@ def main(args: argparse.Namespace) -> int:
     waited = f", {first['waits']} and {second['waits']} waits of CTAs" if first["emulated"] else ""
     print(f"bitwise: identical ({len(first['digests'])} tensors in two processes{waited})")
     return 0
+
+
+def _missing(*, alone: bool) -> str | None:
+    """What a training needs and does not have, or None; one that is not `alone` is given an emulation."""
+    import torch
+
+    from .config import current
+
+    try:
+        settings = current()
+    except ValueError as error:
+        return str(error)
+    if not settings.enabled:
+        return "DASH_INDUCTOR=0 switches off what the demo shows: unset it"
+    if alone and not torch.cuda.is_available() and not settings.emulate:
+        return "--train needs a GPU, or emulation: set DASH_INDUCTOR_EMULATE=1"
+    return None
 
 
 def _start(seed: int, file: Path, steps: int, *, shown: bool) -> subprocess.Popen[bytes]:

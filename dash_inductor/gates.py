@@ -202,6 +202,10 @@ def main(args: argparse.Namespace) -> int:
 
     asked = {f"{name}s": getattr(args, name) for name in ("arch", "template", "dtype", "shape", "head_dim")}
     todo = cells(**{name: values for name, values in asked.items() if values})
+    if not todo:
+        problem = f"nothing has all that was asked for: one pass takes head dims to {ONE_PASS_HEAD_DIM}"
+        print(f"python -m dash_inductor gates: error: {problem}", file=sys.stderr)
+        return 2
     found: list[dict[str, Any]] = []
     for n, cell in enumerate(todo, 1):
         print(

@@ -28,6 +28,8 @@ from .schedule.geometry import check_range
 
 MASKS = {"full": "full", "causal": "causal_top_left", "causal_bottom_right": "causal_bottom_right"}
 WINDOW = "window:"
+MOST_STEPS = 2**20  # half a minute's work
+MOST_WORKERS = 2**16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -56,15 +58,15 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mask", required=True, type=mask, metavar="{full,causal,causal_bottom_right,window:N}")
     parser.add_argument("--heads", required=True, type=at_least(1), metavar="N", help="query heads, batch included")
     parser.add_argument("--kv-group", type=at_least(1), default=1, metavar="N", help="query heads per kv head (default 1)")
-    parser.add_argument("--workers", required=True, type=at_least(1), metavar="P", help="CTAs resident at a time")
+    parser.add_argument("--workers", required=True, type=at_least(1, MOST_WORKERS), metavar="P", help="CTAs resident at a time")
     parser.add_argument("--compute-ns", required=True, type=at_least(1), metavar="NS", help="compute of one tile step")
     parser.add_argument("--reduce-ns", required=True, type=at_least(0), metavar="NS", help="its reduction into dq")
     parser.add_argument("--sync-ns", required=True, type=at_least(0), metavar="NS", help="hand-off to another worker")
     parser.add_argument("--overlap", action="store_true", help="a step computes while the one before it reduces")
 
 
-def at_least(least: int) -> Callable[[str], int]:
-    """An argparse type: an int of at least `least`."""
+def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    """An argparse type: an int of at least `least`, and at most `most`."""
 
     def parse(text: str) -> int:
         try:
@@ -73,6 +75,8 @@ def at_least(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
         if value < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
+        if most is not None and value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, got {value}")
         return value
 
     return parse
@@ -160,6 +164,9 @@ def bound(args: argparse.Namespace, geometry: Geometry) -> int:
 
 def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
     """(What the command prints, the simulation); ValueError for parameters that cannot be."""
+    if (steps := args.q_tiles * args.kv_tiles * args.heads) > MOST_STEPS:
+        sizes = f"{args.q_tiles} x {args.kv_tiles} x {args.heads} = {steps}"
+        raise ValueError(f"q-tiles x kv-tiles x heads must be at most {MOST_STEPS}, got {sizes}")
     geometry = geometry_of(args.mask, args.q_tiles, args.kv_tiles)
     plan = plan_of(args, geometry, args.family, args.roles)
     found = run(args, plan)

@@ -4,11 +4,32 @@ from types import SimpleNamespace
 
 import pytest
 
-from dash_inductor import demo
+from dash_inductor import config, demo
+from dash_inductor.cli import main
 
 
 def run(**digests: str) -> dict:
     return {"digests": {"loss of step 0": "a", "gradient of head.weight in step 0": "b"} | digests}
+
+
+@pytest.mark.parametrize(
+    ("words", "settings", "message"),
+    [
+        ("--steps 0", {}, "argument --steps: must be at least 1, got 0"),
+        ("--steps 10001", {}, "argument --steps: must be at most 10000, got 10001"),
+        ("--steps many", {}, "argument --steps: must be an integer, got 'many'"),
+        ("--train no.json", {}, "--train needs a GPU, or emulation: set DASH_INDUCTOR_EMULATE=1"),
+        ("--train no.json", {"enabled": False}, "DASH_INDUCTOR=0 switches off what the demo shows: unset it"),
+        ("", {"enabled": False}, "DASH_INDUCTOR=0 switches off what the demo shows: unset it"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words, settings, message, monkeypatch, capsys):
+    monkeypatch.setattr(config, "_current", config.Config(**settings))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(SystemExit) as stopped:
+        main(["demo", *words.split()])
+    assert stopped.value.code == 2
+    assert capsys.readouterr().err == f"python -m dash_inductor demo: error: {message}\n"
 
 
 def test_no_difference():

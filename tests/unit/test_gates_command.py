@@ -1,0 +1,13 @@
+"""The `gates` command where it compiles nothing."""
+
+from dash_inductor.cli import main
+
+
+def test_a_selection_without_a_kernel(capsys, monkeypatch):
+    """One line and no traceback, the exit code that of other arguments that make no sense."""
+    for name in ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE"):  # else another process is started
+        monkeypatch.delenv(name, raising=False)
+    chosen = ["--arch", "sm_100", "--template", "one_pass", "--head-dim", "192", "--head-dim", "256"]
+    assert main(["gates", *chosen]) == 2
+    line = "python -m dash_inductor gates: error: nothing has all that was asked for: one pass takes head dims to 128\n"
+    assert capsys.readouterr() == ("", line)
