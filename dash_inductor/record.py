@@ -24,6 +24,7 @@ class Decision:
 
     Attributes:
         op: the stock op.
+        mask: "full", "causal", "given" (a tensor; declined), or "table" (blocks, of who calls `dash::sdpa_backward`).
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
@@ -83,6 +84,11 @@ _loaded: dict[tuple[str, int], Decision] = {}
 def decisions() -> list[Decision]:
     """One entry per attention of every graph that this process has compiled or loaded, in the order of loading."""
     return list(_loaded.values())
+
+
+def mask_text(mask: str) -> str:
+    """A mask as it stands in a decision: lengths under a causal one are equal, and its alignment makes no difference."""
+    return "causal" if mask.startswith("causal") else mask
 
 
 def size_text(size: object) -> int | str:

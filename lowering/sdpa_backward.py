@@ -19,7 +19,7 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from dash_inductor.config import GLUON, current
 from dash_inductor.ops import rows_of
-from dash_inductor.record import Decision, size_text
+from dash_inductor.record import Decision, mask_text, size_text
 from dash_inductor.schedule.table import STRADDLING_N_Q
 from dash_inductor.target import DTYPES, Resolved, Tile, TwoPassTile, target_of, tiles_for
 from dash_inductor.templates import tiles
@@ -97,7 +97,7 @@ def lower(
             op=V.graph.current_node.meta.get("dash_op", "dash.sdpa_backward"),
             device=target.key,
             dtype=DTYPES[dtype],
-            mask=mask,
+            mask=mask_text(mask),
             batch=size_text(batch),
             heads=size_text(heads),
             kv_heads=size_text(kv_heads),

@@ -289,7 +289,7 @@ def impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
         return f"family must be one of auto, {', '.join((*FAMILIES, *ROUND_ROBIN))}, got {family!r}"
     ring = ROUND_ROBIN.get(family, family)
     if ring == "shift" and mask != "full":
-        return f"family {family!r} serves the full mask only, this one is {mask}: use symmetric or descending"
+        return f"family {family!r} serves the full mask only, this one is causal: use symmetric or descending"
     if ring == "symmetric" and mask == "full":
         return f"family {family!r} serves causal masks only, this one is full: use shift or ascending"
     return too_weak(guarantee, family)

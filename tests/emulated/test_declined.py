@@ -96,7 +96,7 @@ def test_lengths_with_a_table_entry_for_each_tile():
 @pytest.mark.parametrize(
     ("settings", "is_causal", "reason"),
     [
-        ({"schedule": "shift"}, True, "family 'shift' serves the full mask only"),
+        ({"schedule": "shift"}, True, "family 'shift' serves the full mask only, this one is causal:"),
         ({"schedule": "symmetric"}, False, "family 'symmetric' serves causal masks only"),
         (
             {"schedule": "symmetric", "guarantee": "device"},
@@ -118,7 +118,9 @@ def test_a_forced_family_that_cannot_serve(settings, is_causal, reason):
     assert found is None if reason is None else (found or "").startswith(reason)
 
 
-@pytest.mark.parametrize("name", ["benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper"])
+@pytest.mark.parametrize(
+    "name", ["benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time"]
+)
 def test_settings_of_inductor(name):
     node = backward()
     with emulate(), inductor_config.patch({name: True}):
@@ -210,11 +212,12 @@ def test_one_graph(enabled, caplog):
     assert all(map(torch.equal, actual[3:], stock[3:]))
 
 
-def test_benchmark_fusion(enabled):
+@pytest.mark.parametrize("name", ["benchmark_fusion", "triton.autotune_at_compile_time"])
+def test_an_option_of_the_user(enabled, name):
     inputs = [x.requires_grad_() for x in Case(20, 20, 16, None).inputs]
-    compiled = torch.compile(lambda *qkv: F.scaled_dot_product_attention(*qkv), options={"benchmark_fusion": True})
+    compiled = torch.compile(lambda *qkv: F.scaled_dot_product_attention(*qkv), options={name: True})
     compiled(*inputs).sum().backward()
-    assert [d.reason for d in decisions()] == ["torch._inductor.config.benchmark_fusion is on"]
+    assert [d.reason for d in decisions()] == [f"torch._inductor.config.{name} is on"]
     assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (1, 0)
 
 

@@ -125,9 +125,9 @@ def checkpointed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("function", "inputs", "expected"),
     [
-        (packed_model(), [normal(1, 70, 32)], [("causal_top_left", 2, 2, 70)] * 2),
+        (packed_model(), [normal(1, 70, 32)], [("causal", 2, 2, 70)] * 2),
         (hand_written, qkv(2, 2, 64, 64, 16)[:3], [("full", 2, 2, 64)]),
-        (checkpointed, qkv(1, 2, 40, 40, 16)[:3], [("causal_top_left", 2, 2, 40)]),
+        (checkpointed, qkv(1, 2, 40, 40, 16)[:3], [("causal", 2, 2, 40)]),
         # The CPU's op takes fewer kv heads as they are; so does dash::sdpa_backward.
         (grouped, qkv(1, 4, 40, 70, 16, kv_heads=2)[:3], [("full", 4, 2, 40)]),
     ],
