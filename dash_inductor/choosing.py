@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from .config import ONE_PASS, Config
 from .console import table
+from .reasons import sizes_decline
 from .schedule import (
     GUARANTEES,
     INTEGER,
@@ -21,41 +23,47 @@ from .schedule import (
     known_devices,
     load_costs,
     load_two_pass,
-    pack_plan,
     symbolic_choice,
     two_pass_time,
 )
+from .schedule.candidates import Candidate
 from .schedule.choice import SIZES
 from .schedule.costs import numbers_of
-from .schedule.table import row_ints
+from .schedule.table import row_ints, table_ints
 from .simulate import MASKS, at_least, show
 from .template_choice import template_for
-from .templates.tiles import Tile, TwoPassTile, tile, two_pass_tile
+from .templates.tiles import HALF_DTYPES, Tile, TwoPassTile, tile, two_pass_tile
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
 FP32_BYTES = 4
+MOST_CHAINS = 2**22  # which are counted one by one
+MOST = 2**31 - 1  # of each size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `choose`."""
     parser.add_argument("--mask", required=True, choices=MASKS)
     for name in ("q-len", "kv-len", "batch", "heads"):
-        parser.add_argument(f"--{name}", required=True, type=at_least(1), metavar="N")
-    parser.add_argument("--kv-heads", type=at_least(1), metavar="N", help="key and value heads (default: as many as --heads)")
-    parser.add_argument("--head-dim", required=True, type=at_least(1), metavar="N")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
+        parser.add_argument(f"--{name}", required=True, type=at_least(1, MOST), metavar="N")
+    parser.add_argument("--kv-heads", type=at_least(1, MOST), metavar="N", help="key and value heads (default: as many as --heads)")
+    parser.add_argument("--head-dim", required=True, type=at_least(1, MOST), metavar="N")
+    parser.add_argument("--dtype", default="bf16", choices=(*HALF_DTYPES, "fp32"))
     parser.add_argument("--device", required=True, choices=known_devices(), help="the GPU; it need not be there")
     parser.add_argument("--guarantee", default="run", choices=GUARANTEES, help="what the bits may not depend on (default: run)")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print what is chosen; ValueError for what cannot be."""
+    """Print what is chosen, or why the attention keeps its stock kernel, the exit code being 1 then; ValueError past the limits."""
     found = report(args)
+    declined = found["declined"] is not None
     if args.json:
         print(json.dumps(found, indent=2))
-        return 0
-    show({name: value for name, value in found.items() if name not in ("candidates", "piecewise")})
+        return int(declined)
+    hidden = ("candidates", "piecewise") if declined else ("candidates", "piecewise", "declined")
+    show({name: value for name, value in found.items() if name not in hidden})
+    if declined:
+        return 1
     names = ("family", "roles", "heads_in_flight", "stride", "predicted_us")
     if considered := [{name: row[name] for name in names} for row in found["candidates"]]:
         table("Candidates, in order; the first is the default", considered)
@@ -63,22 +71,37 @@ def main(args: argparse.Namespace) -> int:
 
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
-    """What `--json` prints; formulas and the Piecewise are in q_len, kv_len and heads, the batch times the kv heads."""
+    """What `--json` prints; formulas and the Piecewise are in q_len, kv_len and heads, the batch times the kv heads.
+
+    Of an attention that the pass leaves alone just that: `declined` is the reason. ValueError for more than this command takes.
+    """
     kv_heads = args.heads if args.kv_heads is None else args.kv_heads
-    if args.heads % kv_heads:
-        raise ValueError(f"kv-heads must divide heads, and {kv_heads} does not divide {args.heads}")
     mask = MASKS[args.mask]
-    template = template_for(Config(guarantee=args.guarantee), args.device, args.head_dim, mask)
     numbers = numbers_of(args.device)
     how = ARCHS.get(numbers["arch"], numbers["arch"]), args.dtype, args.head_dim
-    one = None if template == TWO_PASS else tile(*how)
-    two = None if template == ONE_PASS else two_pass_tile(*how)
+    found: dict[str, Any] = {"device": args.device, "guarantee": args.guarantee, "declined": None}
+    try:
+        template = template_for(Config(guarantee=args.guarantee), args.device, args.head_dim, mask)
+        one = None if template == TWO_PASS else tile(*how)
+        two = None if template == ONE_PASS else two_pass_tile(*how)
+    except ValueError as error:
+        return found | {"declined": str(error)}
+    lengths = {"q_len": args.q_len, "kv_len": args.kv_len}
+    causal = mask.startswith("causal")
+    reason = sizes_decline(one, is_causal=causal, heads=args.heads, key_heads=kv_heads, value_heads=kv_heads, **lengths)
+    if reason is not None:
+        return found | {"declined": reason}
     two_costs = two and load_two_pass(args.device, **two.sizes())
     rows = one or two
     assert rows
     sizes = args.q_len, args.kv_len, args.batch * kv_heads, args.heads // kv_heads
     shape = Shape(*sizes, rows.block_d, rows.block_m, rows.block_n, mask)
-    found: dict[str, Any] = {"device": args.device, "guarantee": args.guarantee, "template": template}
+    if (chains := shape.heads * shape.geometry.n_kv) > MOST_CHAINS:
+        product = f"batch x kv-heads x KV tiles of {rows.block_n} keys"
+        raise ValueError(
+            f"{product} must be at most {MOST_CHAINS}, got {args.batch} x {kv_heads} x {shape.geometry.n_kv} = {chains}"
+        )
+    found["template"] = template
     choice = None
     if one:
         blocks = {"block_m": one.block_m, "block_n": one.block_n, "head_dim": one.block_d}
@@ -94,11 +117,11 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
 def _in_one_pass(choice: Choice, used: Tile) -> dict[str, Any]:
     costs, plan, n_q = choice.costs, choice.plan(), choice.shape.geometry.n_q
-    chains = max(len(list(plan.tasks(worker))) for worker in range(plan.workers))
+    chains = max(sum(1 for _ in plan.tasks(worker)) for worker in range(plan.workers))
     # fp32 dq, and delta and lse of each of its rows; the table, and what else the schedule needs; the ticket, a dummy, and a
     # semaphore for each (head, Q tile)
     query_heads = choice.shape.heads * choice.shape.group
-    ints = len(pack_plan(plan)) + row_ints(plan) + 2 + query_heads * n_q
+    ints = table_ints(plan) + row_ints(plan) + 2 + query_heads * n_q
     return {
         "tile": str(used),
         "family": choice.family,
@@ -149,6 +172,7 @@ def _why(choice: Choice) -> dict[str, Any]:
     symbolic = replace(shape, **dict(zip(SIZES, symbols, strict=True)))
     formulas = candidates(symbolic, costs, guarantee, SYMBOLIC)
     how = {name: getattr(shape, name) for name in ("group", "head_dim", "block_m", "block_n", "mask")}
+    default = _place(choice.considered[0])
     return {
         "candidates": [
             {
@@ -156,12 +180,26 @@ def _why(choice: Choice) -> dict[str, Any]:
                 "roles": c.roles or None,
                 "heads_in_flight": c.heads_in_flight or None,
                 "stride": c.stride or None,
-                "default": c.is_default,
+                "default": _place(c) == default,
                 "predicted_us": None if c.time.penalty else c.time.ns / 1000,
                 "formula_ns": str(formula.time.ns),
                 "applies_if": f"{formula.time.penalty} == 0",
             }
-            for c, formula in zip(choice.considered, formulas, strict=True)
+            for c, formula in ((choice.considered[index], formulas[index]) for index in _each_once(choice.considered))
         ],
         "piecewise": str(symbolic_choice(*symbols, **how, costs=costs, guarantee=guarantee)),
     }
+
+
+def _place(candidate: Candidate) -> tuple[Any, ...]:
+    return candidate.family, candidate.roles, candidate.heads_in_flight, candidate.stride
+
+
+def _each_once(considered: Sequence[Candidate]) -> list[int]:
+    """Positions of different candidates, where the first of its kind stood; with the least time, which is the one that counts."""
+    best: dict[tuple[Any, ...], int] = {}
+    for index, candidate in enumerate(considered):
+        held = considered[best.setdefault(_place(candidate), index)].time
+        if (candidate.time.penalty > 0, candidate.time.ns) < (held.penalty > 0, held.ns):
+            best[_place(candidate)] = index
+    return list(best.values())

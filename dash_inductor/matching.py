@@ -6,6 +6,7 @@ What differs between the ATen ops (argument order, logsumexp's shape, causal ali
 from __future__ import annotations
 
 import logging
+import operator
 import warnings
 from typing import Any
 
@@ -18,9 +19,9 @@ from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from . import emulation
 from .config import current, ready
 from .ops import MASKS
+from .reasons import sizes_decline
 from .salt import key
 from .schedule import TABLE, impossible, too_weak
-from .schedule.table import MAX_N_KV, MAX_N_Q
 from .stock_ops import DECIDED_UNDER, DECLINED, FLASH_CPU, TARGETS, UNSUPPORTED, arguments
 from .target import target_of, tiles_for
 
@@ -62,9 +63,10 @@ def declined(node: fx.Node) -> str | None:
 
 
 def _inductor_declines() -> str | None:
-    # Each of these runs a kernel again on what its semaphores were left with, or keeps sizes from being computed at run time.
-    for name in ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper"):
-        if getattr(inductor_config, name):
+    # Each of these runs a kernel again on what its semaphores were left with, or before that on made-up tables, or keeps sizes from
+    # being computed at run time. None of the last means that it is on where `cpp_wrapper` is.
+    for name in ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time"):
+        if operator.attrgetter(name)(inductor_config):
             return f"torch._inductor.config.{name} is on"
     return None
 
@@ -88,15 +90,11 @@ def _tensors_decline(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
         return f"head dims differ: query {query.shape[3]}, key {key.shape[3]}, value {value.shape[3]}"
     if any(size == 0 for tensor in (query, key) for size in tensor.shape):
         return "an empty tensor"
-    if key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1] != 0:
-        return f"kv heads ({key.shape[1]}, {value.shape[1]}) do not divide the query heads ({query.shape[1]})"
-    if is_causal and query.shape[2] != key.shape[2]:
-        return f"causal with S_q={query.shape[2]} and S_k={key.shape[2]}"
     tile = tiles_for(target_of(query.device), query.dtype, int(query.shape[3])).one_pass
-    if tile is None:
-        return None
-    if query.shape[2] > MAX_N_Q * tile.block_m or key.shape[2] > MAX_N_KV * tile.block_n:
-        return f"lengths S_q={query.shape[2]}, S_k={key.shape[2]} have too many tiles for a table entry"
+    sizes = {"heads": query.shape[1], "q_len": query.shape[2], "kv_len": key.shape[2]}
+    reason = sizes_decline(tile, is_causal=is_causal, key_heads=key.shape[1], value_heads=value.shape[1], **sizes)
+    if reason is not None or tile is None:
+        return reason
     return _schedule_declines(_mask(is_causal), *query.shape[:3], *key.shape[1:3])
 
 

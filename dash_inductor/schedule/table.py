@@ -57,6 +57,14 @@ def pack_plan(plan: Plan | Straddling) -> list[int]:
     return [plan.workers, plan.heads_in_flight, slots, 0, g.n_kv, g.steps(0), plan.units, g.kv_len]
 
 
+def table_ints(plan: Plan | Straddling) -> int:
+    """How many ints `pack_plan` gives, without making them."""
+    if isinstance(plan, Straddling):
+        return HEADER
+    schedule, g = plan.schedule, plan.schedule.geometry
+    return HEADER + len(schedule.slots) * schedule.roles + g.n_kv * (1 + max(1, *map(g.steps, range(g.n_kv))))
+
+
 def row_ints(plan: Plan | Straddling) -> int:
     """Ints beside the table for the rows that the workers of a round robin compute."""
     return plan.workers * plan.schedule.geometry.n_q if isinstance(plan, Straddling) else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ import pytest
 import torch
 import torch._dynamo.device_interface as device_interface
 from torch import Tensor, fx
+from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor import install
 from dash_inductor import target as target_module
+from dash_inductor.cli import main
 from dash_inductor.codegen import generate
 from dash_inductor.emulation.named_gpu import named_gpu
 from dash_inductor.matching import declined
@@ -104,6 +107,51 @@ CUDNN = "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(Fal
 )
 def test_reasons(h100, attention, sizes, reason):
     assert declined(backward_node(attention, **sizes)) == reason
+
+
+@pytest.mark.parametrize(
+    ("attention", "sizes"),
+    [
+        (flash, {"dtype": torch.float32}),
+        (flash, {"head_dim": 8}),
+        (flash, {"head_dim": 264}),
+        (causal, {"q_len": 64, "kv_len": 65}),
+        (causal, {"q_len": 65536 * 64, "kv_len": 65536 * 64}),
+    ],
+)
+def test_choose_says_the_same(h100, capsys, attention, sizes):
+    reason = declined(backward_node(attention, **sizes))
+    shape = {"q_len": 64, "kv_len": 64, "head_dim": 64} | sizes
+    words = [f"--{name.replace('_', '-')}={size}" for name, size in shape.items() if name != "dtype"]
+    dtype = "fp32" if "dtype" in sizes else "bf16"
+    mask = "causal" if attention is causal else "full"
+    asked = [f"--mask={mask}", "--batch=1", "--heads=2", "--device=h100", f"--dtype={dtype}", "--json"]
+    assert main(["choose", *asked, *words]) == 1
+    assert json.loads(capsys.readouterr().out)["declined"] == reason
+    assert reason is not None
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [({"template": "one_pass"}, "template='one_pass'"), ({"schedule": "shift"}, "schedule='shift'")],
+)
+def test_a_head_dim_that_the_settings_leave_out(h100, settings, asked):
+    """It says which setting, and what the attention would get without it."""
+    (name,) = settings
+    with install.enabled(**settings):
+        assert declined(backward_node(flash, head_dim=128)) is None
+        assert declined(backward_node(flash, head_dim=192)) == (
+            f"head dim 192 is more than the 128 of one pass, which {asked} asks for: with {name}='auto' it takes two passes"
+        )
+        assert declined(backward_node(flash, head_dim=257)) == "head dim 257 is outside 16..256"
+
+
+@pytest.mark.parametrize("on", [None, False, True])
+def test_tuning_when_compiled(h100, on):
+    """By launches on made-up inputs, a table of zeros among them. None is off where the wrapper is Python."""
+    with inductor_config.patch({"triton.autotune_at_compile_time": on}):
+        reason = declined(backward_node(flash))
+    assert reason == ("torch._inductor.config.triton.autotune_at_compile_time is on" if on else None)
 
 
 def test_the_cpus_op_on_a_gpu(h100):

@@ -29,7 +29,9 @@ def printed(capsys: pytest.CaptureFixture[str], text: str):
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("change", ["", " --guarantee device", " --mask full", " --kv-heads 4", " --kv-len 4096", " --head-dim 64"])
+@pytest.mark.parametrize(
+    "change", ["", " --guarantee device", " --mask full", " --kv-heads 4", " --mask full --kv-len 4096", " --head-dim 64"]
+)
 def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, EXAMPLE + change)
     kv_heads, kv_len, d = 4 if "kv-heads 4" in change else 16, 4096 if "4096" in change else 8192, 64 if "64" in change else 128
@@ -50,10 +52,55 @@ def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFi
     sizes = {"q_len": 8192, "kv_len": kv_len, "heads": 2 * kv_heads}
     word = eval(found["piecewise"], OPERATIONS, sizes)
     assert decode(word) == (choice.family, choice.roles, choice.heads_in_flight, choice.stride, choice.boustrophedon)
+    assert found["declined"] is None
+    assert [row["default"] for row in found["candidates"]] == [True, *[False] * (len(found["candidates"]) - 1)]
+    different = dict.fromkeys((c.family, c.roles or None, c.heads_in_flight or None, c.stride or None) for c in choice.considered)
+    assert [place(row) for row in found["candidates"]] == list(different)
     for row in found["candidates"]:
         assert eval(row["applies_if"], OPERATIONS, sizes) == (row["predicted_us"] is not None)
         if row["predicted_us"] is not None:
             assert eval(row["formula_ns"], OPERATIONS, sizes) == round(1000 * row["predicted_us"])
+
+
+def place(found):
+    return found["family"], found["roles"], found["heads_in_flight"], found["stride"]
+
+
+@pytest.mark.parametrize(
+    "change", ["", " --batch 1 --heads 1 --kv-heads 1", " --q-len 64 --kv-len 64", " --mask full --q-len 300 --kv-len 100"]
+)
+def test_a_candidate_is_listed_once(change: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rounds and passes may come to the same placement; what is chosen stands there with its time."""
+    found = printed(capsys, EXAMPLE + change)
+    places = list(map(place, found["candidates"]))
+    assert len(places) == len(set(places)) > 1
+    chosen = found["candidates"][places.index(place(found))]
+    assert chosen["predicted_us"] == found["predicted_us"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("--kv-len 4096", "causal with S_q=8192 and S_k=4096"),
+        ("--mask causal_bottom_right --kv-len 8193", "causal with S_q=8192 and S_k=8193"),
+        ("--kv-heads 3", "kv heads (3, 3) do not divide the query heads (16)"),
+        ("--head-dim 512", "head dim 512 is outside 16..256"),
+        ("--head-dim 15", "head dim 15 is outside 16..256"),
+        ("--dtype fp32", "dtype fp32 is not one of bf16, fp16"),
+        ("--q-len 4194241 --kv-len 4194241", "lengths S_q=4194241, S_k=4194241 have too many tiles for a table entry"),
+    ],
+)
+def test_what_the_pass_declines(change: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No schedule, and the reason of the pass, see test_declined_on_gpu.py; the exit code is not that of an error."""
+    assert main([*EXAMPLE.split(), *change.split(), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out) == {"device": "h100", "guarantee": "run", "declined": reason}
+    assert main([*EXAMPLE.split(), *change.split()]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == f"declined   {reason}"
+
+
+def test_fp32_is_of_the_emulated_device(capsys: pytest.CaptureFixture[str]) -> None:
+    found = printed(capsys, f"{EXAMPLE} --q-len 128 --kv-len 128 --dtype fp32 --device emulated")
+    assert (found["declined"], found["tile"]) == (None, "16x32x128")
 
 
 def test_the_workspace(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,8 +146,15 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("--kv-heads 3", "kv-heads must divide heads, and 3 does not divide 16"),
-        ("--head-dim 512", "head dim 512 is outside 16..256"),
+        (
+            "--batch 65537",
+            "batch x kv-heads x KV tiles of 128 keys must be at most 4194304, got 65537 x 16 x 64 = 67109888",
+        ),
+        (
+            "--batch 1000000 --head-dim 256",
+            "batch x kv-heads x KV tiles of 32 keys must be at most 4194304, got 1000000 x 16 x 256",
+        ),
+        ("--head-dim 2147483648", "argument --head-dim: must be at most 2147483647, got 2147483648"),
         ("--q-len 0", "argument --q-len: must be at least 1, got 0"),
     ],
 )

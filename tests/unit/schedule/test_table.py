@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 
 from dash_inductor.schedule import TABLE, Ascending, Geometry, Plan, pack
-from dash_inductor.schedule.table import most_ints
+from dash_inductor.schedule.table import most_ints, table_ints
 
 from .strategies import plans
 
@@ -27,7 +27,7 @@ def test_the_table_tells_what_the_schedule_says(plan: Plan) -> None:
         row = table[rows + j * steps : rows + (j + 1) * steps]
         assert [(e & 0xFFFF, e >> 16) for e in row[:length]] == [(i, s.rank(i, j)) for i in s.order(j)]
         assert row[length:] == [0] * (steps - length)
-    assert len(table) == rows + n_kv * steps
+    assert len(table) == rows + n_kv * steps == table_ints(plan)
     assert steps == max(1, *(g.steps(j) for j in range(n_kv)))
     if s.name != TABLE:
         assert len(table) <= most_ints(g.n_q, g.n_kv)
