@@ -1,8 +1,8 @@
 """The command line.
 
-`codegen` shows the code for a GPU that is not there, `gates` judges that of every tile, `demo` trains twice and compares bits,
-`simulate` replays a schedule and `compare` all families of them, `choose` says which one is taken, `calibrate` measures what that
-rests on.
+`codegen` shows the code for a GPU that is not there, `gates` judges that of every tile, `replay` estimates what a main loop takes on
+Hopper, `demo` trains twice and compares bits, `simulate` replays a schedule and `compare` all families of them, `choose` says which
+one is taken, `calibrate` measures what that rests on.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from typing import Any, NoReturn
 
 from dash_inductor import calibrate, choosing, compare, demo, gates, simulate
 from dash_inductor.devices import DEVICES, device
+from dash_inductor.replay import command as replaying
 
 # With either of these torch is emulated in this process, and Triton compiles nothing.
 EMULATING = ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE")
 # Figures of the whole kernel; all others are of its main loop.
 OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes", "main_loops", "tmem_columns", "ctas_per_sm")
-# Commands about schedules: all but the last need no torch.
-SCHEDULING = {"simulate": simulate, "compare": compare, "choose": choosing, "calibrate": calibrate}
+# Commands that compile nothing here; all but the last need no torch.
+PLAIN = {"replay": replaying, "simulate": simulate, "compare": compare, "choose": choosing, "calibrate": calibrate}
 
 
 class _Parser(argparse.ArgumentParser):
@@ -44,9 +45,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if args.command == "demo":
         return demo.main(args)
-    if args.command in SCHEDULING:
+    if args.command in PLAIN:
         try:
-            return SCHEDULING[args.command].main(args)
+            return PLAIN[args.command].main(args)
         except ValueError as error:
             args.parser.error(str(error))
     if any(os.environ.get(name, "0") != "0" for name in EMULATING):
@@ -89,11 +90,15 @@ def _arguments() -> argparse.ArgumentParser:
     demo.add_arguments(training)
     training.set_defaults(parser=training)
 
-    replayed = commands.add_parser("simulate", help="one schedule: its time, its bounds, who runs what, a Gantt chart")
+    predicted = commands.add_parser(
+        "replay", help="what the main loop of a Hopper cubin takes a step by estimate, and what it waits for"
+    )
+    simulated = commands.add_parser("simulate", help="one schedule: its time, its bounds, who runs what, a Gantt chart")
     compared = commands.add_parser("compare", help="every family over the number of KV tiles: time over the lower bound")
     chosen = commands.add_parser("choose", help="which schedule an attention gets on a GPU, and what it is chosen among")
     calibrated = commands.add_parser("calibrate", help="measure the cost constants of the GPU that is there")
-    for command, module in ((replayed, simulate), (compared, compare), (chosen, choosing), (calibrated, calibrate)):
+    plain = (predicted, simulated, compared, chosen, calibrated)
+    for command, module in zip(plain, PLAIN.values(), strict=True):
         module.add_arguments(command)
         command.set_defaults(parser=command)
     return parser

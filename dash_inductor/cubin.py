@@ -80,7 +80,7 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
     `shared_bytes` is `metadata.shared` of the compiled kernel: dynamic shared memory does not stand in the cubin.
     Raises ValueError for a cubin of several functions.
     """
-    text = _disassemble(cubin)
+    text = disassemble(cubin)
     usage = re.search(r"REG:(\d+) STACK:(\d+)", text)
     functions = text.split("Function : ")[1:]
     if usage is None or len(functions) != 1:
@@ -152,11 +152,11 @@ def issued_idle(loop: Sequence[Instruction], wanted: Callable[[Instruction], boo
 
 def loops_with(cubin: bytes, base: str) -> list[list[Instruction]]:
     """The innermost loops that hold an instruction `base`, such as UTMALDG. A warp-specialised kernel has a loop per partition."""
-    text = _disassemble(cubin)
+    text = disassemble(cubin)
     return _innermost(parse(text), indirect_targets(text), lambda instruction: instruction.base == base)
 
 
-def _disassemble(cubin: bytes) -> str:
+def disassemble(cubin: bytes) -> str:
     """cuobjdump's resource usage, then the SASS, then the attributes in which the targets of indirect branches stand, if any do."""
     import triton
 

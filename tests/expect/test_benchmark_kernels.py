@@ -12,7 +12,7 @@ from benchmarks.attention.variants import VARIANTS, Variant
 from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
 from dash_inductor import enabled
 from dash_inductor.codegen import attention_backward, compile_kernel
-from dash_inductor.cubin import CubinReport, _disassemble, inspect
+from dash_inductor.cubin import CubinReport, disassemble, inspect
 
 BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}
 
@@ -86,7 +86,7 @@ def test_additions(operation, warps):
         attrs={(0,): [["tt.divisibility", 16]]},
     )
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-    sass = _disassemble(binary.asm["cubin"])
+    sass = disassemble(binary.asm["cubin"])
     vectors = BLOCK // (32 * warps) // 4
     counts = {
         kind: sass.count(kind) for kind in ("REDG.E.ADD.F32x4", "REDG", "STG.E.128", "STG", "LDG.E.128", "LDG", "ATOMG", "STL")

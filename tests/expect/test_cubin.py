@@ -197,7 +197,7 @@ def test_figures_of_several_main_loops(monkeypatch):
         *["HGMMA.64x64x16 R4", "LDGSTS.E [R2], [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
         *["LDL R2, [R1]", "@P0 BRA 0x70", "EXIT"],  # 7 to 12
     )
-    monkeypatch.setattr("dash_inductor.cubin._disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
+    monkeypatch.setattr("dash_inductor.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
     one, both = inspect(b"", 0), inspect(b"", 0, 2)
     assert (one.main_loops, one.instructions_in_loop, one.hgmma) == (1, 7, 2)
     assert (one.ldgsts, one.local_in_loop, one.warpgroup_depbars) == (2, 1, 1)
@@ -244,7 +244,7 @@ def test_issued_while_the_tensor_cores_idle():
 )
 def test_idle_figures(monkeypatch, matmul, others, figures):
     text = sass(matmul, *others, "@P0 BRA 0x0", "EXIT")
-    monkeypatch.setattr("dash_inductor.cubin._disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
+    monkeypatch.setattr("dash_inductor.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
     report = inspect(b"", 0)
     assert (report.idle_fences, report.idle_additions, report.copies_ahead) == (*figures, None)
 
@@ -312,6 +312,6 @@ def test_against_a_slow_definition():
 
 
 def test_several_functions_are_refused(monkeypatch):
-    monkeypatch.setattr(cubin, "_disassemble", lambda _: "REG:8 STACK:0\n Function : a\n Function : b\n")
+    monkeypatch.setattr(cubin, "disassemble", lambda _: "REG:8 STACK:0\n Function : a\n Function : b\n")
     with pytest.raises(ValueError, match="one kernel, found 2"):
         inspect(b"", 0)
