@@ -1,8 +1,8 @@
 """The command line.
 
-`codegen` shows the code for a GPU that is not there, `gates` judges that of every tile, `replay` estimates what a main loop takes on
-Hopper, `demo` trains twice and compares bits, `simulate` replays a schedule and `compare` all families of them, `choose` says which
-one is taken, `calibrate` measures what that rests on.
+`codegen` shows the code for a GPU that is not there, `gates` judges that of every tile, `replay` estimates what a main loop takes
+on Hopper, `demo` trains twice and compares bits, `simulate` replays a schedule and `compare` all families of them, `choose` says
+which one is taken, `calibrate` measures what that rests on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NoReturn
 
 from dash_inductor import calibrate, choosing, compare, demo, gates, simulate
 from dash_inductor.devices import DEVICES, device
+from dash_inductor.replay import SMALLEST
 from dash_inductor.replay import command as replaying
 
 # With either of these torch is emulated in this process, and Triton compiles nothing.
@@ -142,6 +143,7 @@ def _codegen(args: argparse.Namespace) -> dict[str, Any]:
             "kernel": name,
             "device": args.device,
             **figures,
+            **gates.predicted(compiled, tile),
             "gates": gates.violated(figures, gpu.arch, tile),
             "launch": list(generated.launches[name]),
             "source": generated.kernels[name],
@@ -169,6 +171,10 @@ def _show(report: dict[str, Any]) -> None:
 def _show_kernel(report: dict[str, Any], title: str, sections: dict[str, str]) -> None:
     figures = {name: value for name, value in report.items() if isinstance(value, int)}
     rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in figures.items()]
+    for loop in report["predicted_cycles"] or ():
+        by_cause = {"tensor cores": loop["tensor_cycles"], **loop["exposed"]}
+        rows.append(("cycles a step, estimate *", f"{loop['cycles']:.0f}"))
+        rows += [(f"  {cause} *", f"{cycles:.0f}") for cause, cycles in by_cause.items() if cycles >= SMALLEST]
     rows += [("broken rule", sentence) for sentence in report["gates"]]
     sections = sections | {"Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
     if sys.stdout.isatty() and importlib.util.find_spec("rich"):

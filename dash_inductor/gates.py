@@ -16,6 +16,7 @@ from .config import ONE_PASS, TWO_PASS
 from .console import table
 from .cubin import inspect
 from .devices import LIMITS, device, occupancy
+from .replay import replay
 from .templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Tile, TwoPassTile, tile, tiles_of, two_pass_tile
 
 if TYPE_CHECKING:
@@ -107,6 +108,21 @@ def figures(compiled: CompiledKernel, arch: int, used: Tile | TwoPassTile) -> di
     }
 
 
+def predicted(compiled: CompiledKernel, used: Tile | TwoPassTile) -> dict[str, Any]:
+    """What each main loop takes a step by the replay (`Replay.as_dict`), an estimate that is not gated; or None, and why not."""
+    try:
+        replays = replay(compiled.cubin, used.kinds, warps=compiled.metadata.num_warps)
+    except ValueError as error:
+        return {"predicted_cycles": None, "not_predicted": str(error)}
+    return {"predicted_cycles": [each.as_dict() for each in replays], "not_predicted": None}
+
+
+def predicted_cycles(found: Mapping[str, Any]) -> str | None:
+    """The clocks a step of `predicted`, loop by loop; None if there are none."""
+    loops = found.get("predicted_cycles")
+    return " + ".join(f"{loop['cycles']:.0f}" for loop in loops) if loops else None
+
+
 def violated(found: Mapping[str, Any], arch: int, used: Tile | TwoPassTile, most_instructions: int | None = None) -> list[str]:
     """The gates that the `figures` of a main kernel do not pass, a sentence each."""
     limits = LIMITS[arch]
@@ -175,7 +191,8 @@ def judged(cell: Cell) -> dict[str, Any]:
     arch = device(key).arch
     found = asdict(cell) | {"tile": str(cell.tile), "most_instructions": cell.most_instructions}
     try:
-        found |= figures(compile_kernel(code.kernels[kernel], key), arch, cell.tile)
+        compiled = compile_kernel(code.kernels[kernel], key)
+        found |= figures(compiled, arch, cell.tile) | predicted(compiled, cell.tile)
     except Exception as error:  # what Triton and ptxas raise has no common class
         return found | {"gates": [f"it does not compile: {str(error).splitlines()[0]}"]}
     return found | {"gates": violated(found, arch, cell.tile, cell.most_instructions)}
@@ -194,6 +211,11 @@ COLUMNS = (
     *("registers", "stack_bytes", "shared_bytes", "tmem_columns", "ctas_per_sm", "instructions_in_loop", "local_in_loop"),
     *("copies_ahead", "idle_fences", "idle_additions"),
 )
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    judgement = "; ".join(row["gates"]) or "pass"
+    return {name: row.get(name) for name in COLUMNS} | {"cycles (estimate)": predicted_cycles(row), "gates": judgement}
 
 
 def main(args: argparse.Namespace) -> int:
@@ -219,7 +241,7 @@ def main(args: argparse.Namespace) -> int:
         print(json.dumps({"triton": triton.__version__, "rows": found}, indent=2))
     else:
         title = f"Triton {triton.__version__}: {failed} of {len(found)} kernels break a rule"
-        lines = [{name: row.get(name) for name in COLUMNS} | {"gates": "; ".join(row["gates"]) or "pass"} for row in found]
+        lines = [_line(row) for row in found]
         table(title, lines)
         print(title)
     return 1 if failed else 0

@@ -13,20 +13,7 @@ from ..console import table
 from . import CONSTANTS, Constants, Replay, Sensitivity, loops_of, replay_loop, sensitivity
 from .machine import Event
 
-SHOWN = (
-    "matmul",
-    "wait for matmuls",
-    "barrier",
-    "membar",
-    "release",
-    "poll",
-    "load",
-    "addition",
-    "copy",
-    "commit",
-    "wait for copies",
-)
-SHOWN += ("shared store", "fence", "mbarrier")
+HIDDEN = ("arithmetic", "mufu", "constant", "shared load", "store")  # kinds that a trace leaves out
 WORTH_SHOWING = 15  # clocks that a guess moves
 
 
@@ -127,6 +114,6 @@ def _show(replay: Replay, guesses: list[Sensitivity], trace: bool) -> None:
     if trace:
         groups = sorted({event.warp for event in replay.trace if event.warp % 4 == 0})
         for event in replay.trace:
-            if event.warp in groups and event.operation.kind in SHOWN:
+            if event.warp in groups and event.operation.kind not in HIDDEN:
                 row = _traced(replay, event)
                 print(f"  {row['clock']:6.0f} warp {row['warp']} {row['address']:#06x} {row['opcode']} {row['operands']}")

@@ -106,8 +106,8 @@ class StreamingMultiprocessor:
     """One CTA on one SM for some steps of a loop. Times are in clocks; everything that it does follows from its arguments.
 
     `chained`: a poll succeeds once the step before has been released, as in a chain of CTAs that are a step apart; else at once.
-    `arriving` is what comes into shared memory, or leaves it by TMA, in bytes per FLOP of matmul. `released_late`: a step releases the
-    additions of the step before it.
+    `arriving` is what comes into shared memory, or leaves it by TMA, in bytes per FLOP of matmul. `released_late`: a step
+    releases the additions of the step before it.
     """
 
     constants: Constants

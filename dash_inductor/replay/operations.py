@@ -61,44 +61,11 @@ _KINDS = {
     **dict.fromkeys(("LDC", "ULDC", "S2R", "S2UR"), "constant"),
 }
 # What the machine has no model of; all of it is asynchronous, or a matmul.
-UNKNOWN = (
-    "HMMA",
-    "IMMA",
-    "IGMMA",
-    "QGMMA",
-    "ATOM",
-    "ATOMG",
-    "ATOMS",
-    "RED",
-    "UTMALDG",
-    "UTMASTG",
-    "UTMAREDG",
-    "UBLKCP",
-    "CALL",
-    "BRX",
-    "JMX",
-)
+UNKNOWN = frozenset(("HMMA", "IMMA", "IGMMA", "QGMMA", "ATOM", "ATOMG", "ATOMS", "RED", "CALL", "BRX", "JMX"))
+UNKNOWN |= {"UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP"}
 # Issued at half the rate, one warp of a scheduler in two clocks: 64 a clock and SM (CUDA Programming Guide, throughput, 9.0).
-_HALF_RATE = frozenset(
-    (
-        "LOP3",
-        "ISETP",
-        "FSEL",
-        "FSETP",
-        "FMNMX",
-        "SEL",
-        "PRMT",
-        "SHF",
-        "IADD3",
-        "LEA",
-        "VIADD",
-        "PLOP3",
-        "IABS",
-        "SGXT",
-        "BMSK",
-        "F2FP",
-    )
-    + ("CS2R", "IMNMX", "VIMNMX", "P2R", "R2P", "MOV", "VOTE")
+_HALF_RATE = re.compile(
+    "LOP3|ISETP|FSEL|FSETP|FMNMX|SEL|PRMT|SHF|IADD3|LEA|VIADD|PLOP3|IABS|SGXT|BMSK|F2FP|CS2R|V?IMNMX|P2R|R2P|MOV|VOTE"
 )
 
 
@@ -156,7 +123,7 @@ class Operation:
             return "mufu", 0  # by the constant of that name
         if self.base == "IMAD":
             return "multiply", 2
-        return ("arithmetic", 2) if self.base in _HALF_RATE else None
+        return ("arithmetic", 2) if _HALF_RATE.fullmatch(self.base) else None
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
