@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +41,17 @@ class Clock:
                 return start.elapsed_time(end)
         self.late += 1
         return start.elapsed_time(end)
+
+
+def host_milliseconds(launch: Callable[[], Any]) -> tuple[float, Any]:
+    """How long a call and all that it enqueues take by the host's clock, and what it returns."""
+    from torch import cuda
+
+    cuda.synchronize()
+    start = time.perf_counter()
+    found = launch()
+    cuda.synchronize()
+    return 1000 * (time.perf_counter() - start), found
 
 
 def flushed() -> Any:

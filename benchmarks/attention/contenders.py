@@ -57,6 +57,7 @@ class Contender:
         unavailable: why it cannot run on a device type, whatever the shape, or None.
         twin: the contender that is the same but for determinism.
         valid: whether its gradients are meant to be right.
+        compiled: whether preparing it takes a compiler.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Contender:
     unavailable: Callable[[str], str | None]
     twin: str | None = None
     valid: bool = True
+    compiled: bool = False
 
 
 def first_line(said: object) -> str:
@@ -184,7 +186,7 @@ def ours(
     """The package's kernel under some of its settings, perhaps changed for the measurement; variants are of one pass."""
     valid = variant is None or variant.valid
     prepare = functools.partial(_prepare_ours, settings=(settings or {}) if variant is None else ONE_PASS_ONLY, variant=variant)
-    return Contender(name, valid, prepare, _ours_unavailable, twin, valid)
+    return Contender(name, valid, prepare, _ours_unavailable, twin, valid, compiled=True)
 
 
 def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], variant: Variant | None) -> Prepared:
@@ -267,7 +269,7 @@ def contenders() -> dict[str, Contender]:
         Contender("sdpa-efficient-strict", True, **_sdpa("EFFICIENT_ATTENTION", True), twin="sdpa-efficient"),
         Contender("sdpa-efficient", False, **_sdpa("EFFICIENT_ATTENTION", False)),
         Contender("sdpa-cudnn", False, **_sdpa("CUDNN_ATTENTION", False)),
-        Contender("flex", True, _flex, _needs_gpu),
+        Contender("flex", True, _flex, _needs_gpu, compiled=True),
         Contender("fa4-deterministic", True, **_flash_attention("flash_attn.cute", True), twin="fa4"),
         Contender("fa4", False, **_flash_attention("flash_attn.cute", False)),
         Contender("fa3-deterministic", True, **_flash_attention("flash_attn_interface", True), twin="fa3"),
@@ -277,6 +279,7 @@ def contenders() -> dict[str, Contender]:
 
 
 def tuned() -> dict[str, Contender]:
-    """Our one-pass kernel as it is and every variant of it."""
+    """Our one-pass kernel as it is, every variant of it, and the Gluon kernel."""
     changed = [ours(f"ours-{v.name}", variant=v) for v in VARIANTS]
-    return {c.name: c for c in (ours("ours", ONE_PASS_ONLY, twin="ours-unordered"), *changed)}
+    gluon = ours("ours-gluon", {"kernel": "gluon", **ALONG["gluon"], **ONE_PASS_ONLY})
+    return {c.name: c for c in (ours("ours", ONE_PASS_ONLY, twin="ours-unordered"), *changed, gluon)}

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import platform
 import subprocess
+import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+FILE = "environment.json"
+CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "power.draw", "temperature.gpu", "utilization.gpu")
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,27 @@ def environment() -> Environment:
     )
 
 
+def everything() -> dict[str, Any]:
+    """What may matter beside, too: sizes in bytes, clocks in MHz, power in W, and a digest of the package's sources."""
+    import torch
+
+    from dash_inductor.salt import sources_digest
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        **asdict(environment()),
+        "arch": properties.major * 10 + properties.minor,
+        "l2_bytes": properties.L2_cache_size,
+        "memory_bytes": properties.total_memory,
+        "sources": sources_digest(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        **{query: nvidia_smi(query) for query in CLOCKS},
+    }
+
+
 def sm_mhz() -> int | None:
     """The SM clock now; None where nvidia-smi does not say."""
     text = nvidia_smi("clocks.sm")
@@ -49,22 +79,24 @@ def nvidia_smi(query: str) -> str:
     return next(iter(said.splitlines()), "").strip()
 
 
-def main() -> None:
-    """Prints everything that may matter, for the head of a log."""
+def main(argv: Sequence[str] | None = None) -> int:
+    """Prints everything that may matter and writes it down; the exit code is 2 without a GPU."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention.environment", description=__doc__)
+    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of {FILE}")
+    args = parser.parse_args(argv)
     import torch
 
-    print(f"python: {platform.python_version()}, {platform.platform()}")
     if not torch.cuda.is_available():
-        print(f"torch: {torch.__version__}, no GPU")
-        return
-    for name, value in asdict(environment()).items():
+        print(f"torch {torch.__version__} sees no GPU", file=sys.stderr)
+        return 2
+    found = everything()
+    for name, value in found.items():
         print(f"{name}: {value}")
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    print(f"cuda: {torch.version.cuda}, cudnn: {torch.backends.cudnn.version()}")
-    print(f"memory: {properties.total_memory >> 20} MiB, L2: {properties.L2_cache_size >> 20} MiB")
-    for query in ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "power.draw", "temperature.gpu", "utilization.gpu"):
-        print(f"{query}: {nvidia_smi(query)}")
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

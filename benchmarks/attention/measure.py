@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -23,12 +23,20 @@ LAUNCHES = 4  # whose bits are compared
 ERROR_FACTOR = 2  # how far from fp32 a contender may be, in errors of the baseline in the same dtype
 FIXED_ERROR = 0.01  # where there is no baseline: bf16 gradients are a few thousandths off
 WARM_UP = 3
+# A contender whose launch takes longer than both takes no turns: its one time is its row.
+SLOW_MS, SLOWER_THAN_BASELINE = 100, 4
+SKIPPED_MS = 2000  # and one that would take so long, by its rate at another shape, is not launched
+TIME_LIMIT = "not run: the time limit"
 
 Say = Callable[[str], None]
 
 
 class LostDeviceError(RuntimeError):
-    """A kernel faulted: nothing more can run on the device in this process."""
+    """A kernel of `contender` faulted: nothing more can run on the device in this process."""
+
+    def __init__(self, contender: str, error: Exception) -> None:
+        super().__init__(first_line(error))
+        self.contender = contender
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ class Result:
     peak_bytes: int | None = None
     note: str = ""
     times_ms: tuple[float, ...] = ()
+    launch_ms: float | None = None  # of one launch, by the host's clock
 
     @property
     def error(self) -> float:
@@ -69,35 +78,81 @@ def settings() -> Iterator[None]:
         deterministic.fill_uninitialized_memory = filling  # type: ignore[attr-defined]
 
 
-def measure(shape: Shape, contenders: Mapping[str, Contender], rounds: int, baseline: str, say: Say) -> list[Result]:
-    """One result per contender, timed in turns; LostDeviceError when a kernel faulted. Needs a GPU."""
+@dataclass
+class Pace:
+    """How long one command may go on, and what it knows of slow contenders: the FLOP per ms of their last shape."""
+
+    deadline: float = math.inf  # of time.monotonic
+    slow: dict[str, tuple[float, str]] = field(default_factory=dict)
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self.deadline
+
+    def left_out(self, name: str, shape: Shape) -> str | None:
+        """Why a contender is not launched at a shape, or None."""
+        if self.is_over():
+            return TIME_LIMIT
+        if name in self.slow:
+            rate, where = self.slow[name]
+            if shape.flop / rate > SKIPPED_MS:
+                return f"left out: about {shape.flop / rate / 1000:.0f} s a launch, by its rate at {where}"
+        return None
+
+    def note(self, result: Result, shape: Shape) -> None:
+        """Remembers what took no turns."""
+        if result.times_ms:
+            self.slow[result.contender.name] = shape.flop / result.times_ms[0], shape.name
+
+
+def measure(
+    shape: Shape, contenders: Mapping[str, Contender], rounds: int, baseline: str, say: Say, pace: Pace | None = None
+) -> list[Result]:
+    """One result per contender, timed in turns; LostDeviceError when a kernel faulted. Needs a GPU.
+
+    Time is looked at before each contender is tried and after each round: what is ready by then is timed once at least.
+    """
     import torch
 
+    pace = pace or Pace()
     torch.cuda.empty_cache()
     with settings():
         inputs = random_inputs(shape, "cuda", torch.bfloat16)
         reference = Reference.of(shape, inputs, torch.float32)
-        results = {}
+        results: dict[str, Result] = {}
         for name, contender in contenders.items():
-            results[name] = attempt(contender, shape, inputs, reference)
+            why = pace.left_out(name, shape)
+            limit = math.inf if name == baseline else slow_ms(results.get(baseline))
+            results[name] = attempt(contender, shape, inputs, reference, limit) if why is None else Result(contender, why)
+            pace.note(results[name], shape)
             if results[name].prepared is None:
                 say(f"  {name}: {results[name].status}")
-        _time(results, rounds)
+        _time(results, rounds, pace)
     allowed = allowed_error(results.get(baseline))
     return [judged(result, allowed) for result in results.values()]
 
 
-def _time(results: dict[str, Result], rounds: int) -> None:
-    """Puts times into the results that are ready."""
-    ready = {name: result.prepared for name, result in results.items() if result.prepared is not None}
+def slow_ms(baseline: Result | None) -> float:
+    """Beyond which a launch takes no turns."""
+    return max(SLOW_MS, SLOWER_THAN_BASELINE * ((baseline and baseline.launch_ms) or 0))
+
+
+def _time(results: dict[str, Result], rounds: int, pace: Pace) -> None:
+    """Puts times into the results that are ready and have none."""
+    ready = {name: r.prepared for name, r in results.items() if r.prepared is not None and not r.times_ms}
     flushed = clock.flushed()
     clocks = {name: clock.Clock(flushed) for name in ready}
-    timers = {name: functools.partial(clocks[name].milliseconds, prepared.launch) for name, prepared in ready.items()}
-    try:
-        times = interleaved(timers, rounds, WARM_UP)
-    except RuntimeError as error:
-        _still_there(error)
-        raise
+
+    def timer(name: str, prepared: Prepared) -> Callable[[], float]:
+        def milliseconds() -> float:
+            try:
+                return clocks[name].milliseconds(prepared.launch)
+            except RuntimeError as error:
+                _still_there(name, error)
+                raise
+
+        return milliseconds
+
+    times = interleaved({name: timer(name, prepared) for name, prepared in ready.items()}, rounds, WARM_UP, pace.is_over)
     for name, own in times.items():
         note = f"the host was late {clocks[name].late} times" if clocks[name].late else ""
         note = "; ".join(filter(None, (results[name].note, note)))
@@ -117,34 +172,42 @@ def judged(result: Result, allowed: float) -> Result:
         wrong = [f"{name} {error:.1e}" for name, error in result.errors.items() if not error <= allowed]
         if wrong:
             status = f"wrong: {', '.join(wrong)} off, allowed {allowed:.1e}"
-        elif result.contender.deterministic and not result.same_bits:
+        elif result.contender.deterministic and result.same_bits is False:
             status = f"not deterministic: bits differ within {LAUNCHES} launches"
     return replace(result, status=status)
 
 
-def attempt(contender: Contender, shape: Shape, inputs: Inputs, reference: Reference) -> Result:
-    """The contender, ready and checked, or the reason why not; on any device that it takes."""
+def attempt(contender: Contender, shape: Shape, inputs: Inputs, reference: Reference, limit_ms: float = math.inf) -> Result:
+    """The contender, ready and checked, or the reason why not; on any device that it takes.
+
+    On a GPU one whose launch takes longer than `limit_ms` is launched no more: it has that time, and its bits are not compared.
+    """
     device = inputs.query.device.type
     reason = contender.unavailable(device)
     if reason is not None:
         return Result(contender, f"not available: {reason}")
     try:
-        return _checked(contender, contender.prepare(shape, inputs), reference, device)
+        return _checked(contender, contender.prepare(shape, inputs), reference, device, limit_ms)
     except RefusedError as refused:
         return Result(contender, f"refused: {refused}")
     except Exception as error:
         if device == "cuda":
-            _still_there(error)
+            _still_there(contender.name, error)
         return Result(contender, f"failed: {type(error).__name__}: {first_line(error)}")
 
 
-def _checked(contender: Contender, prepared: Prepared, reference: Reference, device: str) -> Result:
+def _checked(contender: Contender, prepared: Prepared, reference: Reference, device: str, limit_ms: float) -> Result:
     """Launches on poisoned memory: right gradients that come again bit for bit were written, all of them, each time."""
-    peak = None
+    peak = launch_ms = None
     on_gpu = device == "cuda"
     if on_gpu:
-        held = prepared.launch()  # compiles what is left, and lets the allocator keep enough for two launches
-        peak = clock.peak_bytes(prepared.launch)
+        launch_ms, held = clock.host_milliseconds(prepared.launch)  # compiles and loads what is left
+        if launch_ms > limit_ms:
+            launch_ms, held = clock.host_milliseconds(prepared.launch)
+        if launch_ms > limit_ms:
+            note = "; ".join(filter(None, (prepared.note, "one launch by the host's clock, too slow for turns; bits not compared")))
+            return Result(contender, OK, prepared, None, reference.errors(held), None, note, (launch_ms,), launch_ms)
+        peak = clock.peak_bytes(prepared.launch)  # while the allocator keeps enough for two launches
         del held
     first: tuple[Tensor, ...] = ()
     same = True
@@ -154,7 +217,7 @@ def _checked(contender: Contender, prepared: Prepared, reference: Reference, dev
         grads = prepared.launch()
         same = same and all(same_bits(a, b) for a, b in zip(grads, first or grads, strict=True))
         first = first or grads
-    return Result(contender, OK, prepared, same, reference.errors(first), peak, prepared.note)
+    return Result(contender, OK, prepared, same, reference.errors(first), peak, prepared.note, launch_ms=launch_ms)
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
@@ -165,23 +228,22 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
     return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
 
 
-def attempt_to_compile(shape: Shape, contenders: Mapping[str, Contender]) -> None:
-    """Prepares every contender and drops it: what is left of that are the compilers' caches."""
+def attempt_to_compile(pairs: Sequence[tuple[Shape, Contender]]) -> None:
+    """Prepares every contender for its shape and drops it: what is left of that are the compilers' caches."""
     import torch
 
     with settings():
-        inputs = random_inputs(shape, "cuda", torch.bfloat16)
-        for contender in contenders.values():
+        for shape, contender in pairs:
             if contender.unavailable("cuda") is None:
                 with suppress(Exception):
-                    contender.prepare(shape, inputs)
+                    contender.prepare(shape, random_inputs(shape, "cuda", torch.bfloat16))
 
 
-def _still_there(error: Exception) -> None:
+def _still_there(name: str, error: Exception) -> None:
     """LostDeviceError if the device is in error, as it stays after a fault."""
     import torch
 
     try:
         torch.cuda.synchronize()
     except RuntimeError as fault:
-        raise LostDeviceError(first_line(error)) from fault
+        raise LostDeviceError(name, error) from fault

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -34,9 +34,9 @@ def rows_of(
     return [_row(shape, r, times, run=run, environment=environment, baseline=baseline, mhz=mhz) for r in results]
 
 
-def not_run(shape: Shape, contenders: Mapping[str, Contender], why: str, **common: Any) -> list[Row]:
+def not_run(shape: Shape, contenders: Iterable[Contender], status: str, **common: Any) -> list[Row]:
     """Rows of a shape that was not measured."""
-    return rows_of(shape, [Result(c, f"not run: {why}") for c in contenders.values()], mhz=None, **common)
+    return rows_of(shape, [Result(contender, status) for contender in contenders], mhz=None, **common)
 
 
 def _row(
@@ -86,7 +86,7 @@ def _row(
 
 
 def _ratio(name: str, above: Sequence[float] | None, below: Sequence[float] | None) -> dict[str, float]:
-    if not above or not below:
+    if not above or not below or len(above) != len(below):  # one of them took no turns
         return {}
     found = summary(ratios(above, below))
     return {name: found.median, f"{name}_p20": found.p20, f"{name}_p80": found.p80}

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,10 +18,10 @@ from typing import Any
 
 from .contenders import Contender
 from .environment import environment, sm_mhz
-from .measure import LostDeviceError, attempt_to_compile, measure
+from .measure import TIME_LIMIT, LostDeviceError, Pace, attempt_to_compile, measure
 from .plot import plot
 from .report import line, not_run, rows_of, show
-from .rows import Row, append
+from .rows import append, read
 from .shapes import SHAPES, Shape
 
 FILE = "attention.csv"
@@ -33,12 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", metavar="NAMES", help="names or patterns, separated by commas")
     parser.add_argument("--contenders", metavar="NAMES", help="likewise; the baseline and the twins of those chosen come along")
     parser.add_argument("--rounds", type=_positive, metavar="N", help=f"repetitions (default {ROUNDS})")
-    parser.add_argument("--minutes", type=float, metavar="M", help="start no shape after so long; rows of the others say so")
+    parser.add_argument("--minutes", type=float, metavar="M", help="start nothing after so long; rows say what was left")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in so many processes first (default: do not)")
     parser.add_argument("--pictures", action=argparse.BooleanOptionalAction, default=True, help="draw this run's rows")
     parser.add_argument("--label", default="", help="name of this run in the rows")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON, and progress to stderr only")
-    parser.add_argument("--compile-only", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--compile-only", metavar="SHAPE/CONTENDER,...", help=argparse.SUPPRESS)
+    parser.add_argument("--without", metavar="NAME,...", default="", help=argparse.SUPPRESS)
 
 
 def _positive(text: str) -> int:
@@ -90,28 +92,44 @@ def _matching(what: str, patterns: str, names: Sequence[str]) -> set[str]:
 def command(
     args: argparse.Namespace, module: str, shapes: Sequence[Shape], contenders: Mapping[str, Contender], baseline: str
 ) -> int:
-    """Measures and reports; 0, or 1 if a kernel faulted. Needs a GPU."""
-    seconds = None if args.minutes is None else 60 * args.minutes
-    deadline = None if seconds is None else time.monotonic() + seconds
-    if args.compile_only:
-        for shape in shapes:
-            attempt_to_compile(shape, contenders)
+    """Measures and reports; 0, or 1 if a kernel faulted. Needs a GPU.
+
+    After a fault a process can do nothing more with its device: another one goes on with the shape and those after it, without the
+    contender that faulted.
+    """
+    if args.compile_only is not None:
+        by_name = {shape.name: shape for shape in shapes}
+        pairs = [pair.split("/") for pair in args.compile_only.split(",")]
+        attempt_to_compile([(by_name[shape], contenders[name]) for shape, name in pairs])
         return 0
+    contenders = {name: c for name, c in contenders.items() if name not in args.without.split(",")}
+    seconds = math.inf if args.minutes is None else 60 * args.minutes
+    pace = Pace(time.monotonic() + seconds)
     if args.jobs > 0:
-        _compile_first(module, args.jobs, shapes, contenders, None if seconds is None else seconds / 2)
-    path = None if args.out is None else args.out / FILE
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-    rows, lost = run(shapes, contenders, rounds=args.rounds, label=args.label, baseline=baseline, deadline=deadline, path=path)
+        _compile_first(module, args.jobs, shapes, contenders, seconds / 2)
+    args.out.mkdir(parents=True, exist_ok=True)
+    path = args.out / FILE
+    before = len(read(path)) if path.exists() else 0
+    lost = run(shapes, contenders, rounds=args.rounds, label=args.label, baseline=baseline, pace=pace, path=path)
+    if lost is not None:
+        _go_on(args, module, lost, contenders, pace)
+    rows = read(path)[before:]
     if args.json:
         print(json.dumps([asdict(row) for row in rows], indent=2))
     else:
         show(rows)
-    if args.out is not None:
-        _say(f"written: {path}")
-        if args.pictures:
-            say_written(plot(rows, args.out))
-    return int(lost)
+    _say(f"written: {path}")
+    if args.pictures:
+        say_written(plot(rows, args.out))
+    return int(lost is not None)
+
+
+@dataclass(frozen=True)
+class Lost:
+    """The contender whose kernel faulted, and the shapes that are not measured, the first of them that of the fault."""
+
+    contender: str
+    shapes: Sequence[Shape]
 
 
 def run(
@@ -121,51 +139,69 @@ def run(
     rounds: int,
     label: str,
     baseline: str,
-    deadline: float | None,
-    path: Path | None,
-) -> tuple[list[Row], bool]:
-    """The rows of every shape, and whether the device was lost; each shape's are appended to `path` at once."""
+    pace: Pace,
+    path: Path,
+) -> Lost | None:
+    """Appends the rows of every shape to `path` once it is measured; ends with the first kernel that faults."""
     common: dict[str, Any] = {"run": label, "environment": environment(), "baseline": baseline}
-    rows: list[Row] = []
-    lost: str | None = None
-    for n, shape in enumerate(shapes, 1):
-        _say(f"[{n}/{len(shapes)}] {shape}")
-        if lost is None and (deadline is None or time.monotonic() < deadline):
-            try:
-                found = rows_of(shape, measure(shape, contenders, rounds, baseline, _say), mhz=sm_mhz(), **common)
-            except LostDeviceError as error:
-                lost = f"a kernel faulted: {error}"
-                found = not_run(shape, contenders, lost, **common)
-        else:
-            found = not_run(shape, contenders, lost or "the time limit", **common)
-        for row in found:
+
+    def leave(part: Sequence[Shape], names: Iterable[str], status: str) -> None:
+        for shape in part:
+            append(path, not_run(shape, [contenders[name] for name in names], status, **common))
+
+    for n, shape in enumerate(shapes):
+        _say(f"[{n + 1}/{len(shapes)}] {shape}")
+        if pace.is_over():
+            leave(shapes[n:], contenders, TIME_LIMIT)
+            break
+        try:
+            rows = rows_of(shape, measure(shape, contenders, rounds, baseline, _say, pace), mhz=sm_mhz(), **common)
+        except LostDeviceError as error:
+            _say(f"  {error.contender} faulted: {error}")
+            leave([shape], [error.contender], f"failed: a kernel faulted: {error}")
+            leave(shapes[n + 1 :], [error.contender], f"not run: a kernel faulted at {shape.name}")
+            return Lost(error.contender, shapes[n:])
+        except KeyboardInterrupt:
+            leave(shapes[n:], contenders, "not run: interrupted")
+            raise
+        for row in rows:
             if row.median_ms is not None:
                 _say(f"  {line(row)}")
-        if path is not None:
-            append(path, found)
-        rows += found
-    return rows, lost is not None
+        append(path, rows)
+    return None
 
 
-def _compile_first(
-    module: str, jobs: int, shapes: Sequence[Shape], contenders: Mapping[str, Contender], seconds: float | None
-) -> None:
+def _go_on(args: argparse.Namespace, module: str, lost: Lost, contenders: Mapping[str, Contender], pace: Pace) -> None:
+    """Measures the rest in another process."""
+    rest = [name for name in contenders if name != lost.contender]
+    if not rest:
+        return
+    without = ",".join(filter(None, [args.without, lost.contender]))
+    arguments = ["--out", args.out, "--label", args.label, "--rounds", args.rounds, "--no-pictures", "--without", without]
+    if pace.deadline < math.inf:
+        arguments += ["--minutes", max(0.0, pace.deadline - time.monotonic()) / 60]
+    arguments += ["--shapes", ",".join(shape.name for shape in lost.shapes), "--contenders", ",".join(rest)]
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    subprocess.run(command, stdout=subprocess.DEVNULL, check=False)
+
+
+def _compile_first(module: str, jobs: int, shapes: Sequence[Shape], contenders: Mapping[str, Contender], seconds: float) -> None:
     """Fills the compilers' caches from several processes, for so long at most.
 
     What fails there fails again, and is reported, where it is timed.
     """
-    deadline = None if seconds is None else time.monotonic() + seconds
-    _say(f"compiling {len(shapes)} shapes in {jobs} processes")
+    deadline = time.monotonic() + seconds
+    pairs = [f"{shape.name}/{name}" for shape in shapes for name, contender in contenders.items() if contender.compiled]
+    _say(f"compiling {len(pairs)} graphs in {min(jobs, len(pairs))} processes")
     environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    common = ["--shapes", ",".join(shape.name for shape in shapes), "--contenders", ",".join(contenders)]
     running = []
-    for job in range(min(jobs, len(shapes))):
-        names = ",".join(shape.name for shape in shapes[job::jobs])
-        arguments = ["--compile-only", "--shapes", names, "--contenders", ",".join(contenders)]
-        command = [sys.executable, "-m", module, *arguments]
+    for job in range(min(jobs, len(pairs))):
+        command = [sys.executable, "-m", module, *common, "--compile-only", ",".join(pairs[job::jobs])]
         running.append(subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
     for process in running:
         try:
-            process.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            process.wait(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

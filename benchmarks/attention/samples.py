@@ -37,8 +37,13 @@ def ratios(times: Sequence[float], others: Sequence[float]) -> list[float]:
     return [time / other for time, other in zip(times, others, strict=True)]
 
 
-def interleaved(timers: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 0) -> dict[str, list[float]]:
-    """Calls every timer once a round, each round starting with another one; what the warm-up rounds return is dropped."""
+def interleaved(
+    timers: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 0, enough: Callable[[], bool] = lambda: False
+) -> dict[str, list[float]]:
+    """Calls every timer once a round, each round starting with another one; what the warm-up rounds return is dropped.
+
+    `enough` is asked after every round that counts: no other begins once it says so.
+    """
     names = list(timers)
     taken: dict[str, list[float]] = {name: [] for name in names}
     for round_ in range(-warm_up, rounds):
@@ -47,4 +52,6 @@ def interleaved(timers: Mapping[str, Callable[[], float]], rounds: int, warm_up:
             time = timers[name]()
             if round_ >= 0:
                 taken[name].append(time)
+        if round_ >= 0 and enough():
+            break
     return taken

@@ -112,6 +112,19 @@ def test_interleaved():
     assert interleaved({}, 3) == {}
 
 
+def test_rounds_end_early_and_whole():
+    """Every timer has as many times as the others, and one at least, whatever the clock says."""
+    asked = []
+
+    def enough():
+        asked.append(True)
+        return len(asked) == 2
+
+    timers = {name: lambda: 1.0 for name in "ab"}
+    assert interleaved(timers, rounds=4, warm_up=3, enough=enough) == {"a": [1.0] * 2, "b": [1.0] * 2}
+    assert interleaved(timers, rounds=4, enough=lambda: True) == {"a": [1.0], "b": [1.0]}
+
+
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 def test_reference(mask, kv_heads, monkeypatch):
@@ -150,7 +163,7 @@ def test_same_bits(dtype):
     assert not same_bits(x, torch.tensor([[1.0, math.nan], [-0.0, 2.0]], dtype=dtype))
 
 
-def result(name: str, *, error: float = 0.002, bits: bool = True, times: tuple[float, ...] = (), decision=None) -> Result:
+def result(name: str, *, error: float = 0.002, bits: bool | None = True, times: tuple[float, ...] = (), decision=None) -> Result:
     prepared = who.Prepared(lambda: (), decision)
     known = STOCK | who.tuned()
     return Result(known[name], OK, prepared, bits, {"dq": error, "dk": 0.001, "dv": 0.001}, 1 << 20, times_ms=times)
@@ -171,6 +184,7 @@ def test_allowed_error():
         (result("ours", error=math.nan), "wrong: dq nan off, allowed 1.0e-02"),
         (result("ours", bits=False), "not deterministic: bits differ within 4 launches"),
         (result("sdpa-flash", bits=False), OK),
+        (result("sdpa-efficient-strict", bits=None), OK),  # launched once: nothing to compare
         (result("ours-unordered", error=1.0, bits=False), OK),  # only its time is meant
         (Result(STOCK["ours"], "refused: d"), "refused: d"),
     ],
@@ -226,8 +240,15 @@ def test_rows():
     assert absent.median_ms is absent.speedup is absent.same_bits is absent.error is None
 
 
+def test_a_contender_that_took_no_turns_has_a_time_and_no_ratio():
+    baseline, slow = rows_of(
+        SHAPES[0], [result(who.BASELINE, times=(6.0, 12.0)), result("sdpa-efficient-strict", times=(900.0,))], mhz=None, **COMMON
+    )
+    assert (slow.median_ms, slow.rounds, slow.speedup, baseline.speedup) == (900.0, 1, None, 1.0)
+
+
 def test_rows_that_were_not_run():
-    rows = not_run(SHAPES[3], STOCK, "the time limit", **COMMON)
+    rows = not_run(SHAPES[3], STOCK.values(), "not run: the time limit", **COMMON)
     assert [row.contender for row in rows] == list(STOCK)
     assert {row.status for row in rows} == {"not run: the time limit"}
     assert {row.shape for row in rows} == {SHAPES[3].name}
@@ -285,7 +306,7 @@ def synthetic(path: Path) -> None:
         times = tuple(1.0 + n + r / 10 for r in range(5))
         results = [result(who.BASELINE, times=times), result("ours", times=times), result("ours-unordered", times=times)]
         append(path, rows_of(shape, results, mhz=None, **COMMON))
-    append(path, not_run(SHAPES[0], STOCK, "the time limit", **COMMON))
+    append(path, not_run(SHAPES[0], STOCK.values(), "not run: the time limit", **COMMON))
 
 
 def test_pictures(tmp_path, capsys):

@@ -134,6 +134,116 @@ def test_a_shape(monkeypatch):
     assert refusing.times_ms == absent.times_ms == () and math.isnan(refusing.error)
 
 
+class Watch:
+    """Every launch takes 2 ms."""
+
+    late = 0
+
+    def __init__(self, flushed: object) -> None:
+        pass
+
+    def milliseconds(self, launch) -> float:
+        launch()
+        return 2.0
+
+
+@pytest.fixture
+def pretended_gpu(monkeypatch):
+    """Tensors are on the CPU; the device's own checks and clocks are pretended."""
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(measure, "random_inputs", lambda shape, device, dtype: random_inputs(shape, cpu, dtype))
+    for name in ("flushed", "poison"):
+        monkeypatch.setattr(clock, name, lambda: None)
+    monkeypatch.setattr(clock, "Clock", Watch)
+    monkeypatch.setattr(clock, "peak_bytes", lambda launch: 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    attempt = measure._checked
+    monkeypatch.setattr(measure, "_checked", lambda *arguments: attempt(*arguments[:3], "cuda", *arguments[4:]))
+
+
+def counting(name: str, ms: float, launches: list[str], **options) -> who.Contender:
+    """Right, and `ms` long by the host's clock: it moves it."""
+
+    def prepare(shape, inputs):
+        exact = STOCK[who.BASELINE].prepare(shape, inputs).launch
+
+        def launch():
+            launches.append(name)
+            HOST.seconds += ms / 1000
+            return exact()
+
+        return who.Prepared(launch)
+
+    return who.Contender(name, True, prepare, lambda device: None, **options)
+
+
+class Host:
+    """A clock that stands still unless somebody moves it."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+HOST = Host()
+
+
+def test_a_slow_contender_takes_no_turns(pretended_gpu, monkeypatch):
+    """Two launches at most; at a shape where it would take seconds, none."""
+    monkeypatch.setattr(clock.time, "perf_counter", HOST)
+    launches: list[str] = []
+    chosen = {name: counting(name, ms, launches) for name, ms in ((who.BASELINE, 3), ("quick", 99), ("slow", 500), ("never", 4000))}
+    pace = measure.Pace()
+    found = {result.contender.name: result for result in measure.measure(TINY, chosen, 5, who.BASELINE, print, pace)}
+    assert [len(found[name].times_ms) for name in chosen] == [5, 5, 1, 1]
+    assert (launches.count("slow"), launches.count("never")) == (2, 2)
+    assert found["slow"].times_ms[0] == pytest.approx(500) and found["slow"].same_bits is None and 0 < found["slow"].error < 0.01
+    assert found["slow"].status == OK and "too slow for turns" in found["slow"].note and not found["quick"].note
+    launches.clear()
+    longer = Shape("longer", "causal", 2, 4, 2, 74, 16)  # four times the FLOP
+    again = {result.contender.name: result for result in measure.measure(longer, chosen, 5, who.BASELINE, print, pace)}
+    assert again["never"].status == "left out: about 16 s a launch, by its rate at tiny"
+    assert launches.count("never") == 0 and launches.count("slow") == 2  # which would take 2 s, not more
+
+
+def test_a_slow_baseline_makes_others_no_slower_than_it_is(pretended_gpu, monkeypatch):
+    monkeypatch.setattr(clock.time, "perf_counter", HOST)
+    chosen = {name: counting(name, ms, []) for name, ms in ((who.BASELINE, 200), ("ours", 790), ("slow", 810))}
+    found = measure.measure(TINY, chosen, 5, who.BASELINE, print)
+    assert [len(result.times_ms) for result in found] == [5, 5, 1]
+
+
+def test_what_is_ready_at_the_time_limit_is_timed(pretended_gpu, monkeypatch):
+    """Time is up while the second of three is tried: two have one round, the third is not tried."""
+    monkeypatch.setattr(measure.time, "monotonic", HOST)
+    HOST.seconds = 0.0
+    launches: list[str] = []
+    chosen = {name: counting(name, 10, launches) for name in (who.BASELINE, "ours", "third")}
+    found = measure.measure(TINY, chosen, 5, who.BASELINE, print, measure.Pace(deadline=0.06))
+    assert [(len(result.times_ms), result.status) for result in found] == [(1, OK), (1, OK), (0, measure.TIME_LIMIT)]
+    assert "third" not in launches
+
+
+def test_a_contender_that_is_wrong_or_does_not_compile_fails_alone(pretended_gpu):
+    def no_compiler(shape, inputs):
+        raise RuntimeError("ptxas failed\nwith a lot of output")
+
+    def off_by_one(shape, inputs):
+        exact = STOCK[who.BASELINE].prepare(shape, inputs).launch
+        return who.Prepared(lambda: tuple(grad + 1 for grad in exact()))
+
+    chosen = {
+        who.BASELINE: STOCK[who.BASELINE],
+        "broken": who.Contender("broken", True, no_compiler, lambda device: None),
+        "wrong": who.Contender("wrong", True, off_by_one, lambda device: None),
+        "right": counting("right", 1, []),
+    }
+    found = measure.measure(TINY, chosen, 3, who.BASELINE, print)
+    assert [result.status.split(":")[0] for result in found] == [OK, "failed", "wrong", OK]
+    assert found[1].status == "failed: RuntimeError: ptxas failed"
+
+
 def test_settings():
     from torch._functorch import config
     from torch.utils import deterministic
@@ -149,5 +259,6 @@ def test_a_kernel_that_faults(monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access\nCUDA kernel errors might be ...")
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    with pytest.raises(measure.LostDeviceError, match="launch failed"):
-        measure._still_there(RuntimeError("launch failed\nmore"))
+    with pytest.raises(measure.LostDeviceError, match="^launch failed$") as lost:
+        measure._still_there("ours", RuntimeError("launch failed\nmore"))
+    assert lost.value.contender == "ours"

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,10 +14,7 @@ from benchmarks.attention import contenders as who
 from benchmarks.attention import runner
 from benchmarks.attention.__main__ import main
 from benchmarks.attention.environment import Environment
-from benchmarks.attention.measure import (
-    LostDeviceError,
-    Result,
-)
+from benchmarks.attention.measure import LostDeviceError, Result
 from benchmarks.attention.rows import OK, read
 from benchmarks.attention.shapes import MODELS, QUICK, SWEEP, Shape
 
@@ -70,10 +68,10 @@ def test_list(no_gpu, capsys):
     assert "llama3-8b" in said and "needs a GPU" in said
 
 
-def measured(shape: Shape, contenders, rounds, baseline, say) -> list[Result]:
-    """In place of a GPU: every contender takes as many ms as there are rounds."""
-    if shape.name == "d64-full-512":
-        raise LostDeviceError("an illegal memory access")
+def measured(shape: Shape, contenders, rounds, baseline, say, pace) -> list[Result]:
+    """In place of a GPU: every contender takes as many ms as there are rounds, and one faults at one shape."""
+    if shape.name == "d64-full-512" and "flex" in contenders:
+        raise LostDeviceError("flex", RuntimeError("an illegal memory access"))
     return [Result(c, OK, who.Prepared(lambda: ()), True, {"dq": 0.0}, 0, times_ms=(1.0,) * rounds) for c in contenders.values()]
 
 
@@ -84,19 +82,57 @@ def pretended_gpu(monkeypatch):
     monkeypatch.setattr(runner, "sm_mhz", lambda: None)
     monkeypatch.setattr(runner, "measure", measured)
 
+    def started(command, **_):
+        """Another process, in this one."""
+        assert command[:3] == [sys.executable, "-m", "benchmarks.attention"]
+        return subprocess.CompletedProcess(command, main(command[3:]))
 
-def test_rows_are_written_for_what_could_not_run(pretended_gpu, tmp_path, capsys):
-    """A kernel that faults ends the run, and every shape still has its rows."""
+    monkeypatch.setattr(runner, "subprocess", SimpleNamespace(run=started, DEVNULL=subprocess.DEVNULL))
+
+
+def test_a_kernel_that_faults_fails_alone(pretended_gpu, tmp_path, capsys):
+    """Another process goes on with its shape, and it is left out from there on."""
     names = "d128-full-512,d64-full-512,d64-full-1024"
-    assert main(["--shapes", names, "--contenders", "flex", "--out", str(tmp_path), "--rounds", "3", "--label", "x"]) == 1
-    rows = read(tmp_path / runner.FILE)
-    assert {(row.shape, row.status) for row in rows} == {
-        ("d128-full-512", OK),
-        ("d64-full-512", "not run: a kernel faulted: an illegal memory access"),
-        ("d64-full-1024", "not run: a kernel faulted: an illegal memory access"),
-    }
-    assert {row.contender for row in rows} == {who.BASELINE, "sdpa-flash", "flex"} and {row.run for row in rows} == {"x"}
-    assert "[2/3]" in capsys.readouterr().err
+    arguments = ["--shapes", names, "--contenders", "flex", "--out", str(tmp_path), "--rounds", "3", "--label", "x", "--json"]
+    assert main([*arguments, "--minutes", "5"]) == 1
+    rows = {(row.shape, row.contender): row for row in read(tmp_path / runner.FILE)}
+    assert len(rows) == 9 and {row.run for row in rows.values()} == {"x"}
+    for shape in names.split(","):
+        assert {rows[shape, name].status for name in (who.BASELINE, "sdpa-flash")} == {OK}
+        assert {rows[shape, name].rounds for name in (who.BASELINE, "sdpa-flash")} == {3}
+    assert [rows[shape, "flex"].status for shape in ("d128-full-512", "d64-full-512", "d64-full-1024")] == [
+        OK, "failed: a kernel faulted: an illegal memory access", "not run: a kernel faulted at d64-full-512",
+    ]  # fmt: skip
+    said = capsys.readouterr()
+    assert said.out.rstrip().endswith("]") and '"contender": "flex"' in said.out
+    assert "[2/3]" in said.err and "flex faulted: an illegal memory access" in said.err
+
+
+def test_a_baseline_that_faults(pretended_gpu, tmp_path, monkeypatch):
+    def faulting(shape, contenders, rounds, baseline, say, pace):
+        if baseline in contenders:
+            raise LostDeviceError(baseline, RuntimeError("gone"))
+        return measured(shape, contenders, rounds, baseline, say, pace)
+
+    monkeypatch.setattr(runner, "measure", faulting)
+    assert main(["--shapes", "llama3-8b", "--contenders", "ours", "--out", str(tmp_path)]) == 1
+    rows = {row.contender: row.status for row in read(tmp_path / runner.FILE)}
+    assert rows.pop(who.BASELINE) == "failed: a kernel faulted: gone"
+    assert rows == {"sdpa-flash": OK, "ours": OK, "ours-unordered": OK}
+
+
+def test_an_interrupted_run_says_what_is_left(pretended_gpu, tmp_path, monkeypatch):
+    def interrupted(shape, *others):
+        if shape.name == "d64-full-512":
+            raise KeyboardInterrupt
+        return measured(shape, *others)
+
+    monkeypatch.setattr(runner, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        main(["--shapes", "d64-full-2048,d64-full-1024,d64-full-512", "--contenders", "sdpa-flash", "--out", str(tmp_path)])
+    assert {(row.shape, row.status) for row in read(tmp_path / runner.FILE)} == {
+        ("d64-full-2048", OK), ("d64-full-512", "not run: interrupted"), ("d64-full-1024", "not run: interrupted"),
+    }  # fmt: skip
 
 
 def test_time_limit(pretended_gpu, tmp_path):
