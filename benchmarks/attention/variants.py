@@ -9,10 +9,11 @@ import hashlib
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
+from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Tile, padded
 
 Edit = Callable[[str], str]
@@ -53,7 +54,6 @@ class Variant:
         """What is compiled inside is the variant; caches keep it apart from the kernel itself."""
         from dash_inductor import salt
         from dash_inductor.lowering import kernels
-        from dash_inductor.templates import tiles
 
         uuid, digest = salt.Salt.uuid, self.digest
 
@@ -97,6 +97,15 @@ RELEASES = (
     Variant("release-after-s", "release after the next step's s matmul", release_after=1),
     Variant("release-after-dv", "release after the next step's dv matmul", release_after=3),
 )
+
+
+def staged(name: str, stages: int) -> Variant:
+    """The tiles of the table with another number of stages."""
+    changed = {key: replace(tile, num_stages=stages) for key, tile in tiles._TILES.items() if tile.num_stages != stages}
+    return Variant(name, f"{stages} stages", tiles=changed)
+
+
+STAGES = (staged("two-stages", 2), staged("four-stages", 4))
 # Two CTAs per SM: half or a quarter of the tile, with one warpgroup. The accumulator of dq then has 64 rows a warpgroup
 # and as many columns as it is wide.
 TWO_PER_SM = Variant(
@@ -112,4 +121,4 @@ HALF_Q = Variant(
     "32/128 at d = 128, 8 warps",
     tiles={(90, 128): Tile(32, 128, 128, 8, 3, True, 8, 32, atomic_add=True)},
 )
-VARIANTS = (UNORDERED, *RELEASES, TWO_PER_SM, HALF_Q)
+VARIANTS = (UNORDERED, *RELEASES, *STAGES, TWO_PER_SM, HALF_Q)

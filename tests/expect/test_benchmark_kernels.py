@@ -48,6 +48,10 @@ CASES = [
     ("unordered", 128, "64x128x128"),
     ("release-after-s", 128, "64x128x128"),
     ("release-after-dv", 128, "64x128x128"),
+    ("two-stages", 64, "64x128x64"),
+    ("four-stages", 64, "64x128x64"),
+    ("two-stages", 128, "64x128x128"),
+    ("four-stages", 128, "64x128x128"),
     ("two-per-sm", 64, "64x64x64"),
     ("two-per-sm", 128, "32x64x128"),
     ("half-q", 128, "32x128x128"),
@@ -64,6 +68,7 @@ def test_variants_are_as_clean_as_the_kernel(name, head_dim, tile):
     rows, _, columns = map(int, tile.split("x"))
     threads = 128 if name == "two-per-sm" else 256
     assert report.red == rows * columns // threads // 4  # vectors of four
+    assert report.shared_bytes <= 227 << 10
     if name == "two-per-sm":
         assert 2 * threads * report.registers <= 65_536 and 2 * report.shared_bytes <= 227 << 10
 

@@ -259,6 +259,6 @@ def test_a_kernel_that_faults(monkeypatch):
         raise RuntimeError("CUDA error: an illegal memory access\nCUDA kernel errors might be ...")
 
     monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
-    with pytest.raises(measure.LostDeviceError, match="^launch failed$") as lost:
+    with pytest.raises(measure.LostDeviceError, match=r"^launch failed$") as lost:
         measure._still_there("ours", RuntimeError("launch failed\nmore"))
     assert lost.value.contender == "ours"

@@ -1,5 +1,7 @@
 """Edits of our kernel for measurements: they change what they say, fit the template, and leave nothing behind."""
 
+from dataclasses import replace
+
 import pytest
 from jinja2 import Template
 
@@ -83,6 +85,17 @@ def test_a_variant_is_gone_afterwards():
                 variant.release_after is not None,
             )
         assert (kernels.SDPA_BACKWARD, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
+
+
+@pytest.mark.parametrize(("name", "stages"), [("two-stages", 2), ("four-stages", 4)])
+def test_stages(name, stages):
+    """The tile of the table but for its stages."""
+    (variant,) = (variant for variant in variants.VARIANTS if variant.name == name)
+    for head_dim in (64, 128):
+        plain = tiles.tile(90, "bf16", head_dim)
+        with variant.applied():
+            assert tiles.tile(90, "bf16", head_dim) == replace(plain, num_stages=stages)
+        assert plain.num_stages != stages and variant.changes(90, head_dim)
 
 
 def test_what_a_variant_changes():
