@@ -81,6 +81,8 @@ def fit(timings: Sequence[Timing]) -> Constants:
     """
     import torch
 
+    if not timings:
+        raise ValueError("nothing was measured")
     rows = torch.tensor([[term / t.ns for term in t.terms] for t in timings], dtype=torch.float64)
     scale = rows.norm(dim=0)
     if not scale.all():

@@ -6,14 +6,17 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from dash_inductor import calibrate
-from dash_inductor.calibration import Timing, TwoPassTiming, fit, percent_of
+from dash_inductor.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
 from dash_inductor.cli import main
 from dash_inductor.schedule import Geometry, Plan, load_costs, load_two_pass, make, simulate
-from dash_inductor.schedule.costs import tomllib
+from dash_inductor.schedule.costs import FOLDER, tomllib
+from dash_inductor.target import Target
+from dash_inductor.templates import tiles
 
 WORKERS = 24
 TRUTH = {"step_ns": 2000, "shifted_step_ns": 2140, "hop_ns": 1500, "launch_ns": 9000, "chain_ns": 700}
@@ -64,20 +67,19 @@ def test_timings_that_say_too_little_are_refused() -> None:
 @pytest.mark.parametrize("percent", [90, 100, 131])
 def test_the_price_of_two_passes(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of launches as the cost model has them, with something that every launch costs beside."""
-    target = SimpleNamespace(key="h100", arch=90, sms=132)
     monkeypatch.setattr("dash_inductor.schedule.costs.two_pass_percent", lambda device, head_dim: (percent, False))
     two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=128)
+    tile = tiles.tile(90, "bf16", 128)
 
-    def kernel_times(head_dim: int, *, q_len: int, kv_len: int, heads: int) -> list[float]:
-        n_q, n = q_len // 64, kv_len // 128
-        assert heads * n % 132 == 0  # whole waves
-        dkdv = heads * n // 132 * n_q * two.kv_step_ns + 9000
-        dq = heads * (q_len // 128) // 132 * (kv_len // 64) * two.q_step_ns + 4000
-        return [dkdv + dq, 1234.0]
+    def timed(launch: calibrate.Launch) -> TwoPassTiming:
+        n_q, n = launch.q_len // 64, launch.kv_len // 128
+        assert launch.heads * n % 132 == 0  # whole waves
+        dkdv = launch.heads * n // 132 * n_q * two.kv_step_ns + 9000
+        dq = launch.heads * (launch.q_len // 128) // 132 * (launch.kv_len // 64) * two.q_step_ns + 4000
+        return calibrate.two_pass_timing(launch, tile, 132, dkdv + dq)
 
-    monkeypatch.setattr(calibrate, "kernel_times", kernel_times)
-    step_ns = load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns
-    assert calibrate.measured_percent(target, 128, step_ns) == percent
+    few, many = (timed(launch) for launch in calibrate.launches_of(H100, 128) if launch.family == "two_pass")
+    assert percent_of(few, many, step_ns=load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns) == percent
 
 
 def test_times_that_do_not_grow_are_refused() -> None:
@@ -108,34 +110,145 @@ def test_it_overwrites_no_other_gpus_file() -> None:
         calibrate.file_of(h100, "NVIDIA H20", None)
 
 
+H100 = Target("h100", 90, 132)
+PERCENT = {64: 98, 128: 117}
+
+
+def session(gpu: str, sms: int) -> calibrate.Session:
+    return calibrate.Session("h100", gpu, 90, sms, 50 << 20, "sources")
+
+
 def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An H100 PCIe has 114; what is read back is what was fitted."""
-    target = SimpleNamespace(key="h100", arch=90, sms=114)
-    text = calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, {64: 98, 128: 117}, "NVIDIA H100 PCIe")
+    text = calibrate.cost_file(session("NVIDIA H100 PCIe", 114), {64: (fit(runs(0)), 98), 128: (fit(runs(0)), 117)})
     (tmp_path / "h100.toml").write_text(text)
     monkeypatch.setattr("dash_inductor.schedule.costs.FOLDER", tmp_path)
     costs = load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=114)
     assert costs.step_ns == pytest.approx(2000, rel=0.002)  # TFLOPS are rounded
 
 
-def test_the_file_it_writes_is_a_cost_file() -> None:
-    target = SimpleNamespace(key="h100", arch=90, sms=132)
-    numbers = tomllib.loads(calibrate.cost_file(target, {64: fit(runs(0)), 128: fit(runs(0))}, {64: 98, 128: 117}, "NVIDIA H100"))
+def values(text: str) -> dict[str, Any]:
+    numbers = tomllib.loads(text)
     assert numbers.pop("arch") == "sm_90"
     for name in ("tflops", "chain_ns", "two_pass_percent"):
         numbers.update({f"{name}.{d}": entry for d, entry in numbers.pop(name).items()})
-    assert {name: entry["value"] for name, entry in numbers.items()} == {
-        "sms": 132,
-        "l2_bytes": 50 * 2**20,
-        "tflops.64": 346,  # 10 * 64 * 128 * 64 FLOP in 2 us on each of 132 SMs
-        "tflops.128": 692,
-        "hop_ns": 1500,
-        "shift_percent": 7,
-        "launch_ns": 9000,
-        "chain_ns.64": 700,
-        "chain_ns.128": 700,
-        "two_pass_percent.64": 98,
-        "two_pass_percent.128": 117,
-    }
-    assert not any(entry["estimate"] for entry in numbers.values())
-    assert "d = 64" in numbers["hop_ns"]["source"]
+    return numbers
+
+
+FITTED = {
+    "sms": 132,
+    "l2_bytes": 60 << 20,
+    "tflops.64": 346,  # 10 * 64 * 128 * 64 FLOP in 2 us on each of 132 SMs
+    "tflops.128": 692,
+    "hop_ns": 1500,
+    "shift_percent": 7,
+    "launch_ns": 9000,
+    "chain_ns.64": 700,
+    "chain_ns.128": 700,
+    "two_pass_percent.64": 98,
+    "two_pass_percent.128": 117,
+}
+
+
+def pretended(launch: calibrate.Launch) -> float:
+    """The time of a launch by the constants that are to be found."""
+    tile = tiles.tile(90, "bf16", launch.head_dim)
+    if launch.family == "two_pass":
+        tiles_ = calibrate.two_pass_timing(launch, tile, 132, 0).tiles
+        return 6000 + tiles_ * TRUTH["step_ns"] * PERCENT[launch.head_dim] / 100
+    terms = calibrate.timing(launch, tile, 0).terms
+    return sum(term * TRUTH[name] for term, name in zip(terms, NAMES, strict=True))
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> list[calibrate.Launch]:
+    """A pretended one; what is measured on it."""
+    measured: list[calibrate.Launch] = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H100")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(L2_cache_size=60 << 20))
+    monkeypatch.setattr("dash_inductor.target.target_of", lambda device: H100)
+
+    def measure(launch: calibrate.Launch) -> float:
+        measured.append(launch)
+        return pretended(launch)
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    return measured
+
+
+def test_the_command(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it writes is a cost file of the constants by which the times were made."""
+    out = tmp_path / "h100.toml"
+    assert main(["calibrate", "--device-out", str(out)]) == 0
+    assert len(gpu) == len(set(gpu)) == 52
+    found = values(out.read_text())
+    assert {name: entry["value"] for name, entry in found.items()} == FITTED
+    assert not any(entry["estimate"] for entry in found.values())
+    assert "d = 64" in found["hop_ns"]["source"] and "as torch reports it" in found["l2_bytes"]["source"]
+    assert capsys.readouterr().out.count("error=") == 2
+
+
+def test_a_head_dim_alone_keeps_the_rest_of_the_file(gpu: list[calibrate.Launch], tmp_path: Path) -> None:
+    out = tmp_path / "h100.toml"
+    assert main(["calibrate", "--head-dims", "128", "--device-out", str(out)]) == 0
+    assert {launch.head_dim for launch in gpu} == {128}
+    found, now = values(out.read_text()), values((FOLDER / "h100.toml").read_text())
+    assert list(found) == list(now)
+    for name, entry in found.items():
+        assert entry == now[name] if name.endswith(".64") else entry["value"] == FITTED[name]
+
+
+def test_a_run_that_is_cut_goes_on(
+    gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was measured is kept as it comes, nothing is measured twice, and the end is that of one run."""
+    out, timings = tmp_path / "h100.toml", tmp_path / "timings.jsonl"
+    arguments = ["calibrate", "--device-out", str(out), "--timings", str(timings)]
+    measure = calibrate.measure
+
+    def cut(launch: calibrate.Launch) -> float:
+        if len(gpu) == 30:
+            raise KeyboardInterrupt
+        return measure(launch)
+
+    monkeypatch.setattr(calibrate, "measure", cut)
+    with pytest.raises(KeyboardInterrupt):
+        main(arguments)
+    assert values(out.read_text())["tflops.128"]["value"] == 692 and values(out.read_text())["tflops.64"]["estimate"]
+    timings.write_text(timings.read_text() + '{"launch": {"head_d')  # a line that was being written
+    monkeypatch.setattr(calibrate, "measure", measure)
+    assert main([*arguments, "--minutes", "0"]) == 1  # 4 timings of d = 64 tell nothing
+    assert "head dim 64 is not complete: the time limit" in capsys.readouterr().out and len(gpu) == 30
+    assert main(arguments) == 0
+    assert len(gpu) == len(set(gpu)) == 52
+    assert {name: entry["value"] for name, entry in values(out.read_text()).items()} == FITTED
+    assert calibrate.read_timings(timings)[1] == {launch: pretended(launch) for launch in gpu}
+
+
+def test_timings_of_something_else_are_refused(
+    gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timings, arguments = tmp_path / "timings.jsonl", ["calibrate", "--device-out", str(tmp_path / "out.toml"), "--timings"]
+    assert main([*arguments, str(timings), "--head-dims", "64"]) == 0
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
+    other = tmp_path / "other"
+    other.write_text("nothing\n")
+    for path, message in ((timings, "holds timings of another GPU, or of other kernels"), (other, "is no file of timings")):
+        with pytest.raises(SystemExit) as stopped:
+            main([*arguments, str(path)])
+        assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["calibrate", "--minutes", "0", "--device-out", str(tmp_path / "out.toml")])
+    assert stopped.value.code == 2 and "no head dim could be fitted" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()) and not gpu
+
+
+@pytest.mark.parametrize("text", ["", "32", "64,", "128,x"])
+def test_head_dims_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["calibrate", "--head-dims", text])
+    assert stopped.value.code == 2 and "names no head dims out of 128, 64" in capsys.readouterr().err
