@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from lost_device import pytest_runtest_protocol  # noqa: F401 (a hook)
 
 import dash_inductor
 

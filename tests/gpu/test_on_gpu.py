@@ -205,13 +205,42 @@ def test_dynamic_lengths_have_the_bits_of_static_ones(template):
 
 @pytest.mark.parametrize("template", ["one_pass", "two_pass"])
 def test_replay_of_a_cuda_graph(template):
+    """A graph that holds forward and backward: what it is to write is full of NaN before each replay."""
     leaves, grad_out = inputs(2, 4, 4, 1024, 1024, 64)
+    with dash_inductor.enabled(template=template):
+        launch = backward_of(True, leaves, grad_out)
+    expected = launch()
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        launch()
+    torch.cuda.current_stream().wait_stream(beside)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        grads = launch()
+    for _ in range(LAUNCHES):
+        for grad in grads:
+            grad.fill_(torch.nan)
+        graph.replay()
+        for name, grad, alone in zip(("dq", "dk", "dv"), grads, expected, strict=True):
+            assert torch.equal(grad, alone), name
+
+
+@pytest.mark.parametrize("template", ["one_pass", "two_pass"])
+def test_cuda_graphs_of_inductor(template, monkeypatch):
+    """Forward and backward are replayed: of five runs one warms up and one records."""
+    leaves, grad_out = inputs(2, 4, 4, 1024, 1024, 64)
+    replays, replay = [], torch.cuda.CUDAGraph.replay
+    monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", lambda graph: (replays.append(graph), replay(graph))[1])
     results = []
     with dash_inductor.enabled(template=template):
         function = torch.compile(attention(True), mode="reduce-overhead")
         for _ in range(5):
             torch.compiler.cudagraph_mark_step_begin()
             results.append([grad.clone() for grad in gradients(function, leaves, grad_out)])
+    counters = torch._dynamo.utils.counters["inductor"]
+    assert counters["dash_rewritten"] == 1 and counters["cudagraph_skips"] == 0
+    assert len({id(graph) for graph in replays}) == 2 and len(replays) >= 2 * 3
     for result in results[1:]:
         for grad, expected in zip(result, results[0], strict=True):
             assert torch.equal(grad, expected)
