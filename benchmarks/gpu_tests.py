@@ -37,11 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "pytest" in missing:
         print("the tests were not run: pytest is not installed")
         return NOT_AVAILABLE
-    # Compiling takes longest.
-    processes = [] if "xdist" in missing else ["-n", str(min(PROCESSES, os.cpu_count() or 1))]
-    together = _pytest(start + SHARE * seconds, *TOGETHER, *processes)
+    together = _pytest(start + SHARE * seconds, *TOGETHER, *processes())
     alone = _pytest(start + seconds, TIMED)
     return together or alone
+
+
+def processes() -> list[str]:
+    """Arguments for pytest: compiling takes longest, so several at a time, where xdist is installed."""
+    return [] if find_spec("xdist") is None else ["-n", str(min(PROCESSES, os.cpu_count() or 1))]
 
 
 def _pytest(deadline: float, *arguments: str) -> int:

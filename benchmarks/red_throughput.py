@@ -159,6 +159,16 @@ def write(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(asdict(row) for row in rows)
 
 
+def read(path: Path) -> list[Row]:
+    """What `write` wrote; ValueError for what is no such table."""
+    types = {f.name: {"str": str, "int": int, "float": float}[str(f.type)] for f in fields(Row)}
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        if reader.fieldnames != list(types):
+            raise ValueError(f"{path} has not the columns of a table of additions")
+        return [Row(**{name: types[name](text) for name, text in line.items()}) for line in reader]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 2 without a GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.red_throughput", description=__doc__)

@@ -1,6 +1,7 @@
 """The benchmarks' commands, and the script of the first run on a GPU, where there is none."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import red_throughput, tuning
+from benchmarks import gpu_tests, red_throughput, tuning
 from benchmarks.attention import contenders as who
 from benchmarks.attention import runner
 from benchmarks.attention.__main__ import main
@@ -17,6 +18,7 @@ from benchmarks.attention.environment import Environment
 from benchmarks.attention.measure import LostDeviceError, Result
 from benchmarks.attention.rows import OK, read
 from benchmarks.attention.shapes import MODELS, QUICK, SWEEP, Shape
+from dash_inductor import cli
 
 ROOT = Path(__file__).parent.parent.parent
 HOPPER = Environment("NVIDIA H100", 132, "580.1", "2.11.0", "3.6.0")
@@ -182,32 +184,95 @@ def interpreter(folder: Path, body: str) -> str:
     return str(path)
 
 
-def test_stages_of_the_first_run(tmp_path):
-    said = first_run("--dry-run", str(tmp_path / "out"))
+PARTS = {
+    "1": ["tests", "additions", "order", "glance"],
+    "2": ["tuning", "costs", "placement"],
+    "3": ["table", "two-pass", "gluon"],
+}
+
+
+def dry_run(*arguments: str) -> tuple[list[list[str]], list[str]]:
+    """The words of every stage's line, and the lines of the parts."""
+    said = first_run("--dry-run", *arguments)
     assert said.returncode == 0, said.stderr
-    *stages, last = said.stdout.splitlines()
-    assert [line.split()[:2] for line in stages] == [
-        ["1", "tests"], ["2", "additions"], ["3", "tuning"], ["4", "order"], ["5", "costs"],
-        ["6", "placement"], ["7", "table"], ["8", "two-pass"], ["9", "gluon"],
-    ]  # fmt: skip
-    limits = [int(line.split()[2]) for line in stages]
-    assert sum(limits) < 25 * 60
-    assert last.startswith("in all at most")
+    lines = said.stdout.splitlines()
+    return [line.split() for line in lines if line[0] in PARTS], [line for line in lines if line.startswith("part ")]
+
+
+def test_stages_of_the_first_run(tmp_path):
+    stages, parts = dry_run(str(tmp_path / "out"))
+    assert [(part, name) for part, name, *_ in stages] == [(part, name) for part, names in PARTS.items() for name in names]
     assert not (tmp_path / "out").exists()
-    assert len(first_run("--dry-run", "--stages", "2,7", str(tmp_path)).stdout.splitlines()) == 3
+    head = SCRIPT.read_text().partition("set -euo")[0]
+    for part, said in zip(PARTS, parts, strict=True):
+        limits = {name: int(limit) for number, name, limit, *_ in stages if number == part}
+        in_all = 30 + 5 + sum(limit + 5 for limit in limits.values())  # and the environment; 5 s to end
+        assert said == f"part {part}: at most {in_all} s of 540 s" and in_all <= 540
+        alone, (line,) = dry_run("--part", part, str(tmp_path))
+        assert [name for _, name, *_ in alone] == PARTS[part] and line == said
+        for name, limit in limits.items():
+            assert re.search(rf"\b{name} {limit} s\b", head), name  # as its top says
+    assert [name for _, name, *_ in dry_run("--stages", "additions,table", str(tmp_path))[0]] == ["additions", "table"]
 
 
-def test_commands_of_the_first_run(tmp_path, pretended_gpu):
-    """Every command of the benchmark's own has arguments that it takes, and measures within its stage's limit."""
-    for line in first_run("--dry-run", str(tmp_path)).stdout.splitlines()[:-1]:
-        _, _, limit, _, _, _, module, *arguments = line.split()
-        command = {"benchmarks.attention": main, "benchmarks.tuning": tuning.main}.get(module)
-        if command is not None:
-            minutes = float(arguments[arguments.index("--minutes") + 1])
-            assert 60 * minutes < int(limit)
+def test_a_part_past_its_budget(tmp_path):
+    script = tmp_path / "benchmarks" / "first_run.sh"
+    script.parent.mkdir()
+    script.write_text(SCRIPT.read_text().replace("stage tuning 190 ", "stage tuning 290 "))
+    said = subprocess.run(["bash", str(script), "--dry-run", "out"], capture_output=True, text=True)
+    assert said.returncode == 1 and "part 2: at most 635 s of 540 s" in said.stdout
+
+
+def taken(command, arguments: list[str]) -> None:
+    """A command on a machine without a GPU: it takes its arguments and says that it needs one."""
+    with pytest.raises(SystemExit) as ended:
+        command(arguments)
+    assert ended.value.code == 2
+
+
+def test_commands_of_the_first_run(tmp_path, pretended_gpu, monkeypatch, capsys):
+    """Every stage's command takes its arguments, and ends by itself before its limit."""
+    started: list[list[str]] = []
+    monkeypatch.setattr(gpu_tests, "_pytest", lambda deadline, *arguments: started.append(list(arguments)) or 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(red_throughput, "require_gpu", lambda parser: parser.exit(2, "needs a GPU"))
+    for _, name, limit, _, _, _, module, *arguments in dry_run(str(tmp_path))[0]:
+        if "--minutes" in arguments:
+            assert 60 * float(arguments[arguments.index("--minutes") + 1]) <= int(limit) - 10
+        if "--jobs" in arguments and module.startswith("benchmarks"):
             jobs = arguments.index("--jobs")
-            assert command([*arguments[:jobs], *arguments[jobs + 2 :]]) in (0, 1)
-    assert {"tuning", "order", "placement", "table", "two-pass", "gluon"} == {row.run for row in read(tmp_path / runner.FILE)}
+            arguments = [*arguments[:jobs], *arguments[jobs + 2 :]]
+        match module:
+            case "benchmarks.attention" | "benchmarks.tuning":
+                assert {"benchmarks.attention": main, "benchmarks.tuning": tuning.main}[module](arguments) in (0, 1), name
+            case "benchmarks.gpu_tests":
+                assert gpu_tests.main(arguments) == 0
+            case "benchmarks.red_throughput":
+                taken(red_throughput.main, arguments)
+            case "dash_inductor":
+                taken(cli.main, arguments)
+                assert "calibrate measures a GPU" in capsys.readouterr().err
+    runs = {row.run for row in read(tmp_path / runner.FILE)}
+    assert runs == {name for names in PARTS.values() for name in names} - {"tests", "additions", "costs"}
+    for path in (part for arguments in started for part in arguments if part.startswith("tests/")):
+        assert (ROOT / path).is_file()
+    named = {part for arguments in started for part in arguments if part.startswith("tests/")}
+    assert named == {f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
+
+
+def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
+    """Past the time limit pytest is interrupted, which says what failed until then, and the next group has its turn."""
+    slow, quick = tmp_path / "test_slow.py", tmp_path / "test_quick.py"
+    slow.write_text("import time\n\ndef test_wrong():\n    assert 1 == 2\n\ndef test_slow():\n    time.sleep(100)\n")
+    quick.write_text("def test_quick():\n    pass\n")
+    monkeypatch.setattr(gpu_tests, "TOGETHER", (str(slow), "-p", "no:xdist"))
+    monkeypatch.setattr(gpu_tests, "TIMED", str(quick))
+    monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
+    monkeypatch.setattr(gpu_tests, "SHARE", 0.5)
+    monkeypatch.setattr(gpu_tests, "processes", lambda: [])
+    assert gpu_tests.main(["--minutes", "0.5"]) == gpu_tests.TIME_LIMIT
+    said = capfd.readouterr().out
+    assert "assert 1 == 2" in said and "what is left of these tests was not run" in said and "1 passed" in said
 
 
 def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
@@ -216,35 +281,38 @@ def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
         """case "$*" in
             *gpu_tests*) echo no pytest; exit 3 ;;
             *red_throughput*) echo broken >&2; exit 7 ;;
-            *environment*) echo gpu: pretended ;;
+            *environment*) echo gpu: pretended; mkdir -p "${@: -1}" ;;
         esac""",
     )
     out = tmp_path / "out"
-    said = first_run("--stages", "1,2,7", str(out), PYTHON=python)
+    said = first_run("--stages", "tests,additions,table", str(out), PYTHON=python)
     assert said.returncode == 1
-    summary_lines = (out / "summary.txt").read_text().splitlines()
-    assert summary_lines[0] == "gpu: pretended"
-    assert [line.rpartition(",")[0] for line in summary_lines[1:]] == [
-        "stage 1, tests: not available", "stage 2, additions: failed (exit code 7)", "stage 7, table: ok",
+    assert [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()] == [
+        "stage tests: not available", "stage additions: failed (exit code 7)", "stage table: ok",
     ]  # fmt: skip
-    assert "broken" in (out / "log.txt").read_text()
-    assert first_run("--stages", "7", str(out), PYTHON=python).returncode == 0
+    log = (out / "log.txt").read_text()
+    assert log.startswith("gpu: pretended\n") and "broken" in log
+    assert first_run("--stages", "table", str(out), PYTHON=python).returncode == 0
+    assert first_run("--part", "1", "--stages", "table", str(tmp_path / "nothing"), PYTHON=python).returncode == 0
 
 
 def test_a_stage_that_takes_too_long(tmp_path):
     script = tmp_path / "benchmarks" / "first_run.sh"
     script.parent.mkdir()
     text = SCRIPT.read_text()
-    assert "stage 2 additions 60 " in text
-    script.write_text(text.replace("stage 2 additions 60 ", "stage 2 additions 1 "))
-    python = interpreter(tmp_path, '[[ "$*" != *red_throughput* ]] || exec sleep 60')
+    assert "stage additions 40 " in text
+    script.write_text(text.replace("stage additions 40 ", "stage additions 1 "))
+    python = interpreter(tmp_path, 'mkdir -p "$PWD/out"; [[ "$*" != *red_throughput* ]] || exec sleep 60')
     out = tmp_path / "out"
     said = subprocess.run(
-        ["bash", str(script), "--stages", "2,4", str(out)], env={**os.environ, "PYTHON": python}, capture_output=True, text=True
+        ["bash", str(script), "--stages", "additions,order", str(out)],
+        env={**os.environ, "PYTHON": python},
+        capture_output=True,
+        text=True,
     )
     assert said.returncode == 1
     lines = [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()]
-    assert lines == ["stage 2, additions: time limit", "stage 4, order: ok"]
+    assert lines == ["stage additions: time limit", "stage order: ok"]
 
 
 def test_first_run_without_a_gpu(tmp_path):
@@ -253,7 +321,18 @@ def test_first_run_without_a_gpu(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("arguments", [(), ("--stages", "x", "out"), ("a", "b"), ("--unknown", "out")])
+WRONG = [
+    (),
+    ("--stages", "x", "out"),
+    ("--stages", "table,", "out"),
+    ("--part", "4", "out"),
+    ("--part",),
+    ("a", "b"),
+    ("--new", "out"),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
 def test_first_run_with_wrong_arguments(arguments):
     said = first_run(*arguments)
     assert said.returncode == 2 and "usage:" in said.stderr

@@ -1,0 +1,178 @@
+"""Makes one folder and a report of several that benchmarks/gpu_first_run.sh has written on one kind of GPU.
+
+    python -m benchmarks.attention.merge FOLDER... --out DIR
+
+DIR gets attention.csv, red_throughput.csv, timings.jsonl, costs.toml (fitted to the timings of all folders), summary.txt, pictures
+and report.md. Folders of different GPUs, versions or sources are refused, and so are two measurements of the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import red_throughput
+from dash_inductor import calibrate
+from dash_inductor.salt import sources_digest
+
+from . import environment, report_md, rows, runner
+from .plot import plot
+
+SUMMARY, TIMINGS, COSTS, REPORT = "summary.txt", "timings.jsonl", "costs.toml", "report.md"
+SAME = ("gpu", "arch", "sms", "l2_bytes", "torch", "triton", "sources")
+NOT_RUN = "not run: "
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; the exit code is 2 for folders that are none, or that contradict each other."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention.merge", description=__doc__)
+    parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="written anew, files of these names are replaced")
+    args = parser.parse_args(argv)
+    try:
+        written = merge(args.folders, args.out)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    for path in written:
+        print(f"written: {path}")
+    return 0
+
+
+def merge(folders: Sequence[Path], out: Path) -> list[Path]:
+    """What was written; ValueError, naming the folders, for what does not go together."""
+    if len({folder.name for folder in folders}) < len(folders):
+        raise ValueError(f"folders must have different names, not {', '.join(folder.name for folder in folders)}")
+    if out.resolve() in {folder.resolve() for folder in folders}:
+        raise ValueError(f"{out} is one of the folders that are merged: name another one by --out")
+    environments = {folder: environment_of(folder) for folder in folders}
+    agree(environments)
+    table = merged_rows(folders, environments)
+    additions = only_one(folders, red_throughput.FILE)
+    measured = [] if additions is None else red_throughput.read(additions)
+    timings = merged_timings(folders)
+    costs = None if timings is None else merged_costs(folders, *timings)
+    summary = "".join(f"{folder.name}:\n{(folder / SUMMARY).read_text(encoding='utf-8')}" for folder in folders)
+    if not table and additions is None and timings is None:
+        raise ValueError(f"nothing was measured in {', '.join(map(str, folders))}")
+
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (runner.FILE, red_throughput.FILE, TIMINGS, COSTS):  # of an earlier merge
+        (out / name).unlink(missing_ok=True)
+    written = [out / SUMMARY, out / environment.FILE]
+    written[0].write_text(summary, encoding="utf-8")
+    each = {folder.name: found for folder, found in environments.items()}
+    written[1].write_text(json.dumps(each, indent=2) + "\n", encoding="utf-8")
+    if table:
+        rows.append(out / runner.FILE, table)
+        written += [out / runner.FILE, *plot(overview(table), out)]
+    if additions is not None:
+        (out / red_throughput.FILE).write_bytes(additions.read_bytes())
+        written.append(out / red_throughput.FILE)
+    if timings is not None:
+        for launch, ns in timings[1].items():
+            calibrate.keep(out / TIMINGS, timings[0], launch, ns)
+        written.append(out / TIMINGS)
+    if costs is not None:
+        (out / COSTS).write_text(costs, encoding="utf-8")
+        written.append(out / COSTS)
+    text = report_md.report(environments=each, summary=summary, rows=table, additions=measured, costs=costs)
+    (out / REPORT).write_text(text, encoding="utf-8")
+    return [*written, out / REPORT]
+
+
+def environment_of(folder: Path) -> dict[str, Any]:
+    """What a run wrote first; ValueError for a folder of nothing like it."""
+    for name in (environment.FILE, SUMMARY):
+        if not (folder / name).is_file():
+            raise ValueError(f"{folder} has no {name}: it is no folder of benchmarks/gpu_first_run.sh")
+    found = json.loads((folder / environment.FILE).read_text(encoding="utf-8"))
+    missing = [name for name in SAME if name not in found]
+    if missing:
+        raise ValueError(f"{folder / environment.FILE} does not say {', '.join(missing)}")
+    return found
+
+
+def agree(environments: Mapping[Path, Mapping[str, Any]]) -> None:
+    """ValueError if something differs that times depend on; the driver may, and the report says it."""
+    first, *others = environments
+    for other in others:
+        for name in SAME:
+            one, two = environments[first][name], environments[other][name]
+            if one != two:
+                raise ValueError(f"{first} and {other} do not go together: {name} is {one} and {two}")
+
+
+def merged_rows(folders: Sequence[Path], environments: Mapping[Path, Mapping[str, Any]]) -> list[rows.Row]:
+    """The rows of all, each run's together; one that was not run gives way to one that was. ValueError where two were."""
+    found: dict[tuple[str, str, str], tuple[Path, rows.Row]] = {}
+    for folder in folders:
+        path = folder / runner.FILE
+        for row in rows.read(path) if path.exists() else []:
+            for name in ("gpu", "sms", "torch", "triton"):
+                if getattr(row, name) != environments[folder][name]:
+                    raise ValueError(
+                        f"{path} has rows of {name} {getattr(row, name)}, and the folder is of {environments[folder][name]}"
+                    )
+            key = row.run, row.shape, row.contender
+            if key in found and not row.status.startswith(NOT_RUN) and not found[key][1].status.startswith(NOT_RUN):
+                raise ValueError(
+                    f"{row.contender} at {row.shape} of run {row.run!r} was measured twice, in {found[key][0]} and {path}"
+                )
+            if key not in found or not row.status.startswith(NOT_RUN):
+                found[key] = path, row
+    runs = list(dict.fromkeys(run for run, _, _ in found))
+    return sorted((row for _, row in found.values()), key=lambda row: runs.index(row.run))
+
+
+def only_one(folders: Sequence[Path], name: str) -> Path | None:
+    """The file of this name; ValueError if several folders have one."""
+    paths = [folder / name for folder in folders if (folder / name).exists()]
+    if len(paths) > 1:
+        raise ValueError(f"measured twice: {' and '.join(map(str, paths))}")
+    return paths[0] if paths else None
+
+
+def merged_timings(folders: Sequence[Path]) -> tuple[calibrate.Session, dict[calibrate.Launch, float]] | None:
+    """The launches of all; ValueError if one was measured twice, or on different GPUs."""
+    session: calibrate.Session | None = None
+    launches: dict[calibrate.Launch, float] = {}
+    for path in (folder / TIMINGS for folder in folders if (folder / TIMINGS).exists()):
+        found, own = calibrate.read_timings(path)
+        if session not in (None, found):
+            raise ValueError(f"{path} holds timings of another GPU, or of other kernels, than those before it")
+        if launches.keys() & own.keys():
+            raise ValueError(f"{path} holds timings of launches that another folder has as well")
+        session = found
+        launches |= own
+    return None if session is None else (session, launches)
+
+
+def merged_costs(folders: Sequence[Path], session: calibrate.Session, launches: Mapping[calibrate.Launch, float]) -> str | None:
+    """The cost file of the one folder that has timings; of several, one fitted to all, by the tiles of the run."""
+    having = [folder for folder in folders if (folder / TIMINGS).exists()]
+    if len(having) == 1:
+        path = having[0] / COSTS
+        return path.read_text(encoding="utf-8") if path.exists() else None
+    if session.sources != sources_digest():
+        raise ValueError(
+            f"{' and '.join(map(str, having))} have timings of other sources than these: merge them where they were measured"
+        )
+    fitted, _ = calibrate.fits(launches, session)
+    return calibrate.cost_file(session, fitted) if fitted else None
+
+
+def overview(table: Sequence[rows.Row]) -> list[rows.Row]:
+    """What pictures are drawn of: a point of the table, else of what other run has it."""
+    found: dict[tuple[str, str], rows.Row] = {}
+    for row in sorted(table, key=lambda row: row.run != "table"):
+        if row.ok and row.median_ms is not None:
+            found.setdefault((row.shape, row.contender), row)
+    return list(found.values())
+
+
+if __name__ == "__main__":
+    sys.exit(main())
