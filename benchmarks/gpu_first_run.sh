@@ -119,12 +119,13 @@ if ((dry_run)); then
     exit "$failed"
 fi
 
-environment=$(timeout --signal=INT --kill-after="$GRACE" "$ENVIRONMENT" "$PYTHON" -m benchmarks.attention.environment --out "$folder" 2>&1) || {
-    echo "$0: needs a GPU; benchmarks.attention.environment says: $environment" >&2
-    exit 2
-}
+status=0
+environment=$(timeout --signal=INT --kill-after="$GRACE" "$ENVIRONMENT" "$PYTHON" -m benchmarks.attention.environment --out "$folder" 2>&1) || status=$?
+((status != 2)) || { echo "$0: needs a GPU; benchmarks.attention.environment says: $environment" >&2; exit 2; }
+mkdir -p "$folder"
 echo "$environment" | tee -a "$folder/log.txt"
 touch "$folder/summary.txt"
+((status == 0)) || { failed=1; echo "environment: failed (exit code $status)" | tee -a "$folder/summary.txt"; }
 caches=$(mktemp -d)
 trap 'rm -rf "$caches"' EXIT
 export TORCHINDUCTOR_CACHE_DIR=$caches/inductor TRITON_CACHE_DIR=$caches/triton

@@ -36,7 +36,7 @@ def environment() -> Environment:
     return Environment(
         gpu=properties.name,
         sms=properties.multi_processor_count,
-        driver=nvidia_smi("driver_version"),
+        driver=nvidia_smi("driver_version")[0],
         torch=torch.__version__,
         triton=triton.__version__,
     )
@@ -59,24 +59,25 @@ def everything() -> dict[str, Any]:
         "platform": platform.platform(),
         "cuda": torch.version.cuda,
         "cudnn": torch.backends.cudnn.version(),
-        **{query: nvidia_smi(query) for query in CLOCKS},
+        **dict(zip(CLOCKS, nvidia_smi(*CLOCKS), strict=True)),
     }
 
 
 def sm_mhz() -> int | None:
     """The SM clock now; None where nvidia-smi does not say."""
-    text = nvidia_smi("clocks.sm")
+    (text,) = nvidia_smi("clocks.sm")
     return int(text) if text.isdecimal() else None
 
 
-def nvidia_smi(query: str) -> str:
-    """One figure of the first GPU, without its unit; empty where nvidia-smi is missing or does not know."""
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits"]
+def nvidia_smi(*queries: str) -> list[str]:
+    """Figures of the first GPU, without their units; empty where nvidia-smi is missing or does not know."""
+    command = ["nvidia-smi", f"--query-gpu={','.join(queries)}", "--format=csv,noheader,nounits"]
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return next(iter(said.splitlines()), "").strip()
+        return [""] * len(queries)
+    found = [part.strip() for part in next(iter(said.splitlines()), "").split(",")]
+    return found if len(found) == len(queries) else [""] * len(queries)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import gpu_tests, red_throughput, tuning
 from benchmarks.attention import contenders as who
-from benchmarks.attention import runner
+from benchmarks.attention import environment, runner
 from benchmarks.attention.__main__ import main
 from benchmarks.attention.environment import Environment
 from benchmarks.attention.measure import LostDeviceError, Result
@@ -313,6 +313,27 @@ def test_a_stage_that_takes_too_long(tmp_path):
     assert said.returncode == 1
     lines = [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()]
     assert lines == ["stage additions: time limit", "stage order: ok"]
+
+
+def test_a_first_run_whose_environment_is_not_known(tmp_path):
+    """It goes on all the same."""
+    python = interpreter(tmp_path, '[[ "$*" != *environment* ]] || { echo broken; exit 1; }')
+    said = first_run("--stages", "order", str(tmp_path / "out"), PYTHON=python)
+    assert said.returncode == 1
+    lines = (tmp_path / "out" / "summary.txt").read_text().splitlines()
+    assert lines[0] == "environment: failed (exit code 1)" and lines[1].startswith("stage order: ok")
+
+
+def test_nvidia_smi(tmp_path, monkeypatch):
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text("#!/bin/sh\n[ $1 = --query-gpu=clocks.sm,power.draw ] && echo '1980, 350.5' && echo '0, 0' || echo 580.1\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert environment.nvidia_smi("clocks.sm", "power.draw") == ["1980", "350.5"]
+    assert environment.nvidia_smi("driver_version") == ["580.1"]
+    assert environment.nvidia_smi("driver_version", "clocks.mem") == ["", ""]
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert environment.nvidia_smi("clocks.sm") == [""] and environment.sm_mhz() is None
 
 
 def test_first_run_without_a_gpu(tmp_path):
