@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import sympy
 import torch
 from torch._inductor.ir import Pointwise
 from torch._inductor.virtualized import ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from dash_inductor.templates.tiles import Tile
 
 
 def scaled_dq(
@@ -37,3 +40,27 @@ def scaled_dq(
         return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
 
     return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)
+
+
+def in_accumulator_order(tile: Tile) -> Callable[[Any, Any], list[Any]]:
+    """Where the kernel's `to_accumulator_order` put element (m, d) of a Q tile in the tile's row of scratch."""
+    columns = tile.block_m if tile.dq_transposed else tile.block_d
+
+    def place(m: Any, d: Any) -> list[Any]:
+        row, column = (d, m) if tile.dq_transposed else (m, d)
+        digits = [  # (position, how many there are), slowest first
+            (FloorDiv(row, 16 * tile.warps_m), None),
+            (ModularIndexing(column, 8, tile.instr_n // 8), tile.instr_n // 8),
+            (FloorDiv(column, tile.instr_n), columns // tile.instr_n),
+            (ModularIndexing(row, 16, tile.warps_m), tile.warps_m),
+            (ModularIndexing(row, 1, 8), 8),
+            (ModularIndexing(column, 2, 4), 4),
+            (ModularIndexing(row, 8, 2), 2),
+            (ModularIndexing(column, 1, 2), 2),
+        ]
+        at = sympy.Integer(0)
+        for digit, count in digits:
+            at = at * (count or 1) + digit
+        return [at]
+
+    return place

@@ -19,7 +19,7 @@ from dash_inductor.templates import gluon
 from dash_inductor.templates.tiles import gluon_tile
 
 from .buffers import empty, size_and_strides, traced_gradients
-from .epilogue import scaled_dq
+from .epilogue import in_accumulator_order, scaled_dq
 from .problem import Problem
 from .report import add_to_header, root_graph
 from .schedule import Schedule
@@ -51,8 +51,9 @@ def launch(
     """Launches `workers` CTAs of the kernel on the device of `query`.
 
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
-    padded to whole Q tiles with -inf and 0; table int32, of heads that stay whole; dq fp32 [B, H, padded S_q, D], not scaled and
-    not written where no KV tile sees the Q tile. `cooperative` if the CTAs must be resident together.
+    padded to whole Q tiles with -inf and 0; table int32, of heads that stay whole; dq fp32 [B * H, Q tiles, elements of a Q tile],
+    each tile in accumulator order, not scaled and not written where no KV tile sees the Q tile. `cooperative` if the CTAs must be
+    resident together.
 
     Raises:
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
@@ -98,7 +99,7 @@ def gradients(problem: Problem, schedule: Schedule, inputs: list[Any]) -> tuple[
     tile = problem.tiles.one_pass
     assert tile
     n_q = CeilDiv(q_len, tile.block_m)
-    scratch = empty([batch * heads, n_q, tile.block_m, head_dim], torch.float32, device)
+    scratch = empty([batch * heads, n_q, tile.block_m * head_dim], torch.float32, device)
     dk, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dk_meta, dv_meta))
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
     fallback_handler(torch.ops.dash.sdpa_backward_gluon.default, add_to_fallback_set=False)(
@@ -112,6 +113,7 @@ def gradients(problem: Problem, schedule: Schedule, inputs: list[Any]) -> tuple[
         problem.mask.startswith("causal"),
         problem.scale,
     )
-    dq = scaled_dq(scratch, schedule.visited, tile.block_m, lambda m, d: [m, d], query.get_size(), dtype, problem.scale)
+    place = in_accumulator_order(tile)
+    dq = scaled_dq(scratch, schedule.visited, tile.block_m, place, query.get_size(), dtype, problem.scale)
     ints = batch * heads * n_q * (tile.block_m * head_dim + 1) + 2 + schedule.table_ints
     return dq, dk, dv, ints, schedule.report | {"launch": f"{schedule.report['launch']}, Gluon"}

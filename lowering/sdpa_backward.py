@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable
 from typing import Any
 
 import sympy
@@ -15,18 +14,18 @@ from torch._inductor.ir import FixedLayout
 from torch._inductor.lowering import empty_strided, register_lowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
+from torch.utils._sympy.functions import CeilDiv, FloorDiv
 
 from dash_inductor.config import GLUON, current
 from dash_inductor.ops import rows_of
 from dash_inductor.record import Decision, mask_text, size_text
 from dash_inductor.schedule.table import STRADDLING_N_Q
-from dash_inductor.target import DTYPES, Resolved, Tile, TwoPassTile, target_of, tiles_for
+from dash_inductor.target import DTYPES, Resolved, TwoPassTile, target_of, tiles_for
 from dash_inductor.templates import tiles
 
 from . import gluon, kernels, two_pass
 from .buffers import contiguous, empty, realized, rows, size_and_strides, traced_gradients
-from .epilogue import scaled_dq
+from .epilogue import in_accumulator_order, scaled_dq
 from .problem import Problem
 from .report import report
 from .schedule import dynamic_schedule, static_schedule
@@ -160,7 +159,7 @@ def _one_pass(problem: Problem, resolved: Resolved | None, inputs: list[Any]) ->
             "ROW_BLOCK": STRADDLING_N_Q,
         },
     )
-    place = _in_accumulator_order(tile)
+    place = in_accumulator_order(tile)
     if problem.tiles.two_pass and not resolved:
         two_pass.into_buffers(problem, inputs, scratch, dk, dv, schedule.in_two_passes)
     dq = scaled_dq(scratch, schedule.visited, tile.block_m, place, query.get_size(), dtype, problem.scale)
@@ -181,27 +180,3 @@ def _constant_of_graph(name: str) -> torch.Tensor:
     if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or is_frozen_param(value):
         raise ValueError(f"{name} must be a constant of the graph, such as torch.tensor([...]) in the compiled function")
     return value
-
-
-def _in_accumulator_order(tile: Tile) -> Callable[[Any, Any], list[Any]]:
-    """Where the kernel's `to_accumulator_order` put element (m, d) of a Q tile in the tile's row of scratch."""
-    columns = tile.block_m if tile.dq_transposed else tile.block_d
-
-    def place(m: Any, d: Any) -> list[Any]:
-        row, column = (d, m) if tile.dq_transposed else (m, d)
-        digits = [  # (position, how many there are), slowest first
-            (FloorDiv(row, 16 * tile.warps_m), None),
-            (ModularIndexing(column, 8, tile.instr_n // 8), tile.instr_n // 8),
-            (FloorDiv(column, tile.instr_n), columns // tile.instr_n),
-            (ModularIndexing(row, 16, tile.warps_m), tile.warps_m),
-            (ModularIndexing(row, 1, 8), 8),
-            (ModularIndexing(column, 2, 4), 4),
-            (ModularIndexing(row, 8, 2), 2),
-            (ModularIndexing(column, 1, 2), 2),
-        ]
-        at = sympy.Integer(0)
-        for digit, count in digits:
-            at = at * (count or 1) + digit
-        return [at]
-
-    return place

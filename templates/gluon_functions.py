@@ -5,27 +5,29 @@
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma
 
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.9 on; before
-async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; before
-if hasattr(tma, "async_atomic_add"):  # from 3.9 on; before, Gluon has no name for it
-    async_add = tma.async_atomic_add
-else:
-    from triton._C.libtriton import ir
 
-    @builtin
-    def async_add(tensor_desc, coord, src, _semantic=None):
-        coord = _semantic._convert_to_ir_values(coord, require_i64=False)
-        _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
+
+# How additions of one CTA come before those of the next, in the terms of PTX's memory consistency model (PTX ISA 8.9):
+#   1. A consumer thread's stores and additions come before its `step_done` in program order.
+#   2. bar.arrive synchronizes with bar.sync on the same barrier: `step_done` of all 256 threads with `await_step` of the releasing
+#      warp. It needs no scope and covers weak accesses.
+#   3. The warp's `await_step` comes before its `release` in program order.
+#   4. red.release.gpu synchronizes with the ld.acquire.gpu of `wait_for_rank` that reads its value, or what later releases made of
+#      that (observation order goes through atomics): both are strong, of a scope that has both CTAs.
+#   5. Lane 0 of the waiting warp arrives at an mbarrier (release.cta) after its load, and every consumer thread waits there
+#      (acquire.cta) before it adds.
+# Causality order is transitive over program order and synchronizes-with, whatever the scope of each: (1) comes before (5). So the
+# release is cumulative: a fence of the releasing thread for the whole GPU (MEMBAR.GPU) behind bar.sync, and none in the others.
+# Everything is of the generic proxy, since dQ comes from registers: no proxy fence.
 
 
 @gluon.jit
 def wait_for_rank(semaphore, rank):
-    # For one warp. Returns once `semaphore` equals `rank`: then the additions of all lower ranks are complete, for this warp's TMA
-    # as well. Lane 0 polls with acquire, bar.warp.sync hands that on, and the proxy fence orders TMA (the async proxy) behind it.
+    # For one warp. Returns once `semaphore` equals `rank`: then the additions of all lower ranks are complete. Lane 0 polls.
     # Bounded, as in functions.py.jinja: after 2**25 polls it stores to address 0.
     gl.inline_asm_elementwise(
         """
@@ -48,7 +50,6 @@ def wait_for_rank(semaphore, rank):
             @again st.global.b32 [null], polls;
         ARRIVED:
             bar.warp.sync 0xffffffff;
-            fence.proxy.async.global;
             mov.b32 $0, 0;
         }
         """,
@@ -61,35 +62,13 @@ def wait_for_rank(semaphore, rank):
 
 
 @gluon.jit
-def wait_until_read():
-    # For one warp: its TMA stores and additions have read shared memory, whichever lane has issued them.
-    gl.inline_asm_elementwise(
-        """
-        {
-            cp.async.bulk.wait_group.read 0;
-            bar.warp.sync 0xffffffff;
-            mov.b32 $0, 0;
-        }
-        """,
-        "=r,~{memory}",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def complete_and_release(semaphore):
-    # For one warp: its TMA stores and additions are complete and visible to it, then the semaphore counts one more contribution.
-    # Without .read: a wait for the reads alone releases additions that are still on their way (kernel.md rule 4).
+def release(semaphore):
+    # For one warp, behind `await_step`: the semaphore counts one more contribution.
     gl.inline_asm_elementwise(
         """
         {
             .reg .pred first;
             .reg .b32 lane;
-            cp.async.bulk.wait_group 0;
-            bar.warp.sync 0xffffffff;
             mov.u32 lane, %laneid;
             setp.eq.u32 first, lane, 0;
             @first red.release.gpu.global.add.s32 [$1], 1;
@@ -102,6 +81,35 @@ def complete_and_release(semaphore):
         is_pure=False,
         pack=1,
     )
+
+
+@gluon.jit
+def step_done():
+    # For the 8 consumer warps: arrives at the end of the step, and waits for nobody. 320 threads: theirs, and two warps that wait.
+    # Barrier 8: Triton takes 0 for the CTA or a partition, 1 and those after it for partitions, of which there are three.
+    gl.inline_asm_elementwise("bar.arrive 8, 320; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_step():
+    # For one warp: waits until the consumer warps and the other one-warp partition have come to the end of the step.
+    gl.inline_asm_elementwise("bar.sync 8, 320; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def add_in_order(DQ, tile, dq, rank):
+    # dq [rows, columns] into its tile of DQ; `our_turn` has come. The first contributor stores: the scratch needs no zero fill, and
+    # what stood in it cannot survive. By predicates and not by a branch: a matmul is in flight.
+    # The order is that of `to_accumulator_order` in functions.py.jinja, by bits of the accumulator's index: rows are (tile, warp,
+    # half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread adds four registers at a time.
+    ROWS: gl.constexpr = dq.shape[0]
+    COLUMNS: gl.constexpr = dq.shape[1]
+    bits = dq.reshape([ROWS // 64, 4, 2, 8, 2, COLUMNS // 16, 4, 2])
+    flat = bits.permute([0, 5, 4, 1, 3, 6, 2, 7]).reshape([ROWS * COLUMNS])
+    LAYOUT: gl.constexpr = flat.type.layout
+    pointers = DQ + gl.cast(tile, gl.int64) * (ROWS * COLUMNS) + gl.arange(0, ROWS * COLUMNS, layout=LAYOUT)
+    gl.store(pointers, flat, mask=gl.full([ROWS * COLUMNS], rank == 0, gl.int1, layout=LAYOUT))
+    gl.atomic_add(pointers, flat, mask=gl.full([ROWS * COLUMNS], rank != 0, gl.int1, layout=LAYOUT), sem="relaxed")
 
 
 @gluon.jit
@@ -124,12 +132,6 @@ def fault_unless_zero(value):
         is_pure=False,
         pack=1,
     )
-
-
-@gluon.jit
-def stage_of(count):
-    # (stage, phase) of the count-th use of a ring of two stages. Bits and not division, which costs registers.
-    return count & 1, (count >> 1) & 1
 
 
 @gluon.jit

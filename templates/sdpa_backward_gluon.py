@@ -1,18 +1,21 @@
 """The one-pass kernel for Hopper, warp-specialised, in Gluon. It has never run on a GPU.
 
 The contract is that of `sdpa_backward.py.jinja`: the same table, ticket and semaphores, the same sums in the same order. One CTA is
-three partitions, which walk the table each by itself and meet at mbarriers:
+three partitions, which walk the table each by itself and meet at barriers:
 
-    produce    1 warp   TMA loads: K and V once per chain; Q, grad_out, -lse*log2(e) and delta once per step, two steps ahead
-    consume    8 warps  the five matmuls; P and dS go from registers into dV and dK, dS through shared memory into dQ
-    write_dq   1 warp   waits for its rank, stores dQ (rank 0) or adds it by TMA, waits until that is complete, releases
+    consume     8 warps  the five matmuls; P and dS go from registers into dV and dK, dS through shared memory into dQ, and dQ from
+                         registers into global memory: rank 0 stores, the others add
+    produce     1 warp   TMA loads: K and V once per chain; Q, grad_out, -lse*log2(e) and delta once per step, into a ring
+    keep_order  1 warp   waits for the step's rank and releases the step's semaphore
 
-A ring has two stages and, per stage, a barrier `full` and a barrier `empty`: who fills waits for `empty`, who empties for `full`.
+    barrier    arrives                     waits        says
+    kv_full    TMA, by bytes               consume      K and V of a chain are there
+    full       TMA, by bytes, a stage      consume      what a step reads is there
+    our_turn   keep_order                  consume      the additions of lower ranks are complete
+    step_done  every thread of consume     the others   the step's matmuls are complete and its additions issued
 
-    ring               filled by   emptied by   full when                         empty when
-    q, do, lse, delta  produce     consume      the bytes have arrived            all warps' matmuls of the step are done
-    k, v (one stage)   produce     consume      the bytes have arrived            the same, after the chain's last step
-    dq                 consume     write_dq     all warps have stored and fenced  TMA has read it
+The first three are mbarriers. `step_done` is a named barrier, at which the eight warps arrive without meeting each other. A chain
+ends when both one-warp partitions have seen the end of each of its steps, so no arrival is left over.
 
 It is written for Triton 3.6 to 3.9.
 """
@@ -28,21 +31,21 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .gluon_functions import (
-    async_add,
+    add_in_order,
     async_load,
-    async_store,
+    await_step,
     barrier,
-    complete_and_release,
     fault_unless_zero,
     mask_edge,
-    stage_of,
+    release,
+    step_done,
     store_rows,
     wait_for_rank,
-    wait_until_read,
 )
 
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
+STAGES = 3  # of the ring of what a step reads
 WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight warps get 240
 
 
@@ -72,64 +75,53 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
     TABLE, own_role, first_head, rounds = walk
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
-    full, empty, kv_full, kv_empty = barriers
+    full, kv_full = barriers
+    STAGES: gl.constexpr = q_tiles.shape[0]
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
-    count = 0
-    kv_count = 0
+    stage = 0
     for turn in range(rounds):
         j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
-        if j >= 0:
+        steps *= GROUP
+        if steps > 0:
             z = head // HKV
             h = head % HKV
-            mbarrier.wait(kv_empty, (kv_count & 1) ^ 1)
             mbarrier.expect(kv_full, 2 * BLOCK_N * HEAD_DIM * 2)
             async_load(k_source, [z, h, j * BLOCK_N, 0], kv_full, k_tile)
             async_load(v_source, [z, h, j * BLOCK_N, 0], kv_full, v_tile)
-            kv_count += 1
-            for step in range(steps * GROUP):
+            for step in range(steps):
                 i = gl.load(TABLE + row + step // GROUP) & 0xFFFF
                 hq = h * GROUP + step % GROUP
                 first_row = ((z * HKV * GROUP + hq) * NQ + i) * BLOCK_M
-                stage, phase = stage_of(count)
+                if step >= STAGES:
+                    await_step()
                 arrived = full.index(stage)
-                mbarrier.wait(empty.index(stage), phase ^ 1)
                 mbarrier.expect(arrived, 2 * BLOCK_M * HEAD_DIM * 2 + 2 * BLOCK_M * 4)
                 async_load(q_source, [z, hq, i * BLOCK_M, 0], arrived, q_tiles.index(stage))
                 async_load(neg_lse_source, [first_row], arrived, neg_lse_tiles.index(stage))
                 async_load(do_source, [z, hq, i * BLOCK_M, 0], arrived, do_tiles.index(stage))
                 async_load(delta_source, [first_row], arrived, delta_tiles.index(stage))
-                count += 1
+                stage = gl.where(stage == STAGES - 1, 0, stage + 1)
+            # The end of the steps that were not waited for: then K and V are free, and every stage.
+            for _step in range(gl.minimum(steps, STAGES)):
+                await_step()
 
 
 @gluon.jit
-def write_dq(walk, dq_target, dq_tiles, barriers, SEMAPHORES, HKV, NQ, GROUP: gl.constexpr):
+def keep_order(walk, our_turn, SEMAPHORES, HKV, NQ, GROUP: gl.constexpr):
     TABLE, own_role, first_head, rounds = walk
-    full, empty = barriers
-    BLOCK_M: gl.constexpr = dq_tiles.shape[1]
-    count = 0
     for turn in range(rounds):
-        j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
-        if j >= 0:
-            z = head // HKV
-            h = head % HKV
-            for step in range(steps * GROUP):
-                entry = gl.load(TABLE + row + step // GROUP)
-                rank = entry >> 16
-                tile = (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
-                stage, phase = stage_of(count)
-                wait_for_rank(SEMAPHORES + tile, rank)
-                mbarrier.wait(full.index(stage), phase)
-                # The first contributor stores: the scratch needs no zero fill, and what stood in it cannot survive.
-                if rank == 0:
-                    async_store(dq_target, [tile * BLOCK_M, 0], dq_tiles.index(stage))
-                else:
-                    async_add(dq_target, [tile * BLOCK_M, 0], dq_tiles.index(stage))
-                wait_until_read()
-                mbarrier.arrive(empty.index(stage), count=1)
-                complete_and_release(SEMAPHORES + tile)
-                count += 1
+        _j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
+        z = head // HKV
+        h = head % HKV
+        for step in range(steps * GROUP):
+            entry = gl.load(TABLE + row + step // GROUP)
+            semaphore = SEMAPHORES + (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
+            wait_for_rank(semaphore, entry >> 16)
+            mbarrier.arrive(our_turn, count=1)
+            await_step()
+            release(semaphore)
 
 
 @gluon.jit
@@ -137,9 +129,10 @@ def consume(
     walk,
     tiles,
     barriers,
-    dq_barriers,
+    our_turn,
     outputs,
     HKV,
+    NQ,
     KV_LEN,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -148,10 +141,10 @@ def consume(
     SCALE_LOG2E: gl.constexpr,
 ):
     TABLE, own_role, first_head, rounds = walk
-    DK, DV, dk_strides, dv_strides = outputs
-    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles = tiles
-    full, empty, kv_full, kv_empty = barriers
-    dq_full, dq_empty = dq_barriers
+    DQ, DK, DV, dk_strides, dv_strides = outputs
+    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile = tiles
+    full, kv_full = barriers
+    STAGES: gl.constexpr = q_tiles.shape[0]
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
@@ -167,16 +160,25 @@ def consume(
     dq_zeros = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, DQ_LAYOUT)
     k = k_tile.reshape([BLOCK_N, HEAD_DIM])
     v = v_tile.reshape([BLOCK_N, HEAD_DIM])
-    count = 0
-    kv_count = 0
+    stage = 0
+    phase = 0
+    turn_phase = 0
+    kv_phase = 0
     for turn in range(rounds):
         j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
         if j >= 0:
+            z = head // HKV
+            h = head % HKV
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
-            mbarrier.wait(kv_full, kv_count & 1)
-            for step in range(steps * GROUP):
-                stage, phase = stage_of(count)
+            next_entry = 0
+            steps *= GROUP
+            if steps > 0:
+                next_entry = gl.load(TABLE + row)
+                mbarrier.wait(kv_full, kv_phase)
+                kv_phase ^= 1
+            for step in range(steps):
+                entry = next_entry
                 q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
                 do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
                 mbarrier.wait(full.index(stage), phase)
@@ -185,40 +187,37 @@ def consume(
                 neg_lse = gl.expand_dims(neg_lse_tiles.index(stage).load(ROW_LAYOUT), 0)
                 s_t = warpgroup_mma_wait(1, deps=[s_t])
                 s_t = gl.fma(s_t, gl.full_like(s_t, SCALE_LOG2E), neg_lse.broadcast_to([BLOCK_N, BLOCK_M]))
+                i = entry & 0xFFFF
                 if CAUSAL:
-                    i = gl.load(TABLE + row + step // GROUP) & 0xFFFF
                     if (j + 1) * BLOCK_N > i * BLOCK_M + 1:
                         s_t = mask_edge(s_t, j * BLOCK_N - i * BLOCK_M, CAUSAL, S_LAYOUT)
                 elif not EVEN_N:
                     if (j + 1) * BLOCK_N > KV_LEN:
                         s_t = mask_edge(s_t, j * BLOCK_N - KV_LEN, CAUSAL, S_LAYOUT)
                 p_t = gl.exp2(s_t)
+                delta = gl.expand_dims(delta_tiles.index(stage).load(ROW_LAYOUT), 0)
                 # dV is queued behind dP before dP is waited for: the tensor cores do not idle between them.
                 dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do, dv, is_async=True)
                 dp_t = warpgroup_mma_wait(1, deps=[dp_t])
-                delta = gl.expand_dims(delta_tiles.index(stage).load(ROW_LAYOUT), 0)
                 ds_t = (p_t * (dp_t - delta)).to(dtype)
-                # Every warp is past the barrier at the end of the step before, and so past its matmul that read ds_tile.
                 ds_tile.store(ds_t)
                 fence_async_shared()
                 barrier()
                 dq = warpgroup_mma(ds_tile.permute([1, 0]), k, dq_zeros, use_acc=False, is_async=True)
                 dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q, dk, is_async=True)
+                # Read under these two matmuls, which are the longest wait, and never past the chain.
+                next_entry = gl.load(TABLE + row + gl.minimum(step + 1, steps - 1) // GROUP)
                 dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
-                mbarrier.wait(dq_empty.index(stage), phase ^ 1)
-                dq_tiles.index(stage).store(dq)
-                # Fenced after this wait: ptxas 12.8 and 12.9 crash on a proxy fence right before wgmma.wait_group.
+                barrier()  # before ds_tile is written anew; here, since dK's matmul runs under it
+                tile = (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + i
+                mbarrier.wait(our_turn, turn_phase)
+                add_in_order(DQ, tile, dq, entry >> 16)
                 dk = warpgroup_mma_wait(0, deps=[dk])
-                fence_async_shared()
-                # All warps' dq is stored and all their matmuls are done before one thread arrives for them.
-                barrier()
-                mbarrier.arrive(dq_full.index(stage), count=1)
-                mbarrier.arrive(empty.index(stage), count=1)
-                count += 1
-            mbarrier.arrive(kv_empty, count=1)
-            kv_count += 1
-            z = head // HKV
-            h = head % HKV
+                step_done()
+                turn_phase ^= 1
+                last = stage == STAGES - 1
+                phase = gl.where(last, phase ^ 1, phase)
+                stage = gl.where(last, 0, stage + 1)
             n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, DKV_LAYOUT))
             store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, DKV_LAYOUT)
             store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, DKV_LAYOUT)
@@ -232,7 +231,7 @@ def sdpa_backward(
     do_source,
     neg_lse_source,
     delta_source,
-    dq_target,
+    DQ,
     TABLE,
     WORKSPACE,
     DK,
@@ -248,36 +247,31 @@ def sdpa_backward(
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
+    STAGES: gl.constexpr,
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ*BLOCK_M, HEAD_DIM] fp32. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile).
+    # [Z*HQ*NQ, BLOCK_M*HEAD_DIM] fp32 in accumulator order. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head,
+    # Q tile).
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
-    do_tiles = gl.allocate_shared_memory(dtype, [2, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
+    do_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
     ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
-    dq_tiles = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M, HEAD_DIM], dq_target.layout)
-    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], neg_lse_source.layout)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [2, BLOCK_M], delta_source.layout)
-    full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
+    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], neg_lse_source.layout)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_source.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    for stage in gl.static_range(2):
+    our_turn = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=1)
-        mbarrier.init(dq_full.index(stage), count=1)
-        mbarrier.init(dq_empty.index(stage), count=1)
     mbarrier.init(kv_full, count=1)
-    mbarrier.init(kv_empty, count=1)
+    mbarrier.init(our_turn, count=1)
     fence_async_shared()
 
     fault_unless_zero(gl.load(TABLE + 6))  # a round robin, whose rows the workers compute: not written here
@@ -291,15 +285,14 @@ def sdpa_backward(
     walk = (TABLE, ticket % roles, first_head, rounds)
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
-    barriers = (full, empty, kv_full, kv_empty)
-    dq_barriers = (dq_full, dq_empty)
-    tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles)
-    outputs = (DK, DV, dk_strides, dv_strides)
+    barriers = (full, kv_full)
+    tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile)
+    outputs = (DQ, DK, DV, dk_strides, dv_strides)
     gl.warp_specialize(
         [
-            (consume, (walk, tiles, barriers, dq_barriers, outputs, HKV, KV_LEN, GROUP, CAUSAL, EVEN_N, SCALE, SCALE_LOG2E)),
+            (consume, (walk, tiles, barriers, our_turn, outputs, HKV, NQ, KV_LEN, GROUP, CAUSAL, EVEN_N, SCALE, SCALE_LOG2E)),
             (produce, (walk, sources, loads, barriers, HKV, NQ, GROUP)),
-            (write_dq, (walk, dq_target, dq_tiles, dq_barriers, WORKSPACE + 2, HKV, NQ, GROUP)),
+            (keep_order, (walk, our_turn, WORKSPACE + 2, HKV, NQ, GROUP)),
         ],
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],
@@ -326,8 +319,8 @@ def arguments(
     """What `sdpa_backward` is launched with: its arguments, and its constants and options.
 
     query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64 or 128; neg_lse and delta fp32, as the
-    preprocess writes them; dq fp32, as many rows of D values, written where a KV tile sees the Q tile; table int32. All are torch
-    tensors. `block_m` and `block_n` are those of the table.
+    preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
+    the Q tile; table int32. All are torch tensors. `block_m` and `block_n` are those of the table.
 
     Raises:
         ValueError: for more rows than TMA counts, and for neg_lse, delta or dq of another size.
@@ -350,7 +343,7 @@ def arguments(
         _descriptor(grad_out, q_block),
         _descriptor(neg_lse.view(rows), [block_m]),
         _descriptor(delta.view(rows), [block_m]),
-        _descriptor(dq.view(rows, head_dim), [block_m, head_dim]),
+        dq,
         table,
         semaphores,
         dk,
@@ -368,6 +361,7 @@ def arguments(
         "EVEN_N": kv_len % block_n == 0,
         "SCALE": scale,
         "SCALE_LOG2E": scale * LOG2E,
+        "STAGES": STAGES,
         "num_warps": 8,
         "enable_fp_fusion": True,
     }

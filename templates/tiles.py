@@ -142,7 +142,7 @@ def tiles_of(arch: int | str) -> int:
 
 
 def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
-    """The tile of the Gluon kernel: that of one pass, whose fields for Triton it does not read.
+    """The tile of the Gluon kernel: that of one pass, but for the accumulator of its dq, which is never transposed.
 
     Raises:
         ValueError: with the reason, when there is none.
@@ -151,7 +151,7 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
         raise ValueError(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}")
     if head_dim not in GLUON_HEAD_DIMS:
         raise ValueError(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {head_dim}")
-    return tile(arch, dtype, head_dim)
+    return replace(tile(arch, dtype, head_dim), dq_transposed=False, warps_m=4, instr_n=head_dim // 2)
 
 
 def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:

@@ -1,9 +1,11 @@
 """Runs a Gluon kernel's source on the CPU: its CTAs and partitions interleaved at random, its asynchronous work early or late.
 
 Gluon has no interpreter. This stands in for the names that the Gluon kernel in templates/ uses, on torch tensors. What it holds
-a kernel to: mbarriers with counts, phases and bytes; TMA that arrives, reads and writes at any time after it was issued; matmuls
-that read shared memory at any time until they are waited for; a fence and then a barrier between a store to shared memory and an
-asynchronous reader of it. What it does not see: layouts, the warps of one partition running apart, memory order on a GPU.
+a kernel to: mbarriers with counts, phases and bytes; named barriers with the threads that arrive; TMA that arrives at any time
+after it was issued; matmuls that read shared memory at any time until they are waited for; a fence and then a barrier between a
+store to shared memory and an asynchronous reader of it, and a barrier between that reader and the next store; stores and additions
+to global memory that are performed at any time and in any order until a release which they are known to come before, by barriers
+or as the partition's own. What it does not see: layouts, the warps of one partition running apart, the scopes of fences.
 """
 
 from __future__ import annotations
@@ -27,18 +29,27 @@ class Deadlock(RuntimeError):
 class Partition(greenlet.greenlet):
     """Warps that run one function; `condition` is what it waits for."""
 
-    def __init__(self, function: Callable[..., None], arguments: Sequence[Any]) -> None:
+    def __init__(self, function: Callable[..., None], arguments: Sequence[Any], cta: Cta) -> None:
         super().__init__(lambda: function(*arguments))
+        self.cta = cta
         self.condition: Callable[[], bool] = lambda: True
         self.matmuls: list[Matmul] = []
-        self.stores: list[Store] = []
+        self.writes: set[Write] = set()  # in flight, and known to come before whatever this partition does next
         self.stored: list[Tile] = []
+        self.read: list[Tile] = []  # by matmuls that this partition's warps have waited for, each by itself
 
     @staticmethod
     def running() -> Partition:
         current = greenlet.getcurrent()
         assert isinstance(current, Partition)
         return current
+
+
+class Cta:
+    """What the partitions of a CTA have in common: the named barrier at which a step ends."""
+
+    def __init__(self) -> None:
+        self.step = NamedBarrier(320)
 
 
 class Machine:
@@ -76,14 +87,16 @@ def wait_until(condition: Callable[[], bool] = lambda: True) -> None:
 
 
 class Barrier:
-    """An mbarrier."""
+    """An mbarrier. Who waits knows of the writes that those who arrived knew of."""
 
     def init(self, count: int) -> None:
         self.count = self.pending = count
         self.bytes = self.phase = 0
+        self.writes: set[Write] = set()
 
     def arrive(self, count: int) -> None:
         assert self.pending >= count, "more arrivals than the barrier counts"
+        self.writes |= Partition.running().writes
         self.pending -= count
         self.flip()
 
@@ -102,11 +115,44 @@ class Barrier:
 
     def wait(self, phase: int) -> None:
         wait_until(lambda: self.phase != phase)
+        Partition.running().writes |= self.writes
 
 
 def arrive(bar: Barrier, count: int) -> None:
     bar.arrive(count)
     wait_until()
+
+
+class NamedBarrier:
+    """bar.arrive and bar.sync of one barrier, which completes when `threads` have come."""
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.come = self.completions = 0
+        self.writes: set[Write] = set()
+
+    def arrive(self, threads: int) -> None:
+        self.come += threads
+        assert self.come <= self.threads, "a second arrival at a named barrier before it has completed"
+        self.writes |= Partition.running().writes
+        if self.come == self.threads:
+            self.come = 0
+            self.completions += 1
+
+    def sync(self, threads: int) -> None:
+        before = self.completions
+        self.arrive(threads)
+        wait_until(lambda: self.completions > before)
+        Partition.running().writes |= self.writes
+
+
+def step_done() -> None:
+    Partition.running().cta.step.arrive(256)
+    wait_until()
+
+
+def await_step() -> None:
+    Partition.running().cta.step.sync(32)
 
 
 class Ring:
@@ -127,6 +173,7 @@ class Tile:
         self.data = data
         self.owner = owner or self
         self.clean = self.fenced = True
+        self.readers = 0  # matmuls that read it, until every warp is known to have waited for them
         self.shape, self.dtype = data.shape, data.dtype
 
     def reshape(self, shape: Sequence[int]) -> Tile:
@@ -140,6 +187,7 @@ class Tile:
 
     def store(self, value: Tensor) -> None:
         assert value.dtype == self.dtype and value.shape == self.shape
+        assert self.owner.readers == 0, "a store over what another warp's matmul may still read"
         self.data.copy_(value)
         self.owner.clean = self.owner.fenced = False
         Partition.running().stored.append(self.owner)
@@ -155,10 +203,13 @@ def fence_async_shared() -> None:
 
 
 def barrier() -> None:
-    stored = Partition.running().stored
-    for tile in stored:
+    partition = Partition.running()
+    for tile in partition.stored:
         tile.clean = tile.fenced
-    stored[:] = [tile for tile in stored if not tile.clean]
+    partition.stored[:] = [tile for tile in partition.stored if not tile.clean]
+    for tile in partition.read:
+        tile.readers -= 1
+    partition.read.clear()
 
 
 class Matmul:
@@ -167,6 +218,9 @@ class Matmul:
     def __init__(self, a: Tile | Tensor, b: Tile, acc: Tensor, use_acc: bool) -> None:
         assert isinstance(acc, Tensor), "an accumulator that is still in flight"
         self.operands = (a, b, acc if use_acc else torch.zeros_like(acc))
+        self.tiles = [x.owner for x in (a, b) if isinstance(x, Tile)]
+        for tile in self.tiles:
+            tile.readers += 1
         self.result: Tensor | None = None
         self.early = self.compute() if machine.random.random() < 0.5 else None
 
@@ -175,7 +229,14 @@ class Matmul:
         return acc + a.float() @ b.float()
 
     def complete(self) -> None:
-        self.result = self.compute() if self.early is None else self.early
+        self.result = (self.compute() if self.early is None else self.early).as_subclass(Registers)
+        Partition.running().read += self.tiles
+
+
+class Registers(Tensor):
+    """What a matmul leaves. As in Gluon, its type has a layout."""
+
+    type = SimpleNamespace(layout=None)
 
 
 def warpgroup_mma(a: Any, b: Tile, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Matmul:
@@ -226,44 +287,40 @@ def async_load(descriptor: Descriptor, corner: Sequence[int], full: Barrier, til
     wait_until()
 
 
-class Store:
-    """A TMA store or addition: it reads shared memory at one time and writes at another."""
+class Write:
+    """Stores or additions to global memory by some threads, performed at any time after they were issued."""
 
-    def __init__(self, descriptor: Descriptor, corner: Sequence[int], tile: Tile, add: bool) -> None:
-        self.target, place = descriptor.inside(corner)
-        self.source, self.place, self.add = tile.read_asynchronously(), place, add
-        self.box: Tensor | None = None
-        self.written = False
-        machine.events.append(self.read)
-        Partition.running().stores.append(self)
-        wait_until()
+    def __init__(self, memory: Tensor, at: Tensor, value: Tensor, add: bool) -> None:
+        self.memory, self.at, self.value, self.add = memory, at, value, add
+        self.performed = False
+        machine.events.append(self.perform)
+        Partition.running().writes.add(self)
 
-    def read(self) -> None:
-        self.box = self.source[self.place].clone()
-        machine.events.append(self.write)
-
-    def write(self) -> None:
-        self.target.copy_(self.target + self.box if self.add else self.box)
-        self.written = True
+    def perform(self) -> None:
+        self.memory[self.at] = self.memory[self.at] + self.value if self.add else self.value
+        self.performed = True
 
 
-def wait_until_read() -> None:
-    stores = Partition.running().stores
-    wait_until(lambda: all(store.box is not None for store in stores))
+def write(pointers: Pointer, value: Tensor, mask: Tensor, add: bool) -> None:
+    at = torch.where(mask, pointers.offset, -1).broadcast_to(value.shape).flatten()
+    for part, values in zip(at.chunk(4), value.as_subclass(Tensor).flatten().chunk(4), strict=True):  # of threads on their own
+        if (kept := part >= 0).any():
+            Write(pointers.memory, part[kept], values[kept], add)
+    wait_until()
 
 
-def complete_and_release(semaphore: Pointer) -> None:
-    stores = Partition.running().stores
-    wait_until(lambda: all(store.written for store in stores))
-    stores.clear()
+def release(semaphore: Pointer) -> None:
+    """Behind every write that is known to come before it, whoever made it."""
+    known = Partition.running().writes
+    wait_until(lambda: all(write.performed for write in known))
+    known.clear()
     semaphore.memory[semaphore.offset] += 1
 
 
-def release_after_read(semaphore: Pointer) -> None:
-    """A release that waits for the reads alone: the additions may still be on their way."""
-    wait_until_read()
-    Partition.running().stores.clear()
+def relaxed_release(semaphore: Pointer) -> None:
+    """A release without its fence: writes may still be on their way."""
     semaphore.memory[semaphore.offset] += 1
+    wait_until()
 
 
 def wait_for_rank(semaphore: Pointer, rank: int) -> None:
@@ -284,28 +341,36 @@ def load(pointer: Pointer) -> int:
 
 
 def store(pointers: Pointer, value: Tensor, mask: Tensor) -> None:
-    kept = mask.broadcast_to(value.shape)
-    pointers.memory[pointers.offset.broadcast_to(value.shape)[kept]] = value[kept]
+    write(pointers, value, mask, add=False)
 
 
-def atomic_add(pointer: Pointer, value: int) -> int:
-    wait_until()
-    before = load(pointer)
-    pointer.memory[pointer.offset] += value
-    return before
+def atomic_add(pointers: Pointer, value: Any, mask: Tensor | None = None, sem: str = "acq_rel") -> int | None:
+    if mask is None:
+        wait_until()
+        before = load(pointers)
+        pointers.memory[pointers.offset] += value
+        return before
+    assert sem == "relaxed"
+    return write(pointers, value, mask, add=True)
+
+
+def where(condition: Any, a: Any, b: Any) -> Any:
+    return torch.where(condition, a, b) if isinstance(condition, Tensor) else a if condition else b
 
 
 def allocate_shared_memory(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
     if dtype == torch.int64:
         return Ring([Barrier() for _ in range(shape[0])]) if len(shape) > 1 else Barrier()
-    stages = [Tile(torch.full(size, float("nan"), dtype=dtype)) for size in [shape[1:]] * shape[0]]
-    # A ring is what has a leading 2; the tiles of one stage have at least 4 rows.
-    return Ring(stages, shape) if shape[0] == 2 else Tile(torch.full(shape, float("nan"), dtype=dtype))
+    # A ring is what has a leading 3; the tiles of one stage have at least 4 rows.
+    if shape[0] == 3:
+        return Ring([Tile(torch.full(shape[1:], float("nan"), dtype=dtype)) for _ in range(3)], shape)
+    return Tile(torch.full(shape, float("nan"), dtype=dtype))
 
 
 def warp_specialize(partitions: list[tuple[Callable[..., None], tuple[Any, ...]]], warps: list[int], registers: list[int]) -> None:
     assert len(warps) == len(registers) == len(partitions) - 1
-    started = [Partition(function, arguments) for function, arguments in partitions]
+    cta = Partition.running().cta
+    started = [Partition(function, arguments, cta) for function, arguments in partitions]
     for partition in started:
         partition.parent = Partition.running().parent
     machine.partitions += started
@@ -321,6 +386,7 @@ gl = SimpleNamespace(
     static_range=range,
     bfloat16=torch.bfloat16,
     float32=torch.float32,
+    int1=torch.bool,
     int32=torch.int32,
     int64=torch.int64,
     load=load,
@@ -333,7 +399,9 @@ gl = SimpleNamespace(
     full_like=torch.full_like,
     expand_dims=torch.unsqueeze,
     convert_layout=lambda x, layout: x,
-    where=torch.where,
+    where=where,
+    minimum=min,
+    full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
     exp2=torch.exp2,
     fma=lambda a, b, c: a * b + c,
     allocate_shared_memory=allocate_shared_memory,
@@ -351,11 +419,7 @@ mbarrier = SimpleNamespace(
     arrive=arrive,
     wait=lambda bar, phase: bar.wait(phase),
 )
-tma = SimpleNamespace(
-    async_load=async_load,
-    async_store=lambda descriptor, corner, tile: Store(descriptor, corner, tile, add=False),
-    async_atomic_add=lambda descriptor, corner, tile: Store(descriptor, corner, tile, add=True),
-)
+tma = SimpleNamespace(async_load=async_load)
 hopper = SimpleNamespace(
     fence_async_shared=fence_async_shared,
     mbarrier=mbarrier,
@@ -369,7 +433,6 @@ MODULES: dict[str, Any] = {
     "triton.experimental": SimpleNamespace(gluon=gluon),
     "triton.experimental.gluon": gluon,
     "triton.experimental.gluon.language": gl,
-    "triton.experimental.gluon.language._core": SimpleNamespace(builtin=lambda function: function),
     "triton.experimental.gluon.language.nvidia.hopper": hopper,
     "triton.experimental.gluon.nvidia.hopper": SimpleNamespace(TensorDescriptor=Descriptor),
 }
@@ -380,7 +443,7 @@ def fault_unless_zero(value: int) -> None:
 
 
 # They are PTX in the kernel's source.
-IN_ASSEMBLER = (wait_for_rank, wait_until_read, complete_and_release, fault_unless_zero)
+IN_ASSEMBLER = (wait_for_rank, release, step_done, await_step, fault_unless_zero)
 
 
 def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
@@ -404,5 +467,5 @@ def launch(kernel: Callable[..., None], seed: int, programs: int, arguments: Seq
     options = ("num_warps", "enable_fp_fusion")
     kept = {name: value for name, value in constants.items() if name not in options}
     for _ in range(programs):
-        machine.partitions.append(Partition(lambda: kernel(*map(pointer, arguments), **kept), ()))
+        machine.partitions.append(Partition(lambda: kernel(*map(pointer, arguments), **kept), (), Cta()))
     machine.run()
