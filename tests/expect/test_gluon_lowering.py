@@ -1,6 +1,7 @@
 """The Gluon kernel behind the op: off by default; asked for, its launch stands in the generated code, or the reason why not."""
 
 import ast
+from dataclasses import replace
 
 import pytest
 
@@ -61,12 +62,19 @@ def test_chained_launch():
 
 def test_scratch_of_whole_q_tiles():
     code = generated()
-    assert "empty_strided_cuda((8, 8, 64, 64)," in code.source  # query heads, Q tiles, rows, head dim
+    assert "empty_strided_cuda((8, 8, 4096)," in code.source  # query heads, Q tiles, elements of a tile
 
 
-def test_tiles():
-    """Those of one pass: the same schedules and the same preprocess."""
-    assert all(gluon_tile(90, "bf16", head_dim) == tile(90, "bf16", head_dim) for head_dim in (64, 128))
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_tiles(head_dim):
+    """Those of one pass, with the same schedules and the same preprocess; dq is summed as it stands in Gluon's accumulator."""
+    of_gluon, of_triton = gluon_tile(90, "bf16", head_dim), tile(90, "bf16", head_dim)
+    assert replace(of_gluon, dq_transposed=False, warps_m=4, instr_n=head_dim // 2) == of_gluon
+    assert (of_gluon.block_m, of_gluon.block_n, of_gluon.block_d) == (of_triton.block_m, of_triton.block_n, of_triton.block_d)
+    assert of_gluon.preprocess_warps == of_triton.preprocess_warps
+
+
+def test_tiles_that_there_are_not():
     with pytest.raises(ValueError, match="made for sm_90, not emulated"):
         gluon_tile("emulated", "bf16", 64)
     with pytest.raises(ValueError, match="dtype fp32 is not one of bf16, fp16"):

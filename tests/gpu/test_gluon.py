@@ -4,14 +4,16 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from sympy import Integer
 from test_on_gpu import SHAPES as ALL_SHAPES
 from test_on_gpu import assert_as_good_as_stock, assert_same_bits, attention, backward_of, busy_gpu, error, gradients, inputs
 
 import dash_inductor
+from dash_inductor.lowering.epilogue import in_accumulator_order
 from dash_inductor.lowering.gluon import launch
 from dash_inductor.ops import LOG2E, reference
 from dash_inductor.schedule import Geometry, make, pack
-from dash_inductor.templates.tiles import tile
+from dash_inductor.templates.tiles import gluon_tile
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +89,9 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
     batch, kv_heads, roles, heads_in_flight = 2, 2, 2, 2
     leaves, grad_out = inputs(batch, kv_heads * group, kv_heads, q_len, kv_len, head_dim)
     query, key, value = (x.detach() for x in leaves)
-    shape = tile(90, "bf16", head_dim)
+    shape = gluon_tile(90, "bf16", head_dim)
+    place = in_accumulator_order(shape)
+    order = torch.tensor([[int(place(Integer(m), Integer(d))[0]) for d in range(head_dim)] for m in range(shape.block_m)])
     mask = "causal_top_left" if causal else "full"
     schedule = make(family, Geometry(q_len, kv_len, shape.block_m, shape.block_n, mask), roles)
     scale = head_dim**-0.5
@@ -111,6 +115,7 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
         dk, dv = torch.full_like(key, torch.nan), torch.full_like(value, torch.nan)
         workers = schedule.roles * heads_in_flight
         launch(query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv, workers, True, causal, scale)
+        dq = dq.view(*query.shape[:2], -1, shape.block_m * head_dim)[..., order].flatten(2, 3)
         return (dq[:, :, :q_len] * scale).to(query.dtype), dk, dv
 
     right = reference(grad_out, query, key, value, out, logsumexp, schedule)
