@@ -160,6 +160,6 @@ def test_shared_memory_and_registers(cell):
     h100 = device("h100")
     assert report.shared_bytes <= h100.limits.shared_bytes_per_block_optin
     assert 384 * report.registers <= h100.limits.registers_per_sm
-    asked = re.findall(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32 (\d+)", kernel(*cell).asm["ptx"])
+    asked = re.findall(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32\s+(\d+)", kernel(*cell).asm["ptx"])
     assert set(asked) == {"240", "24"}
     assert h100.limits.registers_per_sm >= 256 * 240 + 128 * 24
