@@ -111,7 +111,7 @@ def eager_backward() -> Iterator[None]:
     from torch._functorch import config
     from torch._functorch._aot_autograd import graph_compile
 
-    donate_nothing: Any = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [])
+    donate_nothing: Any = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
     with config.patch(force_non_lazy_backward_lowering=True), donate_nothing:
         yield
 

@@ -119,7 +119,7 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     node = match.output_node()
     reason = declined(node)
     if reason is not None:
-        _leave(node, reason)
+        leave(node, reason)
         return
     named = arguments(node)
     tensors = [named[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")]
@@ -137,7 +137,8 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     match.graph.erase_node(node)
 
 
-def _leave(node: fx.Node, reason: str) -> None:
+def leave(node: fx.Node, reason: str) -> None:
+    """Marks the node for the lowering, which records the reason; warns or raises where the settings say so."""
     node.meta[DECLINED] = reason
     action = current().on_unsupported
     if action == "fallback":

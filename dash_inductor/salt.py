@@ -10,6 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.utils import get_donated_idxs
 
@@ -57,6 +59,9 @@ class Salt(CustomGraphModulePass):
         pass
 
     def uuid(self) -> Any:
+        if not inductor_config.pattern_matcher and torch.are_deterministic_algorithms_enabled():
+            # Inductor leaves out the pass, which would import it. So it says, of each attention, that there was none.
+            from . import lowering  # noqa: F401
         # A cache hit skips the pass, which would have to warn or raise: such graphs are compiled afresh.
         nonce = None if current().on_unsupported == "fallback" else os.urandom(16)
         # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.

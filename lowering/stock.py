@@ -6,9 +6,13 @@ import functools
 from typing import Any
 
 import torch
+from torch._inductor import config as inductor_config
 from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V
 
+from dash_inductor import install
+from dash_inductor.config import current
+from dash_inductor.matching import leave
 from dash_inductor.record import Decision, size_text
 from dash_inductor.stock_ops import DECLINED, TARGETS, arguments
 from dash_inductor.target import DTYPES
@@ -41,12 +45,21 @@ def _mask(named: dict[str, Any]) -> str:
     return "causal" if named["is_causal"] else "full"
 
 
+def _passed_over() -> bool:
+    """Whether Inductor left out the pass, which would have met this node."""
+    on = install.is_installed() and current().enabled and torch.are_deterministic_algorithms_enabled()
+    return on and not inductor_config.pattern_matcher
+
+
 def _recording(stock: Any) -> Any:
     @functools.wraps(stock)
     def lower(*args: Any, **kwargs: Any) -> Any:
         node = V.graph.current_node
-        if node is not None and DECLINED in node.meta:
-            report(_declined(node))
+        if node is not None:
+            if DECLINED not in node.meta and _passed_over():
+                leave(node, "torch._inductor.config.pattern_matcher is off")
+            if DECLINED in node.meta:
+                report(_declined(node))
         return stock(*args, **kwargs)
 
     return lower

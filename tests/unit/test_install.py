@@ -198,9 +198,9 @@ def test_the_graph_can_be_retained(function, on):
         assert torch.equal(*twice(function))
 
 
-def test_a_cached_backward_that_overwrites_is_not_taken(monkeypatch):
+@functorch_config.patch(enable_autograd_cache=False)
+def test_a_cached_backward_that_overwrites_is_not_taken():
     """By one that must not: what is donated is in the key."""
-    monkeypatch.setattr(functorch_config, "enable_autograd_cache", False)
     x = torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
     dash_inductor.enable()
     torch.compile(without_attention)(x).backward()

@@ -165,6 +165,18 @@ def test_an_unchanged_script_and_its_caches(tmp_path):
     assert changed["gradients"] == cold["gradients"]
 
 
+def test_without_inductors_pattern_matcher(tmp_path):
+    """Inductor leaves out our pass then; each attention says so, with warm caches too."""
+    script = SCRIPT.replace("@torch.compile\n", '@torch.compile(options={"pattern_matcher": False})\n')
+    assert script != SCRIPT
+    for _ in range(2):
+        found, log = report(tmp_path, script)
+        assert [decision["reason"] for decision in found["decisions"]] == ["torch._inductor.config.pattern_matcher is off"] * 2
+        assert (found["counters"].get("dash_rewritten", 0), found["counters"]["dash_declined"]) == (0, 2)
+        assert sum("keeps the stock kernel: torch._inductor.config.pattern_matcher is off" in line for line in log) == 2
+    assert found["counters"]["autograd_cache_hit"] == 1
+
+
 def test_the_backend_without_autoload(tmp_path):
     """Emulation too is found by then, if Triton interprets, and before cache keys are made."""
     script = SCRIPT.replace("@torch.compile\n", '@torch.compile(backend="dash")\n')
