@@ -1,5 +1,7 @@
 """One pass or two: what settings, the GPU and the head dim decide, and what they leave to sizes."""
 
+from dataclasses import replace
+
 import pytest
 
 from dash_inductor.config import Config
@@ -111,8 +113,11 @@ def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
 @pytest.mark.parametrize(("arch", "like"), [(86, 80), (87, 80), (89, 80), (103, 100)])
 @pytest.mark.parametrize("find", [tile, two_pass_tile])
 def test_architectures_that_take_the_tiles_of_another(find, arch, like):
+    """With two stages of three where shared memory is small: stages decide no bits."""
     for head_dim in (16, 64, 128):
-        assert find(arch, "bf16", head_dim) == find(like, "bf16", head_dim)
+        fewer = {"num_stages": 2} if arch in (86, 89) and head_dim == 128 else {}
+        assert find(arch, "bf16", head_dim) == replace(find(like, "bf16", head_dim), **fewer)
+        assert find(like, "bf16", head_dim).num_stages == 3
 
 
 def test_sixteen_columns_are_padded_on_an_a100():
