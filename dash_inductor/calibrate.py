@@ -9,6 +9,7 @@ import argparse
 import json
 import math
 import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from .calibration import Constants, Timing, TwoPassTiming, fit, percent_of
 from .devices import key_for
@@ -235,14 +237,14 @@ def compile_first(launches: Sequence[Launch], jobs: int, seconds: float) -> None
     """Fills the compilers' caches from several processes, for so long at most; what fails there fails again when it is measured."""
     deadline = time.monotonic() + seconds
     context = multiprocessing.get_context("spawn")
-    running = [
-        context.Process(target=_compile, args=(launches[job::jobs],), daemon=True) for job in range(min(jobs, len(launches)))
-    ]
-    for process in running:
-        process.start()
+    running = [context.Process(target=_compile, args=(launches[job::jobs],)) for job in range(min(jobs, len(launches)))]
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1"):
+        for process in running:
+            process.start()
     for process in running:
         process.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
         process.kill()
+        process.join()
 
 
 def _compile(launches: Sequence[Launch]) -> None:

@@ -11,6 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "gpu"))
 import test_on_gpu as bodies
 import test_side_by_side as beside
+import test_wait as wait
 
 import dash_inductor
 from dash_inductor import emulation
@@ -113,6 +114,22 @@ def test_bits_that_differ_are_counted(streams):
     ticks = iter(range(100))
     steady, drifting = (lambda: [torch.ones(3)]), (lambda: [torch.ones(3) * next(ticks)])
     assert beside.at_once(steady, drifting) == [0, 2 * 3]
+
+
+@pytest.mark.parametrize(
+    ("lines", "passes"),
+    [
+        (["[0.5, null]", '[23.0, "CUDA error: an illegal memory access was encountered"]'], True),
+        (["[0.5, null]", '[61.0, "CUDA error: an illegal memory access was encountered"]'], False),
+        (["[0.5, null]", "[23.0, null]"], False),
+        (['[0.5, "CUDA error: misaligned address"]', '[0.5, "CUDA error: misaligned address"]'], False),
+    ],
+)
+def test_a_wait_without_a_partner(lines, passes, monkeypatch, tmp_path):
+    """The test judges what the program says, which cannot run here: tests/expect compiles it."""
+    monkeypatch.setattr(wait.subprocess, "run", lambda command, **_: SimpleNamespace(stdout="\n".join(lines)))
+    with nullcontext() if passes else pytest.raises(AssertionError):
+        wait.test_a_wait_without_a_partner_ends("triton", tmp_path)
 
 
 class Graph:

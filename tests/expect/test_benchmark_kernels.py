@@ -1,11 +1,14 @@
 """What the benchmarks time is compiled for an H100 as it is meant: variants of our kernel, and the vector additions alone."""
 
 import functools
+import importlib
+from pathlib import Path
 
 import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 
 from benchmarks.attention.contenders import contenders
 from benchmarks.attention.variants import VARIANTS, Variant
@@ -77,6 +80,19 @@ def test_only_the_unordered_kernel_has_no_semaphores():
     for name, head_dim, waits, releases in (("as-is", 128, 1, 2), ("unordered", 128, 0, 0), ("release-after-s", 128, 1, 2)):
         _, ptx, _ = compiled(name, head_dim)
         assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases), name
+
+
+@pytest.mark.parametrize(("kernel", "kind"), [("triton", ASTSource), ("gluon", GluonASTSource)])
+def test_a_wait_alone(kernel, kind, tmp_path, monkeypatch):
+    """The program by which tests/gpu bounds a wait compiles, and the bound is in it."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "gpu"))
+    lonely = importlib.import_module("test_wait").lonely
+    path = tmp_path / f"lonely_{kernel}.py"
+    path.write_text(lonely(kernel).partition("for semaphore in")[0])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    function = importlib.import_module(path.stem).lonely
+    binary = triton.compile(kind(fn=function, signature={"semaphore": "*i32"}, constexprs={}), target=GPUTarget("cuda", 90, 32))
+    assert binary.asm["ptx"].count("ld.global.acquire.gpu.b32") == 1 and binary.asm["ptx"].count(str(1 << 25)) == 2
 
 
 @pytest.mark.parametrize("warps", [8, 4])

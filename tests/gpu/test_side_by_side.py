@@ -1,15 +1,10 @@
-"""Our kernel beside others at the same time in one process, and a wait for a CTA that never comes."""
-
-import json
-import subprocess
-import sys
+"""Our kernel beside others at the same time in one process."""
 
 import pytest
 import torch
 from test_on_gpu import DEVICE, LAUNCHES, ONE_PASS, attention, backward_of, gradients, inputs
 
 import dash_inductor
-from dash_inductor.templates import source
 
 NEVER_SERIALISED = (
     "Two cooperative launches at once do not come one after the other on this driver: their CTAs wait for each other's SMs. "
@@ -55,54 +50,3 @@ def test_eager_and_compiled_at_once():
         compiled = backward_of(True, leaves, grad_out)
     eager = attention(True)
     assert at_once(compiled, lambda: gradients(eager, leaves, grad_out)) == [0, 0]
-
-
-LONELY = """
-import json, time, torch, triton, triton.language as tl
-from triton.experimental import gluon
-
-{functions}
-
-for semaphore in (torch.ones(1, dtype=torch.int32, device="cuda"), torch.zeros(1, dtype=torch.int32, device="cuda")):
-    torch.cuda.synchronize()
-    start, said = time.perf_counter(), None
-    try:
-        lonely[(1,)](semaphore, num_warps=1)
-        torch.cuda.synchronize()
-    except RuntimeError as error:
-        said = str(error).splitlines()[0]
-    print(json.dumps([time.perf_counter() - start, said]), flush=True)
-"""
-TRITON = """
-@triton.jit
-def lonely(semaphore):
-    wait(semaphore, 1, False)
-"""
-GLUON = """
-from dash_inductor.templates.gluon_functions import wait_for_rank
-
-@gluon.jit
-def lonely(semaphore):
-    wait_for_rank(semaphore, 1)
-"""
-SECONDS = 60  # 2**25 polls of at most 1.5 us
-
-
-def lonely(kernel: str) -> str:
-    """A program in which one CTA waits for a rank that has come, and then for one that never does."""
-    _, *functions = source("functions").split("@triton.jit\ndef ")
-    (wait,) = (function for function in functions if function.startswith("wait("))
-    return LONELY.format(functions={"triton": f"@triton.jit\ndef {wait}{TRITON}", "gluon": GLUON}[kernel])
-
-
-@pytest.mark.parametrize("kernel", ["triton", "gluon"])
-def test_a_wait_without_a_partner_is_an_error_and_no_hang(kernel, tmp_path):
-    if kernel == "gluon" and torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("needs an sm_90")
-    program = tmp_path / "lonely.py"
-    program.write_text(lonely(kernel))
-    ended = subprocess.run([sys.executable, str(program)], capture_output=True, text=True, timeout=2 * SECONDS)
-    (_, fine), (seconds, said) = map(json.loads, ended.stdout.splitlines())
-    assert fine is None
-    assert said is not None and "CUDA error" in said
-    assert seconds < SECONDS

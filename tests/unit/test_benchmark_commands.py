@@ -266,7 +266,7 @@ def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
     slow.write_text("import time\n\ndef test_wrong():\n    assert 1 == 2\n\ndef test_slow():\n    time.sleep(100)\n")
     quick.write_text("def test_quick():\n    pass\n")
     monkeypatch.setattr(gpu_tests, "TOGETHER", (str(slow), "-p", "no:xdist"))
-    monkeypatch.setattr(gpu_tests, "TIMED", str(quick))
+    monkeypatch.setattr(gpu_tests, "ALONE", (str(quick),))
     monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
     monkeypatch.setattr(gpu_tests, "SHARE", 0.5)
     monkeypatch.setattr(gpu_tests, "processes", lambda: [])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -218,10 +221,12 @@ def test_a_run_that_is_cut_goes_on(
     assert values(out.read_text())["tflops.128"]["value"] == 692 and values(out.read_text())["tflops.64"]["estimate"]
     timings.write_text(timings.read_text() + '{"launch": {"head_d')  # a line that was being written
     monkeypatch.setattr(calibrate, "measure", measure)
+    compiled: list[calibrate.Launch] = []
+    monkeypatch.setattr(calibrate, "compile_first", lambda launches, jobs, seconds: compiled.extend(launches))
     assert main([*arguments, "--minutes", "0"]) == 1  # 4 timings of d = 64 tell nothing
     assert "head dim 64 is not complete: the time limit" in capsys.readouterr().out and len(gpu) == 30
-    assert main(arguments) == 0
-    assert len(gpu) == len(set(gpu)) == 52
+    assert main([*arguments, "--jobs", "3"]) == 0
+    assert compiled == gpu[30:] and len(gpu) == len(set(gpu)) == 52
     assert {name: entry["value"] for name, entry in values(out.read_text()).items()} == FITTED
     assert calibrate.read_timings(timings)[1] == {launch: pretended(launch) for launch in gpu}
 
@@ -238,6 +243,15 @@ def test_timings_of_something_else_are_refused(
         with pytest.raises(SystemExit) as stopped:
             main([*arguments, str(path)])
         assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes come and go, also where nothing can be compiled; what they say to the environment is theirs."""
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    start = time.monotonic()
+    calibrate.compile_first(calibrate.launches_of(H100, 64)[:3], 2, 1.0)
+    assert time.monotonic() - start < 60 and not multiprocessing.active_children()
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ
 
 
 def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
