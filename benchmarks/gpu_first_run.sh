@@ -6,9 +6,10 @@
 #
 #   1  environment 30 s, tests 270 s (the kernel on this GPU, most important first), additions 40 s (what L2 takes),
 #      order 70 s (what determinism costs), glance 100 s (five shapes against the stock kernels)
-#   2  environment 30 s, tuning 190 s (stages, release positions, tiles, Gluon), costs 165 s (constants of the cost model),
+#   2  environment 30 s, tuning 190 s (stages, release positions, tiles), costs 165 s (constants of the cost model),
 #      placement 130 s (schedules)
-#   3  environment 30 s, table 365 s (all shapes, ours against the others), two-pass 60 s, gluon 60 s
+#   3  environment 30 s, table 365 s (all shapes, ours against the others), two-pass 60 s, gluon 60 s (last: nothing bounds its
+#      waits for copies)
 #
 # Each stage has its limit and then a few seconds to end. Compilers' caches are of the one run, and go with it. Without --part all
 # three run, one after another; --stages takes some of the stages. All write into FOLDER, which is flat:
@@ -83,7 +84,7 @@ attention=("$PYTHON" -m benchmarks.attention --out "$folder" --no-pictures)
 tuning=("$PYTHON" -m benchmarks.tuning --out "$folder" --no-pictures)
 
 part_1() {
-    stage tests 270 "$PYTHON" -m benchmarks.gpu_tests --minutes 4.3
+    stage tests 270 "$PYTHON" -m benchmarks.gpu_tests --minutes 4.1
     stage additions 40 "$PYTHON" -m benchmarks.red_throughput --out "$folder"
     stage order 70 "${tuning[@]}" --label order --minutes 1 --jobs 10 --contenders ours-unordered
     stage glance 100 "${attention[@]}" --label glance --quick --minutes 1.4 --jobs 10
@@ -91,7 +92,7 @@ part_1() {
 
 part_2() {
     stage tuning 190 "${tuning[@]}" --label tuning --minutes 2.9 --jobs 14 \
-        --contenders 'ours-*-stages,ours-release-*,ours-gluon,ours-two-per-sm,ours-half-q'
+        --contenders 'ours-*-stages,ours-release-*,ours-two-per-sm,ours-half-q'
     stage costs 165 "$PYTHON" -m dash_inductor calibrate --jobs 12 --minutes 2.5 \
         --timings "$folder/timings.jsonl" --device-out "$folder/costs.toml"
     stage placement 130 "${attention[@]}" --label placement --minutes 1.9 --jobs 14 --rounds 10 \
@@ -102,8 +103,7 @@ part_3() {
     stage table 365 "${attention[@]}" --label table --minutes 5.7 --jobs 14 --rounds 15 --contenders 'ours,sdpa-*,flex,fa*'
     stage two-pass 60 "${attention[@]}" --label two-pass --minutes 0.8 --jobs 14 --rounds 10 \
         --shapes 'd64-causal-8192,d128-*-8192,d256-causal-8192,vit-h-14,qwen2.5-7b-alone' --contenders 'ours,ours-one-pass,ours-two-pass'
-    stage gluon 60 "${attention[@]}" --label gluon --minutes 0.8 --jobs 8 --rounds 10 \
-        --shapes 'd64-*-8192,d128-*-8192' --contenders ours,ours-gluon
+    stage gluon 60 "${tuning[@]}" --label gluon --minutes 0.8 --jobs 10 --rounds 10 --contenders ours-gluon
 }
 
 parts=(1 2 3)

@@ -13,17 +13,31 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
 
 HELPERS = ("pytest", "xdist", "expecttest", "hypothesis", "greenlet", "rich", "matplotlib")
 NOT_AVAILABLE = 3
 TIME_LIMIT = 124  # as `timeout` has it
 PROCESSES = 12
-ALONE = ("tests/gpu/test_benchmark_on_gpu.py", "tests/gpu/test_wait.py")  # want the GPU for themselves
-# The most important first, the kernel that is off by default last.
-TOGETHER = ("tests/gpu/test_on_gpu.py", "tests/gpu/test_side_by_side.py", "tests/gpu/test_gluon.py")
-SHARE = 0.75  # of the time, for those
-SECONDS_TO_END = 8
+SECONDS_TO_END = 15  # more than xdist waits for a worker that hangs
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tests of one pytest, and the share of the time by which it ends."""
+
+    paths: tuple[str, ...]
+    together: bool  # several at a time, where xdist is installed
+    share: float
+
+
+# The most important first. Some want the GPU for themselves; the kernel that is off by default comes last, and hangs alone.
+GROUPS = (
+    Group(("tests/gpu/test_on_gpu.py", "tests/gpu/test_side_by_side.py"), True, 0.65),
+    Group(("tests/gpu/test_benchmark_on_gpu.py", "tests/gpu/test_wait.py"), False, 0.85),
+    Group(("tests/gpu/test_gluon.py",), True, 1.0),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,9 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "pytest" in missing:
         print("the tests were not run: pytest is not installed")
         return NOT_AVAILABLE
-    together = _pytest(start + SHARE * seconds, *TOGETHER, *processes())
-    alone = _pytest(start + seconds, *ALONE)
-    return together or alone
+    codes = [_pytest(start + group.share * seconds, *group.paths, *(processes() if group.together else [])) for group in GROUPS]
+    return next((code for code in codes if code), 0)
 
 
 def processes() -> list[str]:
@@ -48,9 +61,9 @@ def processes() -> list[str]:
 
 
 def _pytest(deadline: float, *arguments: str) -> int:
-    """Its exit code. Past the deadline it is interrupted, as by Ctrl-C: it says what failed until then."""
+    """Its exit code; each test is named as it ends. Past the deadline it is interrupted, and says what failed until then."""
     environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *arguments]
     process = subprocess.Popen(command, env=environ)
     try:
         return process.wait(_seconds(deadline))

@@ -265,14 +265,17 @@ def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
     slow, quick = tmp_path / "test_slow.py", tmp_path / "test_quick.py"
     slow.write_text("import time\n\ndef test_wrong():\n    assert 1 == 2\n\ndef test_slow():\n    time.sleep(100)\n")
     quick.write_text("def test_quick():\n    pass\n")
-    monkeypatch.setattr(gpu_tests, "TOGETHER", (str(slow), "-p", "no:xdist"))
-    monkeypatch.setattr(gpu_tests, "ALONE", (str(quick),))
+    groups = (gpu_tests.Group((str(slow), "-p", "no:xdist"), False, 0.5), gpu_tests.Group((str(quick),), False, 1.0))
+    monkeypatch.setattr(gpu_tests, "GROUPS", groups)
     monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
-    monkeypatch.setattr(gpu_tests, "SHARE", 0.5)
-    monkeypatch.setattr(gpu_tests, "processes", lambda: [])
     assert gpu_tests.main(["--minutes", "0.5"]) == gpu_tests.TIME_LIMIT
     said = capfd.readouterr().out
-    assert "assert 1 == 2" in said and "what is left of these tests was not run" in said and "1 passed" in said
+    assert (
+        "::test_wrong FAILED" in said
+        and "assert 1 == 2" in said
+        and "what is left of these tests was not run" in said
+        and "1 passed" in said
+    )
 
 
 def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
