@@ -9,7 +9,7 @@ from benchmarks.red_throughput import Row as Addition
 from dash_inductor.devices import key_for
 from dash_inductor.schedule.costs import numbers_of, tomllib
 
-from .report import targets
+from .report import has_order, targets
 from .rows import Row
 
 EXPECTED = ("ok", "not available: ", "refused: ", "left out: ")  # what needs nobody's attention
@@ -125,7 +125,8 @@ def _line(shape: str, rows: Sequence[Row], names: Sequence[str]) -> dict[str, ob
         if row is None or not _timed(row):
             return "" if row is None else row.status.partition(":")[0]
         speedup = "" if row.speedup is None else f" ({row.speedup:.2f}x)"
-        return f"{row.tflops:.0f}{speedup}{'*' if name == best else ''}{'' if row.ok else ' ' + row.status.partition(':')[0]}"
+        tflops = row.tflops or 0.0
+        return f"{tflops:.{0 if tflops >= 10 else 2}f}{speedup}{'*' if name == best else ''}{'' if row.ok else ' ' + row.status.partition(':')[0]}"
 
     return {"shape": shape, **{name: cell(name) for name in names}}
 
@@ -135,7 +136,7 @@ def _timed(row: Row) -> bool:
 
 
 def _price(row: Row) -> bool:
-    return row.contender == "ours" and row.price is not None
+    return row.contender == "ours" and row.price is not None and has_order(row)
 
 
 def _ratio(row: Row, name: str) -> str:

@@ -295,6 +295,8 @@ def test_targets():
     assert verdicts([ours, replace(ours, shape="other", price=1.031)]) == ["met", "MISSED", "met"]
     assert verdicts([replace(ours, peak_bytes=allowed + (1 << 20) + 1)]) == ["met", "met", "MISSED"]
     assert verdicts([replace(ours, workspace_bytes=allowed + (1 << 20) + 1)]) == ["met", "met", "MISSED"]
+    two_pass = replace(ours, shape="other", price=1.5, schedule="two_pass (deterministic by construction)")
+    assert verdicts([ours, two_pass]) == ["met", "met", "met"]  # whose twin is another kernel
     assert verdicts([replace(ours, baseline="ours")])[0] == "not measured"
     for rows in ([], [replace(ours, status="wrong: dq")], [replace(ours, contender="ours-shift")]):
         assert verdicts(rows) == ["not measured"] * 3
