@@ -126,7 +126,8 @@ def _line(shape: str, rows: Sequence[Row], names: Sequence[str]) -> dict[str, ob
             return "" if row is None else row.status.partition(":")[0]
         speedup = "" if row.speedup is None else f" ({row.speedup:.2f}x)"
         tflops = row.tflops or 0.0
-        return f"{tflops:.{0 if tflops >= 10 else 2}f}{speedup}{'*' if name == best else ''}{'' if row.ok else ' ' + row.status.partition(':')[0]}"
+        marks = ("*" if name == best else "") + ("" if row.ok else " " + row.status.partition(":")[0])
+        return f"{tflops:.{0 if tflops >= 10 else 2}f}{speedup}{marks}"
 
     return {"shape": shape, **{name: cell(name) for name in names}}
 
