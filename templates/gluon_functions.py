@@ -1,7 +1,7 @@
 """Functions of the Gluon kernel: waits, masks and stores in one CTA, and what Triton's versions name differently."""
 
 # Gluon compiles these functions from their source, in which an `if` on a constexpr is no condition.
-# ruff: noqa: SIM108
+# ruff: noqa: SIM102, SIM108
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -100,12 +100,13 @@ def await_step():
 def add_in_order(DQ, tile, dq, rank):
     # dq [rows, columns] into its tile of DQ; `our_turn` has come. The first contributor stores: the scratch needs no zero fill, and
     # what stood in it cannot survive. By predicates and not by a branch: a matmul is in flight.
-    # The order is that of `to_accumulator_order` in functions.py.jinja, by bits of the accumulator's index: rows are (tile, warp,
-    # half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread adds four registers at a time.
+    # The order is that of `to_accumulator_order` in functions.py.jinja, by bits of the accumulator's index: rows are (warp, half,
+    # lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread adds four registers at a time.
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
-    bits = dq.reshape([ROWS // 64, 4, 2, 8, 2, COLUMNS // 16, 4, 2])
-    flat = bits.permute([0, 5, 4, 1, 3, 6, 2, 7]).reshape([ROWS * COLUMNS])
+    WARPS: gl.constexpr = ROWS // 16
+    bits = dq.reshape([WARPS, 2, 8, 8 // WARPS, COLUMNS * WARPS // 64, 4, 2])
+    flat = bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS])
     LAYOUT: gl.constexpr = flat.type.layout
     pointers = DQ + gl.cast(tile, gl.int64) * (ROWS * COLUMNS) + gl.arange(0, ROWS * COLUMNS, layout=LAYOUT)
     gl.store(pointers, flat, mask=gl.full([ROWS * COLUMNS], rank == 0, gl.int1, layout=LAYOUT))
@@ -146,6 +147,35 @@ def mask_edge(s_t, offset, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
     else:
         seen = (n & ~8) + offset < -(n & 8)
     return gl.where(seen, s_t, float("-inf"))
+
+
+@gluon.jit
+def probabilities(
+    s_t,
+    neg_lse,
+    first_key,
+    first_row,
+    KV_LEN,
+    CAUSAL: gl.constexpr,
+    EVEN_N: gl.constexpr,
+    SCALE: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    # exp2(SCALE * s_t + neg_lse), 0 where a key is hidden. Only tiles that cross an edge pay for it: the branch is uniform.
+    s_t = gl.fma(s_t, gl.full_like(s_t, SCALE), neg_lse.broadcast_to(s_t.shape))
+    if CAUSAL:
+        if first_key + s_t.shape[0] > first_row + 1:
+            s_t = mask_edge(s_t, first_key - first_row, CAUSAL, LAYOUT)
+    elif not EVEN_N:
+        if first_key + s_t.shape[0] > KV_LEN:
+            s_t = mask_edge(s_t, first_key - KV_LEN, CAUSAL, LAYOUT)
+    return gl.exp2(s_t)
+
+
+@gluon.jit
+def row_of(rows, first, LAYOUT: gl.constexpr):
+    # 64 values of `rows` from `first` on, one for each column of S^T.
+    return gl.expand_dims(rows.slice(first, 64).load(LAYOUT), 0)
 
 
 @gluon.jit

@@ -20,9 +20,7 @@ ends when both one-warp partitions have seen the end of each of its steps, so no
 It is written for Triton 3.6 to 3.9.
 """
 
-# Gluon compiles these functions from their source, in which an `if` on a constexpr is no condition.
-# ruff: noqa: SIM102
-
+import functools
 from typing import Any
 
 from triton.experimental import gluon
@@ -36,8 +34,9 @@ from .gluon_functions import (
     await_step,
     barrier,
     fault_unless_zero,
-    mask_edge,
+    probabilities,
     release,
+    row_of,
     step_done,
     store_rows,
     wait_for_rank,
@@ -45,6 +44,7 @@ from .gluon_functions import (
 
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
+PART = gl.constexpr(64)  # rows of Q whose S and dP stand in registers
 STAGES = 3  # of the ring of what a step reads
 WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight warps get 240
 
@@ -149,14 +149,15 @@ def consume(
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     dtype: gl.constexpr = k_tile.dtype
-    # The rows of S^T and dP^T, keys, are those of dK and dV: their registers are the left operands of the dV and dK matmuls. The
-    # two warpgroups share the BLOCK_M = 64 rows of dQ by columns.
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, BLOCK_M, 16])
+    PARTS: gl.constexpr = BLOCK_M // PART
+    # The rows of S^T and dP^T, keys, are those of dK and dV: their registers are the left operands of the dV and dK matmuls. Two
+    # warpgroups share dQ by rows, or by columns where it has 64 rows.
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, PART, 16])
     DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, HEAD_DIM, 16])
-    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HEAD_DIM // 2, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * PARTS, 2 // PARTS], [16, HEAD_DIM * PARTS // 2, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, DKV_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    s_zeros = gl.zeros([BLOCK_N, BLOCK_M], gl.float32, S_LAYOUT)
+    s_zeros = gl.zeros([BLOCK_N, PART], gl.float32, S_LAYOUT)
     dq_zeros = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, DQ_LAYOUT)
     k = k_tile.reshape([BLOCK_N, HEAD_DIM])
     v = v_tile.reshape([BLOCK_N, HEAD_DIM])
@@ -179,32 +180,45 @@ def consume(
                 kv_phase ^= 1
             for step in range(steps):
                 entry = next_entry
+                i = entry & 0xFFFF
+                mbarrier.wait(full.index(stage), phase)
                 q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
                 do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
-                mbarrier.wait(full.index(stage), phase)
-                s_t = warpgroup_mma(k, q.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
-                dp_t = warpgroup_mma(v, do.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
-                neg_lse = gl.expand_dims(neg_lse_tiles.index(stage).load(ROW_LAYOUT), 0)
-                s_t = warpgroup_mma_wait(1, deps=[s_t])
-                s_t = gl.fma(s_t, gl.full_like(s_t, SCALE_LOG2E), neg_lse.broadcast_to([BLOCK_N, BLOCK_M]))
-                i = entry & 0xFFFF
-                if CAUSAL:
-                    if (j + 1) * BLOCK_N > i * BLOCK_M + 1:
-                        s_t = mask_edge(s_t, j * BLOCK_N - i * BLOCK_M, CAUSAL, S_LAYOUT)
-                elif not EVEN_N:
-                    if (j + 1) * BLOCK_N > KV_LEN:
-                        s_t = mask_edge(s_t, j * BLOCK_N - KV_LEN, CAUSAL, S_LAYOUT)
-                p_t = gl.exp2(s_t)
-                delta = gl.expand_dims(delta_tiles.index(stage).load(ROW_LAYOUT), 0)
-                # dV is queued behind dP before dP is waited for: the tensor cores do not idle between them.
-                dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do, dv, is_async=True)
-                dp_t = warpgroup_mma_wait(1, deps=[dp_t])
-                ds_t = (p_t * (dp_t - delta)).to(dtype)
-                ds_tile.store(ds_t)
+                neg_lse = neg_lse_tiles.index(stage)
+                delta = delta_tiles.index(stage)
+                # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before dP is
+                # waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
+                q_part = q.slice(0, PART)
+                do_part = do.slice(0, PART)
+                s_t = warpgroup_mma(k, q_part.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
+                dp_t = warpgroup_mma(v, do_part.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
+                if PARTS == 2:
+                    next_s_t = warpgroup_mma(k, q.slice(PART, PART).permute([1, 0]), s_zeros, use_acc=False, is_async=True)
+                shift = row_of(neg_lse, 0, ROW_LAYOUT)
+                s_t = warpgroup_mma_wait(PARTS, deps=[s_t])
+                p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
+                delta_part = row_of(delta, 0, ROW_LAYOUT)
+                dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do_part, dv, is_async=True)
+                dp_t = warpgroup_mma_wait(PARTS, deps=[dp_t])
+                ds_t = (p_t * (dp_t - delta_part)).to(dtype)
+                ds_tile.slice(0, PART, dim=1).store(ds_t)
+                if PARTS == 2:
+                    do_part = do.slice(PART, PART)
+                    dp_t = warpgroup_mma(v, do_part.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
+                    dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q_part, dk, is_async=True)
+                    q_part = q.slice(PART, PART)
+                    shift = row_of(neg_lse, PART, ROW_LAYOUT)
+                    s_t = warpgroup_mma_wait(3, deps=[next_s_t])
+                    p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M + PART, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
+                    delta_part = row_of(delta, PART, ROW_LAYOUT)
+                    dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do_part, dv, is_async=True)
+                    dp_t = warpgroup_mma_wait(2, deps=[dp_t])
+                    ds_t = (p_t * (dp_t - delta_part)).to(dtype)
+                    ds_tile.slice(PART, PART, dim=1).store(ds_t)
                 fence_async_shared()
                 barrier()
                 dq = warpgroup_mma(ds_tile.permute([1, 0]), k, dq_zeros, use_acc=False, is_async=True)
-                dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q, dk, is_async=True)
+                dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q_part, dk, is_async=True)
                 # Read under these two matmuls, which are the longest wait, and never past the chain.
                 next_entry = gl.load(TABLE + row + gl.minimum(step + 1, steps - 1) // GROUP)
                 dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
@@ -376,9 +390,12 @@ def _fits_tma(x: Any) -> bool:
 
 def _descriptor(x: Any, block: list[int]) -> TensorDescriptor:
     """TMA's view of x in boxes of `block`; what lies outside of x reads as 0."""
-    layout = gl.NVMMASharedLayout(
-        swizzle_byte_width=128 if len(block) > 1 else 0, element_bitwidth=8 * x.element_size(), rank=len(block)
-    )
     # The stride of a dimension of one element may be anything, and TMA checks it.
     strides = [stride if size > 1 else block[-1] for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], block, layout)
+    return TensorDescriptor(x, list(x.shape), [*strides, 1], block, _layout(len(block), 8 * x.element_size()))
+
+
+@functools.cache
+def _layout(rank: int, bits: int) -> Any:
+    """Of a box in shared memory, elements of `bits` bits: rows in chunks of 128 bytes, swizzled, or one row as it is."""
+    return gl.NVMMASharedLayout(swizzle_byte_width=128 if rank > 1 else 0, element_bitwidth=bits, rank=rank)

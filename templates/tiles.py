@@ -142,7 +142,7 @@ def tiles_of(arch: int | str) -> int:
 
 
 def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
-    """The tile of the Gluon kernel: that of one pass, but for the accumulator of its dq, which is never transposed.
+    """The tile of the Gluon kernel: twice as many rows of Q as one pass takes at head dim 64, which registers hold in two parts.
 
     Raises:
         ValueError: with the reason, when there is none.
@@ -151,7 +151,11 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
         raise ValueError(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}")
     if head_dim not in GLUON_HEAD_DIMS:
         raise ValueError(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {head_dim}")
-    return replace(tile(arch, dtype, head_dim), dq_transposed=False, warps_m=4, instr_n=head_dim // 2)
+    block_m = 128 if head_dim == 64 else 64
+    # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
+    return replace(
+        tile(arch, dtype, head_dim), block_m=block_m, dq_transposed=False, warps_m=block_m // 16, instr_n=head_dim * block_m // 128
+    )
 
 
 def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:

@@ -1,13 +1,12 @@
 """The Gluon kernel behind the op: off by default; asked for, its launch stands in the generated code, or the reason why not."""
 
 import ast
-from dataclasses import replace
 
 import pytest
 
 import dash_inductor
 from dash_inductor.codegen import attention_backward
-from dash_inductor.templates.tiles import gluon_tile, tile
+from dash_inductor.templates.tiles import gluon_tile
 
 SIZES = {"q_len": 475, "kv_len": 475, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "mask": "causal"}
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
@@ -62,16 +61,18 @@ def test_chained_launch():
 
 def test_scratch_of_whole_q_tiles():
     code = generated()
-    assert "empty_strided_cuda((8, 8, 4096)," in code.source  # query heads, Q tiles, elements of a tile
+    assert "empty_strided_cuda((8, 4, 8192)," in code.source  # query heads, Q tiles, elements of a tile
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_tiles(head_dim):
-    """Those of one pass, with the same schedules and the same preprocess; dq is summed as it stands in Gluon's accumulator."""
-    of_gluon, of_triton = gluon_tile(90, "bf16", head_dim), tile(90, "bf16", head_dim)
-    assert replace(of_gluon, dq_transposed=False, warps_m=4, instr_n=head_dim // 2) == of_gluon
-    assert (of_gluon.block_m, of_gluon.block_n, of_gluon.block_d) == (of_triton.block_m, of_triton.block_n, of_triton.block_d)
-    assert of_gluon.preprocess_warps == of_triton.preprocess_warps
+@pytest.mark.parametrize(("head_dim", "expected"), [(64, "128x128x64"), (128, "64x128x128")])
+def test_tiles(head_dim, expected):
+    """A function of architecture, dtype and head dim alone, and what a decision reports."""
+    found = gluon_tile(90, "bf16", head_dim)
+    assert str(found) == expected
+    assert found.warps_m * 16 == found.block_m
+    assert (8 // found.warps_m) * found.instr_n == head_dim
+    (decision,) = generated(head_dim=head_dim).decisions
+    assert decision.tile == expected
 
 
 def test_tiles_that_there_are_not():

@@ -179,6 +179,9 @@ class Tile:
     def reshape(self, shape: Sequence[int]) -> Tile:
         return Tile(self.data.view(*shape), self.owner)
 
+    def slice(self, start: int, length: int, dim: int = 0) -> Tile:
+        return Tile(self.data.narrow(dim, start, length), self.owner)
+
     def permute(self, order: Sequence[int]) -> Tile:
         return Tile(self.data.permute(*order), self.owner)
 
@@ -213,23 +216,27 @@ def barrier() -> None:
 
 
 class Matmul:
-    """An asynchronous matmul; `result` is None until it is waited for."""
+    """An asynchronous matmul; `result` is None until it is waited for. It may add to what one before it, in flight, leaves."""
 
-    def __init__(self, a: Tile | Tensor, b: Tile, acc: Tensor, use_acc: bool) -> None:
-        assert isinstance(acc, Tensor), "an accumulator that is still in flight"
-        self.operands = (a, b, acc if use_acc else torch.zeros_like(acc))
+    def __init__(self, a: Tile | Tensor, b: Tile, acc: Tensor | Matmul, use_acc: bool) -> None:
+        assert use_acc or isinstance(acc, Tensor)
+        self.a, self.b = a, b
+        self.acc = acc if use_acc else None
         self.tiles = [x.owner for x in (a, b) if isinstance(x, Tile)]
         for tile in self.tiles:
             tile.readers += 1
         self.result: Tensor | None = None
-        self.early = self.compute() if machine.random.random() < 0.5 else None
+        self.early = self.product() if machine.random.random() < 0.5 else None
 
-    def compute(self) -> Tensor:
-        a, b, acc = (x.read_asynchronously() if isinstance(x, Tile) else x for x in self.operands)
-        return acc + a.float() @ b.float()
+    def product(self) -> Tensor:
+        a, b = (x.read_asynchronously() if isinstance(x, Tile) else x for x in (self.a, self.b))
+        return a.float() @ b.float()
 
     def complete(self) -> None:
-        self.result = (self.compute() if self.early is None else self.early).as_subclass(Registers)
+        result = self.product() if self.early is None else self.early
+        if self.acc is not None:
+            result = result + (self.acc if isinstance(self.acc, Tensor) else self.acc.result)
+        self.result = result.as_subclass(Registers)
         Partition.running().read += self.tiles
 
 
@@ -239,7 +246,7 @@ class Registers(Tensor):
     type = SimpleNamespace(layout=None)
 
 
-def warpgroup_mma(a: Any, b: Tile, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Matmul:
+def warpgroup_mma(a: Any, b: Tile, acc: Tensor | Matmul, *, use_acc: bool = True, is_async: bool = False) -> Matmul:
     assert is_async
     matmul = Matmul(a, b, acc, use_acc)
     Partition.running().matmuls.append(matmul)

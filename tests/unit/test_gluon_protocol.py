@@ -15,9 +15,9 @@ from dash_inductor.ops import LOG2E, reference
 from dash_inductor.schedule import Geometry, make, pack
 from dash_inductor.templates.tiles import gluon_tile
 
-HEAD_DIM = 64
-TILE = gluon_tile(90, "bf16", HEAD_DIM)
-BLOCK_M, BLOCK_N = TILE.block_m, TILE.block_n
+
+def tile_of(head_dim):
+    return gluon_tile(90, "bf16", head_dim)
 
 
 def source() -> str:
@@ -30,22 +30,23 @@ def source() -> str:
 
 
 @functools.cache
-def accumulator_order() -> torch.Tensor:
+def accumulator_order(head_dim: int) -> torch.Tensor:
     """Where the epilogue looks for element (m, d) of a Q tile."""
-    place = in_accumulator_order(TILE)
-    return torch.tensor([[int(place(Integer(m), Integer(d))[0]) for d in range(HEAD_DIM)] for m in range(BLOCK_M)])
+    place = in_accumulator_order(tile_of(head_dim))
+    rows = range(tile_of(head_dim).block_m)
+    return torch.tensor([[int(place(Integer(m), Integer(d))[0]) for d in range(head_dim)] for m in rows])
 
 
-def attention(batch, kv_heads, group, q_len, kv_len, mask):
+def attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim):
     """query, key, value, grad_out, out, logsumexp of one attention, [B, H, S, D] views of [B, S, H, D] in bf16."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(heads, length):
-        return torch.randn(batch, length, heads, HEAD_DIM, generator=generator).to(torch.bfloat16).transpose(1, 2)
+        return torch.randn(batch, length, heads, head_dim, generator=generator).to(torch.bfloat16).transpose(1, 2)
 
     query, grad_out = normal(kv_heads * group, q_len), normal(kv_heads * group, q_len)
     key, value = normal(kv_heads, kv_len), normal(kv_heads, kv_len)
-    scores = query.float() @ key.float().repeat_interleave(group, 1).mT * HEAD_DIM**-0.5
+    scores = query.float() @ key.float().repeat_interleave(group, 1).mT * head_dim**-0.5
     if mask != "full":
         scores = scores.masked_fill(torch.ones(q_len, kv_len).tril() == 0, -torch.inf)
     out = (scores.softmax(-1) @ value.float().repeat_interleave(group, 1)).to(torch.bfloat16)
@@ -60,11 +61,12 @@ def padded(x, rows, value):
 def backward(module, inputs, schedule, heads_in_flight, seed, table=None):
     """(dq, dk, dv) in fp32, dtype, dtype of one launch; what it does not write is NaN."""
     query, key, value, grad_out, out, lse = inputs
-    batch, heads, q_len, _ = query.shape
-    rows = -(-q_len // BLOCK_M) * BLOCK_M
+    batch, heads, q_len, head_dim = query.shape
+    tile = tile_of(head_dim)
+    rows = -(-q_len // tile.block_m) * tile.block_m
     neg_lse = padded(-lse * LOG2E, rows, -torch.inf).contiguous()
     delta = padded((out.float() * grad_out.float()).sum(-1), rows, 0.0).contiguous()
-    dq = torch.full((batch, heads, rows, HEAD_DIM), torch.nan)
+    dq = torch.full((batch, heads, rows, head_dim), torch.nan)
     dk, dv = torch.empty_like(key).fill_(torch.nan), torch.empty_like(value).fill_(torch.nan)
     table = torch.tensor(table or pack(schedule, heads_in_flight), dtype=torch.int32)
     arguments, constants = module.arguments(
@@ -78,32 +80,32 @@ def backward(module, inputs, schedule, heads_in_flight, seed, table=None):
         dq,
         dk,
         dv,
-        block_m=BLOCK_M,
-        block_n=BLOCK_N,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
         causal=schedule.geometry.mask != "full",
-        scale=HEAD_DIM**-0.5,
+        scale=head_dim**-0.5,
     )
     gluon_model.launch(module.sdpa_backward, seed, schedule.roles * heads_in_flight + 1, arguments, constants)
-    dq = dq.view(batch, heads, -1, BLOCK_M * HEAD_DIM)[..., accumulator_order()].flatten(2, 3)
-    return dq[:, :, :q_len] * HEAD_DIM**-0.5, dk, dv
+    dq = dq.view(batch, heads, -1, tile.block_m * head_dim)[..., accumulator_order(head_dim)].flatten(2, 3)
+    return dq[:, :, :q_len] * head_dim**-0.5, dk, dv
 
 
 CASES = [
-    # batch, kv heads, group, q_len, kv_len, mask, family, roles, heads in flight
-    (1, 2, 1, 384, 384, "full", "shift", 3, 2),
-    (2, 2, 1, 320, 512, "full", "ascending", 2, 3),
-    (1, 1, 2, 165, 293, "full", "descending", 3, 1),
-    (2, 1, 3, 192, 192, "causal_top_left", "descending", 2, 1),
-    (1, 3, 1, 357, 357, "causal_top_left", "symmetric", 1, 2),
-    (1, 2, 2, 485, 485, "causal_top_left", "ascending", 4, 2),
-    (3, 1, 1, 37, 37, "causal_top_left", "descending", 1, 1),
+    # batch, kv heads, group, q_len, kv_len, mask, family, roles, heads in flight, head dim: 64 in two parts of a step, 128 in one
+    (1, 2, 1, 384, 384, "full", "shift", 3, 2, 64),
+    (2, 2, 1, 320, 512, "full", "ascending", 2, 3, 64),
+    (1, 1, 2, 165, 293, "full", "descending", 3, 1, 128),
+    (2, 1, 3, 192, 192, "causal_top_left", "descending", 2, 1, 64),
+    (1, 3, 1, 357, 357, "causal_top_left", "symmetric", 1, 2, 128),
+    (1, 2, 2, 485, 485, "causal_top_left", "ascending", 4, 2, 64),
+    (3, 1, 1, 37, 37, "causal_top_left", "descending", 1, 1, 128),
 ]
 
 
-def problem(batch, kv_heads, group, q_len, kv_len, mask, family, roles, heads_in_flight):
+def problem(batch, kv_heads, group, q_len, kv_len, mask, family, roles, heads_in_flight, head_dim):
     """Inputs, schedule, heads in flight of a case."""
-    geometry = Geometry(q_len, kv_len, BLOCK_M, BLOCK_N, mask)
-    return attention(batch, kv_heads, group, q_len, kv_len, mask), make(family, geometry, roles), heads_in_flight
+    geometry = Geometry(q_len, kv_len, tile_of(head_dim).block_m, tile_of(head_dim).block_n, mask)
+    return attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim), make(family, geometry, roles), heads_in_flight
 
 
 @pytest.fixture(autouse=True)
@@ -130,7 +132,7 @@ def test_gradients_and_bits(case):
 
 def test_more_heads_in_flight_than_there_are():
     """Workers without a head, and an empty chain for which zeros are written."""
-    inputs, schedule, _ = problem(1, 1, 1, 64, 320, "full", "ascending", 3, 1)
+    inputs, schedule, _ = problem(1, 1, 1, 64, 320, "full", "ascending", 3, 1, 128)
     for grad in backward(module_of(source()), inputs, schedule, 4, 0):
         assert grad.isfinite().all()
 
@@ -173,8 +175,8 @@ def test_tensors_of_another_size_are_refused():
             query.float(),
             key,
             value,
-            block_m=BLOCK_M,
-            block_n=BLOCK_N,
+            block_m=128,
+            block_n=128,
             causal=False,
             scale=1,
         )
@@ -214,7 +216,7 @@ MUTANTS = {
     ],
     "the first adds": [("rank == 0", "rank < 0"), ("rank != 0", "rank >= 0")],
     "the others store": [("rank == 0", "rank >= 0"), ("rank != 0", "rank < 0")],
-    "another order of dq's elements": [("permute([0, 5, 4, 1, 3, 6, 2, 7])", "permute([0, 5, 4, 1, 3, 2, 6, 7])")],
+    "another order of dq's elements": [("permute([4, 3, 0, 2, 5, 1, 6])", "permute([4, 3, 0, 5, 2, 1, 6])")],
     "Q over a stage in use": [(WAIT_FOR_A_STAGE, ""), (NEXT_STAGE, WAIT_FOR_A_STAGE + NEXT_STAGE)],
     "K and V over a tile in use": [
         (REST_OF_THE_CHAIN, "            left = gl.minimum(steps, STAGES)\n    for _step in range(left):\n        await_step()\n"),
@@ -226,19 +228,24 @@ MUTANTS = {
     "wrong phase of the ring": [("mbarrier.wait(full.index(stage), phase)", "mbarrier.wait(full.index(stage), phase ^ 1)")],
     "one stage too many": [("last = stage == STAGES - 1\n", "last = stage == STAGES - 2\n")],
     "bytes that are not counted": [("2 * BLOCK_M * HEAD_DIM * 2 + 2 * BLOCK_M * 4)", "2 * BLOCK_M * HEAD_DIM * 2)")],
-    "no fence before the dq matmul": [("ds_tile.store(ds_t)\n                fence_async_shared()", "ds_tile.store(ds_t)")],
+    "no fence before the dq matmul": [("dim=1).store(ds_t)\n                fence_async_shared()", "dim=1).store(ds_t)")],
     "no barrier before the dq matmul": [("barrier()\n                dq = ", "dq = ")],
     "no barrier behind the dq matmul": [("barrier()  # before", "pass  # before")],
     "dq used before its matmul is done": [("warpgroup_mma_wait(1, deps=[dq, dv])", "warpgroup_mma_wait(2, deps=[dq, dv])")],
     "an entry past the chain": [("gl.minimum(step + 1, steps - 1)", "(step + 2)")],
-    "edges not masked": [("if (j + 1) * BLOCK_N > i * BLOCK_M + 1:", "if False:")],
+    "S of the second part used before its matmul is done": [("wait(3, deps=[next_s_t])", "wait(4, deps=[next_s_t])")],
+    "dP of the second part used before its matmul is done": [("wait(2, deps=[dp_t])", "wait(3, deps=[dp_t])")],
+    "lse of the first part for the second": [("row_of(neg_lse, PART,", "row_of(neg_lse, 0,")],
+    "delta of the first part for the second": [("row_of(delta, PART,", "row_of(delta, 0,")],
+    "edges not masked": [("if first_key + s_t.shape[0] > first_row + 1:", "if False:")],
+    "edges of the second part as those of the first": [("i * BLOCK_M + PART", "i * BLOCK_M")],
     "heads of a group mixed up": [("hq = h * GROUP + step % GROUP", "hq = h * GROUP + (step + 1) % GROUP")],
 }
 
 
 def assert_seen(module):
     """Some interleaving gives other bits than the kernel does, or none."""
-    args = problem(1, 1, 2, 320, 320, "causal_top_left", "descending", 2, 1)
+    args = problem(1, 1, 2, 320, 320, "causal_top_left", "descending", 2, 1, 64)
     right = backward(module_of(source()), *args, 0)
     for seed in range(20):
         try:
