@@ -197,9 +197,10 @@ def consume(
                 shift = row_of(neg_lse, 0, ROW_LAYOUT)
                 s_t = warpgroup_mma_wait(PARTS, deps=[s_t])
                 p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
-                delta_part = row_of(delta, 0, ROW_LAYOUT)
                 dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do_part, dv, is_async=True)
                 dp_t = warpgroup_mma_wait(PARTS, deps=[dp_t])
+                # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
+                delta_part = row_of(delta, 0, ROW_LAYOUT)
                 ds_t = (p_t * (dp_t - delta_part)).to(dtype)
                 ds_tile.slice(0, PART, dim=1).store(ds_t)
                 if PARTS == 2:
@@ -210,9 +211,9 @@ def consume(
                     shift = row_of(neg_lse, PART, ROW_LAYOUT)
                     s_t = warpgroup_mma_wait(3, deps=[next_s_t])
                     p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M + PART, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
-                    delta_part = row_of(delta, PART, ROW_LAYOUT)
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do_part, dv, is_async=True)
                     dp_t = warpgroup_mma_wait(2, deps=[dp_t])
+                    delta_part = row_of(delta, PART, ROW_LAYOUT)
                     ds_t = (p_t * (dp_t - delta_part)).to(dtype)
                     ds_tile.slice(PART, PART, dim=1).store(ds_t)
                 fence_async_shared()
