@@ -20,7 +20,6 @@ from .operations import UNKNOWN, Operation, control_codes, operations, step_of
 
 STEPS = 9  # issued
 WINDOW = 3  # of which the last are looked at
-ADDED_LATE = ("addition", "release")  # kinds
 SMALLEST = 8  # clocks of a cause that is worth a word
 
 
@@ -33,7 +32,7 @@ class Replay:
     exposed: dict[
         str, float
     ]  # cause -> clocks in which the tensor cores idle, the most first; with tensor_cycles they are `cycles`
-    handover_cycles: float | None  # from a successful poll to the sight of the step's release by another CTA; None: no poll
+    handover_cycles: float | None  # from a successful poll to the sight of the step's release by another CTA; None: no such pair
     chained_cycles: float  # a step where every step waits for the same step of another CTA, as in a shift schedule
     flop: int  # of the CTA's matmuls in a step
     instructions: int
@@ -117,7 +116,7 @@ def replay_loop(
     begin, end = window = _window(sm)
     exposed, tensor = _exposed(sm, *window)
     handover, chained = None, (end - begin) / WINDOW
-    if sm.polled:
+    if sm.polled and sm.released:
         step = STEPS - WINDOW
         handover = sm.released[step] - sm.polled[step] + constants.l2_latency
         first, last = _window(run(chained=True))
@@ -165,14 +164,14 @@ def _machine(
     # Copies are spread over the step: what they bring takes shared memory from the matmuls, whenever it arrives.
     tiles = sum(operation.bytes * warps for operation in loop if operation.kind == "copy" and not operation.guard)
     kinds = [operation.kind for operation in loop]
-    added, released = (kinds.index(kind) if kind in kinds else len(kinds) for kind in ADDED_LATE)
+    first = {kind: kinds.index(kind) for kind in ("release", "addition", "poll") if kind in kinds}
     return StreamingMultiprocessor(
         constants,
         [Warp(warp, step_of(loop, warp, edge)) for warp in range(warps)],
         STEPS,
         chained=chained,
         arriving=(tiles + tma_bytes) / _flop(loop, warps),
-        released_late=added > released or added == len(kinds),
+        released_late=first.get("release", 0) < first.get("addition", first.get("poll", 0)),
     )
 
 
@@ -186,7 +185,7 @@ def _exposed(sm: StreamingMultiprocessor, begin: float, end: float) -> tuple[dic
     """Clocks of [begin, end) in which the tensor cores idle, by cause, and those in which they work.
 
     The causes of a clock are what those warps wait for that wait neither at a barrier nor for a matmul: for the others these are
-    waiting. If there are none, the last to blame is whoever issues, then the barrier, then the latency of matmuls.
+    waiting. If there are none, the last to blame is whoever issues, then the latency of matmuls, then the barrier.
     """
     exposed: defaultdict[str, float] = defaultdict(float)
     tensor = 0.0
@@ -212,7 +211,7 @@ def _exposed(sm: StreamingMultiprocessor, begin: float, end: float) -> tuple[dic
 def _last_to_blame(causes: list[str], warps: int) -> str:
     if ISSUE in causes or len(causes) < warps:
         return ISSUE
-    return BARRIER if BARRIER in causes else MATMUL
+    return MATMUL if MATMUL in causes else BARRIER
 
 
 def _overlap(first: float, last: float, begin: float, end: float) -> float:

@@ -153,7 +153,8 @@ class StreamingMultiprocessor:
                         self._blame(warp, cause)
                     soonest = min(soonest, at)
             if not issued and soonest == math.inf:
-                raise ValueError(f"every warp waits for another one: {', '.join(warp.operation.opcode for warp in self.warps)}")
+                stuck = [warp.operation.opcode for warp in self.warps if warp.step < self.steps]
+                raise ValueError(f"every warp waits for another one: {', '.join(stuck)}")
             self.time = self.time + 1 if issued else max(self.time + 1, math.ceil(soonest))
 
     def _by_priority(self, scheduler: int) -> list[Warp]:

@@ -1,0 +1,299 @@
+"""The replay's machine on loops written by hand, the decoding of control codes, and the command."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dash_inductor.cli import main
+from dash_inductor.cubin import parse
+from dash_inductor.replay import Constants, Replay, pricing, replay_loop, sensitivity
+from dash_inductor.replay.operations import ControlCode, Operation, control_codes, operations, step_of
+
+# Of the kernel for an H100 at d = 128, as cuobjdump prints it.
+SASS = """
+        /*2910*/                   S2R R222, SR_TID.X ;                                      /* 0x0000000000de7919 */
+                                                                                             /* 0x000e620000002100 */
+        /*2920*/                   DEPBAR.LE SB0, 0x5 ;                                      /* 0x000081400000791a */
+                                                                                             /* 0x000fc80000000000 */
+        /*45f0*/              @!P4 BRA 0x4610 ;                                              /* 0x000000000004c947 */
+                                                                                             /* 0x004fea0003800000 */
+        /*4600*/                   REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR6][R200.64], R152 ; /* 0x00000098c80079a6 */
+                                                                                             /* 0x0005e4000c10f786 */
+        /*4610*/              @!P4 BRA 0x4630 ;                                              /* 0x000000000004c947 */
+                                                                                             /* 0x000fea0003800000 */
+        /*4620*/                   REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR6][R200.64+0x1000], R156 ; /* 0x0010009cc80079a6 */
+                                                                                             /* 0x0007e4000c10f786 */
+"""
+
+S = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"  # 32 clocks of work and of shared memory, for each warpgroup
+WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
+COPY = "LDGSTS.E.BYPASS.128 [R45+0xd000], desc[UR20][R42.64], P0"
+BARRIER = "BAR.SYNC.DEFER_BLOCKING 0x0"
+ADD = "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR24][R202.64], R36"
+POLL, RELEASE = "LDG.E.STRONG.GPU R24, desc[UR24][R152.64]", "REDG.E.ADD.S32.STRONG.GPU desc[UR24][R24.64], R27"
+
+
+def loop(*lines: str | tuple[str, int, int, int]) -> list[Operation]:
+    """Operations from SASS, each alone or with its write and read scoreboards and its wait mask; and the branch back."""
+    rows = [line if isinstance(line, tuple) else (line, 7, 7, 0) for line in [*lines, "@P0 BRA 0x0"]]
+    text = "\n".join(f"/*{16 * i:04x}*/ {line} ;" for i, (line, *_) in enumerate(rows))
+    codes = {16 * i: ControlCode(1, write, read, mask) for i, (_, write, read, mask) in enumerate(rows)}
+    return operations(parse(text), codes)
+
+
+def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, edge: bool = False, **constants: float) -> Replay:
+    found = replay_loop(loop(*lines), warps=warps, edge=edge, constants=Constants().set_from(constants))
+    assert found.tensor_cycles + sum(found.exposed.values()) == pytest.approx(found.cycles)
+    return found
+
+
+def test_control_codes():
+    """Each addition has the next scoreboard for its operands; the branch before the first waits for scoreboard 2."""
+    assert control_codes(SASS) == {
+        0x2910: ControlCode(stall=1, write_scoreboard=1, read_scoreboard=7, wait_mask=0),
+        0x2920: ControlCode(stall=4, write_scoreboard=7, read_scoreboard=7, wait_mask=0),
+        0x45F0: ControlCode(stall=5, write_scoreboard=7, read_scoreboard=7, wait_mask=0b100),
+        0x4600: ControlCode(stall=2, write_scoreboard=7, read_scoreboard=2, wait_mask=0),
+        0x4610: ControlCode(stall=5, write_scoreboard=7, read_scoreboard=7, wait_mask=0),
+        0x4620: ControlCode(stall=2, write_scoreboard=7, read_scoreboard=3, wait_mask=0),
+    }
+    assert set(control_codes(SASS)) == {instruction.address for instruction in parse(SASS)}
+
+
+def test_matmuls_follow_each_other():
+    """Two of two warpgroups on one set of tensor cores, back to back."""
+    found = replayed(S, S)
+    assert (found.cycles, found.tensor_cycles, found.exposed) == (128, 128, {})
+    assert found.flop == 4 * 2 * 64 * 64 * 16
+    assert replayed(S, S, warps=4).cycles == 64
+
+
+def test_a_wait_for_a_matmul():
+    """The tensor cores idle between its end, its report and the next one's issue."""
+    found = replayed(S, WAIT, warps=4, matmul_latency=28)
+    assert found.cycles == 32 + 28 + 2  # the branch, and the next matmul, which starts when it issues
+    assert found.exposed["matmul latency"] == pytest.approx(28)
+    slower = replayed(S, WAIT, warps=4, matmul_latency=128)
+    assert slower.cycles - found.cycles == 100
+
+
+def test_shared_memory_bounds_a_matmul():
+    """64 rows of A and 8 of B, 16 elements of 2 bytes: 18 clocks at 128 bytes a clock, of which 4 are work."""
+    narrow = "HGMMA.64x8x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"
+    found = replayed(narrow, narrow)
+    assert (found.cycles, found.tensor_cycles) == (4 * 18, 4 * 4)
+    assert found.exposed == {"shared memory of matmuls": 4 * 14}
+    registers = "HGMMA.64x8x16.F32.BF16 R24, R64, gdesc[UR4], R24, gsb0"
+    assert replayed(registers, registers).exposed == {}
+
+
+@pytest.mark.parametrize(("left", "latency", "waits"), [(0, 270, True), (1, 270, False), (1, 900, True), (4, 900, False)])
+def test_a_wait_for_copies(left, latency, waits):
+    """Groups under way hide the trip to L2, as long as their steps take: one about 260 clocks."""
+    step = (COPY, "LDGDEPBAR", f"DEPBAR.LE SB0, {left:#x}", S, S, S, S, WAIT)
+    found = replayed(*step, l2_latency=latency)
+    assert (found.exposed.get("loads", 0) > 100) == waits
+    assert (next(iter(found.exposed)) == "loads") == waits
+
+
+def test_copies_share_the_way_from_l2():
+    """4096 bytes a step: 128 clocks at 32 bytes a clock, nothing else."""
+    step = (COPY, "LDGDEPBAR", "DEPBAR.LE SB0, 0x8", S)
+    assert replayed(*step).cycles == pytest.approx(128, abs=3)
+    assert replayed(*step, l2_bandwidth=16).cycles == pytest.approx(256, abs=3)
+
+
+def test_a_barrier_waits_for_the_last_warp():
+    """One warp loads something: all are blamed on that, and on the barrier itself."""
+    alone = replayed(S, WAIT, BARRIER)
+    assert alone.exposed["matmul latency"] == pytest.approx(28, abs=3)
+    assert alone.exposed["barrier"] == pytest.approx(20, abs=3)
+    late = replayed("@P1 BRA 0x30", (POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), S, WAIT, BARRIER)
+    assert late.exposed["poll"] > 200
+    assert late.cycles - alone.cycles > 200
+
+
+def test_a_barrier_of_a_warpgroup_leaves_the_other_alone():
+    """The first group's matmul runs while the second one is at its own barrier."""
+    apart, together = (replayed(f"BAR.SYNC.DEFER_BLOCKING 0x1, {threads}", S, WAIT) for threads in ("0x80", "0x100"))
+    assert apart.cycles < together.cycles - 20
+
+
+def test_additions_press_back():
+    """16 of 512 bytes by 8 warps are 65,536 bytes: 1,024 clocks at 64 bytes a clock, whatever is buffered."""
+    step = [(ADD, 7, 0, 0)] * 16
+    found = replayed(*step, S, ("MOV R1, R2", 7, 7, 1))
+    assert found.cycles == pytest.approx(1024, abs=2)
+    assert next(iter(found.exposed)) == "additions"
+    assert replayed(*step, S, ("MOV R1, R2", 7, 7, 1), addition_bandwidth=32).cycles == pytest.approx(2048, abs=2)
+
+
+def test_a_fence_waits_for_additions():
+    quiet = replayed("MEMBAR.ALL.GPU", S, WAIT)
+    assert next(iter(quiet.exposed)) == "membar"
+    assert quiet.cycles == pytest.approx(300 + 32 + 28, abs=3)  # the other warpgroup's matmul runs under its fence
+    after = replayed(*[(ADD, 7, 0, 0)] * 4, "MEMBAR.ALL.GPU", S, WAIT, warps=4)
+    assert after.cycles == pytest.approx(128 + 270 + 32 + 28, abs=10)  # 8,192 bytes, and the last one's acknowledgement
+    copies = (COPY, "MEMBAR.ALL.GPU", S, WAIT)
+    assert replayed(*copies, gpu_fence_of_copies=1).cycles > replayed(*copies).cycles + 20
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("LDG.E R1, desc[UR24][R186.64]", "table entry"),
+        ("LDS.64 R56, [R23+UR5]", "shared memory"),
+        ("LDC.64 R54, c[0x0][0x230]", "constants"),
+        ("FENCE.VIEW.ASYNC.S", "fence"),
+        ("MUFU.EX2 R87, R87", "mufu"),
+        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R1", "mbarrier"),
+        (POLL, "poll"),
+    ],
+)
+def test_each_cause(line, cause):
+    """The result of an operation is waited for before the matmul."""
+    found = replayed((line, 0, 7, 0), (S, 7, 7, 1), WAIT, RELEASE)
+    assert found.exposed[cause] > 15, found.exposed
+
+
+def test_mufu_is_shared_by_the_warps_of_a_scheduler():
+    """Eight exp2 of two warps a scheduler, eight clocks each."""
+    step = (BARRIER, *["MUFU.EX2 R87, R87"] * 8, S)
+    assert replayed(*step, mufu=32).cycles - replayed(*step, mufu=16).cycles == pytest.approx(256, abs=40)
+
+
+CHAIN = ((POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), (ADD, 7, 1, 0), "MEMBAR.ALL.GPU", RELEASE, S, WAIT)
+
+
+def test_handover():
+    """After the poll an addition's trip and acknowledgement, half a trip of the release, and a whole one of the other's poll."""
+    found, slower = replayed(*CHAIN), replayed(*CHAIN, l2_latency=370)
+    assert found.handover_cycles == pytest.approx(64 + 270 + 135 + 270, abs=50)
+    assert slower.handover_cycles - found.handover_cycles == pytest.approx(250, abs=30)
+    assert found.chained_cycles >= found.cycles
+    # Released before its additions, a step hands over those of the step before it.
+    late = replayed("MEMBAR.ALL.GPU", RELEASE, *CHAIN[:3], S, WAIT)
+    assert late.handover_cycles > found.handover_cycles
+
+
+def test_no_handover():
+    """Without a poll, or without a release."""
+    assert replayed(S, WAIT).handover_cycles is None
+    found = replayed((POLL, 0, 7, 0), (S, 7, 7, 1), WAIT)
+    assert found.handover_cycles is None and found.chained_cycles == found.cycles
+
+
+def test_a_chain_waits_for_hops_longer_than_its_step():
+    late = ("MEMBAR.ALL.GPU", RELEASE, *CHAIN[:3], S, WAIT)
+    found = replayed(*late, l2_latency=2000)
+    assert found.handover_cycles > found.cycles
+    assert found.chained_cycles > found.cycles
+
+
+def opcodes(operations: list[Operation]) -> list[str]:
+    return [operation.base for operation in operations]
+
+
+def test_what_a_warp_does_in_a_step():
+    """Thread 64, of warp 2, polls; rank 0 alone stores; a mask is for an edge."""
+    step = loop(
+        "ISETP.NE.AND P1, PT, R0, 0x40, PT",  # 0
+        "@P1 BRA 0x40",
+        POLL,
+        "@P2 BRA 0x20",  # spins
+        "@P3 BRA 0x60",  # 4
+        "FSEL R1, R1, -INF, P4",
+        "@P5 BRA 0x80",  # 6
+        "STG.E.128 desc[UR24][R202.64], R36",
+        "@P6 BRA 0xa0",  # 8
+        ADD,
+        "BRA 0xc0",  # 10
+        "NOP",
+        S,  # 12
+    )
+    always = ["ISETP", "BRA", "BRA", "BRA", "BRA", "REDG", "BRA", "HGMMA", "BRA"]
+    assert opcodes(step_of(step, 0, False)) == always
+    assert opcodes(step_of(step, 2, False)) == [*always[:2], "LDG", "BRA", *always[2:]]
+    assert opcodes(step_of(step, 0, True)) == [*always[:3], "FSEL", *always[3:]]
+
+
+def test_a_step_ends_at_the_branch_back():
+    """What stands behind it is rare code that the compiler has moved there."""
+    step = loop("@P1 BRA 0x30", S, "@P0 BRA 0x0", "NOP", "BRA 0x10")
+    assert opcodes(step_of(step, 0, False)) == ["BRA", "HGMMA", "BRA"]
+
+
+def test_what_cannot_be_replayed():
+    with pytest.raises(ValueError, match="HMMA in the main loop: the replay has no model of it"):
+        replayed(S, "HMMA.16816.F32.BF16 R4, R8, R12, R4")
+    with pytest.raises(ValueError, match="UTMALDG, UTMAREDG in the main loop"):
+        replayed(S, "UTMAREDG.2D [UR4]", "UTMALDG.2D [UR4]")
+    with pytest.raises(ValueError, match="no HGMMA"):
+        replayed("NOP")
+    with pytest.raises(ValueError, match="there are 6 warps"):
+        replayed(S, warps=6)
+    with pytest.raises(ValueError, match=r"every warp waits for another one: WARPGROUP.DEPBAR.LE$"):
+        replayed("@P1 BRA 0x30", POLL, S, WAIT)  # a matmul that one warp alone issues
+
+
+def test_constants():
+    with pytest.raises(ValueError, match="unknown constant 'smem': the known ones are tensor_flop, "):
+        Constants().set_from({"smem": 1})
+    with pytest.raises(ValueError, match="barrier must be positive, got 0"):
+        Constants().set_from({"barrier": 0})
+    with pytest.raises(ValueError, match="gpu_fence_of_copies is 0 or 1, not 2"):
+        Constants().set_from({"gpu_fence_of_copies": 2})
+
+
+def test_sensitivity():
+    """Guesses alone; a fence moves a loop that is nothing but a fence."""
+    found = {guess.name: guess for guess in sensitivity(loop("MEMBAR.ALL.GPU", S, WAIT))}
+    assert "tensor_flop" not in found and "l2_latency" not in found
+    cycles = replayed("MEMBAR.ALL.GPU", S, WAIT).cycles
+    assert found["gpu_fence"].halved == pytest.approx(cycles - 150, abs=2)
+    assert found["gpu_fence"].doubled == pytest.approx(cycles + 300, abs=2)
+    assert found["addition_buffer"].halved == found["addition_buffer"].doubled == cycles
+
+
+def test_replays_are_equal():
+    step = (*CHAIN, COPY, "LDGDEPBAR", "DEPBAR.LE SB0, 0x2", BARRIER)
+    assert replayed(*step) == replayed(*step)
+
+
+def test_json():
+    figures = replayed(*CHAIN).as_dict()
+    assert figures["estimate"] is True and "trace" not in figures
+    assert json.loads(json.dumps(figures))["exposed"] == figures["exposed"]
+
+
+def test_prices():
+    """FlashAttention-3's loop, from which the share was fitted: 80 x 128 at d = 128 in 3994 cycles, 561 TFLOPS measured."""
+    loop = Replay(3994, 2560, {}, 1280, 3994, 10 * 80 * 128 * 128, 400)
+    assert pricing.tflops([loop], 132) == pytest.approx(561, rel=0.02)
+    assert pricing.hop_ns([loop]) == pytest.approx(1000)
+    assert pricing.two_pass_percent([loop, loop], [loop]) == 200
+
+
+def test_the_list_of_constants(capsys):
+    assert main(["replay", "--constants", "--json", "--set", "barrier=30"]) == 0
+    listed = json.loads(capsys.readouterr().out)["constants"]
+    assert listed["barrier"]["value"] == 30 and listed["barrier"]["guess"] is True
+    assert all(constant["unit"] and constant["source"] for constant in listed.values())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "name a cubin, or ask for --constants"),
+        (["nowhere.cubin"], "nowhere.cubin: No such file or directory"),
+        (["--constants", "--set", "barrier"], "--set takes NAME=VALUE with a number, not 'barrier'"),
+        (["--constants", "--set", "smem=3"], "unknown constant 'smem'"),
+    ],
+)
+def test_bad_arguments(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["replay", *arguments])
+    assert stopped.value.code == 2
+    assert message in capsys.readouterr().err
