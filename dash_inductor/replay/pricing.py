@@ -24,8 +24,8 @@ SHARE = 0.80
 def time_ns(cycles: float) -> float:
     """What clocks of the replay take on a whole GPU.
 
-    >>> time_ns(1280)
-    1000.0
+    >>> round(time_ns(1280))
+    1000
     """
     return cycles / (CLOCK_GHZ * SHARE)
 
