@@ -16,7 +16,7 @@ from typing import Any
 from ..cubin import disassemble, indirect_targets, main_loops, parse
 from .constants import CONSTANTS, SWITCH, Constant, Constants
 from .machine import BARRIER, ISSUE, MATMUL, WARP, WARPGROUP, Event, StreamingMultiprocessor, Warp
-from .operations import UNKNOWN, Operation, control_codes, operations, step_of
+from .operations import UNKNOWN, Operation, control_codes, decoded, step_of
 
 STEPS = 9  # issued
 WINDOW = 3  # of which the last are looked at
@@ -93,7 +93,7 @@ def loops_of(cubin: bytes, count: int) -> list[list[Operation]]:
     if not loops:
         raise ValueError("no loop has a matmul")
     codes = control_codes(functions[0])
-    return [operations(loop, codes) for loop in loops]
+    return [decoded(loop, codes) for loop in loops]
 
 
 def replay_loop(

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="BYTES",
-        help="that TMA moves to and from shared memory a step (Gluon, d = 128: 65536)",
+        help="that TMA moves to and from shared memory a step (Gluon: 256 x head dim)",
     )
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value of a constant (repeatable)")
     parser.add_argument("--constants", action="store_true", help="every constant with its source, and which are guesses")

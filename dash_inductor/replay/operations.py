@@ -179,7 +179,7 @@ class Operation:
         return self.opcode.endswith(".GPU")
 
 
-def operations(loop: Sequence[Instruction], codes: Mapping[int, ControlCode]) -> list[Operation]:
+def decoded(loop: Sequence[Instruction], codes: Mapping[int, ControlCode]) -> list[Operation]:
     """A loop of `cubin.main_loops` with its control codes."""
     return [Operation(instruction, codes[instruction.address]) for instruction in loop]
 

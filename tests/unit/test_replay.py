@@ -9,7 +9,7 @@ import pytest
 from dash_inductor.cli import main
 from dash_inductor.cubin import parse
 from dash_inductor.replay import Constants, Replay, pricing, replay_loop, sensitivity
-from dash_inductor.replay.operations import ControlCode, Operation, control_codes, operations, step_of
+from dash_inductor.replay.operations import ControlCode, Operation, control_codes, decoded, step_of
 
 # Of the kernel for an H100 at d = 128, as cuobjdump prints it.
 SASS = """
@@ -40,7 +40,7 @@ def loop(*lines: str | tuple[str, int, int, int]) -> list[Operation]:
     rows = [line if isinstance(line, tuple) else (line, 7, 7, 0) for line in [*lines, "@P0 BRA 0x0"]]
     text = "\n".join(f"/*{16 * i:04x}*/ {line} ;" for i, (line, *_) in enumerate(rows))
     codes = {16 * i: ControlCode(1, write, read, mask) for i, (_, write, read, mask) in enumerate(rows)}
-    return operations(parse(text), codes)
+    return decoded(parse(text), codes)
 
 
 def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, edge: bool = False, **constants: float) -> Replay:
