@@ -29,9 +29,8 @@ class Replay:
 
     cycles: float
     tensor_cycles: float  # of its matmuls alone
-    exposed: dict[
-        str, float
-    ]  # cause -> clocks in which the tensor cores idle, the most first; with tensor_cycles they are `cycles`
+    # cause -> clocks in which the tensor cores idle, the most first; with tensor_cycles they are `cycles`
+    exposed: dict[str, float]
     handover_cycles: float | None  # from a successful poll to the sight of the step's release by another CTA; None: no such pair
     chained_cycles: float  # a step where every step waits for the same step of another CTA, as in a shift schedule
     flop: int  # of the CTA's matmuls in a step

@@ -1,7 +1,8 @@
 """From clocks of the replay to the time that the cost files give: at a clock, with what measurements leave of it.
 
-The clock is what an H100 SXM holds under matmuls. The share is a fit to two published backward kernels, FlashAttention-3 at d = 128
-on an H100 SXM (B 4, H 48, length 8192; pytorch-labs/tritonbench #1256 and #1267), replayed from flash-attn3-jax 0.2.3:
+The clock is a guess at what an H100 SXM holds under matmuls. The share is fitted at that clock, so that their product alone
+counts. It is a fit to two published backward kernels, FlashAttention-3 at d = 128 on an H100 SXM
+(B 4, H 48, length 8192; pytorch-labs/tritonbench #1256 and #1267), replayed from flash-attn3-jax 0.2.3:
 
 | | cycles a step | TFLOPS at 1.6 GHz | measured | share |
 |---|---|---|---|---|
