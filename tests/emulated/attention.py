@@ -70,6 +70,11 @@ def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_ou
     return torch.autograd.grad(out.sum() if grad_out is None else out, leaves, grad_out)
 
 
+def in_eighths(x: Tensor) -> Tensor:
+    """x rounded so that sums of products of two such tensors are exact in fp32, and the same on every CPU."""
+    return (x * 8).round() / 8
+
+
 def error(actual: Tensor, reference: Tensor) -> float:
     """max|x - ref| / max(max|ref|, 1), in float64."""
     assert actual.shape == reference.shape

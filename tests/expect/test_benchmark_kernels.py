@@ -23,7 +23,7 @@ BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for v
 @functools.cache
 def compiled(name: str, head_dim: int) -> tuple[str, str, CubinReport]:
     """(tile, PTX, cubin report) of a variant's main kernel, causal."""
-    with BY_NAME[name].applied():
+    with BY_NAME[name].applied(), enabled(template="one_pass"):
         code = attention_backward("h100", q_len=8192, kv_len=8192, batch=2, heads=16, kv_heads=16, head_dim=head_dim, mask="causal")
     (source,) = (source for source in code.kernels.values() if "SEMAPHORES" in source)
     binary = compile_kernel(source, "h100")
