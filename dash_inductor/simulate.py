@@ -116,7 +116,7 @@ class Pace(NamedTuple):
 
 
 def pace(args: argparse.Namespace) -> Pace:
-    """The pace of a worker, see schedules.md section 1: only these three matter, whatever they are made of."""
+    """The pace of a worker: only these three matter, whatever they are made of."""
     both = args.compute_ns, args.reduce_ns
     hop_ns = args.reduce_ns + args.sync_ns
     return Pace(max(both), hop_ns, min(both)) if args.overlap else Pace(sum(both), hop_ns, 0)

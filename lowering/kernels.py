@@ -64,10 +64,10 @@ def _template(name: str, *sources: str) -> Template:
 
 
 # Of the templates, what makes up the main kernel; benchmarks time variants of it.
-SDPA_BACKWARD_PARTS = ("sdpa_backward", "functions", "closed_forms", "straddling")
+SDPA_BACKWARD_PARTS = ("sdpa_backward", "functions", "positions", "straddling")
 
 PREPROCESS = _template("preprocess")
-SCHEDULE_TABLE = _template("schedule_table", "closed_forms")
+SCHEDULE_TABLE = _template("schedule_table", "positions")
 SDPA_BACKWARD = _template(*SDPA_BACKWARD_PARTS)
 TWO_PASS = _template("two_pass", "functions")
 

@@ -3,7 +3,7 @@
 A schedule spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Under shift and symmetric the first pass
 may have `lead` roles only, for a head that begins in the middle of a round (plan.py, Straddling). The virtual clock of a
 schedule increases along every role, and rank is the order of (clock, role) among the contributors of a tile: that makes
-every family acyclic, whatever the clock (schedules.md, section 2; the names are those of DASH, arXiv 2601.21824).
+every family acyclic, whatever the clock. The names are those of DASH (arXiv 2601.21824).
 """
 
 from __future__ import annotations

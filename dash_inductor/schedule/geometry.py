@@ -85,7 +85,7 @@ class Geometry:
 
     @property
     def ratio(self) -> int:
-        """k of the design, the Q tiles that a KV tile covers along the diagonal (at least 1)."""
+        """k = block_n // block_m: Q tiles beside one KV tile on the diagonal, at least 1."""
         return max(1, self.block_n // self.block_m)
 
     @property

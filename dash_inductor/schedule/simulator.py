@@ -1,4 +1,4 @@
-"""Event simulation of a plan: the model of schedules.md section 1, exact, in integers."""
+"""Event simulation of a plan, exact, in integers: a worker runs its steps one by one, additions of a tile come in their order."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def simulate(
 ) -> Simulation:
     """Run the plan: each step computes, waits for the previous rank of its tile, and reduces.
 
-    The wait ends when the previous rank was reduced, sync_ns later if that was on another worker. A step of the design takes
+    The wait ends when the previous rank was reduced, sync_ns later if that was on another worker. In the formulas a step takes
     tau = compute_ns + reduce_ns, a hop lam = reduce_ns + sync_ns. With overlap, a step computes while the one before it on
     the worker reduces, from that one's turn on: tau = max(compute_ns, reduce_ns). Costs hold for every step, or are given
     one by one in the order of unroll(plan); sync_ns then by the step that waits.

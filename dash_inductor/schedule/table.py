@@ -7,7 +7,7 @@ n_kv * steps    Q tile | rank << 16 of step t of chain j, 0 past the chain's end
 
 steps is the length of a row: that of the longest chain, at least 1. line is 0; under a round robin it is the number of units of a
 head, roles are the workers, slots the chains of a unit, and the header is all there is: a head's order depends on where
-in a round it begins, so that the workers compute their rows (closed_forms.py) as they need them.
+in a round it begins, so that the workers compute their rows (templates/positions.py.jinja) as they need them.
 """
 
 from __future__ import annotations

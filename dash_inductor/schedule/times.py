@@ -1,4 +1,4 @@
-"""Times of the families in closed form (schedules.md, section 3, and past it).
+"""Times of the families in closed form (docs/schedules.md has how exact they are).
 
 Each form is one definition for ints and for symbolic expressions: sizes come in as either, and what Python's operators
 do not give comes from an Arithmetic. Letters: n_q Q tiles, n KV tiles, k Q tiles per KV tile on the diagonal, heads kv

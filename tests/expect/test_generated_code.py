@@ -127,7 +127,7 @@ def test_launch_is_cooperative_and_fusion_is_set() -> None:
 
 
 def test_indices_are_64_bits_wide_where_a_gradient_has_more_elements_than_32_count() -> None:
-    """Whatever is multiplied by a stride of the batch, a head or a row is widened before (kernel.md rule 13)."""
+    """Whatever is multiplied by a stride of the batch, a head or a row is widened before."""
     source = kernel(generated(128, "causal", batch=128), MAIN)[1]  # 2**31 elements
     assert "INDEX_DTYPE : tl.constexpr = tl.int64" in source
     for index in ("z", "h", "n"):

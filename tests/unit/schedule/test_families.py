@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dash_inductor.schedule import FAMILIES, TABLE, Geometry, Plan, Schedule, Shift, Symmetric, make, slack, unroll
-from dash_inductor.schedule.closed_forms import shift_step, symmetric_step
 
+from .positions import shift_step, symmetric_step
 from .strategies import block_masks, geometries, schedules, triangles
 
 CAUSAL = Geometry(6, 6, 1, 2, "causal_top_left")

@@ -190,7 +190,7 @@ def test_many_heads_are_timed_in_proportion() -> None:
 
 
 def test_the_choice_of_a_chained_launch() -> None:
-    """Two passes where they are faster by the margin; heads that cross waves cost tickets much (schedules.md, section 3)."""
+    """Two passes where they are faster by the margin; heads that cross waves cost tickets much."""
     shape = attention(2048, 64)  # 16 chains a head on 132 workers
     assert choose_chained(shape, H100[64], "ascending") == "two_pass"
     assert choose_chained(shape, ONE[64], "ascending") == "ascending"

@@ -1,12 +1,10 @@
-"""Visiting orders and ranks as integer formulas of (chain, step): what a table writer on a device computes.
+"""Q tiles and ranks by (chain, step), as `templates/positions.py.jinja` computes them on a device: an oracle for the families.
 
-The families go through the steps of a head in the order of the clock instead, which holds for every geometry; tests hold both
-against each other. Ascending and descending need no formula: the tiles in their order, and rank j.
+The families go through the steps of a head in the order of the clock instead, which holds for every geometry.
 
-Every function uses nonnegative ints, +, -, *, //, %, min, max and selections only. Ranks are positions in the fixed
-order of additions into dq of one Q tile. Letters as in the design: n chains (KV tiles), n_q Q tiles, k Q tiles per KV
-tile on the diagonal; a pass covers the chains (under symmetric the pairs (u, n - 1 - u)) first .. first + active - 1, role a the
-chain (pair) first + a.
+Every function uses nonnegative ints, +, -, *, //, %, min, max and selections only. Letters: n chains (KV tiles), n_q Q tiles,
+k Q tiles per KV tile on the diagonal. A pass covers the chains (under symmetric the pairs (u, n - 1 - u)) first .. first +
+active - 1, role a the chain (pair) first + a.
 """
 
 from __future__ import annotations
