@@ -9,7 +9,6 @@ from functools import cached_property
 
 from ..cubin import Instruction
 
-NO_SCOREBOARD = 7
 SCOREBOARDS = 6
 
 
