@@ -9,7 +9,8 @@ import statistics
 import timeit
 
 from dash_inductor.console import table
-from dash_inductor.schedule import MASKS, Shape, choose, load_costs
+from dash_inductor.devices.cost_files import load_costs
+from dash_inductor.schedule import MASKS, Shape, choose
 
 CALLS, REPETITIONS = 100, 30
 

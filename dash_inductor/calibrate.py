@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from .calibration import Constants, Timing, TwoPassTiming, fit, percent_of
 from .devices import key_for
+from .devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
+from .devices.cost_files import FOLDER, numbers_of
 from .schedule import TWO_PASS
-from .schedule.costs import FLOP_PER_ELEMENT, FOLDER, numbers_of
+from .schedule.costs import FLOP_PER_ELEMENT
 from .templates.tiles import tile as one_pass_tile
 from .templates.tiles import two_pass_tile
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from .config import ONE_PASS, Config
 from .console import table
+from .devices.cost_files import known_devices, load_costs, load_two_pass, numbers_of
 from .reasons import sizes_decline
 from .schedule import (
     GUARANTEES,
@@ -20,15 +21,11 @@ from .schedule import (
     TwoPass,
     candidates,
     choose,
-    known_devices,
-    load_costs,
-    load_two_pass,
     symbolic_choice,
     two_pass_time,
 )
 from .schedule.candidates import Candidate
 from .schedule.choice import SIZES
-from .schedule.costs import numbers_of
 from .schedule.table import row_ints, table_ints
 from .simulate import MASKS, at_least, show
 from .template_choice import template_for

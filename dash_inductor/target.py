@@ -11,6 +11,7 @@ import torch
 from . import emulation
 from .config import GLUON, ONE_PASS, current, reserved_sms
 from .devices import key_for, stand_in
+from .devices.cost_files import load_costs, load_two_pass
 from .schedule import (
     INTEGER,
     TABLE,
@@ -26,8 +27,6 @@ from .schedule import (
     choose,
     choose_chained,
     geometry_of,
-    load_costs,
-    load_two_pass,
     may_straddle,
     table_plan,
     too_weak,

@@ -7,8 +7,9 @@ of one shape and graphs of any shape; under `device` and `batch` settings and co
 from __future__ import annotations
 
 from .config import GLUON, ONE_PASS, Config
+from .devices.cost_files import two_pass_percent
 from .schedule import TABLE_MASK, TWO_PASS
-from .schedule.costs import two_pass_margin, two_pass_percent
+from .schedule.costs import two_pass_margin
 from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM, ONE_PASS_HEAD_DIM
 
 BY_SIZE = "by size"

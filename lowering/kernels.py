@@ -14,7 +14,7 @@ from torch._inductor.codegen.triton import texpr
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 from torch._inductor.virtualized import V
 
-from dash_inductor import occupancy
+from dash_inductor.devices import load_check
 from dash_inductor.templates import source
 
 CTAS_PER_SM = "dash_ctas_per_sm"  # in a kernel's triton_meta, which nobody else reads there
@@ -38,7 +38,7 @@ class Kernel(TritonTemplateKernel):
         expected = (self.triton_meta or {}).get(CTAS_PER_SM)
         if expected is None:
             return lines
-        check = occupancy.expect
+        check = load_check.expect
         return f"from {check.__module__} import {check.__name__}\n\n@{check.__name__}({expected})\n{textwrap.dedent(lines).strip()}"
 
 

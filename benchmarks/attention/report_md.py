@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.red_throughput import Row as Addition
 from dash_inductor.devices import key_for
-from dash_inductor.schedule.costs import numbers_of, tomllib
+from dash_inductor.devices.cost_files import numbers_of, tomllib
 
 from .report import has_order, targets
 from .rows import Row
@@ -172,11 +172,7 @@ def _costs(gpu: str, environments: Mapping[str, Mapping[str, Any]], costs: str |
          "source": entry["source"]}
         for name, entry in _flat(tomllib.loads(costs)).items()
     ]  # fmt: skip
-    where = (
-        f"as dash_inductor/costs/{key}.toml"
-        if key
-        else "to dash_inductor/costs, under a key of its own in dash_inductor/devices.py"
-    )
+    where = f"as dash_inductor/devices/{key}.toml" if key else "to dash_inductor/devices, under a key of its own in its __init__.py"
     return f"## Cost constants\n\ncosts.toml is a cost file: copy it {where}.\n\n{markdown(lines)}"
 
 

@@ -6,8 +6,7 @@ from .candidates import GUARANTEES, Shape, candidates, impossible, may_straddle,
 from .chained import chained_plan, chained_time, chained_word, choose_chained
 from .checks import check, slack
 from .choice import Choice, choose, decision_source, symbolic_choice, two_pass_plan
-from .costs import Costs, TwoPass, known_devices, load_two_pass
-from .costs import load as load_costs
+from .costs import Costs, TwoPass
 from .edge_colouring import edge_coloured
 from .families import FAMILIES, ROUND_ROBIN, TABLE, TWO_PASS, Ascending, Descending, Schedule, Shift
 from .formula import Formula, formula
@@ -68,9 +67,6 @@ __all__ = [
     "formula",
     "geometry_of",
     "impossible",
-    "known_devices",
-    "load_costs",
-    "load_two_pass",
     "lower_bound",
     "make",
     "may_straddle",

@@ -26,9 +26,9 @@ def chained_plan(geometry: Geometry, family: str, heads: int, group: int) -> Pla
 def chained_time(shape: Shape, costs: Costs, family: str) -> int:
     """The makespan in ns where `costs.workers` CTAs take the tickets.
 
-    >>> from .costs import load
+    >>> from dash_inductor.devices.cost_files import load_costs
     >>> shape = Shape(256, 256, 2, 1, 64, 16, 32, "full")
-    >>> chained_time(shape, load("emulated", block_m=16, block_n=32, head_dim=64), "ascending")
+    >>> chained_time(shape, load_costs("emulated", block_m=16, block_n=32, head_dim=64), "ascending")
     50250
     """
     geometry = shape.geometry

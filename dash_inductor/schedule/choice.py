@@ -85,8 +85,8 @@ def two_pass_plan(shape: Shape, two: TwoPass) -> Plan:
 def choose(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "auto") -> Choice:
     """Decide for a static shape; family forces one. ValueError for sizes, or a family, that cannot be.
 
-    >>> from .costs import load
-    >>> costs = load("h100", block_m=64, block_n=128, head_dim=64)
+    >>> from dash_inductor.devices.cost_files import load_costs
+    >>> costs = load_costs("h100", block_m=64, block_n=128, head_dim=64)
     >>> choice = choose(Shape(8192, 8192, 32, 1, 64, 64, 128, "causal_top_left"), costs)
     >>> choice.family, choice.roles, choice.heads_in_flight
     ('descending', 4, 32)

@@ -31,8 +31,8 @@ def table_plan(shape: Shape, costs: Costs, family: str = TABLE, blocks: Blocks |
     Three heads of four KV tiles on six workers, causal: two roles to a head, with a long chain and a short one, or two of
     middle length; all do ten steps.
 
-    >>> from .costs import load
-    >>> costs = load("emulated", block_m=16, block_n=32, head_dim=64)
+    >>> from dash_inductor.devices.cost_files import load_costs
+    >>> costs = load_costs("emulated", block_m=16, block_n=32, head_dim=64)
     >>> plan, time_ns = table_plan(Shape(128, 128, 3, 1, 64, 16, 32, "causal_top_left"), costs)
     >>> plan.schedule.slots, plan.heads_in_flight, time_ns // costs.shifted_step_ns
     (((0, 1), (3, 2)), 3, 10)

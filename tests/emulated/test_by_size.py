@@ -29,7 +29,7 @@ def cheap_passes(monkeypatch):
 
     forget()
     with monkeypatch.context() as patch:
-        patch.setattr("dash_inductor.schedule.costs.two_pass_percent", lambda device, head_dim: (170, True))
+        patch.setattr("dash_inductor.devices.cost_files.two_pass_percent", lambda device, head_dim: (170, True))
         yield
     forget()
 

@@ -14,7 +14,7 @@ from torch._inductor.codecache import PyCodeCache
 
 from dash_inductor import enabled
 from dash_inductor.codegen import Generated, attention_backward
-from dash_inductor.occupancy import Checked
+from dash_inductor.devices.load_check import Checked
 
 EXPECTED = Path(__file__).parent / "expected"
 MAIN, TABLE, PREPROCESS = "SEMAPHORES", "UNREAD", "everywhere"  # a word that only this kernel has
@@ -140,7 +140,7 @@ def test_occupancy_is_checked_at_load() -> None:
     """Of the kernel whose CTAs wait for each other; by a line that Inductor's own decorator stands under."""
     code = generated(128, "causal")
     source = kernel(code, MAIN)[1]
-    assert "from dash_inductor.occupancy import expect\n\n@expect(1)\n@triton_heuristics.template(\n" in source
+    assert "from dash_inductor.devices.load_check import expect\n\n@expect(1)\n@triton_heuristics.template(\n" in source
     assert code.source.count("@expect(") == 1
     loaded = {type(value) for value in vars(PyCodeCache.load(source)).values()}
     assert Checked in loaded

@@ -13,9 +13,9 @@ from dash_inductor import gates
 from dash_inductor.cli import main
 from dash_inductor.codegen import attention_backward, compile_kernel
 from dash_inductor.config import ONE_PASS, TWO_PASS
+from dash_inductor.devices.cost_files import numbers_of
 from dash_inductor.gates import Cell, judged
 from dash_inductor.replay import Replay, pricing, replay
-from dash_inductor.schedule.costs import numbers_of
 from dash_inductor.templates import tiles
 
 # The cost files are of one Triton's code; the replay itself is of any.

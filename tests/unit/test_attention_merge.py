@@ -15,10 +15,10 @@ from benchmarks.attention.report import not_run, rows_of
 from benchmarks.attention.rows import OK, Row, append, read
 from benchmarks.attention.shapes import SHAPES
 from dash_inductor import calibrate
-from dash_inductor.calibration import NAMES
+from dash_inductor.devices.calibration import NAMES
+from dash_inductor.devices.cost_files import tomllib
 from dash_inductor.record import Decision
 from dash_inductor.salt import sources_digest
-from dash_inductor.schedule.costs import tomllib
 from dash_inductor.target import Target
 from dash_inductor.templates import tiles
 
@@ -128,7 +128,7 @@ def test_the_report_says_first_what_went_wrong(parts):
     assert "| d128-causal-8192 | 550 (1.00x)* | 458 (0.83x) | 687 (1.25x) wrong |" in tuning  # 1.374 TFLOP in 2.5, 3 and 2 ms
     assert "| d128-causal-8192 | 1.040 (1.040 .. 1.040) | descending (A=4, G=32) |" in text
     assert "| d128-causal-8192 | descending (A=4, G=32) | 2.600 | 2.000 | 1.30 |" in text
-    assert "copy it as dash_inductor/costs/h100.toml" in text
+    assert "copy it as dash_inductor/devices/h100.toml" in text
     assert "| tflops.128 | " in text and "| driver | 580.1 | 580.2 | 580.3 |" in text
     assert "| speedup over sdpa-flash-strict, d128-causal-8192 | at least 2.5 | 2.4 | MISSED |" in text
 

@@ -61,7 +61,7 @@ def test_digest_sees_each_file(tree):
 
 def test_digest_sees_names_and_removals(tree):
     before = digest(tree)
-    costs = tree / "dash_inductor/costs"
+    costs = tree / "dash_inductor/devices"
     (costs / "h100.toml").rename(costs / "h101.toml")
     renamed = digest(tree)
     (costs / "h101.toml").rename(costs / "h100.toml")

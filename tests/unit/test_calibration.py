@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from dash_inductor import calibrate
-from dash_inductor.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
 from dash_inductor.cli import main
-from dash_inductor.schedule import Geometry, Plan, load_costs, load_two_pass, make, simulate
-from dash_inductor.schedule.costs import FOLDER, tomllib
+from dash_inductor.devices.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
+from dash_inductor.devices.cost_files import FOLDER, load_costs, load_two_pass, tomllib
+from dash_inductor.schedule import Geometry, Plan, make, simulate
 from dash_inductor.target import Target
 from dash_inductor.templates import tiles
 
@@ -70,7 +70,7 @@ def test_timings_that_say_too_little_are_refused() -> None:
 @pytest.mark.parametrize("percent", [90, 100, 131])
 def test_the_price_of_two_passes(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of launches as the cost model has them, with something that every launch costs beside."""
-    monkeypatch.setattr("dash_inductor.schedule.costs.two_pass_percent", lambda device, head_dim: (percent, False))
+    monkeypatch.setattr("dash_inductor.devices.cost_files.two_pass_percent", lambda device, head_dim: (percent, False))
     two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=128)
     tile = tiles.tile(90, "bf16", 128)
 
@@ -125,7 +125,7 @@ def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path, monkeypatch
     """An H100 PCIe has 114; what is read back is what was fitted."""
     text = calibrate.cost_file(session("NVIDIA H100 PCIe", 114), {64: (fit(runs(0)), 98), 128: (fit(runs(0)), 117)})
     (tmp_path / "h100.toml").write_text(text)
-    monkeypatch.setattr("dash_inductor.schedule.costs.FOLDER", tmp_path)
+    monkeypatch.setattr("dash_inductor.devices.cost_files.FOLDER", tmp_path)
     costs = load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=114)
     assert costs.step_ns == pytest.approx(2000, rel=0.002)  # TFLOPS are rounded
 

@@ -10,9 +10,9 @@ import pytest
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from dash_inductor import devices
-from dash_inductor.devices import LIMITS, occupancy, stand_in
+from dash_inductor.devices import LIMITS, cost_files, occupancy, stand_in
+from dash_inductor.devices.load_check import Checked, check, expect
 from dash_inductor.gates import DEVICES, HEAD_DIMS, MOST_INSTRUCTIONS, SHAPES, Cell, cells, violated
-from dash_inductor.occupancy import Checked, check, expect
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
@@ -147,7 +147,7 @@ def test_occupancy(arch, registers, shared_bytes, threads, tmem_columns, ctas):
     assert found == ctas
 
 
-@pytest.mark.parametrize("module", [devices, tiles])
+@pytest.mark.parametrize("module", [devices, cost_files, tiles])
 def test_examples(module):
     found = doctest.testmod(module)
     assert found.attempted > 0 and found.failed == 0

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dash_inductor.config import Config
-from dash_inductor.schedule import known_devices
-from dash_inductor.schedule.costs import two_pass_percent
+from dash_inductor.devices.cost_files import known_devices, two_pass_percent
 from dash_inductor.template_choice import BY_SIZE, template_for
 from dash_inductor.templates.tiles import tile, two_pass_tile
 

@@ -11,6 +11,7 @@ import pytest
 import sympy
 from torch._inductor.codegen.wrapper import pexpr
 
+from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.schedule import (
     INTEGER,
     Costs,
@@ -20,7 +21,6 @@ from dash_inductor.schedule import (
     choose,
     decision_source,
     decode,
-    load_costs,
     symbolic_choice,
 )
 from dash_inductor.schedule.families import MONO

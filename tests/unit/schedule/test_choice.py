@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 
+from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.schedule import (
     FAMILIES,
     INTEGER,
@@ -18,7 +19,6 @@ from dash_inductor.schedule import (
     choose,
     decision_source,
     decode,
-    load_costs,
     monotone_makespan,
     place,
     simulate,

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from dash_inductor.cli import main
-from dash_inductor.schedule import INTEGER, Shape, choose, decode, load_costs, load_two_pass
+from dash_inductor.devices.cost_files import load_costs, load_two_pass
+from dash_inductor.schedule import INTEGER, Shape, choose, decode
 
 EXAMPLE = (
     "choose --mask causal --q-len 8192 --kv-len 8192 --batch 2 --heads 16 --kv-heads 16 --head-dim 128 --dtype bf16 --device h100"

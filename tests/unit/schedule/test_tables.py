@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.schedule import (
     TABLE,
     Costs,
@@ -15,7 +16,6 @@ from dash_inductor.schedule import (
     Shape,
     check,
     edge_coloured,
-    load_costs,
     lower_bound,
     simulate,
     table_plan,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from dash_inductor.devices.cost_files import load_costs, load_two_pass, two_pass_percent
 from dash_inductor.schedule import (
     INTEGER,
     Costs,
@@ -20,14 +21,11 @@ from dash_inductor.schedule import (
     choose,
     choose_chained,
     decode,
-    load_costs,
-    load_two_pass,
     monotone_makespan,
     times,
     two_pass_time,
 )
 from dash_inductor.schedule.chained import MOST_CHAINS, chained_plan, chained_time, chained_word
-from dash_inductor.schedule.costs import two_pass_percent
 
 MASKS = ("full", "causal_top_left")
 BLOCKS = {"block_m": 64, "block_n": 64, "kv_rows": 128, "q_rows": 128}

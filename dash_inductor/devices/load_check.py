@@ -1,4 +1,4 @@
-"""At load: a compiled kernel must fit an SM as often as the tile table says.
+"""Fails at load if the CTAs of a compiled kernel that fit an SM are not as many as the tile table's.
 
 The schedule counts on that many resident CTAs. Another number is an error and never another schedule: what registers a compiler
 allots must not decide bits. Generated code imports this.
@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from .devices import LIMITS, occupancy
+from . import LIMITS, occupancy
 
 
 class Checked(CachingAutotuner):

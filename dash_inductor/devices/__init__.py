@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from .templates.tiles import tiles_of
+from ..templates.tiles import tiles_of
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from dash_inductor.schedule import load_costs
-from dash_inductor.schedule.costs import FOLDER, known_devices, tomllib
+from dash_inductor.devices.cost_files import FOLDER, known_devices, load_costs, tomllib
 
 
 def test_the_known_devices() -> None:
