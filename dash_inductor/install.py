@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -104,16 +105,41 @@ def eager_backward() -> Iterator[None]:
     """Backwards are compiled with their forwards, not when they first run: pass, salt and settings may be others by then.
 
     Whether the graph is retained is not known yet, so that no backward may overwrite what its forward saved: nothing is donated.
-    Not by `config.donated_buffer`, which torch reads again when a backward runs.
     """
+    from torch._functorch import config
+
+    with config.patch(force_non_lazy_backward_lowering=True), _nothing_donated():
+        yield
+
+
+_blocks = 0
+_blocks_lock = threading.Lock()
+_patched = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def _nothing_donated() -> Iterator[None]:
+    """Not by `config.donated_buffer`, which torch reads again when a backward runs.
+
+    Blocks of several threads may overlap: the first patches torch, and the last one restores it.
+    """
+    global _blocks
     from unittest import mock
 
-    from torch._functorch import config
     from torch._functorch._aot_autograd import graph_compile
 
-    donate_nothing: Any = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
-    with config.patch(force_non_lazy_backward_lowering=True), donate_nothing:
+    with _blocks_lock:
+        if not _blocks:
+            nothing: Any = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
+            _patched.enter_context(nothing)
+        _blocks += 1
+    try:
         yield
+    finally:
+        with _blocks_lock:
+            _blocks -= 1
+            if not _blocks:
+                _patched.close()
 
 
 def install() -> None:

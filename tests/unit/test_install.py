@@ -254,3 +254,17 @@ def test_wrong_settings_are_raised_by_each_compilation(monkeypatch):
             met()
     monkeypatch.delenv("DASH_INDUCTOR_LAUNCH")
     assert met() == 1
+
+
+def test_blocks_of_threads_that_overlap():
+    """The one that began first ends first; donation is as before when both have ended, and not earlier."""
+    from torch._functorch._aot_autograd import graph_compile
+
+    stock = graph_compile.collect_bw_donated_buffer_idxs
+    first, second = install.eager_backward(), install.eager_backward()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert graph_compile.collect_bw_donated_buffer_idxs is not stock
+    second.__exit__(None, None, None)
+    assert graph_compile.collect_bw_donated_buffer_idxs is stock
