@@ -40,10 +40,10 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .config import Config, configure
+    from .decision import Decision, decisions
     from .emulation import emulate
-    from .install import disable, enable, enabled
-    from .matching import UnsupportedAttentionError
-    from .record import Decision, decisions
+    from .rewrite.declined import UnsupportedAttentionError
+    from .rewrite.install import disable, enable, enabled
 
 __all__ = [
     "Config",
@@ -60,12 +60,12 @@ __all__ = [
 _HOME = {
     "Config": "config",
     "configure": "config",
-    "Decision": "record",
-    "decisions": "record",
-    "UnsupportedAttentionError": "matching",
-    "disable": "install",
-    "enable": "install",
-    "enabled": "install",
+    "Decision": "decision",
+    "decisions": "decision",
+    "UnsupportedAttentionError": "rewrite.declined",
+    "disable": "rewrite.install",
+    "enable": "rewrite.install",
+    "enabled": "rewrite.install",
     "emulate": "emulation",
 }
 

@@ -6,18 +6,18 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from .dynamo import forget_compiled
-from .schedule import FAMILIES, GUARANTEES, ROUND_ROBIN, TABLE, TWO_PASS
+from .import_hook import forget_compiled
+from .schedule.families import FAMILIES, GUARANTEES, ROUND_ROBIN, SEARCHED
+from .templates.tiles import Template
 
 PREFIX = "DASH_INDUCTOR"
-ONE_PASS = "one_pass"
 TRITON, GLUON = "triton", "gluon"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),
     "guarantee": GUARANTEES,
-    "schedule": ("auto", *FAMILIES, *ROUND_ROBIN, TABLE),
+    "schedule": ("auto", *FAMILIES, *ROUND_ROBIN, SEARCHED),
     "launch": ("grouped", "chained"),
-    "template": ("auto", ONE_PASS, TWO_PASS),
+    "template": ("auto", Template.ONE_PASS.value, Template.TWO_PASS.value),
     "kernel": (TRITON, GLUON),
 }
 
@@ -30,10 +30,10 @@ class Config:
         enabled: False switches the package off altogether.
         on_unsupported: what happens at an attention that is not rewritten: keep the stock op silently, with a warning, or raise.
         guarantee: same bits for the same `run`, also on another SM count (`device`), also for another batch (`batch`).
-        schedule: a family to force, or `auto` for the cost model's choice. `table` (list scheduling) is for static shapes.
+        schedule: a family to force, or `auto` for the cost model's choice. `searched` (list scheduling) is for static shapes.
         launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
         template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
-        sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels (`reserved_sms`).
+        sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels.
         kernel: `triton`, or `gluon`: one pass on sm_90 at head dims 64 and 128, without round robins. It has never run on a GPU.
         emulate: run what Inductor generates on the CPU through Triton's interpreter.
         seed: which interleaving of CTAs the emulation takes.
@@ -67,14 +67,14 @@ class Config:
             raise ValueError(f"seed={self.seed} is negative")
         if self.sm_reserve < 0:
             raise ValueError(f"sm_reserve={self.sm_reserve} is negative")
-        for name, value in (("launch", "chained"), ("template", TWO_PASS)):
+        for name, value in (("launch", "chained"), ("template", Template.TWO_PASS.value)):
             if self.sm_reserve and getattr(self, name) == value:
                 raise ValueError(f"{name}={value!r} takes whatever SMs are free: sm_reserve={self.sm_reserve} would not be kept")
         if self.launch == "chained" and self.schedule not in ("auto", "ascending", "descending"):
             raise ValueError(f"launch='chained' takes schedule ascending or descending, not {self.schedule!r}")
-        if self.template == TWO_PASS and self.schedule != "auto":
+        if self.template == Template.TWO_PASS and self.schedule != "auto":
             raise ValueError(f"template='two_pass' takes schedule auto, not {self.schedule!r}")
-        if self.kernel == GLUON and self.template == TWO_PASS:
+        if self.kernel == GLUON and self.template == Template.TWO_PASS:
             raise ValueError("kernel='gluon' takes template one_pass or auto, not 'two_pass'")
 
 
@@ -122,14 +122,6 @@ def current() -> Config:
     if _current is None:
         _current = from_environment(os.environ)
     return _current
-
-
-def reserved_sms() -> int:
-    """SMs left to other kernels: `sm_reserve` or torch's SM carve-out, whichever is more. Read when a graph is compiled."""
-    import torch
-
-    carve_out = getattr(torch._C, "_get_sm_carveout_experimental", lambda: None)()
-    return max(current().sm_reserve, carve_out or 0)
 
 
 def ready() -> Config:

@@ -1,4 +1,4 @@
-"""Run something right after a module has been imported, without importing it.
+"""What depends on whether a module of torch is imported, without importing it.
 
 Used by the autoload entry point, which runs at the end of `import torch` and must not import Inductor itself.
 """
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-__all__ = ["after_import"]
+__all__ = ["after_import", "forget_compiled"]
 
 log = logging.getLogger(__name__)
 
@@ -88,3 +88,10 @@ class _Loader(importlib.abc.Loader):
 
 
 _FINDER = _Finder()
+
+
+def forget_compiled() -> None:
+    """Resets Dynamo, if it is there: it guards on deterministic mode, not on our settings."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None:
+        dynamo.reset()

@@ -6,14 +6,14 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout
+from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout, IRNode
 from torch._inductor.lowering import empty_strided
 from torch._inductor.virtualized import V
 
 ALIGNED = 8  # elements of 16 bits in 16 bytes, what one asynchronous copy moves
 
 
-def realized(x: Any) -> Any:
+def in_memory(x: IRNode) -> IRNode:
     """x in memory, its layout decided."""
     x = ExternKernel.realize_input(x)
     if isinstance(x.maybe_get_layout(), FlexibleLayout):
@@ -21,9 +21,9 @@ def realized(x: Any) -> Any:
     return x
 
 
-def rows(x: Any) -> Any:
+def with_aligned_rows(x: IRNode) -> IRNode:
     """x in memory, rows starting and stepping in multiples of 16 bytes, as cp.async needs: as it is where possible, else copied."""
-    x = realized(x)
+    x = in_memory(x)
     *outer, last = x.get_stride()
     aligned = all(multiple(stride, ALIGNED) for stride in (*outer, x.get_layout().offset))
     if last == 1 and (aligned or not multiple(x.get_size()[-1], ALIGNED)):

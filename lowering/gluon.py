@@ -6,23 +6,20 @@ epilogue fuses, as with the template. The op builds TMA descriptors of its tenso
 
 from __future__ import annotations
 
-from typing import Any
-
-import sympy
 import torch
 from torch import Tensor
 from torch._inductor.lowering import empty_strided, fallback_handler
-from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.target import DTYPES
-from dash_inductor.templates import gluon
-from dash_inductor.templates.tiles import gluon_tile
+from dash_inductor.problem import dtype_name
+from dash_inductor.templates import gluon_kernel
+from dash_inductor.templates.tiles import Tile, gluon_tile
 
+from . import kernels
 from .buffers import empty, size_and_strides, traced_gradients
-from .epilogue import in_accumulator_order, scaled_dq
-from .problem import Problem
-from .report import add_to_header, root_graph
-from .schedule import Schedule
+from .dq import in_accumulator_order, scaled_dq
+from .header import add_to_header, root_graph
+from .inputs import Inputs
+from .table import kernel_table
 
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(
@@ -59,8 +56,8 @@ def launch(
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
     """
     major, minor = torch.cuda.get_device_capability(query.device)
-    tile = gluon_tile(10 * major + minor, DTYPES.get(query.dtype, str(query.dtype)), query.shape[3])
-    kernel = gluon()
+    tile = gluon_tile(10 * major + minor, dtype_name(query.dtype), query.shape[3])
+    kernel = gluon_kernel()
     arguments, constants = kernel.arguments(
         query,
         key,
@@ -85,35 +82,29 @@ _library.impl("sdpa_backward_gluon", launch, "CUDA")
 torch.library.register_fake("dash::sdpa_backward_gluon", lambda *_: None, lib=_library)
 
 
-def gradients(problem: Problem, schedule: Schedule, inputs: list[Any]) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-    """dq, dk, dv, how many ints of memory were needed beside them, and what to report.
-
-    ValueError for a schedule whose heads may straddle rounds: the kernel reads rows, and computes none.
-    """
-    if schedule.straddling:
-        raise ValueError("kernel='gluon' takes no round robin")
-    query = inputs[0]
-    batch, heads, q_len, head_dim = map(sympy.sympify, query.get_size())
-    device, dtype = query.get_device(), query.get_dtype()
+def gradients(inputs: Inputs) -> kernels.Gradients:
+    """dq, dk, dv, and what to record of them."""
+    resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
+    tile = resolution.tile
+    assert isinstance(tile, Tile)
+    table = kernel_table(inputs, tile)
     _, dk_meta, dv_meta = traced_gradients()
-    tile = problem.tiles.one_pass
-    assert tile
-    n_q = CeilDiv(q_len, tile.block_m)
-    scratch = empty([batch * heads, n_q, tile.block_m * head_dim], torch.float32, device)
+    tile_elements = tile.block_m * resolution.problem.head_dim
+    scratch = empty([inputs.query_heads_total, inputs.n_q, tile_elements], torch.float32, device)
     dk, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dk_meta, dv_meta))
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
     fallback_handler(torch.ops.dash.sdpa_backward_gluon.default, add_to_fallback_set=False)(
-        *inputs,
-        schedule.table,
+        *inputs.tensors,
+        table.table,
         scratch,
         dk,
         dv,
-        schedule.workers,
-        schedule.cooperative,
-        problem.mask.startswith("causal"),
-        problem.scale,
+        table.workers,
+        not resolution.chained,
+        resolution.problem.mask == "causal",
+        inputs.scale,
     )
     place = in_accumulator_order(tile)
-    dq = scaled_dq(scratch, schedule.visited, tile.block_m, place, query.get_size(), dtype, problem.scale)
-    ints = batch * heads * n_q * (tile.block_m * head_dim + 1) + 2 + schedule.table_ints
-    return dq, dk, dv, ints, schedule.report | {"launch": f"{schedule.report['launch']}, Gluon"}
+    dq = scaled_dq(scratch, table.visited, tile.block_m, place, inputs.query.get_size(), dtype, inputs.scale)
+    ints = inputs.query_heads_total * inputs.n_q * (tile_elements + 1) + 2 + table.table_ints
+    return kernels.Gradients(dq, dk, dv, ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sympy
@@ -13,15 +14,19 @@ from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.codegen.triton import texpr
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.devices import load_check
 from dash_inductor.templates import source
 
+TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
 CTAS_PER_SM = "dash_ctas_per_sm"  # in a kernel's triton_meta, which nobody else reads there
 
 
 class Kernel(TritonTemplateKernel):
     """A template kernel that can take scalars computed from sizes: the launch's call sizes after the first, by index."""
+
+    template = ""  # its name
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,17 +38,21 @@ class Kernel(TritonTemplateKernel):
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
 
     def jit_lines(self) -> str:
-        """The decorators; above them one that holds the compiled kernel's occupancy against the tile table's."""
-        lines = super().jit_lines()
+        """The decorators under the template's name; above them one that holds the kernel's occupancy against the tile table's."""
+        lines = f"{TEMPLATE_COMMENT}{self.template}\n{textwrap.dedent(super().jit_lines()).strip()}"
         expected = (self.triton_meta or {}).get(CTAS_PER_SM)
         if expected is None:
             return lines
         check = load_check.expect
-        return f"from {check.__module__} import {check.__name__}\n\n@{check.__name__}({expected})\n{textwrap.dedent(lines).strip()}"
+        return f"from {check.__module__} import {check.__name__}\n\n@{check.__name__}({expected})\n{lines}"
 
 
 class Template(TritonTemplate):
-    kernel_type = Kernel
+    """A template whose kernels know its name."""
+
+    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
+        super().__init__(f"dash_{name}", *args, **kwargs)
+        self.kernel_type = type("Kernel", (Kernel,), {"template": name})
 
 
 @SymbolicGridFn
@@ -56,20 +65,37 @@ def _template(name: str, *sources: str) -> Template:
     # From 2.13 on a template may leave its inputs' layouts open; ours reads their strides.
     frozen = "always_freeze_layout" in inspect.signature(TritonTemplate.__init__).parameters
     return Template(
-        name=f"dash_{name}",
+        name,
         grid=programs,
         source=source(name, *sources),
         **({"always_freeze_layout": True} if frozen else {}),
     )
 
 
-# Of the templates, what makes up the main kernel; benchmarks time variants of it.
-SDPA_BACKWARD_PARTS = ("sdpa_backward", "functions", "positions", "straddling")
+# The sources of the main kernel; benchmarks time variants of it.
+ONE_PASS_PARTS = ("one_pass", "functions", "positions", "round_robin")
 
 PREPROCESS = _template("preprocess")
-SCHEDULE_TABLE = _template("schedule_table", "positions")
-SDPA_BACKWARD = _template(*SDPA_BACKWARD_PARTS)
+TABLE = _template("table", "positions")
+ONE_PASS = _template(*ONE_PASS_PARTS)
 TWO_PASS = _template("two_pass", "functions")
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """dq, dk, dv with the strides that the graph was traced with; ints of memory beside them, delta and logsumexp; and what a
+    `Decision` says of the schedule."""
+
+    dq: ir.TensorBox
+    dk: ir.TensorBox
+    dv: ir.TensorBox
+    scratch_ints: sympy.Expr | int
+    schedule: dict[str, Any]
+
+
+def ceil_div(size: sympy.Expr | int, block: int) -> sympy.Expr:
+    """Blocks that hold `size`."""
+    return CeilDiv(sympy.sympify(size), block)
 
 
 def call(

@@ -4,41 +4,36 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import FixedLayout
+from torch._inductor.ir import FixedLayout, TensorBox
 from torch._inductor.lowering import empty_strided
-from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.config import reserved_sms
 from dash_inductor.schedule import TWO_PASS
-from dash_inductor.target import Resolved
+from dash_inductor.templates.tiles import EitherTile, TwoPassTile
 
 from . import kernels
 from .buffers import contiguous, size_and_strides, traced_gradients
-from .problem import Problem
+from .inputs import Inputs, accumulator_order
+from .kernels import ceil_div
 
 log = logging.getLogger("dash_inductor")
 
 
-def report(resolved: Resolved | None) -> dict[str, Any]:
-    """What to report; `resolved` is None where sizes are known only at run time."""
-    time_ns = resolved.time_ns if resolved else None
-    return {"family": TWO_PASS, "launch": "plain", "predicted_us": None if time_ns is None else time_ns / 1000}
-
-
-def gradients(problem: Problem, inputs: list[Any]) -> tuple[Any, Any, Any]:
-    """dq, dk, dv from query, key, value, grad_out, -lse*log2(e) and delta, in a plain launch: no CTA waits for another."""
-    if reserved := reserved_sms():
-        _none_kept_free(reserved, problem.head_dim)
-    query = inputs[0]
-    device, dtype = query.get_device(), query.get_dtype()
+def gradients(inputs: Inputs) -> kernels.Gradients:
+    """dq, dk, dv in a plain launch: no CTA waits for another."""
+    resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
+    assert isinstance(resolution.tile, TwoPassTile)
+    if resolution.target.reserved_sms:
+        _none_kept_free(resolution.target.reserved_sms, resolution.problem.head_dim)
     dq_meta, dk_meta, dv_meta = traced_gradients()
     dq, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dq_meta, dv_meta))
-    dk = _launch(problem, inputs, [dv, dq], FixedLayout(device, dtype, *size_and_strides(dk_meta)), {"BY_SIZE": False})
-    return dq, dk, dv
+    dk_layout = FixedLayout(device, dtype, *size_and_strides(dk_meta))
+    dk = _launch(inputs, resolution.tile, [dv, dq], dk_layout, {"BY_SIZE": False})
+    time_ns = resolution.schedule[1] if resolution.problem.is_static else None
+    predicted_us = None if time_ns is None else time_ns / 1000
+    return kernels.Gradients(dq, dk, dv, 0, {"family": TWO_PASS, "launch": "plain", "predicted_us": predicted_us})
 
 
 @functools.cache
@@ -49,25 +44,32 @@ def _none_kept_free(reserved: int, head_dim: int) -> None:
     )
 
 
-def into_buffers(problem: Problem, inputs: list[Any], scratch: Any, dk: Any, dv: Any, launched: Any) -> None:
-    """The same into the buffers that one pass fills, its scratch for dq included; `launched` is 1, or 0 for nothing."""
-    nothing = contiguous([0], torch.float32, inputs[0].get_device())  # every template has an output
-    _launch(problem, inputs, [dv, scratch, dk], nothing, {"BY_SIZE": True} | problem.accumulator_order(), launched)
+def into_buffers(
+    inputs: Inputs, tile: EitherTile, scratch: TensorBox, dk: TensorBox, dv: TensorBox, launched: sympy.Expr | int
+) -> None:
+    """Launch two passes into the buffers of one pass, its scratch for dq included (dynamic shapes hold both); launched = 0 launches
+    nothing."""
+    nothing = contiguous([0], torch.float32, inputs.device)  # every template has an output
+    constants = {"BY_SIZE": True} | accumulator_order(tile.one_pass)
+    _launch(inputs, tile.two_pass, [dv, scratch, dk], nothing, constants, launched)
 
 
 def _launch(
-    problem: Problem, inputs: list[Any], mutated: list[Any], output: FixedLayout, constants: dict[str, Any], launched: Any = 1
-) -> Any:
-    tile = problem.tiles.two_pass
-    assert tile
-    kv_tiles, q_tiles = CeilDiv(sympy.sympify(problem.kv_len), tile.kv_rows), CeilDiv(sympy.sympify(problem.q_len), tile.q_rows)
+    inputs: Inputs,
+    tile: TwoPassTile,
+    mutated: list[TensorBox],
+    output: FixedLayout,
+    constants: dict[str, object],
+    launched: sympy.Expr | int = 1,
+) -> TensorBox:
+    kv_tiles, q_tiles = ceil_div(inputs.kv_len, tile.kv_rows), ceil_div(inputs.q_len, tile.q_rows)
     return kernels.call(
         kernels.TWO_PASS,
-        grid=problem.heads * (kv_tiles * (1 + tile.split) + q_tiles * problem.group) * launched,
-        inputs=inputs,
+        grid=inputs.kv_heads_total * (kv_tiles * (1 + tile.split) + q_tiles * inputs.resolution.problem.group) * launched,
+        inputs=inputs.tensors,
         mutated=mutated,
         output=output,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
-        constants=problem.constants(tile) | {"KV_ROWS": tile.kv_rows, "Q_ROWS": tile.q_rows, "SPLIT": tile.split} | constants,
+        constants=inputs.constants(tile) | {"KV_ROWS": tile.kv_rows, "Q_ROWS": tile.q_rows, "SPLIT": tile.split} | constants,
     )

@@ -3,6 +3,7 @@
 Knows tiles and tables, no schedules, and imports nothing of the project.
 """
 
+import importlib
 from importlib import resources
 from types import ModuleType
 
@@ -13,12 +14,11 @@ def source(*names: str) -> str:
     return "\n\n".join(folder.joinpath(f"{name}.py.jinja").read_text() for name in names)
 
 
-def gluon() -> ModuleType:
+def gluon_kernel() -> ModuleType:
     """The module of the Gluon kernel; ValueError where Triton's Gluon is not as in the versions it is written for."""
-    import triton
+    import triton  # lazily: tiles need none
 
     try:
-        from . import sdpa_backward_gluon
+        return importlib.import_module(".gluon.kernel", __name__)
     except (ImportError, AttributeError) as missing:
         raise ValueError(f"the Gluon kernel is written for Triton 3.6 to 3.9, this is {triton.__version__}: {missing}") from missing
-    return sdpa_backward_gluon

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import Enum
+from typing import NamedTuple
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
 ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
@@ -11,6 +13,17 @@ EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
 # How many matmuls of the next step (S, dP, dV) stand before the release of a step: 0, 1 or 3. To tune: it decides no bits.
 RELEASE_AFTER = 0
+
+
+class Template(str, Enum):
+    """Which kernels an attention takes; `by_size` holds those of both, and its sizes decide between them at run time."""
+
+    ONE_PASS = "one_pass"
+    TWO_PASS = "two_pass"
+    BY_SIZE = "by_size"
+
+    def __str__(self) -> str:
+        return self.value
 
 
 @dataclass(frozen=True)
@@ -79,6 +92,38 @@ class TwoPassTile:
     def __str__(self) -> str:
         return f"{self.block_m}x{self.kv_rows}x{self.block_d} and {self.q_rows}x{self.block_n}x{self.block_d}"
 
+
+class EitherTile(NamedTuple):
+    """Both tiles, where sizes decide which is taken. Their block_m is the same: delta and logsumexp are padded to it."""
+
+    one_pass: Tile
+    two_pass: TwoPassTile
+
+    @property
+    def block_m(self) -> int:
+        """Query rows of a step."""
+        return self.one_pass.block_m
+
+    @property
+    def block_n(self) -> int:
+        """Keys of a step of one pass."""
+        return self.one_pass.block_n
+
+    @property
+    def block_d(self) -> int:
+        """The padded head dim."""
+        return self.one_pass.block_d
+
+    @property
+    def preprocess_warps(self) -> int:
+        """Warps of the kernel that makes delta."""
+        return self.one_pass.preprocess_warps
+
+    def __str__(self) -> str:
+        return f"{self.one_pass} or {self.two_pass}"
+
+
+AnyTile = Tile | TwoPassTile | EitherTile
 
 # (arch, largest padded head dim) -> tile. Three stages: with two, the loads of a step are issued at the end of the step before it,
 # and waited for at once.

@@ -15,7 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dash_inductor.config import CHOICES, Config
+from dash_inductor.config import CHOICES, Config, current
 
 from .inputs import Inputs
 from .shapes import Shape
@@ -24,7 +24,7 @@ from .variants import UNORDERED, VARIANTS, Variant
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from dash_inductor.record import Decision
+    from dash_inductor.decision import Decision
 
 BASELINE = "sdpa-flash-strict"
 # Settings of the package that do not say which kernel runs.
@@ -194,14 +194,14 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     import dash_inductor
-    from dash_inductor.target import target_of
+    from dash_inductor.devices.target import target_of
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         return torch.nn.functional.scaled_dot_product_attention(
             query, key, value, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads
         )
 
-    arch = target_of(inputs.query.device).arch
+    arch = target_of(inputs.query.device, current()).arch
     if variant is not None and not variant.changes(arch, shape.head_dim):
         raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
     torch._dynamo.reset()
@@ -226,16 +226,16 @@ def _recorded() -> Iterator[list[Decision]]:
     import json
     from unittest import mock
 
-    from dash_inductor import record
+    from dash_inductor import decision
 
-    found: list[record.Decision] = []
-    loaded = record.loaded
+    found: list[decision.Decision] = []
+    loaded = decision.loaded
 
     def recording(module: str, index: int, text: str) -> None:
-        found.append(record.Decision(**json.loads(text)))
+        found.append(decision.Decision(**json.loads(text)))
         loaded(module, index, text)
 
-    with mock.patch.object(record, "loaded", recording):
+    with mock.patch.object(decision, "loaded", recording):
         yield found
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import red_throughput
-from dash_inductor import calibrate
-from dash_inductor.salt import sources_digest
+from dash_inductor.commands import calibrate
+from dash_inductor.rewrite.cache_key import sources_digest
 
 from . import environment, report_md, rows, runner
 from .plot import plot

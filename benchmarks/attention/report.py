@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from dash_inductor.console import table
+from dash_inductor.commands.console import table
 from dash_inductor.schedule import TWO_PASS
 from dash_inductor.templates.tiles import padded
 

@@ -43,30 +43,30 @@ class Variant:
 
     def source(self) -> str:
         """The template's source as the variant has it."""
-        from dash_inductor.lowering.kernels import SDPA_BACKWARD_PARTS
+        from dash_inductor.lowering.kernels import ONE_PASS_PARTS
         from dash_inductor.templates import source
 
-        whole = source(*SDPA_BACKWARD_PARTS)
+        whole = source(*ONE_PASS_PARTS)
         return whole if self.edit is None else self.edit(whole)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """What is compiled inside is the variant; caches keep it apart from the kernel itself."""
-        from dash_inductor import salt
         from dash_inductor.lowering import kernels
+        from dash_inductor.rewrite import cache_key
 
-        uuid, digest = salt.Salt.uuid, self.digest
+        uuid, digest = cache_key.CacheKey.uuid, self.digest
 
         def salted(self_: Any) -> Any:
             return *uuid(self_), digest
 
         with ExitStack() as stack:
-            stack.enter_context(mock.patch.object(salt.Salt, "uuid", salted))
+            stack.enter_context(mock.patch.object(cache_key.CacheKey, "uuid", salted))
             stack.enter_context(mock.patch.dict(tiles._TILES, self.tiles))  # type: ignore[arg-type]
             if self.release_after is not None:
                 stack.enter_context(mock.patch.object(tiles, "RELEASE_AFTER", self.release_after))
             if self.edit is not None:
-                stack.enter_context(mock.patch.object(kernels, "SDPA_BACKWARD", self._template()))
+                stack.enter_context(mock.patch.object(kernels, "ONE_PASS", self._template()))
             yield
 
     def _template(self) -> Any:

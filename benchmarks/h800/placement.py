@@ -71,17 +71,17 @@ class Placement:
         >>> full = Placement("ring", Geometry(3, 3, 1, 1, "full"), 1, dynamic=False, paired=False)
         >>> full.ring()
         [[0, 1, 2], [1, 2, 0], [2, 0, 1]]
-        >>> causal = Placement("ring", Geometry(4, 4, 1, 1, "causal_top_left"), 1, dynamic=False, paired=True)
+        >>> causal = Placement("ring", Geometry(4, 4, 1, 1, "causal"), 1, dynamic=False, paired=True)
         >>> causal.ring()
         [[1, 2, 3, 0, 3], [2, 3, 1, 3, 2]]
         """
         g = self.geometry
-        first = g.lo(self.units[-1][0])
+        first = g.first_q_tile(self.units[-1][0])
         turn = g.n_q - first
         return [
             [first + (u + t) % turn for t in range(turn)]
-            + list(range(g.lo(unit[0]), first))
-            + [i for j in unit[1:] for i in range(g.n_q - 1, g.lo(j) - 1, -1)]
+            + list(range(g.first_q_tile(unit[0]), first))
+            + [i for j in unit[1:] for i in range(g.n_q - 1, g.first_q_tile(j) - 1, -1)]
             for u, unit in enumerate(self.units)
         ]
 
@@ -89,7 +89,7 @@ class Placement:
 def place(cell: Cell) -> Placement:
     """The placement behind a row of the file. Under a full mask, descending is ascending with the tiles renamed."""
     block_m = 128 if cell.head_dim == 64 else 64 if cell.causal else 80
-    geometry = Geometry(cell.seqlen, cell.seqlen, block_m, BLOCK_N, "causal_top_left" if cell.causal else "full")
+    geometry = Geometry(cell.seqlen, cell.seqlen, block_m, BLOCK_N, "causal" if cell.causal else "full")
     ring, dynamic = cell.schedule.startswith("shift"), not cell.schedule.endswith("persistent")
     section = 1
     if cell.causal and dynamic and not ring:

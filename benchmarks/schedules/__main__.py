@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from dash_inductor.console import table
+from dash_inductor.commands.console import table
 
 from .grid import HOP_PERCENT, KV_TILES, MASKS, WORKERS, Row, points, row
 

@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dash_inductor.schedule import (
-    Choice,
+    MONOTONE,
     Costs,
     Geometry,
-    Plan,
-    Shape,
+    GroupedPlan,
+    RoundRobinPlan,
     Shift,
     Simulation,
-    Straddling,
     Symmetric,
-    choose,
-    formula,
+    TiledProblem,
     lower_bound,
-    make,
-    monotone_makespan,
+    make_order,
     simulate,
 )
+from dash_inductor.schedule.choice import ScheduleChoice, choose
+from dash_inductor.schedule.formulas import time_of
+from dash_inductor.schedule.formulas.chained import monotone_makespan
 
-MASKS = ("full", "causal_top_left")
+MASKS = ("full", "causal")
 KV_TILES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 HEADS = (1, 4, 8, 16, 32, 64, 96, 128, 256, 512)
 WORKERS = (108, 132, 148, 264)
@@ -52,9 +52,9 @@ class Point:
         return STEP_NS * self.hop_percent // 100
 
     @property
-    def shape(self) -> Shape:
+    def problem(self) -> TiledProblem:
         length = self.n * BLOCK_N
-        return Shape(length, length, self.heads, 1, HEAD_DIM, BLOCK_M, BLOCK_N, self.mask)
+        return TiledProblem(length, length, self.heads, 1, HEAD_DIM, BLOCK_M, BLOCK_N, self.mask)
 
     @property
     def costs(self) -> Costs:
@@ -91,15 +91,15 @@ def points() -> Iterator[Point]:
 
 def row(point: Point) -> Row:
     """Time everything at a point."""
-    choice = choose(point.shape, point.costs)
-    cautious = choose(point.shape, replace(point.costs, margin_percent=Costs.margin_percent))
+    choice = choose(point.problem, point.costs)
+    cautious = choose(point.problem, replace(point.costs, margin_percent=Costs.margin_percent))
     ascending, descending, by_ring = round_robin(point, "ascending"), round_robin(point, "descending"), ring(point)
     paper = min(ascending, descending, by_ring)
     return Row(
         point,
         choice.family,
-        choice.roles,
-        choice.heads_in_flight,
+        choice.candidate.roles,
+        choice.candidate.heads_in_flight,
         chosen(choice, paper),
         chosen(cautious, paper),
         bound(point),
@@ -121,19 +121,19 @@ def bound(point: Point) -> int:
 
 
 @lru_cache(maxsize=2)
-def chosen(choice: Choice, enough: int) -> int:
-    """The time of a choice, exact; or its closed form, never less, where that is already `enough`."""
+def chosen(choice: ScheduleChoice, enough: int) -> int:
+    """The time of a choice, exact; or its formula, never less, where that is already `enough`."""
     plan, costs = choice.plan(), choice.costs
-    if plan.schedule.name in ("ascending", "descending"):
+    if plan.order.name in MONOTONE:
         return monotone_makespan(plan, step_ns=costs.step_ns, hop_ns=costs.hop_ns)
-    time = formula(plan, step_ns=costs.step_ns, hop_ns=costs.hop_ns)
+    time = time_of(plan, step_ns=costs.step_ns, hop_ns=costs.hop_ns)
     return time.ns if time is not None and (time.exact or time.ns <= enough) else periodic_makespan(plan, costs)
 
 
-def periodic_makespan(plan: Plan | Straddling, costs: Costs) -> int:
+def periodic_makespan(plan: GroupedPlan | RoundRobinPlan, costs: Costs) -> int:
     """As simulate(), from fewer heads where the schedule settles.
 
-    After `period` heads the line of units begins anew at worker 0, and when each worker is then free decides all that follows;
+    After `period` heads the queue of units begins anew at worker 0, and when each worker is then free decides all that follows;
     the same delay for all delays it by that. So if one more period leaves all workers later by the same time, so does every other.
     """
 
@@ -145,7 +145,7 @@ def periodic_makespan(plan: Plan | Straddling, costs: Costs) -> int:
         return [found.end_ns[stop - 1] for stop in found.steps.first[1:]]
 
     period = plan.heads_in_flight
-    if isinstance(plan, Straddling):
+    if isinstance(plan, RoundRobinPlan):
         period = plan.workers // math.gcd(plan.workers, plan.units)
     for periods in range(1, plan.heads // period):
         later = {b - a for a, b in zip(free(periods * period), free((periods + 1) * period), strict=True)}
@@ -158,7 +158,7 @@ def periodic_makespan(plan: Plan | Straddling, costs: Costs) -> int:
 def round_robin(point: Point, family: str) -> int:
     """Chain after chain, head after head, dealt out to the workers in turn; exact."""
     grid = geometry(point.mask, point.n)
-    plan = Straddling(make(family, grid, grid.n_kv), point.heads, point.workers)
+    plan = RoundRobinPlan(make_order(family, grid, grid.n_kv), point.heads, point.workers)
     return monotone_makespan(plan, step_ns=STEP_NS, hop_ns=point.hop_ns)
 
 
@@ -176,7 +176,7 @@ def ring(point: Point) -> int:
     if point.hop_ns <= STEP_NS:
         return rounds * unit_ns
     heads = min(point.heads, -(-2 * point.workers // units))
-    first = Straddling(Shift(grid, roles, 1) if full else Symmetric(grid, roles, most_stride=1), heads, point.workers)
+    first = RoundRobinPlan(Shift(grid, roles, 1) if full else Symmetric(grid, roles, most_stride=1), heads, point.workers)
     found = simulate(first, compute_ns=STEP_NS, reduce_ns=0, sync_ns=point.hop_ns)
 
     def end(worker: int) -> int:

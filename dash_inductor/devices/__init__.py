@@ -1,6 +1,6 @@
 """The GPUs the project knows by name: what code generation and the cost model need to know of each.
 
-A key ("h100") names a GPU everywhere in the project: in `named_gpu`, in the cost files, on the command line.
+A key ("h100") names a GPU everywhere in the project: in `fake_gpu`, in the cost files, on the command line.
 """
 
 from __future__ import annotations

@@ -1,86 +1,62 @@
-"""Schedules of a deterministic attention backward: orders, placement, times and the choice among them. No torch."""
+"""Schedules of a deterministic attention backward: orders, placement, times and the choice among them. No torch, no files.
+
+Names below need Python alone; `choice`, `candidates`, `searched` and `formulas` are modules of their own, since they need sympy.
+"""
 
 from .bounds import lower_bound
-from .by_name import make, place
-from .candidates import GUARANTEES, Shape, candidates, impossible, may_straddle, too_weak, two_pass_time
-from .chained import chained_plan, chained_time, chained_word, choose_chained
-from .checks import check, slack
-from .choice import Choice, choose, decision_source, symbolic_choice, two_pass_plan
 from .costs import Costs, TwoPass
-from .edge_colouring import edge_coloured
-from .families import FAMILIES, ROUND_ROBIN, TABLE, TWO_PASS, Ascending, Descending, Schedule, Shift
-from .formula import Formula, formula
-from .geometry import MASKS, TABLE_MASK, Geometry
-from .list_scheduling import tabulate
-from .plan import Placement, Plan, Straddling
-from .recursion import monotone_makespan
+from .families import FAMILIES, GUARANTEES, MONOTONE, ROUND_ROBIN, SEARCHED, TWO_PASS
+from .geometry import BLOCKS_MASK, MASKS, Blocks, Geometry
+from .orders.base import Order
+from .orders.edge_colouring import edge_coloured
+from .orders.explicit import Explicit
+from .orders.list_scheduling import search_order
+from .orders.monotone import Ascending, Descending
+from .orders.shift import Shift
+from .orders.slack import slack
+from .orders.symmetric import Symmetric
+from .packing import pack, pack_plan
+from .placement import GroupedPlan, Placement, RoundRobinPlan, make_order, place_heads
 from .simulator import Deadlock, Simulation, simulate
 from .steps import ScheduleError, Step, Steps, unroll
-from .symmetric import Symmetric
-from .table import pack, pack_plan
-from .tables import Blocks, geometry_of, table_plan
-from .tabulated import Tabulated
-from .times import INTEGER, Arithmetic
-from .word import decode
+from .tiled_problem import TiledProblem
 
 __all__ = [
+    "BLOCKS_MASK",
     "FAMILIES",
     "GUARANTEES",
-    "INTEGER",
     "MASKS",
+    "MONOTONE",
     "ROUND_ROBIN",
-    "TABLE",
-    "TABLE_MASK",
+    "SEARCHED",
     "TWO_PASS",
-    "Arithmetic",
     "Ascending",
     "Blocks",
-    "Choice",
     "Costs",
     "Deadlock",
     "Descending",
-    "Formula",
+    "Explicit",
     "Geometry",
+    "GroupedPlan",
+    "Order",
     "Placement",
-    "Plan",
-    "Schedule",
+    "RoundRobinPlan",
     "ScheduleError",
-    "Shape",
     "Shift",
     "Simulation",
     "Step",
     "Steps",
-    "Straddling",
     "Symmetric",
-    "Tabulated",
+    "TiledProblem",
     "TwoPass",
-    "candidates",
-    "chained_plan",
-    "chained_time",
-    "chained_word",
-    "check",
-    "choose",
-    "choose_chained",
-    "decision_source",
-    "decode",
     "edge_coloured",
-    "formula",
-    "geometry_of",
-    "impossible",
     "lower_bound",
-    "make",
-    "may_straddle",
-    "monotone_makespan",
+    "make_order",
     "pack",
     "pack_plan",
-    "place",
+    "place_heads",
+    "search_order",
     "simulate",
     "slack",
-    "symbolic_choice",
-    "table_plan",
-    "tabulate",
-    "too_weak",
-    "two_pass_plan",
-    "two_pass_time",
     "unroll",
 ]

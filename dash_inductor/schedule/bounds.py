@@ -14,7 +14,7 @@ def lower_bound(geometry: Geometry, *, heads: int, workers: int, step_ns: int, h
     workers; the packing of whole chains into workers, the longest chain included; and the busiest dq tile, whose parts end a
     step apart on one worker and a hop apart on two.
 
-    >>> g = Geometry(6, 6, 1, 2, "causal_top_left")  # chains of 6, 4 and 2 steps
+    >>> g = Geometry(6, 6, 1, 2, "causal")  # chains of 6, 4 and 2 steps
     >>> [lower_bound(g, heads=1, workers=w, step_ns=10, hop_ns=4) for w in (1, 2, 3)]
     [120, 60, 60]
     """

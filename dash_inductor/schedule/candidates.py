@@ -1,303 +1,183 @@
-"""What a choice is made among: (family, roles, heads in flight) in a fixed order, each with its closed form.
-
-Everything here works on ints and on symbolic sizes alike (times.Arithmetic).
-"""
+"""What a choice is made among: families with their roles and heads in flight, in a fixed order, each with its time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import NamedTuple
 
-from . import times
 from .costs import Costs, TwoPass
-from .families import FAMILIES, MONO, ROUND_ROBIN, TWO_PASS
-from .geometry import MASKS, Geometry
-from .table import STRADDLING_N_Q
-from .times import Arithmetic, Integer, Time
+from .families import MONOTONE, ROUND_ROBIN, TWO_PASS, why_impossible
+from .formulas import formula_for, two_pass
+from .formulas.formula import Formula
+from .packing import ROUND_ROBIN_MAX_N_Q
+from .tiled_problem import TiledProblem
 
-GUARANTEES = ("run", "device", "batch")
 MORE_ROUNDS = (0, 1, 2, 3)  # than the fewest
 MORE_PASSES = (0, 1)
-# So many roles that sweep together read their tiles from L2 but for one of them: memory keeps pace, whatever L2 holds.
-SHARING = 4
-# What a head in flight keeps in L2 per row and head-dim entry: q and grad_out in 2 bytes each, dq in 4.
+# When this many CTAs sweep a head in step, one reads each Q tile from HBM and the others hit L2.
+SWEEP_CTAS = 4
+# What a head in flight keeps in L2 per row and head-dim entry: query and grad_out in 2 bytes each, dq in 4.
 BYTES_PER_ELEMENT = 8
-UNKNOWN = Time(0, 1)  # no closed form
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What is asked: lengths in rows, heads = batch * kv heads, group = query heads per kv head, head_dim as padded."""
+class Candidate(NamedTuple):
+    """One possible decision: A roles, G heads in flight; its time in ns is None where no formula applies.
 
-    q_len: Integer
-    kv_len: Integer
-    heads: Integer
-    group: int
-    head_dim: int
-    block_m: int
-    block_n: int
-    mask: str
-
-    @property
-    def geometry(self) -> Geometry:
-        """The grid of one head; ValueError for sizes that are no positive ints."""
-        return Geometry(self.q_len, self.kv_len, self.block_m, self.block_n, self.mask)
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One possible decision; time.penalty > 0 where it does not apply or has no closed form."""
+    Of a round robin, the roles are all workers. Two passes have neither roles nor heads in flight.
+    """
 
     family: str
-    roles: Integer
-    heads_in_flight: Integer
-    stride: Integer
-    boustrophedon: bool
-    time: Time
+    roles: int
+    heads_in_flight: int
+    ns: int | None
+    stride: int = 0  # 0 unless the family is shift or shift_round_robin
+    mirrored: bool = False
     is_default: bool = False
 
 
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes derived from a shape in some arithmetic, and the candidates they allow."""
+Place = tuple[str, int, int]  # family, roles, heads in flight
 
-    shape: Shape
-    costs: Costs
-    ar: Arithmetic
 
-    @cached_property
-    def n_q(self) -> Integer:
-        return self.ar.ceil_div(self.shape.q_len, self.shape.block_m)
+class CandidateBuilder:
+    """The candidates of one problem under one device's costs."""
 
-    @cached_property
-    def n_kv(self) -> Integer:
-        return self.ar.ceil_div(self.shape.kv_len, self.shape.block_n)
-
-    @property
-    def k(self) -> int:
-        return max(1, self.shape.block_n // self.shape.block_m)
-
-    @property
-    def tau(self) -> int:
-        return self.shape.group * self.costs.step_ns
-
-    @property
-    def shifted_tau(self) -> int:
-        return self.shape.group * self.costs.shifted_step_ns
+    def __init__(self, problem: TiledProblem, costs: Costs) -> None:
+        self.problem, self.costs = problem, costs
+        self.geometry = problem.geometry
+        self.n_q, self.n_kv = self.geometry.n_q, self.geometry.n_kv
+        self.heads, self.workers = problem.kv_heads_total, costs.workers
+        # Blocks that do not divide each other make no triangle, whatever the lengths.
+        self.has_formulas = problem.mask == "full" or problem.block_n % problem.block_m == 0
 
     @cached_property
-    def most_spread(self) -> Integer:
+    def max_heads_spread(self) -> int:
         """Heads in flight whose roles are spread over all their tiles: as many as L2 holds in four fifths of its bytes; or,
         if more, those without which workers would idle."""
-        per_head = self.shape.q_len * (self.shape.head_dim * self.shape.group * BYTES_PER_ELEMENT)
-        fit = self.ar.floor_div(self.costs.l2_bytes * 4 // 5, per_head)
-        units = self._units("ascending" if self.shape.mask == "full" else "symmetric")
-        return self.ar.max(1, fit, self.ar.floor_div(self.costs.workers, units))
+        per_head = self.problem.q_len * (self.problem.head_dim * self.problem.group * BYTES_PER_ELEMENT)
+        units = self._units("ascending" if self.problem.mask == "full" else "symmetric")
+        return max(1, self.costs.l2_bytes * 4 // 5 // per_head, self.workers // units)
 
     @cached_property
-    def most_swept(self) -> Integer:
+    def max_heads_in_step(self) -> int:
         """Heads in flight whose roles sweep the tiles together: L2 need not hold more than where they are, if they are a few."""
-        return self.ar.max(self.most_spread, self.costs.workers // SHARING)
+        return max(self.max_heads_spread, self.workers // SWEEP_CTAS)
 
-    @cached_property
-    def triangle_penalty(self) -> Integer:
-        """0 where lo(j) = k * j and every chain has a step, as in Geometry.is_triangle."""
-        s = self.shape
-        if s.mask == "full":
-            return 0
-        if s.block_n % s.block_m:
-            return 1
-        if s.mask == "causal_top_left" and s.q_len != s.kv_len:
-            return times.triangle_penalty(self.n_q, self.n_kv, self.k, self.ar)
-        return _unequal(s, self.ar)  # n_q > k * (n_kv - 1) where they are equal
-
-    def default(self, family: str) -> Candidate:
+    def default(self, family: str) -> Place:
         """As many roles as fit and divide the chains evenly into passes, and as many heads in flight as then fit."""
-        ar, workers = self.ar, self.costs.workers
-        passes = ar.ceil_div(self._units(family), workers)
-        if family == "shift":  # whose roles must not outnumber the Q tiles
-            passes = ar.max(passes, ar.ceil_div(self.n_kv, self.n_q))
-        roles = ar.ceil_div(self._units(family), passes)
-        place = roles, ar.min(self.shape.heads, ar.floor_div(workers, roles))
-        return replace(self._timed(family, *place), is_default=True)
-
-    def grouped(self, family: str) -> list[Candidate]:
-        """By places, with the roles that share a head evenly.
-
-        Under boustrophedon with a role for every worker instead: the last chains are the shortest.
-        """
-        ar = self.ar
-        if self._boustrophedon(family):
-            places = self._places(family)[: len(MORE_ROUNDS)]
-            return [self._timed(family, ar.min(self.n_kv, width), in_flight) for in_flight, width in places]
-        shared = []
-        for in_flight, width in self._places(family):
-            passes = ar.ceil_div(self._units(family), width)
-            shared.append(self._timed(family, ar.ceil_div(self._units(family), passes), in_flight))
-        return shared
-
-    def _places(self, family: str) -> list[tuple[Integer, Integer]]:
-        """Heads in flight, and workers for each: all heads in the fewest rounds that L2 allows, or in some more; all chains of
-        a head in the fewest passes, or in some more.
-
-        The one suits few heads, the other many.
-        """
-        ar, workers, heads = self.ar, self.costs.workers, self.shape.heads
-        most = ar.min(heads, workers, self.most_swept if family in MONO else self.most_spread)
-        fewest = ar.ceil_div(heads, most)
-        found = []
-        for more in MORE_ROUNDS:
-            in_flight = ar.ceil_div(heads, fewest + more)
-            found.append((in_flight, ar.floor_div(workers, in_flight)))
-        fewest = ar.ceil_div(self._units(family), workers)
-        for more in MORE_PASSES:
-            width = ar.ceil_div(self._units(family), fewest + more)
-            found.append((ar.min(most, ar.floor_div(workers, width)), width))
-        return found
-
-    def round_robin(self, family: str) -> Candidate:
-        """All heads dealt out in one line to all workers; `family` is shift or symmetric."""
-        ar = self.ar
         units = self._units(family)
-        workers = ar.min(self.costs.workers, self.shape.heads * units)
-        if family == "shift":  # no more roles of one head than Q tiles
-            more = ar.min(1, ar.floor_div(units, self.n_q + 1))  # whether the units are more
-            workers = ar.min(workers, ar.max(self.n_q, (1 - more) * self.costs.workers))
-        roles = ar.min(units, workers)  # of one head
-        turns = times.round_robin_turns(units, self.shape.heads, workers, ar)
-        found = self._ring(f"{family}_round_robin", workers, 1, turns, roles)
-        long = ar.floor_div(self.n_q, STRADDLING_N_Q + 1)
-        return replace(found, time=Time(found.time.ns, found.time.penalty + long))
+        passes = _ceil_div(units, self.workers)
+        if family == "shift":  # whose roles must not outnumber the Q tiles
+            passes = max(passes, _ceil_div(self.n_kv, self.n_q))
+        roles = _ceil_div(units, passes)
+        return family, roles, min(self.heads, self.workers // roles)
 
-    def alone(self, family: str) -> list[Candidate]:
-        """One CTA per head."""
-        in_flight = self.ar.min(self.shape.heads, self.costs.workers)
-        if self.shape.mask == "full":
-            time = times.full_alone(self.n_q, self.n_kv, self.shape.heads, in_flight, self.tau, self.ar)
-        else:
-            time = times.causal_alone(self.n_q, self.n_kv, self.k, self.shape.heads, in_flight, self.tau, self.ar)
-        too_many = self.ar.floor_div(in_flight, self.most_spread + 1)
-        return [self._candidate(family, 1, in_flight, time, penalty=too_many)]
+    def grouped(self, family: str) -> Iterator[Place]:
+        """By rounds: all heads in the fewest rounds that L2 allows, or in some more. By passes: all chains of a head in the fewest
+        passes, or in one more. The roles of a head share its chains evenly.
 
-    def _units(self, family: str) -> Integer:
+        Mirrored, by rounds alone, with a role for every worker instead: the last chains are the shortest.
+        """
+        units = self._units(family)
+        most = min(self.heads, self.workers, self.max_heads_in_step if family in MONOTONE else self.max_heads_spread)
+        fewest_rounds, fewest_passes = _ceil_div(self.heads, most), _ceil_div(units, self.workers)
+        for more in MORE_ROUNDS:
+            in_flight = _ceil_div(self.heads, fewest_rounds + more)
+            width = self.workers // in_flight
+            even = units if width >= units else _ceil_div(units, _ceil_div(units, width))
+            yield family, min(units, width) if self._mirrored(family) else even, in_flight
+        for more in () if self._mirrored(family) else MORE_PASSES:
+            width = _ceil_div(units, fewest_passes + more)
+            yield family, _ceil_div(units, _ceil_div(units, width)), min(most, self.workers // width)
+
+    def round_robin(self, family: str) -> Place:
+        """The units of all heads in one queue of as many workers as there are."""
+        units = self._units(family)
+        workers = min(self.workers, self.heads * units)
+        if units > self.n_q and self.problem.mask == "full":  # no more roles of one head than Q tiles
+            workers = min(workers, self.n_q)
+        return family, workers, 1
+
+    def alone(self, family: str) -> Iterator[Place]:
+        """One CTA per head, where L2 holds as many heads."""
+        in_flight = min(self.heads, self.workers)
+        if in_flight <= self.max_heads_spread:
+            yield family, 1, in_flight
+
+    def formula(self, family: str) -> Formula | None:
+        """Of a family, or of two passes, under this problem's mask."""
+        if family == TWO_PASS:
+            return two_pass.FULL if self.problem.mask == "full" else two_pass.CAUSAL
+        return formula_for(family, self.problem.mask) if self.has_formulas else None
+
+    def candidate(self, family: str, roles: int, in_flight: int, is_default: bool) -> Candidate:
+        """A candidate with its time."""
+        if family == TWO_PASS:
+            assert self.costs.two_pass
+            return Candidate(TWO_PASS, 0, 0, two_pass_ns(self.problem, self.costs.two_pass), is_default=is_default)
+        stride = self.n_q // min(self.n_kv, roles) if family.startswith("shift") else 0
+        sizes = self.n_q, self.n_kv, self.geometry.ratio, self.heads, roles, in_flight
+        step_ns = self.costs.step_ns if family in MONOTONE else self.costs.shifted_step_ns
+        formula = self.formula(family)
+        time = formula(*sizes, self.problem.group * step_ns, self.costs.hop_ns) if formula else None
+        if family in ROUND_ROBIN and self.n_q > ROUND_ROBIN_MAX_N_Q:
+            time = None
+        return Candidate(family, roles, in_flight, time.ns if time else None, stride, self._mirrored(family), is_default)
+
+    def _units(self, family: str) -> int:
         """What roles take: chains, or pairs of them."""
-        return self.ar.ceil_div(self.n_kv, 2) if family == "symmetric" else self.n_kv
+        return _ceil_div(self.n_kv, 2) if family.startswith("symmetric") else self.n_kv
 
-    def _boustrophedon(self, family: str) -> bool:
-        return family == "descending" and self.shape.mask != "full"
-
-    def _timed(self, family: str, roles: Integer, in_flight: Integer) -> Candidate:
-        """A candidate with its closed form."""
-        place = self.shape.heads, roles, in_flight
-        lam, ar = self.costs.hop_ns, self.ar
-        if family in ("shift", "symmetric"):
-            return self._ring(family, roles, in_flight, times.grouped_turns(self._units(family), *place, ar), roles)
-        if self.shape.mask == "full":
-            time = times.full_mono(self.n_q, self.n_kv, *place, self.tau, lam, ar)
-        elif self._boustrophedon(family):
-            time = times.causal_mono(self.n_q, self.n_kv, self.k, *place, self.tau, lam, ar)
-        else:
-            time = UNKNOWN
-        return self._candidate(family, roles, in_flight, time)
-
-    def _ring(self, family: str, roles: Integer, in_flight: Integer, turns: Integer, head_roles: Integer) -> Candidate:
-        """Shift or symmetric, grouped or in round robin, where a worker takes that many turns and a head that many roles."""
-        ar, lam = self.ar, self.costs.hop_ns
-        if self.shape.mask == "full":
-            time = times.full_shift(self.n_q, turns, head_roles, self.shifted_tau, lam, ar)
-            return self._candidate(family, roles, in_flight, time, stride=ar.floor_div(self.n_q, head_roles))
-        time = times.causal_symmetric(self.n_q, self.n_kv, self.k, turns, self.shifted_tau, lam, ar)
-        return self._candidate(family, roles, in_flight, time)
-
-    def _candidate(
-        self, family: str, roles: Integer, in_flight: Integer, time: Time, *, penalty: Integer = 0, stride: Integer = 0
-    ) -> Candidate:
-        whole = Time(time.ns, time.penalty + penalty + self.triangle_penalty)
-        return Candidate(family, roles, in_flight, stride, self._boustrophedon(family), whole)
+    def _mirrored(self, family: str) -> bool:
+        return family == "descending" and self.problem.mask != "full"
 
 
-def candidates(shape: Shape, costs: Costs, guarantee: str, arithmetic: Arithmetic, family: str = "auto") -> list[Candidate]:
-    """The candidates in their fixed order, the default first.
+def candidates(problem: TiledProblem, costs: Costs, guarantee: str, family: str = "auto") -> tuple[Candidate, ...]:
+    """The candidates in their fixed order, each once, the default first.
 
     A family that is forced has its own default first, then its own forms only. ValueError where it cannot serve the
     mask or the guarantee.
     """
-    problem = impossible(shape.mask, guarantee, family)
-    if problem:
-        raise ValueError(problem)
-    sizes = Sizes(shape, costs, arithmetic)
+    if reason := why_impossible(problem.mask, guarantee, family):
+        raise ValueError(reason)
+    builder = CandidateBuilder(problem, costs)
+    places = dict.fromkeys(_places(builder, guarantee, family))
+    return tuple(builder.candidate(*place, is_default=index == 0) for index, place in enumerate(places))
+
+
+def _places(builder: CandidateBuilder, guarantee: str, family: str) -> Iterator[Place]:
+    """Candidates without their times, some more than once."""
+    full = builder.problem.mask == "full"
     if family in ROUND_ROBIN:
-        return [replace(sizes.round_robin(ROUND_ROBIN[family]), is_default=True)]
+        yield builder.round_robin(family)
+        return
+    own = family if family != "auto" else "ascending" if full else "descending"
+    yield builder.default(own)
+    if own == "ascending" and not full:
+        return
+    yield from builder.grouped(own)
     if family in ("shift", "symmetric"):
-        return [sizes.default(family), *sizes.grouped(family)]
-    if family == "ascending" and shape.mask != "full":
-        return [sizes.default(family)]
-    full = shape.mask == "full"
-    mono = family if family != "auto" else "ascending" if full else "descending"
+        return
     free = family == "auto" and guarantee == "run"  # bits may depend on the SM count and the heads
-    found = [sizes.default(mono), *sizes.grouped(mono)]
     if free and full:
-        found += sizes.grouped("shift")
-    found += sizes.alone(mono)
-    if free and not full:
-        found += sizes.grouped("symmetric")
-    if may_straddle(guarantee, family):  # late, so that heads stay whole where that is as fast
-        found.append(sizes.round_robin("shift" if full else "symmetric"))
-    if free and costs.two_pass:
-        found.append(Candidate(TWO_PASS, 0, 0, 0, False, two_pass_time(shape, costs.two_pass, arithmetic)))
-    return found
+        yield from builder.grouped("shift")
+    yield from builder.alone(own)
+    if free:  # late, so that heads stay whole where that is as fast
+        yield builder.round_robin("shift_round_robin" if full else "symmetric_round_robin")
+    if free and builder.costs.two_pass:
+        yield TWO_PASS, 0, 0
 
 
-def two_pass_time(shape: Shape, two: TwoPass, ar: Arithmetic) -> Time:
-    """Of one launch, the CTAs of dK/dV before those of dQ: an upper bound. `shape`'s own blocks do not matter."""
-    n_q, n_kv = ar.ceil_div(shape.q_len, two.block_m), ar.ceil_div(shape.kv_len, two.kv_rows)
-    rows, columns = ar.ceil_div(shape.q_len, two.q_rows), ar.ceil_div(shape.kv_len, two.block_n)
-    heads, query_heads = shape.heads * (1 + two.split), shape.heads * shape.group
-    kv_step_ns = shape.group * two.kv_step_ns
-    if shape.mask == "full":
-        ns = times.plain_equal(heads * n_kv, n_q * kv_step_ns, query_heads * rows, columns * two.q_step_ns, two.workers, ar)
-        return Time(ns, 0)
-    if two.kv_rows % two.block_m or two.q_rows % two.block_n:
-        return UNKNOWN
-    shrink, each = two.kv_rows // two.block_m, two.q_rows // two.block_n
-    keys_end = times.plain_shrinking(n_q, shrink, heads, kv_step_ns, two.workers, ar)
-    busy_ns = ar.floor_div(heads * n_kv * (2 * n_q - shrink * (n_kv - 1)), 2) * kv_step_ns
-    rows_end = times.plain_shrinking(rows * each, each, query_heads, two.q_step_ns, two.workers, ar, busy_ns)
-    return Time(ar.max(keys_end, rows_end), _unequal(shape, ar))
+def two_pass_ns(problem: TiledProblem, two: TwoPass) -> int | None:
+    """An upper bound of the time of one launch, the CTAs of dK/dV before those of dQ; None where there is no formula.
+
+    The problem's own tiles do not matter.
+    """
+    formula = two_pass.FULL if problem.mask == "full" else two_pass.CAUSAL
+    tile = two.block_m, two.block_n, two.kv_rows, two.q_rows, two.kv_step_ns, two.q_step_ns, two.workers, int(two.split)
+    time = formula(problem.q_len, problem.kv_len, problem.kv_heads_total, problem.group, *tile)
+    return time.ns if time else None
 
 
-def _unequal(shape: Shape, ar: Arithmetic) -> Integer:
-    """0 just if the lengths are equal."""
-    if shape.q_len == shape.kv_len:
-        return 0
-    return ar.floor_div(shape.q_len, shape.kv_len + 1) + ar.floor_div(shape.kv_len, shape.q_len + 1)
-
-
-def may_straddle(guarantee: str, family: str = "auto") -> bool:
-    """Whether a round robin is among the candidates."""
-    return guarantee == "run" and family in ("auto", *ROUND_ROBIN)
-
-
-def impossible(mask: Any, guarantee: Any, family: Any) -> str | None:
-    """Why this cannot be asked for, if it cannot."""
-    if mask not in MASKS:
-        return f"mask must be one of {', '.join(MASKS)}, got {mask!r}"
-    if guarantee not in GUARANTEES:
-        return f"guarantee must be one of {', '.join(GUARANTEES)}, got {guarantee!r}"
-    if family not in ("auto", *FAMILIES, *ROUND_ROBIN):
-        return f"family must be one of auto, {', '.join((*FAMILIES, *ROUND_ROBIN))}, got {family!r}"
-    ring = ROUND_ROBIN.get(family, family)
-    if ring == "shift" and mask != "full":
-        return f"family {family!r} serves the full mask only, this one is causal: use symmetric or descending"
-    if ring == "symmetric" and mask == "full":
-        return f"family {family!r} serves causal masks only, this one is full: use shift or ascending"
-    return too_weak(guarantee, family)
-
-
-def too_weak(guarantee: str, family: str) -> str | None:
-    """Why a family does not serve a guarantee, if it does not."""
-    if guarantee == "run" or family in ("auto", *MONO):
-        return None
-    reason = f"family {family!r} adds in an order that depends on the SM count"
-    return f"{reason}: guarantee {guarantee!r} needs ascending or descending"
+def _ceil_div(a: int, b: int) -> int:
+    return -(-a // b)

@@ -1,215 +1,139 @@
-"""The choice of a schedule: the first minimum of weighted closed-form times, a pure function of sizes and costs.
-
-One rule, on one definition of the candidates, serves ints (choose), generated code (decision_source) and symbolic sizes
-(symbolic_choice), so that all take the same decision.
-"""
+"""The choice of a schedule: the first minimum of weighted times, a pure function of sizes and costs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache, cached_property
-from typing import Any
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
 
-from . import word
-from .by_name import place
-from .candidates import Candidate, Shape, candidates
+from .candidates import Candidate, candidates, two_pass_ns
 from .costs import Costs, TwoPass
-from .families import MONO, TWO_PASS, Ascending
+from .families import MONOTONE, TWO_PASS
+from .formulas.chained import chained_plan, chained_time
 from .geometry import Geometry, check_count
-from .plan import Plan, Straddling
+from .orders.monotone import Ascending
+from .packing import FAMILY_CODES
+from .placement import GroupedPlan, RoundRobinPlan, place_heads
 from .simulator import simulate
-from .times import INTEGER, Arithmetic, Integer
-from .traced import TRACED, Trace
+from .tiled_problem import TiledProblem
 
-INDEX_RANGE = 64  # at most as many candidates
-DOUBT = 2**60  # above every weight * time (ns)
-SIMULATED_STEPS = 20_000  # a forced family without a closed form is simulated up to this size
-SIZES = ("q_len", "kv_len", "heads")
+SIMULATED_STEPS = 20_000  # a forced family without a formula is simulated up to this size
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was resolved for a shape and the costs of a device."""
+class ScheduleChoice:
+    """What was chosen for a problem under the costs of a device, and among what, in order."""
 
-    family: str
-    roles: int
-    heads_in_flight: int
-    stride: int  # 0 unless the family is shift or shift_round_robin
-    boustrophedon: bool
-    guarantee: str
-    shape: Shape
+    problem: TiledProblem
     costs: Costs
-    forced: str = "auto"
+    candidate: Candidate
+    considered: tuple[Candidate, ...] = field(repr=False)
 
-    @cached_property
-    def considered(self) -> tuple[Candidate, ...]:
-        """The candidates in the order of the choice."""
-        return tuple(candidates(self.shape, self.costs, self.guarantee, INTEGER, self.forced))
+    @property
+    def family(self) -> str:
+        """A family's name, or "two_pass"."""
+        return self.candidate.family
 
     @cached_property
     def time_ns(self) -> int | None:
-        """By the closed form, else by simulation; None when it has none here and is too large to simulate."""
-        best = min(range(len(self.considered)), key=lambda index: _key(index, self.considered[index], self.costs, INTEGER))
-        if not self.considered[best].time.penalty:
-            return self.considered[best].time.ns
+        """By the formula, else by simulation; None when it has no formula here and is too large to simulate."""
+        if self.candidate.ns is not None:
+            return self.candidate.ns
         plan = self.plan()
         if plan.steps > SIMULATED_STEPS:
             return None
-        step_ns = self.costs.step_ns if self.family in MONO else self.costs.shifted_step_ns
+        step_ns = self.costs.step_ns if self.family in MONOTONE else self.costs.shifted_step_ns
         return simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=self.costs.hop_ns).makespan_ns
 
-    def plan(self) -> Plan | Straddling:
-        """The schedule placed for all heads; of two passes the order of their sums."""
+    def plan(self) -> GroupedPlan | RoundRobinPlan:
+        """The order placed for all heads; of two passes the order of their sums."""
         if self.family == TWO_PASS:
             assert self.costs.two_pass
-            return two_pass_plan(self.shape, self.costs.two_pass)
-        return place(
+            return two_pass_plan(self.problem, self.costs.two_pass)
+        return place_heads(
             self.family,
-            self.shape.geometry,
-            self.roles,
-            stride=self.stride or None,
-            boustrophedon=self.boustrophedon,
-            heads=self.shape.heads,
-            heads_in_flight=self.heads_in_flight,
-            group=self.shape.group,
+            self.problem.geometry,
+            self.candidate.roles,
+            stride=self.candidate.stride or None,
+            mirrored=self.candidate.mirrored,
+            heads=self.problem.kv_heads_total,
+            heads_in_flight=self.candidate.heads_in_flight,
+            group=self.problem.group,
         )
 
 
-def two_pass_plan(shape: Shape, two: TwoPass) -> Plan:
-    """Two passes as a schedule: every sum in ascending order of the tiles they take, and nobody waits."""
-    geometry = Geometry(shape.q_len, shape.kv_len, two.block_m, two.block_n, shape.mask)
-    return Plan(Ascending(geometry, roles=1), shape.heads, shape.heads, shape.group)
+def choose(problem: TiledProblem, costs: Costs, guarantee: str = "run", family: str = "auto") -> ScheduleChoice:
+    """Decide; `family` forces one. ValueError for sizes, or a family, that cannot be.
 
-
-def choose(shape: Shape, costs: Costs, guarantee: str = "run", family: str = "auto") -> Choice:
-    """Decide for a static shape; family forces one. ValueError for sizes, or a family, that cannot be.
+    The least weighted time, ties by position, candidates without a time last: the default where no formula applies.
 
     >>> from dash_inductor.devices.cost_files import load_costs
     >>> costs = load_costs("h100", block_m=64, block_n=128, head_dim=64)
-    >>> choice = choose(Shape(8192, 8192, 32, 1, 64, 64, 128, "causal_top_left"), costs)
-    >>> choice.family, choice.roles, choice.heads_in_flight
+    >>> chosen = choose(TiledProblem(8192, 8192, 32, 1, 64, 64, 128, "causal"), costs).candidate
+    >>> chosen.family, chosen.roles, chosen.heads_in_flight
     ('descending', 4, 32)
     """
-    for name in ("q_len", "kv_len", "heads"):
-        check_count(name, getattr(shape, name))
-    square = shape.q_len == shape.kv_len
-    how = shape.group, shape.head_dim, shape.block_m, shape.block_n, shape.mask
-    found = _decision(square, *how, costs, guarantee, family)(shape.q_len, shape.kv_len, shape.heads)
-    return Choice(*word.decode(found), guarantee, shape, costs, family)
+    for name in ("kv_heads_total", "group", "head_dim"):
+        check_count(name, getattr(problem, name))
+    considered = candidates(problem, costs, guarantee, family)
+    timed = [(candidate.ns * weight(candidate, costs), candidate) for candidate in considered if candidate.ns is not None]
+    best = min(timed, key=lambda pair: pair[0])[1] if timed else considered[0]
+    return ScheduleChoice(problem, costs, best, considered)
 
 
-@cache
-def _decision(
-    square: bool, group: int, head_dim: int, block_m: int, block_n: int, mask: str, costs: Costs, guarantee: str, family: str
-) -> Callable[[int, int, int], int]:
-    for name, value in (("group", group), ("head_dim", head_dim), ("block_m", block_m), ("block_n", block_n)):
-        check_count(name, value)
-    source = decision_source(
-        "decision",
-        square=square,
-        group=group,
-        head_dim=head_dim,
-        block_m=block_m,
-        block_n=block_n,
-        mask=mask,
-        costs=costs,
-        guarantee=guarantee,
-        family=family,
-    )
-    scope: dict[str, Any] = {}
-    exec(source, scope)
-    return scope["decision"]
-
-
-def decision_source(
-    name: str,
-    *,
-    group: int,
-    head_dim: int,
-    block_m: int,
-    block_n: int,
-    mask: str,
-    costs: Costs,
-    guarantee: str = "run",
-    family: str = "auto",
-    square: bool = False,
-) -> str:
-    """Python source of a function of (q_len, kv_len, heads), ints, to the word of the decision of choose().
-
-    It needs nothing else. square: q_len and kv_len are always the same.
-    """
-    trace = Trace()
-    q_len, kv_len, heads = map(trace.parameter, SIZES)
-    shape = Shape(q_len, q_len if square else kv_len, heads, group, head_dim, block_m, block_n, mask)
-    found = _possible(candidates(shape, costs, guarantee, TRACED, family))
-    keys = [_key(index, candidate, costs, TRACED) for index, candidate in enumerate(found)]
-
-    def chosen(values: list[Integer]) -> Integer:
-        """One of the values, by position."""
-        if all(isinstance(value, int) and value == values[0] for value in values):
-            return values[0]
-        return trace.term(f"({', '.join(map(str, values))},)[{position}]")
-
-    position = trace.term(f"min({', '.join(map(str, keys))}) % {INDEX_RANGE}") if len(keys) > 1 else 0
-    constant = chosen([word.encode(c.family, 0, 0, 0, c.boustrophedon) for c in found])
-    roles, in_flight, stride = (chosen([getattr(c, field) for c in found]) for field in ("roles", "heads_in_flight", "stride"))
-    return trace.source(name, SIZES, constant + word.fields(roles, in_flight, stride))
-
-
-def symbolic_choice(
-    q_len: Any,
-    kv_len: Any,
-    heads: Any,
-    *,
-    group: int,
-    head_dim: int,
-    block_m: int,
-    block_n: int,
-    mask: str,
-    costs: Costs,
-    guarantee: str = "run",
-    family: str = "auto",
-) -> Any:
-    """The decision of choose() as one sympy Piecewise in q_len, kv_len and heads, whose value is a word (word.py).
-
-    One branch per candidate, taken by the first whose key is no larger than those of all candidates after it. The
-    conditions compare integers; no Piecewise stands in another.
-    """
-    import sympy
-
-    from .symbolic import SYMBOLIC
-
-    shape = Shape(q_len, kv_len, heads, group, head_dim, block_m, block_n, mask)
-    found = _possible(candidates(shape, costs, guarantee, SYMBOLIC, family))
-    keys = [_key(index, candidate, costs, SYMBOLIC) for index, candidate in enumerate(found)]
-    words = [word.encode(c.family, c.roles, c.heads_in_flight, c.stride, c.boustrophedon) for c in found]
-    later = [keys[index + 1 :] for index in range(len(keys) - 1)]
-    least = [SYMBOLIC.min(*rest) if len(rest) > 1 else rest[0] for rest in later]
-    conditions = [sympy.Le(key, bound) for key, bound in zip(keys, least, strict=False)]
-    return sympy.Piecewise(*zip(words, [*conditions, True], strict=True), evaluate=False)
-
-
-def _possible(found: list[Candidate]) -> list[Candidate]:
-    """Without those that apply to no size; the first stays."""
-    return [c for index, c in enumerate(found) if index == 0 or not (isinstance(c.time.penalty, int) and c.time.penalty)]
-
-
-def _weight(candidate: Candidate, costs: Costs) -> int:
-    """In percent: candidates other than the default must be faster by a margin."""
+def weight(candidate: Candidate, costs: Costs) -> int:
+    """What a time counts, in percent: another candidate than the default must be faster by a margin."""
     if candidate.is_default:
         return 100
-    of_two = candidate.family == TWO_PASS and costs.two_pass
-    return 100 + (of_two.margin_percent if of_two else costs.margin_percent)
+    return 100 + (costs.two_pass.margin_percent if candidate.family == TWO_PASS and costs.two_pass else costs.margin_percent)
 
 
-def _key(index: int, candidate: Candidate, costs: Costs, ar: Arithmetic) -> Integer:
-    """What is least for the candidate that is chosen: its weighted time, then its position.
+@lru_cache(1024)
+def choose_chained(problem: TiledProblem, costs: Costs, family: str) -> str:
+    """Of a chained launch: `family`, or "two_pass" where `costs` have it and it is faster by the margin."""
+    two = two_pass_ns(problem, costs.two_pass) if costs.two_pass else None
+    if two is None or costs.two_pass is None:
+        return family
+    slower = two * (100 + costs.two_pass.margin_percent) >= chained_time(problem, costs, family) * 100
+    return family if slower else TWO_PASS
 
-    Doubtful candidates come last, the default first among them.
-    """
-    time = candidate.time
-    doubt = time.penalty * (2 * DOUBT)
-    if index == 0:
-        doubt = (1 - ar.floor_div(1, 1 + time.penalty)) * DOUBT
-    return (time.ns * _weight(candidate, costs) + doubt) * INDEX_RANGE + index
+
+def two_pass_plan(problem: TiledProblem, two: TwoPass) -> GroupedPlan:
+    """Two passes as a schedule: every sum in ascending order of the tiles they take, and nobody waits."""
+    geometry = Geometry(problem.q_len, problem.kv_len, two.block_m, two.block_n, problem.mask)
+    return GroupedPlan(Ascending(geometry, roles=1), problem.kv_heads_total, problem.kv_heads_total, problem.group)
+
+
+@dataclass(frozen=True)
+class RunTimeChoice:
+    """The choice for sizes known at run time only, which generated code calls with an index of FIELDS and the sizes."""
+
+    mask: str
+    group: int
+    head_dim: int
+    block_m: int
+    block_n: int
+    costs: Costs
+    guarantee: str
+    family: str
+    chained: bool
+
+    FIELDS = ("family", "roles", "heads_in_flight", "mirrored", "is_two_pass")
+
+    def __call__(self, index: int, q_len: int, kv_len: int, kv_heads_total: int) -> int:
+        """FIELDS[index] of the choice; the family by its place in FAMILY_CODES."""
+        return self._fields(q_len, kv_len, kv_heads_total)[index]
+
+    @cached_property
+    def _fields(self) -> Callable[[int, int, int], tuple[int, ...]]:
+        return lru_cache(256)(self._choose)  # of its own: a launch asks for several fields of the same sizes
+
+    def _choose(self, q_len: int, kv_len: int, kv_heads_total: int) -> tuple[int, ...]:
+        tile = self.head_dim, self.block_m, self.block_n
+        problem = TiledProblem(q_len, kv_len, kv_heads_total, self.group, *tile, self.mask)
+        if self.chained:
+            family = choose_chained(problem, self.costs, self.family)
+            plan = chained_plan(problem.geometry, self.family, kv_heads_total, self.group)
+            return FAMILY_CODES.index(family), plan.roles, plan.heads_in_flight, 0, int(family == TWO_PASS)
+        best = choose(problem, self.costs, self.guarantee, self.family).candidate
+        return FAMILY_CODES.index(best.family), best.roles, best.heads_in_flight, int(best.mirrored), int(best.family == TWO_PASS)

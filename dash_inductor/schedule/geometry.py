@@ -1,8 +1,8 @@
 """The grid of one attention head: which Q tiles each KV tile may see.
 
 Q tile i holds rows [i * block_m, (i + 1) * block_m), KV tile j columns [j * block_n, (j + 1) * block_n). Full, causal and
-sliding-window masks are staircases: KV tile j sees the Q tiles lo(j) <= i < hi(j), and neither bound ever decreases with j.
-The mask "table" allows any set of tiles, given one by one.
+sliding-window masks are staircases: KV tile j sees the Q tiles first_q_tile(j) <= i < end_q_tile(j), and neither
+bound ever decreases with j. The mask "blocks" allows any set of tiles, given one by one.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-MASKS = ("full", "causal_top_left", "causal_bottom_right")
-TABLE_MASK = "table"
+MASKS = ("full", "causal")
+BLOCKS_MASK = "blocks"
+Blocks = tuple[tuple[bool, ...], ...]  # [KV tiles][Q tiles], true where the two meet
 
 
 @dataclass(frozen=True)
@@ -20,16 +21,16 @@ class Geometry:
     """Tiles of one head. Lengths and blocks in rows; ValueError names the parameter that is wrong.
 
     window, in rows and under a causal mask only: how far before its diagonal a row still sees, None for all the way.
-    blocks, under mask="table" only: [n_kv][n_q], true where KV tile j and Q tile i meet.
+    blocks, under mask="blocks" only: [n_kv][n_q], true where KV tile j and Q tile i meet.
 
     Three KV tiles, six Q tiles, causal, two Q tiles per KV tile; then the same with a window of two rows:
 
-    >>> g = Geometry(q_len=6, kv_len=6, block_m=1, block_n=2, mask="causal_top_left")
-    >>> [(g.lo(j), g.hi(j)) for j in range(g.n_kv)]
+    >>> g = Geometry(q_len=6, kv_len=6, block_m=1, block_n=2, mask="causal")
+    >>> [(g.first_q_tile(j), g.end_q_tile(j)) for j in range(g.n_kv)]
     [(0, 6), (2, 6), (4, 6)]
     >>> [list(g.contributors(i)) for i in range(g.n_q)]
     [[0], [0], [0, 1], [0, 1], [0, 1, 2], [0, 1, 2]]
-    >>> g = Geometry(q_len=6, kv_len=6, block_m=1, block_n=2, mask="causal_top_left", window=2)
+    >>> g = Geometry(q_len=6, kv_len=6, block_m=1, block_n=2, mask="causal", window=2)
     >>> [list(g.tiles(j)) for j in range(g.n_kv)]
     [[0, 1, 2, 3], [2, 3, 4, 5], [4, 5]]
     """
@@ -40,7 +41,7 @@ class Geometry:
     block_n: int
     mask: str
     window: int | None = None
-    blocks: tuple[tuple[bool, ...], ...] | None = None
+    blocks: Blocks | None = None
 
     @classmethod
     def of_blocks(cls, blocks: Sequence[Sequence[bool]]) -> Geometry:
@@ -52,19 +53,19 @@ class Geometry:
         """
         if not len(blocks) or not len(blocks[0]):
             raise ValueError("blocks must hold at least one KV tile and one Q tile")
-        return cls(len(blocks[0]), len(blocks), 1, 1, TABLE_MASK, blocks=blocks)  # type: ignore[arg-type]
+        return cls(len(blocks[0]), len(blocks), 1, 1, BLOCKS_MASK, blocks=blocks)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         for name in ("q_len", "kv_len", "block_m", "block_n"):
             check_count(name, getattr(self, name))
-        if self.mask not in (*MASKS, TABLE_MASK):
-            raise ValueError(f"mask must be one of {', '.join(MASKS)}, {TABLE_MASK}, got {self.mask!r}")
+        if self.mask not in (*MASKS, BLOCKS_MASK):
+            raise ValueError(f"mask must be one of {', '.join(MASKS)}, {BLOCKS_MASK}, got {self.mask!r}")
         if self.window is not None:
             check_count("window", self.window, least=0)
-            if not self.mask.startswith("causal"):
+            if self.mask != "causal":
                 raise ValueError(f"window needs a causal mask, got mask={self.mask!r}")
-        if (self.mask == TABLE_MASK) != (self.blocks is not None):
-            raise ValueError(f"blocks go with mask={TABLE_MASK!r} and with no other, got mask={self.mask!r}")
+        if (self.mask == BLOCKS_MASK) != (self.blocks is not None):
+            raise ValueError(f"blocks go with mask={BLOCKS_MASK!r} and with no other, got mask={self.mask!r}")
         if self.blocks is not None:
             rows = tuple(tuple(bool(allowed) for allowed in row) for row in self.blocks)
             object.__setattr__(self, "blocks", rows)
@@ -85,40 +86,35 @@ class Geometry:
 
     @property
     def ratio(self) -> int:
-        """k = block_n // block_m: Q tiles beside one KV tile on the diagonal, at least 1."""
+        """k = block_n // block_m: Q tiles beside one KV tile, at least 1."""
         return max(1, self.block_n // self.block_m)
-
-    @property
-    def offset(self) -> int:
-        """Row r sees column c <= r + offset under a causal mask."""
-        return self.kv_len - self.q_len if self.mask == "causal_bottom_right" else 0
 
     @property
     def is_causal(self) -> bool:
         """Whether a causal mask without a window: every chain ends with the last Q tile."""
-        return self.mask.startswith("causal") and self.window is None
+        return self.mask == "causal" and self.window is None
 
     @property
     def is_triangle(self) -> bool:
-        """Whether lo(j) = ratio * j and every chain has a step: the causal closed forms need both."""
-        return self.is_causal and self.block_n % self.block_m == 0 and self.offset == 0 and self.n_q > self.ratio * (self.n_kv - 1)
+        """Whether first_q_tile(j) = ratio * j and every chain has a step: the causal formulas need both."""
+        return self.is_causal and self.block_n % self.block_m == 0 and self.n_q > self.ratio * (self.n_kv - 1)
 
-    def lo(self, j: int) -> int:
-        """First Q tile that KV tile j may see; can lie at or past hi(j), the chain is then empty."""
+    def first_q_tile(self, j: int) -> int:
+        """First Q tile that KV tile j may see; can lie at or past end_q_tile(j), the chain is then empty."""
         if self.blocks is not None:
             return min(self._tiles[j], default=0)
         if self.mask == "full":
             return 0
-        return max(0, j * self.block_n - self.offset) // self.block_m
+        return j * self.block_n // self.block_m
 
-    def hi(self, j: int) -> int:
+    def end_q_tile(self, j: int) -> int:
         """One past the last Q tile that KV tile j may see."""
         if self.blocks is not None:
             return max(self._tiles[j], default=-1) + 1
         if self.window is None:
             return self.n_q
         # The last row that sees the last column of the tile; tiles count whole, padding included.
-        return max(0, min(self.n_q, ((j + 1) * self.block_n - 1 + self.window - self.offset) // self.block_m + 1))
+        return min(self.n_q, ((j + 1) * self.block_n - 1 + self.window) // self.block_m + 1)
 
     def tiles(self, j: int) -> Sequence[int]:
         """Q tiles that KV tile j sees, ascending."""
@@ -134,16 +130,16 @@ class Geometry:
             return self._contributors[i]
         if self.mask == "full":
             return range(self.n_kv)
-        # lo(j) <= i  <=>  j * block_n - offset < (i + 1) * block_m
-        count = min(self.n_kv, max(0, -(-((i + 1) * self.block_m + self.offset) // self.block_n)))
-        # i < hi(j)  <=>  i * block_m <= (j + 1) * block_n - 1 + window - offset
-        first = 0 if self.window is None else max(0, (i * self.block_m + self.offset - self.window) // self.block_n)
+        # first_q_tile(j) <= i  <=>  j * block_n < (i + 1) * block_m
+        count = min(self.n_kv, -(-(i + 1) * self.block_m // self.block_n))
+        # i < end_q_tile(j)  <=>  i * block_m <= (j + 1) * block_n - 1 + window
+        first = 0 if self.window is None else max(0, (i * self.block_m - self.window) // self.block_n)
         return range(first, max(first, count))
 
     @cached_property
     def _tiles(self) -> tuple[Sequence[int], ...]:
         if self.blocks is None:
-            return tuple(range(self.lo(j), self.hi(j)) for j in range(self.n_kv))
+            return tuple(range(self.first_q_tile(j), self.end_q_tile(j)) for j in range(self.n_kv))
         return tuple(tuple(i for i, allowed in enumerate(row) if allowed) for row in self.blocks)
 
     @cached_property

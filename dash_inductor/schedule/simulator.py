@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from .geometry import check_count
-from .plan import Placement
+from .placement import Placement
 from .steps import ScheduleError, Steps, unroll
 
 
@@ -115,7 +115,6 @@ def simulate(
     sync_ns: int | Sequence[int],
     overlap: bool = False,
     resident: int | None = None,
-    start_order: Sequence[int] | None = None,
 ) -> Simulation:
     """Run the plan: each step computes, waits for the previous rank of its tile, and reduces.
 
@@ -125,14 +124,14 @@ def simulate(
     one by one in the order of unroll(plan); sync_ns then by the step that waits.
 
     resident: at most so many CTAs run at a time (None: all); when one ends, the next worker starts in its place. Workers start in
-    ticket order, or, where a worker is the program id, in any that the hardware takes: start_order.
+    ticket order.
 
     Raises Deadlock naming the cycle if workers wait for each other, ValueError naming a cost that is no nonnegative int. O(steps).
 
     >>> from .geometry import Geometry
-    >>> from .families import Ascending
-    >>> from .plan import Plan
-    >>> plan = Plan(Ascending(Geometry(6, 6, 1, 2, "full"), roles=3), heads=1, heads_in_flight=1)
+    >>> from .orders.monotone import Ascending
+    >>> from .placement import GroupedPlan
+    >>> plan = GroupedPlan(Ascending(Geometry(6, 6, 1, 2, "full"), roles=3), heads=1, heads_in_flight=1)
     >>> simulate(plan, compute_ns=10, reduce_ns=0, sync_ns=4).makespan_ns  # 6 steps of 10 and 2 hops of 4
     68
     >>> simulate(plan, compute_ns=10, reduce_ns=0, sync_ns=4, resident=2).makespan_ns  # a third chain follows the first
@@ -144,9 +143,6 @@ def simulate(
         _costs(name, cost, count) for name, cost in (("compute_ns", compute_ns), ("reduce_ns", reduce_ns), ("sync_ns", sync_ns))
     )
     workers = len(first) - 1
-    order = range(workers) if start_order is None else start_order
-    if start_order is not None and sorted(order) != list(range(workers)):
-        raise ValueError(f"start_order must hold each of 0..{workers - 1} once, got {start_order!r}")
     if resident is not None:
         check_count("resident", resident)
     ctas = workers if resident is None else min(workers, resident)
@@ -164,7 +160,7 @@ def simulate(
     left: list[tuple[int, int]] = []  # heap of (time, worker that left its CTA)
     residency = live = 0
     started: list[int] = []
-    for starting in order:
+    for starting in range(workers):
         # Nobody gets on without another worker: what can be done with fewer has been done.
         if len(started) >= ctas:
             if not left:

@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple
 
-from .families import Schedule
-from .plan import Placement
+from .orders.base import Order
+from .placement import Placement
 
 
 class ScheduleError(ValueError):
@@ -63,10 +63,10 @@ class Steps:
         found: list[Step] = []
         for worker in range(self.plan.workers):
             for head, j in self.plan.tasks(worker):
-                schedule = self.plan.schedule_of(head)
+                schedule = self.plan.order_of(head)
                 key = id(schedule), j
                 if key not in rows:
-                    rows[key] = list(zip(schedule.order(j), schedule.ranks(j), strict=True))
+                    rows[key] = list(zip(schedule.visits(j), schedule.ranks(j), strict=True))
                 heads = range(head * group, (head + 1) * group)
                 found += [Step(x, j, q, rank) for q, rank in rows[key] for x in heads]
         return found
@@ -75,10 +75,10 @@ class Steps:
 def unroll(plan: Placement) -> Steps:
     """The steps of a plan; ScheduleError where a schedule's chains, orders or ranks are not permutations. O(steps).
 
-    >>> from .families import Ascending
+    >>> from .orders.monotone import Ascending
     >>> from .geometry import Geometry
-    >>> from .plan import Plan
-    >>> steps = unroll(Plan(Ascending(Geometry(2, 3, 1, 1, "full"), roles=2), heads=1, heads_in_flight=1))
+    >>> from .placement import GroupedPlan
+    >>> steps = unroll(GroupedPlan(Ascending(Geometry(2, 3, 1, 1, "full"), roles=2), heads=1, heads_in_flight=1))
     >>> steps.first, steps.cause
     ([0, 4, 6], [-1, -1, 4, 5, 0, 1])
     >>> steps.of_worker(1)
@@ -91,7 +91,7 @@ def unroll(plan: Placement) -> Steps:
     first = [0]
     for worker in range(plan.workers):
         for head, j in plan.tasks(worker):
-            schedule = plan.schedule_of(head)
+            schedule = plan.order_of(head)
             if id(schedule) not in rows:
                 tiles = schedule.geometry.n_q
                 cells, rows[id(schedule)] = _cells(schedule, plan.group)
@@ -103,7 +103,7 @@ def unroll(plan: Placement) -> Steps:
         step_in[key] = index
     if len(keys) != heads * (cells - tiles) or step_in.count(-1) != heads * tiles:
         for head in range(plan.heads):
-            _check_ranks(plan.schedule_of(head))
+            _check_ranks(plan.order_of(head))
         raise ScheduleError("the plan does not run every chain of every head once")
     # A worker's own earlier step keeps nobody waiting.
     own = chain.from_iterable(repeat(start, stop - start) for start, stop in pairwise(first))
@@ -112,13 +112,13 @@ def unroll(plan: Placement) -> Steps:
     return Steps(plan, first, cause)
 
 
-def _cells(schedule: Schedule, group: int) -> tuple[int, list[list[int]]]:
+def _cells(schedule: Order, group: int) -> tuple[int, list[list[int]]]:
     """(Cells of a query head, cells of every chain): one per step, the ranks of a tile side by side after an empty cell.
 
     Query heads of a group are innermost. ScheduleError unless every order is right and every rank within its tile.
     """
     g = schedule.geometry
-    orders = [schedule.order(j) for j in range(g.n_kv)]
+    orders = [schedule.visits(j) for j in range(g.n_kv)]
     for j, order in enumerate(orders):
         if sorted(order) != list(g.tiles(j)):
             raise ScheduleError(f"{schedule.name}: chain {j} visits {order}, not each of {tuple(g.tiles(j))} once")
@@ -136,11 +136,11 @@ def _cells(schedule: Schedule, group: int) -> tuple[int, list[list[int]]]:
     return count, [cells[start:stop] for start, stop in pairwise(stops)]
 
 
-def _check_ranks(schedule: Schedule) -> None:
+def _check_ranks(schedule: Order) -> None:
     """Raise ScheduleError unless the ranks of every tile are a permutation."""
     lines: list[list[int]] = [[] for _ in range(schedule.geometry.n_q)]
     for j in range(schedule.geometry.n_kv):
-        for i, rank in zip(schedule.order(j), schedule.ranks(j), strict=True):
+        for i, rank in zip(schedule.visits(j), schedule.ranks(j), strict=True):
             lines[i].append(rank)
     for i, line in enumerate(lines):
         if sorted(line) != list(range(len(line))):

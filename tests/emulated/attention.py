@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from dash_inductor import emulation, ops
+from dash_inductor import emulation, op
 from dash_inductor.templates.tiles import tile
 
-assert ops.MASKS  # the op is registered
+assert op.MASKS  # the op is registered
 OP = torch.ops.dash.sdpa_backward
 GARBAGE = 0x5A5A5A5A
 FP32_ERROR = 1e-6

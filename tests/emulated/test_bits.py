@@ -8,13 +8,13 @@ import dash_inductor
 from dash_inductor import emulation, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.emulation.deadlock import DeadlockError
-from dash_inductor.schedule import Geometry, place
+from dash_inductor.schedule import Geometry, place_heads
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 SEEDS = range(20)
 KERNEL = "sdpa_backward"
-FULL, CAUSAL = "full", "causal_top_left"
+FULL, CAUSAL = "full", "causal"
 
 
 def arguments(batch, heads, q_len, kv_len, head_dim=16, kv_heads=None):
@@ -43,8 +43,8 @@ def last_launch():
         ({"schedule": "symmetric"}, CAUSAL, (1, 3, 3, 90, 90), 6, ("symmetric", 2, 3, 1)),
         ({"schedule": "shift_round_robin"}, FULL, (1, 4, 2, 80, 130), 4, ("shift_round_robin", 4, 1, 2)),
         ({"schedule": "symmetric_round_robin"}, CAUSAL, (1, 3, 3, 150, 150), 4, ("symmetric_round_robin", 4, 1, 1)),
-        ({"schedule": "table"}, FULL, (1, 4, 2, 53, 130), 3, ("table", 3, 1, 2)),
-        ({"schedule": "table"}, CAUSAL, (1, 3, 3, 130, 130), 6, ("table", 2, 3, 3)),
+        ({"schedule": "searched"}, FULL, (1, 4, 2, 53, 130), 3, ("searched", 3, 1, 2)),
+        ({"schedule": "searched"}, CAUSAL, (1, 3, 3, 130, 130), 6, ("searched", 2, 3, 3)),
         ({"launch": "chained", "schedule": "ascending"}, FULL, (1, 2, 2, 64, 96), 6, ("ascending", 3, 2, 1)),
         ({"launch": "chained", "schedule": "descending"}, CAUSAL, (1, 2, 2, 100, 100), 6, ("descending", 4, 2, 1)),
     ],
@@ -62,7 +62,7 @@ def test_bits_do_not_depend_on_the_interleaving(settings, mask, sizes, sms, plac
     decision = dash_inductor.decisions()[-1]
     geometry = Geometry(q_len, kv_len, TILE.block_m, TILE.block_n, mask)
     heads_in_flight = decision.heads_in_flight
-    passes = place(
+    passes = place_heads(
         decision.family, geometry, decision.roles, heads=batch * kv_heads, heads_in_flight=heads_in_flight
     ).schedule.passes
     assert (decision.family, decision.roles, decision.heads_in_flight, passes) == placed

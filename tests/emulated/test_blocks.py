@@ -1,4 +1,4 @@
-"""mask="table": any set of whole tiles, as a constant of the graph."""
+"""mask="blocks": any set of whole tiles, as a constant of the graph."""
 
 import random
 
@@ -11,8 +11,8 @@ from torch._inductor import config as inductor_config
 import dash_inductor
 from dash_inductor import emulation, enabled
 from dash_inductor.emulation import emulate
-from dash_inductor.ops import reference
-from dash_inductor.schedule import Geometry, make
+from dash_inductor.reference import reference
+from dash_inductor.schedule import Geometry, make_order
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -30,7 +30,7 @@ ALL_BUT_ONE = rows_of("xxxxxx", "xxx.xx", "xxxxxx")
 
 def by_table(rows, **kwargs):
     """The op, with `blocks` made in the function."""
-    return lambda *args: OP(*args, mask="table", blocks=torch.tensor(rows), **kwargs)
+    return lambda *args: OP(*args, mask="blocks", blocks=torch.tensor(rows), **kwargs)
 
 
 def visible(rows, q_len, kv_len):
@@ -76,14 +76,14 @@ def test_gradients(rows, batch, heads, kv_heads, q_len, kv_len, dtype):
     dq, dk, dv = actual
     assert not dq[:, :, ~seen.any(1)].any() and not dk[:, :, ~seen.any(0)].any() and not dv[:, :, ~seen.any(0)].any()
     decision = dash_inductor.decisions()[-1]
-    assert (decision.mask, decision.family) == ("table", "table") and decision.predicted_us is not None
+    assert (decision.mask, decision.family) == ("blocks", "searched") and decision.predicted_us is not None
 
 
 @pytest.mark.parametrize(
     ("settings", "rows", "family"),
     [
-        ({}, HOLES, "table"),
-        ({"schedule": "table"}, ALL_BUT_ONE, "table"),
+        ({}, HOLES, "searched"),
+        ({"schedule": "searched"}, ALL_BUT_ONE, "searched"),
         ({"schedule": "ascending"}, HOLES, "ascending"),
         ({"guarantee": "batch"}, HOLES, "descending"),
         ({"launch": "chained"}, HOLES, "descending"),
@@ -109,10 +109,10 @@ def test_bits_are_those_of_the_reference_in_every_interleaving(settings, rows, f
 def test_the_order_of_the_sums_is_the_table_s():
     """Sharp: descending has other bits on these inputs."""
     args = exact(1, 1, 96, 96, 16)
-    geometry = Geometry(96, 96, TILE.block_m, TILE.block_n, "table", blocks=ALL_BUT_ONE)
+    geometry = Geometry(96, 96, TILE.block_m, TILE.block_n, "blocks", blocks=ALL_BUT_ONE)
     with emulate():
         expected = by_table(ALL_BUT_ONE, scale=0.25)(*args)
-    other = reference(*args, make("descending", geometry, 3), 0.25)
+    other = reference(*args, make_order("descending", geometry, 3), 0.25)
     assert [torch.equal(a, b) for a, b in zip(expected, other, strict=True)] == [False] * 3
 
 
@@ -131,21 +131,24 @@ def test_two_masks_do_not_share_code():
 def test_opcheck():
     *inputs, grad_out = qkv(1, 2, 96, 96, 16)
     args = (grad_out, *inputs, inputs[0].clone(), torch.ones(1, 2, 96))
-    torch.library.opcheck(OP.default, args, {"mask": "table", "blocks": torch.tensor(DOCUMENTS)})
+    torch.library.opcheck(OP.default, args, {"mask": "blocks", "blocks": torch.tensor(DOCUMENTS)})
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        ({"mask": "table"}, "blocks must be a tensor with mask='table'"),
+        ({"mask": "blocks"}, "blocks must be a tensor with mask='blocks'"),
         ({"mask": "full", "blocks": torch.tensor(ONE)}, "blocks must be None with mask='full'"),
         (
-            {"mask": "table", "blocks": torch.tensor(ONE).int()},
+            {"mask": "blocks", "blocks": torch.tensor(ONE).int()},
             "blocks (2, 2) is torch.int32, it must be torch.bool [KV tiles, Q tiles]",
         ),
-        ({"mask": "table", "blocks": torch.tensor(ONE)[0]}, "blocks (2,) is torch.bool, it must be torch.bool [KV tiles, Q tiles]"),
-        ({"mask": "table", "blocks": torch.tensor(ONE)}, "blocks must be [3][6] (KV tiles x Q tiles)"),
-        ({"mask": "table", "blocks": torch.tensor(DOCUMENTS) & False}, "blocks must allow at least one tile"),
+        (
+            {"mask": "blocks", "blocks": torch.tensor(ONE)[0]},
+            "blocks (2,) is torch.bool, it must be torch.bool [KV tiles, Q tiles]",
+        ),
+        ({"mask": "blocks", "blocks": torch.tensor(ONE)}, "blocks must be [3][6] (KV tiles x Q tiles)"),
+        ({"mask": "blocks", "blocks": torch.tensor(DOCUMENTS) & False}, "blocks must allow at least one tile"),
     ],
 )
 def test_bad_blocks(kwargs, message):
@@ -158,8 +161,8 @@ def test_bad_blocks(kwargs, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"schedule": "shift"}, "family 'shift' does not serve every mask: use ascending, descending or table"),
-        ({"schedule": "table", "guarantee": "device"}, "family 'table' adds in an order that depends on the SM count"),
+        ({"schedule": "shift"}, "family 'shift' does not serve every mask: use ascending, descending or searched"),
+        ({"schedule": "searched", "guarantee": "device"}, "family 'searched' adds in an order that depends on the SM count"),
     ],
 )
 def test_families_that_cannot_serve(settings, message):
@@ -170,13 +173,13 @@ def test_families_that_cannot_serve(settings, message):
 def test_blocks_that_are_no_constant():
     args, blocks = exact(1, 1, 96, 96, 16), torch.tensor(DOCUMENTS)
     with emulate(), pytest.raises(Exception, match="blocks must be a constant of the graph, such as torch"):
-        compiled(lambda *args: OP(*args, mask="table", blocks=blocks))(*args)
+        compiled(lambda *args: OP(*args, mask="blocks", blocks=blocks))(*args)
 
 
-@pytest.mark.parametrize(("settings", "mask"), [({}, "table"), ({"schedule": "table"}, "full")])
+@pytest.mark.parametrize(("settings", "mask"), [({}, "blocks"), ({"schedule": "searched"}, "full")])
 def test_dynamic_shapes(settings, mask):
     args = exact(1, 1, 96, 96, 16)
-    function = by_table(DOCUMENTS) if mask == "table" else lambda *args: OP(*args, mask=mask)
+    function = by_table(DOCUMENTS) if mask == "blocks" else lambda *args: OP(*args, mask=mask)
     with (
         enabled(**settings),
         emulate(),

@@ -7,14 +7,14 @@ from torch._dynamo import config as dynamo_config
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 import dash_inductor
-from dash_inductor import enabled, target
+from dash_inductor import enabled, resolve
 from dash_inductor.emulation import emulate
 from dash_inductor.lowering import kernels
 from dash_inductor.templates import source
 
 pytestmark = pytest.mark.usefixtures("rewriting", "cheap_passes")
 
-FULL, CAUSAL = "full", "causal_top_left"
+FULL, CAUSAL = "full", "causal"
 # Of an odd number of Q tiles, where dQ's longer tiles overrun the last; ragged; of one tile.
 LENGTHS = (100, 48, 10, 130, 257)
 
@@ -24,8 +24,8 @@ def cheap_passes(monkeypatch):
     """Two passes cost so little that both templates are chosen on the emulated device."""
 
     def forget():
-        target.costs_of.cache_clear()
-        target.two_pass_of.cache_clear()
+        resolve._costs.cache_clear()
+        resolve._two_pass_costs.cache_clear()
 
     forget()
     with monkeypatch.context() as patch:
@@ -75,7 +75,7 @@ def test_the_bits_of_each_length(settings, mask, head_dim, group, launched):
             expected = OP(*args, mask=mask, scale=0.25)  # the specification, under the choice for this length
             assert [torch.equal(a, e) for a, e in zip(actual, expected, strict=True)] == [True] * 3, length
     assert templates == {"one pass", "two passes"}
-    assert dash_inductor.decisions()[-1].family == "by size"
+    assert dash_inductor.decisions()[-1].family == "by_size"
 
 
 def test_a_graph_of_one_length_holds_what_it_takes(launched):

@@ -18,14 +18,21 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dash_inductor
-from dash_inductor import config, decisions, matching, record
+from dash_inductor import config, decision, decisions
 from dash_inductor.emulation import emulate
-from dash_inductor.matching import declined
-from dash_inductor.schedule.table import MAX_N_KV, MAX_N_Q
-from dash_inductor.stock_ops import DECLINED, FLASH, FLASH_CPU, UNSUPPORTED
+from dash_inductor.rewrite import sdpa
+from dash_inductor.rewrite.declined import DECLINED
+from dash_inductor.rewrite.sdpa import why_declined
+from dash_inductor.rewrite.stock_ops import FLASH, FLASH_CPU, UNSUPPORTED
+from dash_inductor.schedule.packing import MAX_N_KV, MAX_N_Q
 from dash_inductor.templates.tiles import tile
 
 TILE = tile("emulated", "fp32", 16)
+
+
+def declined(node: fx.Node) -> str | None:
+    """The reason of the pass under the settings in force."""
+    return why_declined(node, config.current())
 
 
 def backward(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, dtypes: Any = None, **arguments: Any) -> fx.Node:
@@ -103,12 +110,12 @@ def test_lengths_with_a_table_entry_for_each_tile():
             True,
             "family 'symmetric' adds in an order that depends on the SM count",
         ),
-        ({"schedule": "table", "guarantee": "device"}, True, "family 'table' adds in an order that depends on the SM count"),
-        ({"schedule": "table", "guarantee": "batch"}, False, "family 'table' adds in an order that depends on the SM count"),
+        ({"schedule": "searched", "guarantee": "device"}, True, "family 'searched' adds in an order that depends on the SM count"),
+        ({"schedule": "searched", "guarantee": "batch"}, False, "family 'searched' adds in an order that depends on the SM count"),
         ({"schedule": "shift"}, False, None),
         ({"schedule": "symmetric"}, True, None),
-        ({"schedule": "table"}, False, None),
-        ({"schedule": "table"}, True, None),
+        ({"schedule": "searched"}, False, None),
+        ({"schedule": "searched"}, True, None),
     ],
 )
 def test_a_forced_family_that_cannot_serve(settings, is_causal, reason):
@@ -135,7 +142,7 @@ def test_the_cpu_itself():
 def test_the_node_stays(node):
     torch.use_deterministic_algorithms(True)
     with emulate():
-        matching.patterns.apply(fx.GraphModule({}, node.graph).graph)
+        sdpa.patterns.apply(fx.GraphModule({}, node.graph).graph)
     torch.use_deterministic_algorithms(False)
     (left,) = (n for n in node.graph.nodes if n.op == "call_function")
     assert left is node
@@ -147,7 +154,7 @@ def test_the_node_stays(node):
 def enabled(tmp_path, monkeypatch, caplog) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(config, "_current", config.Config())
-    monkeypatch.setattr(record, "_loaded", {})
+    monkeypatch.setattr(decision, "_loaded", {})
     caplog.set_level(logging.INFO, "dash_inductor")
     counters.clear()
     torch.use_deterministic_algorithms(True)
@@ -203,9 +210,9 @@ def test_one_graph(enabled, caplog):
     assert (ops.count(str(FLASH_CPU)), ops.count("dash.sdpa_backward.default")) == (5, 1)
     assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (5, 1)
     assert sorted(str(d.reason) for d in decisions()) == sorted(str(case.reason) for case in CASES)
-    for decision in decisions():
-        assert caplog.messages.count(str(decision)) == 1
-        assert decision.rewritten or f"keeps the stock kernel: {decision.reason}" in str(decision)
+    for entry in decisions():
+        assert caplog.messages.count(str(entry)) == 1
+        assert entry.rewritten or f"keeps the stock kernel: {entry.reason}" in str(entry)
     assert len(caplog.messages) == len(decisions()) == len(CASES)
     stock = gradients(attend_all)
     torch.testing.assert_close(actual[:3], stock[:3], rtol=0, atol=1e-5)
@@ -224,7 +231,7 @@ def test_an_option_of_the_user(enabled, name):
 @pytest.mark.parametrize("dims", [(0, 1, 2), (0,), (2,)])
 def test_a_table_for_sizes_known_at_run_time(enabled, dims):
     """Whichever of them is not known: the attention keeps its stock op before anything is rewritten."""
-    dash_inductor.configure(schedule="table")
+    dash_inductor.configure(schedule="searched")
     inputs = [torch.randn(2, 3, 20, 16).requires_grad_() for _ in range(3)]
     for x in inputs:
         for dim in dims:
@@ -233,10 +240,10 @@ def test_a_table_for_sizes_known_at_run_time(enabled, dims):
     with joint_graph() as ops:
         torch.compile(function, fullgraph=True)(*inputs).sum().backward()
     assert ops.count(str(FLASH_CPU)) == 1 and "dash.sdpa_backward.default" not in ops
-    (decision,) = decisions()
-    assert (decision.reason or "").startswith("family 'table' is made for static shapes (dynamic=False), not for B=")
+    (entry,) = decisions()
+    assert (entry.reason or "").startswith("family 'searched' is made for static shapes (dynamic=False), not for B=")
     dash_inductor.configure(on_unsupported="error")
-    with pytest.raises(BackendCompilerFailed, match="family 'table' is made for static shapes"):
+    with pytest.raises(BackendCompilerFailed, match="family 'searched' is made for static shapes"):
         torch.compile(function, fullgraph=True)(*inputs)
 
 

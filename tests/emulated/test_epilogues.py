@@ -69,7 +69,7 @@ def test_epilogues(epilogue, fused_with_the_kernel):
     args = exact(1, 2, 96, 96, 16)
 
     def gradients(*args):
-        return OP(*args, mask="causal_top_left", scale=0.25)
+        return OP(*args, mask="causal", scale=0.25)
 
     with emulate():
         separate = epilogue(*compiled(gradients)(*args))

@@ -11,7 +11,7 @@ from dash_inductor.templates import tiles
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
-FULL, CAUSAL = "full", "causal_top_left"
+FULL, CAUSAL = "full", "causal"
 SEEDS = {"one_pass": range(3), "two_pass": range(1)}  # where nobody waits, one interleaving is as good as many
 LENGTH = 270  # ragged; three KV tiles of 128 rows
 
@@ -19,7 +19,7 @@ LENGTH = 270  # ragged; three KV tiles of 128 rows
 def check(template, tile, mask, head_dim, monkeypatch):
     """The bits of the specification, in some interleavings."""
     find = "tile" if template == "one_pass" else "two_pass_tile"
-    monkeypatch.setattr(f"dash_inductor.target.{find}", lambda arch, dtype, head_dim: tile)
+    monkeypatch.setattr(f"dash_inductor.resolve.{find}", lambda arch, dtype, head_dim: tile)
     args = exact(1, 2, LENGTH, LENGTH, head_dim, kv_heads=1, exponent=4, blocks=(tile.block_m, tile.block_n))
     waits = 0
     with enabled(template=template):

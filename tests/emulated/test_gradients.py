@@ -58,7 +58,7 @@ def test_grouped_query_attention(dtype):
 def test_by_the_op(dtype, causal, heads, kv_heads, q_len, kv_len, transposed):
     """What the CPU's SDPA does not hand over: kv heads that are not expanded, and tensors whose last stride is not 1."""
     *inputs, grad_out = qkv(2, heads, q_len, kv_len, 16, kv_heads=kv_heads, dtype=dtype)
-    mask = "causal_top_left" if causal else "full"
+    mask = "causal" if causal else "full"
     key, value = (x.repeat_interleave(heads // kv_heads, 1) for x in inputs[1:])
     out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(inputs[0], key, value, 0.0, causal)
     args = [grad_out, *inputs, out, lse.float()]

@@ -9,7 +9,7 @@ from torch._inductor.codegen.common import WorkspaceZeroMode
 from dash_inductor import enabled, lowering
 from dash_inductor.emulation import emulate
 from dash_inductor.emulation.deadlock import DeadlockError
-from dash_inductor.lowering import kernels, schedule, sdpa_backward
+from dash_inductor.lowering import kernels, one_pass, table
 from dash_inductor.schedule import pack_plan
 from dash_inductor.templates import source
 
@@ -19,11 +19,11 @@ assert lowering
 SEEDS = range(20)
 FAMILIES = [
     ("ascending", "full"),
-    ("descending", "causal_top_left"),
+    ("descending", "causal"),
     ("shift", "full"),
-    ("symmetric", "causal_top_left"),
-    ("table", "full"),
-    ("table", "causal_top_left"),
+    ("symmetric", "causal"),
+    ("searched", "full"),
+    ("searched", "causal"),
 ]
 WAIT = "wait(SEMAPHORES + pending, rank, INTERPRET)"
 RELEASE = "release(SEMAPHORES + pending, INTERPRET)"
@@ -35,11 +35,11 @@ FIRST_STORES = """    if ATOMIC_ADD:
 
 def mutate(monkeypatch, name, changes):
     """Puts a kernel in the place of the template in whose source all keys of `changes` are replaced by their values."""
-    text = source(*kernels.SDPA_BACKWARD_PARTS)
+    text = source(*kernels.ONE_PASS_PARTS)
     for before, after in changes.items():
         assert before in text
         text = text.replace(before, after)
-    monkeypatch.setattr(kernels, "SDPA_BACKWARD", kernels.Template(f"dash_mutant_{name}", kernels.programs, text))
+    monkeypatch.setattr(kernels, "ONE_PASS", kernels.Template(f"dash_mutant_{name}", kernels.programs, text))
 
 
 def outcomes(mask, args=None, seeds=SEEDS):
@@ -70,7 +70,7 @@ def test_without_the_wait_bits_change(family, mask, monkeypatch):
         assert len(outcomes(mask) - {"deadlock"}) > 1
 
 
-ROUND_ROBIN = [("shift_round_robin", "full"), ("symmetric_round_robin", "causal_top_left")]
+ROUND_ROBIN = [("shift_round_robin", "full"), ("symmetric_round_robin", "causal")]
 
 
 @pytest.mark.parametrize(("family", "mask"), ROUND_ROBIN)
@@ -101,16 +101,16 @@ def test_with_two_ranks_swapped_bits_differ_from_the_reference(family, mask, mon
     """Ranks 1 and 2 of the last Q tile; 0 and 1 would commute."""
 
     def swapped(plan):
-        table = pack_plan(plan)
-        last = plan.schedule.geometry.n_q - 1
-        for at in range(len(table) - table[4] * table[5], len(table)):
-            rank = table[at] >> 16
-            if table[at] & 0xFFFF == last and rank in (1, 2):
-                table[at] += (3 - 2 * rank) << 16
-        assert table != pack_plan(plan)
-        return table
+        ints = pack_plan(plan)
+        last = plan.order.geometry.n_q - 1
+        for at in range(len(ints) - ints[4] * ints[5], len(ints)):
+            rank = ints[at] >> 16
+            if ints[at] & 0xFFFF == last and rank in (1, 2):
+                ints[at] += (3 - 2 * rank) << 16
+        assert ints != pack_plan(plan)
+        return ints
 
-    monkeypatch.setattr(schedule, "pack_plan", swapped)
+    monkeypatch.setattr(table, "pack_plan", swapped)
     args = exact(1, 1, 128, 128, 16)
     with enabled(schedule=family):
         assert specified(mask, args) not in outcomes(mask, args, seeds=range(2))
@@ -128,7 +128,7 @@ def test_a_first_contributor_that_adds_lets_old_memory_survive(monkeypatch):
 
 def test_semaphores_that_nobody_zeroes_are_seen(monkeypatch):
     """The ticket is then no worker's, and nothing is written."""
-    monkeypatch.setattr(sdpa_backward, "WorkspaceZeroMode", SimpleNamespace(ZERO_ON_CALL=WorkspaceZeroMode.UNINITIALIZED))
+    monkeypatch.setattr(one_pass, "WorkspaceZeroMode", SimpleNamespace(ZERO_ON_CALL=WorkspaceZeroMode.UNINITIALIZED))
     args = exact(1, 1, 64, 64, 16)
     with emulate():
         dq, dk, dv = compiled(lambda *args: OP(*args, mask="full"))(*args)

@@ -9,27 +9,27 @@ from attention import OP, TILE, compiled, error, exact, normal
 import dash_inductor
 from dash_inductor import enabled
 from dash_inductor.emulation import emulate
-from dash_inductor.ops import planned
-from dash_inductor.schedule import Geometry, Plan, Schedule, Straddling, place
+from dash_inductor.reference import planned
+from dash_inductor.schedule import Geometry, GroupedPlan, Order, RoundRobinPlan, place_heads
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-FULL, CAUSAL, LOWER_RIGHT = "full", "causal_top_left", "causal_bottom_right"
+FULL, CAUSAL = "full", "causal"
 
 
 @dataclass(frozen=True)
 class Backward:
     """A schedule with the order of every sum reversed."""
 
-    forward: Schedule
+    forward: Order
 
     @property
     def geometry(self):
         return self.forward.geometry
 
-    def order(self, j):
-        return self.forward.order(j)[::-1]
+    def visits(self, j):
+        return self.forward.visits(j)[::-1]
 
     def rank(self, i, j):
         return len(self.geometry.contributors(i)) - 1 - self.forward.rank(i, j)
@@ -39,10 +39,10 @@ class Backward:
 class Backwards:
     """A plan whose schedules are reversed."""
 
-    forward: Plan | Straddling
+    forward: GroupedPlan | RoundRobinPlan
 
-    def schedule_of(self, head):
-        return Backward(self.forward.schedule_of(head))
+    def order_of(self, head):
+        return Backward(self.forward.order_of(head))
 
 
 def equal(actual, expected):
@@ -58,7 +58,7 @@ def equal(actual, expected):
         ({"schedule": "ascending"}, CAUSAL, (1, 2, 2, 100, 100, 16), 4, ("ascending", 4, 1)),
         ({"schedule": "descending"}, FULL, (1, 4, 2, 40, 140, 16), 4, ("descending", 2, 2)),
         ({"schedule": "descending"}, CAUSAL, (1, 2, 2, 128, 128, 16), 4, ("descending", 2, 2)),
-        ({"schedule": "descending"}, LOWER_RIGHT, (1, 6, 2, 130, 130, 16), 1, ("descending", 1, 1)),
+        ({"schedule": "descending"}, CAUSAL, (1, 6, 2, 130, 130, 16), 1, ("descending", 1, 1)),
         ({"schedule": "shift"}, FULL, (1, 2, 2, 96, 160, 16), 6, ("shift", 5, 1)),
         ({"schedule": "shift"}, FULL, (1, 3, 1, 70, 180, 40), 4, ("shift", 3, 1)),
         ({"schedule": "shift"}, FULL, (2, 1, 1, 40, 130, 16), 4, ("shift", 2, 2)),
@@ -70,11 +70,11 @@ def equal(actual, expected):
         ({"schedule": "shift_round_robin"}, FULL, (1, 3, 3, 33, 130, 16), 7, ("shift_round_robin", 3, 1)),
         ({"schedule": "symmetric_round_robin"}, CAUSAL, (1, 3, 3, 180, 180, 16), 5, ("symmetric_round_robin", 5, 1)),
         ({"schedule": "symmetric_round_robin"}, CAUSAL, (1, 6, 3, 150, 150, 16), 4, ("symmetric_round_robin", 4, 1)),
-        ({"schedule": "symmetric_round_robin"}, LOWER_RIGHT, (2, 1, 1, 300, 300, 16), 2, ("symmetric_round_robin", 2, 1)),
-        ({"schedule": "table"}, FULL, (1, 2, 2, 64, 160, 16), 6, ("table", 5, 1)),
-        ({"schedule": "table"}, FULL, (2, 3, 3, 70, 180, 40), 5, ("table", 2, 2)),
-        ({"schedule": "table"}, CAUSAL, (1, 4, 2, 150, 150, 16), 6, ("table", 3, 2)),
-        ({"schedule": "table"}, LOWER_RIGHT, (2, 6, 2, 100, 100, 16), 4, ("table", 2, 2)),
+        ({"schedule": "symmetric_round_robin"}, CAUSAL, (2, 1, 1, 300, 300, 16), 2, ("symmetric_round_robin", 2, 1)),
+        ({"schedule": "searched"}, FULL, (1, 2, 2, 64, 160, 16), 6, ("searched", 5, 1)),
+        ({"schedule": "searched"}, FULL, (2, 3, 3, 70, 180, 40), 5, ("searched", 2, 2)),
+        ({"schedule": "searched"}, CAUSAL, (1, 4, 2, 150, 150, 16), 6, ("searched", 3, 2)),
+        ({"schedule": "searched"}, CAUSAL, (2, 6, 2, 100, 100, 16), 4, ("searched", 2, 2)),
         ({"launch": "chained"}, FULL, (1, 2, 2, 53, 130, 16), 6, ("ascending", 5, 2)),
         ({"launch": "chained"}, CAUSAL, (1, 4, 2, 100, 100, 16), 6, ("descending", 4, 2)),
         ({}, FULL, (1, 2, 2, 96, 130, 128), 6, ("shift", 3, 2)),
@@ -95,7 +95,7 @@ def test_bits_are_those_of_the_reference(settings, mask, sizes, sms, placed):
 
     # Sharp: the reversed sums have other bits.
     geometry = Geometry(q_len, kv_len, TILE.block_m, TILE.block_n, mask)
-    plan = place(decision.family, geometry, decision.roles, heads=batch * kv_heads, heads_in_flight=decision.heads_in_flight)
+    plan = place_heads(decision.family, geometry, decision.roles, heads=batch * kv_heads, heads_in_flight=decision.heads_in_flight)
     assert equal(planned(*args, Backwards(plan), 0.25), expected) == [False] * 3
 
 
@@ -170,7 +170,7 @@ def test_layouts(layout):
     [
         (arguments(1, 2, 40, 70, 16), {"mask": FULL}),
         (arguments(2, 4, 40, 40, 24, kv_heads=2, dtype=BF16), {"mask": CAUSAL, "scale": 0.5}),
-        (permuted(arguments(1, 2, 40, 40, 16, dtype=FP16)), {"mask": LOWER_RIGHT}),
+        (permuted(arguments(1, 2, 40, 40, 16, dtype=FP16)), {"mask": CAUSAL}),
         (expanded(arguments(1, 2, 20, 20, 16)), {"mask": FULL}),
         (columns(arguments(1, 1, 1, 33, 128)), {"mask": FULL}),
     ],
@@ -210,13 +210,13 @@ def test_bad_tensors(position, wrong, message):
 @pytest.mark.parametrize(
     ("args", "kwargs", "message"),
     [
-        (arguments(1, 2, 40, 40, 16), {"mask": "causal"}, "mask='causal' is not one of full, causal_top_left, causal_bottom_right"),
+        (arguments(1, 2, 40, 40, 16), {"mask": "diagonal"}, "mask='diagonal' is not one of full, causal, blocks"),
         (arguments(1, 2, 40, 40, 16), {"mask": FULL, "blocks": torch.zeros(1)}, "blocks must be None"),
-        (arguments(1, 2, 40, 41, 16), {"mask": CAUSAL}, "mask='causal_top_left' takes equal lengths, not S_q=40 and S_k=41"),
-        (arguments(1, 3, 40, 40, 16, kv_heads=2), {"mask": FULL}, "key has 2 heads, which do not divide the 3 of query"),
-        (arguments(1, 2, 40, 40, 8), {"mask": FULL}, "query has head dim 8, outside 16..256"),
-        (arguments(1, 2, 40, 40, 264), {"mask": FULL}, "query has head dim 264, outside 16..256"),
-        (arguments(1, 2, 40, 40, 16, dtype=torch.float64), {"mask": FULL}, "query is torch.float64, not one of"),
+        (arguments(1, 2, 40, 41, 16), {"mask": CAUSAL}, "causal with S_q=40 and S_k=41"),
+        (arguments(1, 3, 40, 40, 16, kv_heads=2), {"mask": FULL}, "kv heads (2, 2) do not divide the query heads (3)"),
+        (arguments(1, 2, 40, 40, 8), {"mask": FULL}, "head dim 8 is outside 16..256"),
+        (arguments(1, 2, 40, 40, 264), {"mask": FULL}, "head dim 264 is outside 16..256"),
+        (arguments(1, 2, 40, 40, 16, dtype=torch.float64), {"mask": FULL}, "dtype torch.float64 is not one of bf16"),
     ],
 )
 def test_bad_arguments(args, kwargs, message):

@@ -7,11 +7,11 @@ from attention import OP, captured_tables, compiled, exact
 import dash_inductor
 from dash_inductor import emulation, enabled
 from dash_inductor.emulation import emulate
-from dash_inductor.schedule.table import HEADER
+from dash_inductor.schedule.packing import HEADER
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
-FULL, CAUSAL = "full", "causal_top_left"
+FULL, CAUSAL = "full", "causal"
 SMS = 6
 
 

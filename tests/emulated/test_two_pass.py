@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention import OP, attention, check_gradients, compiled, exact, gradients, in_eighths, normal, qkv
-from test_declined import backward
+from test_declined import backward, declined
 from test_op import Backward, equal
 from torch._dynamo import config as dynamo_config
 
@@ -11,16 +11,15 @@ import dash_inductor
 from dash_inductor import emulation, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.lowering import kernels
-from dash_inductor.matching import declined
-from dash_inductor.ops import reference
-from dash_inductor.schedule import Geometry, make
+from dash_inductor.reference import reference
+from dash_inductor.schedule import Geometry, make_order
 from dash_inductor.templates import source
 from dash_inductor.templates.tiles import two_pass_tile
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-FULL, CAUSAL, LOWER_RIGHT = "full", "causal_top_left", "causal_bottom_right"
+FULL, CAUSAL = "full", "causal"
 TILE = two_pass_tile("emulated", "fp32", 16)
 
 
@@ -76,7 +75,7 @@ def test_keys_past_the_end_where_all_scores_are_far_below_0():
         (FULL, (2, 6, 2, 53, 130, 24)),
         (CAUSAL, (1, 2, 2, 128, 128, 16)),
         (CAUSAL, (1, 4, 2, 150, 150, 40)),
-        (LOWER_RIGHT, (1, 3, 1, 130, 130, 16)),
+        (CAUSAL, (1, 3, 1, 130, 130, 16)),
         (CAUSAL, (1, 2, 1, 100, 100, 96)),
         (FULL, (1, 1, 1, 40, 100, 192)),
         (CAUSAL, (1, 2, 1, 100, 100, 256)),
@@ -94,7 +93,7 @@ def test_bits_are_those_of_the_reference(mask, sizes):
 
     # Sharp: the reversed sums have other bits.
     geometry = Geometry(q_len, kv_len, TILE.block_m, TILE.block_n, mask)
-    assert equal(reference(*args, Backward(make("ascending", geometry, 1)), 0.25), expected) == [False] * 3
+    assert equal(reference(*args, Backward(make_order("ascending", geometry, 1)), 0.25), expected) == [False] * 3
 
 
 @pytest.mark.parametrize(("q_len", "kv_len"), [(1, 100), (100, 1), (1, 1)])
@@ -216,8 +215,8 @@ def test_what_is_declined(settings, head_dim, reason):
 
 def test_a_table_mask_is_refused():
     args = exact(1, 1, 32, 64, 16)
-    with enabled(template="two_pass"), emulate(), pytest.raises(ValueError, match="template='two_pass' takes no mask='table'"):
-        OP(*args, mask="table", blocks=torch.ones(2, 2, dtype=torch.bool))
+    with enabled(template="two_pass"), emulate(), pytest.raises(ValueError, match="template='two_pass' takes no mask='blocks'"):
+        OP(*args, mask="blocks", blocks=torch.ones(2, 2, dtype=torch.bool))
 
 
 # Kernels broken on purpose: the checks above must see each of them.

@@ -21,8 +21,9 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
-from dash_inductor import Decision, config, decisions, emulation, install, record
+from dash_inductor import Decision, config, decision, decisions, emulation
 from dash_inductor.emulation import emulate
+from dash_inductor.rewrite import install
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +32,7 @@ def off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     was_enabled = install.is_enabled()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(config, "_current", config.Config())
-    monkeypatch.setattr(record, "_loaded", {})
+    monkeypatch.setattr(decision, "_loaded", {})
     caplog.set_level(logging.INFO, "dash_inductor")
     dash_inductor.disable()
     torch._dynamo.reset()
@@ -268,7 +269,7 @@ def test_settings_take_effect():
 
 
 def test_backward_after_the_block_is_of_the_block():
-    """Settings, salt and pass are gone when the backward runs, and it was compiled under them all the same."""
+    """Settings, cache key and pass are gone when the backward runs, and it was compiled under them all the same."""
     leaves = [x.clone().requires_grad_() for x in INPUTS]
     with dash_inductor.enabled(schedule="ascending"):
         out = torch.compile(attend)(*leaves)
@@ -334,7 +335,7 @@ def test_caches(caplog):
         torch._dynamo.reset()
         if hits == 2:
             PyCodeCache.cache_clear()
-            record._loaded.clear()
+            decision._loaded.clear()
             caplog.clear()
         warm = train()
         assert counters["inductor"]["fxgraph_cache_miss"] == 2

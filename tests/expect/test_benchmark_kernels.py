@@ -14,8 +14,8 @@ from benchmarks.attention.contenders import contenders
 from benchmarks.attention.variants import VARIANTS, Variant
 from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
 from dash_inductor import enabled
-from dash_inductor.codegen import attention_backward, compile_kernel
-from dash_inductor.cubin import CubinReport, disassemble, inspect
+from dash_inductor.inspection.cubin import CubinReport, disassemble, inspect
+from dash_inductor.inspection.generate import attention_backward, compile_kernel
 
 BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}
 

@@ -6,17 +6,20 @@ import re
 from typing import Any
 
 import pytest
-import torch
 
 from dash_inductor import enabled
-from dash_inductor.codegen import Generated, attention_backward, compile_kernel
+from dash_inductor.config import current
 from dash_inductor.devices import device
-from dash_inductor.gates import figures, violated
-from dash_inductor.target import Target, TwoPassTile, resolve, tiles_for
+from dash_inductor.devices.target import Target
+from dash_inductor.inspection.gates import figures, violated
+from dash_inductor.inspection.generate import Generated, attention_backward, compile_kernel
+from dash_inductor.problem import Problem
+from dash_inductor.resolve import resolve
+from dash_inductor.templates.tiles import Template, tile, two_pass_tile
 
 HEADS, KV_HEADS = 16, 2
 LENGTHS = (1, 100, 640, 2048, 5000, 8192, 40_000)
-ONE_PASS, TWO_PASS = 5, 7  # matmuls
+ONE_PASS, TWO_PASS = Template.ONE_PASS, Template.TWO_PASS
 
 
 @functools.cache
@@ -26,20 +29,17 @@ def generated(key: str, head_dim: int, mask: str, **settings: str) -> Generated:
         return attention_backward(key, head_dim=head_dim, mask=mask, dynamic=True, **sizes)
 
 
-def grids(code: Generated, length: int) -> dict[int, int]:
-    """Matmuls of each kernel -> CTAs that the generated code launches of it."""
+def grids(code: Generated, length: int) -> dict[str, int]:
+    """Template of each kernel -> CTAs that the generated code launches of it."""
     scope: dict[str, Any] = {}
-    for imported in re.findall(r"^(?:from dash_inductor\.schedule import|import functools).*$", code.source, re.M):
-        exec(imported, scope)
-    ((decision),) = re.findall(r"^@functools\.lru_cache.*?^    return .*?$", code.source, re.M | re.S)
-    exec(decision, scope)
-    found = {}
-    for name, matmuls in code.matmuls.items():
+    exec("\n".join(re.findall(r"^(?:from dash_inductor\.schedule.* import .*|dash_choice_\w+ = .*)$", code.source, re.M)), scope)
+    launched = {}
+    for name, template in code.templates.items():
         (line,) = code.launches[name]
         x, y, z = ast.parse(line, mode="eval").body.args[-3:]
         assert (ast.unparse(y), ast.unparse(z)) == ("1", "1")
-        found[matmuls] = eval(re.sub(r"\bs\d+\b", str(length), ast.unparse(x)), scope)
-    return found
+        launched[template] = eval(re.sub(r"\bs\d+\b", str(length), ast.unparse(x)), scope)
+    return launched
 
 
 @pytest.mark.parametrize("settings", [{}, {"launch": "chained"}], ids=["grouped", "chained"])
@@ -53,10 +53,8 @@ def test_one_or_the_other_is_launched(head_dim: int, mask: str, settings: dict[s
     taken = set()
     for length in LENGTHS:
         with enabled(**settings):
-            tiles = tiles_for(target, torch.bfloat16, head_dim)
-            sizes = {"q_len": length, "kv_len": length, "heads": KV_HEADS, "group": HEADS // KV_HEADS}
-            resolved = resolve(target, tiles, **sizes, mask="full" if mask == "full" else "causal_top_left")
-        two = isinstance(resolved.tile, TwoPassTile)
+            resolution = resolve(Problem(mask, 1, HEADS, KV_HEADS, length, length, head_dim, "bf16"), current(), target)
+        two = resolution.template == TWO_PASS
         launched = grids(code, length)
         assert set(launched) == {ONE_PASS, TWO_PASS}
         if two:
@@ -71,13 +69,12 @@ def test_one_or_the_other_is_launched(head_dim: int, mask: str, settings: dict[s
 def test_the_gates(key: str, head_dim: int) -> None:
     """Of two passes that write where one would: dq^T at a head dim of 128 on Hopper, dq elsewhere."""
     code, gpu = generated(key, head_dim, "causal"), device(key)
-    tiles = tiles_for(Target(gpu.key, gpu.arch, gpu.sms), torch.bfloat16, head_dim)
-    assert sorted(code.matmuls.values()) == [ONE_PASS, TWO_PASS]
-    for name, matmuls in code.matmuls.items():
-        tile = tiles.one_pass if matmuls == ONE_PASS else tiles.two_pass
-        assert violated(figures(compile_kernel(code.kernels[name], key), gpu.arch, tile), gpu.arch, tile) == []
+    assert list(code.templates.values()) == [ONE_PASS, TWO_PASS]
+    for name, template in code.templates.items():
+        used = (tile if template == ONE_PASS else two_pass_tile)(gpu.arch, "bf16", head_dim)
+        assert violated(figures(compile_kernel(code.kernels[name], key), gpu.arch, used), gpu.arch, used) == []
 
 
 @pytest.mark.parametrize("settings", [{"guarantee": "device"}, {"schedule": "descending"}, {"sm_reserve": 4}])
 def test_one_pass_alone_where_sizes_must_not_decide(settings: dict[str, Any]) -> None:
-    assert list(generated("h100", 64, "causal", **settings).matmuls.values()) == [ONE_PASS]
+    assert list(generated("h100", 64, "causal", **settings).templates.values()) == [ONE_PASS]

@@ -8,8 +8,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dash_inductor import cubin
-from dash_inductor.cubin import CubinReport, inspect, main_loops, natural_loops, parse
+from dash_inductor.inspection import cubin
+from dash_inductor.inspection.cubin import CubinReport, inspect, main_loops, natural_loops, parse
 
 POINTERS = {"x": "*bf16", "y": "*bf16", "out": "*fp32", "counter": "*i32", "steps": "i32"}
 
@@ -197,7 +197,7 @@ def test_figures_of_several_main_loops(monkeypatch):
         *["HGMMA.64x64x16 R4", "LDGSTS.E [R2], [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
         *["LDL R2, [R1]", "@P0 BRA 0x70", "EXIT"],  # 7 to 12
     )
-    monkeypatch.setattr("dash_inductor.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
+    monkeypatch.setattr("dash_inductor.inspection.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
     one, both = inspect(b"", 0), inspect(b"", 0, 2)
     assert (one.main_loops, one.instructions_in_loop, one.hgmma) == (1, 7, 2)
     assert (one.ldgsts, one.local_in_loop, one.warpgroup_depbars) == (2, 1, 1)
@@ -244,7 +244,7 @@ def test_issued_while_the_tensor_cores_idle():
 )
 def test_idle_figures(monkeypatch, matmul, others, figures):
     text = sass(matmul, *others, "@P0 BRA 0x0", "EXIT")
-    monkeypatch.setattr("dash_inductor.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
+    monkeypatch.setattr("dash_inductor.inspection.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
     report = inspect(b"", 0)
     assert (report.idle_fences, report.idle_additions, report.copies_ahead) == (*figures, None)
 

@@ -16,17 +16,23 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dash_inductor import install
-from dash_inductor import target as target_module
-from dash_inductor.cli import main
-from dash_inductor.codegen import generate
-from dash_inductor.emulation.named_gpu import named_gpu
-from dash_inductor.matching import declined
-from dash_inductor.stock_ops import TARGETS
-from dash_inductor.target import Target, target_of
+from dash_inductor.commands.cli import main
+from dash_inductor.config import current
+from dash_inductor.devices import target as target_module
+from dash_inductor.devices.target import Target, target_of
+from dash_inductor.inspection.fake_gpu import fake_gpu
+from dash_inductor.inspection.generate import generate
+from dash_inductor.rewrite import install
+from dash_inductor.rewrite.sdpa import why_declined
+from dash_inductor.rewrite.stock_ops import TARGETS
 
 aten = torch.ops.aten
 Attention = Callable[..., tuple[Tensor, ...]]
+
+
+def declined(node: fx.Node) -> str | None:
+    """The reason of the pass under the settings in force."""
+    return why_declined(node, current())
 
 
 def by_flash(inputs: Sequence[Tensor], dropout_p: float, is_causal: bool) -> tuple[Tensor, ...]:
@@ -78,7 +84,7 @@ def backward_node(attention: Attention, **sizes: Any) -> fx.Node:
 
 @pytest.fixture
 def h100() -> Iterator[None]:
-    with named_gpu("h100"):
+    with fake_gpu("h100"):
         yield
 
 
@@ -204,7 +210,7 @@ def test_gpus_without_a_cost_file(h100, caplog, name, arch, sms, costs):
     with other_gpu(name, arch, sms), caplog.at_level("WARNING", "dash_inductor"):
         for _ in range(2):
             assert declined(backward_node(flash)) is None
-            assert target_of(torch.device("cuda")) == Target(costs, arch, sms)
+            assert target_of(torch.device("cuda"), current()) == Target(costs, arch, sms)
     (line,) = caplog.messages
     assert line.startswith(f"no cost file for {name} (sm_{arch}): its schedules are chosen with the costs of {costs} and its own")
 
@@ -218,17 +224,17 @@ def test_a_head_dim_whose_tile_does_not_fit(h100):
 def test_sms_that_are_reserved(h100):
     """By the setting or torch's carve-out, whichever is more; not all of them."""
     cuda, carve_out = torch.device("cuda"), torch._C._set_sm_carveout_experimental
-    assert target_of(cuda).sms == 132
+    assert target_of(cuda, current()).sms == 132
     try:
         with install.enabled(sm_reserve=16):
-            assert target_of(cuda).sms == 116
+            assert target_of(cuda, current()).sms == 116
             carve_out(20)
-            assert target_of(cuda).sms == 112
+            assert target_of(cuda, current()).sms == 112
             carve_out(4)
-            assert target_of(cuda).sms == 116
+            assert target_of(cuda, current()).sms == 116
             carve_out(None)
         carve_out(20)
-        assert target_of(cuda).sms == 112
+        assert target_of(cuda, current()).sms == 112
         carve_out(132)
         reason = "132 SMs are reserved (sm_reserve, torch's SM carve-out), and the device has 132"
         assert declined(backward_node(flash)) == reason

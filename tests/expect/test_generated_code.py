@@ -13,11 +13,11 @@ import pytest
 from torch._inductor.codecache import PyCodeCache
 
 from dash_inductor import enabled
-from dash_inductor.codegen import Generated, attention_backward
 from dash_inductor.devices.load_check import Checked
+from dash_inductor.inspection.generate import Generated, attention_backward
 
 EXPECTED = Path(__file__).parent / "expected"
-MAIN, TABLE, PREPROCESS = "SEMAPHORES", "UNREAD", "everywhere"  # a word that only this kernel has
+MAIN, SEARCHED, PREPROCESS = "SEMAPHORES", "UNREAD", "everywhere"  # a word that only this kernel has
 
 
 @functools.cache
@@ -70,11 +70,11 @@ class GraphTest(expecttest.TestCase):
         self.assertExpectedInline(
             graph[graph.index("sdpa_backward") :],
             """\
-sdpa_backward_default = dash.sdpa_backward.default(grad_out_1, query_1, key_1, value_1, getitem, getitem_1, mask=causal_top_left, scale=None)
+sdpa_backward_default = dash.sdpa_backward.default(grad_out_1, query_1, key_1, value_1, getitem, getitem_1, mask=causal, scale=None)
 getitem_9: bfloat16[2, 16, 8192, 128] = getitem(sdpa_backward_default, 0)
 getitem_10: bfloat16[2, 4, 8192, 128] = getitem(sdpa_backward_default, 1)
 getitem_11: bfloat16[2, 4, 8192, 128] = getitem(sdpa_backward_default, 2)
-return [getitem, getitem_9, getitem_10, getitem_11]""",  # noqa: E501
+return [getitem, getitem_9, getitem_10, getitem_11]""",
         )
 
     def test_launch(self) -> None:
@@ -96,8 +96,8 @@ return [getitem, getitem_9, getitem_10, getitem_11]""",  # noqa: E501
         ("full_64", {"head_dim": 64, "mask": "full"}, MAIN),
         ("causal_gqa_128", {"head_dim": 128, "mask": "causal", "kv_heads": 4}, MAIN),
         ("causal_dynamic_64", {"head_dim": 64, "mask": "causal", "dynamic": True}, MAIN),
-        ("table_causal", {"head_dim": 64, "mask": "causal", "dynamic": True}, TABLE),
-        ("table_full", {"head_dim": 64, "mask": "full", "dynamic": True}, TABLE),
+        ("table_causal", {"head_dim": 64, "mask": "causal", "dynamic": True}, SEARCHED),
+        ("table_full", {"head_dim": 64, "mask": "full", "dynamic": True}, SEARCHED),
         ("preprocess_64", {"head_dim": 64, "mask": "full"}, PREPROCESS),
     ],
 )
@@ -149,13 +149,13 @@ def test_occupancy_is_checked_at_load() -> None:
 def test_a_table_is_a_schedule_of_the_same_kernel() -> None:
     """Forced families differ in the constant that the kernel reads, and in how many CTAs are launched."""
     codes = {}
-    for family in ("table", "descending"):
+    for family in ("searched", "descending"):
         with enabled(schedule=family):
             codes[family] = generated.__wrapped__(128, "causal", kv_heads=4)
         (decision,) = codes[family].decisions
         assert decision.family == family
         assert launch(codes[family]).endswith(f", {decision.roles * decision.heads_in_flight}, 1, 1)")
-    assert body(codes["table"], MAIN) == body(codes["descending"], MAIN)
-    with enabled(schedule="table"):
+    assert body(codes["searched"], MAIN) == body(codes["descending"], MAIN)
+    with enabled(schedule="searched"):
         (decision,) = generated.__wrapped__(128, "causal", dynamic=True).decisions
-    assert decision.reason.startswith("family 'table' is made for static shapes (dynamic=False), not for B=2, H=16/16, S_q=")
+    assert decision.reason.startswith("family 'searched' is made for static shapes (dynamic=False), not for B=2, H=16/16, S_q=")

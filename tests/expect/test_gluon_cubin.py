@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from dash_inductor import templates
-from dash_inductor.cubin import inspect, loops_with
 from dash_inductor.devices import device
-from dash_inductor.emulation.named_gpu import named_gpu
-from dash_inductor.schedule.table import HEADER
-from dash_inductor.templates import gluon
+from dash_inductor.inspection.cubin import inspect, loops_with
+from dash_inductor.inspection.fake_gpu import fake_gpu
+from dash_inductor.schedule.packing import HEADER
+from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.tiles import gluon_tile
 
 # head dim, dtype, causal, query heads of a kv head, length
@@ -51,7 +51,7 @@ def kernel(head_dim, dtype, causal, group, length):
         return torch.empty(batch, kv_heads * group, n_q * shape.block_m, *sizes)
 
     query, grad_out, key, value = (rows(heads, head_dim) for heads in (kv_heads * group,) * 2 + (kv_heads,) * 2)
-    arguments, constants = gluon().arguments(
+    arguments, constants = gluon_kernel().arguments(
         query,
         key,
         value,
@@ -67,8 +67,8 @@ def kernel(head_dim, dtype, causal, group, length):
         causal=causal,
         scale=head_dim**-0.5,
     )
-    with named_gpu("h100"):
-        return gluon().sdpa_backward.warmup(*arguments, grid=(1,), **constants, launch_cooperative_grid=True)
+    with fake_gpu("h100"):
+        return gluon_kernel().sdpa_backward.warmup(*arguments, grid=(1,), **constants, launch_cooperative_grid=True)
 
 
 @functools.cache
@@ -153,11 +153,9 @@ def test_keeper_of_the_order(cell):
 
 
 def test_a_triton_without_the_names_it_needs(monkeypatch):
-    name = "sdpa_backward_gluon"
-    monkeypatch.delattr(templates, name, raising=False)
-    monkeypatch.setitem(sys.modules, f"{templates.__name__}.{name}", None)
+    monkeypatch.setitem(sys.modules, f"{templates.__name__}.gluon.kernel", None)
     with pytest.raises(ValueError, match=r"written for Triton 3\.6 to 3\.9, this is"):
-        gluon()
+        gluon_kernel()
 
 
 @cells

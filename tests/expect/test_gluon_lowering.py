@@ -5,7 +5,7 @@ import ast
 import pytest
 
 import dash_inductor
-from dash_inductor.codegen import attention_backward
+from dash_inductor.inspection.generate import attention_backward
 from dash_inductor.templates.tiles import gluon_tile
 
 SIZES = {"q_len": 475, "kv_len": 475, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "mask": "causal"}

@@ -9,14 +9,14 @@ import json
 import pytest
 import triton
 
-from dash_inductor import gates
-from dash_inductor.cli import main
-from dash_inductor.codegen import attention_backward, compile_kernel
-from dash_inductor.config import ONE_PASS, TWO_PASS
+from dash_inductor.commands.cli import main
 from dash_inductor.devices.cost_files import numbers_of
-from dash_inductor.gates import Cell, judged
-from dash_inductor.replay import Replay, pricing, replay
+from dash_inductor.inspection import gates
+from dash_inductor.inspection.gates import Cell, judged
+from dash_inductor.inspection.generate import attention_backward, compile_kernel
+from dash_inductor.inspection.replay import Replay, pricing, replay
 from dash_inductor.templates import tiles
+from dash_inductor.templates.tiles import Template
 
 # The cost files are of one Triton's code; the replay itself is of any.
 PRICED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the cost files are of Triton 3.7's code")
@@ -37,20 +37,20 @@ def compiled(cell: Cell) -> bytes:
     sizes = {"q_len": gates.LENGTH, "kv_len": gates.LENGTH, "kv_heads": gates.HEADS} | gates.SHAPES[cell.shape]
     with enabled(template=cell.template):
         code = attention_backward(key, batch=2, heads=gates.HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
-    (kernel,) = code.matmuls
+    (kernel,) = code.templates
     return compile_kernel(code.kernels[kernel], key).cubin
 
 
 @functools.cache
 def replays(template: str, head_dim: int) -> list[Replay]:
-    count = 1 if template == ONE_PASS else 2
+    count = 1 if template == Template.ONE_PASS else 2
     return [step for shape in SHAPES for step in replay(cubin(template, head_dim, shape), count)]
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_one_pass(head_dim):
     """Its matmuls alone, what they cost beside, and a release that comes in time for a shift schedule."""
-    for step in replays(ONE_PASS, head_dim):
+    for step in replays(Template.ONE_PASS, head_dim):
         assert step.flop == 10 * 64 * 128 * head_dim
         assert step.tensor_cycles == pytest.approx(step.flop / 4096)
         assert step.tensor_cycles + sum(step.exposed.values()) == pytest.approx(step.cycles)
@@ -61,21 +61,21 @@ def test_one_pass(head_dim):
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_two_passes(head_dim):
     """dK/dV, then dQ; neither polls."""
-    kv, q = replay(cubin(TWO_PASS, head_dim, "causal"), 2)
+    kv, q = replay(cubin(Template.TWO_PASS, head_dim, "causal"), 2)
     assert (kv.flop, q.flop) == (8 * 64 * 128 * head_dim, 6 * 64 * 128 * head_dim)
     assert kv.handover_cycles is q.handover_cycles is None
 
 
 def test_a_tile_that_the_diagonal_crosses():
     """Its mask is applied to S before exp2."""
-    (off,), (on,) = (replay(cubin(ONE_PASS, 128, "causal"), edge=edge) for edge in (False, True))
+    (off,), (on,) = (replay(cubin(Template.ONE_PASS, 128, "causal"), edge=edge) for edge in (False, True))
     assert on.cycles > off.cycles * 1.02
 
 
-@pytest.mark.parametrize("template", [ONE_PASS, TWO_PASS])
+@pytest.mark.parametrize("template", [Template.ONE_PASS, Template.TWO_PASS])
 def test_two_stages_wait_for_their_loads(monkeypatch, template):
     """The same kernel with a stage less is slower, and by its loads."""
-    table = tiles._TILES if template == ONE_PASS else tiles._TWO_PASS_TILES
+    table = tiles._TILES if template == Template.ONE_PASS else tiles._TWO_PASS_TILES
     monkeypatch.setitem(table, (90, 128), dataclasses.replace(table[90, 128], num_stages=2))
     (two,) = replay(compiled(Cell("sm_90", template, "bf16", 128, "causal")))
     (three,) = replay(cubin(template, 128, "causal"))
@@ -85,10 +85,12 @@ def test_two_stages_wait_for_their_loads(monkeypatch, template):
 
 
 def test_gates_and_codegen_print_it(capsys):
-    row = judged(Cell("sm_90", TWO_PASS, "bf16", 64, "full"))
+    row = judged(Cell("sm_90", Template.TWO_PASS, "bf16", 64, "full"))
     assert [loop["estimate"] for loop in row["predicted_cycles"]] == [True, True]
     assert row["not_predicted"] is None
-    assert gates.predicted_cycles(row) == " + ".join(f"{step.cycles:.0f}" for step in replay(cubin(TWO_PASS, 64, "full"), 2))
+    assert gates.predicted_cycles(row) == " + ".join(
+        f"{step.cycles:.0f}" for step in replay(cubin(Template.TWO_PASS, 64, "full"), 2)
+    )
     sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64"]
     assert main(["codegen", "--device", "h100", *sizes]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -99,17 +101,17 @@ def test_gates_and_codegen_print_it(capsys):
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
 def test_other_gpus_are_not_predicted(arch):
-    row = judged(Cell(arch, ONE_PASS, "bf16", 64, "full"))
+    row = judged(Cell(arch, Template.ONE_PASS, "bf16", 64, "full"))
     assert (row["predicted_cycles"], row["not_predicted"]) == (None, "only sm_90 can be replayed")
 
 
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "kernel.cubin"
-    path.write_bytes(cubin(TWO_PASS, 64, "full"))
+    path.write_bytes(cubin(Template.TWO_PASS, 64, "full"))
     assert main(["replay", str(path), "--loops", "2", "--json", "--trace"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["cubins"]
     assert [loop["cycles"] for loop in found["loops"]] == [
-        pytest.approx(step.cycles, abs=0.1) for step in replay(cubin(TWO_PASS, 64, "full"), 2)
+        pytest.approx(step.cycles, abs=0.1) for step in replay(cubin(Template.TWO_PASS, 64, "full"), 2)
     ]
     hgmma = [event for event in found["loops"][0]["trace"] if event["opcode"].startswith("HGMMA") and event["warp"] == 0]
     assert len(hgmma) == 64 // 16 * 2 + 64 // 16 * 2
@@ -125,7 +127,7 @@ def test_the_command(tmp_path, capsys):
 def test_the_cost_files_are_of_these_kernels(device, head_dim):
     """A kernel that changes needs other constants: `pricing` gives them."""
     numbers = numbers_of(device)
-    one, two = replays(ONE_PASS, head_dim), replays(TWO_PASS, head_dim)
+    one, two = replays(Template.ONE_PASS, head_dim), replays(Template.TWO_PASS, head_dim)
     tflops, percent = numbers["tflops"][str(head_dim)], numbers["two_pass_percent"][str(head_dim)]
     assert tflops["value"] == pytest.approx(pricing.tflops(one, numbers["sms"]["value"]), rel=OFF)
     assert percent["value"] == pytest.approx(pricing.two_pass_percent(two, one), rel=OFF)
@@ -136,5 +138,7 @@ def test_the_cost_files_are_of_these_kernels(device, head_dim):
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_a_hop_is_of_both_head_dims(device):
     entry = numbers_of(device)["hop_ns"]
-    assert entry["value"] == pytest.approx(pricing.hop_ns(replays(ONE_PASS, 64) + replays(ONE_PASS, 128)), rel=OFF)
+    assert entry["value"] == pytest.approx(
+        pricing.hop_ns(replays(Template.ONE_PASS, 64) + replays(Template.ONE_PASS, 128)), rel=OFF
+    )
     assert entry["estimate"]

@@ -12,9 +12,9 @@ import expecttest
 import pytest
 
 from dash_inductor import enabled
-from dash_inductor.codegen import Generated, attention_backward, compile_kernel
-from dash_inductor.cubin import CubinReport, inspect
 from dash_inductor.devices import device
+from dash_inductor.inspection.cubin import CubinReport, inspect
+from dash_inductor.inspection.generate import Generated, attention_backward, compile_kernel
 from dash_inductor.templates.tiles import two_pass_tile
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -29,7 +29,7 @@ def generated(key: str, head_dim: int, mask: str, **sizes: Any) -> Generated:
 
 def kernel(code: Generated) -> tuple[str, str]:
     """(name, source) of the main kernel."""
-    (name,) = code.matmuls
+    (name,) = code.templates
     return name, code.kernels[name]
 
 
@@ -61,16 +61,18 @@ def test_launch(head_dim: int) -> None:
 @pytest.mark.parametrize(
     ("key", "head_dim", "kv_heads", "family", "dynamic_family"),
     [
-        ("h100", 128, 16, "symmetric", "by size"),
-        ("h100", 128, 1, "two_pass", "by size"),
-        ("a100", 64, 16, "two_pass", "by size"),
+        ("h100", 128, 16, "symmetric_round_robin", "by_size"),
+        ("h100", 128, 1, "two_pass", "by_size"),
+        ("a100", 64, 16, "two_pass", "by_size"),
         ("h100", 256, 16, "two_pass", "two_pass"),
         ("b200", 192, 16, "two_pass", "two_pass"),
     ],
 )
 def test_the_choice(key: str, head_dim: int, kv_heads: int, family: str, dynamic_family: str) -> None:
     """By sizes up to a head dim of 128, past it always."""
-    matmuls = {("by size", False): [5, 7], ("two_pass", False): [7], ("two_pass", True): [8], ("symmetric", False): [5]}
+    templates = {"by_size": ["one_pass", "two_pass"], "two_pass": ["two_pass"], "symmetric_round_robin": ["one_pass"]}
+    split = head_dim > 128 and key == "h100"
+    matmuls = {"one_pass": 5, "two_pass": 8 if split else 7}
     for dynamic, expected in ((False, family), (True, dynamic_family)):
         code = attention_backward(
             key, q_len=2048, kv_len=2048, batch=1, heads=16, kv_heads=kv_heads, head_dim=head_dim, mask="causal", dynamic=dynamic
@@ -78,7 +80,9 @@ def test_the_choice(key: str, head_dim: int, kv_heads: int, family: str, dynamic
         (decision,) = code.decisions
         assert decision.family == expected
         assert (decision.predicted_us is None) == dynamic
-        assert list(code.matmuls.values()) == (matmuls[expected, head_dim > 128 and key == "h100"])
+        assert list(code.templates.values()) == templates[expected]
+        for name, template in code.templates.items():
+            assert code.kernels[name].count("tl.dot(") == matmuls[template]
 
 
 SIZES: list[tuple[str, dict[str, Any]]] = [

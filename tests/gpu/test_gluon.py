@@ -9,10 +9,10 @@ from test_on_gpu import SHAPES as ALL_SHAPES
 from test_on_gpu import assert_as_good_as_stock, assert_same_bits, attention, backward_of, busy_gpu, error, gradients, inputs
 
 import dash_inductor
-from dash_inductor.lowering.epilogue import in_accumulator_order
+from dash_inductor.lowering.dq import in_accumulator_order
 from dash_inductor.lowering.gluon import launch
-from dash_inductor.ops import LOG2E, reference
-from dash_inductor.schedule import Geometry, make, pack
+from dash_inductor.reference import LOG2E, reference
+from dash_inductor.schedule import Geometry, make_order, pack
 from dash_inductor.templates.tiles import gluon_tile
 
 
@@ -92,8 +92,8 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
     shape = gluon_tile(90, "bf16", head_dim)
     place = in_accumulator_order(shape)
     order = torch.tensor([[int(place(Integer(m), Integer(d))[0]) for d in range(head_dim)] for m in range(shape.block_m)])
-    mask = "causal_top_left" if causal else "full"
-    schedule = make(family, Geometry(q_len, kv_len, shape.block_m, shape.block_n, mask), roles)
+    mask = "causal" if causal else "full"
+    schedule = make_order(family, Geometry(q_len, kv_len, shape.block_m, shape.block_n, mask), roles)
     scale = head_dim**-0.5
 
     scores = query.float() @ key.float().repeat_interleave(group, 1).mT * scale

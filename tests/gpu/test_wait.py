@@ -31,7 +31,7 @@ def lonely(semaphore):
     wait(semaphore, 1, False)
 """
 GLUON = """
-from dash_inductor.templates.gluon_functions import wait_for_rank
+from dash_inductor.templates.gluon.functions import wait_for_rank
 
 @gluon.jit
 def lonely(semaphore):

@@ -28,7 +28,7 @@ from benchmarks.attention.report import not_run, rows_of, targets
 from benchmarks.attention.rows import OK, Row, append, read
 from benchmarks.attention.samples import interleaved, ratios, summary
 from benchmarks.attention.shapes import HIDDEN, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
-from dash_inductor.record import Decision
+from dash_inductor.decision import Decision
 
 HOPPER = Environment("NVIDIA H100", 132, "580.1", "2.11.0", "3.6.0")
 COMMON = {"run": "test", "environment": HOPPER, "baseline": who.BASELINE}

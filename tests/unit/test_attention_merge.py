@@ -14,12 +14,12 @@ from benchmarks.attention.merge import main
 from benchmarks.attention.report import not_run, rows_of
 from benchmarks.attention.rows import OK, Row, append, read
 from benchmarks.attention.shapes import SHAPES
-from dash_inductor import calibrate
+from dash_inductor.commands import calibrate
+from dash_inductor.decision import Decision
 from dash_inductor.devices.calibration import NAMES
 from dash_inductor.devices.cost_files import tomllib
-from dash_inductor.record import Decision
-from dash_inductor.salt import sources_digest
-from dash_inductor.target import Target
+from dash_inductor.devices.target import Target
+from dash_inductor.rewrite.cache_key import sources_digest
 from dash_inductor.templates import tiles
 
 H100 = Environment("NVIDIA H100 80GB HBM3", 132, "580.1", "2.11.0", "3.6.0")

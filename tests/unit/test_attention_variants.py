@@ -6,7 +6,7 @@ import pytest
 from jinja2 import Template
 
 from benchmarks.attention import variants
-from dash_inductor import salt
+from dash_inductor.rewrite import cache_key
 from dash_inductor.templates import tiles
 
 KERNEL = variants.Variant("as-is", "as it is").source()
@@ -64,27 +64,27 @@ def test_a_template_that_the_edit_does_not_fit(lacking):
 
 
 def test_caches_keep_variants_apart():
-    plain = salt.Salt().uuid()
+    plain = cache_key.CacheKey(lambda: None).uuid()
     seen = [plain]
     for variant in variants.VARIANTS:
         with variant.applied():
-            seen.append(salt.Salt().uuid())
+            seen.append(cache_key.CacheKey(lambda: None).uuid())
     assert len(set(seen)) == len(seen)
-    assert salt.Salt().uuid() == plain
+    assert cache_key.CacheKey(lambda: None).uuid() == plain
 
 
 def test_a_variant_is_gone_afterwards():
     from dash_inductor.lowering import kernels
 
-    before = kernels.SDPA_BACKWARD, dict(tiles._TILES), tiles.RELEASE_AFTER
+    before = kernels.ONE_PASS, dict(tiles._TILES), tiles.RELEASE_AFTER
     for variant in variants.VARIANTS:
         with variant.applied():
-            assert (kernels.SDPA_BACKWARD is not before[0], before[1] != tiles._TILES, before[2] != tiles.RELEASE_AFTER) == (
+            assert (kernels.ONE_PASS is not before[0], before[1] != tiles._TILES, before[2] != tiles.RELEASE_AFTER) == (
                 variant.edit is not None,
                 bool(variant.tiles),
                 variant.release_after is not None,
             )
-        assert (kernels.SDPA_BACKWARD, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
+        assert (kernels.ONE_PASS, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
 
 
 @pytest.mark.parametrize(("name", "stages"), [("two-stages", 2), ("four-stages", 4)])

@@ -18,7 +18,7 @@ from benchmarks.attention.environment import Environment
 from benchmarks.attention.measure import LostDeviceError, Result
 from benchmarks.attention.rows import OK, read
 from benchmarks.attention.shapes import MODELS, QUICK, SWEEP, Shape
-from dash_inductor import cli
+from dash_inductor.commands import cli
 
 ROOT = Path(__file__).parent.parent.parent
 HOPPER = Environment("NVIDIA H100", 132, "580.1", "2.11.0", "3.6.0")

@@ -13,8 +13,9 @@ from torch._dynamo.utils import counters
 from torch._inductor.codegen import common
 
 import dash_inductor
-from dash_inductor import config, install, salt
-from dash_inductor.salt import Salt, digest_of, sources_digest
+from dash_inductor import config
+from dash_inductor.rewrite import cache_key, install
+from dash_inductor.rewrite.cache_key import CacheKey, digest_of, sources_digest
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 PACKAGES = ("dash_inductor", "lowering", "templates")
@@ -131,27 +132,27 @@ def test_another_sm_carve_out_misses(cached):
 
 
 def test_sources_that_changed_miss(cached, monkeypatch):
-    monkeypatch.setattr(salt, "sources_digest", lambda: "other sources")
+    monkeypatch.setattr(cache_key, "sources_digest", lambda: "other sources")
     assert compiled() == (0, 2)
     monkeypatch.undo()
 
 
 def test_every_setting_is_in_the_key():
     """A setting that a later version adds is in the key unless somebody says otherwise."""
-    _, settings, *_ = salt.key()
+    _, settings, *_ = cache_key.key()
     in_key = {name for name, _ in settings}
     assert in_key == set(config.Config.__dataclass_fields__) - {"seed"}
 
 
 @pytest.mark.parametrize("action", ["warn", "error"])
 def test_a_graph_that_may_warn_or_raise_has_no_key_twice(monkeypatch, action):
-    uuid = Salt().uuid
+    uuid = CacheKey(lambda: None).uuid
     assert uuid() == uuid()
     monkeypatch.setattr(config, "_current", config.Config(on_unsupported=action))
     assert uuid() != uuid()
 
 
-def test_the_salt_stands_in_one_place():
+def test_the_cache_key_stands_in_one_place():
     """The order of `custom_backend_passes` is in the keys, and Inductor registers its own later, when it compiles."""
     was_enabled = install.is_enabled()
     dash_inductor.disable()

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from dash_inductor import calibrate
-from dash_inductor.cli import main
+from dash_inductor.commands import calibrate
+from dash_inductor.commands.cli import main
 from dash_inductor.devices.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
 from dash_inductor.devices.cost_files import FOLDER, load_costs, load_two_pass, tomllib
-from dash_inductor.schedule import Geometry, Plan, make, simulate
-from dash_inductor.target import Target
+from dash_inductor.devices.target import Target
+from dash_inductor.schedule import Geometry, GroupedPlan, make_order, simulate
 from dash_inductor.templates import tiles
 
 WORKERS = 24
@@ -27,7 +27,7 @@ TRUTH = {"step_ns": 2000, "shifted_step_ns": 2140, "hop_ns": 1500, "launch_ns": 
 
 def timing(family: str, n_q: int, n: int, rounds: int, noise: float) -> Timing:
     """A launch on a device of 24 workers."""
-    plan = Plan(make(family, Geometry(n_q, n, 1, 1, "full"), n), rounds * (WORKERS // n), WORKERS // n)
+    plan = GroupedPlan(make_order(family, Geometry(n_q, n, 1, 1, "full"), n), rounds * (WORKERS // n), WORKERS // n)
     step = TRUTH["step_ns"] if family == "ascending" else TRUTH["shifted_step_ns"]
     ns = simulate(plan, compute_ns=step, reduce_ns=0, sync_ns=TRUTH["hop_ns"]).makespan_ns
     ns += TRUTH["launch_ns"] + rounds * TRUTH["chain_ns"]
@@ -170,7 +170,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[calibrate.Launch]:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H100")
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(L2_cache_size=60 << 20))
-    monkeypatch.setattr("dash_inductor.target.target_of", lambda device: H100)
+    monkeypatch.setattr(calibrate, "target_of", lambda device, settings: H100)
 
     def measure(launch: calibrate.Launch) -> float:
         measured.append(launch)

@@ -124,7 +124,7 @@ def test_configure_resets_dynamo_when_something_changes(monkeypatch):
         ({"schedule": "symmetric", "launch": "chained"}, "launch='chained' takes schedule ascending or descending"),
         ({"template": "two_pass", "schedule": "ascending"}, "template='two_pass' takes schedule auto, not 'ascending'"),
         ({"kernel": "gluon", "template": "two_pass"}, "kernel='gluon' takes template one_pass or auto, not 'two_pass'"),
-        ({"schedule": "table", "launch": "chained"}, "launch='chained' takes schedule ascending or descending, not 'table'"),
+        ({"schedule": "searched", "launch": "chained"}, "launch='chained' takes schedule ascending or descending, not 'searched'"),
     ],
 )
 @pytest.mark.parametrize("change", [configure, dash_inductor.enable])

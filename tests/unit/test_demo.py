@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dash_inductor import config, demo
-from dash_inductor.cli import main
+from dash_inductor import config
+from dash_inductor.commands import demo
+from dash_inductor.commands.cli import main
 
 
 def run(**digests: str) -> dict:

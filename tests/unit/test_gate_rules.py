@@ -12,7 +12,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from dash_inductor import devices
 from dash_inductor.devices import LIMITS, cost_files, occupancy, stand_in
 from dash_inductor.devices.load_check import Checked, check, expect
-from dash_inductor.gates import DEVICES, HEAD_DIMS, MOST_INSTRUCTIONS, SHAPES, Cell, cells, violated
+from dash_inductor.inspection.gates import DEVICES, HEAD_DIMS, MOST_INSTRUCTIONS, SHAPES, Cell, cells, violated
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import tile, two_pass_tile
 

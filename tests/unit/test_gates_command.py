@@ -1,6 +1,6 @@
 """The `gates` command where it compiles nothing."""
 
-from dash_inductor.cli import main
+from dash_inductor.commands.cli import main
 
 
 def test_a_selection_without_a_kernel(capsys, monkeypatch):

@@ -10,9 +10,9 @@ import torch
 from gluon_model import Deadlock, module_of
 from sympy import Integer
 
-from dash_inductor.lowering.epilogue import in_accumulator_order
-from dash_inductor.ops import LOG2E, reference
-from dash_inductor.schedule import Geometry, make, pack
+from dash_inductor.lowering.dq import in_accumulator_order
+from dash_inductor.reference import LOG2E, reference
+from dash_inductor.schedule import Geometry, make_order, pack
 from dash_inductor.templates.tiles import gluon_tile
 
 
@@ -22,9 +22,9 @@ def tile_of(head_dim):
 
 def source() -> str:
     """Of the kernel and its functions, as one module."""
-    folder = resources.files("dash_inductor.templates")
-    functions, kernel = (folder.joinpath(f"{name}.py").read_text() for name in ("gluon_functions", "sdpa_backward_gluon"))
-    alone, found = re.subn(r"from \.gluon_functions import \([^)]*\)\n", "", kernel)
+    folder = resources.files("dash_inductor.templates.gluon")
+    functions, kernel = (folder.joinpath(f"{name}.py").read_text() for name in ("functions", "kernel"))
+    alone, found = re.subn(r"from \.functions import \([^)]*\)\n", "", kernel)
     assert found == 1
     return f"{functions}\n\n{alone}"
 
@@ -95,17 +95,17 @@ CASES = [
     (1, 2, 1, 384, 384, "full", "shift", 3, 2, 64),
     (2, 2, 1, 320, 512, "full", "ascending", 2, 3, 64),
     (1, 1, 2, 165, 293, "full", "descending", 3, 1, 128),
-    (2, 1, 3, 192, 192, "causal_top_left", "descending", 2, 1, 64),
-    (1, 3, 1, 357, 357, "causal_top_left", "symmetric", 1, 2, 128),
-    (1, 2, 2, 485, 485, "causal_top_left", "ascending", 4, 2, 64),
-    (3, 1, 1, 37, 37, "causal_top_left", "descending", 1, 1, 128),
+    (2, 1, 3, 192, 192, "causal", "descending", 2, 1, 64),
+    (1, 3, 1, 357, 357, "causal", "symmetric", 1, 2, 128),
+    (1, 2, 2, 485, 485, "causal", "ascending", 4, 2, 64),
+    (3, 1, 1, 37, 37, "causal", "descending", 1, 1, 128),
 ]
 
 
 def problem(batch, kv_heads, group, q_len, kv_len, mask, family, roles, heads_in_flight, head_dim):
     """Inputs, schedule, heads in flight of a case."""
     geometry = Geometry(q_len, kv_len, tile_of(head_dim).block_m, tile_of(head_dim).block_n, mask)
-    return attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim), make(family, geometry, roles), heads_in_flight
+    return attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim), make_order(family, geometry, roles), heads_in_flight
 
 
 @pytest.fixture(autouse=True)
@@ -245,7 +245,7 @@ MUTANTS = {
 
 def assert_seen(module):
     """Some interleaving gives other bits than the kernel does, or none."""
-    args = problem(1, 1, 2, 320, 320, "causal_top_left", "descending", 2, 1, 64)
+    args = problem(1, 1, 2, 320, 320, "causal", "descending", 2, 1, 64)
     right = backward(module_of(source()), *args, 0)
     for seed in range(20):
         try:

@@ -22,9 +22,9 @@ from benchmarks.h800.makespan import makespan
 from benchmarks.h800.measurements import LENGTHS, SCHEDULES, Cell, Measurement, cells, load
 from benchmarks.h800.placement import WORKERS, Placement, place
 from benchmarks.h800.plot import plot
-from dash_inductor.schedule import Geometry, Plan, make, simulate
+from dash_inductor.schedule import Geometry, GroupedPlan, make_order, simulate
 
-FULL, CAUSAL = "full", "causal_top_left"
+FULL, CAUSAL = "full", "causal"
 
 
 @pytest.fixture(scope="module")
@@ -61,8 +61,8 @@ def test_docstrings(name: str) -> None:
 def steps_of_plan(placement: Placement, family: str) -> float:
     """Makespan of the project's replay, in steps, of the same schedule with aligned heads; a hop is 0.75 steps."""
     roles = placement.units_per_head
-    schedule = make(family, placement.geometry, roles, stride=1 if family == "shift" else None)
-    plan = Plan(schedule, placement.heads, min(placement.heads, placement.workers // roles))
+    schedule = make_order(family, placement.geometry, roles, stride=1 if family == "shift" else None)
+    plan = GroupedPlan(schedule, placement.heads, min(placement.heads, placement.workers // roles))
     return simulate(plan, compute_ns=800, reduce_ns=200, sync_ns=550).makespan_ns / 1000
 
 
@@ -89,8 +89,8 @@ def test_is_the_replay_where_heads_are_aligned() -> None:
 def test_pairs_visit_tiles_as_symmetric_and_shift_do(causal: bool, seqlen: int) -> None:
     placement = of_cell("shift", causal, seqlen)
     family, stride = ("symmetric", None) if causal else ("shift", 1)
-    schedule = make(family, placement.geometry, placement.units_per_head, stride=stride)
-    assert placement.ring() == [[i for j in unit for i in schedule.order(j)] for unit in placement.units]
+    schedule = make_order(family, placement.geometry, placement.units_per_head, stride=stride)
+    assert placement.ring() == [[i for j in unit for i in schedule.visits(j)] for unit in placement.units]
 
 
 def longest_path(placement: Placement, hop: float, overhead: float) -> float:
@@ -104,7 +104,7 @@ def longest_path(placement: Placement, hop: float, overhead: float) -> float:
         if placement.family == "ring":
             tiles = placement.ring()[u]
         else:
-            visited = {j: list(range(g.lo(j), g.n_q)) for j in chains[u]}
+            visited = {j: list(range(g.first_q_tile(j), g.n_q)) for j in chains[u]}
             tiles = [i for j in chains[u] for i in (visited[j] if placement.family == "ascending" else visited[j][::-1])]
         starts = np.cumsum([0, *(g.steps(j) for j in chains[u])]).tolist()
         for t, i in enumerate(tiles):
@@ -144,7 +144,9 @@ def test_dynamic_dispatch_is_the_recursion_of_the_design(schedule: str, causal: 
     for head, j in placement.chains():
         start = free[0] + 1
         if j:
-            start = max(start, started[head, j - 1] + hop + (g.lo(j) - g.lo(j - 1) if schedule == "ascending" else 0))
+            start = max(
+                start, started[head, j - 1] + hop + (g.first_q_tile(j) - g.first_q_tile(j - 1) if schedule == "ascending" else 0)
+            )
         started[head, j] = start
         heapq.heapreplace(free, start + g.steps(j) - 1)
     assert makespan(placement, hop, 0, 0)[0] == pytest.approx(max(free))
@@ -225,13 +227,13 @@ def test_longer_sequences_run_at_a_higher_throughput(predicted: Times) -> None:
 
 def test_what_the_measurements_show(predicted: Times) -> None:
     """Descending wins at d = 128 under a causal mask, shift at d = 64 under a full one."""
-    shifts, mono = ("shift", "shift_persistent"), ("ascending", "descending", "descending_persistent")
+    shifts, monotone = ("shift", "shift_persistent"), ("ascending", "descending", "descending_persistent")
     for seqlen in (2048, 4096, 8192, 16384):
         assert predicted[Cell("descending", 128, True, seqlen)] < 0.97 * fastest(predicted, 128, True, seqlen, shifts)
     for seqlen in (1024, 2048, 4096, 8192):
-        assert fastest(predicted, 64, False, seqlen, shifts) < 0.95 * fastest(predicted, 64, False, seqlen, mono)
+        assert fastest(predicted, 64, False, seqlen, shifts) < 0.95 * fastest(predicted, 64, False, seqlen, monotone)
     for head_dim in (64, 128):
-        assert fastest(predicted, head_dim, False, 16384, shifts) > 0.97 * fastest(predicted, head_dim, False, 16384, mono)
+        assert fastest(predicted, head_dim, False, 16384, shifts) > 0.97 * fastest(predicted, head_dim, False, 16384, monotone)
 
 
 def test_heads_as_wide_as_the_gpu_have_no_ring() -> None:

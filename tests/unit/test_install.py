@@ -19,7 +19,8 @@ from torch._inductor.fx_passes import joint_graph
 from torch._inductor.lowering import lowerings
 
 import dash_inductor
-from dash_inductor import _autoload, backend, config, install, stock_ops
+from dash_inductor import config
+from dash_inductor.rewrite import autoload, backend, install, stock_ops
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +40,7 @@ def switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 
 def installed() -> tuple[bool, bool]:
-    """Whether the pass and the salt are in Inductor."""
+    """Whether the pass and the cache key are in Inductor."""
     passes = [p for p in joint_graph.pass_patterns if type(p).__name__ == "DashPass"]
     assert len(passes) <= 1
     return bool(passes), "dash_inductor" in common.custom_backend_passes
@@ -227,7 +228,7 @@ def test_autoload_never_raises(monkeypatch, caplog, error):
 
     with monkeypatch.context() as patch:
         patch.setattr(install, "want", fail)
-        _autoload.autoload()
+        autoload.autoload()
     assert "dash_inductor could not be installed" in caplog.text
     assert "no such thing" in caplog.text
 
@@ -239,7 +240,7 @@ def test_an_installation_that_fails(monkeypatch, caplog):
         raise KeyError("no such thing")
 
     monkeypatch.setattr(install, "install", fail)
-    _autoload.autoload()
+    autoload.autoload()
     assert "no such thing" in caplog.text
     with pytest.raises(KeyError, match="no such thing"):
         dash_inductor.enable()
@@ -248,7 +249,7 @@ def test_an_installation_that_fails(monkeypatch, caplog):
 def test_wrong_settings_are_raised_by_each_compilation(monkeypatch):
     monkeypatch.setattr(config, "_current", None)
     monkeypatch.setitem(os.environ, "DASH_INDUCTOR_LAUNCH", "later")
-    _autoload.autoload()
+    autoload.autoload()
     for _ in range(2):
         with pytest.raises(BackendCompilerFailed, match="DASH_INDUCTOR_LAUNCH='later' is not one of grouped, chained"):
             met()

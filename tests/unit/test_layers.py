@@ -1,4 +1,4 @@
-"""Imports point down, and the rooms at the bottom need nothing from above: schedules are pure, templates stand alone."""
+"""Imports point down, in no circle; the rooms at the bottom need nothing from above: schedules are pure, templates stand alone."""
 
 from __future__ import annotations
 
@@ -9,22 +9,57 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).parents[2]
 OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "files", "urlopen"}
+# From the bottom up: a room imports rooms before it.
+ROOMS = (
+    *("templates", "schedule", "import_hook", "emulation", "decision", "config", "problem", "devices", "reference", "resolve"),
+    *("op", "lowering", "rewrite", "inspection", "commands", "__main__"),
+)
+# Modules with functions that import a module of the project, and why they do not when they are imported themselves.
+LAZY = {
+    "dash_inductor.commands.calibrate": "the command line does without torch",
+    "dash_inductor.commands.codegen": "the command line does without torch",
+    "dash_inductor.commands.compare": "matplotlib may be missing",
+    "dash_inductor.commands.demo": "the command line does without torch",
+    "dash_inductor.commands.simulate": "matplotlib may be missing",
+    "dash_inductor.config": "emulation imports Triton when it starts",
+    "dash_inductor.emulation": "emulation imports Triton when it starts",
+    "dash_inductor.inspection.gates": "the command line does without torch",
+    "dash_inductor.inspection.generate": "tests of generated code do without the pass",
+    "dash_inductor.rewrite.autoload": "`import torch` runs it, and must not fail or be slow",
+    "dash_inductor.rewrite.declined": "the lowering needs the whole of Inductor",
+    "dash_inductor.rewrite.install": "`import torch` imports it, and Inductor comes when the user imports it",
+}
 
 
 def modules(folder: str) -> list[Path]:
-    found = sorted((ROOT / folder).rglob("*.py"))
-    assert found
-    return found
+    paths = sorted((ROOT / folder).rglob("*.py"))
+    assert paths
+    return paths
 
 
-def imported(path: Path) -> Iterator[str]:
-    """The absolute names of what a module imports, wherever in it."""
-    package = ".".join(path.relative_to(ROOT).with_suffix("").parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text())):
+SOURCES = [*modules("dash_inductor"), *modules("lowering"), *modules("templates")]
+
+
+def name_of(path: Path) -> str:
+    """The module's name, of lowering/ and templates/ as they are installed."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts if parts[0] == "dash_inductor" else ("dash_inductor", *parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+NAMES = {name_of(path) for path in SOURCES}
+
+
+def imports(path: Path, tree: ast.AST | None = None) -> Iterator[str]:
+    """The absolute names of what a module, or a part of it, imports."""
+    name = name_of(path)
+    package = name if path.stem == "__init__" else name.rpartition(".")[0]
+    for node in ast.walk(tree or ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -33,16 +68,55 @@ def imported(path: Path) -> Iterator[str]:
             yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def within(name: str, package: str) -> bool:
-    return name == package or name.startswith(f"{package}.")
+def modules_in(names: Iterator[str]) -> set[str]:
+    """Of these names the modules of the project, or those that have them."""
+    ours = {name if name in NAMES else name.rpartition(".")[0] for name in names if name.partition(".")[0] == "dash_inductor"}
+    assert ours <= NAMES, ours - NAMES
+    return ours
 
 
-@pytest.mark.parametrize("path", modules("dash_inductor/schedule"), ids=lambda path: path.stem)
+def in_annotations(tree: ast.AST) -> list[ast.If]:
+    return [node for node in ast.walk(tree) if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+def test_imports_point_down(path):
+    """Those of functions and of annotations too. The package itself loads its public names when they are asked for."""
+    if name_of(path) == "dash_inductor":
+        return
+    room = name_of(path).split(".")[1]
+    for name in modules_in(imports(path)):
+        assert name != "dash_inductor", "it imports the package, which has every name"
+        assert ROOMS.index(name.split(".")[1]) <= ROOMS.index(room), name
+
+
+def test_there_is_no_circle():
+    graph = networkx.DiGraph()
+    for path in SOURCES:
+        tree = ast.parse(path.read_text())
+        for node in in_annotations(tree):
+            node.body = [ast.Pass()]
+        graph.add_edges_from((name_of(path), name) for name in modules_in(imports(path, tree)) if name != name_of(path))
+    # A package imports its modules, and they import each other.
+    graph.remove_edges_from([(a, b) for a, b in graph.edges if a.startswith(f"{b}.") or b.startswith(f"{a}.")])
+    assert list(networkx.simple_cycles(graph)) == []
+
+
+def test_imports_in_functions_are_named():
+    lazy = set()
+    for path in SOURCES:
+        functions = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)]
+        if any(modules_in(imports(path, function)) for function in functions):
+            lazy.add(name_of(path))
+    assert lazy == set(LAZY)
+
+
+@pytest.mark.parametrize("path", modules("dash_inductor/schedule"), ids=name_of)
 def test_schedules_are_pure(path):
     """Of the project they import each other alone, of others Python's own modules and sympy; they open no file."""
-    for name in imported(path):
+    for name in imports(path):
         top = name.partition(".")[0]
-        assert within(name, "dash_inductor.schedule") or top == "sympy" or top in sys.stdlib_module_names, name
+        assert name.startswith("dash_inductor.schedule") or top == "sympy" or top in sys.stdlib_module_names, name
         assert top not in ("importlib", "os", "io", "pathlib", "subprocess"), name
     called = {
         getattr(node.func, "id", getattr(node.func, "attr", ""))
@@ -55,29 +129,25 @@ def test_schedules_are_pure(path):
 def test_schedules_do_without_torch():
     program = (
         "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
-        "from dash_inductor.schedule import Costs, Shape, choose\n"
+        "from dash_inductor.schedule import Costs, TiledProblem\n"
+        "from dash_inductor.schedule.choice import choose\n"
         "costs = Costs('a', 'sm_90', step_ns=3000, hop_ns=1500, shift_percent=7, workers=132, l2_bytes=50 << 20, estimate=True)\n"
-        "print(choose(Shape(8192, 8192, 32, 1, 64, 64, 128, 'full'), costs).family)"
+        "print(choose(TiledProblem(8192, 8192, 32, 1, 64, 64, 128, 'full'), costs).family)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip() in ("ascending", "shift")
 
 
-@pytest.mark.parametrize("path", modules("templates"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", modules("templates"), ids=name_of)
 def test_templates_import_nothing_of_the_project(path):
-    assert all(
-        within(name, "templates") or name.partition(".")[0] not in ("dash_inductor", "lowering", "benchmarks")
-        for name in imported(path)
-    )
+    assert all(name.startswith("dash_inductor.templates") or not name.startswith("dash_inductor") for name in imports(path))
 
 
-@pytest.mark.parametrize("path", modules("dash_inductor/devices"), ids=lambda path: path.stem)
-def test_devices_know_schedules_and_tiles(path):
-    below = ("dash_inductor.devices", "dash_inductor.schedule", "dash_inductor.templates")
-    for name in imported(path):
-        assert not within(name, "dash_inductor") or any(within(name, package) for package in below), name
-
-
-@pytest.mark.parametrize("path", [*modules("dash_inductor"), *modules("lowering"), *modules("templates")], ids=str)
+@pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_the_package_does_without_tests_and_benchmarks(path):
-    assert not [name for name in imported(path) if name.partition(".")[0] in ("tests", "benchmarks")]
+    """And without what only they need."""
+    assert not {name.partition(".")[0] for name in imports(path)} & {"tests", "benchmarks", "pandas", "scipy"}
+
+
+def test_few_files_stand_beside_the_rooms():
+    assert len([path for path in (ROOT / "dash_inductor").iterdir() if path.is_file()]) <= 10

@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.codecache import PyCodeCache
 
 import dash_inductor
-from dash_inductor import config, record
+from dash_inductor import config, decision
 
 REASON = "the stock op is already deterministic on the CPU (emulation is off)"
 OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
@@ -27,7 +27,7 @@ OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 def enabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(config, "_current", config.Config())
-    monkeypatch.setattr(record, "_loaded", {})
+    monkeypatch.setattr(decision, "_loaded", {})
     caplog.set_level(logging.INFO, "dash_inductor")
     torch.use_deterministic_algorithms(True)
     with dash_inductor.enabled():
@@ -65,10 +65,10 @@ def test_recorded_once_cold_and_warm(caplog):
     compiled_gradients()
     assert counters["inductor"]["dash_declined"] == 1
     assert counters["inductor"]["dash_rewritten"] == 0
-    (decision,) = dash_inductor.decisions()
-    expected = record.Decision(OP, "cpu", "fp32", "causal", 1, 1, 1, 6, 6, 8, REASON)
-    assert decision == expected
-    assert not decision.rewritten
+    (entry,) = dash_inductor.decisions()
+    expected = decision.Decision(OP, "cpu", "fp32", "causal", 1, 1, 1, 6, 6, 8, REASON)
+    assert entry == expected
+    assert not entry.rewritten
     assert caplog.messages == [f"{OP} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}"]
 
     compiled_gradients()
@@ -80,7 +80,7 @@ def test_recorded_once_cold_and_warm(caplog):
 
     # As in a process that starts: it has loaded no graph yet.
     PyCodeCache.cache_clear()
-    record._loaded.clear()
+    decision._loaded.clear()
     caplog.clear()
     compiled_gradients()
     assert counters["inductor"]["fxgraph_cache_miss"] == 0
@@ -92,8 +92,8 @@ def test_recorded_once_cold_and_warm(caplog):
 def test_mask_of_the_users():
     mask = torch.zeros(6, 6)
     torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=mask))(*inputs()).sum().backward()
-    (decision,) = dash_inductor.decisions()
-    assert (decision.mask, decision.reason) == ("given", "an attention mask")
+    (entry,) = dash_inductor.decisions()
+    assert (entry.mask, entry.reason) == ("given", "an attention mask")
 
 
 def test_warn():
@@ -134,6 +134,6 @@ def test_silent_by_default():
 
 @pytest.mark.parametrize("sizes", [{"q_len": 8}, {"q_len": "s0"}])
 def test_decisions_survive_generated_code(sizes, monkeypatch):
-    decision = replace(record.Decision(OP, "cpu", "fp32", "full", 1, 2, 2, 6, 6, 8, 'a "reason"'), **sizes)
-    exec(record.loading_line(3, decision), {"__file__": "/graph.py"})
-    assert record._loaded == {("/graph.py", 3): decision}
+    one = replace(decision.Decision(OP, "cpu", "fp32", "full", 1, 2, 2, 6, 6, 8, 'a "reason"'), **sizes)
+    exec(decision.loading_line(3, one), {"__file__": "/graph.py"})
+    assert decision._loaded == {("/graph.py", 3): one}

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.schedules.__main__ import RESULTS
 from benchmarks.schedules.grid import Point, periodic_makespan, points, row
-from dash_inductor.schedule import Costs, Geometry, Plan, Straddling, Symmetric, simulate
+from dash_inductor.schedule import Costs, Geometry, GroupedPlan, RoundRobinPlan, Symmetric, simulate
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +44,8 @@ def test_the_file_is_what_the_code_gives(lines: list[dict]) -> None:
 def test_a_schedule_that_settles_is_simulated_in_part(heads: int, hop_ns: int) -> None:
     costs = Costs("model", "model", 10, hop_ns, 0, 5, 2**20, True)
     for n in (4, 6, 9):
-        grid = Geometry(2 * n, 2 * n, 1, 2, "causal_top_left")
+        grid = Geometry(2 * n, 2 * n, 1, 2, "causal")
         pairs = -(-n // 2)
-        for plan in (Straddling(Symmetric(grid, min(pairs, 5)), heads, 5), Plan(Symmetric(grid, 2), heads, 2)):
+        for plan in (RoundRobinPlan(Symmetric(grid, min(pairs, 5)), heads, 5), GroupedPlan(Symmetric(grid, 2), heads, 2)):
             whole = simulate(plan, compute_ns=10, reduce_ns=0, sync_ns=hop_ns).makespan_ns
             assert periodic_makespan(plan, costs) == whole

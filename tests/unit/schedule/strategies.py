@@ -6,7 +6,21 @@ import random
 
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import FAMILIES, MASKS, TABLE, Geometry, Plan, Schedule, Shift, Straddling, Symmetric, Tabulated, make
+from dash_inductor.schedule import (
+    FAMILIES,
+    MASKS,
+    SEARCHED,
+    Explicit,
+    Geometry,
+    GroupedPlan,
+    Order,
+    RoundRobinPlan,
+    ScheduleError,
+    Shift,
+    Symmetric,
+    make_order,
+    simulate,
+)
 
 CAUSAL = MASKS[1:]
 
@@ -25,10 +39,10 @@ def geometries(draw: st.DrawFn, masks: tuple[str, ...] = MASKS, window: bool | N
 
 @st.composite
 def triangles(draw: st.DrawFn) -> Geometry:
-    """Causal geometries in which lo(j) = k * j and every chain has a step."""
+    """Causal geometries in which first_q_tile(j) = k * j and every chain has a step."""
     k, n = draw(st.integers(1, 3)), draw(st.integers(1, 9))
     q_len = k * (n - 1) + draw(st.integers(1, 6))
-    return Geometry(q_len, n * k, 1, k, "causal_top_left")
+    return Geometry(q_len, n * k, 1, k, "causal")
 
 
 @st.composite
@@ -40,9 +54,9 @@ def block_masks(draw: st.DrawFn, n_kv: int = 7, n_q: int = 9) -> Geometry:
 
 
 @st.composite
-def schedules(draw: st.DrawFn, family: str | None = None) -> Schedule:
+def schedules(draw: st.DrawFn, family: str | None = None) -> Order:
     """Any family with any number of roles and any stride that it takes."""
-    family = family or draw(st.sampled_from((*FAMILIES, TABLE)))
+    family = family or draw(st.sampled_from((*FAMILIES, SEARCHED)))
     if family == "shift":
         geometry = draw(geometries(("full",)))
     elif family == "symmetric":
@@ -53,22 +67,22 @@ def schedules(draw: st.DrawFn, family: str | None = None) -> Schedule:
     if family == "shift":
         most = min(most, geometry.n_q)
     roles = draw(st.integers(1, most))
-    if family == "table":
-        return make(family, geometry, roles, step_ns=draw(st.integers(1, 9)), hop_ns=draw(st.integers(0, 18)))
+    if family == "searched":
+        return make_order(family, geometry, roles, step_ns=draw(st.integers(1, 9)), hop_ns=draw(st.integers(0, 18)))
     stride = draw(st.none() | st.integers(1, geometry.n_q // roles)) if family == "shift" else None
-    mono = family in ("ascending", "descending")
-    return make(family, geometry, roles, stride=stride, boustrophedon=mono and draw(st.booleans()))
+    monotone = family in ("ascending", "descending")
+    return make_order(family, geometry, roles, stride=stride, mirrored=monotone and draw(st.booleans()))
 
 
 @st.composite
-def plans(draw: st.DrawFn, family: str | None = None) -> Plan:
+def plans(draw: st.DrawFn, family: str | None = None) -> GroupedPlan:
     """Any schedule for up to 5 heads."""
     heads = draw(st.integers(1, 5))
-    return Plan(draw(schedules(family)), heads, draw(st.integers(1, heads)), draw(st.integers(1, 3)))
+    return GroupedPlan(draw(schedules(family)), heads, draw(st.integers(1, heads)), draw(st.integers(1, 3)))
 
 
 @st.composite
-def straddling(draw: st.DrawFn, family: str | None = None) -> Straddling:
+def round_robin(draw: st.DrawFn, family: str | None = None) -> RoundRobinPlan:
     """Any schedule in static round robin."""
     heads, workers, group = (draw(st.integers(1, most)) for most in (5, 9, 3))
     schedule = draw(schedules(family))
@@ -77,11 +91,11 @@ def straddling(draw: st.DrawFn, family: str | None = None) -> Straddling:
         shift = isinstance(schedule, Shift)
         workers = min(workers, schedule.geometry.n_q) if shift else workers
         roles = min(n_kv if shift else -(-n_kv // 2), workers)
-        schedule = make(schedule.name, schedule.geometry, roles)
-    return Straddling(schedule, heads, workers, group)
+        schedule = make_order(schedule.name, schedule.geometry, roles)
+    return RoundRobinPlan(schedule, heads, workers, group)
 
 
-def wild(rng: random.Random) -> Plan:
+def wild(rng: random.Random) -> GroupedPlan:
     """Any placement, any order and any ranks: about half of them deadlock."""
     n_kv, n_q = rng.randint(1, 5), rng.randint(1, 6)
     share = rng.choice([0.5, 1])
@@ -98,6 +112,19 @@ def wild(rng: random.Random) -> Plan:
         order = rng.sample(tiles, len(tiles))
         return tuple((i, start + t + rng.randint(-disorder, disorder)) for t, i in enumerate(order))
 
-    schedule = Tabulated(Geometry.of_blocks(blocks), slots, tuple(steps(j) for j in range(n_kv)))
+    schedule = Explicit(Geometry.of_blocks(blocks), slots, tuple(steps(j) for j in range(n_kv)))
     heads = rng.randint(1, 3)
-    return Plan(schedule, heads, rng.randint(1, heads), rng.randint(1, 2))
+    return GroupedPlan(schedule, heads, rng.randint(1, heads), rng.randint(1, 2))
+
+
+def check(plan: GroupedPlan | RoundRobinPlan, resident: int | None = None) -> None:
+    """Raises ScheduleError unless orders and ranks are permutations, waits are acyclic and `resident` CTAs are enough.
+
+    A Deadlock names the cycle. Whether a plan ends does not depend on times.
+    """
+    if isinstance(plan, GroupedPlan):
+        order = plan.order
+        placed = sorted(j for row in order.slots for j in row if j >= 0)
+        if placed != list(range(order.geometry.n_kv)):
+            raise ScheduleError(f"{order.name}: slots hold the chains {placed}, not each one once")
+    simulate(plan, compute_ns=0, reduce_ns=0, sync_ns=0, resident=resident)

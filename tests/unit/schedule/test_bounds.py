@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Geometry, Placement, Plan, Shift, lower_bound, simulate
+from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Placement, Shift, lower_bound, simulate
 
 from .strategies import plans, schedules
 
 
 @given(plans(), st.integers(1, 9), st.integers(0, 30), st.booleans())
 def test_nothing_is_faster(plan: Placement, step: int, hop: int, overlap: bool) -> None:
-    g, reduce = plan.schedule.geometry, min(step, hop) // 2
+    g, reduce = plan.order.geometry, min(step, hop) // 2
     bound = lower_bound(g, heads=plan.heads, workers=plan.workers, step_ns=step * plan.group, hop_ns=hop)
     costs = {"compute_ns": step if overlap else step - reduce, "reduce_ns": reduce, "sync_ns": hop - reduce}
     found = simulate(plan, **costs, overlap=overlap).makespan_ns
@@ -54,8 +54,8 @@ def test_bad_arguments_are_named(change: dict[str, object], message: str) -> Non
 
 
 def test_shift_reaches_it() -> None:
-    plan = Plan(Shift(Geometry(8, 4, 1, 1, "full"), 4), 6, 2)
+    plan = GroupedPlan(Shift(Geometry(8, 4, 1, 1, "full"), 4), 6, 2)
     assert simulate(plan, compute_ns=7, reduce_ns=3, sync_ns=10).makespan_ns == 240
-    assert lower_bound(plan.schedule.geometry, heads=6, workers=8, step_ns=10, hop_ns=13) == 240
-    ascending = Plan(Ascending(Geometry(8, 4, 1, 1, "full"), 4), 6, 2)
+    assert lower_bound(plan.order.geometry, heads=6, workers=8, step_ns=10, hop_ns=13) == 240
+    ascending = GroupedPlan(Ascending(Geometry(8, 4, 1, 1, "full"), 4), 6, 2)
     assert simulate(ascending, compute_ns=7, reduce_ns=3, sync_ns=10).makespan_ns == 279

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from dash_inductor.cli import main
+from dash_inductor.commands.cli import main
 from dash_inductor.devices.cost_files import load_costs, load_two_pass
-from dash_inductor.schedule import INTEGER, Shape, choose, decode
+from dash_inductor.schedule import TiledProblem
+from dash_inductor.schedule.choice import choose
+from dash_inductor.schedule.formulas import formula_for
 
 EXAMPLE = (
     "choose --mask causal --q-len 8192 --kv-len 8192 --batch 2 --heads 16 --kv-heads 16 --head-dim 128 --dtype bf16 --device h100"
 )
-OPERATIONS = {
-    "CeilDiv": INTEGER.ceil_div,
-    "FloorDiv": INTEGER.floor_div,
-    "Mod": INTEGER.mod,
-    "Max": max,
-    "Min": min,
-    "Piecewise": lambda *branches: next(value for value, condition in branches if condition),
-    "true": True,
-}
 
 
 def printed(capsys: pytest.CaptureFixture[str], text: str):
@@ -36,31 +30,37 @@ def printed(capsys: pytest.CaptureFixture[str], text: str):
 def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = printed(capsys, EXAMPLE + change)
     kv_heads, kv_len, d = 4 if "kv-heads 4" in change else 16, 4096 if "4096" in change else 8192, 64 if "64" in change else 128
-    mask = "full" if "full" in change else "causal_top_left"
-    shape = Shape(8192, kv_len, 2 * kv_heads, 16 // kv_heads, d, 64, 128, mask)
+    mask = "full" if "full" in change else "causal"
+    shape = TiledProblem(8192, kv_len, 2 * kv_heads, 16 // kv_heads, d, 64, 128, mask)
     costs = load_costs("h100", block_m=64, block_n=128, head_dim=d)
     if "device" not in change:
         two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=d)
         costs = replace(costs, two_pass=two)
     choice = choose(shape, costs, "device" if "device" in change else "run")
-    assert (found["family"], found["roles"], found["heads_in_flight"]) == (choice.family, choice.roles, choice.heads_in_flight)
+    assert (found["family"], found["roles"], found["heads_in_flight"]) == choice.candidate[:3]
     chains = max(len(list(choice.plan().tasks(worker))) for worker in range(choice.plan().workers))
     assert found["overhead_us"] == (choice.costs.launch_ns + chains * choice.costs.chain_ns) / 1000
     assert found["predicted_us"] == (None if choice.time_ns is None else choice.time_ns / 1000)
     if "device" in change:
         assert {row["family"] for row in found["candidates"]} == {"descending"}
 
-    sizes = {"q_len": 8192, "kv_len": kv_len, "heads": 2 * kv_heads}
-    word = eval(found["piecewise"], OPERATIONS, sizes)
-    assert decode(word) == (choice.family, choice.roles, choice.heads_in_flight, choice.stride, choice.boustrophedon)
     assert found["declined"] is None
     assert [row["default"] for row in found["candidates"]] == [True, *[False] * (len(found["candidates"]) - 1)]
-    different = dict.fromkeys((c.family, c.roles or None, c.heads_in_flight or None, c.stride or None) for c in choice.considered)
-    assert [place(row) for row in found["candidates"]] == list(different)
-    for row in found["candidates"]:
-        assert eval(row["applies_if"], OPERATIONS, sizes) == (row["predicted_us"] is not None)
-        if row["predicted_us"] is not None:
-            assert eval(row["formula_ns"], OPERATIONS, sizes) == round(1000 * row["predicted_us"])
+    listed = [(c.family, c.roles or None, c.heads_in_flight or None, c.stride or None) for c in choice.considered]
+    assert [place(row) for row in found["candidates"]] == listed
+    for row, candidate in zip(found["candidates"], choice.considered, strict=True):
+        assert row["predicted_us"] == (None if candidate.ns is None else candidate.ns / 1000)
+        if row["family"] != "two_pass":
+            assert row["formula_ns"] == str(formula_for(row["family"], mask))
+            assert row["applies_if"] == str(formula_for(row["family"], mask).applies)
+    assert taken(found["piecewise"], found["candidates"]) == listed.index(place(found))
+
+
+def taken(rule: str, candidates: list[dict[str, Any]]) -> int:
+    """The printed rule, by the printed times."""
+    scope = {"Min": min, "Piecewise": lambda *branches: next(value for value, condition in branches if condition)}
+    times = {f"t{i}": row["predicted_us"] for i, row in enumerate(candidates) if row["predicted_us"] is not None}
+    return eval(rule, scope, times)
 
 
 def place(found):
@@ -83,7 +83,6 @@ def test_a_candidate_is_listed_once(change: str, capsys: pytest.CaptureFixture[s
     ("change", "reason"),
     [
         ("--kv-len 4096", "causal with S_q=8192 and S_k=4096"),
-        ("--mask causal_bottom_right --kv-len 8193", "causal with S_q=8192 and S_k=8193"),
         ("--kv-heads 3", "kv heads (3, 3) do not divide the query heads (16)"),
         ("--head-dim 512", "head dim 512 is outside 16..256"),
         ("--head-dim 15", "head dim 15 is outside 16..256"),
@@ -115,8 +114,8 @@ def test_the_workspace(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "template", "family"),
     [
-        ("", "by size", "descending"),
-        (" --heads 16 --kv-heads 1", "by size", "two_pass"),
+        ("", "one_pass", "descending"),
+        (" --heads 16 --kv-heads 1", "two_pass", "two_pass"),
         (" --guarantee device", "one_pass", "descending"),
         (" --guarantee device --device a100", "two_pass", "two_pass"),
         (" --head-dim 192", "two_pass", "two_pass"),
@@ -126,8 +125,9 @@ def test_the_template(change: str, template: str, family: str, capsys: pytest.Ca
     """Of two passes that were chosen the times and steps are printed too, and no schedule."""
     found = printed(capsys, EXAMPLE + change)
     assert (found["template"], found["family"]) == (template, family)
-    assert ("two_pass" in [row["family"] for row in found["candidates"]]) == (template == "by size")
-    assert (found["candidates"] == []) == (template == "two_pass")
+    by_size = "--guarantee" not in change and "192" not in change
+    assert ("two_pass" in [row["family"] for row in found["candidates"]]) == by_size
+    assert (found["candidates"] == []) == (template == "two_pass" and not by_size)
     if family == "two_pass":
         assert found["roles"] is None and len(found["step_ns"]) == 2
         assert found["workspace_bytes"] == 4 * 2 * 2 * 16 * 8192  # delta and lse

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dash_inductor.cli import main
-from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, TABLE
+from dash_inductor.commands.cli import main
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, SEARCHED
 
 EXAMPLE = (
     "simulate --mask causal --q-tiles 16 --kv-tiles 8 --heads 4 --workers 8 --family symmetric --roles 4 "
@@ -98,8 +98,8 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
 def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(seed)
     n_q, n_kv, group = rng.randint(1, 9), rng.randint(1, 7), rng.choice([1, 1, 2, 3])
-    mask = rng.choice(["full", "causal", "causal_bottom_right", f"window:{rng.randint(0, 3)}"])
-    families = ["ascending", "descending", "table", *{"f": ["shift"], "c": ["symmetric"]}.get(mask[0], [])]
+    mask = rng.choice(["full", "causal", f"window:{rng.randint(0, 3)}"])
+    families = ["ascending", "descending", "searched", *{"f": ["shift"], "c": ["symmetric"]}.get(mask[0], [])]
     families += [f"{family}_round_robin" for family in families[3:]]
     family = rng.choice(families)
     most = {"symmetric": -(-n_kv // 2), "shift": min(n_q, n_kv), "symmetric_round_robin": 9}.get(family, n_kv)
@@ -143,13 +143,13 @@ def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixtu
         assert found["formula_ns"] >= found["makespan_ns"]
     else:
         assert found["formula_ns"] is found["formula"] is None
-    assert family != "table" or found["formula_ns"] is None
+    assert family != "searched" or found["formula_ns"] is None
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"roles": 9, "workers": 8, "kv_tiles": 16, "family": "table"}, "roles must be in 1..8 (workers), got 9"),
+        ({"roles": 9, "workers": 8, "kv_tiles": 16, "family": "searched"}, "roles must be in 1..8 (workers), got 9"),
         ({"roles": 5}, "roles must be in 1..4 (one per pair of KV tiles at most), got 5"),
         ({"roles": 0}, "argument --roles: must be at least 1, got 0"),
         ({"heads": 0}, "argument --heads: must be at least 1, got 0"),
@@ -167,19 +167,22 @@ def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixtu
         ({"reduce_ns": -1}, "argument --reduce-ns: must be at least 0, got -1"),
         ({"sync_ns": "1e3"}, "argument --sync-ns: must be an integer, got '1e3'"),
         ({"sync_ns": None}, "the following arguments are required: --sync-ns"),
-        ({"mask": "window"}, "argument --mask: must be full, causal, causal_bottom_right or window:N, got 'window'"),
-        ({"mask": "window:-1"}, "argument --mask: must be full, causal, causal_bottom_right or window:N, got 'window:-1'"),
+        ({"mask": "window"}, "argument --mask: must be full, causal or window:N, got 'window'"),
+        ({"mask": "window:-1"}, "argument --mask: must be full, causal or window:N, got 'window:-1'"),
         ({"mask": "full"}, "family symmetric needs a causal mask, got mask='full': use shift"),
-        ({"mask": "window:2"}, "family symmetric needs a causal mask, got mask='table': use descending or table"),
-        ({"family": "shift"}, "family shift needs mask='full', got 'causal_top_left': use symmetric, descending or table"),
+        ({"mask": "window:2"}, "family symmetric needs a causal mask, got mask='blocks': use descending or searched"),
+        ({"family": "shift"}, "family shift needs mask='full', got 'causal': use symmetric, descending or searched"),
         ({"family": "zigzag"}, "argument --family: invalid choice: 'zigzag'"),
         ({"stride": 1}, "stride is for shift, not for symmetric"),
         ({"mask": "full", "family": "shift", "stride": 5}, "stride must be in 1..4 (n_q // roles), got 5"),
-        ({"boustrophedon": True}, "boustrophedon is for ascending and descending, not for symmetric"),
+        ({"boustrophedon": True}, "mirrored (boustrophedon) is for ascending and descending, not for symmetric"),
         ({"family": "symmetric_round_robin", "roles": 9}, "roles must be in 1..8 (workers), got 9"),
         ({"family": "symmetric_round_robin", "stride": 1}, "stride is for shift, not for symmetric"),
-        ({"family": "symmetric_round_robin", "boustrophedon": True}, "boustrophedon is for ascending and descending, not for"),
-        ({"family": "shift_round_robin"}, "family shift needs mask='full', got 'causal_top_left'"),
+        (
+            {"family": "symmetric_round_robin", "boustrophedon": True},
+            "mirrored (boustrophedon) is for ascending and descending, not for",
+        ),
+        ({"family": "shift_round_robin"}, "family shift needs mask='full', got 'causal'"),
         ({"from_ns": 9, "to_ns": 9}, "to-ns must be more than from-ns, got 9 and 9"),
         ({"plot": "/nowhere/chart.png"}, "plot '/nowhere/chart.png' cannot be written"),
         ({"plot": "chart.xyz"}, "plot 'chart.xyz' cannot be written"),
@@ -225,7 +228,7 @@ def test_whoever_reads_may_stop_early() -> None:
 
 
 def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments(EXAMPLE, family="table")) == 0
+    assert main(arguments(EXAMPLE, family="searched")) == 0
     lines = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert lines["makespan ns"] == "36,000" and lines["formula ns"] == "-" and "workers" not in lines
 
@@ -239,7 +242,7 @@ def test_compare_has_every_family_that_serves_the_mask(mask: str, capsys: pytest
     assert [(row["kv_tiles"], row["q_tiles"], row["kv_heads"]) for row in rows] == [(2, 6, 8), (4, 12, 8), (6, 18, 8)]
     missing = {"full": ("symmetric",), "causal": ("shift",), "window:1": ("shift", "symmetric")}[mask]
     for row in rows:
-        assert set(row["families"]) == {f for f in (*FAMILIES, *ROUND_ROBIN, TABLE) if not f.startswith(missing)}
+        assert set(row["families"]) == {f for f in (*FAMILIES, *ROUND_ROBIN, SEARCHED) if not f.startswith(missing)}
         for family, best in row["families"].items():
             words = arguments(EXAMPLE, mask=mask, q_tiles=row["q_tiles"], kv_tiles=row["kv_tiles"], heads=8, workers=12)
             one = printed(capsys, arguments(" ".join(words), family=family, roles=best["roles"]))
@@ -252,7 +255,7 @@ def test_compare_has_every_family_that_serves_the_mask(mask: str, capsys: pytest
 def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(COMPARE, mask="causal", every=3)) == 0
     out = capsys.readouterr().out
-    assert all(word in out for word in ("KV tiles", "bound, us", "symmetric", "table", "1.0")) and "shift" not in out
+    assert all(word in out for word in ("KV tiles", "bound, us", "symmetric", "searched", "1.0")) and "shift" not in out
 
 
 @pytest.mark.parametrize(

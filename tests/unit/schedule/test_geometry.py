@@ -19,7 +19,7 @@ def test_tiles_are_those_with_an_allowed_element(g: Geometry) -> None:
     def allowed(i: int, j: int) -> bool:
         rows = range(i * g.block_m, (i + 1) * g.block_m)
         columns = range(j * g.block_n, (j + 1) * g.block_n)
-        shift = {"causal_top_left": 0, "causal_bottom_right": g.kv_len - g.q_len}.get(g.mask)
+        shift = {"causal": 0, "causal_bottom_right": g.kv_len - g.q_len}.get(g.mask)
         width = float("inf") if g.window is None else g.window
         return shift is None or any(row + shift - width <= column <= row + shift for row in rows for column in columns)
 
@@ -28,7 +28,7 @@ def test_tiles_are_those_with_an_allowed_element(g: Geometry) -> None:
         assert list(g.tiles(j)) == visited
         assert g.steps(j) == len(visited)
         if visited:
-            assert (g.lo(j), g.hi(j)) == (visited[0], visited[-1] + 1)
+            assert (g.first_q_tile(j), g.end_q_tile(j)) == (visited[0], visited[-1] + 1)
     for i in range(g.n_q):
         assert list(g.contributors(i)) == [j for j in range(g.n_kv) if allowed(i, j)]
 
@@ -39,9 +39,9 @@ def test_a_block_mask_is_what_it_says(g: Geometry) -> None:
     for j, row in enumerate(g.blocks):
         assert [i in g.tiles(j) for i in range(g.n_q)] == list(row)
         assert g.steps(j) == sum(row)
-        assert all(g.lo(j) <= i < g.hi(j) for i in g.tiles(j))
+        assert all(g.first_q_tile(j) <= i < g.end_q_tile(j) for i in g.tiles(j))
         if not any(row):
-            assert g.lo(j) == g.hi(j) == 0
+            assert g.first_q_tile(j) == g.end_q_tile(j) == 0
     for i in range(g.n_q):
         assert list(g.contributors(i)) == [j for j in range(g.n_kv) if g.blocks[j][i]]
     assert not g.is_triangle and not g.is_causal
@@ -50,7 +50,7 @@ def test_a_block_mask_is_what_it_says(g: Geometry) -> None:
 @given(st.integers(1, 4), st.integers(1, 9), st.integers(0, 9))
 def test_a_window_of_whole_tiles(k: int, n: int, before: int) -> None:
     """A Q tile sees its diagonal KV tile and those `before` it."""
-    g = Geometry(n * k, n * k, 1, k, "causal_top_left", window=before * k)
+    g = Geometry(n * k, n * k, 1, k, "causal", window=before * k)
     for j in range(n):
         assert list(g.tiles(j)) == [i for i in range(n * k) if j * k <= i < (j + 1 + before) * k]
 
@@ -58,7 +58,7 @@ def test_a_window_of_whole_tiles(k: int, n: int, before: int) -> None:
 @given(geometries())
 def test_a_triangle_has_lo_k_j_and_no_empty_chain(g: Geometry) -> None:
     if g.is_triangle:
-        assert all(g.lo(j) == g.ratio * j and g.steps(j) > 0 and g.hi(j) == g.n_q for j in range(g.n_kv))
+        assert all(g.first_q_tile(j) == g.ratio * j and g.steps(j) > 0 and g.end_q_tile(j) == g.n_q for j in range(g.n_kv))
 
 
 def test_equal_block_masks_are_equal_geometries() -> None:
@@ -76,7 +76,7 @@ def test_bad_sizes_are_named(name: str, value: object) -> None:
 
 
 def test_an_unknown_mask_is_named_with_the_known() -> None:
-    with pytest.raises(ValueError, match=r"mask must be one of full, causal_top_left, .*, table, got 'window'"):
+    with pytest.raises(ValueError, match=r"mask must be one of full, causal, blocks, got 'window'"):
         Geometry(6, 6, 1, 2, "window")
 
 
@@ -85,15 +85,15 @@ def test_an_unknown_mask_is_named_with_the_known() -> None:
     [
         ({"window": -1}, "window must be an int of at least 0, got -1"),
         ({"window": 2, "mask": "full"}, "window needs a causal mask, got mask='full'"),
-        ({"blocks": ((True,) * 6,) * 3}, "blocks go with mask='table' and with no other, got mask='causal_top_left'"),
-        ({"mask": "table"}, "blocks go with mask='table' and with no other, got mask='table'"),
-        ({"mask": "table", "blocks": ((True,) * 6,) * 2}, "blocks must be [3][6] (KV tiles x Q tiles)"),
-        ({"mask": "table", "blocks": ((True,) * 6, (True,) * 5, ())}, "blocks must be [3][6] (KV tiles x Q tiles)"),
-        ({"mask": "table", "blocks": ((False,) * 6,) * 3}, "blocks must allow at least one tile"),
+        ({"blocks": ((True,) * 6,) * 3}, "blocks go with mask='blocks' and with no other, got mask='causal'"),
+        ({"mask": "blocks"}, "blocks go with mask='blocks' and with no other, got mask='blocks'"),
+        ({"mask": "blocks", "blocks": ((True,) * 6,) * 2}, "blocks must be [3][6] (KV tiles x Q tiles)"),
+        ({"mask": "blocks", "blocks": ((True,) * 6, (True,) * 5, ())}, "blocks must be [3][6] (KV tiles x Q tiles)"),
+        ({"mask": "blocks", "blocks": ((False,) * 6,) * 3}, "blocks must allow at least one tile"),
     ],
 )
 def test_masks_that_cannot_be_are_named(change: dict[str, object], message: str) -> None:
-    fields = {"q_len": 6, "kv_len": 6, "block_m": 1, "block_n": 2, "mask": "causal_top_left"} | change
+    fields = {"q_len": 6, "kv_len": 6, "block_m": 1, "block_n": 2, "mask": "causal"} | change
     with pytest.raises(ValueError, match=re.escape(message)):
         Geometry(**fields)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dash_inductor.cli import main
-from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, TABLE, Ascending, Geometry, Plan, Simulation, simulate
+from dash_inductor.commands.cli import main
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, SEARCHED, Ascending, Geometry, GroupedPlan, Simulation, simulate
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -15,13 +15,13 @@ from matplotlib.collections import LineCollection, PolyCollection  # noqa: E402
 from matplotlib.colors import to_hex, to_rgb  # noqa: E402
 from matplotlib.image import imread  # noqa: E402
 
-from dash_inductor import plots  # noqa: E402
+from dash_inductor.commands import plots  # noqa: E402
 
 COSTS = {"compute_ns": 800, "reduce_ns": 200, "sync_ns": 550}
 
 
 def simulated(roles: int = 3, overlap: bool = False) -> Simulation:
-    return simulate(Plan(Ascending(Geometry(6, 3, 1, 1, "full"), roles), 2, 2), **COSTS, overlap=overlap)
+    return simulate(GroupedPlan(Ascending(Geometry(6, 3, 1, 1, "full"), roles), 2, 2), **COSTS, overlap=overlap)
 
 
 def spans(figure) -> dict[str, list[tuple[float, float, int]]]:
@@ -71,11 +71,11 @@ def test_a_range_of_time() -> None:
 
 
 def test_text_only_where_it_can_be_read() -> None:
-    large = simulate(Plan(Ascending(Geometry(50, 20, 1, 1, "full"), 20), 5, 5), **COSTS)
+    large = simulate(GroupedPlan(Ascending(Geometry(50, 20, 1, 1, "full"), 20), 5, 5), **COSTS)
     assert len(plots.gantt(simulated(), title="t").axes[0].texts) == 36 + 6  # Q tiles and chains
     assert not plots.gantt(large, title="t").axes[0].texts
     assert not plots.gantt(large, title="t", to_ns=5000).axes[0].texts  # rows are too low
-    few = simulate(Plan(Ascending(Geometry(200, 4, 1, 1, "full"), 4), 2, 2), **COSTS)
+    few = simulate(GroupedPlan(Ascending(Geometry(200, 4, 1, 1, "full"), 4), 2, 2), **COSTS)
     assert not plots.gantt(few, title="t").axes[0].texts  # steps are too narrow
     assert plots.gantt(few, title="t", to_ns=9000).axes[0].texts
 
@@ -93,20 +93,20 @@ def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not shows(chart, plots.LINES["descending"])
     chart = tmp_path / "compare.svg"
     assert main(["compare", *words.split(), "--every", "4", "--plot", str(chart)]) == 0
-    assert all(f'id="{name}"' in chart.read_text() or plots.LINES[name] in chart.read_text() for name in ("ascending", "table"))
+    assert all(f'id="{name}"' in chart.read_text() or plots.LINES[name] in chart.read_text() for name in ("ascending", "searched"))
 
 
 def test_a_line_per_family() -> None:
     rows = [
-        {"kv_tiles": 2, "lower_bound_ns": 10, "families": {"shift": {"makespan_ns": 10}, "table": {"makespan_ns": 12}}},
-        {"kv_tiles": 4, "lower_bound_ns": 20, "families": {"table": {"makespan_ns": 25}}},
+        {"kv_tiles": 2, "lower_bound_ns": 10, "families": {"shift": {"makespan_ns": 10}, "searched": {"makespan_ns": 12}}},
+        {"kv_tiles": 4, "lower_bound_ns": 20, "families": {"searched": {"makespan_ns": 25}}},
     ]
     lines = {line.get_label(): line.get_xydata().tolist() for line in plots.over_bound(rows, title="t").axes[0].lines}
-    assert lines["shift"] == [[2, 1]] and lines["table"] == [[2, 1.2], [4, 1.25]] and "symmetric" not in lines
+    assert lines["shift"] == [[2, 1]] and lines["searched"] == [[2, 1.2], [4, 1.25]] and "symmetric" not in lines
 
 
 def test_every_family_has_a_line_of_its_own() -> None:
-    row = {"kv_tiles": 2, "lower_bound_ns": 10, "families": {f: {"makespan_ns": 10} for f in (*FAMILIES, *ROUND_ROBIN, TABLE)}}
+    row = {"kv_tiles": 2, "lower_bound_ns": 10, "families": {f: {"makespan_ns": 10} for f in (*FAMILIES, *ROUND_ROBIN, SEARCHED)}}
     lines = plots.over_bound([row], title="t").axes[0].lines[:-1]  # the last one is the bound
     assert {line.get_label() for line in lines} == set(row["families"])
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines)

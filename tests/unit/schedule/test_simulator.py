@@ -14,21 +14,20 @@ from dash_inductor.schedule import (
     Ascending,
     Deadlock,
     Descending,
+    Explicit,
     Geometry,
+    GroupedPlan,
     Placement,
-    Plan,
     ScheduleError,
     Shift,
     Steps,
     Symmetric,
-    Tabulated,
-    check,
     simulate,
     slack,
     unroll,
 )
 
-from .strategies import plans, schedules, straddling, wild
+from .strategies import check, plans, round_robin, schedules, wild
 
 FULL = Geometry(6, 6, 1, 2, "full")
 CASES = 2000
@@ -52,8 +51,8 @@ def ends_of(plan: Placement, costs: Costs, overlap: bool, begin: dict[int, float
     for worker in range(plan.workers):
         before: int | None = None
         for head, j in plan.tasks(worker):
-            schedule = plan.schedule_of(head)
-            for i in schedule.order(j):
+            schedule = plan.order_of(head)
+            for i in schedule.visits(j):
                 for x in range(plan.group):
                     at[head, x, i, schedule.rank(i, j)] = index, worker
                     if before is None:
@@ -124,12 +123,12 @@ def test_it_is_the_longest_path_or_a_cycle() -> None:
     assert CASES / 5 < deadlocks < CASES * 4 / 5 and fewer > CASES / 5
 
 
-@given(plans() | straddling(), st.randoms(use_true_random=False), st.booleans())
+@given(plans() | round_robin(), st.randoms(use_true_random=False), st.booleans())
 def test_the_families_too(plan: Placement, rng: random.Random, overlap: bool) -> None:
     costs = random_costs(rng, len(unroll(plan)))
     ends = with_resident(plan, costs, overlap, plan.workers)
     if ends is None:
-        assert not isinstance(plan, Plan)  # roles of one head in different rounds may wait for each other
+        assert not isinstance(plan, GroupedPlan)  # roles of one head in different rounds may wait for each other
         with pytest.raises(Deadlock):
             simulate(plan, **costs, overlap=overlap)
     else:
@@ -137,20 +136,20 @@ def test_the_families_too(plan: Placement, rng: random.Random, overlap: bool) ->
 
 
 @given(plans(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 25))
-def test_overlapped_is_in_line_with_the_longer_of_both(plan: Plan, compute: int, reduce: int, sync: int) -> None:
+def test_overlapped_is_in_line_with_the_longer_of_both(plan: GroupedPlan, compute: int, reduce: int, sync: int) -> None:
     overlapped = simulate(plan, compute_ns=compute, reduce_ns=reduce, sync_ns=sync, overlap=True).makespan_ns
     longer = simulate(plan, compute_ns=max(compute, reduce) - reduce, reduce_ns=reduce, sync_ns=sync).makespan_ns
     assert overlapped == longer + min(compute, reduce)
 
 
 @given(plans(), st.integers(0, 9), st.integers(0, 9), st.integers(0, 25))
-def test_only_step_and_hop_matter(plan: Plan, compute: int, reduce: int, sync: int) -> None:
+def test_only_step_and_hop_matter(plan: GroupedPlan, compute: int, reduce: int, sync: int) -> None:
     found = simulate(plan, compute_ns=compute, reduce_ns=reduce, sync_ns=sync).makespan_ns
     assert found == simulate(plan, compute_ns=compute + reduce, reduce_ns=0, sync_ns=reduce + sync).makespan_ns
 
 
 @given(plans(), st.randoms(use_true_random=False), st.booleans())
-def test_times_fit_together(plan: Plan, rng: random.Random, overlap: bool) -> None:
+def test_times_fit_together(plan: GroupedPlan, rng: random.Random, overlap: bool) -> None:
     """Steps of a worker follow each other, waits are turns not yet come, and the critical path leaves no gap."""
     costs = random_costs(rng, len(unroll(plan)))
     resident = rng.choice([None, plan.residency])
@@ -178,15 +177,15 @@ def test_times_fit_together(plan: Plan, rng: random.Random, overlap: bool) -> No
 @pytest.mark.parametrize(
     "plan",
     [
-        Plan(Shift(Geometry(64, 64, 1, 1, "full"), 16), 64, 8),
-        Plan(Ascending(Geometry(64, 64, 1, 1, "full"), 64), 16, 2, 4),
-        Plan(Descending(Geometry(256, 256, 1, 2, "causal_top_left"), 16, True), 16, 8),
-        Plan(Shift(Geometry(512, 512, 1, 1, "full"), 128), 1, 1),
+        GroupedPlan(Shift(Geometry(64, 64, 1, 1, "full"), 16), 64, 8),
+        GroupedPlan(Ascending(Geometry(64, 64, 1, 1, "full"), 64), 16, 2, 4),
+        GroupedPlan(Descending(Geometry(256, 256, 1, 2, "causal"), 16, True), 16, 8),
+        GroupedPlan(Shift(Geometry(512, 512, 1, 1, "full"), 128), 1, 1),
     ],
 )
-def test_262144_steps_take_half_a_second_at_most(plan: Plan) -> None:
+def test_262144_steps_take_half_a_second_at_most(plan: GroupedPlan) -> None:
     """Schedule, placement and simulation together."""
-    plan = Plan(replace(plan.schedule), plan.heads, plan.heads_in_flight, plan.group)  # with nothing computed yet
+    plan = GroupedPlan(replace(plan.order), plan.heads, plan.heads_in_flight, plan.group)  # with nothing computed yet
     start = time.process_time()
     found = simulate(plan, compute_ns=800, reduce_ns=200, sync_ns=550)
     assert time.process_time() - start < 0.5
@@ -194,14 +193,14 @@ def test_262144_steps_take_half_a_second_at_most(plan: Plan) -> None:
 
 
 def test_waits_are_counted() -> None:
-    found = simulate(Plan(Ascending(FULL, 3), 1, 1), compute_ns=10, reduce_ns=0, sync_ns=4)
+    found = simulate(GroupedPlan(Ascending(FULL, 3), 1, 1), compute_ns=10, reduce_ns=0, sync_ns=4)
     # Chain 1 waits 4 ns for chain 0 once, chain 2 waits 8 ns; after that both are late enough.
     assert (found.makespan_ns, found.waits, found.wait_ns) == (68, [(6, 0, 4), (12, 6, 8)], 12)
     assert found.utilization == 180 / (3 * 68)
 
 
 @given(plans())
-def test_who_waits_ends_with_its_residency_and_with_no_fewer(plan: Plan) -> None:
+def test_who_waits_ends_with_its_residency_and_with_no_fewer(plan: GroupedPlan) -> None:
     needed = simulate(plan, compute_ns=1, reduce_ns=1, sync_ns=1).residency
     assert needed <= plan.residency
     assert simulate(plan, compute_ns=1, reduce_ns=1, sync_ns=1, resident=needed).residency == needed
@@ -213,40 +212,28 @@ def test_who_waits_ends_with_its_residency_and_with_no_fewer(plan: Plan) -> None
             check(plan, resident=needed - 1)
 
 
-def test_the_hardware_may_start_programs_in_any_order_where_no_ticket_is_taken() -> None:
-    """With ranks by j and programs in reverse, whoever starts waits for those that have not."""
-    plan = Plan(Ascending(FULL, 3), 2, 2)
-    costs = {"compute_ns": 1, "reduce_ns": 1, "sync_ns": 1}
-    forward = simulate(plan, **costs, resident=2)
-    assert simulate(plan, **costs, resident=6, start_order=range(5, -1, -1)).makespan_ns == simulate(plan, **costs).makespan_ns
-    for resident in (1, 2):
-        with pytest.raises(Deadlock, match=f"whose worker {5 - resident} cannot start: {resident} CTAs"):
-            simulate(plan, **costs, resident=resident, start_order=range(5, -1, -1))
-    assert forward.begin_ns == [0, 0, 12, 14, 24, 26]
-
-
 def test_a_new_cta_is_another_cta() -> None:
     """A hand-off between two workers that follow each other on a CTA takes a hop as well."""
-    plan = Plan(Ascending(Geometry(1, 2, 1, 1, "full"), 2), 1, 1)
+    plan = GroupedPlan(Ascending(Geometry(1, 2, 1, 1, "full"), 2), 1, 1)
     assert simulate(plan, compute_ns=1, reduce_ns=1, sync_ns=9, resident=1).turn_ns == [1, 11]
-    one = Plan(Ascending(Geometry(1, 2, 1, 1, "full"), 1), 1, 1)
+    one = GroupedPlan(Ascending(Geometry(1, 2, 1, 1, "full"), 1), 1, 1)
     assert simulate(one, compute_ns=1, reduce_ns=1, sync_ns=9).turn_ns == [1, 3]
 
 
 @given(plans(), st.integers(1, 9))
-def test_a_schedule_does_not_stall_within_its_slack(plan: Plan, tau: int) -> None:
+def test_a_schedule_does_not_stall_within_its_slack(plan: GroupedPlan, tau: int) -> None:
     """Clock times tau bounds every step of the first head round, while a hop takes at most slack steps."""
-    s = plan.schedule
+    s = plan.order
     room = slack(s)
-    one = Plan(s, 1, 1, plan.group)
+    one = GroupedPlan(s, 1, 1, plan.group)
     tau *= s.clock_unit
     found = simulate(one, compute_ns=tau, reduce_ns=0, sync_ns=(room or 0) * tau * plan.group)
-    last = max(s.clock(i, j) for j in range(s.geometry.n_kv) for i in s.order(j))
+    last = max(s.clock(i, j) for j in range(s.geometry.n_kv) for i in s.visits(j))
     assert found.makespan_ns <= (last // s.clock_unit + 1) * tau * plan.group
 
 
 @given(plans())
-def test_every_family_passes_the_checks(plan: Plan) -> None:
+def test_every_family_passes_the_checks(plan: GroupedPlan) -> None:
     check(plan, resident=plan.residency)
 
 
@@ -257,14 +244,14 @@ def test_too_few_resident_ctas_are_refused_with_the_cycle() -> None:
         r"whose worker 2 cannot start: 2 CTAs are resident, and each of them waits"
     )
     with pytest.raises(Deadlock, match=message):
-        check(Plan(Shift(FULL, 3), 2, 1), resident=2)
+        check(GroupedPlan(Shift(FULL, 3), 2, 1), resident=2)
 
 
 def test_more_heads_can_need_more_ctas() -> None:
     """Worker 0 waits for worker 3 in head 0, worker 1 for worker 0 in head 1, worker 2 for worker 1 in head 2."""
-    g = Geometry(7, 9, 3, 2, "causal_top_left", window=0)
+    g = Geometry(7, 9, 3, 2, "causal", window=0)
     for heads, least in ((1, 2), (2, 3), (3, 4), (4, 4)):
-        plan = Plan(Descending(g, 4), heads, 1)
+        plan = GroupedPlan(Descending(g, 4), heads, 1)
         assert simulate(plan, compute_ns=1, reduce_ns=1, sync_ns=1).residency == least
         check(plan, resident=least)
         with pytest.raises(Deadlock):
@@ -272,17 +259,17 @@ def test_more_heads_can_need_more_ctas() -> None:
 
 
 def test_the_authors_shift_needs_all_its_ctas() -> None:
-    plan = Plan(Shift(Geometry(128, 128, 1, 1, "full"), 128, 1), 1, 1)
+    plan = GroupedPlan(Shift(Geometry(128, 128, 1, 1, "full"), 128, 1), 1, 1)
     with pytest.raises(Deadlock):
         check(plan, resident=120)
     check(plan, resident=128)
 
 
-def table(orders: list[list[int]], ranks: list[list[int]], slots: tuple[tuple[int, ...], ...]) -> Tabulated:
+def table(orders: list[list[int]], ranks: list[list[int]], slots: tuple[tuple[int, ...], ...]) -> Explicit:
     """The clock as wished: ranks in the place of clocks."""
     blocks = [[i in order for i in range(6)] for order in orders]
     steps = tuple(tuple(zip(order, row, strict=True)) for order, row in zip(orders, ranks, strict=True))
-    return Tabulated(Geometry.of_blocks(blocks), slots, steps)
+    return Explicit(Geometry.of_blocks(blocks), slots, steps)
 
 
 class Doubled(Ascending):
@@ -309,8 +296,8 @@ class Beyond(Ascending):
 class Short(Ascending):
     """Leaves out a tile."""
 
-    def order(self, j: int) -> tuple[int, ...]:
-        return super().order(j)[1:] if j == 1 else super().order(j)
+    def visits(self, j: int) -> tuple[int, ...]:
+        return super().visits(j)[1:] if j == 1 else super().visits(j)
 
 
 @pytest.mark.parametrize(
@@ -333,10 +320,10 @@ class Short(Ascending):
 )
 def test_a_broken_schedule_is_named(schedule: Ascending, message: str) -> None:
     with pytest.raises(ScheduleError, match=message):
-        check(Plan(schedule, 2, 1))
+        check(GroupedPlan(schedule, 2, 1))
 
 
-class Forgetful(Plan):
+class Forgetful(GroupedPlan):
     """Leaves out the last chain."""
 
     def tasks(self, worker: int):
@@ -358,22 +345,24 @@ def test_a_plan_that_leaves_out_a_chain_is_refused() -> None:
         ({"sync_ns": [1] * 17 + [0.5]}, "sync_ns must be nonnegative ints, got 0.5"),
         ({"compute_ns": [1] * 17 + [-2]}, "compute_ns must be nonnegative ints, got -2"),
         ({"resident": 0}, "resident must be a positive int, got 0"),
-        ({"start_order": [0, 0, 1]}, "start_order must hold each of 0..2 once"),
     ],
 )
 def test_bad_arguments_are_named(change: dict[str, object], message: str) -> None:
     arguments = {"compute_ns": 1, "reduce_ns": 1, "sync_ns": 1} | change
     with pytest.raises(ValueError, match=message):
-        simulate(Plan(Ascending(FULL, 3), 1, 1), **arguments)
+        simulate(GroupedPlan(Ascending(FULL, 3), 1, 1), **arguments)
 
 
 @given(schedules())
 def test_steps_are_the_orders_and_ranks(schedule) -> None:
-    plan = Plan(schedule, 3, 2, 2)
+    plan = GroupedPlan(schedule, 3, 2, 2)
     steps = unroll(plan)
     for worker in range(plan.workers):
         expected = [
-            (head * 2 + x, j, i, schedule.rank(i, j)) for head, j in plan.tasks(worker) for i in schedule.order(j) for x in range(2)
+            (head * 2 + x, j, i, schedule.rank(i, j))
+            for head, j in plan.tasks(worker)
+            for i in schedule.visits(j)
+            for x in range(2)
         ]
         assert steps.of_worker(worker) == expected
         assert all(steps.worker(step) == worker for step in range(steps.first[worker], steps.first[worker + 1]))
@@ -383,8 +372,8 @@ def test_steps_are_the_orders_and_ranks(schedule) -> None:
 def test_an_empty_chain_takes_no_time() -> None:
     g = Geometry.of_blocks([[True, True], [False, False], [True, False]])
     for schedule in (Ascending(g, 3), Descending(g, 1)):
-        found = simulate(Plan(schedule, 2, 1), compute_ns=2, reduce_ns=1, sync_ns=0, resident=1)
+        found = simulate(GroupedPlan(schedule, 2, 1), compute_ns=2, reduce_ns=1, sync_ns=0, resident=1)
         assert len(found.steps) == 6
-        assert [j for w in range(schedule.roles) for _, j in Plan(schedule, 2, 1).tasks(w)].count(1) == 2
-    causal = Geometry(4, 8, 1, 2, "causal_top_left")  # KV tiles 2 and 3 see no Q tile
-    assert simulate(Plan(Symmetric(causal, 2), 1, 1), compute_ns=1, reduce_ns=0, sync_ns=0).makespan_ns == 4
+        assert [j for w in range(schedule.roles) for _, j in GroupedPlan(schedule, 2, 1).tasks(w)].count(1) == 2
+    causal = Geometry(4, 8, 1, 2, "causal")  # KV tiles 2 and 3 see no Q tile
+    assert simulate(GroupedPlan(Symmetric(causal, 2), 1, 1), compute_ns=1, reduce_ns=0, sync_ns=0).makespan_ns == 4

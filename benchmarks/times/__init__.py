@@ -1,0 +1,1 @@
+"""What the package costs on a CPU: imports, choices, simulations."""

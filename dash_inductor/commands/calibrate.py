@@ -1,0 +1,344 @@
+"""The `calibrate` command: measures the cost constants of the GPU that is there, and writes its cost file.
+
+It never runs by itself: a choice depends on the cost file, and bits may depend on the choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from ..config import Config, current
+from ..devices import key_for
+from ..devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
+from ..devices.cost_files import FOLDER, numbers_of
+from ..devices.target import target_of
+from ..problem import Problem
+from ..resolve import resolve
+from ..schedule import TWO_PASS
+from ..schedule.costs import FLOP_PER_ELEMENT
+from ..templates.tiles import tile as one_pass_tile
+from ..templates.tiles import two_pass_tile
+
+Fitted = tuple[Constants, "int | None"]  # and the percent of two passes, where they were measured
+HEAD_DIMS = (128, 64)
+ROUNDS = (1, 4)
+LAUNCHES = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `calibrate`."""
+    parser.add_argument("--device-out", metavar="FILE", help="where to write (default: the device's own cost file)")
+    parser.add_argument(
+        "--timings", type=Path, metavar="FILE", help="keep every timing as it comes; go on from those that are there"
+    )
+    parser.add_argument(
+        "--head-dims", type=_head_dims, default=HEAD_DIMS, metavar="D,...", help="which, in this order (default both)"
+    )
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="measure nothing more after so long")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in so many processes first (default: do not)")
+
+
+def _head_dims(text: str) -> tuple[int, ...]:
+    found = tuple(int(part) for part in text.split(",") if part.isdecimal())
+    if not found or len(found) != text.count(",") + 1 or not set(found) <= set(HEAD_DIMS):
+        raise argparse.ArgumentTypeError(f"{text!r} names no head dims out of {', '.join(map(str, HEAD_DIMS))}")
+    return found
+
+
+def main(args: argparse.Namespace) -> int:
+    """Measure, fit, write; 1 if a head dim is not complete. ValueError where there is no GPU, or nothing could be fitted."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ValueError("calibrate measures a GPU, and torch.cuda.is_available() is False here")
+    target, gpu = target_of(torch.device("cuda"), current()), torch.cuda.get_device_name()
+    path = file_of(target, gpu, args.device_out)
+    session = Session.of(target, gpu, torch.cuda.get_device_properties(0).L2_cache_size)
+    launches = [launch for head_dim in args.head_dims for launch in launches_of(target, head_dim)]
+    known = kept(args.timings, session)
+    deadline = time.monotonic() + 60 * args.minutes
+    if args.jobs > 0:
+        compile_first([launch for launch in launches if launch not in known], args.jobs, 60 * args.minutes / 2)
+    why: dict[int, str] = {}
+    fitted, refused = fits(known, session)
+    for head_dim in args.head_dims:
+        for launch in (launch for launch in launches if launch.head_dim == head_dim and launch not in known):
+            if time.monotonic() >= deadline:
+                why[head_dim] = "the time limit"
+                break
+            known[launch] = measure(launch)
+            if args.timings is not None:
+                keep(args.timings, session, launch, known[launch])
+        fitted, refused = fits(known, session)
+        if fitted:
+            path.write_text(cost_file(session, fitted), encoding="utf-8")
+    for head_dim, (constants, percent) in fitted.items():
+        print(f"head dim {head_dim}: {constants}, two passes {'not measured' if percent is None else f'{percent} %'}")
+    incomplete = {d: why.get(d) or refused[d] for d in args.head_dims if d in why or d in refused}
+    for head_dim, reason in incomplete.items():
+        print(f"head dim {head_dim} is not complete: {reason}")
+    if not fitted:
+        raise ValueError("nothing is written: no head dim could be fitted")
+    print(f"written: {path}")
+    return int(bool(incomplete))
+
+
+def file_of(target: Any, gpu: str, asked: str | None) -> Path:
+    """Where to write; ValueError for a GPU without a cost file of its own, unless a file is asked for."""
+    if asked is None and key_for(gpu, target.arch) is None:
+        raise ValueError(f"{gpu} has no cost file of its own, it takes that of {target.key}: name one by --device-out")
+    return Path(asked or str(FOLDER / f"{target.key}.toml"))
+
+
+# --- timings, one launch a line -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Session:
+    """Of what a file of timings is: its first line."""
+
+    key: str
+    gpu: str
+    arch: int
+    sms: int
+    l2_bytes: int
+    sources: str
+
+    @classmethod
+    def of(cls, target: Any, gpu: str, l2_bytes: int) -> Session:
+        from ..rewrite.cache_key import sources_digest
+
+        return cls(target.key, gpu, target.arch, target.sms, l2_bytes, sources_digest())
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One backward to be measured, bf16, full mask, batch 1.
+
+    `family` is ascending or shift, with the roles and heads in flight that the plan has; or two_pass, with none.
+    """
+
+    head_dim: int
+    family: str
+    q_len: int
+    kv_len: int
+    heads: int
+    roles: int
+    heads_in_flight: int
+
+
+def kept(path: Path | None, session: Session) -> dict[Launch, float]:
+    """The ns that a file has; ValueError if they are of another GPU or another version of the kernels."""
+    if path is None or not path.exists():
+        return {}
+    found, timings = read_timings(path)
+    if found != session:
+        raise ValueError(f"{path} holds timings of another GPU, or of other kernels: name another file")
+    whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
+    if rest:  # of a run that was killed
+        path.write_text(whole + "\n", encoding="utf-8")
+    return timings
+
+
+def read_timings(path: Path) -> tuple[Session, dict[Launch, float]]:
+    """What `keep` wrote; a last line that was cut short is left out. ValueError for what is no such file."""
+    first, *lines = path.read_text(encoding="utf-8").splitlines(keepends=True) or [""]
+    try:
+        session = Session(**json.loads(first))
+        entries = [json.loads(line) for line in lines if line.endswith("\n")]
+        return session, {Launch(**entry["launch"]): float(entry["ns"]) for entry in entries}
+    except (ValueError, TypeError, KeyError):
+        raise ValueError(f"{path} is no file of timings") from None
+
+
+def keep(path: Path, session: Session, launch: Launch, ns: float) -> None:
+    """Appends a timing."""
+    new = not path.exists()
+    with path.open("a", encoding="utf-8") as file:
+        if new:
+            file.write(json.dumps(asdict(session)) + "\n")
+        file.write(json.dumps({"launch": asdict(launch), "ns": ns}) + "\n")
+
+
+# --- what is measured ---------------------------------------------------------------------------------------------------------
+
+
+def launches_of(target: Any, head_dim: int) -> list[Launch]:
+    """Ascending and shift, heads a multiple of floor(P / n), Q and KV lengths varied apart; and two passes in whole waves."""
+    tile, two = one_pass_tile(target.arch, "bf16", head_dim), two_pass_tile(target.arch, "bf16", head_dim)
+    workers = target.sms * tile.ctas_per_sm
+    found = []
+    for n_kv in (workers // 8, workers // 4, workers // 2):
+        for n_q in (2 * n_kv, 256):
+            for rounds in ROUNDS:
+                sizes = {"q_len": n_q * tile.block_m, "kv_len": n_kv * tile.block_n, "heads": rounds * (workers // n_kv)}
+                for family in ("ascending", "shift"):
+                    problem = Problem("full", 1, sizes["heads"], sizes["heads"], sizes["q_len"], sizes["kv_len"], head_dim, "bf16")
+                    plan, _ = resolve(problem, Config(schedule=family), target).schedule
+                    found.append(Launch(head_dim, family, **sizes, roles=plan.roles, heads_in_flight=plan.heads_in_flight))
+    # Two heads fill the SMs with CTAs of either kind, or some times over.
+    length = target.sms // 2 * math.lcm(two.kv_rows, two.q_rows)
+    return found + [Launch(head_dim, TWO_PASS, length, length, 2 * rounds, 0, 0) for rounds in ROUNDS]
+
+
+def fits(known: Mapping[Launch, float], session: Session) -> tuple[dict[int, Fitted], dict[int, str]]:
+    """By head dim: the constants and the percent of two passes (None if not measured), or why there are none."""
+    fitted: dict[int, Fitted] = {}
+    refused: dict[int, str] = {}
+    for head_dim in HEAD_DIMS:
+        tile = one_pass_tile(session.arch, "bf16", head_dim)
+        own = {launch: ns for launch, ns in known.items() if launch.head_dim == head_dim}
+        if not own:
+            continue
+        try:
+            constants = fit([timing(launch, tile, ns) for launch, ns in own.items() if launch.family != TWO_PASS])
+            two = sorted(((launch, ns) for launch, ns in own.items() if launch.family == TWO_PASS), key=lambda pair: pair[0].heads)
+            percent = None
+            if len(two) == len(ROUNDS):
+                few, many = (two_pass_timing(launch, tile, session.sms, ns) for launch, ns in two)
+                percent = percent_of(few, many, step_ns=constants.step_ns)
+            fitted[head_dim] = constants, percent
+        except ValueError as error:
+            refused[head_dim] = str(error)
+    return fitted, refused
+
+
+def timing(launch: Launch, tile: Any, ns: float) -> Timing:
+    """In tiles of one pass."""
+    n_q, n_kv = launch.q_len // tile.block_m, launch.kv_len // tile.block_n
+    return Timing(launch.family, n_q, n_kv, launch.heads, launch.roles, launch.heads_in_flight, ns)
+
+
+def two_pass_timing(launch: Launch, tile: Any, sms: int, ns: float) -> TwoPassTiming:
+    """In tiles of one pass that an SM has to do."""
+    tiles = launch.heads * (launch.q_len / tile.block_m) * (launch.kv_len / tile.block_n)
+    return TwoPassTiming(tiles / (sms // 2 * 2), ns)
+
+
+def measure(launch: Launch) -> float:
+    """ns of the main kernel."""
+    with _settings_of(launch):
+        longest, *_ = kernel_times(launch)
+    return longest
+
+
+def compile_first(launches: Sequence[Launch], jobs: int, seconds: float) -> None:
+    """Fills the compilers' caches from several processes, for so long at most; what fails there fails again when it is measured."""
+    deadline = time.monotonic() + seconds
+    context = multiprocessing.get_context("spawn")
+    running = [context.Process(target=_compile, args=(launches[job::jobs],)) for job in range(min(jobs, len(launches)))]
+    with mock.patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1"):
+        for process in running:
+            process.start()
+    for process in running:
+        process.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+
+
+def _compile(launches: Sequence[Launch]) -> None:
+    for launch in launches:
+        with suppress(Exception), _settings_of(launch), _backward_of(launch):
+            pass
+
+
+def _settings_of(launch: Launch) -> Any:
+    return _settings(template=TWO_PASS) if launch.family == TWO_PASS else _settings(schedule=launch.family)
+
+
+def _settings(**changed: str) -> Any:
+    from ..rewrite.install import enabled
+
+    return enabled(guarantee="run", on_unsupported="error", **changed)
+
+
+@contextmanager
+def _backward_of(launch: Launch) -> Iterator[Callable[[], None]]:
+    """A call that runs the backward of one compiled attention; it has run once."""
+    import torch
+    from torch._functorch import config as functorch_config
+
+    query, key, value = (
+        torch.randn(1, launch.heads, length, launch.head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        for length in (launch.q_len, launch.kv_len, launch.kv_len)
+    )
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        # The graph is kept between backwards, which donated buffers do not allow.
+        with functorch_config.patch(donated_buffer=False):
+            out = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=False)(query, key, value)
+            grad = torch.randn_like(out)
+
+            def backward() -> None:
+                torch.autograd.backward(out, grad, retain_graph=True)
+
+            backward()
+            yield backward
+    finally:
+        torch.use_deterministic_algorithms(deterministic)
+
+
+def kernel_times(launch: Launch) -> list[float]:
+    """Median times in ns of the kernels in the backward of one compiled attention, the longest first."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    with _backward_of(launch) as backward, profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        for _ in range(LAUNCHES):
+            backward()
+        torch.cuda.synchronize()
+    times: dict[str, list[float]] = {}
+    for event in profiled.events():
+        times.setdefault(event.name, []).append(1000 * event.device_time)  # us to ns
+    ours = sorted((t for name, t in times.items() if name.startswith("triton_tem_")), key=sum, reverse=True)
+    if not ours or any(len(launches) != LAUNCHES for launches in ours):
+        raise ValueError(f"the profiler saw {[len(t) for t in ours]} launches of our kernels, not {LAUNCHES} of each")
+    return [statistics.median(launches) for launches in ours]
+
+
+def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
+    """The TOML of the device: what was fitted in place of what its file says now."""
+
+    numbers = numbers_of(session.key)
+    arch = numbers.pop("arch")
+    source = f"fitted by `python -m dash_inductor calibrate` on one {session.gpu}, {session.sms} SMs, bf16"
+    measured: dict[str, tuple[int, str]] = {
+        "l2_bytes": (session.l2_bytes, f"L2_cache_size of one {session.gpu}, as torch reports it")
+    }
+    for d, (constants, percent) in fitted.items():
+        tile = one_pass_tile(session.arch, "bf16", d)
+        flop = tile.block_m * tile.block_n * tile.block_d * FLOP_PER_ELEMENT
+        # The file's SMs, by which it is read again: the constant is one SM's.
+        tflops = round(flop * numbers["sms"]["value"] * tile.ctas_per_sm / constants.step_ns / 1000)
+        measured[f"tflops.{d}"] = tflops, f"{source}: {constants.step_ns:.0f} ns a step, fit {constants.error:.1%} off"
+        measured[f"chain_ns.{d}"] = max(0, round(constants.chain_ns)), source
+        if percent is not None:
+            measured[f"two_pass_percent.{d}"] = percent, source
+    for name in ("hop_ns", "shift_percent", "launch_ns"):
+        values = {d: getattr(constants, name) for d, (constants, _) in fitted.items()}
+        each = ", ".join(f"{value:.0f} at d = {d}" for d, value in values.items())
+        measured[name] = max(0, round(statistics.fmean(values.values()))), f"{source}: {each}"
+
+    def entry(name: str, now: Mapping[str, Any]) -> str:
+        value, said = measured.get(name, (now["value"], now["source"]))
+        estimate = name not in measured and now["estimate"]
+        return f'[{name}]\nvalue = {value}\nsource = "{said}"\nestimate = {str(estimate).lower()}\n'
+
+    parts = [f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\narch = "{arch}"\n']
+    for name, now in numbers.items():
+        by_head_dim = {name: now} if "value" in now else {f"{name}.{d}": own for d, own in now.items()}
+        parts += [entry(each, own) for each, own in by_head_dim.items()]
+    return "\n".join(parts)

@@ -1,0 +1,176 @@
+"""The `choose` command: what an attention gets on a device, and what it was chosen among."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any
+
+from ..config import current
+from ..devices.cost_files import known_devices, numbers_of
+from ..devices.target import Target
+from ..problem import Problem
+from ..resolve import Resolution, resolve
+from ..schedule import GUARANTEES, MASKS, TWO_PASS, Costs
+from ..schedule.candidates import Candidate, CandidateBuilder
+from ..schedule.choice import ScheduleChoice, weight
+from ..schedule.packing import row_ints, table_ints
+from ..templates.tiles import HALF_DTYPES, Template
+from .console import table
+from .simulate import at_least, show
+
+ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
+FP32_BYTES = 4
+MOST_CHAINS = 2**22  # which are counted one by one
+MOST = 2**31 - 1  # of each size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `choose`."""
+    parser.add_argument("--mask", required=True, choices=MASKS)
+    for name in ("q-len", "kv-len", "batch", "heads"):
+        parser.add_argument(f"--{name}", required=True, type=at_least(1, MOST), metavar="N")
+    parser.add_argument("--kv-heads", type=at_least(1, MOST), metavar="N", help="key and value heads (default: as many as --heads)")
+    parser.add_argument("--head-dim", required=True, type=at_least(1, MOST), metavar="N")
+    parser.add_argument("--dtype", default="bf16", choices=(*HALF_DTYPES, "fp32"))
+    parser.add_argument("--device", required=True, choices=known_devices(), help="the GPU; it need not be there")
+    parser.add_argument("--guarantee", choices=GUARANTEES, help="what the bits may not depend on (default: the setting, run)")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print what is chosen, or why the attention keeps its stock kernel, the exit code being 1 then; ValueError past the limits."""
+    figures = report(args)
+    declined = figures["declined"] is not None
+    if args.json:
+        print(json.dumps(figures, indent=2))
+        return int(declined)
+    hidden = ("candidates", "piecewise") if declined else ("candidates", "piecewise", "declined")
+    show({name: value for name, value in figures.items() if name not in hidden})
+    if declined:
+        return 1
+    names = ("family", "roles", "heads_in_flight", "stride", "predicted_us")
+    if considered := [{name: row[name] for name in names} for row in figures["candidates"]]:
+        table("Candidates, in order; the first is the default", considered)
+        for family, formula in {row["family"]: row["formula_ns"] for row in figures["candidates"]}.items():
+            time, *parts = (formula or "no formula").split("; ")
+            print(f"\n{family}, ns: {time}", *parts, sep="\n    ")
+    return 0
+
+
+def report(args: argparse.Namespace) -> dict[str, Any]:
+    """What `--json` prints, under the settings in force.
+
+    Of an attention that the pass leaves alone just that: `declined` is the reason. ValueError for more than this command takes.
+    """
+    settings = current()
+    if args.guarantee is not None:
+        settings = replace(settings, guarantee=args.guarantee)
+    kv_heads = args.heads if args.kv_heads is None else args.kv_heads
+    problem = Problem(args.mask, args.batch, args.heads, kv_heads, args.q_len, args.kv_len, args.head_dim, args.dtype)
+    numbers = numbers_of(args.device)
+    sms = settings.sms if args.device == "emulated" else numbers["sms"]["value"]
+    target = Target(args.device, ARCHS.get(numbers["arch"], numbers["arch"]), sms - settings.sm_reserve, settings.sm_reserve)
+    figures: dict[str, Any] = {"device": args.device, "guarantee": settings.guarantee, "declined": None}
+    try:
+        if target.sms < 1:
+            raise ValueError(f"{settings.sm_reserve} SMs are reserved (sm_reserve), and the device has {sms}")
+        resolution = resolve(problem, settings, target)
+    except ValueError as error:
+        return figures | {"declined": str(error)}
+    tile = resolution.tile
+    chains = problem.kv_heads_total * (n_kv := problem.tiled(tile).geometry.n_kv)
+    if chains > MOST_CHAINS:
+        product = f"batch x kv-heads x KV tiles of {tile.block_n} keys"
+        raise ValueError(f"{product} must be at most {MOST_CHAINS}, got {args.batch} x {kv_heads} x {n_kv} = {chains}")
+    figures["template"] = str(resolution.template)
+    in_one_pass = resolution.template == Template.ONE_PASS
+    figures |= _in_one_pass(resolution) if in_one_pass else _in_two_passes(resolution, numbers)
+    return figures | (_why(resolution.choice) if resolution.choice else {"candidates": [], "piecewise": None})
+
+
+def _in_one_pass(resolution: Resolution) -> dict[str, Any]:
+    (plan, time_ns), costs = resolution.schedule, resolution.costs
+    assert costs
+    n_q, tile = plan.order.geometry.n_q, resolution.tile
+    longest = max(sum(1 for _ in plan.tasks(worker)) for worker in range(plan.workers))
+    # fp32 dq, and delta and lse of each of its rows; the table, and what else the schedule needs; the ticket, a dummy, and a
+    # semaphore for each (head, Q tile)
+    query_heads = plan.heads * plan.group
+    ints = table_ints(plan) + row_ints(plan) + 2 + query_heads * n_q
+    return {
+        "tile": str(tile),
+        "family": plan.family,
+        "roles": plan.roles,
+        "heads_in_flight": plan.heads_in_flight,
+        "stride": getattr(plan.order, "stride", None),
+        "boustrophedon": plan.order.mirrored,
+        "predicted_us": None if time_ns is None else time_ns / 1000,
+        "overhead_us": (costs.launch_ns + longest * costs.chain_ns) / 1000,
+        "estimate": costs.estimate,
+        "step_ns": costs.step_ns,
+        "hop_ns": costs.hop_ns,
+        "workers": costs.workers,
+        "workspace_bytes": FP32_BYTES * (query_heads * n_q * tile.block_m * (tile.block_d + 2) + ints),
+    }
+
+
+def _in_two_passes(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Of the overhead the launch alone: what a CTA loads and stores at its ends is not known yet."""
+    (plan, time_ns), two, tile = resolution.schedule, resolution.two_pass, resolution.tile
+    return {
+        "tile": str(tile),
+        "family": TWO_PASS,
+        "roles": None,
+        "heads_in_flight": None,
+        "stride": None,
+        "boustrophedon": False,
+        "predicted_us": None if time_ns is None else time_ns / 1000,
+        "overhead_us": numbers["launch_ns"]["value"] / 1000,
+        "estimate": two.estimate or numbers["launch_ns"]["estimate"],
+        "step_ns": [two.kv_step_ns, two.q_step_ns],
+        "hop_ns": 0,
+        "workers": two.workers,
+        "workspace_bytes": FP32_BYTES * 2 * plan.heads * plan.group * plan.order.geometry.n_q * tile.block_m,
+    }
+
+
+def _why(choice: ScheduleChoice) -> dict[str, Any]:
+    """The candidates with their formulas, and the rule by which one of them is taken."""
+    builder = CandidateBuilder(choice.problem, choice.costs)
+    return {
+        "candidates": [_row(candidate, builder) for candidate in choice.considered],
+        "piecewise": rule(choice.considered, choice.costs),
+    }
+
+
+def _row(candidate: Candidate, builder: CandidateBuilder) -> dict[str, Any]:
+    formula = builder.formula(candidate.family)
+    return {
+        "family": candidate.family,
+        "roles": candidate.roles or None,
+        "heads_in_flight": candidate.heads_in_flight or None,
+        "stride": candidate.stride or None,
+        "default": candidate.is_default,
+        "predicted_us": None if candidate.ns is None else candidate.ns / 1000,
+        "formula_ns": None if formula is None else str(formula),
+        "applies_if": None if formula is None else str(formula.applies),
+    }
+
+
+def rule(considered: tuple[Candidate, ...], costs: Costs) -> str:
+    """Which candidate is taken, by position, as a Piecewise of their times t0, t1, ..: the first least one, others by a margin.
+
+    >>> near = Costs("a", "sm_90", step_ns=50, hop_ns=3, shift_percent=0, workers=132, l2_bytes=1 << 20, estimate=True)
+    >>> rule((Candidate("ascending", 3, 1, 400, is_default=True), Candidate("shift", 3, 1, 300, 2)), near)
+    'Piecewise((0, 100*t0 <= 102*t1), (1, True))'
+    """
+    weighted = [f"{weight(candidate, costs)}*t{i}" for i, candidate in enumerate(considered) if candidate.ns is not None]
+    places = [i for i, candidate in enumerate(considered) if candidate.ns is not None] or [0]
+    branches = []
+    for at, place in enumerate(places):
+        later = weighted[at + 1 :]
+        least = f"Min({', '.join(later)})" if len(later) > 1 else "".join(later)
+        branches.append(f"({place}, {f'{weighted[at]} <= {least}' if later else 'True'})")
+    return f"Piecewise({', '.join(branches)})"

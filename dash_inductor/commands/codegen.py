@@ -1,0 +1,137 @@
+"""The `codegen` command: the kernels generated for a GPU that is not there, and what their cubins say."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+import json
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..devices import DEVICES, device
+from ..inspection import gates
+from ..inspection.replay import SMALLEST
+from ..templates.tiles import Template, tile, two_pass_tile
+
+# Figures of the whole kernel; all others are of its main loop.
+OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes", "main_loops", "tmem_columns", "ctas_per_sm")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `codegen`."""
+    parser.add_argument("--device", required=True, choices=DEVICES, help="the GPU; it need not be there")
+    for name in ("q-len", "kv-len", "batch", "heads", "head-dim"):
+        parser.add_argument(f"--{name}", required=True, type=int, metavar="N")
+    parser.add_argument("--kv-heads", type=int, metavar="N", help="key and value heads (default: as many as --heads)")
+    parser.add_argument("--mask", default="full", choices=("full", "causal"))
+    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
+    parser.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_argument(
+        "--cubin", type=Path, metavar="FILE", help="writes the main kernel's cubin; others beside it, with their names"
+    )
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report; ValueError if the attention is not rewritten, or its sizes make none."""
+    figures = report(args)
+    if args.json:
+        print(json.dumps(figures, indent=2))
+    else:
+        _show(figures)
+    return 0
+
+
+def report(args: argparse.Namespace) -> dict[str, Any]:
+    """The report of `codegen`; ValueError if the attention is not rewritten."""
+    import torch
+    import triton
+
+    from ..inspection.generate import attention_backward, compile_kernel
+
+    generated = attention_backward(
+        args.device,
+        q_len=args.q_len,
+        kv_len=args.kv_len,
+        batch=args.batch,
+        heads=args.heads,
+        kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
+        head_dim=args.head_dim,
+        mask=args.mask,
+        dtype=args.dtype,
+        dynamic=args.dynamic,
+    )
+    if not generated.templates:
+        reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
+        raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
+    arch = device(args.device).arch
+
+    def of_kernel(name: str) -> dict[str, Any]:
+        used = (tile if generated.templates[name] == Template.ONE_PASS else two_pass_tile)(arch, args.dtype, args.head_dim)
+        compiled = compile_kernel(generated.kernels[name], args.device)
+        if args.cubin:
+            path = args.cubin if name == generated.main_kernel else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
+            path.write_bytes(compiled.cubin)
+        figures = gates.figures(compiled, arch, used)
+        return {
+            "kernel": name,
+            "device": args.device,
+            **figures,
+            **gates.predicted(compiled, used),
+            "gates": gates.violated(figures, arch, used),
+            "launch": list(generated.launches[name]),
+            "source": generated.kernels[name],
+        }
+
+    main, *others = map(of_kernel, generated.templates)
+    return {
+        **main,
+        "others": others,
+        "decisions": [dataclasses.asdict(decision) for decision in generated.decisions],
+        "graph": generated.graph,
+        "versions": {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__},
+    }
+
+
+def _show(report: dict[str, Any]) -> None:
+    """The report for people: figures and code of each kernel, in colour on a terminal where rich is installed."""
+    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
+    _show_kernel(report, f"{report['kernel']} on {report['device']} ({versions})", {"Graph": report["graph"]})
+    for other in report["others"]:
+        print()
+        _show_kernel(other, other["kernel"], {})
+
+
+def _show_kernel(report: dict[str, Any], title: str, sections: dict[str, str]) -> None:
+    figures = {name: value for name, value in report.items() if isinstance(value, int)}
+    rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in figures.items()]
+    for loop in report["predicted_cycles"] or ():
+        by_cause = {"tensor cores": loop["tensor_cycles"], **loop["exposed"]}
+        rows.append(("cycles a step, estimate *", f"{loop['cycles']:.0f}"))
+        rows += [(f"  {cause} *", f"{cycles:.0f}") for cause, cycles in by_cause.items() if cycles >= SMALLEST]
+    rows += [("broken rule", sentence) for sentence in report["gates"]]
+    sections = sections | {"Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
+    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+        _show_in_colour(title, rows, sections)
+        return
+    print(title, *(f"{name:<26}{value:>10}" for name, value in rows), "* in the main loop", sep="\n")
+    for heading, text in sections.items():
+        print(f"\n{heading}\n\n{text}")
+
+
+def _show_in_colour(title: str, rows: list[tuple[str, str]], sections: dict[str, str]) -> None:
+    from rich.console import Console
+    from rich.syntax import Syntax
+    from rich.table import Table
+
+    console = Console()
+    table = Table("figure", "value", caption="* in the main loop")
+    for row in rows:
+        table.add_row(*row)
+    console.print(title, table, sep="\n")
+    for heading, text in sections.items():
+        console.rule(heading, align="left")
+        console.print(Syntax(text, "python", theme="ansi_dark", word_wrap=True))

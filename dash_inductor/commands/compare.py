@@ -1,0 +1,80 @@
+"""The `compare` command: the time of every family over the number of KV tiles, as a multiple of the lower bound."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from ..schedule import FAMILIES, ROUND_ROBIN, SEARCHED, Geometry, make_order
+from .console import table
+from .simulate import add_problem, at_least, bound, geometry_of, kv_heads, plan_of, run
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `compare`."""
+    add_problem(parser)
+    parser.add_argument("--kv-tiles", required=True, type=at_least(1), metavar="N", help="most KV tiles of a head")
+    parser.add_argument("--every", type=at_least(1), default=1, metavar="N", help="only multiples of N KV tiles")
+    parser.add_argument("--ratio", type=at_least(1), default=2, metavar="K", help="Q tiles per KV tile (default 2)")
+    parser.add_argument("--plot", metavar="FILE", help="write a chart, .png or .svg")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print a row per number of KV tiles, and draw the chart where one is asked for; ValueError for what cannot be."""
+    if args.every > args.kv_tiles:
+        raise ValueError(f"every must be at most kv-tiles, got {args.every} and {args.kv_tiles}")
+    rows = [compare(args, n_kv) for n_kv in range(args.every, args.kv_tiles + 1, args.every)]
+    if args.plot is not None:
+        from .plots import over_bound, save
+
+        save(over_bound(rows, title=f"{args.mask}, {args.heads} heads on {args.workers} workers"), args.plot)
+    if args.json:
+        print(json.dumps(rows))
+        return 0
+    names = {name: None for row in rows for name in row["families"]}
+    lines = []
+    for row in rows:
+        ratios = {name: found["makespan_ns"] / row["lower_bound_ns"] for name, found in row["families"].items()}
+        cells = {name: f"{ratios[name]:.3f}" if name in ratios else None for name in names}
+        lines.append({"KV tiles": row["kv_tiles"], "bound, us": row["lower_bound_ns"] / 1000, **cells})
+    table("Time over the lower bound", lines)
+    return 0
+
+
+def compare(args: argparse.Namespace, n_kv: int) -> dict[str, Any]:
+    """Every family that serves the mask, each with its best number of roles."""
+    geometry = geometry_of(args.mask, n_kv * args.ratio, n_kv)
+    families: dict[str, dict[str, int]] = {}
+    for family in (*FAMILIES, *ROUND_ROBIN, SEARCHED):
+        plans = [plan_of(args, geometry, family, roles) for roles in roles_of(family, geometry, args.workers)]
+        found = [
+            {"makespan_ns": run(args, plan).makespan_ns, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}
+            for plan in plans
+        ]
+        if found:
+            families[family] = min(found, key=lambda time: time["makespan_ns"])
+    sizes = {"kv_tiles": geometry.n_kv, "q_tiles": geometry.n_q, "kv_heads": kv_heads(args)}
+    return {**sizes, "lower_bound_ns": bound(args, geometry), "families": families}
+
+
+def roles_of(family: str, geometry: Geometry, workers: int) -> list[int]:
+    """Roles that share a head evenly in 1, 2, 4, 8 .. passes, where there are workers for them; none if the mask is not served.
+
+    A round robin takes all workers; or, where a head has more chains than Q tiles, no more than those.
+
+    >>> causal = geometry_of("causal", 24, 12)
+    >>> roles_of("symmetric", causal, workers=4), roles_of("shift", causal, workers=4)
+    ([3, 2, 1], [])
+    """
+    try:
+        make_order(ROUND_ROBIN.get(family, family), geometry, 1)
+    except ValueError:
+        return []
+    if family in ROUND_ROBIN:
+        return [min(workers, geometry.n_q) if family == "shift_round_robin" and geometry.n_kv > geometry.n_q else workers]
+    units = -(-geometry.n_kv // 2) if family == "symmetric" else geometry.n_kv
+    most = min(workers, geometry.n_q if family == "shift" else units)
+    passes = [2**e for e in range(units.bit_length() + 1)]
+    return list(dict.fromkeys(roles for p in passes if (roles := -(-units // p)) <= most))

@@ -1,0 +1,160 @@
+"""`python -m dash_inductor demo`: a small GPT trained in two processes whose CTAs interleave differently, compared bit for bit."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import pydoc_data.topics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from .console import table
+from .simulate import at_least
+
+STEPS, MOST_STEPS = 20, 10_000
+SEEDS = (1, 2)  # of the CTAs' interleaving; the training's own seed is the same in both processes
+SMS = 16  # of the emulated device: twice the heads in a batch, so that CTAs share heads and have to wait
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    steps = f"training steps, at most {MOST_STEPS} (default %(default)s)"
+    parser.add_argument("--steps", type=at_least(1, MOST_STEPS), default=STEPS, metavar="N", help=steps)
+    parser.add_argument("--train", type=Path, metavar="FILE", help="only train once, and write what happened to FILE (JSON)")
+
+
+def main(args: argparse.Namespace) -> int:
+    """0 if both trainings agree in every bit and every attention really had to wait, else 1."""
+    if problem := _missing(alone=args.train is not None):
+        args.parser.error(problem)
+    if args.train is not None:
+        args.train.write_text(json.dumps(train(args.steps)))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        files = [Path(folder) / f"{seed}.json" for seed in SEEDS]
+        children = [_start(seed, file, args.steps, shown=seed == SEEDS[0]) for seed, file in zip(SEEDS, files, strict=True)]
+        if any([child.wait() for child in children]):
+            print("a training process failed", file=sys.stderr)
+            return 1
+        first, second = (json.loads(file.read_text()) for file in files)
+    table("attentions", first["attentions"])
+    problem = difference(first, second)
+    if problem is not None:
+        print(problem, file=sys.stderr)
+        return 1
+    waited = f", {first['waits']} and {second['waits']} waits of CTAs" if first["emulated"] else ""
+    print(f"bitwise: identical ({len(first['digests'])} tensors in two processes{waited})")
+    return 0
+
+
+def _missing(*, alone: bool) -> str | None:
+    """What a training needs and does not have, or None; one that is not `alone` is given an emulation."""
+    import torch
+
+    from ..config import current
+
+    try:
+        settings = current()
+    except ValueError as error:
+        return str(error)
+    if not settings.enabled:
+        return "DASH_INDUCTOR=0 switches off what the demo shows: unset it"
+    if alone and not torch.cuda.is_available() and not settings.emulate:
+        return "--train needs a GPU, or emulation: set DASH_INDUCTOR_EMULATE=1"
+    return None
+
+
+def _start(seed: int, file: Path, steps: int, *, shown: bool) -> subprocess.Popen[bytes]:
+    import torch
+
+    environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "DASH_INDUCTOR_SEED": str(seed)}
+    if not torch.cuda.is_available():
+        environment |= {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SMS": str(SMS), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "dash_inductor", "demo", "--steps", str(steps), "--train", str(file)]
+    return subprocess.Popen(command, env=environment, stdout=None if shown else subprocess.DEVNULL)
+
+
+def train(steps: int) -> dict[str, Any]:
+    """Trains, printing the loss curve; returns digests of losses, gradients and last weights, attentions and waits."""
+    import torch
+
+    from .. import emulation
+    from ..decision import decisions
+    from ..rewrite.install import enable
+    from .gpt import GPT
+
+    emulated = not torch.cuda.is_available()
+    device, dtype = ("cpu", torch.float32) if emulated else ("cuda", torch.bfloat16)
+    batch, length = (4, 128) if emulated else (8, 1024)
+    enable()
+    torch.use_deterministic_algorithms(True)
+    torch.manual_seed(0)
+    model = GPT(length, width=128, heads=2, layers=2).to(device, dtype)
+    loss_of = torch.compile(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    corpus = torch.frombuffer(bytearray(_text().encode()), dtype=torch.uint8).long()
+    draw = torch.Generator().manual_seed(0)
+
+    digests: dict[str, str] = {}
+    waits = 0
+    for step in range(steps):
+        starts = torch.randint(len(corpus) - length - 1, (batch,), generator=draw).tolist()
+        windows = torch.stack([corpus[start : start + length + 1] for start in starts]).to(device)
+        emulation.clear_launches()
+        optimizer.zero_grad()
+        loss = loss_of(windows[:, :-1], windows[:, 1:])
+        loss.backward()
+        waits += _waits(emulation.launches()) if emulated else 0
+        digests[f"loss of step {step}"] = _digest(loss)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            digests[f"gradient of {name} in step {step}"] = _digest(parameter.grad)
+        optimizer.step()
+        print(f"step {step:3d}  loss {loss.item():.4f}  {'#' * round(loss.item() * 10)}", flush=True)
+    digests |= {f"{name} after the last step": _digest(parameter) for name, parameter in model.named_parameters()}
+    attentions = [
+        {
+            "shape": decision.shape,
+            "mask": decision.mask,
+            "schedule": decision.schedule if decision.rewritten else f"declined: {decision.reason}",
+            "predicted (us)": decision.predicted_us,
+            "workspace (bytes)": decision.workspace_bytes,
+        }
+        for decision in decisions()
+    ]
+    if not attentions or not all(decision.rewritten for decision in decisions()):
+        raise RuntimeError(f"not every attention was rewritten: {attentions}")
+    return {"emulated": emulated, "digests": digests, "attentions": attentions, "waits": waits}
+
+
+def _text() -> str:
+    """Real text that every Python has: the language reference behind help()."""
+    return "\n".join(topic for _, topic in sorted(pydoc_data.topics.topics.items()))
+
+
+def _waits(launches: list[Any]) -> int:
+    """Waits that were not already satisfied; an attention without one would prove nothing. Only its kernel uses atomics."""
+    waits = [launch.waits for launch in launches]
+    if not waits or not all(waits):
+        raise RuntimeError(f"an attention in which no CTA had to wait: {waits} waits in its launches")
+    return sum(waits)
+
+
+def _digest(tensor: Any) -> str:
+    import torch
+
+    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
+    """What differs between two runs first, or None."""
+    if first["digests"].keys() != second["digests"].keys():
+        return "bitwise: the runs have different tensors"
+    for name, digest in first["digests"].items():
+        if digest != second["digests"][name]:
+            return f"bitwise: the {name} differs"
+    return None

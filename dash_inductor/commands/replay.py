@@ -1,0 +1,119 @@
+"""The `replay` command: what the main loop of a Hopper cubin takes a step by estimate, and what its tensor cores wait for."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..inspection.replay import CONSTANTS, Constants, Replay, Sensitivity, loops_of, replay_loop, sensitivity
+from ..inspection.replay.machine import Event
+from .console import table
+
+HIDDEN = ("arithmetic", "mufu", "constant", "shared load", "store")  # kinds that a trace leaves out
+WORTH_SHOWING = 15  # clocks that a guess moves
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `replay`."""
+    parser.add_argument("cubins", nargs="*", type=Path, metavar="FILE.cubin", help="of one kernel for sm_90 (codegen --cubin)")
+    parser.add_argument("--loops", type=int, default=1, metavar="N", help="main loops: 2 or 3 in two passes (default: 1)")
+    parser.add_argument("--warps", type=int, default=8, metavar="N", help="that run the loop (default: 8)")
+    parser.add_argument("--edge", action="store_true", help="in a tile that the causal diagonal crosses")
+    parser.add_argument(
+        "--tma",
+        type=int,
+        default=0,
+        metavar="BYTES",
+        help="that TMA moves to and from shared memory a step (Gluon: 256 x head dim)",
+    )
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value of a constant (repeatable)")
+    parser.add_argument("--constants", action="store_true", help="every constant with its source, and which are guesses")
+    parser.add_argument("--sensitivity", action="store_true", help="each guess halved and doubled")
+    parser.add_argument("--trace", action="store_true", help="one step, operation by operation")
+    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the replays; ValueError for what cannot be replayed."""
+    if not args.cubins and not args.constants:
+        raise ValueError("name a cubin, or ask for --constants")
+    constants = Constants().set_from(dict(map(_assignment, args.set)))
+    how: dict[str, Any] = {"warps": args.warps, "edge": args.edge, "tma_bytes": args.tma, "constants": constants}
+    found = []
+    for path in args.cubins:
+        try:
+            loops = loops_of(path.read_bytes(), args.loops)
+            replays = [replay_loop(loop, **how) for loop in loops]
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+        hangs_on = [sensitivity(loop, **how) if args.sensitivity else [] for loop in loops]
+        found.append((path, replays, hangs_on))
+    if args.json:
+        print(json.dumps(_report(found, constants, args), indent=2))
+        return 0
+    if args.constants:
+        table("Constants", [{"name": name, **row} for name, row in _constants(constants).items()])
+    for path, replays, hangs_on in found:
+        for replay, guesses in zip(replays, hangs_on, strict=True):
+            print(f"{path.name}: {replay}")
+            for note in replay.notes:
+                print(f"  {note}")
+            _show(replay, guesses, args.trace)
+    return 0
+
+
+def _assignment(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise ValueError(f"--set takes NAME=VALUE with a number, not {text!r}") from None
+
+
+def _constants(constants: Constants) -> dict[str, dict[str, Any]]:
+    return {name: asdict(constant) | {"value": getattr(constants, name)} for name, constant in CONSTANTS.items()}
+
+
+def _report(
+    found: Sequence[tuple[Path, list[Replay], list[list[Sensitivity]]]], constants: Constants, args: argparse.Namespace
+) -> dict[str, Any]:
+    def loop(replay: Replay, guesses: list[Sensitivity]) -> dict[str, Any]:
+        report = replay.as_dict()
+        if args.sensitivity:
+            report["sensitivity"] = [asdict(guess) for guess in guesses]
+        if args.trace:
+            report["trace"] = [_traced(replay, event) for event in replay.trace]
+        return report
+
+    cubins = [
+        {"file": str(path), "loops": [loop(*each) for each in zip(replays, hangs_on, strict=True)]}
+        for path, replays, hangs_on in found
+    ]
+    return {"estimate": True, "cubins": cubins, "constants": _constants(constants)}
+
+
+def _traced(replay: Replay, event: Event) -> dict[str, Any]:
+    operation = event.operation
+    return {
+        "clock": event.time - replay.trace[0].time,
+        "warp": event.warp,
+        "address": operation.address,
+        "opcode": operation.opcode,
+        "operands": operation.operands,
+    }
+
+
+def _show(replay: Replay, guesses: list[Sensitivity], trace: bool) -> None:
+    for guess in guesses:
+        if abs(guess.halved - replay.cycles) + abs(guess.doubled - replay.cycles) > WORTH_SHOWING:
+            print(f"  {guess.name} {guess.value:g}: halved {guess.halved:.0f}, doubled {guess.doubled:.0f} cycles")
+    if trace:
+        groups = sorted({event.warp for event in replay.trace if event.warp % 4 == 0})
+        for event in replay.trace:
+            if event.warp in groups and event.operation.kind not in HIDDEN:
+                row = _traced(replay, event)
+                print(f"  {row['clock']:6.0f} warp {row['warp']} {row['address']:#06x} {row['opcode']} {row['operands']}")

@@ -1,0 +1,111 @@
+"""The record of what was decided for each attention, and why.
+
+A decision is taken while a graph is compiled, but a warm cache skips that. So it is written into the generated code, whose
+loading records it: cold, warm and in another process alike. One entry per attention of every graph this process has loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+
+from .schedule.families import TWO_PASS
+
+log = logging.getLogger("dash_inductor")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What became of one SDPA backward.
+
+    Sizes are ints, or the symbols' names where they are known only at run time; then `family` is "by_size" and `roles`,
+    `heads_in_flight` and `predicted_us` are None: the generated code chooses anew for each shape.
+
+    Attributes:
+        op: the stock op.
+        mask: "full", "causal", "given" (a tensor; declined), or "blocks" (of who calls `dash::sdpa_backward`).
+        family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
+        reason: why the stock op stays, None if it was rewritten.
+        sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
+        roles, heads_in_flight: A and G, see `dash_inductor.schedule`.
+        predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless the device is calibrated.
+        workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores; of two passes delta and lse).
+    """
+
+    op: str
+    device: str
+    dtype: str
+    mask: str
+    batch: int | str
+    heads: int | str
+    kv_heads: int | str
+    q_len: int | str
+    kv_len: int | str
+    head_dim: int | str
+    reason: str | None = None
+    tile: str | None = None
+    family: str | None = None
+    roles: int | None = None
+    heads_in_flight: int | None = None
+    stride: int | None = None
+    launch: str | None = None
+    sms: int | None = None
+    guarantee: str | None = None
+    predicted_us: float | None = None
+    workspace_bytes: int | str | None = None
+
+    @property
+    def rewritten(self) -> bool:
+        return self.reason is None
+
+    @property
+    def shape(self) -> str:
+        heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
+        lengths = f"{self.q_len}" if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
+        return f"B={self.batch} H={heads} S={lengths} D={self.head_dim} {self.dtype}"
+
+    @property
+    def schedule(self) -> str:
+        if self.family == TWO_PASS:  # no sum crosses a CTA
+            return f"{TWO_PASS} (deterministic by construction)"
+        return f"{self.family}" if self.roles is None else f"{self.family} (A={self.roles}, G={self.heads_in_flight})"
+
+    def __str__(self) -> str:
+        if self.reason is not None:
+            return f"{self.op} ({self.shape}, mask {self.mask}) keeps the stock kernel: {self.reason}"
+        time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
+        return f"{self.op} ({self.shape}, mask {self.mask}) -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"
+
+
+_loaded: dict[tuple[str, int], Decision] = {}
+
+
+def decisions() -> list[Decision]:
+    """One entry per attention of every graph that this process has compiled or loaded, in the order of loading."""
+    return list(_loaded.values())
+
+
+def size_text(size: object) -> int | str:
+    """A size as it stands in a decision: an int, or the text of a symbolic expression."""
+    try:
+        return int(str(size))
+    except ValueError:
+        return str(size)
+
+
+def loading_line(index: int, decision: Decision) -> str:
+    """The line of generated code that records `decision`, the `index`-th of its graph."""
+    text = json.dumps(asdict(decision))
+    return f"from dash_inductor.decision import loaded as _loaded; _loaded(__file__, {index}, {text!r})"
+
+
+def loaded(module: str, index: int, text: str) -> None:
+    """Called by generated code when it is loaded; `module` is its file, which names the graph."""
+    add((module, index), Decision(**json.loads(text)))
+
+
+def add(key: tuple[str, int], decision: Decision) -> None:
+    if _loaded.get(key) != decision:
+        _loaded[key] = decision
+        log.info("%s", decision)

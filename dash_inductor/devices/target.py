@@ -1,0 +1,80 @@
+"""What code is generated for: the cost file of a device, its architecture, and the SMs that our CTAs may use."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .. import emulation
+from ..templates.tiles import EMULATED
+from . import key_for, stand_in
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..config import Config
+
+log = logging.getLogger("dash_inductor")
+
+
+@dataclass(frozen=True)
+class Target:
+    """`key` names the cost file, `arch` (90 for sm_90, or "emulated") the tiles; `sms` are the device's less the reserved ones."""
+
+    key: str
+    arch: int | str
+    sms: int
+    reserved_sms: int = 0
+
+
+def target_of(device: torch.device, settings: Config) -> Target:
+    """The target of a torch device.
+
+    Raises:
+        ValueError: with the reason why nothing can be generated for it.
+    """
+    key, arch, sms = _device(device, settings)
+    reserved = reserved_sms(settings)
+    if reserved >= sms:
+        raise ValueError(f"{reserved} SMs are reserved (sm_reserve, torch's SM carve-out), and the device has {sms}")
+    return Target(key, arch, sms - reserved, reserved)
+
+
+def reserved_sms(settings: Config) -> int:
+    """SMs left to other kernels: `sm_reserve` or torch's SM carve-out, whichever is more. Read when a graph is compiled."""
+    import torch  # lazily: a target that is named needs none
+
+    carve_out = getattr(torch._C, "_get_sm_carveout_experimental", lambda: None)()
+    return max(settings.sm_reserve, carve_out or 0)
+
+
+def _device(device: torch.device, settings: Config) -> tuple[str, int | str, int]:
+    """(Key of the cost file, architecture, SMs)."""
+    import torch
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    if device.type == "cpu":
+        emulated = emulation.settings()
+        return EMULATED, EMULATED, settings.sms if emulated is None else emulated.sms
+    if torch.version.hip is not None:
+        raise ValueError("ROCm is not supported")
+    if device.type != "cuda":
+        raise ValueError(f"device {device.type} is not supported")
+    properties = get_interface_for_device("cuda").Worker.get_device_properties(device)
+    arch = properties.major * 10 + properties.minor
+    return key_for(properties.name, arch) or _stand_in(properties.name, arch), arch, properties.multi_processor_count
+
+
+@functools.cache
+def _stand_in(name: str, arch: int) -> str:
+    """The cost file that an unknown GPU takes; the log says so once."""
+    try:
+        key = stand_in(arch)
+    except ValueError as error:
+        raise ValueError(f"no cost file for {name}, and {error}") from None
+    log.warning(
+        "no cost file for %s (sm_%d): its schedules are chosen with the costs of %s and its own number of SMs", name, arch, key
+    )
+    return key

@@ -1,0 +1,157 @@
+"""A GPU that is not there: Inductor generates code for it, and Triton compiles that code, on any Linux machine.
+
+What Inductor and Triton ask a GPU is answered from `dash_inductor.devices`. Nothing can run: the tensors are fake.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+from dash_inductor.devices import NamedDevice, device
+
+
+@contextmanager
+def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
+    """Make "cuda:0" the GPU called `device_key` for code generation and compilation, also in a CPU build of torch.
+
+    The state of torch and Triton that is replaced is the process's, not the thread's; all of it is put back at the
+    end, and nothing that was remembered about one GPU survives into the next. Autograd cannot run on fake CUDA tensors
+    in a CPU build (it aborts the process): trace explicit forward and backward ops.
+
+    Raises ValueError for an unknown key, RuntimeError under Triton's interpreter, which compiles nothing.
+    """
+    gpu = device(device_key)
+    import torch
+    import torch._dynamo.device_interface as device_interface
+    import triton
+    from torch._inductor.runtime import triton_helpers
+
+    if triton.knobs.runtime.interpret:
+        raise RuntimeError(
+            "named_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: generate code in a process without it"
+        )
+    properties = _properties(gpu)
+    interface = _interface(gpu, properties)
+    device_interface.get_interface_for_device("cpu")  # registers torch's own interfaces, which would replace ours
+    # torch.cuda.is_available keeps its answer: Inductor makes real CUDA tensors for its patterns where it is true.
+    answers: dict[str, Callable[..., Any]] = {
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "get_device_capability": lambda device=None: gpu.capability,
+        "get_device_name": lambda device=None: gpu.name,
+        "get_device_properties": lambda device=None: properties,
+    }
+    interfaces = {"cuda": interface, "cuda:0": interface}
+    with ExitStack() as stack:
+        stack.callback(_forget_devices)
+        stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
+        for name, answer in answers.items():
+            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
+        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", _Driver(gpu)))
+        stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
+        _forget_devices()
+        yield gpu
+
+
+class _Driver:
+    """What Triton's compiler and Inductor ask of a Triton driver."""
+
+    def __init__(self, gpu: NamedDevice) -> None:
+        self._gpu = gpu
+        self.utils = types.SimpleNamespace(get_device_properties=self._limits)
+
+    def _limits(self, device: int) -> dict[str, int]:
+        gpu = self._gpu
+        return {
+            "max_shared_mem": gpu.limits.shared_bytes_per_block_optin,
+            "max_num_regs": gpu.limits.registers_per_sm,
+            "multiprocessor_count": gpu.sms,
+            "warpSize": gpu.limits.warp_size,
+        }
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self._gpu.arch, self._gpu.limits.warp_size)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+    @staticmethod
+    def is_active() -> bool:
+        return True
+
+
+def _properties(gpu: NamedDevice) -> types.SimpleNamespace:
+    """The device's `torch.cuda.get_device_properties`."""
+    major, minor = gpu.capability
+    return types.SimpleNamespace(
+        name=gpu.name,
+        gcnArchName=gpu.name,  # what a CPU build asks for: it takes every GPU that is not CUDA's for AMD's
+        major=major,
+        minor=minor,
+        multi_processor_count=gpu.sms,
+        total_memory=gpu.total_memory,
+        L2_cache_size=gpu.l2_bytes,
+        regs_per_multiprocessor=gpu.limits.registers_per_sm,
+        max_threads_per_multi_processor=gpu.limits.max_threads_per_sm,
+        max_threads_per_block=gpu.limits.max_threads_per_block,
+        warp_size=gpu.limits.warp_size,
+        shared_memory_per_block=48 << 10,  # without opting in, on every NVIDIA GPU
+        shared_memory_per_block_optin=gpu.limits.shared_bytes_per_block_optin,
+        shared_memory_per_multiprocessor=gpu.limits.shared_bytes_per_sm,
+        is_integrated=False,
+        is_multi_gpu_board=False,
+    )
+
+
+def _interface(gpu: NamedDevice, properties: types.SimpleNamespace) -> type:
+    """The device interface Inductor asks in place of torch's for CUDA."""
+    from torch._dynamo.device_interface import CudaInterface
+
+    class FakeGpuInterface(CudaInterface):
+        current_device = staticmethod(lambda: 0)
+        device_count = staticmethod(lambda: 1)
+        is_available = staticmethod(lambda: True)
+        is_bf16_supported = staticmethod(lambda including_emulation=True: True)
+        is_triton_capable = staticmethod(lambda device=None: True)
+        raise_if_triton_unavailable = staticmethod(lambda device=None: None)
+        get_compute_capability = staticmethod(lambda device=None: gpu.arch)
+        get_device_properties = staticmethod(lambda device=None: properties)  # type: ignore[assignment]
+
+        class Worker(CudaInterface.Worker):
+            current_device = staticmethod(lambda: 0)
+            get_device_properties = staticmethod(lambda device=None: properties)
+
+    return FakeGpuInterface
+
+
+def _forget_devices() -> None:
+    """Empty every cache in which torch keeps what a GPU answered, or what it generated for one.
+
+    Which functions of `torch.utils._triton` and `torch._inductor.utils` ask a GPU differs between versions of torch,
+    and all they keep is cheap to ask again.
+    """
+    import torch._inductor.utils
+    import torch.utils._triton
+    from torch._inductor.codecache import CacheBase
+    from torch._inductor.runtime.hints import DeviceProperties
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    cached = type(functools.cache(lambda: None))
+    modules = (torch.utils._triton, torch._inductor.utils)
+    functions = [function for module in modules for function in vars(module).values() if isinstance(function, cached)]
+    for function in [*functions, DeviceProperties.create, CacheBase.get_system, CacheBase.get_local_cache_path]:
+        function.cache_clear()
+    for template in TritonTemplate.all_templates.values():
+        code = getattr(template, "_generated_code_cache", None)
+        if code is not None:
+            code.cache_clear()

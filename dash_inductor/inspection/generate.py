@@ -1,0 +1,239 @@
+"""What Inductor generates for a named GPU: the graph after the joint-graph passes, the wrapper, its kernels, cubins.
+
+No GPU is needed, and nothing runs: inputs are fake tensors on "cuda".
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from ..decision import Decision
+from ..problem import DTYPES
+from ..schedule import MASKS
+from ..templates.tiles import HALF_DTYPES, Template
+from .fake_gpu import fake_gpu
+from .graph_text import graph_text
+
+if TYPE_CHECKING:
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+TEMPLATE = re.compile(r"^# dash_inductor template: (\w+)$", re.MULTILINE)  # as lowering/kernels.py writes it
+TORCH_DTYPES = {ours: name.removeprefix("torch.") for name, ours in DTYPES.items() if ours in HALF_DTYPES}
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What Inductor made of one graph. Kernels stand in the order of the wrapper."""
+
+    graph: str  # one line per node of the FX graph after the joint-graph passes
+    source: str  # the whole wrapper
+    kernels: dict[str, str]  # kernel name -> the module that Inductor would compile for it
+    launches: dict[str, tuple[str, ...]]  # kernel name -> the wrapper's lines that launch it
+    decisions: tuple[Decision, ...]  # what became of each attention in it
+
+    @property
+    def templates(self) -> dict[str, Template]:
+        """The template of each of our kernels that multiply: that of one pass first."""
+        named = {name: TEMPLATE.search(source) for name, source in self.kernels.items()}
+        by_name = {name: match[1] for name, match in named.items() if match}
+        return {
+            name: template for template in (Template.ONE_PASS, Template.TWO_PASS) for name in by_name if by_name[name] == template
+        }
+
+    @property
+    def main_kernel(self) -> str | None:
+        """The first of those, None when there is none."""
+        return next(iter(self.templates), None)
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """One kernel compiled by Triton, with Triton's metadata (`shared` in bytes, `num_warps`, ...)."""
+
+    ptx: str
+    cubin: bytes
+    metadata: Any
+
+
+def generate(
+    fn: Callable[..., Any],
+    make_args: Callable[[], Sequence[torch.Tensor]],
+    device: str,
+    *,
+    dynamic_dims: Sequence[int] = (),
+) -> Generated:
+    """Trace `fn`, run Inductor's joint-graph passes and code generation, and keep what comes out.
+
+    `fn` calls ATen ops (autograd cannot run on fake CUDA tensors) and returns a tuple. `make_args`, called under a fake
+    mode, returns its tensors on "cuda"; the dimensions in `dynamic_dims` become symbolic in each that has them.
+    Deterministic mode and Inductor's settings are those of the caller.
+    """
+    import torch._inductor.config as inductor_config
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    settings = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "cpp_wrapper": False, "compile_threads": 1}
+    mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_dims else None)
+    with fake_gpu(device), inductor_config.patch(settings), _stop_at_wrapper(), mode, V.set_fake_mode(mode):
+        args = list(make_args())
+        if dynamic_dims:
+            args = [_symbolic(tensor, tuple(dynamic_dims), mode) for tensor in args]
+        module = make_fx(fn, tracing_mode="symbolic" if dynamic_dims else "fake")(*args)
+        joint_graph_passes(module)
+        graph = graph_text(module.graph)
+        try:
+            compile_fx_inner(module, args)
+        except _WrapperReady as ready:
+            (wrapper,) = ready.args
+    return _read_wrapper(graph, wrapper)
+
+
+def attention_backward(
+    device: str,
+    *,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    mask: str,
+    dtype: str = "bf16",
+    dynamic: bool = False,
+) -> Generated:
+    """The code for one SDPA forward and backward in deterministic mode, with the project's pass installed.
+
+    Inputs are [B, H, S, D] views of [B, S, H, D] tensors, as models have them. `mask` is "full" or "causal", `dtype`
+    "bf16" or "fp16"; `dynamic` makes the sequence lengths symbolic. Raises ValueError for sizes that no attention has.
+    """
+    if min(q_len, kv_len, batch, heads, kv_heads, head_dim) < 1:
+        raise ValueError("lengths, batch, heads and head_dim must be at least 1")
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads must divide heads, and {kv_heads} does not divide {heads}")
+    if mask not in MASKS:
+        raise ValueError(f"unknown mask {mask!r}: the known ones are {', '.join(MASKS)}")
+    if dtype not in TORCH_DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: the known ones are {', '.join(TORCH_DTYPES)}")
+
+    import torch
+
+    from ..rewrite.install import install, is_enabled, uninstall
+
+    aten = torch.ops.aten
+    causal = mask == "causal"
+
+    def attention(query: Any, key: Any, value: Any, grad_out: Any) -> tuple[Any, ...]:
+        out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_flash_attention(
+            query, key, value, 0.0, causal
+        )
+        grads = aten._scaled_dot_product_flash_attention_backward(
+            grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, 0.0, causal, seed, offset
+        )
+        return (out, *grads)
+
+    def make_args() -> list[torch.Tensor]:
+        def tensor(length: int, heads: int) -> torch.Tensor:
+            shape = (batch, length, heads, head_dim)
+            return torch.empty(shape, dtype=getattr(torch, TORCH_DTYPES[dtype]), device="cuda").transpose(1, 2)
+
+        return [tensor(q_len, heads), tensor(kv_len, kv_heads), tensor(kv_len, kv_heads), tensor(q_len, heads)]
+
+    was_enabled = is_enabled()
+    install()
+    try:
+        with _deterministic():
+            return generate(attention, make_args, device, dynamic_dims=(2,) if dynamic else ())
+    finally:
+        if not was_enabled:
+            uninstall()
+
+
+def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
+    """Compile one of `Generated.kernels` as Inductor would on that GPU; the first configuration if it has several."""
+    import torch._inductor.config as inductor_config
+    from torch._inductor.codecache import PyCodeCache
+
+    with fake_gpu(device), inductor_config.patch(use_static_triton_launcher=False):
+        module = PyCodeCache.load(kernel_source)
+        kernel = next(value for value in vars(module).values() if hasattr(value, "precompile"))
+        kernel.precompile(warm_cache_only=True)
+        binary = kernel.compile_results[0].kernel
+    return CompiledKernel(binary.asm["ptx"], binary.asm["cubin"], binary.metadata)
+
+
+@contextmanager
+def _deterministic() -> Iterator[None]:
+    """Strict deterministic mode, and the caller's afterwards."""
+    import torch
+    import torch._inductor.config as inductor_config
+
+    enabled = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with inductor_config.patch(deterministic=inductor_config.deterministic):  # torch.use_... sets it as well
+        torch.use_deterministic_algorithms(True)
+        try:
+            yield
+        finally:
+            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+
+
+class _WrapperReady(BaseException):
+    """Carries a generated wrapper out of Inductor, past the handlers that would report it as a failed compilation."""
+
+
+@contextmanager
+def _stop_at_wrapper() -> Iterator[None]:
+    """Make Inductor raise `_WrapperReady(source)` where it would import the wrapper and compile its kernels."""
+    from torch._inductor.graph import GraphLowering
+
+    def stop(self: GraphLowering) -> Any:
+        wrapper, _ = self.codegen()
+        raise _WrapperReady(wrapper.value)
+
+    with mock.patch.object(GraphLowering, "compile_to_module", stop):
+        yield
+
+
+def _symbolic(tensor: torch.Tensor, dims: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
+    """A fake tensor like `tensor` with symbolic sizes in `dims`; equal sizes share a symbol."""
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
+
+    with unset_fake_temporarily():
+        meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    sizes = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]
+    fake = mode.from_tensor(meta, symbolic_context=StatelessSymbolicContext(dynamic_sizes=sizes))
+    return torch.empty_strided(fake.shape, fake.stride(), dtype=tensor.dtype, device=tensor.device)
+
+
+def _read_wrapper(graph: str, wrapper: str) -> Generated:
+    """Take a wrapper apart."""
+    calls = [node for node in ast.walk(ast.parse(wrapper)) if isinstance(node, ast.Call)]
+    kernels: dict[str, str] = {}
+    launches: dict[str, tuple[str, ...]] = {}
+    decisions: list[Decision] = []
+    for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
+        called = ast.unparse(call.func)
+        owner, _, method = called.rpartition(".")
+        if called == "async_compile.triton":
+            name, source = (ast.literal_eval(argument) for argument in call.args[:2])
+            kernels[name] = source
+            launches[name] = ()
+        elif owner in kernels and method == "run":
+            launches[owner] += (ast.get_source_segment(wrapper, call) or "",)
+        elif called == "_loaded":  # record.loading_line
+            decisions.append(Decision(**json.loads(ast.literal_eval(call.args[2]))))
+    return Generated(graph, wrapper, kernels, launches, tuple(decisions))

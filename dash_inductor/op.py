@@ -1,0 +1,117 @@
+"""The one op that every rewritten attention backward becomes: its schema, its fake, and its specification as a kernel.
+
+    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None) -> (dq, dk, dv)
+
+grad_out, query, out are [B, H, S_q, D]; key, value [B, H_kv, S_k, D] with H_kv dividing H; logsumexp is the natural log, fp32
+[B, H, S_q]. `mask` is full, causal or blocks. dq, dk, dv have the strides of `torch.empty_like`.
+
+`blocks` goes with mask="blocks" alone: bool [KV tiles, Q tiles], the same for all heads, true where all keys of the one and all
+queries of the other meet. Tiles are those of the device for the dtype and head dim (templates/tiles.py): block_n keys,
+block_m queries, the last ones cut off. Compiled, it must be a constant of the graph, such as `torch.tensor([[True, ...], ...])`
+in the compiled function, and shapes must be static.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .config import current
+from .devices.target import target_of
+from .problem import Problem
+from .reference import planned
+from .resolve import resolve
+from .schedule import BLOCKS_MASK, MASKS, Blocks
+
+_library = torch.library.Library("dash", "DEF")
+_library.define(
+    "sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, *, "
+    "str mask, Tensor? blocks=None, float? scale=None) -> (Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+def check(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    mask: str,
+    blocks: Tensor | None,
+) -> None:
+    """Raises ValueError, naming the argument, for what the op does not take; sizes may be symbolic."""
+    if mask not in (*MASKS, BLOCKS_MASK):
+        raise ValueError(f"mask={mask!r} is not one of {', '.join((*MASKS, BLOCKS_MASK))}")
+    if (mask == BLOCKS_MASK) != (blocks is not None):
+        raise ValueError(f"blocks must be {'a tensor' if blocks is None else 'None'} with mask={mask!r}")
+    if blocks is not None and (blocks.dtype != torch.bool or blocks.dim() != 2):
+        raise ValueError(f"blocks {tuple(blocks.shape)} is {blocks.dtype}, it must be torch.bool [KV tiles, Q tiles]")
+    for name, x in (("query", query), ("key", key)):
+        if x.dim() != 4 or any(size == 0 for size in x.shape):
+            raise ValueError(f"{name} {tuple(x.shape)} is not [B, H, S, D] with at least one element")
+    batch, heads, q_len, head_dim = query.shape
+    kv_heads, kv_len = key.shape[1:3]
+    shapes = (
+        ("key", key, (batch, kv_heads, kv_len, head_dim)),
+        ("value", value, (batch, kv_heads, kv_len, head_dim)),
+        ("out", out, (batch, heads, q_len, head_dim)),
+        ("grad_out", grad_out, (batch, heads, q_len, head_dim)),
+        ("logsumexp", logsumexp, (batch, heads, q_len)),
+    )
+    for name, x, shape in shapes:
+        dtype = torch.float32 if name == "logsumexp" else query.dtype
+        if x.dim() != len(shape) or any(has != must for has, must in zip(x.shape, shape, strict=True)):
+            raise ValueError(f"{name} {tuple(x.shape)} must be {shape}, for query {tuple(query.shape)} and key {tuple(key.shape)}")
+        if x.dtype != dtype or x.device != query.device:
+            raise ValueError(f"{name} is {x.dtype} on {x.device}, it must be {dtype} on {query.device} like query")
+    if reason := Problem.of(query, key, value, mask=mask).why_not_taken():
+        raise ValueError(reason)
+
+
+def sdpa_backward_fake(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    mask: str,
+    blocks: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty gradients; ValueError as `check`."""
+    check(grad_out, query, key, value, out, logsumexp, mask, blocks)
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def sdpa_backward_eager(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    *,
+    mask: str,
+    blocks: Tensor | None = None,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients by the specification, under the settings in force; ValueError as `check` and `resolve`."""
+    check(grad_out, query, key, value, out, logsumexp, mask, blocks)
+    settings = current()
+    problem = Problem.of(query, key, value, mask=mask, scale=scale, blocks=None if blocks is None else rows_of(blocks))
+    plan, _ = resolve(problem, settings, target_of(query.device, settings)).schedule
+    return planned(grad_out, query, key, value, out, logsumexp, plan, scale)
+
+
+def rows_of(blocks: Tensor) -> Blocks:
+    """`blocks` as a geometry takes them."""
+    return tuple(map(tuple, blocks.tolist()))
+
+
+_library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
+torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
+SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default

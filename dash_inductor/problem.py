@@ -1,0 +1,95 @@
+"""One attention backward, whatever it is called by, and why some are not taken. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .schedule import Blocks, TiledProblem
+from .schedule.packing import MAX_N_KV, MAX_N_Q
+from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM, AnyTile, Tile
+
+DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """query, out and grad_out are [batch, heads, q_len, head_dim], key and value [batch, kv_heads, kv_len, head_dim].
+
+    mask: full, causal, or blocks, which `blocks` then has. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the
+    scores, None for 1 / sqrt(head_dim). All sizes but head_dim may be torch.SymInt; comparisons of them guard.
+    """
+
+    mask: str
+    batch: Any
+    heads: Any
+    kv_heads: Any
+    q_len: Any
+    kv_len: Any
+    head_dim: int
+    dtype: str
+    scale: float | None = None
+    blocks: Blocks | None = None
+
+    @classmethod
+    def of(
+        cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, blocks: Blocks | None = None
+    ) -> Problem:
+        """The problem of three tensors, real or fake; ValueError where they make no attention that is taken."""
+        if not query.dtype == key.dtype == value.dtype:
+            raise ValueError(f"dtypes differ: query {query.dtype}, key {key.dtype}, value {value.dtype}")
+        if query.shape[3] != key.shape[3] or query.shape[3] != value.shape[3]:
+            raise ValueError(f"head dims differ: query {query.shape[3]}, key {key.shape[3]}, value {value.shape[3]}")
+        if key.shape[1] != value.shape[1]:
+            raise ValueError(_uneven(query.shape[1], key.shape[1], value.shape[1]))
+        (batch, heads, q_len, head_dim), (kv_heads, kv_len) = query.shape, key.shape[1:3]
+        return cls(mask, batch, heads, kv_heads, q_len, kv_len, int(head_dim), dtype_name(query.dtype), scale, blocks)
+
+    @property
+    def group(self) -> int:
+        """Query heads per kv head."""
+        return int(self.heads // self.kv_heads)
+
+    @property
+    def kv_heads_total(self) -> Any:
+        """kv heads of the whole batch."""
+        return self.batch * self.kv_heads
+
+    @property
+    def is_static(self) -> bool:
+        """Whether all sizes are known."""
+        return all(isinstance(size, int) for size in (self.batch, self.heads, self.kv_heads, self.q_len, self.kv_len))
+
+    def tiled(self, tile: AnyTile) -> TiledProblem:
+        """The problem in tiles, of known sizes."""
+        lengths = self.q_len, self.kv_len, self.kv_heads_total, self.group
+        return TiledProblem(*lengths, tile.block_d, tile.block_m, tile.block_n, self.mask, self.blocks)
+
+    def why_not_taken(self) -> str | None:
+        """The reason that lies in the attention itself, whatever the device and the settings; None if there is none."""
+        if self.dtype not in DTYPES.values():
+            return f"dtype {self.dtype} is not one of {', '.join(DTYPES.values())}"
+        if not MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM:
+            return f"head dim {self.head_dim} is outside {MIN_HEAD_DIM}..{MAX_HEAD_DIM}"
+        if any(size == 0 for size in (self.batch, self.heads, self.q_len, self.kv_heads, self.kv_len)):
+            return "an empty tensor"
+        if self.heads % self.kv_heads != 0:
+            return _uneven(self.heads, self.kv_heads, self.kv_heads)
+        if self.mask == "causal" and self.q_len != self.kv_len:
+            return f"causal with S_q={self.q_len} and S_k={self.kv_len}"
+        return None
+
+    def why_no_table(self, tile: Tile) -> str | None:
+        """Why no table of one pass holds the tiles; None if one does."""
+        if self.q_len > MAX_N_Q * tile.block_m or self.kv_len > MAX_N_KV * tile.block_n:
+            return f"lengths S_q={self.q_len}, S_k={self.kv_len} have too many tiles for a table entry"
+        return None
+
+
+def dtype_name(dtype: object) -> str:
+    """bf16, fp16 or fp32 for a torch.dtype; of another one torch's name."""
+    return DTYPES.get(str(dtype), str(dtype))
+
+
+def _uneven(heads: Any, key_heads: Any, value_heads: Any) -> str:
+    return f"kv heads ({key_heads}, {value_heads}) do not divide the query heads ({heads})"

@@ -1,0 +1,198 @@
+"""What an attention gets, and why: asked by the pass, the op, the lowering and every command, and derived nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+
+from .config import GLUON, Config
+from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
+from .devices.target import Target
+from .problem import Problem
+from .schedule import BLOCKS_MASK, MONOTONE, ROUND_ROBIN, SEARCHED, TWO_PASS, Costs, GroupedPlan, RoundRobinPlan, TwoPass
+from .schedule.candidates import two_pass_ns
+from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
+from .schedule.costs import two_pass_margin
+from .schedule.families import may_round_robin, why_guarantee_too_weak, why_impossible
+from .schedule.formulas.chained import chained_plan, chained_time
+from .schedule.packing import why_no_round_robin
+from .schedule.searched import searched_plan
+from .templates.tiles import (
+    ONE_PASS_HEAD_DIM,
+    AnyTile,
+    EitherTile,
+    Template,
+    Tile,
+    TwoPassTile,
+    gluon_tile,
+    tile,
+    two_pass_tile,
+)
+
+Schedule = GroupedPlan | RoundRobinPlan
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """What an attention gets on a device under settings.
+
+    tile: that of the template, or of both where sizes known at run time decide.
+    costs: those of one pass, with two_pass in them where sizes decide; None under two passes.
+    choice: of a grouped launch of one pass, for sizes that are known and masks that have formulas.
+    """
+
+    problem: Problem
+    settings: Config
+    target: Target
+    template: Template
+    tile: AnyTile
+    costs: Costs | None = None
+    choice: ScheduleChoice | None = None
+
+    @property
+    def chained(self) -> bool:
+        """Whether every chain has its own ticket, so that the launch ends with any number of resident CTAs."""
+        return self.settings.launch == "chained"
+
+    @property
+    def family(self) -> str:
+        """The family that settings and mask ask for: `auto` where the cost model chooses.
+
+        A chained launch takes monotone orders alone, whose chains wait for earlier tickets only.
+        """
+        forced = self.settings.schedule
+        if forced == "auto" and self.chained:
+            return "ascending" if self.problem.mask == "full" else "descending"
+        if forced == "auto" and self.problem.mask == BLOCKS_MASK:
+            return SEARCHED if self.settings.guarantee == "run" else "descending"
+        return forced
+
+    @property
+    def may_round_robin(self) -> bool:
+        """Whether the schedule of one pass may be a round robin."""
+        return not self.chained and may_round_robin(self.settings.guarantee, self.settings.schedule)
+
+    @property
+    def two_pass(self) -> TwoPass:
+        """What two passes cost on the target."""
+        assert not isinstance(self.tile, Tile)
+        return _two_pass_costs(self.target, self.tile.two_pass if isinstance(self.tile, EitherTile) else self.tile)
+
+    @cached_property
+    def schedule(self) -> tuple[Schedule, int | None]:
+        """(The order placed for all heads, its time in ns or None where the cost model has none), for sizes that are known."""
+        tiled = self.problem.tiled(self.tile)
+        if self.template == Template.TWO_PASS:
+            return two_pass_plan(tiled, self.two_pass), two_pass_ns(tiled, self.two_pass)
+        assert self.costs
+        if self.chained:
+            time_ns = None if tiled.blocks else chained_time(tiled, self.costs, self.family)
+            return chained_plan(tiled.geometry, self.family, tiled.kv_heads_total, tiled.group), time_ns
+        if self.choice:
+            return self.choice.plan(), self.choice.time_ns
+        return searched_plan(tiled, self.costs, self.family)
+
+
+def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
+    """The template, tile and schedule of an attention, a pure function of its arguments and the target's cost file.
+
+    Raises:
+        ValueError: with the reason why the attention is left to its stock kernel.
+    """
+    if reason := problem.why_not_taken():
+        raise ValueError(reason)
+    template = template_for(problem, settings, target)
+    arguments = target.arch, problem.dtype, problem.head_dim
+    one_pass = (gluon_tile if settings.kernel == GLUON else tile)(*arguments) if template != Template.TWO_PASS else None
+    two_pass = two_pass_tile(*arguments) if template != Template.ONE_PASS else None
+    if one_pass is None:
+        assert two_pass
+        return Resolution(problem, settings, target, template, two_pass)
+    if reason := problem.why_no_table(one_pass):
+        raise ValueError(reason)
+    costs = _costs(target, one_pass, two_pass)
+    either: AnyTile = EitherTile(one_pass, two_pass) if two_pass else one_pass
+    resolution = Resolution(problem, settings, target, template, either, costs)
+    if reason := _why_no_schedule(resolution):
+        raise ValueError(reason)
+    return _decided(resolution, one_pass, two_pass) if problem.is_static else resolution
+
+
+def template_for(problem: Problem, settings: Config, target: Target) -> Template:
+    """One pass, two, or by size; ValueError where the settings cannot be met.
+
+    Bits differ between the two. So sizes and the number of SMs decide under the guarantee `run` alone, for graphs of one shape as
+    for graphs of any; under `device` and `batch` settings and compile-time facts do.
+    """
+    mask, head_dim = problem.mask, problem.head_dim
+    if settings.template == Template.TWO_PASS and mask == BLOCKS_MASK:
+        raise ValueError(f"template='two_pass' takes no mask={mask!r}")
+    if settings.kernel == GLUON:
+        return Template.ONE_PASS
+    if settings.template == Template.TWO_PASS:
+        return Template.TWO_PASS
+    asked = [name for name in ("template", "schedule") if getattr(settings, name) != "auto"]  # schedules are of one pass
+    if head_dim > ONE_PASS_HEAD_DIM and (asked or mask == BLOCKS_MASK):
+        by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked) or f"mask={mask!r}"
+        remedy = f": with {' and '.join(f'{name}=%r' % 'auto' for name in asked)} it takes two passes" if asked else ""
+        raise ValueError(f"head dim {head_dim} is more than the {ONE_PASS_HEAD_DIM} of one pass, which {by} asks for{remedy}")
+    if asked or mask == BLOCKS_MASK:
+        return Template.ONE_PASS
+    if head_dim > ONE_PASS_HEAD_DIM:
+        return Template.TWO_PASS
+    if settings.guarantee == "run":
+        return Template.ONE_PASS if target.reserved_sms else Template.BY_SIZE  # plain launches would take the reserved SMs
+    percent, estimate = two_pass_percent(target.key, head_dim)
+    return Template.TWO_PASS if percent * (100 + two_pass_margin(estimate)) < 100 * 100 else Template.ONE_PASS
+
+
+def _why_no_schedule(resolution: Resolution) -> str | None:
+    """Why one pass has no schedule for what is asked; None if it has one."""
+    problem, settings, family = resolution.problem, resolution.settings, resolution.family
+    if settings.kernel == GLUON and resolution.may_round_robin:
+        reason = f"with guarantee {settings.guarantee!r} and schedule {settings.schedule!r} there may be one"
+        return f"the Gluon kernel takes no round robin, and {reason}: force a family, or guarantee device or batch"
+    if SEARCHED not in (family, settings.schedule) and problem.mask != BLOCKS_MASK:
+        return why_impossible(problem.mask, settings.guarantee, settings.schedule)
+    if not problem.is_static:
+        sizes = f"B={problem.batch}, H={problem.heads}/{problem.kv_heads}, S_q={problem.q_len}, S_k={problem.kv_len}"
+        return f"family {family!r} is made for static shapes (dynamic=False), not for {sizes}"
+    if family not in (*MONOTONE, SEARCHED):
+        return f"family {family!r} does not serve every mask: use ascending, descending or searched"
+    return why_guarantee_too_weak(settings.guarantee, family)
+
+
+def _decided(resolution: Resolution, one_pass: Tile, two_pass: TwoPassTile | None) -> Resolution:
+    """One pass or two, and the choice of a schedule, for sizes that are known."""
+    problem, settings, costs = resolution.problem, resolution.settings, resolution.costs
+    assert costs
+    tiled = problem.tiled(one_pass)
+    in_one_pass = replace(resolution, template=Template.ONE_PASS, tile=one_pass)
+    if resolution.chained:
+        takes_two = choose_chained(tiled, costs, resolution.family) == TWO_PASS
+    elif resolution.family == SEARCHED or problem.blocks is not None:
+        return in_one_pass
+    else:
+        choice = choose(tiled, costs, settings.guarantee, settings.schedule)
+        takes_two = choice.family == TWO_PASS
+        in_one_pass = replace(in_one_pass, choice=choice)
+        if choice.family in ROUND_ROBIN and (reason := why_no_round_robin(tiled.geometry, choice.family)):
+            raise ValueError(reason)
+    if not takes_two:
+        return in_one_pass
+    assert two_pass
+    return replace(in_one_pass, template=Template.TWO_PASS, tile=two_pass)
+
+
+@cache
+def _costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None) -> Costs:
+    """The costs of a tile step on the target, in nanoseconds; those of two passes with them where sizes decide."""
+    blocks = {"block_m": one_pass.block_m, "block_n": one_pass.block_n, "head_dim": one_pass.block_d}
+    costs = load_costs(target.key, **blocks, sms=target.sms, ctas_per_sm=one_pass.ctas_per_sm)
+    return replace(costs, two_pass=_two_pass_costs(target, two_pass)) if two_pass else costs
+
+
+@cache
+def _two_pass_costs(target: Target, two_pass: TwoPassTile) -> TwoPass:
+    """What two passes cost on the target."""
+    return load_two_pass(target.key, **two_pass.sizes(), sms=target.sms)

@@ -1,0 +1,1 @@
+"""The pass: how it gets into Inductor, and one module per source of attention."""

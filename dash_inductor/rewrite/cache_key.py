@@ -1,0 +1,77 @@
+"""What our code adds to Inductor's cache keys: lowerings and templates outside torch are not in them by themselves."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphModulePass
+from torch._inductor.utils import get_donated_idxs
+
+from .. import emulation
+from ..config import current
+from ..devices.target import reserved_sms
+
+PACKAGES = ("dash_inductor", "dash_inductor.lowering", "dash_inductor.templates")
+SUFFIXES = (".py", ".jinja", ".toml")
+# They say how an emulated run is interleaved, which decides no bits and no code.
+NOT_IN_KEY = ("seed",)
+
+
+@functools.cache
+def sources_digest() -> str:
+    """SHA-256 over every source file of the three packages."""
+    roots = []
+    for package in PACKAGES:
+        spec = importlib.util.find_spec(package)
+        assert spec is not None and spec.submodule_search_locations is not None
+        roots.append(Path(next(iter(spec.submodule_search_locations))))
+    return digest_of(roots)
+
+
+def digest_of(roots: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for root in roots:
+        for path in sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES):
+            for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+                digest.update(len(part).to_bytes(8, "little"))
+                digest.update(part)
+    return digest.hexdigest()
+
+
+def key() -> tuple[Any, ...]:
+    """All of ours that decides what is generated."""
+    settings = current()
+    ours = tuple((name, value) for name, value in asdict(settings).items() if name not in NOT_IN_KEY)
+    emulated = emulation.settings()
+    return sources_digest(), ours, reserved_sms(settings), None if emulated is None else emulated.sms
+
+
+class CacheKey(CustomGraphModulePass):
+    """A pass that does nothing: its uuid is part of the FX graph cache's and the AOTAutograd cache's keys.
+
+    prepare_lowering is called where Inductor leaves out the pass of attentions, which would call it: then the lowering says of each
+    attention that there was none.
+    """
+
+    def __init__(self, prepare_lowering: Callable[[], None]) -> None:
+        self._prepare_lowering = prepare_lowering
+
+    def __call__(self, gm: Any) -> None:
+        pass
+
+    def uuid(self) -> Any:
+        """The key, anew for each graph where a cache hit would skip a warning or an error."""
+        if not inductor_config.pattern_matcher and torch.are_deterministic_algorithms_enabled():
+            self._prepare_lowering()
+        nonce = None if current().on_unsupported == "fallback" else os.urandom(16)
+        # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
+        return *key(), nonce, tuple(get_donated_idxs() or ())

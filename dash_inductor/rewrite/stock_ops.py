@@ -1,0 +1,33 @@
+"""The stock SDPA backward ops of ATen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+FLASH = aten._scaled_dot_product_flash_attention_backward.default
+FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+# Matched only to say why they stay.
+UNSUPPORTED = {
+    aten._scaled_dot_product_efficient_attention_backward.default: "the memory-efficient op (masks, fp32) is not rewritten",
+    aten._scaled_dot_product_cudnn_attention_backward.default: (
+        "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(False) makes SDPA take flash"
+    ),
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default: "the op of another backend is not rewritten",
+}
+TARGETS = [FLASH, FLASH_CPU, *UNSUPPORTED]
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The node's arguments by the names of its schema, defaults filled in."""
+    named = {}
+    for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if not argument.kwarg_only and index < len(node.args):
+            named[argument.name] = node.args[index]
+        else:
+            named[argument.name] = node.kwargs.get(argument.name, argument.default_value)
+    return named

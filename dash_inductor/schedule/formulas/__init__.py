@@ -1,0 +1,52 @@
+"""The makespan of each family in closed form (docs/schedules.md says how exact), one module per family."""
+
+from __future__ import annotations
+
+from ..families import MONOTONE, SEARCHED
+from ..orders.shift import Shift
+from ..placement import GroupedPlan, RoundRobinPlan
+from . import monotone, shift, symmetric
+from .formula import Formula, Time
+
+
+def formula_for(family: str, mask: str) -> Formula | None:
+    """The formula of a family under a mask that it serves, None where there is none; a causal descending order is mirrored."""
+    full = mask == "full"
+    if family in MONOTONE:
+        return monotone.FULL if full else monotone.MIRRORED if family == "descending" else None
+    return {
+        "shift": shift.GROUPED,
+        "shift_round_robin": shift.ROUND_ROBIN,
+        "symmetric": symmetric.GROUPED,
+        "symmetric_round_robin": symmetric.ROUND_ROBIN,
+    }.get(family)
+
+
+def time_of(plan: GroupedPlan | RoundRobinPlan, *, step_ns: int, hop_ns: int) -> Time | None:
+    """The makespan of a plan by its formula, None where none holds; step_ns is of one query head.
+
+    >>> from ..geometry import Geometry
+    >>> from ..orders.monotone import Ascending
+    >>> plan = GroupedPlan(Ascending(Geometry(6, 6, 1, 2, "full"), roles=3), heads=1, heads_in_flight=1)
+    >>> time_of(plan, step_ns=10, hop_ns=4)
+    Time(ns=68, exact=True)
+    >>> plan = GroupedPlan(Ascending(Geometry(6, 6, 1, 2, "causal"), roles=3), heads=1, heads_in_flight=1)
+    >>> time_of(plan, step_ns=10, hop_ns=4) is None
+    True
+    """
+    order, g = plan.order, plan.order.geometry
+    if order.name == SEARCHED:
+        return None
+    if isinstance(plan, GroupedPlan) and order.roles == 1:  # under any mask: nobody waits
+        return Time(plan.rounds * (plan.steps // plan.heads) * step_ns, True)
+    if not (g.is_triangle or g.mask == "full"):
+        return None
+    if order.name in MONOTONE and isinstance(plan, GroupedPlan):
+        alone = order.passes == plan.rounds == 1  # nothing that could be mirrored
+        if order.mirrored if g.mask == "full" else not (order.mirrored or alone):
+            return None
+    if isinstance(order, Shift) and hop_ns > order.stride * step_ns * plan.group:  # its stride need not be the largest
+        return None
+    formula = formula_for(plan.family, g.mask)
+    sizes = g.n_q, g.n_kv, g.ratio, plan.heads, plan.roles, plan.heads_in_flight
+    return formula(*sizes, step_ns * plan.group, hop_ns) if formula else None

@@ -1,0 +1,113 @@
+"""A time in closed form: a sympy expression with named parts, printed as it is defined and compiled once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import sympy
+from sympy.logic.boolalg import Boolean
+from sympy.printing.pycode import PythonCodePrinter
+
+
+class Time(NamedTuple):
+    """Makespan in ns, exact or an upper bound."""
+
+    ns: int
+    exact: bool
+
+
+class IntegerFunction(sympy.Function):
+    """A function of integers that sympy leaves as it is: its own ceiling divides in floats, its own Max compares symbols."""
+
+    is_integer = True
+
+
+class FloorDiv(IntegerFunction):
+    """a // b."""
+
+    def _sympystr(self, printer: Any) -> str:
+        return f"floor({printer.parenthesize(self.args[0], 50)}/{printer.parenthesize(self.args[1], 60)})"
+
+
+class CeilDiv(IntegerFunction):
+    """-(-a // b)."""
+
+    def _sympystr(self, printer: Any) -> str:
+        return f"ceil({printer.parenthesize(self.args[0], 50)}/{printer.parenthesize(self.args[1], 60)})"
+
+
+class Max(IntegerFunction):
+    """The largest of its arguments."""
+
+
+class Min(IntegerFunction):
+    """The least of its arguments."""
+
+
+class IntegerPrinter(PythonCodePrinter):
+    """Python source of integer expressions."""
+
+    def _print_FloorDiv(self, expression: sympy.Expr) -> str:
+        numerator, denominator = map(self._print, expression.args)
+        return f"(({numerator}) // ({denominator}))"
+
+    def _print_CeilDiv(self, expression: sympy.Expr) -> str:
+        numerator, denominator = map(self._print, expression.args)
+        return f"(-(-({numerator}) // ({denominator})))"
+
+    def _print_Max(self, expression: sympy.Expr) -> str:
+        return f"max({', '.join(map(self._print, expression.args))})"
+
+    def _print_Min(self, expression: sympy.Expr) -> str:
+        return f"min({', '.join(map(self._print, expression.args))})"
+
+
+def integers(names: str) -> Any:
+    """Symbols of integers, by names with blanks between them."""
+    return sympy.symbols(names, integer=True, seq=True)
+
+
+# Of the schedules of one pass: Q tiles, KV tiles, Q tiles beside a KV tile on the diagonal, kv heads of the batch, roles of a head
+# (under a round robin: workers), heads in flight, ns of a step of a whole group of query heads, ns of a hop.
+SIZES = n_q, n_kv, k, heads, A, G, tau, lam = integers("n_q n_kv k heads A G tau lam")
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Ints for `parameters` to the makespan in ns: never less than the simulator's, the same where `exact` holds.
+
+    applies: the relation under which it is a bound at all.
+    parts: names for what ns, applies and exact are made of; each may use those before it.
+    """
+
+    ns: sympy.Expr
+    applies: Boolean = sympy.true
+    exact: Boolean = sympy.false
+    parts: Mapping[sympy.Symbol, sympy.Expr] = field(default_factory=dict)
+    parameters: tuple[sympy.Symbol, ...] = SIZES
+
+    def __call__(self, *sizes: int) -> Time | None:
+        """The time for positive ints, one per parameter; None where the formula does not apply."""
+        ns, applies, exact = self._compiled(*sizes)
+        return Time(ns, exact) if applies else None
+
+    @cached_property
+    def _compiled(self) -> Callable[..., tuple[int, bool, bool]]:
+        return sympy.lambdify(
+            self.parameters,
+            (self.ns, self.applies, self.exact),
+            modules=[],
+            printer=IntegerPrinter({"fully_qualified_modules": False}),
+            cse=lambda expressions: (list(self.parts.items()), expressions),  # its parts are its common subexpressions
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The time, then what its parts are, a line each."""
+        return [str(self.ns), *(f"{name} = {expression}" for name, expression in self.parts.items())]
+
+    def __str__(self) -> str:
+        return "; ".join(self.lines)

@@ -1,0 +1,1 @@
+"""The orders that a schedule can have, one family per module."""

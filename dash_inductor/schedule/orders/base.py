@@ -1,0 +1,149 @@
+"""What an order is: for each chain the sequence of its Q tiles, for each Q tile the sequence of its additions.
+
+An order spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Under shift and symmetric the first pass may have
+`first_pass_roles` roles only, for a head that begins in the middle of a round (`RoundRobinPlan`). The virtual clock of an order
+increases along every role, and a rank is a place in the order of (clock, role) among the contributors of a tile: that makes every
+order acyclic, whatever the clock.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import Protocol
+
+from ..geometry import Geometry, check_range
+
+
+class Order(Protocol):
+    """What the table, the placement, the simulator and the checks ask of a family."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def geometry(self) -> Geometry: ...
+    @property
+    def roles(self) -> int: ...
+    @property
+    def mirrored(self) -> bool: ...
+    @property
+    def passes(self) -> int: ...
+    @property
+    def slots(self) -> tuple[tuple[int, ...], ...]: ...
+    @property
+    def clock_unit(self) -> int: ...
+    def pass_and_role(self, j: int) -> tuple[int, int]: ...
+    def visits(self, j: int) -> tuple[int, ...]: ...
+    def clock(self, i: int, j: int) -> int: ...
+    def rank(self, i: int, j: int) -> int: ...
+    def ranks(self, j: int) -> tuple[int, ...]: ...
+
+
+class Clocked(ABC):
+    """Ranks from the order in which the clock commits the steps of a head."""
+
+    geometry: Geometry
+    clock_unit = 1  # clock ticks of one step
+
+    @abstractmethod
+    def visits(self, j: int) -> tuple[int, ...]:
+        """Q tiles of chain j in visiting order."""
+
+    @abstractmethod
+    def commits(self) -> Iterable[tuple[int, int]]:
+        """(Q tile, chain) of every step; those of one tile by (clock, role)."""
+
+    @cached_property
+    def _ranks(self) -> list[dict[int, int]]:
+        added = [0] * self.geometry.n_q
+        ranks: list[dict[int, int]] = [{} for _ in range(self.geometry.n_kv)]
+        for i, j in self.commits():
+            ranks[j][i] = added[i]
+            added[i] += 1
+        return ranks
+
+    def rank(self, i: int, j: int) -> int:
+        """Position of chain j in the order of additions into tile i."""
+        return self._ranks[j][i]
+
+    def ranks(self, j: int) -> tuple[int, ...]:
+        """Rank of every step of chain j, in visiting order."""
+        return tuple(map(self._ranks[j].__getitem__, self.visits(j)))
+
+
+@dataclass(frozen=True)
+class Consecutive(Clocked):
+    """Shared by the families whose passes take consecutive chains, a role each."""
+
+    geometry: Geometry
+    roles: int
+
+    def __post_init__(self) -> None:
+        check_range("roles", self.roles, self.geometry.n_kv, "one per KV tile at most")
+
+    @property
+    def mirrored(self) -> bool:
+        """Whether roles are mirrored in odd rounds."""
+        return False
+
+    @property
+    def passes(self) -> int:
+        """Chains that a role runs for one head, at most."""
+        return len(self.parts)
+
+    @cached_property
+    def parts(self) -> tuple[range, ...]:
+        """Chains of each pass."""
+        return parts(self.geometry.n_kv, self.roles)
+
+    @cached_property
+    def slots(self) -> tuple[tuple[int, ...], ...]:
+        """Chain of each (slot, role), in the order the role runs them; -1 for none."""
+        return tuple((*part, *[-1] * (self.roles - len(part))) for part in self.parts)
+
+    def pass_and_role(self, j: int) -> tuple[int, int]:
+        """(pass, role) of chain j."""
+        return pass_and_role(j, self.roles)
+
+
+def parts(units: int, roles: int, first_pass_roles: int = 0) -> tuple[range, ...]:
+    """What each pass takes of `units` chains or pairs: `roles` of them, the first pass `first_pass_roles` if that is given.
+
+    >>> parts(7, 3), parts(7, 3, first_pass_roles=2)
+    ((range(0, 3), range(3, 6), range(6, 7)), (range(0, 2), range(2, 5), range(5, 7)))
+    """
+    first = (first_pass_roles or roles) - roles  # where the first pass would begin if it were a whole one
+    return tuple(range(max(0, start), min(units, start + roles)) for start in range(first, units, roles))
+
+
+def pass_and_role(unit: int, roles: int, first_pass_roles: int = 0) -> tuple[int, int]:
+    """(pass, role) of a unit, see parts().
+
+    >>> pass_and_role(1, 3, first_pass_roles=2), pass_and_role(4, 3, first_pass_roles=2)
+    ((0, 1), (1, 2))
+    """
+    missing = roles - (first_pass_roles or roles)
+    p, a = divmod(unit + missing, roles)
+    return p, a - missing if p == 0 else a
+
+
+def ring(a: int, stride: int, start: int, stop: int) -> tuple[int, ...]:
+    """The tiles from start to stop, once round from where role a begins.
+
+    >>> ring(2, 3, 10, 18)
+    (16, 17, 10, 11, 12, 13, 14, 15)
+    """
+    first = start + (stride * a % (stop - start) if start < stop else 0)
+    return (*range(first, stop), *range(start, first))
+
+
+def in_step(roles: Iterable[Iterable[tuple[int, int]]]) -> Iterator[tuple[int, int]]:
+    """The first step of every role, then the second of every role that has one, and so on.
+
+    >>> list(in_step([[(0, 0), (1, 0)], [(1, 1)]]))
+    [(0, 0), (1, 1), (1, 0)]
+    """
+    return (step for steps in zip_longest(*roles) for step in steps if step is not None)

@@ -1,0 +1,113 @@
+"""A plan as the flat int32 table that the kernel reads.
+
+[0] roles  [1] heads in flight  [2] slots  [3] 1 if mirrored  [4] n_kv  [5] steps  [6] queue [7] kv_len
+slots * roles   chain of (slot, role), row-major by slot, -1 for none
+n_kv            number of steps of chain j
+n_kv * steps    Q tile | rank << 16 of step t of chain j, 0 past the chain's end
+
+steps is the length of a row: that of the longest chain, at least 1. queue is 0; under a round robin it is the number of units of a
+head, roles are the workers, slots the chains of a unit, and the header is all there is: a head's order depends on where
+in a round it begins, so that the workers compute their rows (templates/positions.py.jinja) as they need them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .families import FAMILIES, ROUND_ROBIN, TWO_PASS
+from .geometry import Geometry
+from .orders.base import Order
+from .placement import GroupedPlan, RoundRobinPlan
+
+HEADER = 8
+MAX_N_KV = 32767  # a rank takes the upper half of a signed 32-bit entry
+MAX_N_Q = 65535  # a Q tile takes the lower half
+FAMILY_CODES = (*FAMILIES, *ROUND_ROBIN, TWO_PASS)  # a family as the kernel that writes tables takes it
+ROUND_ROBIN_MAX_N_Q = 4096  # a worker of a round robin computes its row at once
+
+
+def most_ints(n_q: Any, n_kv: Any) -> Any:
+    """Ints that the table of any closed-form family has at most, whatever its roles; sizes may be symbolic.
+
+    The (slot, role) cells: n_kv + A - 1 at most, and under symmetric twice the pairs plus 2 (A - 1), where A <= pairs.
+
+    >>> most_ints(n_q=6, n_kv=3)
+    37
+    """
+    return HEADER + 2 * (n_kv + 1) + n_kv + n_kv * n_q
+
+
+def pack_plan(plan: GroupedPlan | RoundRobinPlan) -> list[int]:
+    """The table of a plan; ValueError when an entry would not fit, or for a round robin that the workers could not compute.
+
+    >>> from .placement import place_heads
+    >>> from .geometry import Geometry
+    >>> pack_plan(place_heads("shift_round_robin", Geometry(6, 6, 1, 2, "full"), 2, heads=2, heads_in_flight=1))
+    [2, 1, 1, 0, 3, 6, 3, 6]
+    """
+    if isinstance(plan, GroupedPlan):
+        return pack(plan.order, plan.heads_in_flight)
+    g = plan.order.geometry
+    _check(g)
+    if reason := why_no_round_robin(g, plan.family):
+        raise ValueError(reason)
+    slots = 2 if plan.order.name == "symmetric" else 1
+    return [plan.workers, plan.heads_in_flight, slots, 0, g.n_kv, g.steps(0), plan.units, g.kv_len]
+
+
+def why_no_round_robin(g: Geometry, family: str) -> str | None:
+    """Why the workers of a round robin could not compute their rows; None if they can."""
+    if g.n_q > ROUND_ROBIN_MAX_N_Q:
+        return f"q_len {g.q_len} makes {g.n_q} Q tiles of block_m {g.block_m}; {family} takes at most {ROUND_ROBIN_MAX_N_Q}"
+    if family == "symmetric_round_robin" and not g.is_triangle:
+        return f"{family} needs a triangle: equal lengths and block_n a multiple of block_m, got {g}"
+    return None
+
+
+def table_ints(plan: GroupedPlan | RoundRobinPlan) -> int:
+    """How many ints `pack_plan` gives, without making them."""
+    if isinstance(plan, RoundRobinPlan):
+        return HEADER
+    order, g = plan.order, plan.order.geometry
+    return HEADER + len(order.slots) * order.roles + g.n_kv * (1 + max(1, *map(g.steps, range(g.n_kv))))
+
+
+def row_ints(plan: GroupedPlan | RoundRobinPlan) -> int:
+    """Ints beside the table for the rows that the workers of a round robin compute."""
+    return plan.workers * plan.order.geometry.n_q if isinstance(plan, RoundRobinPlan) else 0
+
+
+def pack(order: Order, heads_in_flight: int) -> list[int]:
+    """The table of `order` for heads that stay whole; ValueError when an entry would not fit.
+
+    >>> from .geometry import Geometry
+    >>> from .orders.monotone import Descending
+    >>> t = pack(Descending(Geometry(6, 6, 1, 2, "causal"), roles=2, mirrored=True), heads_in_flight=4)
+    >>> t[:8], t[8:12], t[12:15]
+    ([2, 4, 2, 1, 3, 6, 0, 6], [0, 1, 2, -1], [6, 4, 2])
+    >>> [(e & 0xFFFF, e >> 16) for e in t[21:27]]
+    [(5, 1), (4, 1), (3, 1), (2, 1), (0, 0), (0, 0)]
+    """
+    g = order.geometry
+    _check(g)
+    if heads_in_flight < 1:
+        raise ValueError(f"heads_in_flight must be at least 1, got {heads_in_flight}")
+    slots = order.slots
+    lengths = [g.steps(j) for j in range(g.n_kv)]
+    steps = max(1, *lengths)
+    table = [order.roles, heads_in_flight, len(slots), int(order.mirrored), g.n_kv, steps, 0, g.kv_len]
+    for row in slots:
+        table += row
+    table += lengths
+    for j in range(g.n_kv):
+        entries = [i | rank << 16 for i, rank in zip(order.visits(j), order.ranks(j), strict=True)]
+        table += entries + [0] * (steps - len(entries))
+    return table
+
+
+def _check(g: Geometry) -> None:
+    """Raises ValueError where a Q tile or a rank would not fit its half of an entry."""
+    if g.n_kv > MAX_N_KV:
+        raise ValueError(f"kv_len {g.kv_len} makes {g.n_kv} KV tiles of block_n {g.block_n}; at most {MAX_N_KV} fit a table")
+    if g.n_q > MAX_N_Q:
+        raise ValueError(f"q_len {g.q_len} makes {g.n_q} Q tiles of block_m {g.block_m}; at most {MAX_N_Q} fit a table")

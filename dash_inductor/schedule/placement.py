@@ -1,0 +1,277 @@
+"""Placement: which worker (CTA) runs which chain of which head, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Protocol
+
+from .families import FAMILIES, MONOTONE, ROUND_ROBIN, SEARCHED
+from .geometry import Geometry, check_count, check_range
+from .orders.base import Order
+from .orders.list_scheduling import search_order
+from .orders.monotone import Ascending, Descending
+from .orders.shift import Shift
+from .orders.symmetric import Symmetric
+
+
+class Placement(Protocol):
+    """What the simulator asks of a plan.
+
+    heads: kv heads, batch included; group: query heads of each, the innermost loop of a step; workers: CTAs launched.
+    """
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def group(self) -> int: ...
+    @property
+    def workers(self) -> int: ...
+    def order_of(self, head: int) -> Order: ...
+    def tasks(self, worker: int) -> Iterator[tuple[int, int]]: ...
+
+
+def steps_of(plan: GroupedPlan | RoundRobinPlan) -> int:
+    """Tile steps of all heads, query heads of a group counted."""
+    g = plan.order.geometry
+    return plan.heads * plan.group * sum(map(g.steps, range(g.n_kv)))
+
+
+@dataclass(frozen=True)
+class GroupedPlan:
+    """An order placed for `heads` kv heads (batch included), `heads_in_flight` of them at a time: heads stay whole.
+
+    group is the number of query heads per kv head, the innermost loop of a step. Worker w has head slot w // roles and
+    role w % roles; it runs heads slot, slot + heads_in_flight, ... and all passes of each. If the order is mirrored, roles
+    are mirrored in odd rounds (head round * passes + pass): who had the longest chain then has the shortest.
+
+    >>> from .geometry import Geometry
+    >>> from .orders.monotone import Descending
+    >>> s = Descending(Geometry(6, 6, 1, 2, "causal"), roles=2, mirrored=True)
+    >>> plan = GroupedPlan(s, heads=2, heads_in_flight=1)
+    >>> list(plan.tasks(0)), list(plan.tasks(1))
+    ([(0, 0), (1, 0)], [(0, 1), (0, 2), (1, 1), (1, 2)])
+    >>> plan.residency
+    2
+    """
+
+    order: Order
+    heads: int
+    heads_in_flight: int
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("heads", self.heads)
+        check_range("heads_in_flight", self.heads_in_flight, self.heads, "heads")
+        check_count("group", self.group)
+
+    @classmethod
+    def fit(cls, order: Order, heads: int, workers: int, group: int = 1) -> GroupedPlan:
+        """As many heads in flight as `workers` CTAs allow; ValueError where the roles of one head are more than that."""
+        check_count("heads", heads)
+        check_count("workers", workers)
+        check_range("roles", order.roles, workers, "workers")
+        return cls(order, heads, min(heads, workers // order.roles), group)
+
+    @property
+    def family(self) -> str:
+        """Its name."""
+        return self.order.name
+
+    @property
+    def roles(self) -> int:
+        """CTAs that share a head."""
+        return self.order.roles
+
+    @property
+    def workers(self) -> int:
+        """CTAs of a grouped launch."""
+        return self.heads_in_flight * self.order.roles
+
+    @property
+    def rounds(self) -> int:
+        """Heads that a worker takes part in, at most."""
+        return -(-self.heads // self.heads_in_flight)
+
+    @property
+    def steps(self) -> int:
+        """Tile steps of all heads, query heads of a group counted."""
+        return steps_of(self)
+
+    @property
+    def residency(self) -> int:
+        """CTAs that are resident together in a launch that always ends; Simulation.residency has the least such number.
+
+        The roles of one head, or 1 where a chain waits for chains of earlier tickets only.
+        Tickets are taken in order, so that the CTAs of one head slot come together.
+        """
+        s = self.order
+        return 1 if s.name in MONOTONE and s.passes == 1 and not s.mirrored else s.roles
+
+    def order_of(self, head: int) -> Order:
+        """The same for every head."""
+        return self.order
+
+    def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
+        """(head, chain) of the worker in order; empty chains included, for their dk and dv are still written."""
+        order = self.order
+        head_slot, a = divmod(worker, order.roles)
+        slots = order.slots
+        per_pass = len(slots) // order.passes
+        for turn, head in enumerate(range(head_slot, self.heads, self.heads_in_flight)):
+            for slot, row in enumerate(slots):
+                mirrored = order.mirrored and (turn * order.passes + slot // per_pass) % 2 == 1
+                chain = row[order.roles - 1 - a if mirrored else a]
+                if chain >= 0:
+                    yield head, chain
+
+
+@dataclass(frozen=True)
+class RoundRobinPlan:
+    """Static round robin: the units of all heads (a chain, or a pair) form one queue; worker w takes items w, w + workers, ...
+
+    Where units do not divide the workers, heads straddle rounds. Under shift and symmetric a head that begins in the middle
+    of a round then has a smaller first pass, so that nobody waits: `workers` are one line of roles through all heads. A monotone
+    order keeps its ranks, and waits (a baseline: what a plain persistent kernel does).
+
+    >>> from .geometry import Geometry
+    >>> from .orders.shift import Shift
+    >>> plan = RoundRobinPlan(Shift(Geometry(6, 6, 1, 2, "full"), roles=2), heads=2, workers=2)
+    >>> list(plan.tasks(0)), list(plan.tasks(1))
+    ([(0, 0), (0, 2), (1, 1)], [(0, 1), (1, 0), (1, 2)])
+    >>> plan.order_of(1).parts
+    (range(0, 1), range(1, 3))
+    >>> [[plan.order_of(head).rank(0, j) for j in range(3)] for head in range(2)]
+    [[0, 1, 2], [0, 1, 2]]
+    """
+
+    order: Order
+    heads: int
+    workers: int
+    group: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("heads", "workers", "group"):
+            check_count(name, getattr(self, name))
+        roles, most = self.order.roles, min(self.units, self.workers)
+        if isinstance(self.order, Shift | Symmetric) and roles != most:
+            raise ValueError(f"roles must be {most} (all units of a head, or workers), got {roles}")
+
+    @property
+    def family(self) -> str:
+        """Its name."""
+        return f"{self.order.name}_round_robin"
+
+    @property
+    def roles(self) -> int:
+        """CTAs that take from the queue."""
+        return self.workers
+
+    @property
+    def heads_in_flight(self) -> int:
+        """One queue."""
+        return 1
+
+    @property
+    def units(self) -> int:
+        """Chains, or pairs of them, of a head."""
+        return len(self._units)
+
+    @property
+    def steps(self) -> int:
+        """Tile steps of all heads, query heads of a group counted."""
+        return steps_of(self)
+
+    @property
+    def residency(self) -> int:
+        """CTAs that are resident together."""
+        return self.workers
+
+    def order_of(self, head: int) -> Order:
+        """The order of a head; the same for all that begin at the same place of a round."""
+        if not isinstance(self.order, Shift | Symmetric):
+            return self.order
+        first_pass_roles = min(self.order.roles, self.workers - head * self.units % self.workers)
+        return self._by_first_pass_roles.setdefault(first_pass_roles, replace(self.order, first_pass_roles=first_pass_roles))
+
+    def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
+        """(head, chain) of the worker in order."""
+        for item in range(worker, self.heads * self.units, self.workers):
+            head, unit = divmod(item, self.units)
+            yield from ((head, j) for j in self._units[unit])
+
+    @cached_property
+    def _units(self) -> list[list[int]]:
+        """Chains of every (pass, role)."""
+        slots, passes = self.order.slots, self.order.passes
+        rows = [slots[len(slots) // passes * p : len(slots) // passes * (p + 1)] for p in range(passes)]
+        units = [[row[a] for row in part if row[a] >= 0] for part in rows for a in range(self.order.roles)]
+        return [unit for unit in units if unit]
+
+    @cached_property
+    def _by_first_pass_roles(self) -> dict[int, Order]:
+        return {}  # one order, with its ranks, for all heads that begin alike
+
+
+def make_order(
+    family: str,
+    geometry: Geometry,
+    roles: int,
+    *,
+    stride: int | None = None,
+    mirrored: bool = False,
+    step_ns: int = 1,
+    hop_ns: int = 1,
+) -> Order:
+    """The order of a family; ValueError when there is none, or it does not take the argument or mask.
+
+    step_ns and hop_ns (under GQA the step of the whole group) shape the family "searched" alone.
+
+    >>> make_order("descending", Geometry(6, 6, 1, 2, "causal"), 2, mirrored=True).passes
+    2
+    """
+    if family not in (*FAMILIES, SEARCHED):
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, {SEARCHED}, got {family!r}")
+    if stride is not None and family != "shift":
+        raise ValueError(f"stride is for shift, not for {family}")
+    if stride is not None:
+        check_count("stride", stride)
+    if mirrored and family not in MONOTONE:
+        raise ValueError(f"mirrored (boustrophedon) is for {' and '.join(MONOTONE)}, not for {family}")
+    if family == "ascending":
+        return Ascending(geometry, roles, mirrored)
+    if family == "descending":
+        return Descending(geometry, roles, mirrored)
+    if family == "shift":
+        return Shift(geometry, roles) if stride is None else Shift(geometry, roles, stride)
+    if family == "symmetric":
+        return Symmetric(geometry, roles)
+    return search_order(geometry, roles, step_ns, hop_ns)
+
+
+def place_heads(
+    family: str,
+    geometry: Geometry,
+    roles: int,
+    *,
+    heads: int,
+    heads_in_flight: int,
+    group: int = 1,
+    stride: int | None = None,
+    mirrored: bool = False,
+) -> GroupedPlan | RoundRobinPlan:
+    """A plan of `heads` kv heads, each of `group` query heads. Of a round robin, `roles` are all workers.
+
+    >>> place_heads("shift_round_robin", Geometry(6, 6, 1, 2, "full"), 2, heads=2, heads_in_flight=1).order_of(1).parts
+    (range(0, 1), range(1, 3))
+    """
+    if family not in ROUND_ROBIN:
+        order = make_order(family, geometry, roles, stride=stride, mirrored=mirrored)
+        return GroupedPlan(order, heads, heads_in_flight, group)
+    if heads_in_flight != 1:
+        raise ValueError(f"heads_in_flight must be 1 for {family}, whose heads stand in one queue, got {heads_in_flight}")
+    check_count("roles", roles)
+    units = geometry.n_kv if family == "shift_round_robin" else -(-geometry.n_kv // 2)
+    order = make_order(ROUND_ROBIN[family], geometry, min(units, roles), stride=stride, mirrored=mirrored)
+    return RoundRobinPlan(order, heads, roles, group)

@@ -1,0 +1,31 @@
+"""One attention cut into tiles: what a schedule is chosen for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from .geometry import Blocks, Geometry
+
+
+@dataclass(frozen=True)
+class TiledProblem:
+    """Lengths in rows, kv heads of the whole batch, query heads of each, head dim as padded.
+
+    blocks go with mask="blocks" alone.
+    """
+
+    q_len: int
+    kv_len: int
+    kv_heads_total: int
+    group: int
+    head_dim: int
+    block_m: int
+    block_n: int
+    mask: str
+    blocks: Blocks | None = None
+
+    @cached_property
+    def geometry(self) -> Geometry:
+        """The grid of one head; ValueError for sizes that are no positive ints, or blocks that do not fit."""
+        return Geometry(self.q_len, self.kv_len, self.block_m, self.block_n, self.mask, blocks=self.blocks)

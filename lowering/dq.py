@@ -1,0 +1,66 @@
+"""dq out of the fp32 scratch in which the kernels sum it, as an ordinary op that fuses with what follows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.ir import Pointwise
+from torch._inductor.virtualized import ops
+from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+from dash_inductor.templates.tiles import Tile
+
+
+def scaled_dq(
+    scratch: Any,
+    visited: Any,
+    block_m: int,
+    place: Callable[[Any, Any], list[Any]],
+    size: Sequence[Any],
+    dtype: torch.dtype,
+    scale: float,
+) -> Any:
+    """scale * scratch in `dtype`, [B, H, S_q, D] = `size`; scratch is [B * H, Q tiles, ...], `place(m, d)` the rest of the index.
+
+    0 where `visited` says that nothing was written. By index and not by views, which would guard on whether there is one Q tile
+    or more.
+    """
+    load = scratch.make_loader()
+    is_visited = None if visited is None else visited.make_loader()
+
+    def element(index: Any) -> Any:
+        b, h, m, d = index
+        i = FloorDiv(m, block_m)
+        value = load([b * size[1] + h, i, *place(ModularIndexing(m, 1, block_m), d)])
+        if is_visited is not None:
+            value = ops.where(ops.to_dtype(is_visited([i]), torch.bool), value, ops.constant(0.0, torch.float32))
+        return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
+
+    return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)
+
+
+def in_accumulator_order(tile: Tile) -> Callable[[Any, Any], list[Any]]:
+    """Where the kernel's `to_accumulator_order` put element (m, d) of a Q tile in the tile's row of scratch."""
+    columns = tile.block_m if tile.dq_transposed else tile.block_d
+
+    def place(m: Any, d: Any) -> list[Any]:
+        row, column = (d, m) if tile.dq_transposed else (m, d)
+        digits = [  # (position, how many there are), slowest first
+            (FloorDiv(row, 16 * tile.warps_m), None),
+            (ModularIndexing(column, 8, tile.instr_n // 8), tile.instr_n // 8),
+            (FloorDiv(column, tile.instr_n), columns // tile.instr_n),
+            (ModularIndexing(row, 16, tile.warps_m), tile.warps_m),
+            (ModularIndexing(row, 1, 8), 8),
+            (ModularIndexing(column, 2, 4), 4),
+            (ModularIndexing(row, 8, 2), 2),
+            (ModularIndexing(column, 1, 2), 2),
+        ]
+        at = sympy.Integer(0)
+        for digit, count in digits:
+            at = at * (count or 1) + digit
+        return [at]
+
+    return place

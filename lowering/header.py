@@ -1,0 +1,59 @@
+"""What lowerings write into the head of the generated module: decisions, which survive caches there, and what kernels call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+from torch._dynamo.utils import counters
+from torch._inductor.virtualized import V
+
+from dash_inductor.decision import Decision, add, loading_line
+
+checks: list[Callable[[fx.Node], None]] = []  # what the pass wants to hold of a node that is lowered; they raise
+
+
+def record(decision: Decision) -> None:
+    """Counts the decision, and writes it into the generated code, which records it whenever it is loaded.
+
+    The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
+    """
+    for check in checks if V.graph.current_node is not None else ():
+        check(V.graph.current_node)
+    counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
+    graph = root_graph()
+    if graph.cpp_wrapper:  # no Python is loaded there
+        add((f"cpp_wrapper graph {id(graph)}", len(graph.operations)), decision)
+        return
+    noted = graph.__dict__.setdefault("dash_decisions", [])
+    noted.append(decision)
+    add_to_header(graph, loading_line(len(noted) - 1, decision))
+
+
+def root_graph() -> Any:
+    """The graph whose module holds the code of the current one, which may be the body of a cond or a loop."""
+    graph: Any = V.graph
+    while hasattr(graph, "parent"):
+        graph = graph.parent
+    return graph
+
+
+def add_to_header(graph: Any, source: str) -> None:
+    """Writes Python source at the top of the module generated for `graph`, once."""
+    sources = graph.__dict__.setdefault("dash_header", [])
+    if source in sources:
+        return
+    sources.append(source)
+    if graph.wrapper_code is not None:
+        graph.wrapper_code.header.splice(source)
+    elif len(sources) == 1:
+        graph.init_wrapper_code = functools.partial(_init_with_header, graph, graph.init_wrapper_code)
+
+
+def _init_with_header(graph: Any, init_wrapper_code: Any, is_subgraph: bool = False, *args: Any, **kwargs: Any) -> None:
+    init_wrapper_code(is_subgraph, *args, **kwargs)
+    if not is_subgraph:  # not again for each partition of a graph
+        for source in graph.dash_header:
+            graph.wrapper_code.header.splice(source)

@@ -1,0 +1,105 @@
+"""The attention that is lowered: what was resolved for it, and its tensors in memory."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import sympy
+import torch
+from torch._inductor.ir import IRNode
+from torch.utils._sympy.functions import CeilDiv
+
+from dash_inductor.reference import LOG2E
+from dash_inductor.resolve import Resolution
+from dash_inductor.templates.tiles import EMULATED, Tile, TwoPassTile
+
+from .buffers import multiple
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """query, grad_out [B, H, S_q, D], key, value [B, H_kv, S_k, D]; neg_lse = -logsumexp * log2(e) and delta are fp32,
+    padded to Q tiles.
+
+    Sizes are sympy integers, symbols where they are known at run time only.
+    """
+
+    resolution: Resolution
+    query: IRNode
+    key: IRNode
+    value: IRNode
+    grad_out: IRNode
+    neg_lse: IRNode
+    delta: IRNode
+
+    @property
+    def tensors(self) -> list[IRNode]:
+        """In the order in which the kernels take them."""
+        return [self.query, self.key, self.value, self.grad_out, self.neg_lse, self.delta]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they all are."""
+        return self.query.get_device_or_error()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of query, key, value and grad_out."""
+        return self.query.get_dtype()
+
+    @property
+    def q_len(self) -> sympy.Expr:
+        """Query rows."""
+        return sympy.sympify(self.query.get_size()[2])
+
+    @property
+    def kv_len(self) -> sympy.Expr:
+        """Keys."""
+        return sympy.sympify(self.key.get_size()[2])
+
+    @property
+    def query_heads_total(self) -> sympy.Expr:
+        """Query heads of the whole batch."""
+        batch, heads = self.query.get_size()[:2]
+        return sympy.sympify(batch) * heads
+
+    @property
+    def kv_heads_total(self) -> sympy.Expr:
+        """kv heads of the whole batch."""
+        batch, heads = self.key.get_size()[:2]
+        return sympy.sympify(batch) * heads
+
+    @property
+    def n_q(self) -> sympy.Expr:
+        """Q tiles."""
+        return CeilDiv(self.q_len, self.resolution.tile.block_m)
+
+    @property
+    def scale(self) -> float:
+        """Of the scores."""
+        problem = self.resolution.problem
+        return 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
+
+    def constants(self, tile: Tile | TwoPassTile) -> dict[str, object]:
+        """What the kernels of one pass and of two know when they are compiled."""
+        problem = self.resolution.problem
+        return {
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "BLOCK_D": tile.block_d,
+            "HEAD_DIM": problem.head_dim,
+            "GROUP": problem.group,
+            "CAUSAL": problem.mask == "causal",
+            "EVEN_M": multiple(self.q_len, tile.block_m),
+            "EVEN_N": multiple(self.kv_len, tile.block_n),
+            "EVEN_D": problem.head_dim == tile.block_d,
+            "SCALE": self.scale,
+            "SCALE_LOG2E": self.scale * LOG2E,
+            "INTERPRET": self.resolution.target.arch == EMULATED,
+        }
+
+
+def accumulator_order(tile: Tile) -> dict[str, object]:
+    """In which order one pass keeps the elements of a dq tile, for kernels."""
+    return {"DQ_TRANSPOSED": tile.dq_transposed, "WARPS_M": tile.warps_m, "INSTR_N": tile.instr_n}

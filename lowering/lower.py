@@ -1,0 +1,117 @@
+"""Lowers `dash::sdpa_backward`: delta and logsumexp, then the kernels of the template that was resolved, and the record of it."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import sympy
+import torch
+from torch._inductor.freezing_utils import is_frozen_param
+from torch._inductor.ir import IRNode, TensorBox
+from torch._inductor.lowering import register_lowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
+
+from dash_inductor.config import GLUON, current
+from dash_inductor.decision import Decision, size_text
+from dash_inductor.devices.target import target_of
+from dash_inductor.op import SDPA_BACKWARD, rows_of
+from dash_inductor.problem import Problem
+from dash_inductor.resolve import Resolution, resolve
+from dash_inductor.templates.tiles import Template
+
+from . import gluon, kernels, one_pass, two_pass
+from .buffers import contiguous, empty, in_memory, traced_gradients, with_aligned_rows
+from .header import record
+from .inputs import Inputs
+
+
+@register_lowering(SDPA_BACKWARD, type_promotion_kind=None)
+def lower(
+    grad_out: IRNode,
+    query: IRNode,
+    key: IRNode,
+    value: IRNode,
+    out: IRNode,
+    logsumexp: IRNode,
+    *,
+    mask: str,
+    blocks: TensorBox | None = None,
+    scale: float | None = None,
+) -> tuple[TensorBox, TensorBox, TensorBox]:
+    """dq, dk, dv; ValueError where the settings in force give the attention no kernel."""
+    settings = current()
+    rows = None if blocks is None else rows_of(_constant_of_graph("blocks"))
+    problem = Problem.of(*traced_gradients(), mask=mask, scale=scale, blocks=rows)
+    resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
+
+    query, key, value, grad_out, out = (with_aligned_rows(x) for x in (query, key, value, grad_out, out))
+    neg_lse, delta = _preprocessed(resolution, out, grad_out, in_memory(logsumexp))
+    inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
+    if resolution.template == Template.TWO_PASS:
+        gradients = two_pass.gradients(inputs)
+    else:
+        gradients = (gluon if settings.kernel == GLUON else one_pass).gradients(inputs)
+    record(_decision(inputs, gradients))
+    return gradients.dq, gradients.dk, gradients.dv
+
+
+def _preprocessed(resolution: Resolution, out: IRNode, grad_out: IRNode, logsumexp: IRNode) -> tuple[TensorBox, TensorBox]:
+    """-logsumexp * log2(e), and delta = rowsum(out * grad_out): fp32 [B, H, S_q], rows padded to Q tiles with -inf and 0."""
+    batch, heads, q_len = map(sympy.sympify, out.get_size()[:3])
+    tile, device = resolution.tile, out.get_device_or_error()
+    n_q = kernels.ceil_div(q_len, tile.block_m)
+    size = [batch, heads, n_q * tile.block_m]
+    delta = empty(size, torch.float32, device)
+    neg_lse = kernels.call(
+        kernels.PREPROCESS,
+        grid=batch * heads * n_q,
+        inputs=[out, grad_out, logsumexp],
+        mutated=[delta],
+        output=contiguous(size, torch.float32, device),
+        num_warps=tile.preprocess_warps,
+        constants={"BLOCK_M": tile.block_m, "BLOCK_D": tile.block_d, "HEAD_DIM": resolution.problem.head_dim},
+    )
+    return neg_lse, delta
+
+
+def _decision(inputs: Inputs, gradients: kernels.Gradients) -> Decision:
+    """What generated code records."""
+    resolution = inputs.resolution
+    batch, heads, q_len, head_dim = inputs.query.get_size()
+    kv_heads, kv_len = inputs.key.get_size()[1:3]
+    padded_rows = inputs.query_heads_total * inputs.n_q * resolution.tile.block_m
+    return Decision(
+        op=V.graph.current_node.meta.get("dash_op", "dash.sdpa_backward"),
+        device=resolution.target.key,
+        dtype=resolution.problem.dtype,
+        mask=resolution.problem.mask,
+        batch=size_text(batch),
+        heads=size_text(heads),
+        kv_heads=size_text(kv_heads),
+        q_len=size_text(q_len),
+        kv_len=size_text(kv_len),
+        head_dim=int(head_dim),
+        tile=str(resolution.tile),
+        sms=resolution.target.sms,
+        guarantee=resolution.settings.guarantee,
+        workspace_bytes=size_text(4 * (2 * padded_rows + gradients.scratch_ints)),
+        **gradients.schedule,
+    )
+
+
+def _constant_of_graph(name: str) -> torch.Tensor:
+    """The value of a tensor argument of the node that is lowered; ValueError unless it stands in the graph itself."""
+    node: Any = V.graph.current_node.kwargs[name]
+    if node.target is torch.ops.aten.lift_fresh_copy.default:
+        (node,) = node.args
+    value = None
+    if node.target is torch.ops.aten.full.default:  # what Inductor makes of equal elements
+        value = torch.full(*node.args)
+    elif node.op == "get_attr":
+        value = operator.attrgetter(node.target)(V.graph.module)
+    # A frozen parameter's value is not in the key of Inductor's cache.
+    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or is_frozen_param(value):
+        raise ValueError(f"{name} must be a constant of the graph, such as torch.tensor([...]) in the compiled function")
+    return value

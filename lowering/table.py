@@ -1,0 +1,154 @@
+"""The schedule of one attention as the kernel reads it: a constant table, or one that a small kernel writes at run time."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+from torch._inductor.ir import FixedLayout, TensorBox
+from torch._inductor.virtualized import V
+
+from dash_inductor.schedule import RoundRobinPlan, pack_plan
+from dash_inductor.schedule.choice import RunTimeChoice
+from dash_inductor.schedule.packing import FAMILY_CODES, most_ints, row_ints
+from dash_inductor.templates.tiles import Template, Tile
+
+from . import kernels
+from .header import add_to_header, root_graph
+from .inputs import Inputs
+from .kernels import ceil_div
+
+TABLE_BLOCK = 1024  # table entries written by one program
+IMPORTS = """from dash_inductor.schedule import Costs, TwoPass
+from dash_inductor.schedule.choice import RunTimeChoice
+"""
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """`table` is int32 [table_ints]; `workers` CTAs are launched.
+
+    round_robin: whether the workers may have to write their rows themselves, into `row_ints` of int32.
+    visited: int32 [n_q], 0 for a Q tile that no KV tile sees: its part of dq is never written. None if there is none.
+    is_two_pass: 1 for sizes that take two passes instead, else 0; then no worker is launched, and the table means nothing.
+    record: what a `Decision` says of the schedule.
+    """
+
+    table: TensorBox
+    table_ints: sympy.Expr | int
+    workers: sympy.Expr | int
+    round_robin: bool = False
+    row_ints: sympy.Expr | int = 0
+    visited: TensorBox | None = None
+    is_two_pass: sympy.Expr | int = 0
+    record: dict[str, object] = field(default_factory=dict)
+
+
+def kernel_table(inputs: Inputs, tile: Tile) -> KernelTable:
+    """The schedule of one pass: a constant if sizes are known."""
+    return _constant_table(inputs) if inputs.resolution.problem.is_static else _written_table(inputs, tile)
+
+
+def _constant_table(inputs: Inputs) -> KernelTable:
+    resolution = inputs.resolution
+    plan, time_ns = resolution.schedule
+    ints = pack_plan(plan)
+    seen = [int(any(column)) for column in zip(*resolution.problem.blocks or (), strict=True)]
+    return KernelTable(
+        table=_constant(ints, inputs.device),
+        table_ints=len(ints),
+        workers=plan.workers,
+        visited=None if all(seen) else _constant(seen, inputs.device),
+        round_robin=isinstance(plan, RoundRobinPlan),
+        row_ints=row_ints(plan),
+        record={
+            "family": plan.family,
+            "roles": plan.roles,
+            "heads_in_flight": plan.heads_in_flight,
+            "stride": getattr(plan.order, "stride", None),
+            "launch": resolution.settings.launch,
+            "predicted_us": None if time_ns is None else time_ns / 1000,
+        },
+    )
+
+
+def _constant(ints: list[int], device: torch.device) -> TensorBox:
+    """A table as a constant of the graph, shared by all attentions that have the same one."""
+    tables = V.graph.__dict__.setdefault("dash_tables", {})
+    name = f"dash_table_{hashlib.sha256(repr(ints).encode()).hexdigest()[:16]}"
+    if name not in tables:
+        # Code for a GPU that is not there gets a tensor that is not there either.
+        absent = device.type == "cuda" and not torch.cuda.is_available()
+        with V.fake_mode if absent else contextlib.nullcontext():
+            tensor = torch.tensor(ints, dtype=torch.int32, device=device)
+            tables[name] = V.graph.add_tensor_constant(tensor, name)
+        # Inductor binds the constants of the root graph alone.
+        root_graph().constants[tables[name].get_name()] = tensor
+    return tables[name]
+
+
+def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
+    resolution = inputs.resolution
+    costs = resolution.costs
+    assert costs
+    sizes = inputs.q_len, inputs.kv_len, inputs.kv_heads_total
+    n_q, n_kv = ceil_div(inputs.q_len, tile.block_m), ceil_div(inputs.kv_len, tile.block_n)
+    chosen = _run_time_choice(inputs, tile, sizes)
+    is_two_pass = chosen["is_two_pass"] if resolution.template == Template.BY_SIZE else 0
+    # One grouped launch serves all sizes: who gets no role ends at once.
+    workers = (n_kv * inputs.kv_heads_total if resolution.chained else costs.workers) * (1 - is_two_pass)
+    table_ints = most_ints(n_q, n_kv)
+    table = kernels.call(
+        kernels.TABLE,
+        grid=ceil_div(table_ints, TABLE_BLOCK) * (1 - is_two_pass),
+        scalars=(chosen["family"], chosen["roles"], chosen["heads_in_flight"], chosen["mirrored"], inputs.q_len, inputs.kv_len),
+        inputs=[inputs.query],
+        output=FixedLayout(inputs.device, torch.int32, [table_ints], [1]),
+        num_warps=4,
+        constants={
+            "BLOCK": TABLE_BLOCK,
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "CAUSAL": resolution.problem.mask != "full",
+            **{name.upper(): code for code, name in enumerate(FAMILY_CODES)},
+        },
+    )
+    return KernelTable(
+        table=table,
+        table_ints=table_ints,
+        workers=workers,
+        round_robin=resolution.may_round_robin,
+        row_ints=costs.workers * n_q if resolution.may_round_robin else 0,
+        is_two_pass=is_two_pass,
+        record={"family": Template.BY_SIZE.value, "launch": resolution.settings.launch},
+    )
+
+
+def _run_time_choice(inputs: Inputs, tile: Tile, sizes: tuple[sympy.Expr, ...]) -> dict[str, sympy.Expr]:
+    """The fields of the choice, each a call of one object of the generated module, which remembers sizes that it has seen."""
+    resolution = inputs.resolution
+    assert resolution.costs
+    rule = RunTimeChoice(
+        mask=resolution.problem.mask,
+        group=resolution.problem.group,
+        head_dim=tile.block_d,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        costs=resolution.costs,
+        guarantee=resolution.settings.guarantee,
+        family=resolution.family,
+        chained=resolution.chained,
+    )
+    name = f"dash_choice_{hashlib.sha256(repr(rule).encode()).hexdigest()[:16]}"
+    add_to_header(root_graph(), f"{IMPORTS}{name} = {rule!r}\n")
+
+    def evaluate(cls: type, index: sympy.Integer, *values: sympy.Expr) -> sympy.Integer | None:
+        """The field for sizes that are known, which Inductor asks for as a hint."""
+        return sympy.Integer(rule(int(index), *map(int, values))) if all(value.is_Integer for value in values) else None
+
+    attributes = {"eval": classmethod(evaluate), "is_integer": True, "is_nonnegative": True}
+    function = type(name, (sympy.Function,), attributes)
+    return {field: function(sympy.Integer(index), *sizes) for index, field in enumerate(RunTimeChoice.FIELDS)}

@@ -1,0 +1,1 @@
+"""The kernel of one pass in Gluon, for sm_90."""

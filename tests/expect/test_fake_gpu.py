@@ -1,0 +1,232 @@
+"""Code and cubins for GPUs that are not there, and a process that is the same afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch._dynamo.device_interface as device_interface
+import torch._inductor.config as inductor_config
+import triton
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.hints import DeviceProperties
+
+from dash_inductor.commands.cli import main
+from dash_inductor.devices import DEVICES, device, key_for
+from dash_inductor.inspection.fake_gpu import fake_gpu
+from dash_inductor.inspection.generate import Generated, compile_kernel, generate
+
+aten = torch.ops.aten
+TARGETS = {"h100": "sm_90a", "h200": "sm_90a", "a100": "sm_80", "b200": "sm_100a"}
+
+
+def pointwise(x, y):
+    return (aten.mul.Tensor(aten.relu.default(aten.add.Tensor(x, y)), 2),)
+
+
+def attention(query, key, value, grad_out):
+    """A causal attention, forward and backward, with what comes before and after it in a model."""
+    query = query * 2
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_flash_attention(query, key, value, 0.0, True)
+    dq, dk, dv = aten._scaled_dot_product_flash_attention_backward(
+        grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, 0.0, True, seed, offset
+    )
+    return out, dq * 2, dk, dv
+
+
+def pair():
+    return [torch.empty(64, 64, device="cuda") for _ in range(2)]
+
+
+def grouped_heads(length: int = 1024):
+    sizes = [(2, length, heads, 64) for heads in (8, 2, 2, 8)]
+    return [torch.empty(size, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for size in sizes]
+
+
+def settings() -> dict[str, object]:
+    """What `fake_gpu` and `generate` touch and must put back."""
+    names = ("is_available", "current_device", "device_count", "get_device_capability", "get_device_properties")
+    config = {name: getattr(inductor_config, name) for name in ("fx_graph_cache", "compile_threads", "deterministic")}
+    return {
+        "interfaces": dict(device_interface.device_interfaces),
+        "worker properties": dict(device_interface.caching_worker_device_properties),
+        "torch.cuda": {name: getattr(torch.cuda, name) for name in (*names, "get_device_name")},
+        "driver": triton.runtime.driver._active,
+        "set_driver_to_gpu": triton_helpers.set_driver_to_gpu,
+        "compile_to_module": GraphLowering.compile_to_module,
+        "inductor config": config,
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
+
+
+def sms_by_inductor() -> int | str:
+    from torch._inductor.utils import get_max_num_sms
+
+    try:
+        return get_max_num_sms()
+    except Exception as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("key", DEVICES)
+def test_pointwise(key):
+    generated = generate(pointwise, pair, key)
+    ((name, source),) = generated.kernels.items()
+    properties = f"multi_processor_count={DEVICES[key].sms}, cc={DEVICES[key].arch}"
+    assert properties in source
+    (launch,) = generated.launches[name]
+    assert launch.startswith(f"{name}.run(")
+    assert generated.main_kernel is None
+    assert generated.graph.splitlines()[-2:] == ["mul: float32[64, 64] = aten.mul.Tensor(relu, 2)", "return [mul]"]
+
+    compiled = compile_kernel(source, key)
+    (target,) = [line for line in compiled.ptx.splitlines() if line.startswith(".target")]
+    assert target == f".target {TARGETS[key]}"
+    assert compiled.cubin.startswith(b"\x7fELF")
+    assert compiled.metadata.shared == 0
+
+
+@pytest.mark.parametrize("key", DEVICES)
+def test_grouped_query_attention(key):
+    generated = generate(attention, grouped_heads, key)
+    assert "aten._scaled_dot_product_flash_attention_backward.default(grad_out_1" in generated.graph
+    assert "getitem_10: bfloat16[2, 2, 1024, 64] = getitem(" in generated.graph
+    assert len(generated.kernels) == 2
+    assert all(len(lines) == 1 for lines in generated.launches.values())
+
+
+def test_kernels_launched_twice():
+    def twice(x, y):
+        return aten.add.Tensor(aten.mm.default(x, x), 1), aten.add.Tensor(aten.mm.default(y, y), 1)
+
+    generated = generate(twice, pair, "h100")
+    launches = [line for lines in generated.launches.values() for line in lines]
+    assert len(launches) == 2
+    assert all(generated.source.count(line) == 1 for line in launches)
+
+
+def test_symbolic_lengths():
+    generated = generate(attention, grouped_heads, "h100", dynamic_dims=(2,))
+    first, second, *_ = generated.graph.splitlines()
+    assert (first, second) == ("query_1: bfloat16[2, 8, s0, 64]", "key_1: bfloat16[2, 2, s0, 64]")
+    static = generate(attention, grouped_heads, "h100")
+    assert all("1048576" not in line for lines in generated.launches.values() for line in lines)
+    assert all("1048576" in line for lines in static.launches.values() for line in lines)
+
+
+def test_generation_is_a_function_of_the_device():
+    """No cache carries an answer from one GPU to another, or from one graph to the next."""
+    first = {key: generate(attention, grouped_heads, key).source for key in DEVICES}
+    generate(pointwise, pair, "a100")
+    again = {key: generate(attention, grouped_heads, key).source for key in reversed(DEVICES)}
+    assert first == again
+    assert len(set(first.values())) == len({(known.sms, known.arch) for known in DEVICES.values()})
+
+
+def test_no_trace_is_left():
+    x = torch.randn(8, 8)
+    torch.compile(torch.mm)(x, x)  # all of Inductor, but no C++ compiler
+    before, sms = settings(), sms_by_inductor()
+    for key in ("h100", "b200"):
+        with fake_gpu(key) as gpu:
+            assert sms_by_inductor() == gpu.sms
+            assert torch.cuda.get_device_name() == gpu.name
+            assert torch.cuda.get_device_capability() == divmod(gpu.arch, 10)
+        generate(pointwise, pair, key)
+        assert (settings(), sms_by_inductor()) == (before, sms)
+    assert DeviceProperties.create.cache_info().currsize == 0
+    torch.compiler.reset()
+    assert torch.equal(torch.compile(torch.mm)(x, x), x @ x)
+
+
+def test_nothing_is_left_after_an_error():
+    def broken(x, y):
+        raise ZeroDivisionError
+
+    before = settings()
+    with pytest.raises(ZeroDivisionError):
+        generate(broken, pair, "h100")
+    assert settings() == before
+
+
+def test_named_gpus_nest():
+    with fake_gpu("h100"):
+        with fake_gpu("a100"):
+            assert sms_by_inductor() == 108
+        assert sms_by_inductor() == 132
+
+
+def test_refused_under_the_interpreter(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(RuntimeError, match="TRITON_INTERPRET is set"), fake_gpu("h100"):
+        pass
+
+
+def test_unknown_device():
+    with pytest.raises(ValueError, match="unknown device 'h101': the known ones are h100, h200, a100, b200"):
+        device("h101")
+
+
+@pytest.mark.parametrize(
+    ("name", "arch", "key"),
+    [
+        *((known.name, known.arch, known.key) for known in DEVICES.values()),
+        ("NVIDIA H100 PCIe", 90, "h100"),
+        ("NVIDIA A100-SXM4-40GB", 80, "a100"),
+        ("NVIDIA H100 80GB HBM3", 80, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 90, None),
+        ("NVIDIA H20", 90, None),
+        ("NVIDIA GH200 480GB", 90, None),
+        ("NVIDIA A10", 86, None),
+        ("Quadro RTX 8000", 75, None),
+    ],
+)
+def test_key_for(name, arch, key):
+    assert key_for(name, arch) == key
+
+
+SIZES = ["--q-len", "256", "--kv-len", "256", "--batch", "1", "--heads", "4", "--head-dim", "64"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["codegen", "--device", "h101", *SIZES], "invalid choice: 'h101' (choose from"),
+        (["codegen", "--device", "h100", *SIZES, "--kv-heads", "3"], "3 does not divide 4"),
+        (["codegen", "--device", "h100", *SIZES, "--batch", "0"], "must be at least 1"),
+        (["codegen", "--device", "h100", *SIZES, "--batch", "two"], "invalid int value: 'two'"),
+        (["codegen", "--device", "h100"], "the following arguments are required"),
+    ],
+)
+def test_bad_arguments_are_one_line(argv, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(argv)
+    error = capsys.readouterr().err
+    assert stopped.value.code == 2
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_codegen_from_an_emulating_process():
+    """A child without the interpreter does the work, and its answer and exit code are passed on."""
+    command = [sys.executable, "-m", "dash_inductor", "codegen", "--device", "h100", *SIZES]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "DASH_INDUCTOR_EMULATE": "1"}
+    result = subprocess.run([*command, "--json"], env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    assert report["hgmma"] > 0
+    assert "tl.dot(" in report["source"]
+    refused = subprocess.run([*command, "--batch", "0"], env=environment, capture_output=True, text=True)
+    assert refused.returncode == 2
+
+
+def test_wrapper_without_kernels():
+    def only_matmul(x, y):
+        return (aten.mm.default(x, y),)
+
+    generated = generate(only_matmul, pair, "a100")
+    assert isinstance(generated, Generated)
+    assert (generated.kernels, generated.launches, generated.main_kernel) == ({}, {}, None)

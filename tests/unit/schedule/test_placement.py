@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dash_inductor.schedule import Ascending, Descending, Geometry, GroupedPlan, RoundRobinPlan, Shift, Symmetric, simulate
+
+from .strategies import plans, round_robin
+
+FULL = Geometry(6, 6, 1, 2, "full")
+
+
+def ends(plan: GroupedPlan, resident: int) -> bool:
+    """Whether the plan ends with `resident` CTAs at a time, tickets taken in order. Untimed: who may add, adds."""
+    s = plan.order
+    work = [[(head, i, s.rank(i, j)) for head, j in plan.tasks(worker) for i in s.visits(j)] for worker in range(plan.workers)]
+    added: dict[tuple[int, int], int] = {}
+    position = [0] * plan.workers
+    running, ticket = [], 0
+    while True:
+        while len(running) < resident and ticket < plan.workers:
+            running.append(ticket)
+            ticket += 1
+        moved = False
+        for w in running:
+            while position[w] < len(work[w]) and added.get(work[w][position[w]][:2], 0) == work[w][position[w]][2]:
+                head, i, rank = work[w][position[w]]
+                added[head, i] = rank + 1
+                position[w] += 1
+                moved = True
+        left = [w for w in running if position[w] < len(work[w])]
+        if not left and ticket == plan.workers:
+            return True
+        if not moved and len(left) == len(running):
+            return False
+        running = left
+
+
+@given(plans())
+def test_every_chain_of_every_head_is_placed_once(plan: GroupedPlan) -> None:
+    tasks = [task for worker in range(plan.workers) for task in plan.tasks(worker)]
+    assert sorted(tasks) == [(x, j) for x in range(plan.heads) for j in range(plan.order.geometry.n_kv)]
+
+
+@given(st.one_of(plans("descending"), plans()))
+def test_a_head_stays_in_its_slot_and_turns_mirror(plan: GroupedPlan) -> None:
+    s = plan.order
+    for worker in range(plan.workers):
+        for head, j in plan.tasks(worker):
+            p, a = s.pass_and_role(j)
+            if s.mirrored and ((head // plan.heads_in_flight) * s.passes + p) % 2:
+                a = s.roles - 1 - a
+            assert worker == head % plan.heads_in_flight * s.roles + a
+
+
+@given(plans())
+def test_residency_is_enough_and_the_simulated_one_is_the_least(plan: GroupedPlan) -> None:
+    assert ends(plan, plan.residency)
+    least = simulate(plan, compute_ns=1, reduce_ns=0, sync_ns=0).residency
+    assert ends(plan, least) and (least == 1 or not ends(plan, least - 1))
+
+
+def test_fewer_than_the_residency_can_deadlock() -> None:
+    assert not ends(GroupedPlan(Shift(FULL, 3), heads=1, heads_in_flight=1), 2)
+    mirrored = GroupedPlan(Descending(Geometry(6, 6, 1, 2, "causal"), 3, mirrored=True), 2, 1)
+    assert mirrored.residency == 3 and not ends(mirrored, 2)
+
+
+@pytest.mark.parametrize(
+    ("plan", "residency"),
+    [
+        (GroupedPlan(Ascending(FULL, 3), 4, 4), 1),
+        (GroupedPlan(Ascending(FULL, 3), 4, 2), 1),
+        (GroupedPlan(Ascending(FULL, 2), 4, 4), 2),
+        (GroupedPlan(Descending(FULL, 3, mirrored=True), 4, 4), 3),
+        (GroupedPlan(Shift(FULL, 3), 4, 4), 3),
+    ],
+)
+def test_residency(plan: GroupedPlan, residency: int) -> None:
+    assert plan.residency == residency
+
+
+@pytest.mark.parametrize(("heads", "workers", "in_flight"), [(4, 8, 2), (1, 8, 1), (16, 3, 1), (16, 11, 3), (2, 100, 2)])
+def test_fit_puts_as_many_heads_in_flight_as_there_are_workers_for(heads: int, workers: int, in_flight: int) -> None:
+    plan = GroupedPlan.fit(Ascending(FULL, 3), heads, workers, group=2)
+    assert (plan.heads, plan.heads_in_flight, plan.group) == (heads, in_flight, 2)
+
+
+@pytest.mark.parametrize(
+    ("heads", "workers", "message"),
+    [
+        (4, 2, "roles must be in 1..2 (workers), got 3"),
+        (0, 3, "heads must be a positive int, got 0"),
+        (1, 0, "workers must be a positive int, got 0"),
+    ],
+)
+def test_roles_beyond_the_workers_are_refused(heads: int, workers: int, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        GroupedPlan.fit(Ascending(FULL, 3), heads, workers)
+
+
+@given(round_robin())
+def test_round_robin_deals_units_in_turn(plan: RoundRobinPlan) -> None:
+    s = plan.order
+    units = []
+    for head in range(plan.heads):
+        for p in range(s.passes):
+            for a in range(s.roles):
+                chains = [j for j in range(s.geometry.n_kv) if s.pass_and_role(j) == (p, a)]
+                units += [[(head, j) for j in sorted(chains, key=lambda j: [j in row for row in s.slots].index(True))]]
+    units = [unit for unit in units if unit]
+    for worker in range(plan.workers):
+        assert list(plan.tasks(worker)) == [task for unit in units[worker :: plan.workers] for task in unit]
+
+
+def test_heads_that_straddle_rounds_begin_with_a_smaller_pass() -> None:
+    plan = RoundRobinPlan(Shift(Geometry(6, 5, 1, 1, "full"), 5), heads=3, workers=7)
+    assert [plan.order_of(head).parts for head in range(3)] == [(range(5),), (range(2), range(2, 5)), (range(4), range(4, 5))]
+    plan = RoundRobinPlan(Shift(Geometry(6, 5, 1, 1, "full"), 2), heads=2, workers=2)
+    assert [plan.order_of(head).parts for head in range(2)] == [
+        (range(2), range(2, 4), range(4, 5)),
+        (range(1), range(1, 3), range(3, 5)),
+    ]
+    causal = Geometry(10, 10, 1, 2, "causal")
+    plan = RoundRobinPlan(Symmetric(causal, 3), heads=2, workers=4)  # 5 chains in 3 pairs
+    assert list(plan.tasks(3)) == [(1, 0), (1, 4)] and plan.order_of(1).parts == (range(1), range(1, 3))
+
+
+@pytest.mark.parametrize(("n", "lam"), [(16, 20), (16, 75), (16, 150), (24, 75)])
+def test_heads_that_straddle_rounds_close_into_a_ring(n: int, lam: int) -> None:
+    """Ascending, n x n tiles, P = 132: a round takes (kap * n_q * tau + P * lam) / (kap + 1), kap = P / (n - P mod n)."""
+    s, costs = Ascending(Geometry(n, n, 1, 1, "full"), n), {"compute_ns": 100, "reduce_ns": 0, "sync_ns": lam}
+    kap = 132 // (n - 132 % n)
+    few, many = (simulate(RoundRobinPlan(s, rounds * 132 // n, 132), **costs).makespan_ns for rounds in (kap + 1, 3 * (kap + 1)))
+    assert (many - few) / (2 * (kap + 1)) == pytest.approx(max(n * 100, (kap * n * 100 + 132 * lam) / (kap + 1)), rel=0.002)
+
+
+@given(round_robin("shift") | round_robin("symmetric"))
+def test_a_round_robin_needs_all_its_workers(plan: RoundRobinPlan) -> None:
+    assert simulate(plan, compute_ns=1, reduce_ns=0, sync_ns=0, resident=plan.residency).residency <= plan.residency
+
+
+def test_a_round_robin_with_other_roles_is_refused() -> None:
+    with pytest.raises(ValueError, match=re.escape("roles must be 3 (all units of a head, or workers), got 2")):
+        RoundRobinPlan(Shift(FULL, 2), heads=2, workers=4)
+
+
+@pytest.mark.parametrize(
+    ("heads", "in_flight", "group", "message"),
+    [
+        (0, 1, 1, "heads must be a positive int, got 0"),
+        (2, 3, 1, "heads_in_flight must be in 1..2 (heads), got 3"),
+        (2, 1, 0, "group must be a positive int, got 0"),
+    ],
+)
+def test_bad_counts_are_named(heads: int, in_flight: int, group: int, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        GroupedPlan(Ascending(FULL, 3), heads, in_flight, group)

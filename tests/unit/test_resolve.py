@@ -1,0 +1,160 @@
+"""One pass or two: what settings, the GPU and the head dim decide, and what they leave to sizes."""
+
+from dataclasses import replace
+
+import pytest
+
+from dash_inductor.config import Config
+from dash_inductor.devices.cost_files import known_devices, two_pass_percent
+from dash_inductor.devices.target import Target
+from dash_inductor.problem import Problem
+from dash_inductor.resolve import resolve
+from dash_inductor.resolve import template_for as template_of_problem
+from dash_inductor.templates.tiles import tile, two_pass_tile
+
+BY_SIZE = "by_size"
+
+
+def template_for(settings: Config, device: str, head_dim: int, mask: str, reserved_sms: int = 0) -> str:
+    """The template of an attention of that head dim and mask on a device."""
+    problem = Problem(mask, 1, 1, 1, 64, 64, head_dim, "bf16", blocks=((True,),) if mask == "blocks" else None)
+    return template_of_problem(problem, settings, Target(device, 90, 132, reserved_sms))
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "head_dim", "mask", "template"),
+    [
+        ({}, "h100", 64, "full", BY_SIZE),
+        ({}, "a100", 128, "causal", BY_SIZE),
+        ({}, "h100", 129, "full", "two_pass"),
+        ({}, "emulated", 256, "full", "two_pass"),
+        # sizes must not decide, nor the number of SMs
+        ({"guarantee": "device"}, "h100", 64, "full", "one_pass"),
+        ({"guarantee": "batch"}, "h100", 128, "causal", "one_pass"),
+        ({"guarantee": "device"}, "a100", 128, "full", "two_pass"),
+        ({"template": "one_pass"}, "a100", 64, "full", "one_pass"),
+        ({"template": "two_pass"}, "h100", 64, "full", "two_pass"),
+        # asked for by other settings
+        ({"schedule": "ascending"}, "a100", 64, "full", "one_pass"),
+        ({"launch": "chained"}, "a100", 64, "full", BY_SIZE),
+        ({"launch": "chained", "guarantee": "batch"}, "h100", 64, "full", "one_pass"),
+        ({"launch": "chained"}, "h100", 256, "full", "two_pass"),  # it waits for nobody either
+        ({"guarantee": "batch"}, "a100", 64, "full", "two_pass"),
+        ({}, "a100", 64, "blocks", "one_pass"),
+        ({"kernel": "gluon"}, "h100", 64, "full", "one_pass"),
+    ],
+)
+def test_the_choice(settings, device, head_dim, mask, template):
+    assert template_for(Config(**settings), device, head_dim, mask) == template
+
+
+MORE = "is more than the 128 of one pass, which"
+
+
+@pytest.mark.parametrize(
+    ("settings", "head_dim", "mask", "message"),
+    [
+        ({"template": "one_pass"}, 129, "full", f"head dim 129 {MORE} template='one_pass' asks for: with template='auto' it takes"),
+        ({"schedule": "shift"}, 256, "full", f"head dim 256 {MORE} schedule='shift' asks for: with schedule='auto' it takes two"),
+        (
+            {"schedule": "ascending", "launch": "chained", "template": "one_pass"},
+            192,
+            "full",
+            f"head dim 192 {MORE} template='one_pass' and schedule='ascending' asks for: with template='auto' and schedule='auto'",
+        ),
+        ({}, 192, "blocks", f"head dim 192 {MORE} mask='blocks' asks for"),
+    ],
+)
+def test_a_head_dim_that_is_too_large(settings, head_dim, mask, message):
+    with pytest.raises(ValueError, match=message):
+        template_for(Config(**settings), "h100", head_dim, mask)
+
+
+@pytest.mark.parametrize("settings", [{}, {"template": "one_pass"}, {"template": "two_pass"}, {"schedule": "shift"}])
+@pytest.mark.parametrize("head_dim", [15, 257])
+def test_a_head_dim_that_nothing_takes(settings, head_dim):
+    with pytest.raises(ValueError, match=f"head dim {head_dim} is outside 16..256"):
+        resolve(Problem("full", 1, 1, 1, 64, 64, head_dim, "bf16"), Config(**settings), Target("h100", 90, 132))
+
+
+@pytest.mark.parametrize("device", known_devices())
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_by_price(device, head_dim):
+    """Where sizes must not decide: of a tile, in the device's cost file."""
+    percent, estimate = two_pass_percent(device, head_dim)
+    cheaper = percent * (105 if estimate else 102) < 100 * 100
+    assert template_for(Config(guarantee="batch"), device, head_dim, "full") == ("two_pass" if cheaper else "one_pass")
+
+
+@pytest.mark.parametrize(
+    ("percent", "estimate", "template"),
+    [(95, True, "two_pass"), (96, True, "one_pass"), (98, False, "two_pass"), (99, False, "one_pass")],
+)
+def test_two_passes_must_be_cheaper_by_the_margin(monkeypatch, percent, estimate, template):
+    monkeypatch.setattr("dash_inductor.resolve.two_pass_percent", lambda device, head_dim: (percent, estimate))
+    assert template_for(Config(guarantee="device"), "h100", 64, "full") == template
+
+
+def test_reserved_sms_are_kept_by_one_pass_alone():
+    assert template_for(Config(), "h100", 64, "full", reserved_sms=4) == "one_pass"
+    # Whatever is reserved, the bits stay.
+    for reserved in (0, 4):
+        assert template_for(Config(guarantee="device"), "a100", 64, "full", reserved) == "two_pass"
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100, "emulated"])
+@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128])
+def test_both_pad_rows_alike(arch, head_dim):
+    """delta is computed once for either, by one kernel."""
+    one, two = tile(arch, "bf16", head_dim), two_pass_tile(arch, "bf16", head_dim)
+    assert (one.block_m, one.preprocess_warps) == (two.block_m, two.preprocess_warps)
+
+
+def test_a_table_mask_in_two_passes_is_refused():
+    with pytest.raises(ValueError, match="template='two_pass' takes no mask='blocks'"):
+        template_for(Config(template="two_pass"), "h100", 64, "blocks")
+
+
+@pytest.mark.parametrize("arch", [80, 90, 100, "emulated"])
+@pytest.mark.parametrize(("head_dim", "block_d"), [(16, 16), (64, 64), (96, 128), (128, 128), (192, 256), (256, 256)])
+def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
+    found = two_pass_tile(arch, "bf16", head_dim)
+    assert found.block_d == block_d
+    # The preprocess pads to whole blocks of block_m rows, which dQ's longer tiles may overrun.
+    assert found.q_rows % found.block_m == 0 and found.kv_rows % found.block_n == 0
+
+
+@pytest.mark.parametrize(("arch", "like"), [(86, 80), (87, 80), (89, 80), (103, 100)])
+@pytest.mark.parametrize("find", [tile, two_pass_tile])
+def test_architectures_that_take_the_tiles_of_another(find, arch, like):
+    """With two stages of three where shared memory is small: stages decide no bits."""
+    for head_dim in (16, 64, 128):
+        fewer = {"num_stages": 2} if arch in (86, 89) and head_dim == 128 else {}
+        assert find(arch, "bf16", head_dim) == replace(find(like, "bf16", head_dim), **fewer)
+        assert find(like, "bf16", head_dim).num_stages == 3
+
+
+def test_sixteen_columns_are_padded_on_an_a100():
+    assert [tile(arch, "bf16", 16).block_d for arch in (80, 86, 90, 100)] == [32, 32, 16, 16]
+
+
+@pytest.mark.parametrize(
+    ("find", "arguments", "message"),
+    [
+        (tile, (90, "bf16", 129), "head dim 129 is outside 16..128"),
+        (two_pass_tile, (90, "bf16", 257), "head dim 257 is outside 16..256"),
+        (two_pass_tile, (90, "bf16", 15), "head dim 15 is outside 16..256"),
+        (two_pass_tile, (90, "fp32", 64), "dtype fp32 is not one of bf16, fp16"),
+        (two_pass_tile, ("emulated", "fp64", 64), "dtype fp64 is not one of bf16, fp16, fp32"),
+        (
+            two_pass_tile,
+            (75, "bf16", 64),
+            r"no tile for sm_75 \(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103\)",
+        ),
+        (tile, (120, "bf16", 64), "no tile for sm_120 "),
+        (two_pass_tile, (89, "bf16", 129), "no tile for head dim 129 fits the shared memory of sm_89"),
+    ],
+)
+def test_no_tile(find, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        find(*arguments)
