@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import pandas
 import pytest
 
 from benchmarks import red_throughput
@@ -71,7 +72,7 @@ def parts(tmp_path) -> list[Path]:
     one, two, three = (folder / "attention.csv" for folder in folders)
     append(one, timed("order", FLAGSHIP, result("ours", 2.6), result("ours-unordered", 2.5), baseline="ours"))
     additions = {case: [1.0, 1.0] for case in red_throughput.cases()}
-    red_throughput.write(folders[0] / "red_throughput.csv", red_throughput.rows_of(additions, H100.gpu, 132))
+    red_throughput.write(folders[0] / "red_throughput.csv", red_throughput.table_of(additions, H100.gpu, 132))
     slower, wrong = result("ours-two-stages", 3.0), result("ours-release-after-s", 2.0, status="wrong: dq 1.0 off")
     append(two, timed("tuning", FLAGSHIP, result("ours", 2.5), slower, wrong, baseline="ours"))
     keep(folders[1], 128)
@@ -102,7 +103,9 @@ def test_everything_is_there(parts):
         "attention.csv", "attention.png", "costs.toml", "environment.json", "red_throughput.csv", "report.md", "summary.txt",
         "timings.jsonl",
     }  # fmt: skip
-    assert read(out / "attention.csv") == [row for folder in parts for row in read(folder / "attention.csv")]
+    pandas.testing.assert_frame_equal(
+        read(out / "attention.csv"), pandas.concat([read(folder / "attention.csv") for folder in parts], ignore_index=True)
+    )
     for name, folder in (("red_throughput.csv", parts[0]), ("costs.toml", parts[1]), ("timings.jsonl", parts[1])):
         assert (out / name).read_bytes() == (folder / name).read_bytes()
     assert (out / "summary.txt").read_text().splitlines()[:2] == ["part1:", "stage number 1: ok, 5 s"]
@@ -148,8 +151,8 @@ def test_a_row_that_was_not_run_gives_way(parts):
         (rest / name).write_text((parts[0] / name).read_text())
     append(rest / "attention.csv", timed("table", LLAMA, result(who.BASELINE, 9.0), result("ours", 4.0)))
     for order in ([*parts, rest], [rest, *parts]):
-        rows = [row for row in read(merged(order) / "attention.csv") if (row.run, row.shape) == ("table", LLAMA.name)]
-        assert [(row.contender, row.median_ms) for row in rows] == [(who.BASELINE, 9.0), ("ours", 4.0)]
+        rows = read(merged(order) / "attention.csv").query("run == 'table' and shape == @LLAMA.name")
+        assert list(zip(rows["contender"], rows["median_ms"], strict=True)) == [(who.BASELINE, 9.0), ("ours", 4.0)]
 
 
 @pytest.mark.parametrize("name", ["gpu", "sms", "l2_bytes", "torch", "triton", "sources"])

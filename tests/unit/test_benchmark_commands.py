@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas
 import pytest
 import torch
 
@@ -97,7 +98,7 @@ def test_a_kernel_that_faults_fails_alone(pretended_gpu, tmp_path, capsys):
     names = "d128-full-512,d64-full-512,d64-full-1024"
     arguments = ["--shapes", names, "--contenders", "flex", "--out", str(tmp_path), "--rounds", "3", "--label", "x", "--json"]
     assert main([*arguments, "--minutes", "5"]) == 1
-    rows = {(row.shape, row.contender): row for row in read(tmp_path / runner.FILE)}
+    rows = {(row.shape, row.contender): row for row in read(tmp_path / runner.FILE).itertuples()}
     assert len(rows) == 9 and {row.run for row in rows.values()} == {"x"}
     for shape in names.split(","):
         assert {rows[shape, name].status for name in (who.BASELINE, "sdpa-flash")} == {OK}
@@ -118,7 +119,7 @@ def test_a_baseline_that_faults(pretended_gpu, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "measure", faulting)
     assert main(["--shapes", "llama3-8b", "--contenders", "ours", "--out", str(tmp_path)]) == 1
-    rows = {row.contender: row.status for row in read(tmp_path / runner.FILE)}
+    rows = {row.contender: row.status for row in read(tmp_path / runner.FILE).itertuples()}
     assert rows.pop(who.BASELINE) == "failed: a kernel faulted: gone"
     assert rows == {"sdpa-flash": OK, "ours": OK, "ours-unordered": OK}
 
@@ -132,7 +133,7 @@ def test_an_interrupted_run_says_what_is_left(pretended_gpu, tmp_path, monkeypat
     monkeypatch.setattr(runner, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         main(["--shapes", "d64-full-2048,d64-full-1024,d64-full-512", "--contenders", "sdpa-flash", "--out", str(tmp_path)])
-    assert {(row.shape, row.status) for row in read(tmp_path / runner.FILE)} == {
+    assert {(row.shape, row.status) for row in read(tmp_path / runner.FILE).itertuples()} == {
         ("d64-full-2048", OK), ("d64-full-512", "not run: interrupted"), ("d64-full-1024", "not run: interrupted"),
     }  # fmt: skip
 
@@ -140,8 +141,8 @@ def test_an_interrupted_run_says_what_is_left(pretended_gpu, tmp_path, monkeypat
 def test_time_limit(pretended_gpu, tmp_path):
     assert main(["--quick", "--minutes", "0", "--out", str(tmp_path)]) == 0
     rows = read(tmp_path / runner.FILE)
-    assert {row.shape for row in rows} == {shape.name for shape in QUICK}
-    assert {row.status for row in rows} == {"not run: the time limit"}
+    assert set(rows["shape"]) == {shape.name for shape in QUICK}
+    assert set(rows["status"]) == {"not run: the time limit"}
 
 
 def test_json(pretended_gpu, tmp_path, capsys):
@@ -156,15 +157,17 @@ def test_json(pretended_gpu, tmp_path, capsys):
 def test_red_throughput(tmp_path):
     cases = list(red_throughput.cases())
     times = {case: [2.0, 4.0, 2.0] if case.operation == "red" else [1.0, 2.0, 1.0] for case in cases}
-    rows = red_throughput.rows_of(times, "NVIDIA H100", 132)
+    table = red_throughput.table_of(times, "NVIDIA H100", 132)
+    rows = list(table.itertuples())
     for case, row in zip(cases, rows, strict=True):
         added = 132 * case.ctas_per_sm * red_throughput.STEPS * 64 * 128 * 4
         assert row.tb_per_s == pytest.approx(added / (row.median_ms / 1e3) / 1e12)
         assert row.ratio == (0.5 if case.operation == "red" else 1.0)
     in_l2, beyond = (next(row for row in rows if row.pattern == f"own tiles {where}") for where in ("in L2", "beyond L2"))
     assert in_l2.mib < 50 < 500 < beyond.mib
-    red_throughput.write(tmp_path / "red.csv", rows)
+    red_throughput.write(tmp_path / "red.csv", table)
     assert len((tmp_path / "red.csv").read_text().splitlines()) == 1 + len(rows)
+    pandas.testing.assert_frame_equal(red_throughput.read(tmp_path / "red.csv"), table)
 
 
 SCRIPT = ROOT / "benchmarks" / "gpu_first_run.sh"
@@ -252,7 +255,7 @@ def test_commands_of_the_first_run(tmp_path, pretended_gpu, monkeypatch, capsys)
             case "dash_inductor":
                 taken(cli.main, arguments)
                 assert "calibrate measures a GPU" in capsys.readouterr().err
-    runs = {row.run for row in read(tmp_path / runner.FILE)}
+    runs = {row.run for row in read(tmp_path / runner.FILE).itertuples()}
     assert runs == {name for names in PARTS.values() for name in names} - {"tests", "additions", "costs"}
     for path in (part for arguments in started for part in arguments if part.startswith("tests/")):
         assert (ROOT / path).is_file()
