@@ -78,7 +78,7 @@ class Row:
 
 _KINDS = {f.name: str(f.type) for f in fields(Row)}
 NAMES = list(_KINDS)
-_HEADER = ",".join(NAMES) + "\n"
+_HEADER = ",".join(NAMES).encode() + b"\n"
 _BOOLS = {"True": True, "False": False}.__getitem__
 # Kind -> a column of that kind, from the text of its cells; raises for what is none.
 _TYPED: dict[str, Callable[[pd.Series], pd.Series]] = {
@@ -98,11 +98,12 @@ def append(path: Path, rows: Iterable[Row]) -> None:
     A last row that was cut off, since a process ended while it wrote, is overwritten.
     """
     path.touch()
-    text = _whole_rows(path)
-    if text and not text.startswith(_HEADER):
+    data = path.read_bytes()
+    if not data.startswith(_HEADER) and not _HEADER.startswith(data):
         raise ValueError(f"{path} has other columns than this version writes: give another folder")
-    os.truncate(path, len(text.encode()))
-    _cells(rows).to_csv(path, mode="a", header=not text, index=False, lineterminator="\n")
+    end = len(_whole_rows(data))
+    os.truncate(path, end)
+    _cells(rows).to_csv(path, mode="a", header=not end, index=False, lineterminator="\n")
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -112,10 +113,10 @@ def read(path: Path) -> pd.DataFrame:
 
 def read_text(path: Path) -> pd.DataFrame:
     """As `read`, but the text of every cell, "" of an empty one."""
-    text = _whole_rows(path)
-    if not text.startswith(_HEADER):
+    data = _whole_rows(path.read_bytes())
+    if not data.startswith(_HEADER):
         raise ValueError(f"{path} has not the columns of an attention table")
-    return pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False)
+    return pd.read_csv(io.BytesIO(data), dtype="string", keep_default_na=False)
 
 
 def typed(cells: pd.DataFrame) -> pd.DataFrame:
@@ -148,9 +149,9 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-def _whole_rows(path: Path) -> str:
-    """The text of a file up to its last row that has an end; a line ends no row inside quotes."""
-    lines = path.read_bytes().decode().splitlines(keepends=True)
-    while lines and (not lines[-1].endswith("\n") or "".join(lines).count('"') % 2):
-        lines.pop()
-    return "".join(lines)
+def _whole_rows(data: bytes) -> bytes:
+    """A file's bytes up to its last row that has an end; a line that ends inside quotes ends no row."""
+    end = data.rfind(b"\n") + 1
+    while data.count(b'"', 0, end) % 2:
+        end = data.rfind(b"\n", 0, end - 1) + 1
+    return data[:end]
