@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     table("Time over the lower bound, and on how many shapes the best of the paper's three is faster", summary(rows))
     if args.every == 1:
         RESULTS.mkdir(parents=True, exist_ok=True)
-        rows.to_csv(RESULTS / "schedules.csv", index=False, lineterminator="\n")
+        write(rows, RESULTS / "schedules.csv")
         if find_spec("matplotlib") is not None:
             plot(rows, RESULTS / "schedules.png")
     return 0
@@ -44,6 +44,11 @@ def table_of(rows: Sequence[Row]) -> pd.DataFrame:
     """One line per shape, times in ns."""
     table = pd.DataFrame([asdict(row.point) | asdict(row) for row in rows])
     return table.drop(columns="point").rename(columns={"n": "n_kv"})
+
+
+def write(rows: pd.DataFrame, path: Path) -> None:
+    """The table as CSV."""
+    rows.to_csv(path, index=False, lineterminator="\n")
 
 
 def over_bound(rows: pd.DataFrame) -> pd.DataFrame:

@@ -1,7 +1,10 @@
 """The benchmarks' commands, and the script of the first run on a GPU, where there is none."""
 
+import itertools
+import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +13,20 @@ from types import SimpleNamespace
 import pandas
 import pytest
 import torch
+from attention_results import H100, STOCK, result
 
 from benchmarks import gpu_tests, red_throughput, tuning
 from benchmarks.attention import contenders as who
 from benchmarks.attention import environment, runner
 from benchmarks.attention.__main__ import main
-from benchmarks.attention.environment import Environment
 from benchmarks.attention.measure import LostDeviceError, Result
 from benchmarks.attention.rows import OK, read
 from benchmarks.attention.shapes import MODELS, QUICK, SWEEP, Shape
+from benchmarks.schedules import __main__ as schedules
 from dash_inductor import cli
 
 ROOT = Path(__file__).parent.parent.parent
-HOPPER = Environment("NVIDIA H100", 132, "580.1", "2.11.0", "3.6.0")
-STOCK = who.contenders()
+SCRIPT = ROOT / "benchmarks" / "gpu_first_run.sh"
 
 
 @pytest.fixture
@@ -75,13 +78,13 @@ def measured(shape: Shape, contenders, rounds, baseline, say, pace) -> list[Resu
     """In place of a GPU: every contender takes as many ms as there are rounds, and one faults at one shape."""
     if shape.name == "d64-full-512" and "flex" in contenders:
         raise LostDeviceError("flex", RuntimeError("an illegal memory access"))
-    return [Result(c, OK, who.Prepared(lambda: ()), True, {"dq": 0.0}, 0, times_ms=(1.0,) * rounds) for c in contenders.values()]
+    return [result(name, *[1.0] * rounds, contender=contender) for name, contender in contenders.items()]
 
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
     monkeypatch.setattr(runner, "has_gpu", lambda: True)
-    monkeypatch.setattr(runner, "environment", lambda: HOPPER)
+    monkeypatch.setattr(runner, "environment", lambda: H100)
     monkeypatch.setattr(runner, "sm_mhz", lambda: None)
     monkeypatch.setattr(runner, "measure", measured)
 
@@ -146,8 +149,6 @@ def test_time_limit(pretended_gpu, tmp_path):
 
 
 def test_json(pretended_gpu, tmp_path, capsys):
-    import json
-
     assert tuning.main(["--shapes", "llama3-8b", "--contenders", "ours-release-after-s", "--json", "--out", str(tmp_path)]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [row["contender"] for row in rows] == ["ours", "ours-unordered", "ours-release-after-s"]
@@ -170,13 +171,40 @@ def test_red_throughput(tmp_path):
     pandas.testing.assert_frame_equal(red_throughput.read(tmp_path / "red.csv"), table)
 
 
-SCRIPT = ROOT / "benchmarks" / "gpu_first_run.sh"
+def test_schedules(tmp_path, capsys):
+    """A few lines of the file, and a summary of them."""
+    assert schedules.main(["--every", "440"]) == 0
+    shown = capsys.readouterr().out
+    rows = [schedules.row(point) for point in itertools.islice(schedules.points(), 0, None, 440)]
+    schedules.write(schedules.table_of(rows), tmp_path / "schedules.csv")
+    header, *lines = (schedules.RESULTS / "schedules.csv").read_text().splitlines()
+    assert (tmp_path / "schedules.csv").read_text().splitlines() == [header, *lines[::440]]
+    *groups, overall = schedules.summary(schedules.table_of(rows))
+    assert sum(int(group["shapes"]) for group in groups) == int(overall["shapes"]) == len(rows) == 6
+    assert overall["chosen"] == f"{statistics.fmean(row.chosen / row.bound for row in rows):.3f}" and overall["chosen"] in shown
+    assert overall["paper's best"] == f"{statistics.fmean(row.paper / row.bound for row in rows):.3f}"
+    assert overall["at most"] == f"{max(row.chosen / row.bound for row in rows):.2f}" and overall["paper faster"] == "0"
+    assert overall["with the margin"].endswith(f", {max(row.cautious / row.paper for row in rows):.3f} of the paper's at most")
 
 
-def first_run(*arguments: str, **environ: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        ["bash", str(SCRIPT), *arguments], env={**os.environ, "PYTHON": sys.executable, **environ}, capture_output=True, text=True
-    )
+def first_run(*arguments: str, script: Path = SCRIPT, **environ: str) -> subprocess.CompletedProcess:
+    environ = {**os.environ, "PYTHON": sys.executable, **environ}
+    return subprocess.run(["bash", str(script), *arguments], env=environ, capture_output=True, text=True)
+
+
+def first_run_with(folder: Path, old: str, new: str) -> Path:
+    """The script with a line of another text, beside what it looks for."""
+    script = folder / "benchmarks" / "first_run.sh"
+    script.parent.mkdir()
+    text = SCRIPT.read_text()
+    assert old in text
+    script.write_text(text.replace(old, new))
+    return script
+
+
+def stages_of(out: Path) -> list[str]:
+    """What the summary says of each stage, without its seconds."""
+    return [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()]
 
 
 def interpreter(folder: Path, body: str) -> str:
@@ -219,10 +247,7 @@ def test_stages_of_the_first_run(tmp_path):
 
 
 def test_a_part_past_its_budget(tmp_path):
-    script = tmp_path / "benchmarks" / "first_run.sh"
-    script.parent.mkdir()
-    script.write_text(SCRIPT.read_text().replace("stage tuning 190 ", "stage tuning 290 "))
-    said = subprocess.run(["bash", str(script), "--dry-run", "out"], capture_output=True, text=True)
+    said = first_run("--dry-run", "out", script=first_run_with(tmp_path, "stage tuning 190 ", "stage tuning 290 "))
     assert said.returncode == 1 and "part 2: at most 635 s of 540 s" in said.stdout
 
 
@@ -257,8 +282,6 @@ def test_commands_of_the_first_run(tmp_path, pretended_gpu, monkeypatch, capsys)
                 assert "calibrate measures a GPU" in capsys.readouterr().err
     runs = {row.run for row in read(tmp_path / runner.FILE).itertuples()}
     assert runs == {name for names in PARTS.values() for name in names} - {"tests", "additions", "costs"}
-    for path in (part for arguments in started for part in arguments if part.startswith("tests/")):
-        assert (ROOT / path).is_file()
     named = {part for arguments in started for part in arguments if part.startswith("tests/")}
     assert named == {f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
 
@@ -273,12 +296,8 @@ def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
     assert gpu_tests.main(["--minutes", "0.5"]) == gpu_tests.TIME_LIMIT
     said = capfd.readouterr().out
-    assert (
-        "::test_wrong FAILED" in said
-        and "assert 1 == 2" in said
-        and "what is left of these tests was not run" in said
-        and "1 passed" in said
-    )
+    for part in ("::test_wrong FAILED", "assert 1 == 2", "what is left of these tests was not run", "1 passed"):
+        assert part in said
 
 
 def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
@@ -293,9 +312,7 @@ def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
     out = tmp_path / "out"
     said = first_run("--stages", "tests,additions,table", str(out), PYTHON=python)
     assert said.returncode == 1
-    assert [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()] == [
-        "stage tests: not available", "stage additions: failed (exit code 7)", "stage table: ok",
-    ]  # fmt: skip
+    assert stages_of(out) == ["stage tests: not available", "stage additions: failed (exit code 7)", "stage table: ok"]
     log = (out / "log.txt").read_text()
     assert log.startswith("gpu: pretended\n") and "broken" in log
     assert first_run("--stages", "table", str(out), PYTHON=python).returncode == 0
@@ -303,29 +320,17 @@ def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
 
 
 def test_a_stage_that_takes_too_long(tmp_path):
-    script = tmp_path / "benchmarks" / "first_run.sh"
-    script.parent.mkdir()
-    text = SCRIPT.read_text()
-    assert "stage additions 40 " in text
-    script.write_text(text.replace("stage additions 40 ", "stage additions 1 "))
+    script = first_run_with(tmp_path, "stage additions 40 ", "stage additions 1 ")
     python = interpreter(tmp_path, 'mkdir -p "$PWD/out"; [[ "$*" != *red_throughput* ]] || exec sleep 60')
     out = tmp_path / "out"
-    said = subprocess.run(
-        ["bash", str(script), "--stages", "additions,order", str(out)],
-        env={**os.environ, "PYTHON": python},
-        capture_output=True,
-        text=True,
-    )
-    assert said.returncode == 1
-    lines = [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()]
-    assert lines == ["stage additions: time limit", "stage order: ok"]
+    assert first_run("--stages", "additions,order", str(out), script=script, PYTHON=python).returncode == 1
+    assert stages_of(out) == ["stage additions: time limit", "stage order: ok"]
 
 
 def test_a_first_run_whose_environment_is_not_known(tmp_path):
     """It goes on all the same."""
     python = interpreter(tmp_path, '[[ "$*" != *environment* ]] || { echo broken; exit 1; }')
-    said = first_run("--stages", "order", str(tmp_path / "out"), PYTHON=python)
-    assert said.returncode == 1
+    assert first_run("--stages", "order", str(tmp_path / "out"), PYTHON=python).returncode == 1
     lines = (tmp_path / "out" / "summary.txt").read_text().splitlines()
     assert lines[0] == "environment: failed (exit code 1)" and lines[1].startswith("stage order: ok")
 
@@ -348,20 +353,9 @@ def test_first_run_without_a_gpu(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-WRONG = [
-    (),
-    ("--stages", "x", "out"),
-    ("--stages", "table,", "out"),
-    ("--part", "4", "out"),
-    ("--part",),
-    ("a", "b"),
-    ("--new", "out"),
-]
-
-
-@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
-def test_first_run_with_wrong_arguments(arguments):
-    said = first_run(*arguments)
+@pytest.mark.parametrize("line", ["", "--stages x out", "--stages table, out", "--part 4 out", "--part", "a b", "--new out"])
+def test_first_run_with_wrong_arguments(line):
+    said = first_run(*line.split())
     assert said.returncode == 2 and "usage:" in said.stderr
 
 
