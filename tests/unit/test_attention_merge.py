@@ -1,5 +1,6 @@
 """Folders of a first run made into one, with its report: what goes together, what does not, and what is said first."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -138,7 +139,9 @@ def test_a_row_that_was_not_run_gives_way(parts):
         (rest / name).write_text((parts[0] / name).read_text())
     append(rest / "attention.csv", timed("table", LLAMA, result(who.BASELINE, 9.0), result("ours", 4.0)))
     for order in ([*parts, rest], [rest, *parts]):
-        rows = read(merged(order) / "attention.csv").query("run == 'table' and shape == @LLAMA.name")
+        table = read(merged(order) / "attention.csv")
+        assert [run for run, _ in itertools.groupby(table["run"])] == list(table["run"].unique())  # each run's rows together
+        rows = table.query("run == 'table' and shape == @LLAMA.name")
         assert list(zip(rows["contender"], rows["median_ms"], strict=True)) == [(who.BASELINE, 9.0), ("ours", 4.0)]
 
 

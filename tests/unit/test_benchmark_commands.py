@@ -149,8 +149,12 @@ def test_time_limit(pretended_gpu, tmp_path):
 
 
 def test_json(pretended_gpu, tmp_path, capsys):
-    assert tuning.main(["--shapes", "llama3-8b", "--contenders", "ours-release-after-s", "--json", "--out", str(tmp_path)]) == 0
+    arguments = ["--shapes", "llama3-8b", "--contenders", "ours-release-after-s", "--json", "--out", str(tmp_path)]
+    assert tuning.main([*arguments, "--label", "before"]) == 0
+    capsys.readouterr()
+    assert tuning.main([*arguments, "--rounds", "2"]) == 0
     rows = json.loads(capsys.readouterr().out)
+    assert all((row["run"], row["times_ms"], row["sms"], row["sm_mhz"]) == ("", [1.0] * 2, 132, None) for row in rows)
     assert [row["contender"] for row in rows] == ["ours", "ours-unordered", "ours-release-after-s"]
     assert {row["baseline"] for row in rows} == {"ours"} and {row["speedup"] for row in rows} == {1.0}
 
