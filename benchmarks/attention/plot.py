@@ -50,7 +50,7 @@ def _sweep(rows: pd.DataFrame, names: list[str]) -> Any:
     for line, ((d, mask), cell) in zip(panels, cells, strict=True):
         for panel, (title, columns) in zip(line, PANELS.items(), strict=True):
             for n, name in enumerate(names):
-                own = cell[cell["contender"] == name].dropna(subset=columns).sort_values("length")
+                own = cell[cell["contender"] == name].dropna(subset=columns).sort_values("length", kind="stable")
                 if len(own):
                     middle, low, high = (own[column] for column in columns)
                     style = "-" if own["deterministic"].iloc[0] else "--"
