@@ -11,6 +11,8 @@
 #   3  environment 30 s, table 365 s (all shapes, ours against the others), two-pass 60 s, gluon 60 s (last: nothing bounds its
 #      waits for copies)
 #
+# The stages that write attention.csv or red_throughput.csv need pandas (the extra `bench`).
+#
 # Each stage has its limit and then a few seconds to end. Compilers' caches are of the one run, and go with it. Without --part all
 # three run, one after another; --stages takes some of the stages. All write into FOLDER, which is flat:
 #

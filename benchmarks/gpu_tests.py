@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-HELPERS = ("pytest", "xdist", "expecttest", "hypothesis", "greenlet", "rich", "matplotlib")
+HELPERS = ("pytest", "xdist", "expecttest", "hypothesis", "greenlet", "rich", "matplotlib", "pandas")
 NOT_AVAILABLE = 3
 TIME_LIMIT = 124  # as `timeout` has it
 PROCESSES = 12
@@ -47,7 +47,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     start, seconds = time.monotonic(), 60 * args.minutes
     missing = [name for name in HELPERS if find_spec(name) is None]
-    print(f"not installed: {', '.join(missing) or 'nothing'} (tests/gpu needs pytest alone)", flush=True)
+    print(
+        f"not installed: {', '.join(missing) or 'nothing'} (tests/gpu needs pytest, its benchmark pandas)",
+        flush=True,
+    )
     if "pytest" in missing:
         print("the tests were not run: pytest is not installed")
         return NOT_AVAILABLE

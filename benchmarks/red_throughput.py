@@ -10,20 +10,20 @@ store. A backward with KV tiles of 128 rows needs 1.9 TB/s of additions at 600 T
 from __future__ import annotations
 
 import argparse
-import csv
 import functools
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import triton
 import triton.language as tl
 
 from benchmarks.attention.environment import environment
 from benchmarks.attention.runner import require_gpu
-from benchmarks.attention.samples import interleaved, ratios, summary
+from benchmarks.attention.samples import interleaved, named, ratios, summary
 from dash_inductor.commands.console import table
 
 FILE = "red_throughput.csv"
@@ -76,23 +76,10 @@ class Case:
         return self.tiles(ctas), self.tiles(ctas) if shared else per_cta, distance
 
 
-@dataclass(frozen=True)
-class Row:
-    """One case; `ratio`: its throughput over that of plain stores in the same pattern, round by round."""
-
-    gpu: str
-    pattern: str
-    operation: str
-    warps: int
-    ctas_per_sm: int
-    mib: float
-    median_ms: float
-    p20_ms: float
-    p80_ms: float
-    tb_per_s: float
-    ratio: float
-    ratio_p20: float
-    ratio_p80: float
+# Of a table: one row per case; `ratio` is its throughput over that of plain stores in the same pattern, round by round.
+COLUMNS = (
+    "gpu", *(f.name for f in fields(Case)), "mib", "median_ms", "p20_ms", "p80_ms", "tb_per_s", "ratio", "ratio_p20", "ratio_p80",
+)  # fmt: skip
 
 
 def cases() -> Iterator[Case]:
@@ -103,32 +90,19 @@ def cases() -> Iterator[Case]:
                 yield Case(pattern, operation, warps, ctas)
 
 
-def rows_of(times: dict[Case, list[float]], gpu: str, sms: int) -> list[Row]:
+def table_of(times: Mapping[Case, Sequence[float]], gpu: str, sms: int) -> pd.DataFrame:
     """Throughputs from times in ms."""
     rows = []
     for case, own in times.items():
-        ctas, middle = sms * case.ctas_per_sm, summary(own)
-        stores = times[Case(case.pattern, "store", case.warps, case.ctas_per_sm)]
-        ratio = summary(ratios(stores, own))
-        added = ctas * STEPS * BLOCK * 4
-        rows.append(
-            Row(
-                gpu=gpu,
-                **asdict(case),
-                mib=case.tiles(ctas) * BLOCK * 4 / 2**20,
-                median_ms=middle.median,
-                p20_ms=middle.p20,
-                p80_ms=middle.p80,
-                tb_per_s=added / middle.median / 1e9,
-                ratio=ratio.median,
-                ratio_p20=ratio.p20,
-                ratio_p80=ratio.p80,
-            )
-        )
-    return rows
+        ctas, time = sms * case.ctas_per_sm, summary(own)
+        row = {"gpu": gpu, **asdict(case), "mib": case.tiles(ctas) * BLOCK * 4 / 2**20}
+        row |= {"median_ms": time.median, "p20_ms": time.p20, "p80_ms": time.p80}
+        row |= {"tb_per_s": ctas * STEPS * BLOCK * 4 / time.median / 1e9}
+        rows.append(row | named("ratio", ratios(times[replace(case, operation="store")], own)))
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def measure(rounds: int) -> list[Row]:
+def measure(rounds: int) -> pd.DataFrame:
     """All cases in turns on the current CUDA device."""
     import torch
 
@@ -143,7 +117,7 @@ def measure(rounds: int) -> list[Row]:
         launch = functools.partial(_launch, case, memory, ctas)
         timers[case] = functools.partial(stopwatch.milliseconds, launch)
     by_name = interleaved({str(case): timer for case, timer in timers.items()}, rounds, warm_up=2)
-    return rows_of({case: by_name[str(case)] for case in timers}, found.gpu, found.sms)
+    return table_of({case: by_name[str(case)] for case in timers}, found.gpu, found.sms)
 
 
 def _launch(case: Case, memory: Any, ctas: int) -> None:
@@ -151,22 +125,17 @@ def _launch(case: Case, memory: Any, ctas: int) -> None:
     add_tiles[(ctas,)](memory, *case.arguments(ctas), STEPS, OPERATION=operation, BLOCK=BLOCK, num_warps=case.warps)
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
+def write(path: Path, rows: pd.DataFrame) -> None:
     """The table as CSV."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(Row)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(asdict(row) for row in rows)
+    rows.to_csv(path, index=False, lineterminator="\n")
 
 
-def read(path: Path) -> list[Row]:
+def read(path: Path) -> pd.DataFrame:
     """What `write` wrote; ValueError for what is no such table."""
-    types = {f.name: {"str": str, "int": int, "float": float}[str(f.type)] for f in fields(Row)}
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        if reader.fieldnames != list(types):
-            raise ValueError(f"{path} has not the columns of a table of additions")
-        return [Row(**{name: types[name](text) for name, text in line.items()}) for line in reader]
+    rows = pd.read_csv(path)
+    if tuple(rows) != COLUMNS:
+        raise ValueError(f"{path} has not the columns of a table of additions")
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -181,8 +150,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows = measure(args.rounds)
     args.out.mkdir(parents=True, exist_ok=True)
     write(args.out / FILE, rows)
-    shown = [{k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(row).items() if k != "gpu"} for row in rows]
-    table(f"fp32 additions on {rows[0].gpu}", shown)
+    lines = rows.drop(columns="gpu").to_dict("records")
+    shown = [{name: f"{cell:.4g}" if isinstance(cell, float) else cell for name, cell in line.items()} for line in lines]
+    table(f"fp32 additions on {rows['gpu'].iloc[0]}", shown)
     return 0
 
 

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from benchmarks import red_throughput
 from dash_inductor.commands import calibrate
 from dash_inductor.rewrite.cache_key import sources_digest
@@ -50,13 +52,14 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
         raise ValueError(f"{out} is one of the folders that are merged: name another one by --out")
     environments = {folder: environment_of(folder) for folder in folders}
     agree(environments)
-    table = merged_rows(folders, environments)
+    cells = merged_rows(folders, environments)
+    table = rows.typed(cells)
     additions = only_one(folders, red_throughput.FILE)
-    measured = [] if additions is None else red_throughput.read(additions)
+    added = None if additions is None else red_throughput.read(additions)
     timings = merged_timings(folders)
     costs = None if timings is None else merged_costs(folders, *timings)
     summary = "".join(f"{folder.name}:\n{(folder / SUMMARY).read_text(encoding='utf-8')}" for folder in folders)
-    if not table and additions is None and timings is None:
+    if table.empty and additions is None and timings is None:
         raise ValueError(f"nothing was measured in {', '.join(map(str, folders))}")
 
     out.mkdir(parents=True, exist_ok=True)
@@ -66,8 +69,8 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
     written[0].write_text(summary, encoding="utf-8")
     each = {folder.name: found for folder, found in environments.items()}
     written[1].write_text(json.dumps(each, indent=2) + "\n", encoding="utf-8")
-    if table:
-        rows.append(out / runner.FILE, table)
+    if len(table):
+        cells.to_csv(out / runner.FILE, index=False, lineterminator="\n")
         written += [out / runner.FILE, *plot(overview(table), out)]
     if additions is not None:
         (out / red_throughput.FILE).write_bytes(additions.read_bytes())
@@ -79,7 +82,7 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
     if costs is not None:
         (out / COSTS).write_text(costs, encoding="utf-8")
         written.append(out / COSTS)
-    text = report_md.report(environments=each, summary=summary, rows=table, additions=measured, costs=costs)
+    text = report_md.report(environments=each, summary=summary, rows=table, additions=added, costs=costs)
     (out / REPORT).write_text(text, encoding="utf-8")
     return [*written, out / REPORT]
 
@@ -106,26 +109,25 @@ def agree(environments: Mapping[Path, Mapping[str, Any]]) -> None:
                 raise ValueError(f"{first} and {other} do not go together: {name} is {one} and {two}")
 
 
-def merged_rows(folders: Sequence[Path], environments: Mapping[Path, Mapping[str, Any]]) -> list[rows.Row]:
-    """The rows of all, each run's together; one that was not run gives way to one that was. ValueError where two were."""
-    found: dict[tuple[str, str, str], tuple[Path, rows.Row]] = {}
-    for folder in folders:
-        path = folder / runner.FILE
-        for row in rows.read(path) if path.exists() else []:
-            for name in ("gpu", "sms", "torch", "triton"):
-                if getattr(row, name) != environments[folder][name]:
-                    raise ValueError(
-                        f"{path} has rows of {name} {getattr(row, name)}, and the folder is of {environments[folder][name]}"
-                    )
-            key = row.run, row.shape, row.contender
-            if key in found and not row.status.startswith(NOT_RUN) and not found[key][1].status.startswith(NOT_RUN):
-                raise ValueError(
-                    f"{row.contender} at {row.shape} of run {row.run!r} was measured twice, in {found[key][0]} and {path}"
-                )
-            if key not in found or not row.status.startswith(NOT_RUN):
-                found[key] = path, row
-    runs = list(dict.fromkeys(run for run, _, _ in found))
-    return sorted((row for _, row in found.values()), key=lambda row: runs.index(row.run))
+def merged_rows(folders: Sequence[Path], environments: Mapping[Path, Mapping[str, Any]]) -> pd.DataFrame:
+    """The text of all rows, each run's together; one that was not run gives way to one that was. ValueError where two were."""
+    tables = [pd.DataFrame(columns=[*rows.NAMES, "path"], dtype="string")]
+    for path in (folder / runner.FILE for folder in folders if (folder / runner.FILE).exists()):
+        table = rows.read_text(path).assign(path=str(path))
+        for name in ("gpu", "sms", "torch", "triton"):
+            own = str(environments[path.parent][name])
+            for other in table.loc[table[name] != own, name].head(1):
+                raise ValueError(f"{path} has rows of {name} {other}, and the folder is of {own}")
+        tables.append(table)
+    table, key = pd.concat(tables, ignore_index=True), ["run", "shape", "contender"]
+    table["waits"] = table["status"].str.startswith(NOT_RUN)
+    table["of_run"], table["place"] = (table.groupby(columns, sort=False).ngroup() for columns in ("run", key))
+    measured = table[~table["waits"]]
+    for _, rival in measured[measured.duplicated(key)].head(1).iterrows():
+        (path, *_) = measured.loc[measured["place"] == rival["place"], "path"]
+        what = f"{rival['contender']} at {rival['shape']} of run {rival['run']!r}"
+        raise ValueError(f"{what} was measured twice, in {path} and {rival['path']}")
+    return table.sort_values("waits", kind="stable").drop_duplicates(key).sort_values(["of_run", "place"])[rows.NAMES]
 
 
 def only_one(folders: Sequence[Path], name: str) -> Path | None:
@@ -165,13 +167,10 @@ def merged_costs(folders: Sequence[Path], session: calibrate.Session, launches: 
     return calibrate.cost_file(session, fitted) if fitted else None
 
 
-def overview(table: Sequence[rows.Row]) -> list[rows.Row]:
+def overview(table: pd.DataFrame) -> pd.DataFrame:
     """What pictures are drawn of: a point of the table, else of what other run has it."""
-    found: dict[tuple[str, str], rows.Row] = {}
-    for row in sorted(table, key=lambda row: row.run != "table"):
-        if row.ok and row.median_ms is not None:
-            found.setdefault((row.shape, row.contender), row)
-    return list(found.values())
+    timed = table[(table["status"] == rows.OK) & table["median_ms"].notna()]
+    return timed.sort_values("run", key=lambda runs: runs != "table", kind="stable").drop_duplicates(["shape", "contender"])
 
 
 if __name__ == "__main__":

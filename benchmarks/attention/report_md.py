@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.red_throughput import Row as Addition
+import numpy as np
+import pandas as pd
+
 from dash_inductor.devices import key_for
 from dash_inductor.devices.cost_files import numbers_of, tomllib
 
-from .report import has_order, targets
-from .rows import Row
+from .report import has_order, shown, targets
+from .rows import OK
 
 EXPECTED = ("ok", "not available: ", "refused: ", "left out: ")  # what needs nobody's attention
 # run -> (title, what it is asked for)
@@ -36,23 +38,20 @@ def report(
     *,
     environments: Mapping[str, Mapping[str, Any]],
     summary: str,
-    rows: Sequence[Row],
-    additions: Sequence[Addition],
+    rows: pd.DataFrame,
+    additions: pd.DataFrame | None,
     costs: str | None,
 ) -> str:
-    """The text. `costs` is a cost file."""
+    """The text. `rows` is a table of benchmarks.attention, `additions` one of benchmarks.red_throughput, `costs` a cost file."""
     gpu = next(iter(environments.values()))["gpu"]
     parts = [f"# First run on {gpu}", _wrong(rows), _stages(summary), _targets(rows)]
-    labels = [*RUNS, *dict.fromkeys(row.run for row in rows if row.run not in RUNS)]
-    for label in labels:
-        own = [row for row in rows if row.run == label]
-        if own:
-            parts.append(_run(label, own))
+    runs = {str(label): own for label, own in rows.groupby("run", sort=False)}
+    parts += [_run(label, runs[label]) for label in dict.fromkeys((*RUNS, *runs)) if label in runs]
     parts += [_predictions(rows), _costs(gpu, environments, costs), _additions(additions), _environments(environments)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def markdown(lines: Sequence[Mapping[str, object]]) -> str:
+def markdown(lines: pd.DataFrame | Sequence[Mapping[str, object]]) -> str:
     """A table of rows that share their keys.
 
     >>> print(markdown([{"a": 1, "b": "x|y"}]))
@@ -60,105 +59,80 @@ def markdown(lines: Sequence[Mapping[str, object]]) -> str:
     | --- | --- |
     | 1 | x\\|y |
     """
-    names = list(lines[0])
-    cells = [names, ["---"] * len(names), *([str(line[name]).replace("|", "\\|") for name in names] for line in lines)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in cells)
+    table = pd.DataFrame(lines, dtype=object)
+    lines_of_cells = (table.columns, ["---"] * len(table.columns), *table.to_numpy())
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines_of_cells)
 
 
-def _wrong(rows: Sequence[Row]) -> str:
+def _wrong(rows: pd.DataFrame) -> str:
     """Statuses that need attention: the same one of several shapes in one line."""
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for row in rows:
-        if not row.status.startswith(EXPECTED):
-            found.setdefault((row.run, row.contender, row.status), []).append(row.shape)
+    wrong = rows[~rows["status"].str.startswith(EXPECTED)]
+    lines = wrong.groupby(["run", "contender", "status"], sort=False)["shape"].agg(", ".join).rename("shapes").reset_index()
     # What is wrong before what could not run, and that before what there was no time for.
-    order = ("wrong", "not deterministic", "failed", "not run")
-    lines = [
-        {"run": run, "contender": contender, "status": status, "shapes": ", ".join(shapes)}
-        for (run, contender, status), shapes in sorted(
-            found.items(), key=lambda item: next((n for n, start in enumerate(order) if item[0][2].startswith(start)), -1)
-        )
-    ]
-    return "## What went wrong\n\n" + (markdown(lines) if lines else "No row says so.")
+    order = {start: n for n, start in enumerate(("wrong", "not deterministic", "failed", "not run"))}
+    lines = lines.sort_values("status", key=lambda status: status.str.partition(":")[0].map(order).fillna(-1), kind="stable")
+    return "## What went wrong\n\n" + (markdown(lines) if len(lines) else "No row says so.")
 
 
 def _stages(summary: str) -> str:
     return f"## Stages\n\n```\n{summary.rstrip()}\n```\n\nWhich tests failed stands in the log.txt of the stage's folder."
 
 
-def _targets(rows: Sequence[Row]) -> str:
+def _targets(rows: pd.DataFrame) -> str:
     """Those of the table, or of a glance where there is none."""
-    label = next((label for label in ("table", "glance") if any(row.run == label and row.ok for row in rows)), None)
+    timed = set(rows.loc[rows["status"] == OK, "run"])
+    label = next((label for label in ("table", "glance") if label in timed), None)
     if label is None:
         return ""
-    held = [{**line, "": line[""] or "-"} for line in targets([row for row in rows if row.run == label])]
+    held = [{**line, "": line[""] or "-"} for line in targets(rows[rows["run"] == label])]
     return f"## Targets, by the run `{label}`\n\n{markdown(held)}"
 
 
-def _run(label: str, rows: Sequence[Row]) -> str:
+def _run(label: str, rows: pd.DataFrame) -> str:
     title, asked = RUNS.get(label, (label, ""))
-    baseline = rows[0].baseline
-    names = [
-        name for name in dict.fromkeys(row.contender for row in rows) if any(_timed(row) for row in rows if row.contender == name)
-    ]
     parts = [f"## {title}", asked]
-    if not names:
+    timed = rows[rows["median_ms"].notna()]
+    if timed.empty:
         return "\n\n".join(filter(None, [*parts, "Nothing was timed."]))
+    baseline = rows["baseline"].iloc[0]
     parts.append(
         f"TFLOPS, and how many times as fast as `{baseline}` in the same rounds; * marks the fastest whose gradients are right."
     )
-    parts.append(markdown([_line(shape, rows, names) for shape in dict.fromkeys(row.shape for row in rows)]))
-    prices = [{"shape": row.shape, "price": _ratio(row, "price"), "schedule": row.schedule} for row in rows if _price(row)]
-    if prices:
+    right = timed[(timed["status"] == OK) & (timed["contender"] != "ours-unordered")]
+    best = set(right.groupby("shape")["tflops"].idxmax())
+    cells = rows.assign(cell=[_cell(row, row.Index in best) for row in rows.itertuples()])
+    names = [name for name in rows["contender"].unique() if name in set(timed["contender"])]
+    lines = cells.pivot(index="shape", columns="contender", values="cell").loc[rows["shape"].unique(), names].fillna("")
+    parts.append(markdown(lines.reset_index()))
+    prices = rows[(rows["contender"] == "ours") & rows["price"].notna() & has_order(rows)]
+    if len(prices):
         parts.append("Time of `ours` over that of `ours-unordered` (median, p20 .. p80):")
-        parts.append(markdown(prices))
+        parts.append(markdown([{name: line[name] for name in ("shape", "price", "schedule")} for line in shown(prices)]))
     return "\n\n".join(filter(None, parts))
 
 
-def _line(shape: str, rows: Sequence[Row], names: Sequence[str]) -> dict[str, object]:
-    own = {row.contender: row for row in rows if row.shape == shape}
-    right = {name: row.tflops or 0.0 for name, row in own.items() if _timed(row) and row.ok and name != "ours-unordered"}
-    best = max(right, key=right.__getitem__, default=None)
-
-    def cell(name: str) -> str:
-        row = own.get(name)
-        if row is None or not _timed(row):
-            return "" if row is None else row.status.partition(":")[0]
-        speedup = "" if row.speedup is None else f" ({row.speedup:.2f}x)"
-        tflops = row.tflops or 0.0
-        marks = ("*" if name == best else "") + ("" if row.ok else " " + row.status.partition(":")[0])
-        return f"{tflops:.{0 if tflops >= 10 else 2}f}{speedup}{marks}"
-
-    return {"shape": shape, **{name: cell(name) for name in names}}
+def _cell(row: Any, best: bool) -> str:
+    """TFLOPS of a row that was timed, with its marks; the first words of the status of another."""
+    status = "" if row.status == OK else row.status.partition(":")[0]
+    if pd.isna(row.median_ms):
+        return status
+    speedup = "" if pd.isna(row.speedup) else f" ({row.speedup:.2f}x)"
+    return f"{row.tflops:.{0 if row.tflops >= 10 else 2}f}{speedup}{'*' if best else ''}{status and ' ' + status}"
 
 
-def _timed(row: Row) -> bool:
-    return row.median_ms is not None
-
-
-def _price(row: Row) -> bool:
-    return row.contender == "ours" and row.price is not None and has_order(row)
-
-
-def _ratio(row: Row, name: str) -> str:
-    return "{:.3f} ({:.3f} .. {:.3f})".format(*(getattr(row, f"{name}{which}") for which in ("", "_p20", "_p80")))
-
-
-def _predictions(rows: Sequence[Row]) -> str:
+def _predictions(rows: pd.DataFrame) -> str:
     """The cost model as it was, held against what was measured; the farthest off first."""
-    lines: dict[tuple[str, str], tuple[float, dict[str, object]]] = {}
-    for row in rows:
-        if row.ok and row.median_ms and row.predicted_ms:
-            off = row.median_ms / row.predicted_ms
-            lines.setdefault(
-                (row.shape, row.schedule),
-                (off, {"shape": row.shape, "schedule": row.schedule, "measured ms": f"{row.median_ms:.3f}",
-                       "predicted ms": f"{row.predicted_ms:.3f}", "measured / predicted": f"{off:.2f}"}),
-            )  # fmt: skip
-    if not lines:
+    own = rows[(rows["status"] == OK) & (rows["median_ms"] > 0) & (rows["predicted_ms"] > 0)].drop_duplicates(["shape", "schedule"])
+    if own.empty:
         return ""
-    farthest = sorted(lines.values(), key=lambda found: max(found[0], 1 / found[0]), reverse=True)
-    return "## The cost model's predictions, the farthest off first\n\n" + markdown([line for _, line in farthest])
+    ratio = own["median_ms"] / own["predicted_ms"]
+    farthest = np.log(ratio).abs().sort_values(ascending=False, kind="stable").index
+    lines = [
+        {"shape": row.shape, "schedule": row.schedule, "measured ms": f"{row.median_ms:.3f}",
+         "predicted ms": f"{row.predicted_ms:.3f}", "measured / predicted": f"{row.ratio:.2f}"}
+        for row in own.assign(ratio=ratio).loc[farthest].itertuples()
+    ]  # fmt: skip
+    return "## The cost model's predictions, the farthest off first\n\n" + markdown(lines)
 
 
 def _costs(gpu: str, environments: Mapping[str, Mapping[str, Any]], costs: str | None) -> str:
@@ -184,13 +158,13 @@ def _flat(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _additions(additions: Sequence[Addition]) -> str:
-    if not additions:
+def _additions(additions: pd.DataFrame | None) -> str:
+    if additions is None:
         return ""
     lines = [
         {"pattern": row.pattern, "operation": row.operation, "CTAs": f"{row.ctas_per_sm} per SM of {row.warps} warps",
          "TB/s": f"{row.tb_per_s:.2f}", "of plain stores": f"{row.ratio:.2f}"}
-        for row in additions
+        for row in additions.itertuples()
     ]  # fmt: skip
     return "## fp32 additions in L2\n\n" + markdown(lines)
 

@@ -1,11 +1,18 @@
-"""One row per shape and contender: the one schema of every table here, written as it comes, read back with its types."""
+"""One row per shape and contender: the one schema of every table here, written as it comes, read back with its types.
+
+A table is a data frame whose columns are the fields of Row. A number or bool that was not measured, or does not apply, is missing
+(NA or NaN); text is "" there.
+"""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Iterable, Sequence
+import io
+import os
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+
+import pandas as pd
 
 OK = "ok"
 
@@ -68,35 +75,70 @@ class Row:
     sm_mhz: int | None = None
     times_ms: tuple[float, ...] = ()
 
-    @property
-    def ok(self) -> bool:
-        return self.status == OK
+
+_KINDS = {f.name: str(f.type) for f in fields(Row)}
+NAMES = list(_KINDS)
+_HEADER = ",".join(NAMES).encode() + b"\n"
+_BOOLS = {"True": True, "False": False}.__getitem__
+# Kind -> a column of that kind, from the text of its cells; raises for what is none.
+_TYPED: dict[str, Callable[[pd.Series], pd.Series]] = {
+    "str": lambda cells: cells.fillna(""),
+    "int": lambda cells: cells.astype("int64"),
+    "int | None": lambda cells: cells.astype("Int64"),
+    "float | None": lambda cells: cells.astype("float64"),
+    "bool": lambda cells: cells.map(_BOOLS).astype("boolean"),
+    "bool | None": lambda cells: cells.map(_BOOLS, na_action="ignore").astype("boolean"),
+    "tuple[float, ...]": lambda cells: cells.fillna("").map(lambda text: tuple(map(float, text.split()))),
+}
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:
-    """Writes rows to the end of a file, below the header if it is new; ValueError if its columns are others."""
-    names = [f.name for f in fields(Row)]
-    new = not path.exists() or not path.stat().st_size
-    if not new and _header(path) != names:
+    """Writes rows to the end of a file, below the header if it is new; ValueError if its columns are others.
+
+    A last row that was cut off, since a process ended while it wrote, is overwritten.
+    """
+    path.touch()
+    data = path.read_bytes()
+    if not data.startswith(_HEADER) and not _HEADER.startswith(data):
         raise ValueError(f"{path} has other columns than this version writes: give another folder")
-    with path.open("a", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        if new:
-            writer.writerow(names)
-        writer.writerows([_text(value) for value in asdict(row).values()] for row in rows)
+    end = len(_whole_rows(data))
+    os.truncate(path, end)
+    _cells(rows).to_csv(path, mode="a", header=not end, index=False, lineterminator="\n")
 
 
-def read(path: Path) -> list[Row]:
-    """The rows of a file; ValueError, naming the column, for what is no row."""
-    if _header(path) != [f.name for f in fields(Row)]:
+def read(path: Path) -> pd.DataFrame:
+    """The table in a file, but for a last row that was cut off; ValueError, naming the column, for what is none."""
+    return typed(read_text(path))
+
+
+def read_text(path: Path) -> pd.DataFrame:
+    """As `read`, but the text of every cell, "" of an empty one."""
+    data = _whole_rows(path.read_bytes())
+    if not data.startswith(_HEADER):
         raise ValueError(f"{path} has not the columns of an attention table")
-    with path.open(newline="", encoding="utf-8") as file:
-        return [Row(**{name: _value(name, text) for name, text in line.items()}) for line in csv.DictReader(file)]  # type: ignore[arg-type]
+    return pd.read_csv(io.BytesIO(data), dtype="string", keep_default_na=False)
 
 
-def _header(path: Path) -> Sequence[str]:
-    with path.open(newline="", encoding="utf-8") as file:
-        return next(csv.reader(file), [])
+def typed(cells: pd.DataFrame) -> pd.DataFrame:
+    """The table whose cells have this text; ValueError, naming the column, for a cell of another type."""
+    cells = cells.replace("", pd.NA)
+    table = cells.copy()
+    for name, kind in _KINDS.items():
+        try:
+            table[name] = _TYPED[kind](cells[name])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"column {name}: {error}") from None
+    return table
+
+
+def table_of(rows: Iterable[Row]) -> pd.DataFrame:
+    """What `read` gives of a file with these rows."""
+    return typed(_cells(rows))
+
+
+def _cells(rows: Iterable[Row]) -> pd.DataFrame:
+    cells = [[_text(value) for value in asdict(row).values()] for row in rows]
+    return pd.DataFrame(cells, columns=NAMES, dtype="string")
 
 
 def _text(value: object) -> str:
@@ -107,20 +149,9 @@ def _text(value: object) -> str:
     return "" if value is None else str(value)
 
 
-_TYPES = {f.name: str(f.type) for f in fields(Row)}
-
-
-def _value(name: str, text: str) -> object:
-    kind = _TYPES[name]
-    if kind.endswith("| None") and not text:
-        return None
-    try:
-        if kind.startswith("tuple"):
-            return tuple(map(float, text.split()))
-        if kind.startswith("bool"):
-            return {"True": True, "False": False}[text]
-        if kind.startswith("int"):
-            return int(text)
-        return float(text) if kind.startswith("float") else text
-    except (ValueError, KeyError):
-        raise ValueError(f"column {name}: {text!r} is not {kind}") from None
+def _whole_rows(data: bytes) -> bytes:
+    """A file's bytes up to its last row that has an end; a line that ends inside quotes ends no row."""
+    end = data.rfind(b"\n") + 1
+    while data.count(b'"', 0, end) % 2:
+        end = data.rfind(b"\n", 0, end - 1) + 1
+    return data[:end]

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
 from pathlib import Path
@@ -113,9 +113,9 @@ def command(
     lost = run(shapes, contenders, rounds=args.rounds, label=args.label, baseline=baseline, pace=pace, path=path)
     if lost is not None:
         _go_on(args, module, lost, contenders, pace)
-    rows = read(path)[before:]
+    rows = read(path).iloc[before:]
     if args.json:
-        print(json.dumps([asdict(row) for row in rows], indent=2))
+        print(json.dumps(rows.astype(object).where(rows.notna(), None).to_dict("records"), indent=2))
     else:
         show(rows)
     _say(f"written: {path}")

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
 
 
-@dataclass(frozen=True)
-class Summary:
+class Summary(NamedTuple):
     median: float
     p20: float
     p80: float
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Quantiles with linear interpolation between order statistics; ValueError without values.
-
-    >>> summary([5, 1, 2, 4, 3])
-    Summary(median=3, p20=1.8, p80=4.2)
-    """
+    """Quantiles with linear interpolation between order statistics; ValueError without values."""
     if not values:
         raise ValueError("values must not be empty")
-    if len(values) == 1:
-        return Summary(values[0], values[0], values[0])
-    p20, *_, p80 = statistics.quantiles(values, n=5, method="inclusive")
-    return Summary(statistics.median(values), p20, p80)
+    return Summary(*np.quantile(values, Summary(0.5, 0.2, 0.8)).tolist())
+
+
+def named(name: str, values: Sequence[float]) -> dict[str, float]:
+    """The summary as cells of a row: `name` is the median, `name`_p20 and `name`_p80 are the quantiles."""
+    return dict(zip((name, f"{name}_p20", f"{name}_p80"), summary(values), strict=True))
 
 
 def ratios(times: Sequence[float], others: Sequence[float]) -> list[float]:

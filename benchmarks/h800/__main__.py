@@ -1,4 +1,7 @@
-"""Fits the cost model to FlashAttention-3 with the DASH schedules, measured on an H800, and says how well it holds."""
+"""Fits the cost model to FlashAttention-3 with the DASH schedules, measured on an H800, and says how well it holds.
+
+It models the paper's machine and the DASH authors' kernel, not ours, whose constants stand in dash_inductor/devices.
+"""
 
 from __future__ import annotations
 

@@ -2,66 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 import numpy as np
+import pandas as pd
+from scipy.optimize import least_squares
 
-from .constants import Constants, priors
+from .constants import Constants, Prior, priors
 from .makespan import Floats
-from .measurements import HEAD_DIMS, Measurement
+from .measurements import HEAD_DIMS
 from .model import Fits, total_ms
 from .surface import makespans
 
 MEASUREMENT_ERROR = 0.02  # relative; ascending and descending are the same schedule under a full mask and differ by as much
-DIFFERENCE = 1e-4  # of the logarithm of a constant, for derivatives
-ITERATIONS = 50
-CONVERGED = 1e-9  # relative gain of an iteration
 
 
-def fit(measurements: Sequence[Measurement]) -> Fits:
+def fit(measured: pd.DataFrame) -> Fits:
     """Constants of every head dim. All logarithms are normally distributed: positive constants, relative errors."""
-    return {d: _fit([m for m in measurements if m.cell.head_dim == d], d) for d in HEAD_DIMS}
+    return {d: _fit(measured[measured["head_dim"] == d], priors(d)) for d in HEAD_DIMS}
 
 
-def fit_without(measurements: Sequence[Measurement], seqlen: int) -> Fits:
-    """The fit to all other lengths."""
-    return fit([m for m in measurements if m.cell.seqlen != seqlen])
+def _fit(measured: pd.DataFrame, expected: Mapping[str, Prior]) -> Constants:
+    """Least squares in the distance of each constant's logarithm from its prior, in spreads."""
+    center = np.log([prior.center for prior in expected.values()])
+    spread = np.array([prior.spread for prior in expected.values()])
+
+    def constants(distances: Floats) -> Constants:
+        return Constants(**dict(zip(expected, np.exp(center + spread * distances).tolist(), strict=True)))
+
+    def residuals(distances: Floats) -> Floats:
+        return np.append(log_errors(measured, constants(distances)) / MEASUREMENT_ERROR, distances)
+
+    return constants(least_squares(residuals, np.zeros(len(expected)), method="lm").x)
 
 
-def _fit(measurements: Sequence[Measurement], head_dim: int) -> Constants:
-    """Levenberg-Marquardt on the logarithms of the constants."""
-    expected = priors(head_dim)
-    center = np.log([p.center for p in expected.values()])
-    spread = np.array([p.spread for p in expected.values()])
-
-    def constants(logs: Floats) -> Constants:
-        return Constants(**dict(zip(expected, np.exp(logs).tolist(), strict=True)))
-
-    def residuals(logs: Floats) -> Floats:
-        return np.append(errors(measurements, constants(logs)) / MEASUREMENT_ERROR, (logs - center) / spread)
-
-    logs, damping = center, 1e-2
-    current = residuals(logs)
-    for _ in range(ITERATIONS):
-        jacobian = np.stack([(residuals(logs + step) - current) / DIFFERENCE for step in DIFFERENCE * np.eye(len(logs))], axis=1)
-        normal = jacobian.T @ jacobian
-        moved = logs - np.linalg.solve(normal + damping * np.diag(normal.diagonal()), jacobian.T @ current)
-        proposed = residuals(moved)
-        gain = current @ current - proposed @ proposed
-        if gain <= 0:
-            damping *= 5
-            continue
-        logs, current, damping = moved, proposed, damping / 5
-        if gain < CONVERGED * (current @ current):
-            break
-    return constants(logs)
-
-
-def errors(measurements: Sequence[Measurement], constants: Constants) -> Floats:
-    """Logarithm of modelled over measured time, the model interpolated between simulations."""
-    cells = [m.cell for m in measurements]
+def log_errors(measured: pd.DataFrame, constants: Constants) -> Floats:
+    """Logarithm of modelled over measured time of each row, the model interpolated between simulations."""
+    cells = list(measured["cell"])
     step = np.array([constants.step_of(cell) for cell in cells])
     overhead = np.array([constants.overhead_of(cell) for cell in cells])
     kernel = step * makespans(cells, constants.hop / step, overhead / step, constants.jitter)
     modelled = total_ms(kernel, np.array([float(cell.flop) for cell in cells]), constants)
-    return np.log(modelled / np.array([m.ms for m in measurements]))
+    return np.log(modelled / measured["ms"].to_numpy())

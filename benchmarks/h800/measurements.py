@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+
+import pandas as pd
 
 SCHEDULES = ("ascending", "descending", "descending_persistent", "shift_persistent", "shift")
 HEAD_DIMS = (64, 128)
@@ -35,21 +36,12 @@ class Cell:
         return 10 * TOKENS * self.seqlen * HIDDEN // (2 if self.causal else 1)
 
 
-@dataclass(frozen=True)
-class Measurement:
-    """A row of the file: the time of one backward in ms."""
-
-    cell: Cell
-    ms: float
-
-
-def load(path: Path = FILE) -> list[Measurement]:
-    """The rows of the file, in its order."""
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    return [
-        Measurement(Cell(r["schedule"], int(r["head_dim"]), r["causal"] == "True", int(r["seqlen"])), float(r["ms"])) for r in rows
-    ]
+def load() -> pd.DataFrame:
+    """The file: schedule, head_dim, causal, seqlen, `ms` of one backward and tflops; and in the column `cell` the row's Cell."""
+    table = pd.read_csv(FILE)
+    keys = table[["schedule", "head_dim", "causal", "seqlen"]].itertuples(index=False)
+    table["cell"] = pd.Series([Cell(*key) for key in keys], dtype=object)
+    return table
 
 
 def cells(lengths: tuple[int, ...] = LENGTHS) -> list[Cell]:

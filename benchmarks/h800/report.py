@@ -7,8 +7,8 @@ from dataclasses import fields
 from dash_inductor.commands.console import table
 
 from .constants import Constants
-from .evaluation import Evaluation, Times, errors, mean_error, mean_regret, picks
-from .measurements import SCHEDULES, Cell
+from .evaluation import CASE, Evaluation, errors, picks
+from .measurements import SCHEDULES
 
 SHORT = dict(zip(SCHEDULES, ("asc", "desc", "desc P", "shift P", "shift"), strict=True))
 IN_US = ("fixed", "chain", "launch", "step", "hop")
@@ -17,8 +17,8 @@ IN_US = ("fixed", "chain", "launch", "step", "hop")
 def show(evaluation: Evaluation) -> None:
     """Print what was fitted and how well it holds."""
     table("Constants", _constants(evaluation))
-    table("Error, in sample, % (P: persistent)", _cells(evaluation, evaluation.in_sample))
-    table("Error, length left out of the fit, %", _cells(evaluation, evaluation.left_out))
+    table("Error, in sample, % (P: persistent)", _cells(evaluation, "in_sample"))
+    table("Error, length left out of the fit, %", _cells(evaluation, "left_out"))
     table("Means, %", _means(evaluation))
 
 
@@ -30,24 +30,23 @@ def _constants(evaluation: Evaluation) -> list[dict[str, str]]:
     ]
 
 
-def _cells(evaluation: Evaluation, predicted: Times) -> list[dict[str, object]]:
-    error = errors(evaluation.measurements, predicted)
-    rows = []
-    for pick in picks(evaluation.measurements, predicted):
-        row: dict[str, object] = {"cell": f"{pick.head_dim} {'causal' if pick.causal else 'full'} {pick.seqlen}"}
-        for schedule in SCHEDULES:
-            cell = Cell(schedule, pick.head_dim, pick.causal, pick.seqlen)
-            row[SHORT[schedule]] = f"{100 * error[cell]:+.1f}"
-        rows.append(row | {"pick": SHORT[pick.schedule], "regret": f"{100 * pick.regret:.1f}"})
-    return rows
+def _cells(evaluation: Evaluation, name: str) -> list[dict[str, str]]:
+    rows = evaluation.table.assign(error=100 * errors(evaluation.table, name))
+    by_schedule = rows.pivot(index=CASE, columns="schedule", values="error")[list(SHORT)].itertuples(index=False)
+    return [
+        {"cell": f"{pick['head_dim']} {'causal' if pick['causal'] else 'full'} {pick['seqlen']}"}
+        | {short: f"{error:+.1f}" for short, error in zip(SHORT.values(), line, strict=True)}
+        | {"pick": SHORT[pick["schedule"]], "regret": f"{100 * pick['regret']:.1f}"}
+        for (_, pick), line in zip(picks(rows, name).iterrows(), by_schedule, strict=True)  # both sorted by CASE
+    ]
 
 
-def _means(evaluation: Evaluation) -> list[dict[str, object]]:
+def _means(evaluation: Evaluation) -> list[dict[str, str]]:
     rows = []
-    for seqlen in (*evaluation.lengths, None):
-        row: dict[str, object] = {"length": seqlen or "all"}
-        for name, predicted in (("in sample", evaluation.in_sample), ("left out", evaluation.left_out)):
-            row[f"error {name}"] = f"{100 * mean_error(evaluation.measurements, predicted, seqlen):.2f}"
-            row[f"regret {name}"] = f"{100 * mean_regret(evaluation.measurements, predicted, seqlen):.2f}"
-        rows.append(row)
+    for seqlen, part in (*evaluation.table.groupby("seqlen"), ("all", evaluation.table)):
+        means = {"length": str(seqlen)}
+        for title, name in (("in sample", "in_sample"), ("left out", "left_out")):
+            means[f"error {title}"] = f"{100 * errors(part, name).abs().mean():.2f}"
+            means[f"regret {title}"] = f"{100 * picks(part, name)['regret'].mean():.2f}"
+        rows.append(means)
     return rows

@@ -64,7 +64,7 @@ def test_bits_do_not_depend_on_the_interleaving(settings, mask, sizes, sms, plac
     heads_in_flight = decision.heads_in_flight
     passes = place_heads(
         decision.family, geometry, decision.roles, heads=batch * kv_heads, heads_in_flight=heads_in_flight
-    ).schedule.passes
+    ).order.passes
     assert (decision.family, decision.roles, decision.heads_in_flight, passes) == placed
     for seed, result in zip(SEEDS, results, strict=True):
         for name, grad, first in zip(("dq", "dk", "dv"), result, results[0], strict=True):

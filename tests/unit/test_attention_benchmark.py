@@ -1,56 +1,35 @@
 """The attention benchmark without a GPU: shapes, statistics, the reference, verdicts, the table and its pictures."""
 
 import math
-import random
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-import numpy
+import pandas
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_results import COMMON, STOCK, TINY, flagship_rows, result
 
 from benchmarks.attention import contenders as who
 from benchmarks.attention import plot as pictures
 from benchmarks.attention import runner
 from benchmarks.attention.__main__ import main
-from benchmarks.attention.environment import Environment
 from benchmarks.attention.inputs import Reference, random_inputs
-from benchmarks.attention.measure import (
-    ERROR_FACTOR,
-    FIXED_ERROR,
-    Result,
-    allowed_error,
-    judged,
-    same_bits,
-)
-from benchmarks.attention.report import not_run, rows_of, targets
-from benchmarks.attention.rows import OK, Row, append, read
+from benchmarks.attention.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
+from benchmarks.attention.report import not_run, rows_of, shown, targets
+from benchmarks.attention.rows import OK, append, read, table_of
 from benchmarks.attention.samples import interleaved, ratios, summary
-from benchmarks.attention.shapes import HIDDEN, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
-from dash_inductor.decision import Decision
-
-HOPPER = Environment("NVIDIA H100", 132, "580.1", "2.11.0", "3.6.0")
-COMMON = {"run": "test", "environment": HOPPER, "baseline": who.BASELINE}
-TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)
-STOCK = who.contenders()
+from benchmarks.attention.shapes import HIDDEN, MODELS, QUICK, SHAPES, SWEEP, TOKENS
 
 
-def multiplications(shape: Shape) -> int:
-    """Of the backward, matmul by matmul: q k^T, do v^T, p^T do, ds^T q, ds k."""
-    s, d = shape.length, shape.head_dim
-    one_head = sum(rows * columns * inner for rows, columns, inner in ((s, s, d), (s, s, d), (s, d, s), (s, d, s), (s, d, s)))
-    return shape.batch * shape.heads * one_head
-
-
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
-def test_flop(shape):
-    assert shape.flop * (2 if shape.causal else 1) == 2 * multiplications(shape)
-
-
-def test_flop_of_the_flagship():
+def test_flop():
     assert SHAPES[0].name == "d128-causal-8192"
     assert SHAPES[0].flop == 1_374_389_534_720  # 5 * 2 * (2 * 16 heads) * 8192^2 * 128 / 2
+    for shape in SHAPES:
+        s, d = shape.length, shape.head_dim
+        matmuls = ((s, s, d), (s, s, d), (s, d, s), (s, d, s), (s, d, s))  # q k^T, do v^T, p^T do, ds^T q, ds k
+        multiplications = shape.batch * shape.heads * sum(map(math.prod, matmuls))
+        assert shape.flop * (2 if shape.causal else 1) == 2 * multiplications, shape
 
 
 def test_the_sweep():
@@ -71,16 +50,18 @@ def test_shapes_that_are_none(change, message):
         replace(TINY, **change)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 20, 101])
-def test_summary(count):
-    generator = random.Random(count)
-    values = [generator.lognormvariate(0, 1) for _ in range(count)]
-    found = summary(values)
-    expected = numpy.quantile(values, [0.5, 0.2, 0.8])
-    assert [found.median, found.p20, found.p80] == pytest.approx(list(expected), rel=1e-12)
-
-
-def test_summary_of_nothing():
+@pytest.mark.parametrize(
+    ("values", "quantiles"),
+    [
+        ([7.0], (7, 7, 7)),
+        ([4.0, 2.0], (3, 2.4, 3.6)),
+        ([5.0, 1.0, 2.0, 4.0, 3.0], (3, 1.8, 4.2)),
+        ([1.0, 9.0, 2.0, 4.0], (3, 1.6, 6)),
+    ],
+)
+def test_summary(values, quantiles):
+    """Median, p20 and p80, linear between order statistics."""
+    assert summary(values) == pytest.approx(quantiles)
     with pytest.raises(ValueError, match="values"):
         summary([])
 
@@ -97,11 +78,7 @@ def test_interleaved():
     called: list[str] = []
 
     def timer(name):
-        def time():
-            called.append(name)
-            return float(len(called))
-
-        return time
+        return lambda: (called.append(name), float(len(called)))[1]
 
     times = interleaved({name: timer(name) for name in "abc"}, rounds=4, warm_up=2)
     rounds = [called[n : n + 3] for n in range(0, len(called), 3)]
@@ -112,17 +89,12 @@ def test_interleaved():
     assert interleaved({}, 3) == {}
 
 
-def test_rounds_end_early_and_whole():
+@pytest.mark.parametrize(("warm_up", "rounds"), [(3, 2), (0, 1)])
+def test_rounds_end_early_and_whole(warm_up, rounds):
     """Every timer has as many times as the others, and one at least, whatever the clock says."""
-    asked = []
-
-    def enough():
-        asked.append(True)
-        return len(asked) == 2
-
+    answers = iter([False] * (rounds - 1) + [True])
     timers = {name: lambda: 1.0 for name in "ab"}
-    assert interleaved(timers, rounds=4, warm_up=3, enough=enough) == {"a": [1.0] * 2, "b": [1.0] * 2}
-    assert interleaved(timers, rounds=4, enough=lambda: True) == {"a": [1.0], "b": [1.0]}
+    assert interleaved(timers, 4, warm_up, lambda: next(answers)) == {"a": [1.0] * rounds, "b": [1.0] * rounds}
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
@@ -163,12 +135,6 @@ def test_same_bits(dtype):
     assert not same_bits(x, torch.tensor([[1.0, math.nan], [-0.0, 2.0]], dtype=dtype))
 
 
-def result(name: str, *, error: float = 0.002, bits: bool | None = True, times: tuple[float, ...] = (), decision=None) -> Result:
-    prepared = who.Prepared(lambda: (), decision)
-    known = STOCK | who.tuned()
-    return Result(known[name], OK, prepared, bits, {"dq": error, "dk": 0.001, "dv": 0.001}, 1 << 20, times_ms=times)
-
-
 def test_allowed_error():
     assert allowed_error(result(who.BASELINE, error=0.003)) == ERROR_FACTOR * 0.003
     assert allowed_error(result(who.BASELINE, error=0.3)) == FIXED_ERROR  # a baseline that is wrong itself
@@ -177,53 +143,20 @@ def test_allowed_error():
 
 
 @pytest.mark.parametrize(
-    ("found", "status"),
+    ("measured", "status"),
     [
-        (result("ours"), OK),
-        (result("ours", error=0.011), "wrong: dq 1.1e-02 off, allowed 1.0e-02"),
+        (result("ours", 1.0), OK),
+        (result("ours", 1.0, error=0.011), "wrong: dq 1.1e-02 off, allowed 1.0e-02"),
         (result("ours", error=math.nan), "wrong: dq nan off, allowed 1.0e-02"),
-        (result("ours", bits=False), "not deterministic: bits differ within 4 launches"),
-        (result("sdpa-flash", bits=False), OK),
-        (result("sdpa-efficient-strict", bits=None), OK),  # launched once: nothing to compare
-        (result("ours-unordered", error=1.0, bits=False), OK),  # only its time is meant
+        (result("ours", same_bits=False), "not deterministic: bits differ within 4 launches"),
+        (result("sdpa-flash", same_bits=False), OK),
+        (result("sdpa-efficient-strict", same_bits=None), OK),  # launched once: nothing to compare
+        (result("ours-unordered", error=1.0, same_bits=False), OK),  # only its time is meant
         (Result(STOCK["ours"], "refused: d"), "refused: d"),
     ],
 )
-def test_verdicts(found, status):
-    verdict = judged(found, 0.01)
-    assert verdict.status == status
-    assert verdict.times_ms == found.times_ms
-
-
-DECISION = Decision(
-    op="op",
-    device="h100",
-    dtype="bf16",
-    mask="causal",
-    batch=2,
-    heads=16,
-    kv_heads=16,
-    q_len=8192,
-    kv_len=8192,
-    head_dim=128,
-    tile="64x128x128",
-    family="descending",
-    roles=4,
-    heads_in_flight=32,
-    launch="grouped",
-    predicted_us=2500.0,
-    workspace_bytes=1 << 27,
-)
-
-
-def flagship_rows(ours: tuple[float, ...] = (2.0, 4.0, 2.5)) -> list[Row]:
-    results = [
-        result(who.BASELINE, times=(6.0, 12.0, 7.0)),
-        result("ours", times=ours, decision=DECISION),
-        result("ours-unordered", times=(1.0, 2.0, 1.0), bits=False),
-        Result(STOCK["fa4"], "not available: flash_attn.cute is not importable"),
-    ]
-    return rows_of(SHAPES[0], results, mhz=1980, **COMMON)
+def test_verdicts(measured, status):
+    assert judged(measured, 0.01) == replace(measured, status=status)
 
 
 def test_rows():
@@ -236,22 +169,20 @@ def test_rows():
     assert baseline.speedup == 1.0 and baseline.twin == "sdpa-flash" and baseline.price is None
     assert (ours.schedule, ours.launch, ours.tile, ours.predicted_ms) == ("descending (A=4, G=32)", "grouped", "64x128x128", 2.5)
     assert (ours.workspace_bytes, ours.rounds, ours.times_ms, ours.sm_mhz) == (1 << 27, 3, (2.0, 4.0, 2.5), 1980)
-    assert absent.status == "not available: flash_attn.cute is not importable" and not absent.ok
+    assert absent.status == "not available: flash_attn.cute is not importable"
     assert absent.median_ms is absent.speedup is absent.same_bits is absent.error is None
 
 
 def test_a_contender_that_took_no_turns_has_a_time_and_no_ratio():
-    baseline, slow = rows_of(
-        SHAPES[0], [result(who.BASELINE, times=(6.0, 12.0)), result("sdpa-efficient-strict", times=(900.0,))], mhz=None, **COMMON
-    )
+    results = [result(who.BASELINE, 6.0, 12.0), result("sdpa-efficient-strict", 900.0)]
+    baseline, slow = rows_of(SHAPES[0], results, mhz=None, **COMMON)
     assert (slow.median_ms, slow.rounds, slow.speedup, baseline.speedup) == (900.0, 1, None, 1.0)
 
 
 def test_rows_that_were_not_run():
     rows = not_run(SHAPES[3], STOCK.values(), "not run: the time limit", **COMMON)
     assert [row.contender for row in rows] == list(STOCK)
-    assert {row.status for row in rows} == {"not run: the time limit"}
-    assert {row.shape for row in rows} == {SHAPES[3].name}
+    assert {(row.status, row.shape) for row in rows} == {("not run: the time limit", SHAPES[3].name)}
 
 
 def test_csv_round_trip(tmp_path):
@@ -260,41 +191,74 @@ def test_csv_round_trip(tmp_path):
     rows = [*flagship_rows((2.0, 4.0, 3.0)), strange]
     append(path, rows[:2])
     append(path, rows[2:])
-    found = read(path)
-    assert [replace(row, tflops=None, speedup_p20=None) for row in found] == [
-        replace(row, tflops=None, speedup_p20=None) for row in rows
-    ]
-    for row, expected in zip(found, rows, strict=True):
-        assert row.tflops == (None if expected.tflops is None else pytest.approx(expected.tflops, rel=1e-5))
+    table = read(path)
+    for cells, row in zip(table.to_dict("records"), rows, strict=True):
+        assert list(cells) == list(asdict(row))
+        for name, value in asdict(row).items():
+            digits = pytest.approx(value, rel=1e-5) if isinstance(value, float) else value  # six in the file
+            assert pandas.isna(cells[name]) if value is None else cells[name] == digits, name
+    pandas.testing.assert_frame_equal(table, table_of(rows))
     assert path.read_text().count("median_ms") == 1
 
 
-def test_csv_of_another_kind(tmp_path):
-    other = tmp_path / "other.csv"
-    other.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="columns"):
-        append(other, flagship_rows())
-    assert other.read_text() == "a,b\n1,2\n"
-    with pytest.raises(ValueError, match="columns"):
-        read(other)
+@pytest.mark.parametrize("note", ["short", 'two\n"lines"'])
+def test_a_file_that_was_cut_off_in_its_last_row(note, tmp_path):
+    """Wherever it was cut: the row is none, and the next one takes its place."""
+    path = tmp_path / "table.csv"
+    first, last = (replace(row, note=note) for row in flagship_rows()[:2])
+    append(path, [first])
+    whole = path.read_bytes()
+    append(path, [last])
+    both = path.read_bytes()
+    marks = [n for n in range(len(whole) + 1, len(both)) if both[n - 1 : n] in (b"\n", b'"')]  # behind an end of line, a quote
+    for length in (*range(len(whole), len(both), 25), *marks, len(both) - 1):
+        path.write_bytes(both[:length])
+        pandas.testing.assert_frame_equal(read(path), table_of([first]))
+        append(path, [last])
+        assert path.read_bytes() == both
+    path.write_bytes(both[:20])  # in the header
+    append(path, [first])
+    assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "a,b"])
+def test_csv_of_another_kind(text, tmp_path):
+    path = tmp_path / "other.csv"
+    path.write_text(text)
+    for use in (read, lambda path: append(path, flagship_rows())):
+        with pytest.raises(ValueError, match="columns"):
+            use(path)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"), [("sms", "many"), ("sms", ""), ("deterministic", "yes"), ("times_ms", "2.0 x"), ("error", "x")]
+)
+def test_cells_of_another_kind(name, cell, tmp_path):
     path = tmp_path / "table.csv"
     append(path, flagship_rows()[:1])
-    path.write_text(path.read_text().replace(",132,", ",many,"))
-    with pytest.raises(ValueError, match=r"column sms: 'many'"):
+    cells = pandas.read_csv(path, dtype=str, keep_default_na=False)
+    cells.assign(**{name: cell}).to_csv(path, index=False)
+    with pytest.raises(ValueError, match=rf"column {name}: .*{cell[-1:]}"):
         read(path)
+
+
+def test_errors_that_are_not_numbers_are_shown():
+    _, ours, _, absent = flagship_rows()
+    assert [line["error"] for line in shown(table_of([ours, replace(ours, error=math.nan), absent]))] == ["2.0e-03", "nan", ""]
 
 
 def test_targets():
     def verdicts(rows):
-        return [line[""] for line in targets(rows)]
+        return [line[""] for line in targets(table_of(rows))]
 
     allowed = 2 * 16 * 8192 * (4 * 128 + 8)
     ours = replace(flagship_rows()[1], price=1.03, peak_bytes=allowed, workspace_bytes=allowed + (1 << 20))
     assert verdicts([ours]) == ["met", "met", "met"]
     assert verdicts([replace(ours, speedup=2.49)]) == ["MISSED", "met", "met"]
     assert verdicts([ours, replace(ours, shape="other", price=1.031)]) == ["met", "MISSED", "met"]
-    assert verdicts([replace(ours, peak_bytes=allowed + (1 << 20) + 1)]) == ["met", "met", "MISSED"]
-    assert verdicts([replace(ours, workspace_bytes=allowed + (1 << 20) + 1)]) == ["met", "met", "MISSED"]
+    for memory in ("peak_bytes", "workspace_bytes"):
+        assert verdicts([replace(ours, **{memory: allowed + (1 << 20) + 1})]) == ["met", "met", "MISSED"]
     two_pass = replace(ours, shape="other", price=1.5, schedule="two_pass (deterministic by construction)")
     assert verdicts([ours, two_pass]) == ["met", "met", "met"]  # whose twin is another kernel
     assert verdicts([replace(ours, baseline="ours")])[0] == "not measured"
@@ -302,19 +266,21 @@ def test_targets():
         assert verdicts(rows) == ["not measured"] * 3
 
 
-def synthetic(path: Path) -> None:
+@pytest.fixture
+def synthetic(tmp_path) -> Path:
     """A table with every shape and three contenders, of times that the test makes up."""
+    path = tmp_path / "table.csv"
     for n, shape in enumerate(SHAPES):
-        times = tuple(1.0 + n + r / 10 for r in range(5))
-        results = [result(who.BASELINE, times=times), result("ours", times=times), result("ours-unordered", times=times)]
+        times = [1.0 + n + r / 10 for r in range(5)]
+        results = [result(name, *times) for name in (who.BASELINE, "ours", "ours-unordered")]
         append(path, rows_of(shape, results, mhz=None, **COMMON))
     append(path, not_run(SHAPES[0], STOCK.values(), "not run: the time limit", **COMMON))
+    return path
 
 
-def test_pictures(tmp_path, capsys):
+def test_pictures(synthetic, tmp_path, capsys):
     pytest.importorskip("matplotlib")
-    synthetic(tmp_path / "table.csv")
-    assert main(["--from", str(tmp_path / "table.csv"), "--out", str(tmp_path / "new")]) == 0
+    assert main(["--from", str(synthetic), "--out", str(tmp_path / "new")]) == 0
     for name in ("attention.png", "models.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr()
@@ -322,40 +288,37 @@ def test_pictures(tmp_path, capsys):
     assert "attention.png" in said.err
 
 
-def test_what_is_drawn(tmp_path):
+def test_what_is_drawn(synthetic):
     pytest.importorskip("matplotlib")
-    synthetic(tmp_path / "table.csv")
-    rows = [row for row in read(tmp_path / "table.csv") if row.ok]
+    table = read(synthetic)
+    rows = table[(table["status"] == OK) & table["shape"].str.startswith("d128")]
     names = [who.BASELINE, "ours", "ours-unordered"]
-    figure = pictures._sweep([row for row in rows if row.shape.startswith("d128")], names)
+    figure = pictures._sweep(rows, names)
     assert len(figure.axes) == 2 * 3
     throughput, price, _ = figure.axes[:3]
     assert [line.get_label() for line in throughput.lines] == names
     assert [line.get_linestyle() for line in throughput.lines] == ["-", "-", "--"]
     assert [line.get_label() for line in price.lines] == ["ours"]  # the baseline's twin is not in the table
-    causal = sorted((row.length, row.tflops) for row in rows if row.shape.startswith("d128-causal") and row.contender == "ours")
-    assert throughput.lines[1].get_xydata() == pytest.approx(numpy.array(causal))
+    causal = rows[rows["shape"].str.startswith("d128-causal") & (rows["contender"] == "ours")].sort_values("length")
+    assert throughput.lines[1].get_xydata() == pytest.approx(causal[["length", "tflops"]].to_numpy())
+    models = pictures._models(table[(table["status"] == OK) & table["shape"].isin([shape.name for shape in MODELS])], names)
+    bars = models.axes[0].containers
+    assert [bar.get_label() for bar in bars] == names and [len(bar) for bar in bars] == [len(MODELS)] * 3
+    assert [bar[0].get_hatch() or "" for bar in bars] == ["", "", "//"]
 
 
 def test_only_trusted_times_are_drawn(tmp_path, monkeypatch):
     Figure = pytest.importorskip("matplotlib.figure").Figure
-
     drawn = []
-
-    def recorded(rows, names):
-        drawn.extend(rows)
-        return Figure()
-
-    monkeypatch.setattr(pictures, "_sweep", recorded)
+    monkeypatch.setattr(pictures, "_sweep", lambda rows, names: (drawn.extend(rows["contender"]), Figure())[1])
     _, ours, *_ = rows = flagship_rows()
-    pictures.plot([*rows, replace(ours, status="wrong: dq")], tmp_path)
-    assert drawn == rows[:3]
+    pictures.plot(table_of([*rows, replace(ours, contender="wrong", status="wrong: dq")]), tmp_path)
+    assert drawn == [row.contender for row in rows[:3]]
 
 
-def test_no_pictures_without_matplotlib(tmp_path, monkeypatch, capsys):
-    synthetic(tmp_path / "table.csv")
+def test_no_pictures_without_matplotlib(synthetic, tmp_path, monkeypatch, capsys):
     for module in (pictures, runner):
         monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert main(["--from", str(tmp_path / "table.csv"), "--out", str(tmp_path)]) == 0
+    assert main(["--from", str(synthetic), "--out", str(tmp_path)]) == 0
     assert "no pictures: matplotlib is not installed" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["table.csv"]
+    assert list(tmp_path.iterdir()) == [synthetic]

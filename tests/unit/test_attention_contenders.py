@@ -9,18 +9,21 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from attention_results import KNOWN, STOCK, TINY
 
 from benchmarks.attention import contenders as who
 from benchmarks.attention.inputs import Reference, random_inputs
-from benchmarks.attention.measure import (
-    attempt,
-)
+from benchmarks.attention.measure import Result, attempt
 from benchmarks.attention.rows import OK
 from benchmarks.attention.shapes import Shape
 from dash_inductor.config import CHOICES
 
-TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)
-STOCK = who.contenders()
+
+def tried(name: str, shape: Shape = TINY, **changed) -> Result:
+    """The contender on the CPU, as if nothing kept it from running there, against float64."""
+    inputs = random_inputs(shape, "cpu", torch.float32)
+    contender = replace(STOCK[name], **{"unavailable": lambda device: None, **changed})
+    return attempt(contender, shape, inputs, Reference.of(shape, inputs, torch.float64))
 
 
 def test_every_setting_that_names_a_kernel_is_a_contender():
@@ -32,10 +35,8 @@ def test_every_setting_that_names_a_kernel_is_a_contender():
 
 
 def test_twins_differ_in_determinism():
-    for contender in (*STOCK.values(), *who.tuned().values()):
-        if contender.twin is not None:
-            twin = (STOCK | who.tuned())[contender.twin]
-            assert contender.deterministic and not twin.deterministic
+    pairs = [(contender, KNOWN[contender.twin]) for contender in KNOWN.values() if contender.twin is not None]
+    assert pairs and all(contender.deterministic and not twin.deterministic for contender, twin in pairs)
 
 
 def test_availability_without_a_gpu():
@@ -69,18 +70,14 @@ def test_flash_attention_package(deterministic, monkeypatch):
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2), "lse"
 
     flash_package(monkeypatch, flash_attn_func)
-    contender = replace(STOCK["fa3-deterministic" if deterministic else "fa3"], unavailable=lambda device: None)
-    inputs = random_inputs(TINY, "cpu", torch.float32)
-    result = attempt(contender, TINY, inputs, Reference.of(TINY, inputs, torch.float64))
+    result = tried("fa3-deterministic" if deterministic else "fa3")
     assert asked == [((2, 37, 4, 16), True, deterministic)]
     assert result.status == OK and result.error < 1e-5
 
 
 def test_flash_attention_package_without_determinism(monkeypatch):
     flash_package(monkeypatch, lambda q, k, v, causal=False: q)
-    contender = replace(STOCK["fa3-deterministic"], unavailable=lambda device: None)
-    inputs = random_inputs(TINY, "cpu", torch.float32)
-    result = attempt(contender, TINY, inputs, Reference.of(TINY, inputs, torch.float64))
+    result = tried("fa3-deterministic")
     assert result.status.startswith("refused: ") and "deterministic" in result.status
     assert result.prepared is None
 
@@ -88,8 +85,7 @@ def test_flash_attention_package_without_determinism(monkeypatch):
 @pytest.mark.parametrize("shape", [TINY, replace(TINY, mask="full", kv_heads=4)], ids=["causal-gqa", "full"])
 def test_stock_contender(shape):
     """The same call and checks as on a GPU, in PyTorch's flash attention for the CPU."""
-    inputs = random_inputs(shape, "cpu", torch.float32)
-    result = attempt(STOCK[who.BASELINE], shape, inputs, Reference.of(shape, inputs, torch.float64))
+    result = tried(who.BASELINE, shape, unavailable=STOCK[who.BASELINE].unavailable)
     assert (result.status, result.same_bits, result.peak_bytes) == (OK, True, None)
     assert 0 < result.error < 1e-5
     assert not torch.are_deterministic_algorithms_enabled()
@@ -98,10 +94,8 @@ def test_stock_contender(shape):
 @pytest.mark.parametrize(("name", "strict"), [(who.BASELINE, True), ("sdpa-flash", False)])
 def test_mode_of_the_backward(name, strict, monkeypatch):
     """Stock ops look at deterministic mode when their backward runs: it is on then, or off, whatever it was."""
-    inputs = random_inputs(TINY, "cpu", torch.float32)
-    launch = STOCK[name].prepare(TINY, inputs).launch
-    seen = []
-    grad = torch.autograd.grad
+    launch = STOCK[name].prepare(TINY, random_inputs(TINY, "cpu", torch.float32)).launch
+    seen, grad = [], torch.autograd.grad
 
     def recorded(*args, **kwargs):
         seen.append(torch.are_deterministic_algorithms_enabled())
@@ -125,16 +119,14 @@ def test_a_shape_that_sdpa_refuses(name, said, monkeypatch):
         raise RuntimeError(said)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", refusing)
-    contender = replace(STOCK[name], unavailable=lambda device: None)
-    result = attempt(contender, TINY, random_inputs(TINY, "cpu", torch.float32), Reference({}))
+    result = tried(name)
     assert result.status == "refused: heads of 512" and result.prepared is None
 
 
 @pytest.mark.parametrize(("name", "kv_heads"), [("sdpa-efficient-strict", 4), ("sdpa-flash", 2), ("sdpa-cudnn", 2)])
 def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monkeypatch):
     """On the CPU other kernels take the place of these backends."""
-    asked = []
-    sdpa = F.scaled_dot_product_attention
+    asked, sdpa = [], F.scaled_dot_product_attention
 
     def recorded(query, key, value, **options):
         asked.append((key.shape[1], value.shape[1], options["enable_gqa"]))
@@ -142,9 +134,7 @@ def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monk
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
     monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", contextlib.nullcontext)
-    contender = replace(STOCK[name], unavailable=lambda device: None)
-    inputs = random_inputs(TINY, "cpu", torch.float32)
-    result = attempt(contender, TINY, inputs, Reference.of(TINY, inputs, torch.float64))
+    result = tried(name)
     assert asked == [(kv_heads, kv_heads, kv_heads == 2)]
     assert (result.status, result.note) == (OK, "K and V expanded" if kv_heads == 4 else "") and result.error < 1e-5
 
@@ -164,10 +154,7 @@ def test_flex_attention(mask, monkeypatch):
         return attend
 
     monkeypatch.setattr(torch, "compile", compiled)
-    shape = replace(TINY, mask=mask)
-    contender = replace(STOCK["flex"], unavailable=lambda device: None)
-    inputs = random_inputs(shape, "cpu", torch.float32)
-    result = attempt(contender, shape, inputs, Reference.of(shape, inputs, torch.float64))
+    result = tried("flex", replace(TINY, mask=mask))
     assert result.status == OK and result.error < 1e-5
 
 
@@ -175,6 +162,4 @@ def test_a_contender_that_fails():
     def prepare(shape, inputs):
         raise ZeroDivisionError("\n one line \n and another")
 
-    inputs = random_inputs(TINY, "cpu", torch.float32)
-    result = attempt(replace(STOCK[who.BASELINE], prepare=prepare), TINY, inputs, Reference({}))
-    assert result.status == "failed: ZeroDivisionError: one line"
+    assert tried(who.BASELINE, prepare=prepare).status == "failed: ZeroDivisionError: one line"

@@ -54,10 +54,7 @@ def test_where_a_step_is_released(release_after, expected):
     assert release_after in {tiles.RELEASE_AFTER, *(variant.release_after for variant in variants.RELEASES)}
 
 
-@pytest.mark.parametrize(
-    "lacking",
-    ["def wait(", "def release("],
-)
+@pytest.mark.parametrize("lacking", ["def wait(", "def release("])
 def test_a_template_that_the_edit_does_not_fit(lacking):
     with pytest.raises(ValueError, match="template"):
         variants.without_order(KERNEL.replace(lacking, "other("))

@@ -1,28 +1,32 @@
 """The benchmarks' commands, and the script of the first run on a GPU, where there is none."""
 
+import itertools
+import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pandas
 import pytest
 import torch
+from attention_results import H100, STOCK, result
 
 from benchmarks import gpu_tests, red_throughput, tuning
 from benchmarks.attention import contenders as who
 from benchmarks.attention import environment, runner
 from benchmarks.attention.__main__ import main
-from benchmarks.attention.environment import Environment
 from benchmarks.attention.measure import LostDeviceError, Result
 from benchmarks.attention.rows import OK, read
 from benchmarks.attention.shapes import MODELS, QUICK, SWEEP, Shape
+from benchmarks.schedules import __main__ as schedules
 from dash_inductor.commands import cli
 
 ROOT = Path(__file__).parent.parent.parent
-HOPPER = Environment("NVIDIA H100", 132, "580.1", "2.11.0", "3.6.0")
-STOCK = who.contenders()
+SCRIPT = ROOT / "benchmarks" / "gpu_first_run.sh"
 
 
 @pytest.fixture
@@ -74,13 +78,13 @@ def measured(shape: Shape, contenders, rounds, baseline, say, pace) -> list[Resu
     """In place of a GPU: every contender takes as many ms as there are rounds, and one faults at one shape."""
     if shape.name == "d64-full-512" and "flex" in contenders:
         raise LostDeviceError("flex", RuntimeError("an illegal memory access"))
-    return [Result(c, OK, who.Prepared(lambda: ()), True, {"dq": 0.0}, 0, times_ms=(1.0,) * rounds) for c in contenders.values()]
+    return [result(name, *[1.0] * rounds, contender=contender) for name, contender in contenders.items()]
 
 
 @pytest.fixture
 def pretended_gpu(monkeypatch):
     monkeypatch.setattr(runner, "has_gpu", lambda: True)
-    monkeypatch.setattr(runner, "environment", lambda: HOPPER)
+    monkeypatch.setattr(runner, "environment", lambda: H100)
     monkeypatch.setattr(runner, "sm_mhz", lambda: None)
     monkeypatch.setattr(runner, "measure", measured)
 
@@ -97,7 +101,7 @@ def test_a_kernel_that_faults_fails_alone(pretended_gpu, tmp_path, capsys):
     names = "d128-full-512,d64-full-512,d64-full-1024"
     arguments = ["--shapes", names, "--contenders", "flex", "--out", str(tmp_path), "--rounds", "3", "--label", "x", "--json"]
     assert main([*arguments, "--minutes", "5"]) == 1
-    rows = {(row.shape, row.contender): row for row in read(tmp_path / runner.FILE)}
+    rows = {(row.shape, row.contender): row for row in read(tmp_path / runner.FILE).itertuples()}
     assert len(rows) == 9 and {row.run for row in rows.values()} == {"x"}
     for shape in names.split(","):
         assert {rows[shape, name].status for name in (who.BASELINE, "sdpa-flash")} == {OK}
@@ -118,7 +122,7 @@ def test_a_baseline_that_faults(pretended_gpu, tmp_path, monkeypatch):
 
     monkeypatch.setattr(runner, "measure", faulting)
     assert main(["--shapes", "llama3-8b", "--contenders", "ours", "--out", str(tmp_path)]) == 1
-    rows = {row.contender: row.status for row in read(tmp_path / runner.FILE)}
+    rows = {row.contender: row.status for row in read(tmp_path / runner.FILE).itertuples()}
     assert rows.pop(who.BASELINE) == "failed: a kernel faulted: gone"
     assert rows == {"sdpa-flash": OK, "ours": OK, "ours-unordered": OK}
 
@@ -132,7 +136,7 @@ def test_an_interrupted_run_says_what_is_left(pretended_gpu, tmp_path, monkeypat
     monkeypatch.setattr(runner, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         main(["--shapes", "d64-full-2048,d64-full-1024,d64-full-512", "--contenders", "sdpa-flash", "--out", str(tmp_path)])
-    assert {(row.shape, row.status) for row in read(tmp_path / runner.FILE)} == {
+    assert {(row.shape, row.status) for row in read(tmp_path / runner.FILE).itertuples()} == {
         ("d64-full-2048", OK), ("d64-full-512", "not run: interrupted"), ("d64-full-1024", "not run: interrupted"),
     }  # fmt: skip
 
@@ -140,15 +144,17 @@ def test_an_interrupted_run_says_what_is_left(pretended_gpu, tmp_path, monkeypat
 def test_time_limit(pretended_gpu, tmp_path):
     assert main(["--quick", "--minutes", "0", "--out", str(tmp_path)]) == 0
     rows = read(tmp_path / runner.FILE)
-    assert {row.shape for row in rows} == {shape.name for shape in QUICK}
-    assert {row.status for row in rows} == {"not run: the time limit"}
+    assert set(rows["shape"]) == {shape.name for shape in QUICK}
+    assert set(rows["status"]) == {"not run: the time limit"}
 
 
 def test_json(pretended_gpu, tmp_path, capsys):
-    import json
-
-    assert tuning.main(["--shapes", "llama3-8b", "--contenders", "ours-release-after-s", "--json", "--out", str(tmp_path)]) == 0
+    arguments = ["--shapes", "llama3-8b", "--contenders", "ours-release-after-s", "--json", "--out", str(tmp_path)]
+    assert tuning.main([*arguments, "--label", "before"]) == 0
+    capsys.readouterr()
+    assert tuning.main([*arguments, "--rounds", "2"]) == 0
     rows = json.loads(capsys.readouterr().out)
+    assert all((row["run"], row["times_ms"], row["sms"], row["sm_mhz"]) == ("", [1.0] * 2, 132, None) for row in rows)
     assert [row["contender"] for row in rows] == ["ours", "ours-unordered", "ours-release-after-s"]
     assert {row["baseline"] for row in rows} == {"ours"} and {row["speedup"] for row in rows} == {1.0}
 
@@ -156,24 +162,53 @@ def test_json(pretended_gpu, tmp_path, capsys):
 def test_red_throughput(tmp_path):
     cases = list(red_throughput.cases())
     times = {case: [2.0, 4.0, 2.0] if case.operation == "red" else [1.0, 2.0, 1.0] for case in cases}
-    rows = red_throughput.rows_of(times, "NVIDIA H100", 132)
+    table = red_throughput.table_of(times, "NVIDIA H100", 132)
+    rows = list(table.itertuples())
     for case, row in zip(cases, rows, strict=True):
         added = 132 * case.ctas_per_sm * red_throughput.STEPS * 64 * 128 * 4
         assert row.tb_per_s == pytest.approx(added / (row.median_ms / 1e3) / 1e12)
         assert row.ratio == (0.5 if case.operation == "red" else 1.0)
     in_l2, beyond = (next(row for row in rows if row.pattern == f"own tiles {where}") for where in ("in L2", "beyond L2"))
     assert in_l2.mib < 50 < 500 < beyond.mib
-    red_throughput.write(tmp_path / "red.csv", rows)
+    red_throughput.write(tmp_path / "red.csv", table)
     assert len((tmp_path / "red.csv").read_text().splitlines()) == 1 + len(rows)
+    pandas.testing.assert_frame_equal(red_throughput.read(tmp_path / "red.csv"), table)
 
 
-SCRIPT = ROOT / "benchmarks" / "gpu_first_run.sh"
+def test_schedules(tmp_path, capsys):
+    """A few lines of the file, and a summary of them."""
+    assert schedules.main(["--every", "440"]) == 0
+    shown = capsys.readouterr().out
+    rows = [schedules.row(point) for point in itertools.islice(schedules.points(), 0, None, 440)]
+    schedules.write(schedules.table_of(rows), tmp_path / "schedules.csv")
+    header, *lines = (schedules.RESULTS / "schedules.csv").read_text().splitlines()
+    assert (tmp_path / "schedules.csv").read_text().splitlines() == [header, *lines[::440]]
+    *groups, overall = schedules.summary(schedules.table_of(rows))
+    assert sum(int(group["shapes"]) for group in groups) == int(overall["shapes"]) == len(rows) == 6
+    assert overall["chosen"] == f"{statistics.fmean(row.chosen / row.bound for row in rows):.3f}" and overall["chosen"] in shown
+    assert overall["paper's best"] == f"{statistics.fmean(row.paper / row.bound for row in rows):.3f}"
+    assert overall["at most"] == f"{max(row.chosen / row.bound for row in rows):.2f}" and overall["paper faster"] == "0"
+    assert overall["with the margin"].endswith(f", {max(row.cautious / row.paper for row in rows):.3f} of the paper's at most")
 
 
-def first_run(*arguments: str, **environ: str) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        ["bash", str(SCRIPT), *arguments], env={**os.environ, "PYTHON": sys.executable, **environ}, capture_output=True, text=True
-    )
+def first_run(*arguments: str, script: Path = SCRIPT, **environ: str) -> subprocess.CompletedProcess:
+    environ = {**os.environ, "PYTHON": sys.executable, **environ}
+    return subprocess.run(["bash", str(script), *arguments], env=environ, capture_output=True, text=True)
+
+
+def first_run_with(folder: Path, old: str, new: str) -> Path:
+    """The script with a line of another text, beside what it looks for."""
+    script = folder / "benchmarks" / "first_run.sh"
+    script.parent.mkdir()
+    text = SCRIPT.read_text()
+    assert old in text
+    script.write_text(text.replace(old, new))
+    return script
+
+
+def stages_of(out: Path) -> list[str]:
+    """What the summary says of each stage, without its seconds."""
+    return [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()]
 
 
 def interpreter(folder: Path, body: str) -> str:
@@ -216,10 +251,7 @@ def test_stages_of_the_first_run(tmp_path):
 
 
 def test_a_part_past_its_budget(tmp_path):
-    script = tmp_path / "benchmarks" / "first_run.sh"
-    script.parent.mkdir()
-    script.write_text(SCRIPT.read_text().replace("stage tuning 190 ", "stage tuning 290 "))
-    said = subprocess.run(["bash", str(script), "--dry-run", "out"], capture_output=True, text=True)
+    said = first_run("--dry-run", "out", script=first_run_with(tmp_path, "stage tuning 190 ", "stage tuning 290 "))
     assert said.returncode == 1 and "part 2: at most 635 s of 540 s" in said.stdout
 
 
@@ -252,10 +284,8 @@ def test_commands_of_the_first_run(tmp_path, pretended_gpu, monkeypatch, capsys)
             case "dash_inductor":
                 taken(cli.main, arguments)
                 assert "calibrate measures a GPU" in capsys.readouterr().err
-    runs = {row.run for row in read(tmp_path / runner.FILE)}
+    runs = {row.run for row in read(tmp_path / runner.FILE).itertuples()}
     assert runs == {name for names in PARTS.values() for name in names} - {"tests", "additions", "costs"}
-    for path in (part for arguments in started for part in arguments if part.startswith("tests/")):
-        assert (ROOT / path).is_file()
     named = {part for arguments in started for part in arguments if part.startswith("tests/")}
     assert named == {f"tests/gpu/{path.name}" for path in (ROOT / "tests" / "gpu").glob("test_*.py")}
 
@@ -270,12 +300,8 @@ def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
     assert gpu_tests.main(["--minutes", "0.5"]) == gpu_tests.TIME_LIMIT
     said = capfd.readouterr().out
-    assert (
-        "::test_wrong FAILED" in said
-        and "assert 1 == 2" in said
-        and "what is left of these tests was not run" in said
-        and "1 passed" in said
-    )
+    for part in ("::test_wrong FAILED", "assert 1 == 2", "what is left of these tests was not run", "1 passed"):
+        assert part in said
 
 
 def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
@@ -290,9 +316,7 @@ def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
     out = tmp_path / "out"
     said = first_run("--stages", "tests,additions,table", str(out), PYTHON=python)
     assert said.returncode == 1
-    assert [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()] == [
-        "stage tests: not available", "stage additions: failed (exit code 7)", "stage table: ok",
-    ]  # fmt: skip
+    assert stages_of(out) == ["stage tests: not available", "stage additions: failed (exit code 7)", "stage table: ok"]
     log = (out / "log.txt").read_text()
     assert log.startswith("gpu: pretended\n") and "broken" in log
     assert first_run("--stages", "table", str(out), PYTHON=python).returncode == 0
@@ -300,29 +324,17 @@ def test_a_stage_that_fails_is_recorded_and_the_rest_go_on(tmp_path):
 
 
 def test_a_stage_that_takes_too_long(tmp_path):
-    script = tmp_path / "benchmarks" / "first_run.sh"
-    script.parent.mkdir()
-    text = SCRIPT.read_text()
-    assert "stage additions 40 " in text
-    script.write_text(text.replace("stage additions 40 ", "stage additions 1 "))
+    script = first_run_with(tmp_path, "stage additions 40 ", "stage additions 1 ")
     python = interpreter(tmp_path, 'mkdir -p "$PWD/out"; [[ "$*" != *red_throughput* ]] || exec sleep 60')
     out = tmp_path / "out"
-    said = subprocess.run(
-        ["bash", str(script), "--stages", "additions,order", str(out)],
-        env={**os.environ, "PYTHON": python},
-        capture_output=True,
-        text=True,
-    )
-    assert said.returncode == 1
-    lines = [line.rpartition(",")[0] for line in (out / "summary.txt").read_text().splitlines()]
-    assert lines == ["stage additions: time limit", "stage order: ok"]
+    assert first_run("--stages", "additions,order", str(out), script=script, PYTHON=python).returncode == 1
+    assert stages_of(out) == ["stage additions: time limit", "stage order: ok"]
 
 
 def test_a_first_run_whose_environment_is_not_known(tmp_path):
     """It goes on all the same."""
     python = interpreter(tmp_path, '[[ "$*" != *environment* ]] || { echo broken; exit 1; }')
-    said = first_run("--stages", "order", str(tmp_path / "out"), PYTHON=python)
-    assert said.returncode == 1
+    assert first_run("--stages", "order", str(tmp_path / "out"), PYTHON=python).returncode == 1
     lines = (tmp_path / "out" / "summary.txt").read_text().splitlines()
     assert lines[0] == "environment: failed (exit code 1)" and lines[1].startswith("stage order: ok")
 
@@ -345,20 +357,9 @@ def test_first_run_without_a_gpu(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-WRONG = [
-    (),
-    ("--stages", "x", "out"),
-    ("--stages", "table,", "out"),
-    ("--part", "4", "out"),
-    ("--part",),
-    ("a", "b"),
-    ("--new", "out"),
-]
-
-
-@pytest.mark.parametrize("arguments", WRONG, ids=" ".join)
-def test_first_run_with_wrong_arguments(arguments):
-    said = first_run(*arguments)
+@pytest.mark.parametrize("line", ["", "--stages x out", "--stages table, out", "--part 4 out", "--part", "a b", "--new out"])
+def test_first_run_with_wrong_arguments(line):
+    said = first_run(*line.split())
     assert said.returncode == 2 and "usage:" in said.stderr
 
 

@@ -6,44 +6,42 @@ import doctest
 import heapq
 import importlib
 import json
-from collections.abc import Sequence
+import re
 from itertools import pairwise, product
-from pathlib import Path
 
 import networkx as nx
 import numpy as np
+import pandas as pd
 import pytest
 
 from benchmarks.h800 import __main__ as command
 from benchmarks.h800.constants import Constants, priors
-from benchmarks.h800.evaluation import Evaluation, Times, evaluate, mean_error, mean_regret, picks
-from benchmarks.h800.fit import errors as interpolated_errors
+from benchmarks.h800.evaluation import Evaluation, errors, evaluate, picks
+from benchmarks.h800.fit import log_errors
 from benchmarks.h800.makespan import makespan
-from benchmarks.h800.measurements import LENGTHS, SCHEDULES, Cell, Measurement, cells, load
+from benchmarks.h800.measurements import LENGTHS, SCHEDULES, Cell, cells, load
 from benchmarks.h800.placement import WORKERS, Placement, place
-from benchmarks.h800.plot import plot
+from benchmarks.h800.surface import makespans
 from dash_inductor.schedule import Geometry, GroupedPlan, make_order, simulate
 
 FULL, CAUSAL = "full", "causal"
 
 
 @pytest.fixture(scope="module")
-def measurements() -> list[Measurement]:
-    return load()
+def evaluation() -> Evaluation:
+    return evaluate(load())
 
 
 @pytest.fixture(scope="module")
-def evaluation(measurements: list[Measurement]) -> Evaluation:
-    return evaluate(measurements)
-
-
-@pytest.fixture(scope="module")
-def predicted(evaluation: Evaluation) -> Times:
-    """What the command prints with --json."""
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, float]:
+    """What the command prints with --json, once it has drawn it."""
+    picture = tmp_path_factory.mktemp("h800") / "h800.png"
+    pytest.importorskip("matplotlib")
     with pytest.MonkeyPatch.context() as patch:
         printed: list[str] = []
         patch.setattr("builtins.print", printed.append)
-        assert command.main(["--json"]) == 0
+        assert command.main(["--json", "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
     entries = json.loads("".join(printed))
     times = {Cell(e["schedule"], e["head_dim"], e["causal"], e["seqlen"]): e["ms"] for e in entries}
     assert len(entries) == len(times)
@@ -52,7 +50,8 @@ def predicted(evaluation: Evaluation) -> Times:
 
 @pytest.mark.parametrize("name", ("evaluation", "makespan", "model", "placement"))
 def test_docstrings(name: str) -> None:
-    assert doctest.testmod(importlib.import_module(f"benchmarks.h800.{name}")).failed == 0
+    results = doctest.testmod(importlib.import_module(f"benchmarks.h800.{name}"))
+    assert results.attempted and not results.failed
 
 
 # The simulation.
@@ -183,17 +182,20 @@ def test_pairs_need_an_even_number_of_tiles() -> None:
 # The fit.
 
 
-def test_error_in_sample(evaluation: Evaluation) -> None:
-    assert mean_error(evaluation.measurements, evaluation.in_sample) <= 0.025
-    assert mean_regret(evaluation.measurements, evaluation.in_sample) <= 0.015
+def error_and_regret(rows: pd.DataFrame, name: str) -> tuple[float, float]:
+    """Means of the absolute relative error and of the regret."""
+    return errors(rows, name).abs().mean(), picks(rows, name)["regret"].mean()
 
 
-def test_error_of_lengths_left_out(evaluation: Evaluation) -> None:
-    for head_dims in ((64,), (128,), (64, 128)):
-        rows = [m for m in evaluation.measurements if m.cell.head_dim in head_dims]
-        for seqlen in evaluation.lengths:
-            assert mean_error(rows, evaluation.left_out, seqlen) <= (0.03 if seqlen == 2048 else 0.05), (head_dims, seqlen)
-    assert mean_regret(evaluation.measurements, evaluation.left_out) <= 0.015
+def test_errors_in_sample_and_of_lengths_left_out(evaluation: Evaluation) -> None:
+    for name, most in (("in_sample", 0.025), ("left_out", 0.05)):
+        error, regret = error_and_regret(evaluation.table, name)
+        assert error <= most and regret <= 0.015, name
+    by_length = evaluation.table.groupby("seqlen")
+    by_head_dim = evaluation.table.groupby(["head_dim", "seqlen"])
+    for key, rows in (*(((seqlen,), rows) for seqlen, rows in by_length), *by_head_dim):
+        assert error_and_regret(rows, "left_out")[0] <= (0.03 if key[-1] == 2048 else 0.05), key
+    assert len(by_length) == 3 and len(by_head_dim) == 6
 
 
 def test_constants_are_near_what_is_known_of_them(evaluation: Evaluation) -> None:
@@ -202,30 +204,65 @@ def test_constants_are_near_what_is_known_of_them(evaluation: Evaluation) -> Non
             assert abs(np.log(getattr(constants, name) / prior.center)) <= 2 * prior.spread, (head_dim, name)
 
 
+def test_the_fit_is_a_minimum(evaluation: Evaluation) -> None:
+    """A constant that is a hundredth larger or smaller makes measurements and priors together less probable."""
+
+    def misfit(head_dim: int, changed: dict[str, float]) -> float:
+        values = vars(evaluation.fits[head_dim]) | changed
+        rows = evaluation.table[evaluation.table["head_dim"] == head_dim]
+        distances = [np.log(values[name] / prior.center) / prior.spread for name, prior in priors(head_dim).items()]
+        return float(((log_errors(rows, Constants(**values)) / 0.02) ** 2).sum() + np.square(distances).sum())
+
+    for head_dim, constants in evaluation.fits.items():
+        best = misfit(head_dim, {})
+        for name, factor in product(vars(constants), (0.99, 1.01)):
+            assert misfit(head_dim, {name: factor * getattr(constants, name)}) > best, (head_dim, name, factor)
+
+
+def test_a_length_left_out_does_not_decide_its_own_prediction(evaluation: Evaluation) -> None:
+    changed = load()
+    short = changed["seqlen"] == 512
+    changed.loc[short, "ms"] *= 1.5
+    before, after = evaluation.table["left_out"], evaluate(changed).table["left_out"]
+    assert (after[short] == before[short]).all() and (after[~short] != before[~short]).all()
+
+
+def test_interpolation_is_linear_between_and_beyond_simulations() -> None:
+    cells = [Cell("descending", 64, True, 512), Cell("shift", 128, True, 512)]
+
+    def at(hop: float) -> np.ndarray:
+        return makespans(cells, np.full(2, hop), np.full(2, 0.5), 0.1)
+
+    assert at(0.7) == pytest.approx([makespan(place(cell), 0.7, 0.5, 0.1)[0] for cell in cells])
+    assert at(0.6) == pytest.approx((at(0.5) + at(0.7)) / 2)
+    assert at(1.3) == pytest.approx(2 * at(1.1) - at(0.9))
+
+
 def test_interpolation_is_near_the_simulation(evaluation: Evaluation) -> None:
-    for m in evaluation.measurements:
-        error = np.exp(interpolated_errors([m], evaluation.fits[m.cell.head_dim])[0])
-        assert evaluation.in_sample[m.cell] / m.ms == pytest.approx(error, rel=0.01)
+    for head_dim, rows in evaluation.table.groupby("head_dim"):
+        interpolated = np.exp(log_errors(rows, evaluation.fits[head_dim]))
+        assert (rows["in_sample"] / rows["ms"]).to_numpy() == pytest.approx(interpolated, rel=0.01)
 
 
-def test_every_cell_is_predicted(predicted: Times, evaluation: Evaluation) -> None:
+def test_every_cell_is_predicted(predicted: dict[Cell, float], evaluation: Evaluation) -> None:
     assert set(predicted) == set(cells()) and len(predicted) == 120
-    for cell, ms in evaluation.in_sample.items():
-        assert predicted[cell] == pytest.approx(ms, abs=1e-4)
+    assert [predicted[cell] for cell in evaluation.table["cell"]] == pytest.approx(list(evaluation.table["in_sample"]), abs=1e-4)
 
 
-def fastest(predicted: Times, head_dim: int, causal: bool, seqlen: int, schedules: Sequence[str] = SCHEDULES) -> float:
+def fastest(
+    predicted: dict[Cell, float], head_dim: int, causal: bool, seqlen: int, schedules: tuple[str, ...] = SCHEDULES
+) -> float:
     return min(predicted[Cell(s, head_dim, causal, seqlen)] for s in schedules)
 
 
-def test_longer_sequences_run_at_a_higher_throughput(predicted: Times) -> None:
+def test_longer_sequences_run_at_a_higher_throughput(predicted: dict[Cell, float]) -> None:
     for schedule, head_dim, causal in product(SCHEDULES, (64, 128), (False, True)):
         line = [Cell(schedule, head_dim, causal, s) for s in LENGTHS]
         tflops = [cell.flop / predicted[cell] / 1e9 for cell in line]
         assert tflops == sorted(tflops) and tflops[-1] < 989  # the dense peak
 
 
-def test_what_the_measurements_show(predicted: Times) -> None:
+def test_what_the_measurements_show(predicted: dict[Cell, float]) -> None:
     """Descending wins at d = 128 under a causal mask, shift at d = 64 under a full one."""
     shifts, monotone = ("shift", "shift_persistent"), ("ascending", "descending", "descending_persistent")
     for seqlen in (2048, 4096, 8192, 16384):
@@ -247,8 +284,11 @@ def test_heads_as_wide_as_the_gpu_have_no_ring() -> None:
 
 
 def test_regret_is_the_measured_time_lost() -> None:
-    slow, fast = (Measurement(Cell(s, 64, False, 512), ms) for s, ms in (("shift", 2.2), ("ascending", 2.0)))
-    (pick,) = picks([slow, fast], {slow.cell: 1.0, fast.cell: 1.1})
+    keys = {"head_dim": 64, "causal": False, "seqlen": 512}
+    table = pd.DataFrame(
+        [{"schedule": "shift", "ms": 2.2, "model": 1.0} | keys, {"schedule": "ascending", "ms": 2.0, "model": 1.1} | keys]
+    )
+    (pick,) = picks(table, "model").itertuples()
     assert (pick.schedule, pick.regret) == ("shift", pytest.approx(0.1))
 
 
@@ -263,11 +303,9 @@ def test_report(capsys: pytest.CaptureFixture[str], evaluation: Evaluation) -> N
     assert command.main([]) == 0
     shown = capsys.readouterr().out
     assert "128 causal 8192" in shown and "throttle" in shown
-    for seqlen in evaluation.lengths:
-        assert f"{100 * mean_error(evaluation.measurements, evaluation.left_out, seqlen):.2f}" in shown
-
-
-def test_plot(tmp_path: Path, measurements: list[Measurement], predicted: Times) -> None:
-    pytest.importorskip("matplotlib")
-    plot(measurements, predicted, str(tmp_path / "h800.png"))
-    assert (tmp_path / "h800.png").read_bytes().startswith(b"\x89PNG")
+    for _, rows in evaluation.table.groupby("seqlen"):
+        assert f"{100 * error_and_regret(rows, 'left_out')[0]:.2f}" in shown
+    case = evaluation.table.query("head_dim == 128 and causal and seqlen == 512").set_index("schedule").loc[list(SCHEDULES)]
+    lines = [line for line in shown.splitlines() if "128 causal 512" in line]
+    for name, line in zip(("in_sample", "left_out"), lines, strict=True):
+        assert re.findall(r"[+-]\d+\.\d", line) == [f"{100 * error:+.1f}" for error in errors(case, name)]

@@ -1,0 +1,55 @@
+"""Results and rows that tests of the attention benchmark make up, as if they had been measured on an H100."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from benchmarks.attention import contenders as who
+from benchmarks.attention.environment import Environment
+from benchmarks.attention.measure import Result
+from benchmarks.attention.report import rows_of
+from benchmarks.attention.rows import OK, Row
+from benchmarks.attention.shapes import SHAPES, Shape
+from dash_inductor.decision import Decision
+
+H100 = Environment("NVIDIA H100 80GB HBM3", 132, "580.1", "2.11.0", "3.6.0")
+TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)
+STOCK = who.contenders()
+KNOWN = STOCK | who.tuned()
+COMMON = {"run": "test", "environment": H100, "baseline": who.BASELINE}
+DECISION = Decision(
+    op="op", device="h100", dtype="bf16", mask="causal", batch=2, heads=16, kv_heads=16, q_len=8192, kv_len=8192, head_dim=128,
+    tile="64x128x128", family="descending", roles=4, heads_in_flight=32, launch="grouped", predicted_us=2500.0,
+    workspace_bytes=1 << 27,
+)  # fmt: skip
+
+
+def result(name: str, *times: float, error: float = 0.002, **changed) -> Result:
+    """Of a contender that was launched and is right; `ours` has a decision."""
+    prepared = who.Prepared(lambda: (), DECISION if name == "ours" else None)
+    return replace(Result(KNOWN[name], OK, prepared, True, {"dq": error, "dk": 0.001, "dv": 0.001}, 1 << 20, "", times), **changed)
+
+
+def flagship_rows(ours: tuple[float, ...] = (2.0, 4.0, 2.5)) -> list[Row]:
+    """Of the baseline, ours, its twin without order, and a contender that is not available."""
+    results = [
+        result(who.BASELINE, 6.0, 12.0, 7.0),
+        result("ours", *ours),
+        result("ours-unordered", 1.0, 2.0, 1.0, same_bits=False),
+        Result(STOCK["fa4"], "not available: flash_attn.cute is not importable"),
+    ]
+    return rows_of(SHAPES[0], results, mhz=1980, **COMMON)
+
+
+def altered(name: str, change: Callable[[], float] = lambda: 0, before: Callable[[], object] = lambda: None) -> who.Contender:
+    """The baseline on the CPU under another name; each launch calls `before`, and `change` gives what it adds to the gradients."""
+
+    def prepare(shape: Shape, inputs) -> who.Prepared:
+        exact = STOCK[who.BASELINE].prepare(shape, inputs).launch
+
+        def launch():
+            before()
+            return tuple(grad + change() for grad in exact())
+
+        return who.Prepared(launch)
+
+    return who.Contender(name, True, prepare, lambda device: None)
