@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from .schedule import GroupedPlan, Order, RoundRobinPlan
+from .schedule import Order, Plan
 
 LOG2E = 1.4426950408889634
 
@@ -19,7 +19,7 @@ def planned(
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
-    plan: GroupedPlan | RoundRobinPlan,
+    plan: Plan,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`reference` under the order of each kv head; most plans have one for all."""

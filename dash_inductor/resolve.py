@@ -9,7 +9,7 @@ from .config import GLUON, Config
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
 from .devices.target import Target
 from .problem import Problem
-from .schedule import BLOCKS_MASK, MONOTONE, ROUND_ROBIN, SEARCHED, TWO_PASS, Costs, GroupedPlan, RoundRobinPlan, TwoPass
+from .schedule import BLOCKS_MASK, MONOTONE, ROUND_ROBIN, SEARCHED, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
 from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
 from .schedule.costs import two_pass_margin
@@ -28,8 +28,6 @@ from .templates.tiles import (
     tile,
     two_pass_tile,
 )
-
-Schedule = GroupedPlan | RoundRobinPlan
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ class Resolution:
         return _two_pass_costs(self.target, self.tile.two_pass if isinstance(self.tile, EitherTile) else self.tile)
 
     @cached_property
-    def schedule(self) -> tuple[Schedule, int | None]:
+    def schedule(self) -> tuple[Plan, int | None]:
         """(The order placed for all heads, its time in ns or None where the cost model has none), for sizes that are known."""
         tiled = self.problem.tiled(self.tile)
         if self.template == Template.TWO_PASS:

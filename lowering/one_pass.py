@@ -8,7 +8,8 @@ from torch._inductor.ir import FixedLayout
 from torch._inductor.lowering import empty_strided
 
 from dash_inductor.schedule.packing import ROUND_ROBIN_MAX_N_Q
-from dash_inductor.templates.tiles import RELEASE_AFTER, EitherTile, Tile
+from dash_inductor.templates import tiles
+from dash_inductor.templates.tiles import EitherTile, Tile
 
 from . import kernels, two_pass
 from .buffers import empty, size_and_strides, traced_gradients
@@ -52,7 +53,7 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
         | accumulator_order(tile)
         | {
             "ATOMIC_ADD": tile.atomic_add,
-            "RELEASE_AFTER": RELEASE_AFTER,
+            "RELEASE_AFTER": tiles.RELEASE_AFTER,
             "STRADDLING": table.round_robin,
             "ROW_BLOCK": ROUND_ROBIN_MAX_N_Q,
         },

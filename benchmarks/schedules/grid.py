@@ -12,7 +12,7 @@ from dash_inductor.schedule import (
     MONOTONE,
     Costs,
     Geometry,
-    GroupedPlan,
+    Plan,
     RoundRobinPlan,
     Shift,
     Simulation,
@@ -130,7 +130,7 @@ def chosen(choice: ScheduleChoice, enough: int) -> int:
     return time.ns if time is not None and (time.exact or time.ns <= enough) else periodic_makespan(plan, costs)
 
 
-def periodic_makespan(plan: GroupedPlan | RoundRobinPlan, costs: Costs) -> int:
+def periodic_makespan(plan: Plan, costs: Costs) -> int:
     """As simulate(), from fewer heads where the schedule settles.
 
     After `period` heads the queue of units begins anew at worker 0, and when each worker is then free decides all that follows;
@@ -138,7 +138,8 @@ def periodic_makespan(plan: GroupedPlan | RoundRobinPlan, costs: Costs) -> int:
     """
 
     def run(heads: int) -> Simulation:
-        return simulate(replace(plan, heads=heads), compute_ns=costs.step_ns, reduce_ns=0, sync_ns=costs.hop_ns)
+        shorter = replace(plan, heads=heads)  # type: ignore[type-var]  # both kinds of plans are dataclasses
+        return simulate(shorter, compute_ns=costs.step_ns, reduce_ns=0, sync_ns=costs.hop_ns)
 
     def free(heads: int) -> list[int]:
         found = run(heads)

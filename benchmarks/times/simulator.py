@@ -16,6 +16,7 @@ from dash_inductor.schedule import (
     Descending,
     Geometry,
     GroupedPlan,
+    Plan,
     RoundRobinPlan,
     Shift,
     Symmetric,
@@ -42,7 +43,7 @@ def jitter() -> dict[str, Any]:
 
 
 # What is simulated, and how; each plan is made anew, with nothing computed yet.
-SHAPES: dict[str, tuple[Callable[[], GroupedPlan | RoundRobinPlan], dict[str, Any]]] = {
+SHAPES: dict[str, tuple[Callable[[], Plan], dict[str, Any]]] = {
     "64 heads, 64 x 64, shift": (lambda: GroupedPlan(Shift(full(64, 64), 16), 64, 8), {}),
     "the same, every cost of its own": (lambda: GroupedPlan(Shift(full(64, 64), 16), 64, 8), jitter()),
     "16 x 4 heads in groups, 64 x 64": (lambda: GroupedPlan(Ascending(full(64, 64), 64), 16, 2, 4), {}),

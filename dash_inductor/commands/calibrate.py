@@ -335,10 +335,10 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     def entry(name: str, now: Mapping[str, Any]) -> str:
         value, said = measured.get(name, (now["value"], now["source"]))
         estimate = name not in measured and now["estimate"]
-        return f'[{name}]\nvalue = {value}\nsource = "{said}"\nestimate = {str(estimate).lower()}\n'
+        return f'{name} = {{ value = {value}, estimate = {str(estimate).lower()}, source = "{said}" }}'
 
-    parts = [f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\narch = "{arch}"\n']
+    parts = [f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\narch = "{arch}"']
     for name, now in numbers.items():
         by_head_dim = {name: now} if "value" in now else {f"{name}.{d}": own for d, own in now.items()}
         parts += [entry(each, own) for each, own in by_head_dim.items()]
-    return "\n".join(parts)
+    return "\n".join([*parts, ""])

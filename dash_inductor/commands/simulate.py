@@ -16,7 +16,7 @@ from ..schedule import (
     SEARCHED,
     Geometry,
     GroupedPlan,
-    RoundRobinPlan,
+    Plan,
     Simulation,
     lower_bound,
     make_order,
@@ -129,7 +129,7 @@ def kv_heads(args: argparse.Namespace) -> int:
     return args.heads // args.kv_group
 
 
-def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: int) -> GroupedPlan | RoundRobinPlan:
+def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: int) -> Plan:
     """The schedule on as many workers as there are heads to put in flight; ValueError names what cannot be."""
     heads = kv_heads(args)
     stride, mirrored = getattr(args, "stride", None), getattr(args, "boustrophedon", None)
@@ -157,7 +157,7 @@ def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: in
     return GroupedPlan.fit(order, heads, args.workers, args.kv_group)
 
 
-def run(args: argparse.Namespace, plan: GroupedPlan | RoundRobinPlan) -> Simulation:
+def run(args: argparse.Namespace, plan: Plan) -> Simulation:
     """The plan at the costs that were asked for."""
     costs = {"compute_ns": args.compute_ns, "reduce_ns": args.reduce_ns, "sync_ns": args.sync_ns}
     return simulate(plan, **costs, overlap=args.overlap)
@@ -202,7 +202,7 @@ def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
     return figures, simulation
 
 
-def min_slack(plan: GroupedPlan | RoundRobinPlan) -> int | None:
+def min_slack(plan: Plan) -> int | None:
     """The least slack of the orders of all heads; None if nobody hands over to another."""
     orders = dict.fromkeys(map(plan.order_of, range(plan.heads)))
     return min((steps for steps in map(slack, orders) if steps is not None), default=None)

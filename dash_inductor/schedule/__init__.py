@@ -16,7 +16,7 @@ from .orders.shift import Shift
 from .orders.slack import slack
 from .orders.symmetric import Symmetric
 from .packing import pack, pack_plan
-from .placement import GroupedPlan, Placement, RoundRobinPlan, make_order, place_heads
+from .placement import GroupedPlan, Plan, RoundRobinPlan, make_order, place_heads
 from .simulator import Deadlock, Simulation, simulate
 from .steps import ScheduleError, Step, Steps, unroll
 from .tiled_problem import TiledProblem
@@ -39,7 +39,7 @@ __all__ = [
     "Geometry",
     "GroupedPlan",
     "Order",
-    "Placement",
+    "Plan",
     "RoundRobinPlan",
     "ScheduleError",
     "Shift",

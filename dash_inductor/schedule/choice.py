@@ -13,7 +13,7 @@ from .formulas.chained import chained_plan, chained_time
 from .geometry import Geometry, check_count
 from .orders.monotone import Ascending
 from .packing import FAMILY_CODES
-from .placement import GroupedPlan, RoundRobinPlan, place_heads
+from .placement import GroupedPlan, Plan, place_heads
 from .simulator import simulate
 from .tiled_problem import TiledProblem
 
@@ -45,7 +45,7 @@ class ScheduleChoice:
         step_ns = self.costs.step_ns if self.family in MONOTONE else self.costs.shifted_step_ns
         return simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=self.costs.hop_ns).makespan_ns
 
-    def plan(self) -> GroupedPlan | RoundRobinPlan:
+    def plan(self) -> Plan:
         """The order placed for all heads; of two passes the order of their sums."""
         if self.family == TWO_PASS:
             assert self.costs.two_pass

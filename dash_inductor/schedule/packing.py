@@ -17,7 +17,7 @@ from typing import Any
 from .families import FAMILIES, ROUND_ROBIN, TWO_PASS
 from .geometry import Geometry
 from .orders.base import Order
-from .placement import GroupedPlan, RoundRobinPlan
+from .placement import Plan, RoundRobinPlan
 
 HEADER = 8
 MAX_N_KV = 32767  # a rank takes the upper half of a signed 32-bit entry
@@ -37,7 +37,7 @@ def most_ints(n_q: Any, n_kv: Any) -> Any:
     return HEADER + 2 * (n_kv + 1) + n_kv + n_kv * n_q
 
 
-def pack_plan(plan: GroupedPlan | RoundRobinPlan) -> list[int]:
+def pack_plan(plan: Plan) -> list[int]:
     """The table of a plan; ValueError when an entry would not fit, or for a round robin that the workers could not compute.
 
     >>> from .placement import place_heads
@@ -45,7 +45,7 @@ def pack_plan(plan: GroupedPlan | RoundRobinPlan) -> list[int]:
     >>> pack_plan(place_heads("shift_round_robin", Geometry(6, 6, 1, 2, "full"), 2, heads=2, heads_in_flight=1))
     [2, 1, 1, 0, 3, 6, 3, 6]
     """
-    if isinstance(plan, GroupedPlan):
+    if not isinstance(plan, RoundRobinPlan):
         return pack(plan.order, plan.heads_in_flight)
     g = plan.order.geometry
     _check(g)
@@ -64,7 +64,7 @@ def why_no_round_robin(g: Geometry, family: str) -> str | None:
     return None
 
 
-def table_ints(plan: GroupedPlan | RoundRobinPlan) -> int:
+def table_ints(plan: Plan) -> int:
     """How many ints `pack_plan` gives, without making them."""
     if isinstance(plan, RoundRobinPlan):
         return HEADER
@@ -72,7 +72,7 @@ def table_ints(plan: GroupedPlan | RoundRobinPlan) -> int:
     return HEADER + len(order.slots) * order.roles + g.n_kv * (1 + max(1, *map(g.steps, range(g.n_kv))))
 
 
-def row_ints(plan: GroupedPlan | RoundRobinPlan) -> int:
+def row_ints(plan: Plan) -> int:
     """Ints beside the table for the rows that the workers of a round robin compute."""
     return plan.workers * plan.order.geometry.n_q if isinstance(plan, RoundRobinPlan) else 0
 

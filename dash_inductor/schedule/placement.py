@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Protocol
 
 from .families import FAMILIES, MONOTONE, ROUND_ROBIN, SEARCHED
 from .geometry import Geometry, check_count, check_range
@@ -16,30 +16,38 @@ from .orders.shift import Shift
 from .orders.symmetric import Symmetric
 
 
-class Placement(Protocol):
-    """What the simulator asks of a plan.
+class Plan(ABC):
+    """An order placed for `heads` kv heads, batch included.
 
-    heads: kv heads, batch included; group: query heads of each, the innermost loop of a step; workers: CTAs launched.
+    group: query heads of each, the innermost loop of a step. workers: CTAs launched. roles: CTAs that share a head, under a round
+    robin all workers.
     """
 
-    @property
-    def heads(self) -> int: ...
-    @property
-    def group(self) -> int: ...
-    @property
-    def workers(self) -> int: ...
-    def order_of(self, head: int) -> Order: ...
-    def tasks(self, worker: int) -> Iterator[tuple[int, int]]: ...
+    order: Order
+    heads: int
+    group: int
+    family: str
+    roles: int
+    heads_in_flight: int
+    workers: int
 
+    @property
+    def steps(self) -> int:
+        """Tile steps of all heads, query heads of a group counted."""
+        g = self.order.geometry
+        return self.heads * self.group * sum(map(g.steps, range(g.n_kv)))
 
-def steps_of(plan: GroupedPlan | RoundRobinPlan) -> int:
-    """Tile steps of all heads, query heads of a group counted."""
-    g = plan.order.geometry
-    return plan.heads * plan.group * sum(map(g.steps, range(g.n_kv)))
+    def order_of(self, head: int) -> Order:
+        """The order of a head; most plans have one for all."""
+        return self.order
+
+    @abstractmethod
+    def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
+        """(head, chain) of the worker in order; empty chains included, for their dk and dv are still written."""
 
 
 @dataclass(frozen=True)
-class GroupedPlan:
+class GroupedPlan(Plan):
     """An order placed for `heads` kv heads (batch included), `heads_in_flight` of them at a time: heads stay whole.
 
     group is the number of query heads per kv head, the innermost loop of a step. Worker w has head slot w // roles and
@@ -52,8 +60,6 @@ class GroupedPlan:
     >>> plan = GroupedPlan(s, heads=2, heads_in_flight=1)
     >>> list(plan.tasks(0)), list(plan.tasks(1))
     ([(0, 0), (1, 0)], [(0, 1), (0, 2), (1, 1), (1, 2)])
-    >>> plan.residency
-    2
     """
 
     order: Order
@@ -74,17 +80,17 @@ class GroupedPlan:
         check_range("roles", order.roles, workers, "workers")
         return cls(order, heads, min(heads, workers // order.roles), group)
 
-    @property
+    @cached_property
     def family(self) -> str:
         """Its name."""
         return self.order.name
 
-    @property
+    @cached_property
     def roles(self) -> int:
         """CTAs that share a head."""
         return self.order.roles
 
-    @property
+    @cached_property
     def workers(self) -> int:
         """CTAs of a grouped launch."""
         return self.heads_in_flight * self.order.roles
@@ -94,27 +100,7 @@ class GroupedPlan:
         """Heads that a worker takes part in, at most."""
         return -(-self.heads // self.heads_in_flight)
 
-    @property
-    def steps(self) -> int:
-        """Tile steps of all heads, query heads of a group counted."""
-        return steps_of(self)
-
-    @property
-    def residency(self) -> int:
-        """CTAs that are resident together in a launch that always ends; Simulation.residency has the least such number.
-
-        The roles of one head, or 1 where a chain waits for chains of earlier tickets only.
-        Tickets are taken in order, so that the CTAs of one head slot come together.
-        """
-        s = self.order
-        return 1 if s.name in MONOTONE and s.passes == 1 and not s.mirrored else s.roles
-
-    def order_of(self, head: int) -> Order:
-        """The same for every head."""
-        return self.order
-
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
-        """(head, chain) of the worker in order; empty chains included, for their dk and dv are still written."""
         order = self.order
         head_slot, a = divmod(worker, order.roles)
         slots = order.slots
@@ -128,12 +114,12 @@ class GroupedPlan:
 
 
 @dataclass(frozen=True)
-class RoundRobinPlan:
+class RoundRobinPlan(Plan):
     """Static round robin: the units of all heads (a chain, or a pair) form one queue; worker w takes items w, w + workers, ...
 
     Where units do not divide the workers, heads straddle rounds. Under shift and symmetric a head that begins in the middle
-    of a round then has a smaller first pass, so that nobody waits: `workers` are one line of roles through all heads. A monotone
-    order keeps its ranks, and waits (a baseline: what a plain persistent kernel does).
+    of a round then has a smaller first pass, so that nobody waits: `workers` are the roles of one queue through all heads. A
+    monotone order keeps its ranks, and waits (a baseline: what a plain persistent kernel does).
 
     >>> from .geometry import Geometry
     >>> from .orders.shift import Shift
@@ -158,17 +144,17 @@ class RoundRobinPlan:
         if isinstance(self.order, Shift | Symmetric) and roles != most:
             raise ValueError(f"roles must be {most} (all units of a head, or workers), got {roles}")
 
-    @property
+    @cached_property
     def family(self) -> str:
         """Its name."""
         return f"{self.order.name}_round_robin"
 
-    @property
+    @cached_property
     def roles(self) -> int:
         """CTAs that take from the queue."""
         return self.workers
 
-    @property
+    @cached_property
     def heads_in_flight(self) -> int:
         """One queue."""
         return 1
@@ -178,16 +164,6 @@ class RoundRobinPlan:
         """Chains, or pairs of them, of a head."""
         return len(self._units)
 
-    @property
-    def steps(self) -> int:
-        """Tile steps of all heads, query heads of a group counted."""
-        return steps_of(self)
-
-    @property
-    def residency(self) -> int:
-        """CTAs that are resident together."""
-        return self.workers
-
     def order_of(self, head: int) -> Order:
         """The order of a head; the same for all that begin at the same place of a round."""
         if not isinstance(self.order, Shift | Symmetric):
@@ -196,7 +172,6 @@ class RoundRobinPlan:
         return self._by_first_pass_roles.setdefault(first_pass_roles, replace(self.order, first_pass_roles=first_pass_roles))
 
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
-        """(head, chain) of the worker in order."""
         for item in range(worker, self.heads * self.units, self.workers):
             head, unit = divmod(item, self.units)
             yield from ((head, j) for j in self._units[unit])
@@ -260,7 +235,7 @@ def place_heads(
     group: int = 1,
     stride: int | None = None,
     mirrored: bool = False,
-) -> GroupedPlan | RoundRobinPlan:
+) -> Plan:
     """A plan of `heads` kv heads, each of `group` query heads. Of a round robin, `roles` are all workers.
 
     >>> place_heads("shift_round_robin", Geometry(6, 6, 1, 2, "full"), 2, heads=2, heads_in_flight=1).order_of(1).parts

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from .geometry import check_count
-from .placement import Placement
+from .placement import Plan
 from .steps import ScheduleError, Steps, unroll
 
 
@@ -108,7 +108,7 @@ class Simulation:
 
 
 def simulate(
-    plan: Placement | Steps,
+    plan: Plan | Steps,
     *,
     compute_ns: int | Sequence[int],
     reduce_ns: int | Sequence[int],

@@ -11,7 +11,7 @@ from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple
 
 from .orders.base import Order
-from .placement import Placement
+from .placement import Plan
 
 
 class ScheduleError(ValueError):
@@ -38,7 +38,7 @@ class Steps:
     cause: the step with the rank before, -1 for rank 0 and where the same worker has done it earlier.
     """
 
-    plan: Placement
+    plan: Plan
     first: list[int]
     cause: list[int]
 
@@ -72,7 +72,7 @@ class Steps:
         return found
 
 
-def unroll(plan: Placement) -> Steps:
+def unroll(plan: Plan) -> Steps:
     """The steps of a plan; ScheduleError where a schedule's chains, orders or ranks are not permutations. O(steps).
 
     >>> from .orders.monotone import Ascending

@@ -183,6 +183,6 @@ def test_dynamic_shapes(settings, mask):
     with (
         enabled(**settings),
         emulate(),
-        pytest.raises(Exception, match="is made for static shapes \(dynamic=False\), not for B=1"),
+        pytest.raises(Exception, match=r"is made for static shapes \(dynamic=False\), not for B=1"),
     ):
         compiled(function, dynamic=True)(*args)

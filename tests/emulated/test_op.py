@@ -10,7 +10,7 @@ import dash_inductor
 from dash_inductor import enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.reference import planned
-from dash_inductor.schedule import Geometry, GroupedPlan, Order, RoundRobinPlan, place_heads
+from dash_inductor.schedule import Geometry, Order, Plan, place_heads
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -39,7 +39,7 @@ class Backward:
 class Backwards:
     """A plan whose schedules are reversed."""
 
-    forward: GroupedPlan | RoundRobinPlan
+    forward: Plan
 
     def order_of(self, head):
         return Backward(self.forward.order_of(head))

@@ -326,10 +326,10 @@ def test_caches(caplog):
     dash_inductor.enable()
     cold = train()
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["aot_autograd"]["autograd_cache_miss"]) == (2, 1)
-    (decision,) = decisions()
-    assert isinstance(decision, Decision)
-    assert decision.rewritten
-    assert caplog.messages == [str(decision)]
+    (entry,) = decisions()
+    assert isinstance(entry, Decision)
+    assert entry.rewritten
+    assert caplog.messages == [str(entry)]
 
     for hits in (1, 2):
         torch._dynamo.reset()
@@ -341,7 +341,7 @@ def test_caches(caplog):
         assert counters["inductor"]["fxgraph_cache_miss"] == 2
         assert (counters["inductor"]["fxgraph_cache_hit"], counters["aot_autograd"]["autograd_cache_hit"]) == (2 * hits, hits)
         assert rewritten() == 1 + hits
-        assert decisions() == [decision]
-        assert caplog.messages == [str(decision)]
+        assert decisions() == [entry]
+        assert caplog.messages == [str(entry)]
         assert all(map(torch.equal, warm, cold))
     assert launched() == 3

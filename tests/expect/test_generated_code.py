@@ -86,7 +86,7 @@ return [getitem, getitem_9, getitem_10, getitem_11]""",
     def test_launch_with_a_dynamic_length(self) -> None:
         self.assertExpectedInline(
             launch(generated(64, "causal", dynamic=True)),
-            """kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, buf9, buf10, buf11, buf12, S, workspace_1, 132 + (-132)*(((decision(S, S, 32)) % 8) // 6), 1, 1)""",  # noqa: E501
+            """kernel.run(query_1, key_1, value_1, grad_out_1, buf7, buf6, buf9, buf10, buf11, buf12, S, workspace_1, 132 + ((-132)*dash_choice_b6a7066b100c7b27(4, S, S, 32)), 1, 1)""",  # noqa: E501
         )
 
 
@@ -140,7 +140,10 @@ def test_occupancy_is_checked_at_load() -> None:
     """Of the kernel whose CTAs wait for each other; by a line that Inductor's own decorator stands under."""
     code = generated(128, "causal")
     source = kernel(code, MAIN)[1]
-    assert "from dash_inductor.devices.load_check import expect\n\n@expect(1)\n@triton_heuristics.template(\n" in source
+    assert (
+        "from dash_inductor.devices.load_check import expect\n\n@expect(1)\n# dash_inductor template: one_pass\n@triton_heuristics.template(\n"
+        in source
+    )
     assert code.source.count("@expect(") == 1
     loaded = {type(value) for value in vars(PyCodeCache.load(source)).values()}
     assert Checked in loaded

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..families import MONOTONE, SEARCHED
 from ..orders.shift import Shift
-from ..placement import GroupedPlan, RoundRobinPlan
+from ..placement import GroupedPlan, Plan
 from . import monotone, shift, symmetric
 from .formula import Formula, Time
 
@@ -22,7 +22,7 @@ def formula_for(family: str, mask: str) -> Formula | None:
     }.get(family)
 
 
-def time_of(plan: GroupedPlan | RoundRobinPlan, *, step_ns: int, hop_ns: int) -> Time | None:
+def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:
     """The makespan of a plan by its formula, None where none holds; step_ns is of one query head.
 
     >>> from ..geometry import Geometry

@@ -8,13 +8,13 @@ from functools import lru_cache
 from ..costs import Costs
 from ..families import MONOTONE
 from ..geometry import BLOCKS_MASK, Geometry, check_count
-from ..placement import GroupedPlan, Placement, make_order
+from ..placement import GroupedPlan, Plan, make_order
 from ..tiled_problem import TiledProblem
 
 MOST_CHAINS = 16_384  # so many are timed one by one; more heads in proportion
 
 
-def monotone_makespan(plan: Placement, *, step_ns: int, hop_ns: int, resident: int | None = None) -> int:
+def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, resident: int | None = None) -> int:
     """simulate(plan).makespan_ns for ascending or descending, exact, in O(h n log P) for h heads of n chains.
 
     A chain never waits after its first step, for the chain before it sweeps the same tiles at the same pace. So the first step

@@ -13,48 +13,39 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
-from typing import Protocol
 
 from ..geometry import Geometry, check_range
 
 
-class Order(Protocol):
-    """What the table, the placement, the simulator and the checks ask of a family."""
+class Order(ABC):
+    """What the table, the placement, the simulator and the checks ask of a family.
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def geometry(self) -> Geometry: ...
-    @property
-    def roles(self) -> int: ...
-    @property
-    def mirrored(self) -> bool: ...
-    @property
-    def passes(self) -> int: ...
-    @property
-    def slots(self) -> tuple[tuple[int, ...], ...]: ...
-    @property
-    def clock_unit(self) -> int: ...
-    def pass_and_role(self, j: int) -> tuple[int, int]: ...
-    def visits(self, j: int) -> tuple[int, ...]: ...
-    def clock(self, i: int, j: int) -> int: ...
-    def rank(self, i: int, j: int) -> int: ...
-    def ranks(self, j: int) -> tuple[int, ...]: ...
+    slots[s][a]: the chain that role a runs s-th, -1 for none. A step takes clock_unit ticks of the virtual clock.
+    """
 
-
-class Clocked(ABC):
-    """Ranks from the order in which the clock commits the steps of a head."""
-
+    name: str
     geometry: Geometry
-    clock_unit = 1  # clock ticks of one step
+    roles: int
+    mirrored: bool  # roles, in odd rounds
+    passes: int  # chains, or pairs of them, that a role runs for one head, at most
+    slots: tuple[tuple[int, ...], ...]
+    clock_unit: int = 1
+
+    @abstractmethod
+    def pass_and_role(self, j: int) -> tuple[int, int]:
+        """(pass, role) of chain j."""
 
     @abstractmethod
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
 
     @abstractmethod
+    def clock(self, i: int, j: int) -> int:
+        """Virtual time of (i, j)."""
+
+    @abstractmethod
     def commits(self) -> Iterable[tuple[int, int]]:
-        """(Q tile, chain) of every step; those of one tile by (clock, role)."""
+        """(Q tile, chain) of every step; those of one tile by (clock, role), which gives the ranks."""
 
     @cached_property
     def _ranks(self) -> list[dict[int, int]]:
@@ -75,7 +66,7 @@ class Clocked(ABC):
 
 
 @dataclass(frozen=True)
-class Consecutive(Clocked):
+class Consecutive(Order):
     """Shared by the families whose passes take consecutive chains, a role each."""
 
     geometry: Geometry
@@ -84,12 +75,9 @@ class Consecutive(Clocked):
     def __post_init__(self) -> None:
         check_range("roles", self.roles, self.geometry.n_kv, "one per KV tile at most")
 
-    @property
-    def mirrored(self) -> bool:
-        """Whether roles are mirrored in odd rounds."""
-        return False
+    mirrored = False
 
-    @property
+    @cached_property
     def passes(self) -> int:
         """Chains that a role runs for one head, at most."""
         return len(self.parts)

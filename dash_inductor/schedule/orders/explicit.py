@@ -8,11 +8,11 @@ from functools import cached_property
 
 from ..families import SEARCHED
 from ..geometry import Geometry
-from .base import Clocked
+from .base import Order
 
 
 @dataclass(frozen=True)
-class Explicit(Clocked):
+class Explicit(Order):
     """Orders and clocks as data. list_scheduling.py and edge_colouring.py make them, for any mask.
 
     slots[s][a]: the chain that role a runs s-th, -1 for none. steps[j]: (Q tile, clock) of chain j in visiting order;
@@ -34,12 +34,12 @@ class Explicit(Clocked):
     name = SEARCHED
     mirrored = False
 
-    @property
+    @cached_property
     def roles(self) -> int:
         """CTAs that work on one head."""
         return len(self.slots[0])
 
-    @property
+    @cached_property
     def passes(self) -> int:
         """Chains that a role runs for one head, at most."""
         return len(self.slots)

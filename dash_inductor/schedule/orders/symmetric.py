@@ -8,11 +8,11 @@ from functools import cached_property
 from itertools import chain, repeat
 
 from ..geometry import Geometry, check_count, check_range
-from .base import Clocked, in_step, parts, pass_and_role, ring
+from .base import Order, in_step, parts, pass_and_role, ring
 
 
 @dataclass(frozen=True)
-class Symmetric(Clocked):
+class Symmetric(Order):
     """Roles take pairs of chains (u, n_kv - 1 - u), an odd n_kv's middle chain alone. For causal masks.
 
     The big chains of a pass first go round the rectangle of tiles that they all see, as a ring, then up their own part
@@ -50,7 +50,7 @@ class Symmetric(Clocked):
         """Number of pairs, the single middle chain included."""
         return -(-self.geometry.n_kv // 2)
 
-    @property
+    @cached_property
     def passes(self) -> int:
         """Pairs that a role runs for one head, at most."""
         return len(self.parts)

@@ -14,6 +14,7 @@ from dash_inductor.schedule import (
     Geometry,
     GroupedPlan,
     Order,
+    Plan,
     RoundRobinPlan,
     ScheduleError,
     Shift,
@@ -117,7 +118,7 @@ def wild(rng: random.Random) -> GroupedPlan:
     return GroupedPlan(schedule, heads, rng.randint(1, heads), rng.randint(1, 2))
 
 
-def check(plan: GroupedPlan | RoundRobinPlan, resident: int | None = None) -> None:
+def check(plan: Plan, resident: int | None = None) -> None:
     """Raises ScheduleError unless orders and ranks are permutations, waits are acyclic and `resident` CTAs are enough.
 
     A Deadlock names the cycle. Whether a plan ends does not depend on times.
@@ -128,3 +129,14 @@ def check(plan: GroupedPlan | RoundRobinPlan, resident: int | None = None) -> No
         if placed != list(range(order.geometry.n_kv)):
             raise ScheduleError(f"{order.name}: slots hold the chains {placed}, not each one once")
     simulate(plan, compute_ns=0, reduce_ns=0, sync_ns=0, resident=resident)
+
+
+def residency(plan: Plan) -> int:
+    """CTAs that are resident together in a launch that always ends; Simulation.residency has the least such number.
+
+    The roles of one head, or 1 where a chain waits for chains of earlier tickets only. Tickets are taken in order, so that the CTAs
+    of one head slot come together.
+    """
+    order = plan.order
+    alone = order.name in ("ascending", "descending") and order.passes == 1 and not order.mirrored
+    return 1 if alone and isinstance(plan, GroupedPlan) else plan.roles

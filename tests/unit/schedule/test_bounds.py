@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Placement, Shift, lower_bound, simulate
+from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, Shift, lower_bound, simulate
 
 from .strategies import plans, schedules
 
 
 @given(plans(), st.integers(1, 9), st.integers(0, 30), st.booleans())
-def test_nothing_is_faster(plan: Placement, step: int, hop: int, overlap: bool) -> None:
+def test_nothing_is_faster(plan: Plan, step: int, hop: int, overlap: bool) -> None:
     g, reduce = plan.order.geometry, min(step, hop) // 2
     bound = lower_bound(g, heads=plan.heads, workers=plan.workers, step_ns=step * plan.group, hop_ns=hop)
     costs = {"compute_ns": step if overlap else step - reduce, "reduce_ns": reduce, "sync_ns": hop - reduce}

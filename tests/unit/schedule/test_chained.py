@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, RoundRobinPlan, Shift, make_order, simulate
+from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, RoundRobinPlan, Shift, make_order, simulate
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 
 from .strategies import block_masks, geometries
@@ -16,7 +16,7 @@ FULL = Geometry(6, 6, 1, 2, "full")
 
 
 @st.composite
-def monotone(draw: st.DrawFn) -> tuple[GroupedPlan | RoundRobinPlan, int | None]:
+def monotone(draw: st.DrawFn) -> tuple[Plan, int | None]:
     """A plan that the recursion covers, and with how many CTAs its tickets are taken, None for a static placement."""
     family = draw(st.sampled_from(["ascending", "descending"]))
     g = draw(geometries(window=None if family == "ascending" else False))
@@ -32,7 +32,7 @@ def monotone(draw: st.DrawFn) -> tuple[GroupedPlan | RoundRobinPlan, int | None]
 
 
 @given(monotone(), st.integers(0, 9), st.integers(0, 30))
-def test_the_recursion_is_the_simulation(case: tuple[GroupedPlan | RoundRobinPlan, int | None], step: int, hop: int) -> None:
+def test_the_recursion_is_the_simulation(case: tuple[Plan, int | None], step: int, hop: int) -> None:
     plan, resident = case
     reduce = min(step, hop) // 2
     found = simulate(plan, compute_ns=step - reduce, reduce_ns=reduce, sync_ns=hop - reduce, resident=resident)

@@ -17,7 +17,7 @@ from dash_inductor.schedule import (
     Descending,
     Geometry,
     GroupedPlan,
-    RoundRobinPlan,
+    Plan,
     Shift,
     Symmetric,
     make_order,
@@ -30,7 +30,6 @@ from dash_inductor.schedule.formulas.formula import Time
 
 from .strategies import plans, round_robin
 
-Plan = GroupedPlan | RoundRobinPlan
 KINDS = ["ascending", "descending", "mirrored", "shift", "symmetric", "shift_round_robin", "symmetric_round_robin"]
 CAUSAL, FULL = Geometry(8, 8, 1, 2, "causal"), Geometry(8, 4, 1, 1, "full")
 

@@ -17,7 +17,7 @@ from dash_inductor.schedule import (
     Explicit,
     Geometry,
     GroupedPlan,
-    Placement,
+    Plan,
     ScheduleError,
     Shift,
     Steps,
@@ -27,7 +27,7 @@ from dash_inductor.schedule import (
     unroll,
 )
 
-from .strategies import check, plans, round_robin, schedules, wild
+from .strategies import check, plans, residency, round_robin, schedules, wild
 
 FULL = Geometry(6, 6, 1, 2, "full")
 CASES = 2000
@@ -40,7 +40,7 @@ def random_costs(rng: random.Random, count: int) -> Costs:
     return {name: [rng.randint(0, top) for _ in range(count)] for name, top in most.items()}
 
 
-def ends_of(plan: Placement, costs: Costs, overlap: bool, begin: dict[int, float]) -> list[float] | None:
+def ends_of(plan: Plan, costs: Costs, overlap: bool, begin: dict[int, float]) -> list[float] | None:
     """End of every step as the longest path to it, infinite behind a worker that never begins; None for a cycle.
 
     A node per step, its turn; edges to the next turn of the worker and of the Q tile. Written from the model, with nothing of the
@@ -76,7 +76,7 @@ def ends_of(plan: Placement, costs: Costs, overlap: bool, begin: dict[int, float
     return [turn[step] + reduce[step] for step in range(index)]
 
 
-def with_resident(plan: Placement, costs: Costs, overlap: bool, resident: int) -> list[float] | None:
+def with_resident(plan: Plan, costs: Costs, overlap: bool, resident: int) -> list[float] | None:
     """The same with so many CTAs: worker t begins when t - resident + 1 others have ended."""
     first = unroll(plan).first
     begin = dict.fromkeys(range(plan.workers), float("inf"))
@@ -124,7 +124,7 @@ def test_it_is_the_longest_path_or_a_cycle() -> None:
 
 
 @given(plans() | round_robin(), st.randoms(use_true_random=False), st.booleans())
-def test_the_families_too(plan: Placement, rng: random.Random, overlap: bool) -> None:
+def test_the_families_too(plan: Plan, rng: random.Random, overlap: bool) -> None:
     costs = random_costs(rng, len(unroll(plan)))
     ends = with_resident(plan, costs, overlap, plan.workers)
     if ends is None:
@@ -152,7 +152,7 @@ def test_only_step_and_hop_matter(plan: GroupedPlan, compute: int, reduce: int, 
 def test_times_fit_together(plan: GroupedPlan, rng: random.Random, overlap: bool) -> None:
     """Steps of a worker follow each other, waits are turns not yet come, and the critical path leaves no gap."""
     costs = random_costs(rng, len(unroll(plan)))
-    resident = rng.choice([None, plan.residency])
+    resident = rng.choice([None, residency(plan)])
     found = simulate(plan, **costs, overlap=overlap, resident=resident)
     steps = found.steps
     for step in range(len(steps)):
@@ -202,7 +202,7 @@ def test_waits_are_counted() -> None:
 @given(plans())
 def test_who_waits_ends_with_its_residency_and_with_no_fewer(plan: GroupedPlan) -> None:
     needed = simulate(plan, compute_ns=1, reduce_ns=1, sync_ns=1).residency
-    assert needed <= plan.residency
+    assert needed <= residency(plan)
     assert simulate(plan, compute_ns=1, reduce_ns=1, sync_ns=1, resident=needed).residency == needed
     check(plan, resident=needed)
     if needed > 1:
@@ -234,7 +234,7 @@ def test_a_schedule_does_not_stall_within_its_slack(plan: GroupedPlan, tau: int)
 
 @given(plans())
 def test_every_family_passes_the_checks(plan: GroupedPlan) -> None:
-    check(plan, resident=plan.residency)
+    check(plan, resident=residency(plan))
 
 
 def test_too_few_resident_ctas_are_refused_with_the_cycle() -> None:
