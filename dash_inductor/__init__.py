@@ -45,17 +45,7 @@ if TYPE_CHECKING:
     from .rewrite.declined import UnsupportedAttentionError
     from .rewrite.install import disable, enable, enabled
 
-__all__ = [
-    "Config",
-    "Decision",
-    "UnsupportedAttentionError",
-    "configure",
-    "decisions",
-    "disable",
-    "emulate",
-    "enable",
-    "enabled",
-]
+__all__ = ["Config", "Decision", "UnsupportedAttentionError", "configure", "decisions", "disable", "emulate", "enable", "enabled"]
 
 _HOME = {
     "Config": "config",

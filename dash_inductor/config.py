@@ -79,6 +79,7 @@ class Config:
 
 
 def variable(field: str) -> str:
+    """The environment variable of a field of Config."""
     return PREFIX if field == "enabled" else f"{PREFIX}_{field.upper()}"
 
 

@@ -57,16 +57,19 @@ class Decision:
 
     @property
     def rewritten(self) -> bool:
+        """Whether the attention became our kernels."""
         return self.reason is None
 
     @property
     def shape(self) -> str:
+        """Its sizes in one line."""
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         lengths = f"{self.q_len}" if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
         return f"B={self.batch} H={heads} S={lengths} D={self.head_dim} {self.dtype}"
 
     @property
     def schedule(self) -> str:
+        """Its family, roles and heads in flight in one line."""
         if self.family == TWO_PASS:  # no sum crosses a CTA
             return f"{TWO_PASS} (deterministic by construction)"
         return f"{self.family}" if self.roles is None else f"{self.family} (A={self.roles}, G={self.heads_in_flight})"
@@ -106,6 +109,7 @@ def loaded(module: str, index: int, text: str) -> None:
 
 
 def add(key: tuple[str, int], decision: Decision) -> None:
+    """Records a decision under the graph it belongs to, and logs it, unless it stands there already."""
     if _loaded.get(key) != decision:
         _loaded[key] = decision
         log.info("%s", decision)

@@ -13,6 +13,8 @@ in the compiled function, and shapes must be static.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from .reference import planned
 from .resolve import resolve
 from .schedule import BLOCKS_MASK, MASKS, Blocks
 
+Gradients = tuple[Tensor, Tensor, Tensor]  # dq, dk, dv
+
 _library = torch.library.Library("dash", "DEF")
 _library.define(
     "sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, *, "
@@ -31,17 +35,9 @@ _library.define(
 )
 
 
-def check(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    mask: str,
-    blocks: Tensor | None,
-) -> None:
+def check(tensors: Sequence[Tensor], mask: str, blocks: Tensor | None) -> None:
     """Raises ValueError, naming the argument, for what the op does not take; sizes may be symbolic."""
+    grad_out, query, key, value, out, logsumexp = tensors
     if mask not in (*MASKS, BLOCKS_MASK):
         raise ValueError(f"mask={mask!r} is not one of {', '.join((*MASKS, BLOCKS_MASK))}")
     if (mask == BLOCKS_MASK) != (blocks is not None):
@@ -70,44 +66,24 @@ def check(
         raise ValueError(reason)
 
 
-def sdpa_backward_fake(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    *,
-    mask: str,
-    blocks: Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def sdpa_backward_fake(*tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None) -> Gradients:
     """Empty gradients; ValueError as `check`."""
-    check(grad_out, query, key, value, out, logsumexp, mask, blocks)
+    check(tensors, mask, blocks)
+    _, query, key, value, *_ = tensors
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def sdpa_backward_eager(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    *,
-    mask: str,
-    blocks: Tensor | None = None,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def sdpa_backward_eager(*tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None) -> Gradients:
     """The gradients by the specification, under the settings in force; ValueError as `check` and `resolve`."""
-    check(grad_out, query, key, value, out, logsumexp, mask, blocks)
+    check(tensors, mask, blocks)
+    grad_out, query, key, value, out, logsumexp = tensors
     settings = current()
-    problem = Problem.of(query, key, value, mask=mask, scale=scale, blocks=None if blocks is None else rows_of(blocks))
+    problem = Problem.of(query, key, value, mask=mask, scale=scale, blocks=None if blocks is None else blocks_of(blocks))
     plan, _ = resolve(problem, settings, target_of(query.device, settings)).schedule
     return planned(grad_out, query, key, value, out, logsumexp, plan, scale)
 
 
-def rows_of(blocks: Tensor) -> Blocks:
+def blocks_of(blocks: Tensor) -> Blocks:
     """`blocks` as a geometry takes them."""
     return tuple(map(tuple, blocks.tolist()))
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .schedule import Blocks, TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
-from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM, AnyTile, Tile
+from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM, AnyTile, Tile, rows_of
 
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
@@ -62,8 +62,8 @@ class Problem:
 
     def tiled(self, tile: AnyTile) -> TiledProblem:
         """The problem in tiles, of known sizes."""
-        lengths = self.q_len, self.kv_len, self.kv_heads_total, self.group
-        return TiledProblem(*lengths, tile.block_d, tile.block_m, tile.block_n, self.mask, self.blocks)
+        lengths, rows = (self.q_len, self.kv_len, self.kv_heads_total, self.group), rows_of(tile)
+        return TiledProblem(*lengths, rows.block_d, rows.block_m, rows.block_n, self.mask, self.blocks)
 
     def why_not_taken(self) -> str | None:
         """The reason that lies in the attention itself, whatever the device and the settings; None if there is none."""

@@ -17,17 +17,8 @@ from .schedule.families import may_round_robin, why_guarantee_too_weak, why_impo
 from .schedule.formulas.chained import chained_plan, chained_time
 from .schedule.packing import why_no_round_robin
 from .schedule.searched import searched_plan
-from .templates.tiles import (
-    ONE_PASS_HEAD_DIM,
-    AnyTile,
-    EitherTile,
-    Template,
-    Tile,
-    TwoPassTile,
-    gluon_tile,
-    tile,
-    two_pass_tile,
-)
+from .templates import tiles
+from .templates.tiles import ONE_PASS_HEAD_DIM, AnyTile, EitherTile, Template, Tile, TwoPassTile
 
 
 @dataclass(frozen=True)
@@ -101,8 +92,8 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         raise ValueError(reason)
     template = template_for(problem, settings, target)
     arguments = target.arch, problem.dtype, problem.head_dim
-    one_pass = (gluon_tile if settings.kernel == GLUON else tile)(*arguments) if template != Template.TWO_PASS else None
-    two_pass = two_pass_tile(*arguments) if template != Template.ONE_PASS else None
+    one_pass = (tiles.gluon_tile if settings.kernel == GLUON else tiles.tile)(*arguments) if template != Template.TWO_PASS else None
+    two_pass = tiles.two_pass_tile(*arguments) if template != Template.ONE_PASS else None
     if one_pass is None:
         assert two_pass
         return Resolution(problem, settings, target, template, two_pass)

@@ -32,6 +32,7 @@ def with_aligned_rows(x: IRNode) -> IRNode:
 
 
 def multiple(size: Any, factor: int) -> bool:
+    """Whether a size is known to be a multiple of `factor`."""
     return V.graph.sizevars.statically_known_multiple_of(sympy.sympify(size), factor)
 
 
@@ -41,6 +42,8 @@ def traced_gradients() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def size_and_strides(meta: torch.Tensor) -> tuple[list[Any], list[Any]]:
+    """Those of a traced tensor, as expressions."""
+
     def expression(x: Any) -> Any:
         return x.node.expr if isinstance(x, torch.SymInt) else sympy.Integer(x)
 
@@ -48,6 +51,7 @@ def size_and_strides(meta: torch.Tensor) -> tuple[list[Any], list[Any]]:
 
 
 def contiguous(size: list[Any], dtype: torch.dtype, device: torch.device) -> FixedLayout:
+    """The layout of a contiguous tensor."""
     return FixedLayout(device, dtype, size, FlexibleLayout.contiguous_strides(size))
 
 

@@ -12,7 +12,7 @@ from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.reference import LOG2E
 from dash_inductor.resolve import Resolution
-from dash_inductor.templates.tiles import EMULATED, Tile, TwoPassTile
+from dash_inductor.templates.tiles import EMULATED, Tile, TwoPassTile, rows_of
 
 from .buffers import multiple
 
@@ -73,7 +73,7 @@ class Inputs:
     @property
     def n_q(self) -> sympy.Expr:
         """Q tiles."""
-        return CeilDiv(self.q_len, self.resolution.tile.block_m)
+        return CeilDiv(self.q_len, rows_of(self.resolution.tile).block_m)
 
     @property
     def scale(self) -> float:

@@ -16,10 +16,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from dash_inductor.config import GLUON, current
 from dash_inductor.decision import Decision, size_text
 from dash_inductor.devices.target import target_of
-from dash_inductor.op import SDPA_BACKWARD, rows_of
+from dash_inductor.op import SDPA_BACKWARD, blocks_of
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import Resolution, resolve
-from dash_inductor.templates.tiles import Template
+from dash_inductor.templates.tiles import Template, rows_of
 
 from . import gluon, kernels, one_pass, two_pass
 from .buffers import contiguous, empty, in_memory, traced_gradients, with_aligned_rows
@@ -42,7 +42,7 @@ def lower(
 ) -> tuple[TensorBox, TensorBox, TensorBox]:
     """dq, dk, dv; ValueError where the settings in force give the attention no kernel."""
     settings = current()
-    rows = None if blocks is None else rows_of(_constant_of_graph("blocks"))
+    rows = None if blocks is None else blocks_of(_constant_of_graph("blocks"))
     problem = Problem.of(*traced_gradients(), mask=mask, scale=scale, blocks=rows)
     resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
 
@@ -60,7 +60,7 @@ def lower(
 def _preprocessed(resolution: Resolution, out: IRNode, grad_out: IRNode, logsumexp: IRNode) -> tuple[TensorBox, TensorBox]:
     """-logsumexp * log2(e), and delta = rowsum(out * grad_out): fp32 [B, H, S_q], rows padded to Q tiles with -inf and 0."""
     batch, heads, q_len = map(sympy.sympify, out.get_size()[:3])
-    tile, device = resolution.tile, out.get_device_or_error()
+    tile, device = rows_of(resolution.tile), out.get_device_or_error()
     n_q = kernels.ceil_div(q_len, tile.block_m)
     size = [batch, heads, n_q * tile.block_m]
     delta = empty(size, torch.float32, device)
@@ -81,7 +81,7 @@ def _decision(inputs: Inputs, gradients: kernels.Gradients) -> Decision:
     resolution = inputs.resolution
     batch, heads, q_len, head_dim = inputs.query.get_size()
     kv_heads, kv_len = inputs.key.get_size()[1:3]
-    padded_rows = inputs.query_heads_total * inputs.n_q * resolution.tile.block_m
+    padded_rows = inputs.query_heads_total * inputs.n_q * rows_of(resolution.tile).block_m
     return Decision(
         op=V.graph.current_node.meta.get("dash_op", "dash.sdpa_backward"),
         device=resolution.target.key,

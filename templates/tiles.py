@@ -94,36 +94,22 @@ class TwoPassTile:
 
 
 class EitherTile(NamedTuple):
-    """Both tiles, where sizes decide which is taken. Their block_m is the same: delta and logsumexp are padded to it."""
+    """Both tiles, where sizes decide which is taken."""
 
     one_pass: Tile
     two_pass: TwoPassTile
-
-    @property
-    def block_m(self) -> int:
-        """Query rows of a step."""
-        return self.one_pass.block_m
-
-    @property
-    def block_n(self) -> int:
-        """Keys of a step of one pass."""
-        return self.one_pass.block_n
-
-    @property
-    def block_d(self) -> int:
-        """The padded head dim."""
-        return self.one_pass.block_d
-
-    @property
-    def preprocess_warps(self) -> int:
-        """Warps of the kernel that makes delta."""
-        return self.one_pass.preprocess_warps
 
     def __str__(self) -> str:
         return f"{self.one_pass} or {self.two_pass}"
 
 
 AnyTile = Tile | TwoPassTile | EitherTile
+
+
+def rows_of(tile: AnyTile) -> Tile | TwoPassTile:
+    """The tile by whose block_m the rows of delta and logsumexp are padded: of two, either, since it is the same in both."""
+    return tile.one_pass if isinstance(tile, EitherTile) else tile
+
 
 # (arch, largest padded head dim) -> tile. Three stages: with two, the loads of a step are issued at the end of the step before it,
 # and waited for at once.

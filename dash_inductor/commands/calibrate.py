@@ -118,6 +118,7 @@ class Session:
 
     @classmethod
     def of(cls, target: Any, gpu: str, l2_bytes: int) -> Session:
+        """The session of the GPU that is there, with the sources as they are."""
         from ..rewrite.cache_key import sources_digest
 
         return cls(target.key, gpu, target.arch, target.sms, l2_bytes, sources_digest())

@@ -16,7 +16,7 @@ from ..schedule import GUARANTEES, MASKS, TWO_PASS, Costs
 from ..schedule.candidates import Candidate, CandidateBuilder
 from ..schedule.choice import ScheduleChoice, weight
 from ..schedule.packing import row_ints, table_ints
-from ..templates.tiles import HALF_DTYPES, Template
+from ..templates.tiles import HALF_DTYPES, Template, rows_of
 from .console import table
 from .simulate import at_least, show
 
@@ -79,60 +79,41 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         resolution = resolve(problem, settings, target)
     except ValueError as error:
         return figures | {"declined": str(error)}
-    tile = resolution.tile
+    tile = rows_of(resolution.tile)
     chains = problem.kv_heads_total * (n_kv := problem.tiled(tile).geometry.n_kv)
     if chains > MOST_CHAINS:
         product = f"batch x kv-heads x KV tiles of {tile.block_n} keys"
         raise ValueError(f"{product} must be at most {MOST_CHAINS}, got {args.batch} x {kv_heads} x {n_kv} = {chains}")
     figures["template"] = str(resolution.template)
-    in_one_pass = resolution.template == Template.ONE_PASS
-    figures |= _in_one_pass(resolution) if in_one_pass else _in_two_passes(resolution, numbers)
+    figures |= _figures(resolution, numbers)
     return figures | (_why(resolution.choice) if resolution.choice else {"candidates": [], "piecewise": None})
 
 
-def _in_one_pass(resolution: Resolution) -> dict[str, Any]:
-    (plan, time_ns), costs = resolution.schedule, resolution.costs
-    assert costs
-    n_q, tile = plan.order.geometry.n_q, resolution.tile
-    longest = max(sum(1 for _ in plan.tasks(worker)) for worker in range(plan.workers))
-    # fp32 dq, and delta and lse of each of its rows; the table, and what else the schedule needs; the ticket, a dummy, and a
-    # semaphore for each (head, Q tile)
-    query_heads = plan.heads * plan.group
-    ints = table_ints(plan) + row_ints(plan) + 2 + query_heads * n_q
-    return {
-        "tile": str(tile),
-        "family": plan.family,
-        "roles": plan.roles,
-        "heads_in_flight": plan.heads_in_flight,
-        "stride": getattr(plan.order, "stride", None),
-        "boustrophedon": plan.order.mirrored,
+def _figures(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
+    """Of two passes the overhead is the launch alone: what a CTA loads and stores at its ends is not known yet."""
+    (plan, time_ns), costs, tile = resolution.schedule, resolution.costs, rows_of(resolution.tile)
+    figures: dict[str, Any] = {"tile": str(tile), "family": TWO_PASS, "roles": None, "heads_in_flight": None, "stride": None}
+    steps: dict[str, Any]
+    n_q, query_heads = plan.order.geometry.n_q, plan.heads * plan.group
+    if resolution.template == Template.ONE_PASS:
+        assert costs
+        figures |= {"family": plan.family, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}
+        figures["stride"] = getattr(plan.order, "stride", None)
+        longest = max(sum(1 for _ in plan.tasks(worker)) for worker in range(plan.workers))
+        overhead_ns = costs.launch_ns + longest * costs.chain_ns
+        steps = {"estimate": costs.estimate, "step_ns": costs.step_ns, "hop_ns": costs.hop_ns, "workers": costs.workers}
+        # fp32 dq; the table, and what else the schedule needs; the ticket, a dummy, and a semaphore for each (head, Q tile)
+        ints = query_heads * n_q * (tile.block_m * tile.block_d + 1) + table_ints(plan) + row_ints(plan) + 2
+    else:
+        two, ints, overhead_ns = resolution.two_pass, 0, numbers["launch_ns"]["value"]
+        estimate = two.estimate or numbers["launch_ns"]["estimate"]
+        steps = {"estimate": estimate, "step_ns": [two.kv_step_ns, two.q_step_ns], "hop_ns": 0, "workers": two.workers}
+    return figures | {
+        "boustrophedon": resolution.template == Template.ONE_PASS and plan.order.mirrored,
         "predicted_us": None if time_ns is None else time_ns / 1000,
-        "overhead_us": (costs.launch_ns + longest * costs.chain_ns) / 1000,
-        "estimate": costs.estimate,
-        "step_ns": costs.step_ns,
-        "hop_ns": costs.hop_ns,
-        "workers": costs.workers,
-        "workspace_bytes": FP32_BYTES * (query_heads * n_q * tile.block_m * (tile.block_d + 2) + ints),
-    }
-
-
-def _in_two_passes(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Of the overhead the launch alone: what a CTA loads and stores at its ends is not known yet."""
-    (plan, time_ns), two, tile = resolution.schedule, resolution.two_pass, resolution.tile
-    return {
-        "tile": str(tile),
-        "family": TWO_PASS,
-        "roles": None,
-        "heads_in_flight": None,
-        "stride": None,
-        "boustrophedon": False,
-        "predicted_us": None if time_ns is None else time_ns / 1000,
-        "overhead_us": numbers["launch_ns"]["value"] / 1000,
-        "estimate": two.estimate or numbers["launch_ns"]["estimate"],
-        "step_ns": [two.kv_step_ns, two.q_step_ns],
-        "hop_ns": 0,
-        "workers": two.workers,
-        "workspace_bytes": FP32_BYTES * 2 * plan.heads * plan.group * plan.order.geometry.n_q * tile.block_m,
+        "overhead_us": overhead_ns / 1000,
+        **steps,
+        "workspace_bytes": FP32_BYTES * (ints + 2 * query_heads * n_q * tile.block_m),  # and delta and lse of each row
     }
 
 

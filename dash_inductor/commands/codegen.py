@@ -96,42 +96,30 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _show(report: dict[str, Any]) -> None:
+def _show(figures: dict[str, Any]) -> None:
     """The report for people: figures and code of each kernel, in colour on a terminal where rich is installed."""
-    versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-    _show_kernel(report, f"{report['kernel']} on {report['device']} ({versions})", {"Graph": report["graph"]})
-    for other in report["others"]:
+    versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
+    _show_kernel(figures, f"{figures['kernel']} on {figures['device']} ({versions})", {"Graph": figures["graph"]})
+    for other in figures["others"]:
         print()
         _show_kernel(other, other["kernel"], {})
 
 
-def _show_kernel(report: dict[str, Any], title: str, sections: dict[str, str]) -> None:
-    figures = {name: value for name, value in report.items() if isinstance(value, int)}
-    rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in figures.items()]
-    for loop in report["predicted_cycles"] or ():
+def _show_kernel(figures: dict[str, Any], title: str, sections: dict[str, str]) -> None:
+    numbers = {name: value for name, value in figures.items() if isinstance(value, int)}
+    rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in numbers.items()]
+    for loop in figures["predicted_cycles"] or ():
         by_cause = {"tensor cores": loop["tensor_cycles"], **loop["exposed"]}
         rows.append(("cycles a step, estimate *", f"{loop['cycles']:.0f}"))
         rows += [(f"  {cause} *", f"{cycles:.0f}") for cause, cycles in by_cause.items() if cycles >= SMALLEST]
-    rows += [("broken rule", sentence) for sentence in report["gates"]]
-    sections = sections | {"Launch": "\n".join(report["launch"]), "Kernel": report["source"].strip()}
-    if sys.stdout.isatty() and importlib.util.find_spec("rich"):
-        _show_in_colour(title, rows, sections)
-        return
+    rows += [("broken rule", sentence) for sentence in figures["gates"]]
     print(title, *(f"{name:<26}{value:>10}" for name, value in rows), "* in the main loop", sep="\n")
-    for heading, text in sections.items():
-        print(f"\n{heading}\n\n{text}")
+    for heading, text in (sections | {"Launch": "\n".join(figures["launch"]), "Kernel": figures["source"].strip()}).items():
+        print(f"\n{heading}\n")
+        if sys.stdout.isatty() and importlib.util.find_spec("rich"):
+            from rich import print as show
+            from rich.syntax import Syntax
 
-
-def _show_in_colour(title: str, rows: list[tuple[str, str]], sections: dict[str, str]) -> None:
-    from rich.console import Console
-    from rich.syntax import Syntax
-    from rich.table import Table
-
-    console = Console()
-    table = Table("figure", "value", caption="* in the main loop")
-    for row in rows:
-        table.add_row(*row)
-    console.print(title, table, sep="\n")
-    for heading, text in sections.items():
-        console.rule(heading, align="left")
-        console.print(Syntax(text, "python", theme="ansi_dark", word_wrap=True))
+            show(Syntax(text, "python", theme="ansi_dark", word_wrap=True))
+        else:
+            print(text)

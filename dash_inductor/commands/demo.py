@@ -22,6 +22,7 @@ SMS = 16  # of the emulated device: twice the heads in a batch, so that CTAs sha
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `demo`."""
     steps = f"training steps, at most {MOST_STEPS} (default %(default)s)"
     parser.add_argument("--steps", type=at_least(1, MOST_STEPS), default=STEPS, metavar="N", help=steps)
     parser.add_argument("--train", type=Path, metavar="FILE", help="only train once, and write what happened to FILE (JSON)")

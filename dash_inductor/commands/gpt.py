@@ -8,6 +8,8 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
+    """A layer of the transformer: causal attention, then an MLP, both residual."""
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -17,6 +19,7 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
+        """[B, S, width] to [B, S, width]."""
         query, key, value = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.project(attended.transpose(1, 2).flatten(2))
@@ -35,5 +38,6 @@ class GPT(nn.Module):
         self.head = nn.Linear(width, 256, bias=False)
 
     def forward(self, x: Tensor, following: Tensor) -> Tensor:
+        """The mean cross-entropy of the bytes `following` those of x, [B, S] each."""
         logits = self.head(self.norm(self.blocks(self.bytes(x) + self.positions)))
         return F.cross_entropy(logits.flatten(0, 1).float(), following.flatten())

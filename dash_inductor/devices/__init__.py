@@ -86,6 +86,7 @@ class NamedDevice:
 
     @property
     def limits(self) -> Limits:
+        """What one of its SMs can have at most."""
         return LIMITS[self.arch]
 
 

@@ -20,6 +20,7 @@ class Checked(CachingAutotuner):
     expected_ctas_per_sm: int
 
     def precompile(self, *args: Any, **kwargs: Any) -> None:
+        """Compiles and loads the kernel; RuntimeError where `check` raises it."""
         super().precompile(*args, **kwargs)
         for launcher in self.launchers:
             check(

@@ -14,17 +14,7 @@ from ..import_hook import after_import
 from .patches import Patches
 from .session import ACTIVE, LAUNCHES, LOCK, Emulation, Launch, Session
 
-__all__ = [
-    "Emulation",
-    "Launch",
-    "active",
-    "clear_launches",
-    "emulate",
-    "launches",
-    "prepare_environment",
-    "settings",
-    "start",
-]
+__all__ = ["Emulation", "Launch", "active", "clear_launches", "emulate", "launches", "prepare_environment", "settings", "start"]
 
 _PATCHES = Patches()
 
@@ -52,7 +42,7 @@ def emulate(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> Iter
         with LOCK:
             ACTIVE.remove(session)
             if not ACTIVE:
-                _PATCHES.restore()
+                _PATCHES.close()
 
 
 def start(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> None:
@@ -76,6 +66,7 @@ def launches() -> list[Launch]:
 
 
 def clear_launches() -> None:
+    """Forgets the launches so far."""
     LAUNCHES.clear()
 
 
@@ -101,7 +92,7 @@ def _enter(emulation: Emulation) -> Session:
                 _install()
             except BaseException:
                 ACTIVE.remove(session)
-                _PATCHES.restore()
+                _PATCHES.close()
                 raise
     return session
 

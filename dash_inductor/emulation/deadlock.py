@@ -25,6 +25,7 @@ class Wait:
     dtype: np.dtype[Any]
 
     def value(self) -> int:
+        """What the semaphore holds now."""
         return int(np.frombuffer(ctypes.string_at(self.address, self.dtype.itemsize), self.dtype)[0])
 
 

@@ -29,6 +29,7 @@ SETTINGS = {"cpu_backend": "triton", "compile_threads": 1}  # nothing is compile
 
 
 def install_inductor(patches: Patches) -> None:
+    """Sets all patches of Inductor."""
     patches.set(triton.runtime.driver, "_active", EmulatedDriver())
     _compile_alone(patches)
     patches.set(triton_helpers, "set_driver_to_cpu", lambda: None)

@@ -44,10 +44,12 @@ class Program(greenlet.greenlet):
 
     @staticmethod
     def running() -> Program | None:
+        """The program that runs in this thread."""
         current = greenlet.getcurrent()
         return current if isinstance(current, Program) else None
 
     def can_move(self) -> bool:
+        """Whether nothing blocks it, or the semaphore that it polls has changed."""
         return not self.blocked or (self.polled is not None and self.polled.value() != self.seen)
 
     def pause(self) -> None:

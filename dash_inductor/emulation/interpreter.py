@@ -32,6 +32,7 @@ Array = np.ndarray[Any, Any]
 
 
 def install_interpreter(patches: Patches) -> None:
+    """Sets all patches of Triton's interpreter."""
     _interleave_launches(patches)
     _hand_over_at_atomics(patches)
     _cheap_device_calls(patches)

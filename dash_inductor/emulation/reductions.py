@@ -25,6 +25,7 @@ Array = np.ndarray[Any, Any]
 
 
 def install_reductions(patches: Patches) -> None:
+    """Sets all patches of reductions and scans."""
     patches.set(ReduceOps, "generic_reduce", _generic_reduce)
     patches.set(ScanOps, "generic_scan", _generic_scan)
     patches.set(FunctionRewriter, "ast_transformer", _NotTransformer())

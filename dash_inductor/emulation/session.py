@@ -68,6 +68,7 @@ class Session:
         self.count = 0
 
     def next_stream(self) -> random.Random:
+        """The random numbers of the next launch."""
         self.count += 1
         return random.Random(f"{self.emulation.seed}/{self.count}")
 

@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+import networkx  # which torch brings along
+
 # From this many WARPGROUP.DEPBAR in the loop on, ptxas has put a wait behind every wgmma; a pipelined loop has 3 or 4.
 SERIALISED_DEPBARS = 20
 
@@ -71,6 +73,7 @@ class Instruction:
 
     @property
     def is_matmul(self) -> bool:
+        """Whether it multiplies matrices, of any generation."""
         return self.base.endswith("MMA")
 
 
@@ -148,12 +151,6 @@ def issued_idle(loop: Sequence[Instruction], wanted: Callable[[Instruction], boo
             elif turn and not groups_in_flight and wanted(instruction):
                 count += 1
     return count
-
-
-def loops_with(cubin: bytes, base: str) -> list[list[Instruction]]:
-    """The innermost loops that hold an instruction `base`, such as UTMALDG. A warp-specialised kernel has a loop per partition."""
-    text = disassemble(cubin)
-    return _innermost(parse(text), indirect_targets(text), lambda instruction: instruction.base == base)
 
 
 def disassemble(cubin: bytes) -> str:
@@ -258,69 +255,20 @@ def natural_loops(graph: list[list[int]]) -> list[set[int]]:
     >>> natural_loops([[1], [2, 3], [1], []])
     [{1, 2}]
     """
-    order = _reverse_postorder(graph)
-    predecessors: list[list[int]] = [[] for _ in graph]
-    for tail in order:
-        for head in graph[tail]:
-            predecessors[head].append(tail)
-    number = {vertex: i for i, vertex in enumerate(order)}
-    dominator = _immediate_dominators(number, predecessors)
-    loops = []
-    for header in order:
-        retreating = [tail for tail in predecessors[header] if number[tail] >= number[header]]
-        tails = [tail for tail in retreating if _dominates(header, tail, dominator)]
-        body, pending = {header}, tails.copy()
-        while pending:
-            vertex = pending.pop()
-            if vertex not in body:
-                body.add(vertex)
-                pending.extend(predecessors[vertex])
-        if tails:
-            loops.append(body)
-    return loops
+    flow = networkx.DiGraph((tail, head) for tail, heads in enumerate(graph) for head in heads)
+    flow.add_node(0)
+    flow = flow.subgraph({0} | networkx.descendants(flow, 0))
+    dominator = networkx.immediate_dominators(flow, 0)
+    bodies: dict[int, set[int]] = {}
+    for tail, header in flow.edges:
+        if _dominates(header, tail, dominator):
+            without_header = flow.subgraph(set(flow) - {header})
+            body = {tail} | networkx.ancestors(without_header, tail) if tail != header else set()
+            bodies.setdefault(header, {header}).update(body)
+    return list(bodies.values())
 
 
-def _reverse_postorder(graph: list[list[int]]) -> list[int]:
-    postorder: list[int] = []
-    seen = {0}
-    stack = [(0, iter(graph[0]))]
-    while stack:
-        vertex, heads = stack[-1]
-        head = next((head for head in heads if head not in seen), None)
-        if head is None:
-            postorder.append(vertex)
-            stack.pop()
-        else:
-            seen.add(head)
-            stack.append((head, iter(graph[head])))
-    return postorder[::-1]
-
-
-def _immediate_dominators(number: dict[int, int], predecessors: list[list[int]]) -> dict[int, int]:
-    """Cooper, Harvey, Kennedy, "A Simple, Fast Dominance Algorithm"; the entry is its own.
-
-    `number` gives each vertex its place in reverse postorder, and is in that order.
-    """
-    entry, *others_in_order = number
-    dominator = {entry: entry}
-    changed = True
-    while changed:
-        changed = False
-        for vertex in others_in_order:
-            first, *others = [p for p in predecessors[vertex] if p in dominator]
-            for other in others:
-                while first != other:
-                    if number[first] > number[other]:
-                        first = dominator[first]
-                    else:
-                        other = dominator[other]
-            if dominator.get(vertex) != first:
-                dominator[vertex] = first
-                changed = True
-    return dominator
-
-
-def _dominates(vertex: int, other: int, dominator: dict[int, int]) -> bool:
-    while other != vertex and dominator[other] != other:
+def _dominates(vertex: int, other: int, dominator: Mapping[int, int]) -> bool:
+    while other not in (vertex, 0):
         other = dominator[other]
     return other == vertex

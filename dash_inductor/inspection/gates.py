@@ -51,6 +51,7 @@ class Cell:
 
     @property
     def tile(self) -> Tile | TwoPassTile:
+        """The tile of its template."""
         find = tile if self.template == Template.ONE_PASS else two_pass_tile
         return find(device(DEVICES[self.arch]).arch, self.dtype, self.head_dim)
 

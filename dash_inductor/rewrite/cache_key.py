@@ -38,6 +38,7 @@ def sources_digest() -> str:
 
 
 def digest_of(roots: list[Path]) -> str:
+    """SHA-256 over the names and bytes of the source files under `roots`."""
     digest = hashlib.sha256()
     for root in roots:
         for path in sorted(p for p in root.rglob("*") if p.suffix in SUFFIXES):

@@ -82,6 +82,7 @@ def want(*, required: bool = False) -> None:
 
 
 def is_enabled() -> bool:
+    """Whether the pass is to be in Inductor."""
     return _wanted
 
 
@@ -92,6 +93,7 @@ def _install_if_wanted() -> None:
 
 @functools.cache
 def prepare_emulation() -> None:
+    """Makes Triton interpret in this process; RuntimeError where it is too late for that."""
     from .. import emulation
     from ..config import current
 

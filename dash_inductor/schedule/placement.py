@@ -101,6 +101,7 @@ class GroupedPlan(Plan):
         return -(-self.heads // self.heads_in_flight)
 
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
+        """(head, chain) of the worker: its role in every head of its slot, pass by pass."""
         order = self.order
         head_slot, a = divmod(worker, order.roles)
         slots = order.slots
@@ -172,6 +173,7 @@ class RoundRobinPlan(Plan):
         return self._by_first_pass_roles.setdefault(first_pass_roles, replace(self.order, first_pass_roles=first_pass_roles))
 
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
+        """(head, chain) of the worker: every item of the queue that it takes."""
         for item in range(worker, self.heads * self.units, self.workers):
             head, unit = divmod(item, self.units)
             yield from ((head, j) for j in self._units[unit])

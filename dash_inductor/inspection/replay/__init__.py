@@ -14,8 +14,8 @@ from itertools import pairwise
 from typing import Any
 
 from ..cubin import disassemble, indirect_targets, main_loops, parse
-from .constants import CONSTANTS, SWITCH, Constant, Constants
-from .machine import BARRIER, ISSUE, MATMUL, WARP, WARPGROUP, Event, StreamingMultiprocessor, Warp
+from .constants import CONSTANTS, SWITCH, Constants
+from .machine import BARRIER, ISSUE, MATMUL, WARPGROUP, Event, StreamingMultiprocessor, Warp
 from .operations import UNKNOWN, Operation, control_codes, decoded, step_of
 
 STEPS = 9  # issued
@@ -247,17 +247,3 @@ def sensitivity(loop: Sequence[Operation], *, constants: Constants = Constants()
             halved, doubled = (replay_loop(loop, constants=constants.set_from({name: other}), **how).cycles for other in others)
             found.append(Sensitivity(name, value, halved, doubled))
     return found
-
-
-__all__ = [
-    "CONSTANTS",
-    "WARP",
-    "Constant",
-    "Constants",
-    "Replay",
-    "Sensitivity",
-    "loops_of",
-    "replay",
-    "replay_loop",
-    "sensitivity",
-]

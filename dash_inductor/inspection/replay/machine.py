@@ -90,14 +90,17 @@ class Warp:
 
     @property
     def operation(self) -> Operation:
+        """What it issues next."""
         return self.operations[self.position]
 
     @property
     def group(self) -> int:
+        """Its warpgroup."""
         return self.number // WARPGROUP
 
     @property
     def scheduler(self) -> int:
+        """The scheduler of the SM that issues for it."""
         return self.number % SCHEDULERS
 
 

@@ -69,31 +69,10 @@ _HALF_RATE = re.compile(
 
 
 @dataclass(frozen=True)
-class Operation:
+class Operation(Instruction):
     """An instruction with its control code, and what the replay reads from its operands."""
 
-    instruction: Instruction
     control: ControlCode
-
-    @property
-    def address(self) -> int:
-        return self.instruction.address
-
-    @property
-    def opcode(self) -> str:
-        return self.instruction.opcode
-
-    @property
-    def base(self) -> str:
-        return self.instruction.base
-
-    @property
-    def guard(self) -> str:
-        return self.instruction.guard
-
-    @property
-    def operands(self) -> str:
-        return self.instruction.operands
 
     @cached_property
     def kind(self) -> str:
@@ -180,7 +159,7 @@ class Operation:
 
 def decoded(loop: Sequence[Instruction], codes: Mapping[int, ControlCode]) -> list[Operation]:
     """A loop of `cubin.main_loops` with its control codes."""
-    return [Operation(instruction, codes[instruction.address]) for instruction in loop]
+    return [Operation(**vars(instruction), control=codes[instruction.address]) for instruction in loop]
 
 
 def step_of(loop: Sequence[Operation], warp: int, edge: bool) -> list[Operation]:

@@ -58,12 +58,6 @@ class IntegerPrinter(PythonCodePrinter):
         numerator, denominator = map(self._print, expression.args)
         return f"(-(-({numerator}) // ({denominator})))"
 
-    def _print_Max(self, expression: sympy.Expr) -> str:
-        return f"max({', '.join(map(self._print, expression.args))})"
-
-    def _print_Min(self, expression: sympy.Expr) -> str:
-        return f"min({', '.join(map(self._print, expression.args))})"
-
 
 def integers(names: str) -> Any:
     """Symbols of integers, by names with blanks between them."""
@@ -99,8 +93,8 @@ class Formula:
         return sympy.lambdify(
             self.parameters,
             (self.ns, self.applies, self.exact),
-            modules=[],
-            printer=IntegerPrinter({"fully_qualified_modules": False}),
+            modules=[{"Max": max, "Min": min}],
+            printer=IntegerPrinter({"fully_qualified_modules": False, "allow_unknown_functions": True}),
             cse=lambda expressions: (list(self.parts.items()), expressions),  # its parts are its common subexpressions
         )
 

@@ -1,9 +1,9 @@
 """What an order is: for each chain the sequence of its Q tiles, for each Q tile the sequence of its additions.
 
 An order spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Under shift and symmetric the first pass may have
-`first_pass_roles` roles only, for a head that begins in the middle of a round (`RoundRobinPlan`). The virtual clock of an order
-increases along every role, and a rank is a place in the order of (clock, role) among the contributors of a tile: that makes every
-order acyclic, whatever the clock.
+fewer roles, for a head that begins in the middle of a round (`RoundRobinPlan`). The virtual clock of an order increases along every
+role, and a rank is a place in the order of (clock, role) among the contributors of a tile: that makes every order acyclic, whatever
+the clock.
 """
 
 from __future__ import annotations
@@ -66,56 +66,79 @@ class Order(ABC):
 
 
 @dataclass(frozen=True)
-class Consecutive(Order):
-    """Shared by the families whose passes take consecutive chains, a role each."""
+class InPasses(Order):
+    """Orders whose passes take consecutive units (chains, or pairs of them), a role each; the first pass may have fewer roles.
+
+    first_pass_roles, where an order has it, is for a head that begins in the middle of a round; 0 stands for all roles.
+    """
 
     geometry: Geometry
     roles: int
+    mirrored = False
+    first_pass_roles = 0
+    unit = "KV tile"
 
     def __post_init__(self) -> None:
-        check_range("roles", self.roles, self.geometry.n_kv, "one per KV tile at most")
+        check_range("roles", self.roles, self.units, f"one per {self.unit} at most")
+        if self.first_pass_roles:
+            check_range("first_pass_roles", self.first_pass_roles, self.roles, "roles")
 
-    mirrored = False
+    @property
+    def units(self) -> int:
+        """How many units a head has."""
+        return self.geometry.n_kv
 
-    @cached_property
-    def passes(self) -> int:
-        """Chains that a role runs for one head, at most."""
-        return len(self.parts)
+    def unit_of(self, j: int) -> int:
+        """The unit that chain j belongs to."""
+        return j
+
+    def chains_of(self, unit: int) -> tuple[int, ...]:
+        """The chains of a unit in the order they are run, as many for each; -1 for none."""
+        return (unit,)
 
     @cached_property
     def parts(self) -> tuple[range, ...]:
-        """Chains of each pass."""
-        return parts(self.geometry.n_kv, self.roles)
+        """Units of each pass.
+
+        >>> from .shift import Shift
+        >>> seven = Geometry(7, 7, 1, 1, "full")
+        >>> Shift(seven, 3).parts, Shift(seven, 3, first_pass_roles=2).parts
+        ((range(0, 3), range(3, 6), range(6, 7)), (range(0, 2), range(2, 5), range(5, 7)))
+        """
+        starts = range(-self._missing, self.units, self.roles)
+        return tuple(range(max(0, start), min(self.units, start + self.roles)) for start in starts)
+
+    @cached_property
+    def passes(self) -> int:
+        """Units that a role runs for one head, at most."""
+        return len(self.parts)
 
     @cached_property
     def slots(self) -> tuple[tuple[int, ...], ...]:
         """Chain of each (slot, role), in the order the role runs them; -1 for none."""
-        return tuple((*part, *[-1] * (self.roles - len(part))) for part in self.parts)
+        rows = []
+        for part in self.parts:
+            none = [-1] * (self.roles - len(part))
+            rows += [(*chains, *none) for chains in zip(*map(self.chains_of, part), strict=True)]
+        return tuple(rows)
 
     def pass_and_role(self, j: int) -> tuple[int, int]:
         """(pass, role) of chain j."""
-        return pass_and_role(j, self.roles)
+        p, a = divmod(self.unit_of(j) + self._missing, self.roles)
+        return p, a - self._missing if p == 0 else a
 
+    def steps_of(self, unit: int) -> Iterator[tuple[int, int]]:
+        """(Q tile, chain) of a unit, chain after chain."""
+        return ((i, j) for j in self.chains_of(unit) if j >= 0 for i in self.visits(j))
 
-def parts(units: int, roles: int, first_pass_roles: int = 0) -> tuple[range, ...]:
-    """What each pass takes of `units` chains or pairs: `roles` of them, the first pass `first_pass_roles` if that is given.
+    def commits(self) -> Iterator[tuple[int, int]]:
+        """Step by step, pass by pass."""
+        return (step for part in self.parts for step in in_step(map(self.steps_of, part)))
 
-    >>> parts(7, 3), parts(7, 3, first_pass_roles=2)
-    ((range(0, 3), range(3, 6), range(6, 7)), (range(0, 2), range(2, 5), range(5, 7)))
-    """
-    first = (first_pass_roles or roles) - roles  # where the first pass would begin if it were a whole one
-    return tuple(range(max(0, start), min(units, start + roles)) for start in range(first, units, roles))
-
-
-def pass_and_role(unit: int, roles: int, first_pass_roles: int = 0) -> tuple[int, int]:
-    """(pass, role) of a unit, see parts().
-
-    >>> pass_and_role(1, 3, first_pass_roles=2), pass_and_role(4, 3, first_pass_roles=2)
-    ((0, 1), (1, 2))
-    """
-    missing = roles - (first_pass_roles or roles)
-    p, a = divmod(unit + missing, roles)
-    return p, a - missing if p == 0 else a
+    @property
+    def _missing(self) -> int:
+        """Roles that the first pass lacks."""
+        return self.roles - (self.first_pass_roles or self.roles)
 
 
 def ring(a: int, stride: int, start: int, stop: int) -> tuple[int, ...]:

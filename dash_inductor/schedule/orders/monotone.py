@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .base import Consecutive
+from .base import InPasses
 
 
 @dataclass(frozen=True)
-class Monotone(Consecutive):
+class Monotone(InPasses):
     """Tiles add up in the order of j: the rank is the number of chains before j that contribute.
 
     Bits then depend on the geometry alone.

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import repeat
 
 from ..geometry import check_range
-from .base import Consecutive, in_step, parts, pass_and_role, ring
+from .base import InPasses, ring
 
 
 @dataclass(frozen=True)
-class Shift(Consecutive):
+class Shift(InPasses):
     """Role a starts `stride` tiles after role a - 1, so that no two want a tile within `stride` steps.
 
-    For the full mask; needs n_q >= roles. stride defaults to the largest, n_q // roles, and first_pass_roles to roles.
+    For the full mask; needs n_q >= roles. stride defaults to the largest, n_q // roles.
 
     >>> from ..geometry import Geometry
     >>> s = Shift(Geometry(6, 6, 1, 2, "full"), roles=3)
@@ -25,7 +22,7 @@ class Shift(Consecutive):
     [[0, 0, 1, 1, 2, 2], [2, 2, 0, 0, 1, 1], [1, 1, 2, 2, 0, 0]]
     """
 
-    stride: int = 0  # this and first_pass_roles are resolved in __post_init__; 0 asks for the default
+    stride: int = 0  # resolved in __post_init__; 0 asks for the default
     first_pass_roles: int = 0
     name = "shift"
 
@@ -38,18 +35,6 @@ class Shift(Consecutive):
         if not self.stride:
             object.__setattr__(self, "stride", n_q // self.roles)
         check_range("stride", self.stride, n_q // self.roles, "n_q // roles")
-        if not self.first_pass_roles:
-            object.__setattr__(self, "first_pass_roles", self.roles)
-        check_range("first_pass_roles", self.first_pass_roles, self.roles, "roles")
-
-    @cached_property
-    def parts(self) -> tuple[range, ...]:
-        """Chains of each pass."""
-        return parts(self.geometry.n_kv, self.roles, self.first_pass_roles)
-
-    def pass_and_role(self, j: int) -> tuple[int, int]:
-        """(pass, role) of chain j."""
-        return pass_and_role(j, self.roles, self.first_pass_roles)
 
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
@@ -59,8 +44,3 @@ class Shift(Consecutive):
         """Virtual time of (i, j): its step, counted through the passes."""
         p, a = self.pass_and_role(j)
         return p * self.geometry.n_q + (i - self.stride * a) % self.geometry.n_q
-
-    def commits(self) -> Iterator[tuple[int, int]]:
-        """Step by step, pass by pass."""
-        for part in self.parts:
-            yield from in_step(zip(self.visits(j), repeat(j)) for j in part)

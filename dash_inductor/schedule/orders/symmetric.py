@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, repeat
 
-from ..geometry import Geometry, check_count, check_range
-from .base import Order, in_step, parts, pass_and_role, ring
+from ..geometry import check_count
+from .base import InPasses, ring
 
 
 @dataclass(frozen=True)
-class Symmetric(Order):
+class Symmetric(InPasses):
     """Roles take pairs of chains (u, n_kv - 1 - u), an odd n_kv's middle chain alone. For causal masks.
 
     The big chains of a pass first go round the rectangle of tiles that they all see, as a ring, then up their own part
     below it; then the small chains go down. The step on the worker, through both chains and all passes, is the clock.
 
+    >>> from ..geometry import Geometry
     >>> s = Symmetric(Geometry(6, 6, 1, 2, "causal"), roles=2)
     >>> s.slots
     ((0, 1), (2, -1))
@@ -27,58 +26,37 @@ class Symmetric(Order):
     [[0, 0, 0, 0, 1, 1], [1, 1, 0, 0], [2, 2]]
     """
 
-    geometry: Geometry
-    roles: int
-    first_pass_roles: int = 0  # roles of the first pass; 0 for all
+    first_pass_roles: int = 0
     most_stride: int = 0  # tiles between two roles on the ring; 0 for k, the most that serves
     name = "symmetric"
-    mirrored = False
+    unit = "pair of KV tiles"
 
     def __post_init__(self) -> None:
         if not self.geometry.is_causal:
             window = "" if self.geometry.window is None else f" with window={self.geometry.window}"
             use = "shift" if self.geometry.mask == "full" else "descending or searched"
             raise ValueError(f"family symmetric needs a causal mask, got mask={self.geometry.mask!r}{window}: use {use}")
-        check_range("roles", self.roles, self.pairs, "one per pair of KV tiles at most")
-        if not self.first_pass_roles:
-            object.__setattr__(self, "first_pass_roles", self.roles)
-        check_range("first_pass_roles", self.first_pass_roles, self.roles, "roles")
+        super().__post_init__()
         check_count("most_stride", self.most_stride, least=0)
 
     @property
-    def pairs(self) -> int:
+    def units(self) -> int:
         """Number of pairs, the single middle chain included."""
         return -(-self.geometry.n_kv // 2)
 
-    @cached_property
-    def passes(self) -> int:
-        """Pairs that a role runs for one head, at most."""
-        return len(self.parts)
+    def unit_of(self, j: int) -> int:
+        """The pair that chain j belongs to."""
+        return min(j, self.geometry.n_kv - 1 - j)
 
-    @cached_property
-    def parts(self) -> tuple[range, ...]:
-        """Pairs of each pass."""
-        return parts(self.pairs, self.roles, self.first_pass_roles)
-
-    @cached_property
-    def slots(self) -> tuple[tuple[int, ...], ...]:
-        """Chain of each (slot, role), -1 for none: slot 2p has the big chains of pass p, slot 2p + 1 the small ones."""
-        n = self.geometry.n_kv
-        rows = []
-        for part in self.parts:
-            none = [-1] * (self.roles - len(part))
-            rows.append((*part, *none))
-            rows.append((*(n - 1 - u if u != n - 1 - u else -1 for u in part), *none))
-        return tuple(rows)
-
-    def pass_and_role(self, j: int) -> tuple[int, int]:
-        """(pass, role) of chain j."""
-        return pass_and_role(min(j, self.geometry.n_kv - 1 - j), self.roles, self.first_pass_roles)
+    def chains_of(self, unit: int) -> tuple[int, ...]:
+        """The big chain of a pair, and its small one; -1 for the middle chain's."""
+        small = self.geometry.n_kv - 1 - unit
+        return unit, small if small != unit else -1
 
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
         g = self.geometry
-        if j >= self.pairs:
+        if j >= self.units:
             return tuple(reversed(g.tiles(j)))
         p, a = self.pass_and_role(j)
         active = len(self.parts[p])
@@ -91,20 +69,10 @@ class Symmetric(Order):
         """Virtual time of (i, j): its step on the worker, counted through the passes."""
         return self._clocks[j][i]
 
-    def commits(self) -> Iterator[tuple[int, int]]:
-        """Step by step, pass by pass."""
-        for part in self.parts:
-            yield from in_step(self._steps(u) for u in part)
-
-    def _steps(self, u: int) -> Iterator[tuple[int, int]]:
-        """(Q tile, chain) of pair u, the big chain first."""
-        chains = dict.fromkeys((u, self.geometry.n_kv - 1 - u))
-        return chain.from_iterable(zip(self.visits(j), repeat(j)) for j in chains)
-
     @cached_property
     def _clocks(self) -> list[dict[int, int]]:
         clocks: list[dict[int, int]] = [{} for _ in range(self.geometry.n_kv)]
-        pairs = [list(self._steps(u)) for u in range(self.pairs)]
+        pairs = [list(self.steps_of(u)) for u in range(self.units)]
         width = max(map(len, pairs))  # the same start of a pass for every role
         for u, steps in enumerate(pairs):
             for t, (i, j) in enumerate(steps):
