@@ -47,17 +47,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "Decision", "UnsupportedAttentionError", "configure", "decisions", "disable", "emulate", "enable", "enabled"]
 
-_HOME = {
-    "Config": "config",
-    "configure": "config",
-    "Decision": "decision",
-    "decisions": "decision",
-    "UnsupportedAttentionError": "rewrite.declined",
-    "disable": "rewrite.install",
-    "enable": "rewrite.install",
-    "enabled": "rewrite.install",
-    "emulate": "emulation",
+_NAMES = {
+    "config": ("Config", "configure"),
+    "decision": ("Decision", "decisions"),
+    "emulation": ("emulate",),
+    "rewrite.declined": ("UnsupportedAttentionError",),
+    "rewrite.install": ("disable", "enable", "enabled"),
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from .schedule.families import TWO_PASS
 
@@ -95,6 +97,13 @@ def size_text(size: object) -> int | str:
         return int(str(size))
     except ValueError:
         return str(size)
+
+
+def sizes_in_text(query: Sequence[object], key: Sequence[object]) -> dict[str, Any]:
+    """The sizes of a decision, of the shapes of query and key."""
+    batch, heads, q_len, head_dim = map(size_text, query)
+    lengths = {"q_len": q_len, "kv_len": size_text(key[2]), "head_dim": head_dim}
+    return {"batch": batch, "heads": heads, "kv_heads": size_text(key[1]), **lengths}
 
 
 def loading_line(index: int, decision: Decision) -> str:

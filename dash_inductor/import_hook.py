@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
-__all__ = ["after_import", "forget_compiled"]
-
 log = logging.getLogger(__name__)
 
 

@@ -6,8 +6,9 @@ epilogue fuses, as with the template. The op builds TMA descriptors of its tenso
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch import Tensor
 from torch._inductor.lowering import empty_strided, fallback_handler
 
 from dash_inductor.problem import dtype_name
@@ -29,23 +30,8 @@ _library.define(
 )
 
 
-def launch(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_out: Tensor,
-    neg_lse: Tensor,
-    delta: Tensor,
-    table: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    workers: int,
-    cooperative: bool,
-    causal: bool,
-    scale: float,
-) -> None:
-    """Launches `workers` CTAs of the kernel on the device of `query`.
+def launch(*arguments: Any) -> None:
+    """Launches `workers` CTAs of the kernel on the device of `query`; the arguments are those of the schema.
 
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
     padded to whole Q tiles with -inf and 0; table int32, of heads that stay whole; dq fp32 [B * H, Q tiles, elements of a Q tile],
@@ -55,25 +41,12 @@ def launch(
     Raises:
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
     """
+    *tensors, workers, cooperative, causal, scale = arguments
+    query = tensors[0]
     major, minor = torch.cuda.get_device_capability(query.device)
     tile = gluon_tile(10 * major + minor, dtype_name(query.dtype), query.shape[3])
     kernel = gluon_kernel()
-    arguments, constants = kernel.arguments(
-        query,
-        key,
-        value,
-        grad_out,
-        neg_lse,
-        delta,
-        table,
-        dq,
-        dk,
-        dv,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        causal=causal,
-        scale=scale,
-    )
+    arguments, constants = kernel.arguments(*tensors, block_m=tile.block_m, block_n=tile.block_n, causal=causal, scale=scale)
     with torch.cuda.device(query.device):
         kernel.sdpa_backward[(workers,)](*arguments, **constants, launch_cooperative_grid=cooperative)
 

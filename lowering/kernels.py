@@ -14,7 +14,6 @@ from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.codegen.triton import texpr
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 from torch._inductor.virtualized import V
-from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.devices import load_check
 from dash_inductor.templates import source
@@ -91,11 +90,6 @@ class Gradients:
     dv: ir.TensorBox
     scratch_ints: sympy.Expr | int
     schedule: dict[str, Any]
-
-
-def ceil_div(size: sympy.Expr | int, block: int) -> sympy.Expr:
-    """Blocks that hold `size`."""
-    return CeilDiv(sympy.sympify(size), block)
 
 
 def call(

@@ -12,9 +12,10 @@ from torch._inductor.ir import IRNode, TensorBox
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.config import GLUON, current
-from dash_inductor.decision import Decision, size_text
+from dash_inductor.decision import Decision, size_text, sizes_in_text
 from dash_inductor.devices.target import target_of
 from dash_inductor.op import SDPA_BACKWARD, blocks_of
 from dash_inductor.problem import Problem
@@ -61,7 +62,7 @@ def _preprocessed(resolution: Resolution, out: IRNode, grad_out: IRNode, logsume
     """-logsumexp * log2(e), and delta = rowsum(out * grad_out): fp32 [B, H, S_q], rows padded to Q tiles with -inf and 0."""
     batch, heads, q_len = map(sympy.sympify, out.get_size()[:3])
     tile, device = rows_of(resolution.tile), out.get_device_or_error()
-    n_q = kernels.ceil_div(q_len, tile.block_m)
+    n_q = CeilDiv(q_len, tile.block_m)
     size = [batch, heads, n_q * tile.block_m]
     delta = empty(size, torch.float32, device)
     neg_lse = kernels.call(
@@ -79,24 +80,17 @@ def _preprocessed(resolution: Resolution, out: IRNode, grad_out: IRNode, logsume
 def _decision(inputs: Inputs, gradients: kernels.Gradients) -> Decision:
     """What generated code records."""
     resolution = inputs.resolution
-    batch, heads, q_len, head_dim = inputs.query.get_size()
-    kv_heads, kv_len = inputs.key.get_size()[1:3]
     padded_rows = inputs.query_heads_total * inputs.n_q * rows_of(resolution.tile).block_m
     return Decision(
         op=V.graph.current_node.meta.get("dash_op", "dash.sdpa_backward"),
         device=resolution.target.key,
         dtype=resolution.problem.dtype,
         mask=resolution.problem.mask,
-        batch=size_text(batch),
-        heads=size_text(heads),
-        kv_heads=size_text(kv_heads),
-        q_len=size_text(q_len),
-        kv_len=size_text(kv_len),
-        head_dim=int(head_dim),
         tile=str(resolution.tile),
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,
         workspace_bytes=size_text(4 * (2 * padded_rows + gradients.scratch_ints)),
+        **sizes_in_text(inputs.query.get_size(), inputs.key.get_size()),
         **gradients.schedule,
     )
 

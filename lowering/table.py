@@ -10,6 +10,7 @@ import sympy
 import torch
 from torch._inductor.ir import FixedLayout, TensorBox
 from torch._inductor.virtualized import V
+from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.schedule import RoundRobinPlan, pack_plan
 from dash_inductor.schedule.choice import RunTimeChoice
@@ -19,7 +20,6 @@ from dash_inductor.templates.tiles import Template, Tile
 from . import kernels
 from .header import add_to_header, root_graph
 from .inputs import Inputs
-from .kernels import ceil_div
 
 TABLE_BLOCK = 1024  # table entries written by one program
 IMPORTS = """from dash_inductor.schedule import Costs, TwoPass
@@ -95,7 +95,7 @@ def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
     costs = resolution.costs
     assert costs
     sizes = inputs.q_len, inputs.kv_len, inputs.kv_heads_total
-    n_q, n_kv = ceil_div(inputs.q_len, tile.block_m), ceil_div(inputs.kv_len, tile.block_n)
+    n_q, n_kv = CeilDiv(inputs.q_len, tile.block_m), CeilDiv(inputs.kv_len, tile.block_n)
     chosen = _run_time_choice(inputs, tile, sizes)
     is_two_pass = chosen["is_two_pass"] if resolution.template == Template.BY_SIZE else 0
     # One grouped launch serves all sizes: who gets no role ends at once.
@@ -103,7 +103,7 @@ def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
     table_ints = most_ints(n_q, n_kv)
     table = kernels.call(
         kernels.TABLE,
-        grid=ceil_div(table_ints, TABLE_BLOCK) * (1 - is_two_pass),
+        grid=CeilDiv(table_ints, TABLE_BLOCK) * (1 - is_two_pass),
         scalars=(chosen["family"], chosen["roles"], chosen["heads_in_flight"], chosen["mirrored"], inputs.q_len, inputs.kv_len),
         inputs=[inputs.query],
         output=FixedLayout(inputs.device, torch.int32, [table_ints], [1]),

@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch._inductor.ir import FixedLayout, TensorBox
 from torch._inductor.lowering import empty_strided
+from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.schedule import TWO_PASS
 from dash_inductor.templates.tiles import EitherTile, TwoPassTile
@@ -16,7 +17,6 @@ from dash_inductor.templates.tiles import EitherTile, TwoPassTile
 from . import kernels
 from .buffers import contiguous, size_and_strides, traced_gradients
 from .inputs import Inputs, accumulator_order
-from .kernels import ceil_div
 
 log = logging.getLogger("dash_inductor")
 
@@ -62,7 +62,7 @@ def _launch(
     constants: dict[str, object],
     launched: sympy.Expr | int = 1,
 ) -> TensorBox:
-    kv_tiles, q_tiles = ceil_div(inputs.kv_len, tile.kv_rows), ceil_div(inputs.q_len, tile.q_rows)
+    kv_tiles, q_tiles = CeilDiv(inputs.kv_len, tile.kv_rows), CeilDiv(inputs.q_len, tile.q_rows)
     return kernels.call(
         kernels.TWO_PASS,
         grid=inputs.kv_heads_total * (kv_tiles * (1 + tile.split) + q_tiles * inputs.resolution.problem.group) * launched,

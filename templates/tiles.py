@@ -80,14 +80,8 @@ class TwoPassTile:
 
     def sizes(self) -> dict[str, int]:
         """What their price depends on, by the names of the cost model."""
-        return {
-            "block_m": self.block_m,
-            "block_n": self.block_n,
-            "kv_rows": self.kv_rows,
-            "q_rows": self.q_rows,
-            "head_dim": self.block_d,
-            "split": self.split,
-        }
+        own = ("block_m", "block_n", "kv_rows", "q_rows", "split")
+        return {"head_dim": self.block_d, **{name: getattr(self, name) for name in own}}
 
     def __str__(self) -> str:
         return f"{self.block_m}x{self.kv_rows}x{self.block_d} and {self.q_rows}x{self.block_n}x{self.block_d}"
@@ -155,10 +149,10 @@ def tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something.
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True)
-    found = _TILES[tiles_of(arch), max(64, block_d)]
+    entry = _TILES[tiles_of(arch), max(64, block_d)]
     if tiles_of(arch) == 80:
         block_d = max(32, block_d)  # with 16 columns an SM would hold two CTAs of some kernels and one of others
-    return replace(found, block_d=block_d, instr_n=min(found.instr_n, block_d), num_stages=_stages(found, arch, block_d))
+    return replace(entry, block_d=block_d, instr_n=min(entry.instr_n, block_d), num_stages=_stages(entry, arch, block_d))
 
 
 def tiles_of(arch: int | str) -> int:
@@ -202,13 +196,13 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:
         return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=block_d == 256, num_warps=4)
     if arch in _SMALL and block_d == 256:
         raise ValueError(f"no tile for head dim {head_dim} fits the shared memory of sm_{arch}")
-    found = _TWO_PASS_TILES[tiles_of(arch), max(64, block_d)]
-    return replace(found, block_d=block_d, num_stages=_stages(found, arch, block_d))
+    entry = _TWO_PASS_TILES[tiles_of(arch), max(64, block_d)]
+    return replace(entry, block_d=block_d, num_stages=_stages(entry, arch, block_d))
 
 
-def _stages(found: Tile | TwoPassTile, arch: int | str, block_d: int) -> int:
+def _stages(entry: Tile | TwoPassTile, arch: int | str, block_d: int) -> int:
     """Of a tile of the tables, on an architecture that takes it."""
-    return 2 if arch in _SMALL and block_d == 128 else found.num_stages
+    return 2 if arch in _SMALL and block_d == 128 else entry.num_stages
 
 
 def _check(arch: int | str, dtype: str, head_dim: int, most: int) -> None:

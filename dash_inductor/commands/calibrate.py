@@ -51,10 +51,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _head_dims(text: str) -> tuple[int, ...]:
-    found = tuple(int(part) for part in text.split(",") if part.isdecimal())
-    if not found or len(found) != text.count(",") + 1 or not set(found) <= set(HEAD_DIMS):
+    head_dims = tuple(int(part) for part in text.split(",") if part.isdecimal())
+    if not head_dims or len(head_dims) != text.count(",") + 1 or not set(head_dims) <= set(HEAD_DIMS):
         raise argparse.ArgumentTypeError(f"{text!r} names no head dims out of {', '.join(map(str, HEAD_DIMS))}")
-    return found
+    return head_dims
 
 
 def main(args: argparse.Namespace) -> int:
@@ -102,9 +102,6 @@ def file_of(target: Any, gpu: str, asked: str | None) -> Path:
     return Path(asked or str(FOLDER / f"{target.key}.toml"))
 
 
-# --- timings, one launch a line -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Session:
     """Of what a file of timings is: its first line."""
@@ -144,8 +141,8 @@ def kept(path: Path | None, session: Session) -> dict[Launch, float]:
     """The ns that a file has; ValueError if they are of another GPU or another version of the kernels."""
     if path is None or not path.exists():
         return {}
-    found, timings = read_timings(path)
-    if found != session:
+    other, timings = read_timings(path)
+    if other != session:
         raise ValueError(f"{path} holds timings of another GPU, or of other kernels: name another file")
     whole, _, rest = path.read_text(encoding="utf-8").rpartition("\n")
     if rest:  # of a run that was killed
@@ -173,14 +170,11 @@ def keep(path: Path, session: Session, launch: Launch, ns: float) -> None:
         file.write(json.dumps({"launch": asdict(launch), "ns": ns}) + "\n")
 
 
-# --- what is measured ---------------------------------------------------------------------------------------------------------
-
-
 def launches_of(target: Any, head_dim: int) -> list[Launch]:
     """Ascending and shift, heads a multiple of floor(P / n), Q and KV lengths varied apart; and two passes in whole waves."""
     tile, two = one_pass_tile(target.arch, "bf16", head_dim), two_pass_tile(target.arch, "bf16", head_dim)
     workers = target.sms * tile.ctas_per_sm
-    found = []
+    launches = []
     for n_kv in (workers // 8, workers // 4, workers // 2):
         for n_q in (2 * n_kv, 256):
             for rounds in ROUNDS:
@@ -188,10 +182,10 @@ def launches_of(target: Any, head_dim: int) -> list[Launch]:
                 for family in ("ascending", "shift"):
                     problem = Problem("full", 1, sizes["heads"], sizes["heads"], sizes["q_len"], sizes["kv_len"], head_dim, "bf16")
                     plan, _ = resolve(problem, Config(schedule=family), target).schedule
-                    found.append(Launch(head_dim, family, **sizes, roles=plan.roles, heads_in_flight=plan.heads_in_flight))
+                    launches.append(Launch(head_dim, family, **sizes, roles=plan.roles, heads_in_flight=plan.heads_in_flight))
     # Two heads fill the SMs with CTAs of either kind, or some times over.
     length = target.sms // 2 * math.lcm(two.kv_rows, two.q_rows)
-    return found + [Launch(head_dim, TWO_PASS, length, length, 2 * rounds, 0, 0) for rounds in ROUNDS]
+    return launches + [Launch(head_dim, TWO_PASS, length, length, 2 * rounds, 0, 0) for rounds in ROUNDS]
 
 
 def fits(known: Mapping[Launch, float], session: Session) -> tuple[dict[int, Fitted], dict[int, str]]:

@@ -36,7 +36,7 @@ def main(args: argparse.Namespace) -> int:
     names = {name: None for row in rows for name in row["families"]}
     lines = []
     for row in rows:
-        ratios = {name: found["makespan_ns"] / row["lower_bound_ns"] for name, found in row["families"].items()}
+        ratios = {name: time["makespan_ns"] / row["lower_bound_ns"] for name, time in row["families"].items()}
         cells = {name: f"{ratios[name]:.3f}" if name in ratios else None for name in names}
         lines.append({"KV tiles": row["kv_tiles"], "bound, us": row["lower_bound_ns"] / 1000, **cells})
     table("Time over the lower bound", lines)
@@ -49,12 +49,12 @@ def compare(args: argparse.Namespace, n_kv: int) -> dict[str, Any]:
     families: dict[str, dict[str, int]] = {}
     for family in (*FAMILIES, *ROUND_ROBIN, SEARCHED):
         plans = [plan_of(args, geometry, family, roles) for roles in roles_of(family, geometry, args.workers)]
-        found = [
+        times = [
             {"makespan_ns": run(args, plan).makespan_ns, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}
             for plan in plans
         ]
-        if found:
-            families[family] = min(found, key=lambda time: time["makespan_ns"])
+        if times:
+            families[family] = min(times, key=lambda time: time["makespan_ns"])
     sizes = {"kv_tiles": geometry.n_kv, "q_tiles": geometry.n_q, "kv_heads": kv_heads(args)}
     return {**sizes, "lower_bound_ns": bound(args, geometry), "families": families}
 

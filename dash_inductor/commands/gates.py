@@ -50,18 +50,14 @@ def main(args: argparse.Namespace) -> int:
         return 2
     rows: list[dict[str, Any]] = []
     for n, cell in enumerate(todo, 1):
-        print(
-            f"[{n}/{len(todo)}] {cell.arch} {cell.template} {cell.dtype} d={cell.head_dim} {cell.shape}",
-            file=sys.stderr,
-            flush=True,
-        )
+        progress = f"[{n}/{len(todo)}] {cell.arch} {cell.template} {cell.dtype} d={cell.head_dim} {cell.shape}"
+        print(progress, file=sys.stderr, flush=True)
         rows.append(judged(cell))
     failed = sum(bool(row["gates"]) for row in rows)
     if args.json:
         print(json.dumps({"triton": triton.__version__, "rows": rows}, indent=2))
     else:
         title = f"Triton {triton.__version__}: {failed} of {len(rows)} kernels break a rule"
-        lines = [_line(row) for row in rows]
-        table(title, lines)
+        table(title, [_line(row) for row in rows])
         print(title)
     return 1 if failed else 0

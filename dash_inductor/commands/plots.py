@@ -38,25 +38,27 @@ def save(figure: Figure, path: str) -> None:
         raise ValueError(f"plot {path!r} cannot be written: {error}") from None
 
 
-def gantt(found: Simulation, *, title: str, from_ns: int = 0, to_ns: int | None = None) -> Figure:
+def gantt(simulation: Simulation, *, title: str, from_ns: int = 0, to_ns: int | None = None) -> Figure:
     """A row per worker: compute, reduction and wait of every step between from_ns and to_ns, and the critical path below.
 
     Where reductions overlap with the next compute they have the lower half of a bar. Where there is room for it each step shows
     its Q tile, and each chain its head and KV tile.
     """
-    figure = new_figure(16, min(15, 1.6 + 0.45 * (len(found.steps.first) - 1)))
+    figure = new_figure(16, min(15, 1.6 + 0.45 * (len(simulation.steps.first) - 1)))
     from matplotlib.collections import PolyCollection
     from matplotlib.ticker import MaxNLocator
 
     axes = figure.subplots()
-    to_ns = found.makespan_ns if to_ns is None else to_ns
-    row_of = [worker for worker, (start, stop) in enumerate(pairwise(found.steps.first)) for _ in range(start, stop)]
-    seen = [step for step in range(len(found.steps)) if found.start_ns[step] < to_ns and found.end_ns[step] > from_ns]
-    middle = (TOP + BOTTOM) / 2 if found.overlap else None
-    computes = [(step, found.start_ns[step], found.start_ns[step] + found.compute_ns[step]) for step in seen]
-    reduces = [(step, found.turn_ns[step], found.end_ns[step]) for step in seen]
-    waits = [(step, found.ready_ns[step], found.turn_ns[step]) for step in seen]
-    rows = len(found.steps.first) - 1
+    to_ns = simulation.makespan_ns if to_ns is None else to_ns
+    row_of = [worker for worker, (start, stop) in enumerate(pairwise(simulation.steps.first)) for _ in range(start, stop)]
+    seen = [
+        step for step in range(len(simulation.steps)) if simulation.start_ns[step] < to_ns and simulation.end_ns[step] > from_ns
+    ]
+    middle = (TOP + BOTTOM) / 2 if simulation.overlap else None
+    computes = [(step, simulation.start_ns[step], simulation.start_ns[step] + simulation.compute_ns[step]) for step in seen]
+    reduces = [(step, simulation.turn_ns[step], simulation.end_ns[step]) for step in seen]
+    waits = [(step, simulation.ready_ns[step], simulation.turn_ns[step]) for step in seen]
+    rows = len(simulation.steps.first) - 1
     share = sum(stop - start for _, start, stop in computes) / max(1, len(computes) * (to_ns - from_ns))  # of the width
     labelled = rows <= MOST_LABELLED_ROWS and share >= LEAST_LABELLED_SHARE
     for spans, colour, label, low, high in (
@@ -70,9 +72,9 @@ def gantt(found: Simulation, *, title: str, from_ns: int = 0, to_ns: int | None 
         corners = [[(left, top), (right, top), (right, bottom), (left, bottom)] for top, bottom, left, right in boxes]
         edge = 0.15 if labelled else 0
         axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="white", linewidths=edge, label=label))
-    _critical_path(axes, found, row_of)
+    _critical_path(axes, simulation, row_of)
     if labelled:
-        _labels(axes, found, computes, row_of, (TOP + (middle or BOTTOM)) / 2)
+        _labels(axes, simulation, computes, row_of, (TOP + (middle or BOTTOM)) / 2)
 
     axes.set(xlim=(from_ns / 1000, to_ns / 1000), ylim=(rows - 0.4, -0.6), xlabel="time [us]", ylabel="worker", title=title)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -81,32 +83,32 @@ def gantt(found: Simulation, *, title: str, from_ns: int = 0, to_ns: int | None 
     return figure
 
 
-def _critical_path(axes: Axes, found: Simulation, row_of: list[int]) -> None:
+def _critical_path(axes: Axes, simulation: Simulation, row_of: list[int]) -> None:
     """A line below the bars of the path, thin where it goes to another worker."""
     from matplotlib.collections import LineCollection
 
-    path = found.critical_path()
+    path = simulation.critical_path()
     stays: list[list[tuple[float, float]]] = []
     hops: list[list[tuple[float, float]]] = []
     for before, step in pairwise([path[0], *path]):
-        waited = found.turn_ns[step] > found.ready_ns[step]
-        start, end, row = found.turn_ns[step] if waited else found.start_ns[step], found.end_ns[step], row_of[step]
+        waited = simulation.turn_ns[step] > simulation.ready_ns[step]
+        start, end, row = simulation.turn_ns[step] if waited else simulation.start_ns[step], simulation.end_ns[step], row_of[step]
         stays.append([(start / 1000, row + STRIPE), (end / 1000, row + STRIPE)])
         if row_of[before] != row:
-            hops.append([(found.end_ns[before] / 1000, row_of[before] + STRIPE), (start / 1000, row + STRIPE)])
+            hops.append([(simulation.end_ns[before] / 1000, row_of[before] + STRIPE), (start / 1000, row + STRIPE)])
     axes.add_collection(LineCollection(stays, colors=CRITICAL, linewidths=3, capstyle="butt", label="critical path"))
     axes.add_collection(LineCollection(hops, colors=CRITICAL, linewidths=1.2))
 
 
-def _labels(axes: Axes, found: Simulation, computes: list[tuple[int, int, int]], row_of: list[int], middle: float) -> None:
+def _labels(axes: Axes, simulation: Simulation, computes: list[tuple[int, int, int]], row_of: list[int], middle: float) -> None:
     """The Q tile in every compute, and head and KV tile where a chain begins."""
     chain = None
     for step, start, stop in computes:
-        head, kv, q, _ = found.steps[step]
+        head, kv, q, _ = simulation.steps[step]
         x, y = (start + stop) / 2000, row_of[step] + middle
         axes.text(x, y, str(q), color="white", fontsize=7, ha="center", va="center", clip_on=True)
-        if chain != (head // found.steps.plan.group, kv):
-            chain = head // found.steps.plan.group, kv
+        if chain != (head // simulation.steps.plan.group, kv):
+            chain = head // simulation.steps.plan.group, kv
             axes.vlines(start / 1000, row_of[step] + TOP - 0.12, row_of[step] + BOTTOM, color="black", linewidth=1)
             axes.text(start / 1000, row_of[step] + TOP - 0.02, f" kv {kv}, head {head}", fontsize=6, va="bottom", clip_on=True)
 

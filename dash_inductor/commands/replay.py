@@ -42,22 +42,22 @@ def main(args: argparse.Namespace) -> int:
     if not args.cubins and not args.constants:
         raise ValueError("name a cubin, or ask for --constants")
     constants = Constants().set_from(dict(map(_assignment, args.set)))
-    how: dict[str, Any] = {"warps": args.warps, "edge": args.edge, "tma_bytes": args.tma, "constants": constants}
-    found = []
+    settings: dict[str, Any] = {"warps": args.warps, "edge": args.edge, "tma_bytes": args.tma, "constants": constants}
+    replayed = []
     for path in args.cubins:
         try:
             loops = loops_of(path.read_bytes(), args.loops)
-            replays = [replay_loop(loop, **how) for loop in loops]
+            replays = [replay_loop(loop, **settings) for loop in loops]
         except (OSError, ValueError) as error:
             raise ValueError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-        hangs_on = [sensitivity(loop, **how) if args.sensitivity else [] for loop in loops]
-        found.append((path, replays, hangs_on))
+        hangs_on = [sensitivity(loop, **settings) if args.sensitivity else [] for loop in loops]
+        replayed.append((path, replays, hangs_on))
     if args.json:
-        print(json.dumps(_report(found, constants, args), indent=2))
+        print(json.dumps(_report(replayed, constants, args), indent=2))
         return 0
     if args.constants:
         table("Constants", [{"name": name, **row} for name, row in _constants(constants).items()])
-    for path, replays, hangs_on in found:
+    for path, replays, hangs_on in replayed:
         for replay, guesses in zip(replays, hangs_on, strict=True):
             print(f"{path.name}: {replay}")
             for note in replay.notes:
@@ -79,7 +79,7 @@ def _constants(constants: Constants) -> dict[str, dict[str, Any]]:
 
 
 def _report(
-    found: Sequence[tuple[Path, list[Replay], list[list[Sensitivity]]]], constants: Constants, args: argparse.Namespace
+    replayed: Sequence[tuple[Path, list[Replay], list[list[Sensitivity]]]], constants: Constants, args: argparse.Namespace
 ) -> dict[str, Any]:
     def loop(replay: Replay, guesses: list[Sensitivity]) -> dict[str, Any]:
         report = replay.as_dict()
@@ -91,7 +91,7 @@ def _report(
 
     cubins = [
         {"file": str(path), "loops": [loop(*each) for each in zip(replays, hangs_on, strict=True)]}
-        for path, replays, hangs_on in found
+        for path, replays, hangs_on in replayed
     ]
     return {"estimate": True, "cubins": cubins, "constants": _constants(constants)}
 

@@ -75,8 +75,8 @@ def fit(timings: Sequence[Timing]) -> Constants:
     ...     ns = 5000 + rounds * (300 + n_q * (2000 if family == "ascending" else 2140)) + (n - 1) * 1500 * (family == "ascending")
     ...     return Timing(family, n_q, n, rounds * 2, n, 2, ns)
     >>> runs = [timing(f, n_q, n, r) for f in ("ascending", "shift") for n_q, n in ((64, 8), (64, 32), (128, 16)) for r in (1, 3)]
-    >>> found = fit(runs)
-    >>> [round(getattr(found, name)) for name in NAMES], found.shift_percent
+    >>> values = fit(runs)
+    >>> [round(getattr(values, name)) for name in NAMES], values.shift_percent
     ([5000, 300, 2000, 2140, 1500], 7)
     """
     import torch
@@ -91,10 +91,10 @@ def fit(timings: Sequence[Timing]) -> Constants:
         raise ValueError("the timings do not tell the constants apart: vary lengths, heads and family")
     ones = torch.ones(len(timings), 1, dtype=torch.float64)
     solution = (torch.linalg.lstsq(rows / scale, ones).solution / scale[:, None]).squeeze(1)
-    found = dict(zip(NAMES, solution.tolist(), strict=True))
+    values = dict(zip(NAMES, solution.tolist(), strict=True))
     error = (rows @ solution - 1).abs().mean().item()
-    constants = Constants(**found, error=error)
+    constants = Constants(**values, error=error)
     for name in ("step_ns", "shifted_step_ns", "hop_ns"):
-        if found[name] <= 0:
-            raise ValueError(f"the fit gives {name} = {found[name]:.1f}: the timings are too noisy, or too few")
+        if values[name] <= 0:
+            raise ValueError(f"the fit gives {name} = {values[name]:.1f}: the timings are too noisy, or too few")
     return constants

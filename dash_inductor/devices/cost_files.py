@@ -27,6 +27,13 @@ def numbers_of(device: str) -> dict[str, Any]:
     return tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
 
 
+def _entries(device: str, head_dim: int) -> dict[str, dict[str, Any]]:
+    """(value, source, estimate) by name, for a padded head dim."""
+    up_to = "128" if head_dim > 64 else "64"  # as the file has it
+    numbers = {name: entry for name, entry in numbers_of(device).items() if name != "arch"}
+    return {name: entry if "value" in entry else entry[up_to] for name, entry in numbers.items()}
+
+
 @cache
 def two_pass_percent(device: str, head_dim: int) -> tuple[int, bool]:
     """The time of a tile in two passes, in percent of its step in one, and whether that is an estimate.
@@ -34,7 +41,7 @@ def two_pass_percent(device: str, head_dim: int) -> tuple[int, bool]:
     >>> two_pass_percent("h100", head_dim=64)
     (101, True)
     """
-    entry = numbers_of(device)["two_pass_percent"][_up_to(head_dim)]
+    entry = _entries(device, head_dim)["two_pass_percent"]
     return entry["value"], entry["estimate"]
 
 
@@ -54,24 +61,17 @@ def load_costs(device: str, *, block_m: int, block_n: int, head_dim: int, sms: i
     for name, value in (("sms", 1 if sms is None else sms), ("ctas_per_sm", ctas_per_sm)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    numbers = numbers_of(device)
-    arch = numbers.pop("arch")
-    if "tflops" in numbers:
-        numbers["step_ns"] = _step(numbers, block_m * block_n * head_dim * FLOP_PER_ELEMENT, head_dim, ctas_per_sm)
-    numbers["chain_ns"] = numbers["chain_ns"][_up_to(head_dim)]
-    used = ("step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes", "launch_ns", "chain_ns")
+    entries = _entries(device, head_dim)
+    if "tflops" in entries:
+        entries["step_ns"] = _step(entries, block_m * block_n * head_dim * FLOP_PER_ELEMENT, ctas_per_sm)
+    own = ("step_ns", "hop_ns", "shift_percent", "l2_bytes", "launch_ns", "chain_ns")
     return Costs(
         device=device,
-        arch=arch,
-        step_ns=numbers["step_ns"]["value"],
-        hop_ns=numbers["hop_ns"]["value"],
-        shift_percent=numbers["shift_percent"]["value"],
-        workers=(sms or numbers["sms"]["value"]) * ctas_per_sm,
-        l2_bytes=numbers["l2_bytes"]["value"],
-        launch_ns=numbers["launch_ns"]["value"],
-        chain_ns=numbers["chain_ns"]["value"],
-        estimate=any(numbers[name]["estimate"] for name in used),
-        sources={name: numbers[name]["source"] for name in used},
+        arch=numbers_of(device)["arch"],
+        workers=(sms or entries["sms"]["value"]) * ctas_per_sm,
+        estimate=any(entries[name]["estimate"] for name in (*own, "sms")),
+        sources={name: entries[name]["source"] for name in (*own, "sms")},
+        **{name: entries[name]["value"] for name in own},
     )
 
 
@@ -86,23 +86,22 @@ def load_two_pass(
     split: bool = False,
     sms: int | None = None,
 ) -> TwoPass:
-    """What two passes cost on a device, as `load`; block_m, block_n, kv_rows, q_rows and split are those of `TwoPass`.
+    """What two passes cost on a device, as `load_costs`; block_m, block_n, kv_rows, q_rows and split are those of `TwoPass`.
 
     >>> two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=64)
     >>> two.kv_step_ns, two.q_step_ns
     (1276, 957)
     """
-    numbers = numbers_of(device)
+    entries = _entries(device, head_dim)
     percent, estimate = two_pass_percent(device, head_dim)
-    rate = numbers["tflops"][_up_to(head_dim)] if "tflops" in numbers else numbers["step_ns"]
 
     def step(rows: int, columns: int, matmuls: int) -> int:
         def share(whole: int) -> int:
             return whole * percent * matmuls // (100 * (KV_MATMULS + Q_MATMULS))
 
-        if "tflops" not in numbers:  # a step costs the same whatever its tile
-            return max(1, share(rate["value"]))
-        return _step(numbers, share(rows * columns * head_dim * FLOP_PER_ELEMENT), head_dim, 1)["value"]
+        if "tflops" not in entries:  # a step costs the same whatever its tile
+            return max(1, share(entries["step_ns"]["value"]))
+        return _step(entries, share(rows * columns * head_dim * FLOP_PER_ELEMENT), ctas_per_sm=1)["value"]
 
     return TwoPass(
         block_m=block_m,
@@ -111,20 +110,14 @@ def load_two_pass(
         q_rows=q_rows,
         kv_step_ns=step(kv_rows, block_m, KV_MATMULS + split) // (1 + split),
         q_step_ns=step(q_rows, block_n, Q_MATMULS),
-        workers=sms or numbers["sms"]["value"],
+        workers=sms or entries["sms"]["value"],
         split=split,
-        estimate=estimate or rate["estimate"],
+        estimate=estimate or entries["tflops" if "tflops" in entries else "step_ns"]["estimate"],
     )
 
 
-def _step(numbers: dict[str, Any], flop: int, head_dim: int, ctas_per_sm: int) -> dict[str, Any]:
+def _step(entries: dict[str, dict[str, Any]], flop: int, ctas_per_sm: int) -> dict[str, Any]:
     """step_ns from the device's TFLOPS, of which an SM has its share and a CTA its share of that."""
-    rate = numbers["tflops"][_up_to(head_dim)]
-    per_ns = rate["value"] * 1000  # FLOP per ns of the whole device
-    step_ns = (flop * numbers["sms"]["value"] * ctas_per_sm + per_ns // 2) // per_ns
-    return {"value": max(1, step_ns), "source": rate["source"], "estimate": rate["estimate"]}
-
-
-def _up_to(head_dim: int) -> str:
-    """The head dim of a file under which that of a tile falls."""
-    return "128" if head_dim > 64 else "64"
+    per_ns = entries["tflops"]["value"] * 1000  # FLOP per ns of the whole device
+    step_ns = (flop * entries["sms"]["value"] * ctas_per_sm + per_ns // 2) // per_ns
+    return entries["tflops"] | {"value": max(1, step_ns)}

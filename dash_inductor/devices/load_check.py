@@ -47,10 +47,10 @@ def expect(ctas_per_sm: int) -> Callable[[CachingAutotuner], CachingAutotuner]:
 def check(kernel: str, arch: int, expected: int, *, registers: int, shared_bytes: int, num_warps: int) -> None:
     """RuntimeError if an SM of the architecture (90 for sm_90) holds another number of the kernel's CTAs than `expected`."""
     threads = num_warps * LIMITS[arch].warp_size
-    found = occupancy(arch, registers=registers, shared_bytes=shared_bytes, threads=threads)
-    if found != expected:
+    held = occupancy(arch, registers=registers, shared_bytes=shared_bytes, threads=threads)
+    if held != expected:
         raise RuntimeError(
             f"{kernel} was compiled to {registers} registers and {shared_bytes} bytes of shared memory: an SM (sm_{arch}) holds "
-            f"{found} of its CTAs, and its schedule was made for {expected}. dash_inductor is not tested with this Triton: take "
+            f"{held} of its CTAs, and its schedule was made for {expected}. dash_inductor is not tested with this Triton: take "
             "one that it is, or switch it off (DASH_INDUCTOR=0)"
         )

@@ -8,8 +8,6 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.backends.driver import DriverBase
 
-__all__ = ["EmulatedDriver"]
-
 
 class EmulatedDriver(DriverBase):
     """Looks like one Hopper GPU (warp size 32) whose tensors live on the CPU. Launches nothing: Triton interprets."""

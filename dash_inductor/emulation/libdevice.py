@@ -14,8 +14,6 @@ from triton.runtime import interpreter
 
 from .patches import Patches
 
-__all__ = ["install_libdevice", "tensor_of", "torch_ufunc"]
-
 Array = np.ndarray[Any, Any]
 
 
@@ -38,19 +36,20 @@ def _rsqrt(x: Array) -> Array:
     return x.dtype.type(1) / np.sqrt(x)
 
 
-NUMPY_NAMES = {
-    "abs": "abs", "fabs": "abs", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh",
-    "atan": "arctan", "atan2": "arctan2", "atanh": "arctanh", "cbrt": "cbrt", "ceil": "ceil", "copysign": "copysign",
-    "cos": "cos", "cosh": "cosh", "exp": "exp", "exp2": "exp2", "expm1": "expm1", "floor": "floor", "fmod": "fmod",
-    "hypot": "hypot", "ldexp": "ldexp", "log": "log", "log10": "log10", "log1p": "log1p", "log2": "log2",
-    "nearbyint": "rint", "nextafter": "nextafter", "pow": "power", "rint": "rint", "sin": "sin", "sinh": "sinh",
-    "sqrt": "sqrt", "tan": "tan", "tanh": "tanh", "fast_tanhf": "tanh", "trunc": "trunc", "mul_rn": "multiply",
-    "add_rn": "add", "sub_rn": "subtract", "div_rn": "divide", "sqrt_rn": "sqrt", "fast_expf": "exp",
-    "fast_logf": "log", "fast_dividef": "divide",
+SAME_NAMES = (
+    "abs cbrt ceil copysign cos cosh exp exp2 expm1 floor fmod hypot "
+    "ldexp log log10 log1p log2 nextafter rint sin sinh sqrt tan tanh trunc"
+)
+OTHER_NAMES = {
+    "fabs": "abs", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
+    "atan2": "arctan2", "atanh": "arctanh", "nearbyint": "rint", "pow": "power", "fast_tanhf": "tanh",
+    "mul_rn": "multiply", "add_rn": "add", "sub_rn": "subtract", "div_rn": "divide", "sqrt_rn": "sqrt",
+    "fast_expf": "exp", "fast_logf": "log", "fast_dividef": "divide",
 }  # fmt: skip
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
-    **{name: getattr(np, numpy_name) for name, numpy_name in NUMPY_NAMES.items()},
+    **{name: getattr(np, name) for name in SAME_NAMES.split()},
+    **{name: getattr(np, numpy_name) for name, numpy_name in OTHER_NAMES.items()},
     "cyl_bessel_i0": torch_ufunc(torch.special.i0),
     "cyl_bessel_i1": torch_ufunc(torch.special.i1),
     "erf": torch_ufunc(torch.special.erf),

@@ -19,8 +19,6 @@ from triton.runtime.interpreter import FunctionRewriter, InterpretedFunction, Re
 from .libdevice import tensor_of
 from .patches import Patches
 
-__all__ = ["install_reductions"]
-
 Array = np.ndarray[Any, Any]
 
 

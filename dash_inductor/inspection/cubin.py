@@ -174,8 +174,8 @@ _INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(?:\{\s*)?(@!?U?P\w+)?\s*([A
 
 def parse(sass: str) -> list[Instruction]:
     """The instructions of one function, from the text of `cuobjdump -sass`."""
-    found = _INSTRUCTION.finditer(sass)
-    return [Instruction(int(match[1], 16), match[2] or "", match[3], match[4]) for match in found]
+    matches = _INSTRUCTION.finditer(sass)
+    return [Instruction(int(match[1], 16), match[2] or "", match[3], match[4]) for match in matches]
 
 
 NO_TARGETS: Mapping[int, Sequence[int]] = MappingProxyType({})

@@ -113,62 +113,62 @@ def predicted(compiled: CompiledKernel, used: Tile | TwoPassTile) -> dict[str, A
     return {"predicted_cycles": [each.as_dict() for each in replays], "not_predicted": None}
 
 
-def predicted_cycles(found: Mapping[str, Any]) -> str | None:
+def predicted_cycles(values: Mapping[str, Any]) -> str | None:
     """The clocks a step of `predicted`, loop by loop; None if there are none."""
-    loops = found.get("predicted_cycles")
+    loops = values.get("predicted_cycles")
     return " + ".join(f"{loop['cycles']:.0f}" for loop in loops) if loops else None
 
 
-def violated(found: Mapping[str, Any], arch: int, used: Tile | TwoPassTile, most_instructions: int | None = None) -> list[str]:
+def violated(values: Mapping[str, Any], arch: int, used: Tile | TwoPassTile, most_instructions: int | None = None) -> list[str]:
     """The gates that the `figures` of a main kernel do not pass, a sentence each."""
     limits = LIMITS[arch]
     one_pass = isinstance(used, Tile)
     matmul = MATMULS[tiles_of(arch)]
-    others = [name for name in MATMULS.values() if name != matmul and found[name]]
+    others = [name for name in MATMULS.values() if name != matmul and values[name]]
     additions = one_pass and used.atomic_add
     gates = [
         (
-            found["main_loops"] == used.kinds,
-            f"{found['main_loops']} loops with matmuls, where the tile has {used.kinds} kinds of CTAs",
+            values["main_loops"] == used.kinds,
+            f"{values['main_loops']} loops with matmuls, where the tile has {used.kinds} kinds of CTAs",
         ),
-        (found[matmul] > 0, f"no matmul in the main loop is {matmul.upper()}"),
+        (values[matmul] > 0, f"no matmul in the main loop is {matmul.upper()}"),
         (not others, f"matmuls in the main loop are {', '.join(name.upper() for name in others)}, not {matmul.upper()}"),
         (
-            not found["wgmma_serialised"],
-            f"every wgmma is waited for: {found['warpgroup_depbars']} WARPGROUP.DEPBAR in the main loop",
+            not values["wgmma_serialised"],
+            f"every wgmma is waited for: {values['warpgroup_depbars']} WARPGROUP.DEPBAR in the main loop",
         ),
         (
-            found["copies_ahead"] is None or found["copies_ahead"] >= 0,
-            f"nothing is prefetched: the first wait is for {-(found['copies_ahead'] or 0)} groups of copies of the step before",
+            values["copies_ahead"] is None or values["copies_ahead"] >= 0,
+            f"nothing is prefetched: the first wait is for {-(values['copies_ahead'] or 0)} groups of copies of the step before",
         ),
         (
-            not found["idle_fences"] and not found["idle_additions"],
-            f"the tensor cores idle under {found['idle_fences']} fences and {found['idle_additions']} additions",
+            not values["idle_fences"] and not values["idle_additions"],
+            f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions",
         ),
-        (found["ldgsts"] + found["utmaldg"] > 0, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
-        (found["local_in_loop"] == 0, f"the main loop spills: {found['local_in_loop']} LDL and STL"),
-        (found["atomg"] == 0, f"{found['atomg']} ATOMG in the main loop: an addition returns its value"),
+        (values["ldgsts"] + values["utmaldg"] > 0, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
+        (values["local_in_loop"] == 0, f"the main loop spills: {values['local_in_loop']} LDL and STL"),
+        (values["atomg"] == 0, f"{values['atomg']} ATOMG in the main loop: an addition returns its value"),
         (
-            (found["red"] > 0) == additions,
-            f"{found['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}",
+            (values["red"] > 0) == additions,
+            f"{values['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}",
         ),
-        (found["registers"] <= limits.registers_per_thread, f"{found['registers']} registers of {limits.registers_per_thread}"),
+        (values["registers"] <= limits.registers_per_thread, f"{values['registers']} registers of {limits.registers_per_thread}"),
         (
-            found["shared_bytes"] <= limits.shared_bytes_per_block_optin,
-            f"{found['shared_bytes']} bytes of shared memory of {limits.shared_bytes_per_block_optin}",
+            values["shared_bytes"] <= limits.shared_bytes_per_block_optin,
+            f"{values['shared_bytes']} bytes of shared memory of {limits.shared_bytes_per_block_optin}",
         ),
         (
-            found["tmem_columns"] <= limits.tmem_columns,
-            f"{found['tmem_columns']} columns of tensor memory of {limits.tmem_columns}",
+            values["tmem_columns"] <= limits.tmem_columns,
+            f"{values['tmem_columns']} columns of tensor memory of {limits.tmem_columns}",
         ),
         (
             # The model of two passes takes one, and more do no harm, since nobody waits.
-            found["ctas_per_sm"] == used.ctas_per_sm if one_pass else found["ctas_per_sm"] > 0,
-            f"an SM holds {found['ctas_per_sm']} CTAs, where the tile table has {getattr(used, 'ctas_per_sm', 'at least 1')}",
+            values["ctas_per_sm"] == used.ctas_per_sm if one_pass else values["ctas_per_sm"] > 0,
+            f"an SM holds {values['ctas_per_sm']} CTAs, where the tile table has {getattr(used, 'ctas_per_sm', 'at least 1')}",
         ),
         (
-            most_instructions is None or found["instructions_in_loop"] <= most_instructions,
-            f"{found['instructions_in_loop']} instructions in the main loop, more than {most_instructions}",
+            most_instructions is None or values["instructions_in_loop"] <= most_instructions,
+            f"{values['instructions_in_loop']} instructions in the main loop, more than {most_instructions}",
         ),
     ]
     return [sentence for passed, sentence in gates if not passed]
@@ -185,10 +185,10 @@ def judged(cell: Cell) -> dict[str, Any]:
         code = attention_backward(key, batch=2, heads=HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
     (kernel,) = code.templates
     arch = device(key).arch
-    found = asdict(cell) | {"tile": str(cell.tile), "most_instructions": cell.most_instructions}
+    values = asdict(cell) | {"tile": str(cell.tile), "most_instructions": cell.most_instructions}
     try:
         compiled = compile_kernel(code.kernels[kernel], key)
-        found |= figures(compiled, arch, cell.tile) | predicted(compiled, cell.tile)
+        values |= figures(compiled, arch, cell.tile) | predicted(compiled, cell.tile)
     except Exception as error:  # what Triton and ptxas raise has no common class
-        return found | {"gates": [f"it does not compile: {str(error).splitlines()[0]}"]}
-    return found | {"gates": violated(found, arch, cell.tile, cell.most_instructions)}
+        return values | {"gates": [f"it does not compile: {str(error).splitlines()[0]}"]}
+    return values | {"gates": violated(values, arch, cell.tile, cell.most_instructions)}

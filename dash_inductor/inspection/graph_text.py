@@ -12,7 +12,7 @@ def graph_text(graph: torch.fx.Graph) -> str:
     """One line per node, `name: dtype[shape] = op(arguments)`, with symbolic sizes named s0, s1, ... as they appear."""
     symbols: dict[str, str] = {}
     text = "\n".join(_node_text(node) for node in graph.nodes)
-    return re.sub(r"\bs\d+\b", lambda found: symbols.setdefault(found[0], f"s{len(symbols)}"), text)
+    return re.sub(r"\bs\d+\b", lambda symbol: symbols.setdefault(symbol[0], f"s{len(symbols)}"), text)
 
 
 def _node_text(node: torch.fx.Node) -> str:

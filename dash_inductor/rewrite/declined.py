@@ -11,7 +11,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from ..config import Config, current
-from ..decision import Decision, size_text
+from ..decision import Decision, sizes_in_text
 from ..problem import dtype_name
 from .cache_key import key
 from .installed import is_installed
@@ -74,19 +74,13 @@ def _decision(node: fx.Node) -> Decision | None:
         return None
     named = arguments(node)
     query, key = named["query"].meta["val"], named["key"].meta["val"]
-    batch, heads, q_len, head_dim = (size_text(size) for size in query.shape)
     return Decision(
         op=str(node.target),
         device=str(query.device),
         dtype=dtype_name(query.dtype),
         mask=_mask(named),
-        batch=batch,
-        heads=heads,
-        kv_heads=size_text(key.shape[1]),
-        q_len=q_len,
-        kv_len=size_text(key.shape[2]),
-        head_dim=head_dim,
         reason=node.meta[DECLINED],
+        **sizes_in_text(query.shape, key.shape),
     )
 
 

@@ -26,10 +26,14 @@ class Plan(ABC):
     order: Order
     heads: int
     group: int
-    family: str
     roles: int
     heads_in_flight: int
     workers: int
+
+    @property
+    def family(self) -> str:
+        """Its name."""
+        return self.order.name
 
     @property
     def steps(self) -> int:
@@ -79,11 +83,6 @@ class GroupedPlan(Plan):
         check_count("workers", workers)
         check_range("roles", order.roles, workers, "workers")
         return cls(order, heads, min(heads, workers // order.roles), group)
-
-    @cached_property
-    def family(self) -> str:
-        """Its name."""
-        return self.order.name
 
     @cached_property
     def roles(self) -> int:
@@ -137,6 +136,7 @@ class RoundRobinPlan(Plan):
     heads: int
     workers: int
     group: int = 1
+    heads_in_flight = 1  # there is one queue
 
     def __post_init__(self) -> None:
         for name in ("heads", "workers", "group"):
@@ -145,7 +145,7 @@ class RoundRobinPlan(Plan):
         if isinstance(self.order, Shift | Symmetric) and roles != most:
             raise ValueError(f"roles must be {most} (all units of a head, or workers), got {roles}")
 
-    @cached_property
+    @property
     def family(self) -> str:
         """Its name."""
         return f"{self.order.name}_round_robin"
@@ -154,11 +154,6 @@ class RoundRobinPlan(Plan):
     def roles(self) -> int:
         """CTAs that take from the queue."""
         return self.workers
-
-    @cached_property
-    def heads_in_flight(self) -> int:
-        """One queue."""
-        return 1
 
     @property
     def units(self) -> int:

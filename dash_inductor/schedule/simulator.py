@@ -204,13 +204,13 @@ def simulate(
 
 def _costs(name: str, cost: int | Sequence[int], count: int) -> list[int]:
     if isinstance(cost, Sequence):
-        found = list(cost)
-        if len(found) != count:
-            raise ValueError(f"{name} must be an int or one per step, {count} of them, got {len(found)}")
-        if set(map(type, found)) != {int} or min(found) < 0:
-            wrong = next(value for value in found if type(value) is not int or value < 0)
+        costs = list(cost)
+        if len(costs) != count:
+            raise ValueError(f"{name} must be an int or one per step, {count} of them, got {len(costs)}")
+        if set(map(type, costs)) != {int} or min(costs) < 0:
+            wrong = next(value for value in costs if type(value) is not int or value < 0)
             raise ValueError(f"{name} must be nonnegative ints, got {wrong!r}")
-        return found
+        return costs
     check_count(name, cost, least=0)
     return [cost] * count
 

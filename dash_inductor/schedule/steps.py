@@ -60,7 +60,7 @@ class Steps:
     def _all(self) -> list[Step]:
         group = self.plan.group
         rows: dict[tuple[int, int], list[tuple[int, int]]] = {}  # (Q tile, rank) of a chain, by schedule and chain
-        found: list[Step] = []
+        steps: list[Step] = []
         for worker in range(self.plan.workers):
             for head, j in self.plan.tasks(worker):
                 schedule = self.plan.order_of(head)
@@ -68,8 +68,8 @@ class Steps:
                 if key not in rows:
                     rows[key] = list(zip(schedule.visits(j), schedule.ranks(j), strict=True))
                 heads = range(head * group, (head + 1) * group)
-                found += [Step(x, j, q, rank) for q, rank in rows[key] for x in heads]
-        return found
+                steps += [Step(x, j, q, rank) for q, rank in rows[key] for x in heads]
+        return steps
 
 
 def unroll(plan: Plan) -> Steps:

@@ -139,8 +139,8 @@ def _check(loop: Sequence[Operation], warps: int) -> None:
         raise ValueError(f"matmuls are of whole warpgroups, {WARPGROUP} warps each, and there are {warps} warps")
     if not any(operation.kind == "matmul" for operation in loop):
         raise ValueError("no HGMMA in the loop")
-    if found := sorted({operation.base for operation in loop if operation.base in UNKNOWN}):
-        raise ValueError(f"{', '.join(found)} in the main loop: the replay has no model of it")
+    if guesses := sorted({operation.base for operation in loop if operation.base in UNKNOWN}):
+        raise ValueError(f"{', '.join(guesses)} in the main loop: the replay has no model of it")
 
 
 def _notes(loop: Sequence[Operation], tma_bytes: int) -> tuple[str, ...]:
@@ -237,13 +237,15 @@ class Sensitivity:
     doubled: float
 
 
-def sensitivity(loop: Sequence[Operation], *, constants: Constants = Constants(), **how: Any) -> list[Sensitivity]:  # noqa: B008
+def sensitivity(loop: Sequence[Operation], *, constants: Constants = Constants(), **settings: Any) -> list[Sensitivity]:  # noqa: B008
     """What hangs on each guess; the arguments are those of `replay_loop`."""
-    found = []
+    guesses = []
     for name, constant in CONSTANTS.items():
         if constant.guess:
             value = getattr(constants, name)
             others = (1 - value, 1 - value) if constant.unit == SWITCH else (max(1, value / 2), value * 2)
-            halved, doubled = (replay_loop(loop, constants=constants.set_from({name: other}), **how).cycles for other in others)
-            found.append(Sensitivity(name, value, halved, doubled))
-    return found
+            halved, doubled = (
+                replay_loop(loop, constants=constants.set_from({name: other}), **settings).cycles for other in others
+            )
+            guesses.append(Sensitivity(name, value, halved, doubled))
+    return guesses

@@ -175,18 +175,18 @@ def step_of(loop: Sequence[Operation], warp: int, edge: bool) -> list[Operation]
     """
     place = {operation.address: position for position, operation in enumerate(loop)}
     work_ends = max((at for at, operation in enumerate(loop) if operation.kind in _WORK), default=0)
-    found: list[Operation] = []
+    issued: list[Operation] = []
     here = 0
     while here < len(loop):
         operation = loop[here]
-        found.append(operation)
+        issued.append(operation)
         there = place.get(operation.target) if operation.target is not None else None
         here += 1
         if there == 0 and here > work_ends:  # the next step; what stands behind it is out of the way
             break
         if there is not None and there >= here and (not operation.guard or _passes_by(loop, here, there, warp, edge)):
             here = there
-    return found
+    return issued
 
 
 _WORK = {"matmul", "addition", "barrier"}

@@ -25,18 +25,21 @@ class IntegerFunction(sympy.Function):
     is_integer = True
 
 
-class FloorDiv(IntegerFunction):
+class Division(IntegerFunction):
+    """A division, printed as floor(a/b) or ceil(a/b)."""
+
+    def _sympystr(self, printer: Any) -> str:
+        numerator, denominator = self.args
+        rounding = type(self).__name__.removesuffix("Div").lower()
+        return f"{rounding}({printer.parenthesize(numerator, 50)}/{printer.parenthesize(denominator, 60)})"
+
+
+class FloorDiv(Division):
     """a // b."""
 
-    def _sympystr(self, printer: Any) -> str:
-        return f"floor({printer.parenthesize(self.args[0], 50)}/{printer.parenthesize(self.args[1], 60)})"
 
-
-class CeilDiv(IntegerFunction):
+class CeilDiv(Division):
     """-(-a // b)."""
-
-    def _sympystr(self, printer: Any) -> str:
-        return f"ceil({printer.parenthesize(self.args[0], 50)}/{printer.parenthesize(self.args[1], 60)})"
 
 
 class Max(IntegerFunction):

@@ -40,9 +40,9 @@ def search_order(geometry: Geometry, roles: int, step_ns: int = 1, hop_ns: int =
     best: tuple[int, Explicit] | None = None
     tries = max(2, EFFORT // sum(geometry.steps(j) for j in range(geometry.n_kv)))
     for _, variant in zip(range(tries), _variants(geometry, roles), strict=False):
-        found = list_schedule(geometry, roles, step_ns, hop_ns, variant)
-        if best is None or found[0] < best[0]:
-            best = found
+        scheduled = list_schedule(geometry, roles, step_ns, hop_ns, variant)
+        if best is None or scheduled[0] < best[0]:
+            best = scheduled
         if best[0] == bound:
             break
     assert best is not None
