@@ -26,7 +26,7 @@ class Decision:
 
     Attributes:
         op: the stock op.
-        mask: "full", "causal", "given" (a tensor; declined), or "blocks" (of who calls `dash::sdpa_backward`).
+        mask: "full", "causal", "given" (a tensor; declined), or "blocks" (of a caller of `dash::sdpa_backward`).
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).

@@ -98,7 +98,7 @@ def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
     n_q, n_kv = CeilDiv(inputs.q_len, tile.block_m), CeilDiv(inputs.kv_len, tile.block_n)
     chosen = _run_time_choice(inputs, tile, sizes)
     is_two_pass = chosen["is_two_pass"] if resolution.template == Template.BY_SIZE else 0
-    # One grouped launch serves all sizes: who gets no role ends at once.
+    # One grouped launch serves all sizes: a CTA without a role ends at once.
     workers = (n_kv * inputs.kv_heads_total if resolution.chained else costs.workers) * (1 - is_two_pass)
     table_ints = most_ints(n_q, n_kv)
     table = kernels.call(

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--head-dims", type=_head_dims, default=HEAD_DIMS, metavar="D,...", help="which, in this order (default both)"
     )
     parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="measure nothing more after so long")
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in so many processes first (default: do not)")
+    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in N processes first (default: do not)")
 
 
 def _head_dims(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Fails at load if the CTAs of a compiled kernel that fit an SM are not as many as the tile table's.
+"""Fail at load if the compiled kernel's CTAs per SM differ from the tile table's.
 
 The schedule counts on that many resident CTAs. Another number is an error and never another schedule: what registers a compiler
 allots must not decide bits. Generated code imports this.

@@ -26,7 +26,7 @@ def emulate(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> Iter
     Args:
         seed: decides in which order the programs of a launch start and take turns; the same seed, the same order.
         sms: SMs of the emulated device; acts on graphs compiled from now on.
-        resident: at most so many programs of a launch are started at a time (None: all).
+        resident: how many programs of a launch are started at a time, at most (None: all).
 
     What was compiled in one `emulate` runs in another, without recompiling, and they nest. It is on in every thread, and threads
     take turns: one at a time compiles or launches. All patches of Triton and Inductor are undone when the outermost one ends.

@@ -72,7 +72,7 @@ def explain(kernel: str, programs: Sequence[Stop | None], resident: int | None) 
 def _owner(wait: Wait, programs: Sequence[Stop | None]) -> int | None:
     """The program whose release would make the semaphore what `wait` wants.
 
-    A semaphore counts releases, and who waits for rank r - 1 makes it r. Without such a program (rank 0 need not be
+    A semaphore counts releases, and the program that waits for rank r - 1 makes it r. Without such a program (rank 0 need not be
     waited for) it is one with a release at this address still to come.
     """
     before, release = Wait(wait.address, wait.wanted - 1, wait.dtype), Release(wait.address)

@@ -24,7 +24,7 @@ Index = tuple[int, int, int]
 """program_id(0), (1), (2)."""
 
 POST_MORTEM_ATOMICS = 100_000
-"""After a deadlock, a program that has not ended after so many atomics loops for ever, and is given up."""
+"""After a deadlock, a program that has not ended after this many atomics loops for ever, and is given up."""
 
 
 class Program(greenlet.greenlet):

@@ -65,5 +65,5 @@ class Costs:
 
 
 def two_pass_margin(estimate: bool) -> int:
-    """In percent: two kernels of which one has not been measured are compared less exactly than schedules of one; 5 is a guess."""
+    """5 % while the costs of two passes are estimates (a guess at their error), else the usual margin."""
     return 5 if estimate else Costs.margin_percent

@@ -56,7 +56,7 @@ class GroupedPlan(Plan):
 
     group is the number of query heads per kv head, the innermost loop of a step. Worker w has head slot w // roles and
     role w % roles; it runs heads slot, slot + heads_in_flight, ... and all passes of each. If the order is mirrored, roles
-    are mirrored in odd rounds (head round * passes + pass): who had the longest chain then has the shortest.
+    are mirrored in odd rounds (head round * passes + pass): the role that had the longest chain then has the shortest.
 
     >>> from .geometry import Geometry
     >>> from .orders.monotone import Descending

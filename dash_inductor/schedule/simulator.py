@@ -123,7 +123,7 @@ def simulate(
     the worker reduces, from that one's turn on: tau = max(compute_ns, reduce_ns). Costs hold for every step, or are given
     one by one in the order of unroll(plan); sync_ns then by the step that waits.
 
-    resident: at most so many CTAs run at a time (None: all); when one ends, the next worker starts in its place. Workers start in
+    resident: how many CTAs run at a time, at most (None: all); when one ends, the next worker starts in its place. Workers start in
     ticket order.
 
     Raises Deadlock naming the cycle if workers wait for each other, ValueError naming a cost that is no nonnegative int. O(steps).

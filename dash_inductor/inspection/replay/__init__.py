@@ -66,7 +66,7 @@ def replay(
     tma_bytes: int = 0,
     constants: Constants = Constants(),  # noqa: B008 (frozen)
 ) -> tuple[Replay, ...]:
-    """Each of a cubin's `count` main loops (`cubin.main_loops`), by a CTA of so many warps that has an SM to itself.
+    """Each of a cubin's `count` main loops (`cubin.main_loops`), by a CTA of `warps` warps that has an SM to itself.
 
     `edge`: in a tile that the causal diagonal crosses. `tma_bytes` is what TMA writes to shared memory and reads from it in a step,
     where warps do so that are not in the loop: instructions do not say it.

@@ -11,7 +11,7 @@ from ..geometry import BLOCKS_MASK, Geometry, check_count
 from ..placement import GroupedPlan, Plan, make_order
 from ..tiled_problem import TiledProblem
 
-MOST_CHAINS = 16_384  # so many are timed one by one; more heads in proportion
+MOST_CHAINS = 16_384  # up to this many are timed one by one; more heads in proportion
 
 
 def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, resident: int | None = None) -> int:
@@ -21,7 +21,7 @@ def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, resident: int | 
     of chain x ends at S[x] = max(free(worker) + tau, S[x-1] + d * tau + lam), where chain x-1 came by d steps after its own
     first: ascending, d is how many Q tiles later chain x begins; descending, how many earlier. step_ns, tau, is of one query head.
 
-    resident: the workers are tickets, taken in order by so many CTAs; for plans with a worker per chain. ValueError for
+    resident: the workers are tickets, taken in order by this many CTAs; for plans with a worker per chain. ValueError for
     what the recursion does not cover: other families, block masks, descending in a window.
 
     >>> from ..orders.monotone import Ascending

@@ -30,8 +30,8 @@ def edge_coloured(geometry: Geometry) -> Explicit:
 def colour(chains: Sequence[Sequence[int]], n_q: int) -> list[list[int]]:
     """Q tile of every (chain, colour), -1 for none; as many colours as the largest degree. O(edges * (n_kv + n_q)).
 
-    An edge takes the first colour that is free at its chain. Where the Q tile has it already, the path that leaves the Q tile by
-    it, and goes on by the first colour free there and it in turns, exchanges the two. It cannot come to the chain, where the
+    An edge takes the first colour that is free at its chain. Where the Q tile has that colour already, and lacks another, the two
+    colours are swapped along the alternating path that begins there (Koenig). The path cannot come to the chain, where the first
     colour is free.
     """
     degrees = [0] * n_q
@@ -51,7 +51,7 @@ def colour(chains: Sequence[Sequence[int]], n_q: int) -> list[list[int]]:
 
 
 def _exchange(start: int, first: int, second: int, chain_of: list[list[int]], tile_of: list[list[int]]) -> None:
-    """Exchange the colours along the path of the two that leaves Q tile `start` by colour `first`; frees `first` there."""
+    """Swap the two colours along the alternating path that leaves Q tile `start` by colour `first`; frees `first` there."""
     path, node, colour, from_tile = [], start, first, True
     while (end := (chain_of if from_tile else tile_of)[node][colour]) >= 0:
         path.append((node, end, colour) if from_tile else (end, node, colour))
