@@ -130,6 +130,7 @@ def test_schedules_do_without_torch():
     program = (
         "import sys; sys.modules['torch'] = sys.modules['triton'] = None\n"
         "from dash_inductor.schedule import Costs, TiledProblem\n"
+        "assert not {'numpy', 'sympy'} & set(sys.modules)\n"
         "from dash_inductor.schedule.choice import choose\n"
         "costs = Costs('a', 'sm_90', step_ns=3000, hop_ns=1500, shift_percent=7, workers=132, l2_bytes=50 << 20, estimate=True)\n"
         "print(choose(TiledProblem(8192, 8192, 32, 1, 64, 64, 128, 'full'), costs).family)"

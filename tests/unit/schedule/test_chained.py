@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import re
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, RoundRobinPlan, Shift, make_order, simulate
+from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, RoundRobinPlan, make_order, simulate
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 
-from .strategies import block_masks, geometries
+from .strategies import geometries
 
 FULL = Geometry(6, 6, 1, 2, "full")
 
@@ -44,29 +42,3 @@ def test_its_cost_does_not_grow_with_the_q_tiles() -> None:
     start = time.process_time()
     assert monotone_makespan(GroupedPlan(s, 16, 1), step_ns=10, hop_ns=7) == 16 * 655360 + 127 * 7
     assert time.process_time() - start < 0.2
-
-
-@given(block_masks())
-def test_block_masks_are_refused(g: Geometry) -> None:
-    with pytest.raises(ValueError, match="no recursion for family 'ascending' with mask='blocks'"):
-        monotone_makespan(GroupedPlan(Ascending(g, 1), 1, 1), step_ns=1, hop_ns=1)
-
-
-@pytest.mark.parametrize(
-    ("plan", "change", "message"),
-    [
-        (GroupedPlan(Shift(FULL, 3), 1, 1), {}, "no recursion for family 'shift' with mask='full', window=None"),
-        (
-            GroupedPlan(make_order("descending", Geometry(6, 6, 1, 2, "causal", window=2), 1), 1, 1),
-            {},
-            "no recursion for family 'descending' with mask='causal', window=2",
-        ),
-        (GroupedPlan(Ascending(FULL, 2), 1, 1), {"resident": 2}, "resident needs a plan with a worker per chain"),
-        (GroupedPlan(Ascending(FULL, 3), 1, 1), {"resident": 0}, "resident must be a positive int, got 0"),
-        (GroupedPlan(Ascending(FULL, 3), 1, 1), {"step_ns": 0.5}, "step_ns must be an int of at least 0, got 0.5"),
-        (GroupedPlan(Ascending(FULL, 3), 1, 1), {"hop_ns": -1}, "hop_ns must be an int of at least 0, got -1"),
-    ],
-)
-def test_what_it_does_not_cover_is_said(plan: GroupedPlan, change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        monotone_makespan(plan, **({"step_ns": 1, "hop_ns": 1} | change))

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import re
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,40 +62,3 @@ def test_equal_block_masks_are_equal_geometries() -> None:
     one, other = Geometry.of_blocks([[1, 0], [True, True]]), Geometry.of_blocks(((True, False), (1, 1)))
     assert one == other and hash(one) == hash(other)
     assert one.blocks == ((True, False), (True, True))
-
-
-@pytest.mark.parametrize("name", ["q_len", "kv_len", "block_m", "block_n"])
-@pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_bad_sizes_are_named(name: str, value: object) -> None:
-    sizes = {"q_len": 6, "kv_len": 6, "block_m": 1, "block_n": 2, name: value}
-    with pytest.raises(ValueError, match=re.escape(f"{name} must be a positive int, got {value!r}")):
-        Geometry(**sizes, mask="full")
-
-
-def test_an_unknown_mask_is_named_with_the_known() -> None:
-    with pytest.raises(ValueError, match=r"mask must be one of full, causal, blocks, got 'window'"):
-        Geometry(6, 6, 1, 2, "window")
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"window": -1}, "window must be an int of at least 0, got -1"),
-        ({"window": 2, "mask": "full"}, "window needs a causal mask, got mask='full'"),
-        ({"blocks": ((True,) * 6,) * 3}, "blocks go with mask='blocks' and with no other, got mask='causal'"),
-        ({"mask": "blocks"}, "blocks go with mask='blocks' and with no other, got mask='blocks'"),
-        ({"mask": "blocks", "blocks": ((True,) * 6,) * 2}, "blocks must be [3][6] (KV tiles x Q tiles)"),
-        ({"mask": "blocks", "blocks": ((True,) * 6, (True,) * 5, ())}, "blocks must be [3][6] (KV tiles x Q tiles)"),
-        ({"mask": "blocks", "blocks": ((False,) * 6,) * 3}, "blocks must allow at least one tile"),
-    ],
-)
-def test_masks_that_cannot_be_are_named(change: dict[str, object], message: str) -> None:
-    fields = {"q_len": 6, "kv_len": 6, "block_m": 1, "block_n": 2, "mask": "causal"} | change
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Geometry(**fields)
-
-
-@pytest.mark.parametrize("blocks", [[], [[]], ((), ())])
-def test_no_tiles_are_no_mask(blocks: list[list[bool]]) -> None:
-    with pytest.raises(ValueError, match="blocks must hold at least one KV tile and one Q tile"):
-        Geometry.of_blocks(blocks)

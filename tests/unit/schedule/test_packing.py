@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 
 from dash_inductor.schedule import SEARCHED, Ascending, Geometry, GroupedPlan, pack
@@ -32,18 +31,6 @@ def test_the_table_tells_what_the_schedule_says(plan: GroupedPlan) -> None:
     if s.name != SEARCHED:
         assert len(table) <= most_ints(g.n_q, g.n_kv)
     assert all(-1 <= entry < 2**31 for entry in table)
-
-
-@pytest.mark.parametrize(
-    ("geometry", "message"),
-    [
-        (Geometry(1, 32768, 1, 1, "full"), "kv_len 32768 makes 32768 KV tiles of block_n 1; at most 32767"),
-        (Geometry(65536, 1, 1, 1, "full"), "q_len 65536 makes 65536 Q tiles of block_m 1; at most 65535"),
-    ],
-)
-def test_what_does_not_fit_is_refused(geometry: Geometry, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        pack(Ascending(geometry, 1), 1)
 
 
 def test_the_largest_rank_and_tile_fit_an_int32() -> None:

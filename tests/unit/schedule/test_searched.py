@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.schedule import (
-    SEARCHED,
     Costs,
     Geometry,
     TiledProblem,
@@ -19,7 +18,6 @@ from dash_inductor.schedule import (
     simulate,
 )
 from dash_inductor.schedule.choice import SIMULATED_STEPS
-from dash_inductor.schedule.families import why_guarantee_too_weak
 from dash_inductor.schedule.searched import searched_plan
 
 from .masks import masks
@@ -119,18 +117,3 @@ def test_large_plans_are_not_simulated() -> None:
     few, many = (searched_plan(causal(12, heads), COSTS) for heads in (100, 200))
     assert few[0].steps <= SIMULATED_STEPS < many[0].steps
     assert few[1] is not None and many[1] is None
-
-
-def test_the_impossible_is_refused() -> None:
-    assert why_guarantee_too_weak("run", SEARCHED) is None
-    for guarantee in ("device", "batch"):
-        reason = "family 'searched' adds in an order that depends on the SM count"
-        reason += f": guarantee '{guarantee}' needs ascending or descending"
-        assert why_guarantee_too_weak(guarantee, SEARCHED) == reason
-    for family in ("shift", "symmetric", "auto"):
-        with pytest.raises(ValueError, match=f"family '{family}' does not serve every mask: use ascending, descending or searched"):
-            searched_plan(causal(4, heads=1), COSTS, family)
-    with pytest.raises(ValueError, match="kv_heads_total must be a positive int, got 0"):
-        searched_plan(causal(4, heads=0), COSTS)
-    with pytest.raises(ValueError, match=r"blocks must be \[2\]\[3\]"):
-        searched_plan(TiledProblem(48, 64, 1, 1, 64, 16, 32, "blocks", ((True, True), (True, True))), COSTS)

@@ -1,0 +1,166 @@
+"""What schedules cannot be made of: each error names the parameter, and what it may be."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from dash_inductor.devices.cost_files import load_costs
+from dash_inductor.schedule import (
+    SEARCHED,
+    Ascending,
+    Geometry,
+    GroupedPlan,
+    RoundRobinPlan,
+    Shift,
+    TiledProblem,
+    lower_bound,
+    make_order,
+    pack,
+    simulate,
+)
+from dash_inductor.schedule.choice import choose
+from dash_inductor.schedule.families import why_guarantee_too_weak
+from dash_inductor.schedule.formulas.chained import monotone_makespan
+from dash_inductor.schedule.searched import searched_plan
+
+CAUSAL, WINDOW = Geometry(6, 6, 1, 2, "causal"), Geometry(6, 6, 1, 2, "causal", window=2)
+FULL, BLOCKS = Geometry(6, 6, 1, 2, "full"), Geometry.of_blocks([[True, False], [True, True]])
+ROW = (True,) * 6
+EMULATED = load_costs("emulated", block_m=16, block_n=32, head_dim=64)
+
+
+def chosen(guarantee: str = "run", family: str = "auto", **change: Any) -> object:
+    sizes = {"q_len": 128, "kv_len": 128, "kv_heads_total": 4, "mask": "causal"} | change
+    return choose(TiledProblem(**sizes, group=1, head_dim=64, block_m=16, block_n=32), EMULATED, guarantee, family)
+
+
+def searched(family: str = SEARCHED, heads: int = 1, mask: str = "causal", blocks: Any = None) -> object:
+    return searched_plan(TiledProblem(48, 64, heads, 1, 64, 16, 32, mask, blocks), EMULATED, family)
+
+
+def simulated(**change: Any) -> object:
+    return simulate(GroupedPlan(Ascending(FULL, 3), 1, 1), **({"compute_ns": 1, "reduce_ns": 1, "sync_ns": 1} | change))
+
+
+def recursion(order: Any, **change: Any) -> object:
+    return monotone_makespan(GroupedPlan(order, 1, 1), **({"step_ns": 1, "hop_ns": 1} | change))
+
+
+def geometry(**change: Any) -> Geometry:
+    return Geometry(**({"q_len": 6, "kv_len": 6, "block_m": 1, "block_n": 2, "mask": "causal"} | change))
+
+
+bound = partial(lower_bound, Geometry(4, 4, 1, 1, "full"))
+ones = {"heads": 1, "workers": 1, "step_ns": 1, "hop_ns": 1}
+plan, fit = partial(GroupedPlan, Ascending(FULL, 3)), partial(GroupedPlan.fit, Ascending(FULL, 3))
+families = "auto, ascending, descending, shift, symmetric, shift_round_robin, symmetric_round_robin"
+
+REFUSED: list[tuple[Callable[[], object], str]] = [
+    *(
+        (partial(geometry, **{name: value}), f"{name} must be a positive int, got {value!r}")
+        for name in ("q_len", "kv_len", "block_m", "block_n")
+        for value in (0, -1, 1.5, True)
+    ),
+    (lambda: geometry(mask="window"), "mask must be one of full, causal, blocks, got 'window'"),
+    (lambda: geometry(window=-1), "window must be an int of at least 0, got -1"),
+    (lambda: geometry(window=2, mask="full"), "window needs a causal mask, got mask='full'"),
+    (lambda: geometry(blocks=(ROW,) * 3), "blocks go with mask='blocks' and with no other, got mask='causal'"),
+    (lambda: geometry(mask="blocks"), "blocks go with mask='blocks' and with no other, got mask='blocks'"),
+    (lambda: geometry(mask="blocks", blocks=(ROW,) * 2), "blocks must be [3][6] (KV tiles x Q tiles)"),
+    (lambda: geometry(mask="blocks", blocks=(ROW, ROW[1:], ())), "blocks must be [3][6] (KV tiles x Q tiles)"),
+    (lambda: geometry(mask="blocks", blocks=((False,) * 6,) * 3), "blocks must allow at least one tile"),
+    *((partial(Geometry.of_blocks, none), "blocks must hold at least one KV tile and one Q tile") for none in ([], [[]], ((), ()))),
+    # Orders
+    (lambda: make_order("ascending", FULL, 0), "roles must be in 1..3 (one per KV tile at most), got 0"),
+    (lambda: make_order("ascending", FULL, 1.0), "roles must be in 1..3 (one per KV tile at most), got 1.0"),
+    (lambda: make_order("descending", CAUSAL, 4), "roles must be in 1..3 (one per KV tile at most), got 4"),
+    (lambda: make_order("searched", CAUSAL, 4), "roles must be in 1..3 (one per KV tile at most), got 4"),
+    (lambda: make_order("searched", CAUSAL, 2, step_ns=0), "step_ns must be a positive int, got 0"),
+    (lambda: make_order("searched", CAUSAL, 2, hop_ns=-1), "hop_ns must be an int of at least 0, got -1"),
+    (lambda: make_order("symmetric", CAUSAL, 3), "roles must be in 1..2 (one per pair of KV tiles at most), got 3"),
+    (lambda: make_order("symmetric", FULL, 1), "family symmetric needs a causal mask, got mask='full': use shift"),
+    (lambda: make_order("symmetric", WINDOW, 1), "got mask='causal' with window=2: use descending or searched"),
+    (lambda: make_order("symmetric", BLOCKS, 1), "needs a causal mask, got mask='blocks': use descending or searched"),
+    (lambda: make_order("shift", CAUSAL, 1), "needs mask='full', got 'causal': use symmetric, descending or searched"),
+    (lambda: make_order("shift", BLOCKS, 1), "family shift needs mask='full', got 'blocks'"),
+    (
+        lambda: make_order("shift", Geometry(2, 6, 1, 2, "full"), 3),
+        "must be in 1..2 (one per Q tile at most for shift), got 3",
+    ),
+    (lambda: make_order("shift", FULL, 3, stride=3), "stride must be in 1..2 (n_q // roles), got 3"),
+    (lambda: make_order("shift", FULL, 3, stride=0), "stride must be a positive int, got 0"),
+    (lambda: make_order("ascending", FULL, 1, stride=2), "stride is for shift, not for ascending"),
+    (
+        lambda: make_order("shift", FULL, 1, mirrored=True),
+        "(boustrophedon) is for ascending and descending, not for shift",
+    ),
+    (
+        lambda: make_order("zigzag", FULL, 1),
+        "must be one of ascending, descending, shift, symmetric, searched, got 'zigzag'",
+    ),
+    # Plans and tables
+    (lambda: plan(0, 1), "heads must be a positive int, got 0"),
+    (lambda: plan(2, 3), "heads_in_flight must be in 1..2 (heads), got 3"),
+    (lambda: plan(2, 1, 0), "group must be a positive int, got 0"),
+    (lambda: fit(4, 2), "roles must be in 1..2 (workers), got 3"),
+    (lambda: fit(0, 3), "heads must be a positive int, got 0"),
+    (lambda: fit(1, 0), "workers must be a positive int, got 0"),
+    (lambda: RoundRobinPlan(Shift(FULL, 2), 2, 4), "roles must be 3 (all units of a head, or workers), got 2"),
+    (lambda: pack(Ascending(Geometry(1, 32768, 1, 1, "full"), 1), 1), "32768 makes 32768 KV tiles of block_n 1; at most 32767"),
+    (
+        lambda: pack(Ascending(Geometry(65536, 1, 1, 1, "full"), 1), 1),
+        "65536 makes 65536 Q tiles of block_m 1; at most 65535",
+    ),
+    # Times
+    (lambda: bound(**ones | {"heads": 0}), "heads must be a positive int, got 0"),
+    (lambda: bound(**ones | {"workers": -1}), "workers must be a positive int, got -1"),
+    (lambda: bound(**ones | {"step_ns": 1.5}), "step_ns must be an int of at least 0, got 1.5"),
+    (lambda: bound(**ones | {"hop_ns": -1}), "hop_ns must be an int of at least 0, got -1"),
+    (lambda: simulated(compute_ns=1.5), "compute_ns must be an int of at least 0, got 1.5"),
+    (lambda: simulated(reduce_ns=-1), "reduce_ns must be an int of at least 0, got -1"),
+    (lambda: simulated(sync_ns=True), "sync_ns must be an int of at least 0, got True"),
+    (lambda: simulated(sync_ns=[1] * 17), "sync_ns must be an int or one per step, 18 of them, got 17"),
+    (lambda: simulated(sync_ns=[1] * 17 + [0.5]), "sync_ns must be nonnegative ints, got 0.5"),
+    (lambda: simulated(compute_ns=[1] * 17 + [-2]), "compute_ns must be nonnegative ints, got -2"),
+    (lambda: simulated(resident=0), "resident must be a positive int, got 0"),
+    (lambda: recursion(Ascending(BLOCKS, 1)), "no recursion for family 'ascending' with mask='blocks'"),
+    (lambda: recursion(Shift(FULL, 3)), "no recursion for family 'shift' with mask='full', window=None"),
+    (lambda: recursion(make_order("descending", WINDOW, 1)), "no recursion for family 'descending' with mask='causal', window=2"),
+    (lambda: recursion(Ascending(FULL, 2), resident=2), "resident needs a plan with a worker per chain"),
+    (lambda: recursion(Ascending(FULL, 3), resident=0), "resident must be a positive int, got 0"),
+    (lambda: recursion(Ascending(FULL, 3), step_ns=0.5), "step_ns must be an int of at least 0, got 0.5"),
+    (lambda: recursion(Ascending(FULL, 3), hop_ns=-1), "hop_ns must be an int of at least 0, got -1"),
+    # Choices
+    (lambda: chosen(mask="full", family="symmetric"), "family 'symmetric' serves causal masks only"),
+    (lambda: chosen(family="shift"), "family 'shift' serves the full mask only"),
+    (lambda: chosen(family="best"), f"family must be one of {families}, got 'best'"),
+    (lambda: chosen("batch", "symmetric"), "guarantee 'batch' needs ascending or descending"),
+    (lambda: chosen("always"), "guarantee must be one of run, device, batch, got 'always'"),
+    (lambda: chosen(mask="window"), "mask must be one of"),
+    (lambda: chosen(kv_heads_total=0), "kv_heads_total must be a positive int, got 0"),
+    (lambda: chosen(q_len=0), "q_len must be a positive int, got 0"),
+    *(
+        (partial(searched, family), f"family '{family}' does not serve every mask: use ascending, descending or searched")
+        for family in ("shift", "symmetric", "auto")
+    ),
+    (lambda: searched(heads=0), "kv_heads_total must be a positive int, got 0"),
+    (lambda: searched(mask="blocks", blocks=((True, True), (True, True))), "blocks must be [2][3]"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refusals(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        call()
+
+
+@pytest.mark.parametrize("guarantee", ["device", "batch"])
+def test_a_searched_order_depends_on_the_sm_count(guarantee: str) -> None:
+    reason = "family 'searched' adds in an order that depends on the SM count"
+    assert why_guarantee_too_weak(guarantee, SEARCHED) == f"{reason}: guarantee '{guarantee}' needs ascending or descending"
+    assert why_guarantee_too_weak("run", SEARCHED) is None
