@@ -1,0 +1,42 @@
+"""`choose` and the pass, whose decisions `codegen` prints, say the same about an attention, under the same settings."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from dash_inductor import enabled
+from dash_inductor.commands.cli import main
+from dash_inductor.inspection.generate import attention_backward
+
+BASE = {"q_len": 2048, "kv_len": 2048, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 128, "mask": "causal"}
+SAID = ("family", "roles", "heads_in_flight", "stride", "tile", "predicted_us", "workspace_bytes", "guarantee")
+
+
+@pytest.mark.parametrize(
+    ("device", "settings", "change"),
+    [
+        ("h100", {}, {}),
+        ("h200", {}, {"mask": "full", "kv_len": 1000, "head_dim": 64}),
+        ("h100", {}, {"kv_heads": 1}),  # two passes
+        ("a100", {"guarantee": "device"}, {}),
+        ("b200", {"schedule": "shift_round_robin"}, {"mask": "full"}),
+        ("h100", {"schedule": "searched"}, {"q_len": 512, "kv_len": 512}),
+        ("h100", {"launch": "chained"}, {}),
+        ("h100", {"sm_reserve": 16}, {}),
+        ("h100", {"schedule": "shift"}, {}),
+        ("h100", {"template": "one_pass"}, {"head_dim": 192}),
+        ("b200", {}, {"kv_len": 2049}),
+    ],
+)
+def test_they_say_the_same(device: str, settings: dict, change: dict, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = BASE | change
+    words = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    with enabled(**settings):
+        (decision,) = attention_backward(device, **sizes).decisions
+        main(["choose", f"--device={device}", "--json", *words])
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["declined"] == decision.reason
+    if decision.rewritten:
+        assert {name: figures[name] for name in SAID} == {name: getattr(decision, name) for name in SAID}
