@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import sympy
 import torch
-from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout, IRNode
+from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout, IRNode, TensorBox
 from torch._inductor.lowering import empty_strided
 from torch._inductor.virtualized import V
 
@@ -31,7 +31,7 @@ def with_aligned_rows(x: IRNode) -> IRNode:
     return ExternKernel.require_contiguous(ExternKernel.copy_input(x))
 
 
-def multiple(size: Any, factor: int) -> bool:
+def multiple(size: sympy.Expr | int, factor: int) -> bool:
     """Whether a size is known to be a multiple of `factor`."""
     return V.graph.sizevars.statically_known_multiple_of(sympy.sympify(size), factor)
 
@@ -41,20 +41,20 @@ def traced_gradients() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return V.graph.current_node.meta["val"]
 
 
-def size_and_strides(meta: torch.Tensor) -> tuple[list[Any], list[Any]]:
+def size_and_strides(meta: torch.Tensor) -> tuple[list[sympy.Expr], list[sympy.Expr]]:
     """Those of a traced tensor, as expressions."""
 
-    def expression(x: Any) -> Any:
+    def expression(x: int | torch.SymInt) -> sympy.Expr:
         return x.node.expr if isinstance(x, torch.SymInt) else sympy.Integer(x)
 
     return [expression(s) for s in meta.shape], [expression(s) for s in meta.stride()]
 
 
-def contiguous(size: list[Any], dtype: torch.dtype, device: torch.device) -> FixedLayout:
+def contiguous(size: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device) -> FixedLayout:
     """The layout of a contiguous tensor."""
     return FixedLayout(device, dtype, size, FlexibleLayout.contiguous_strides(size))
 
 
-def empty(size: list[Any], dtype: torch.dtype, device: torch.device) -> Any:
+def empty(size: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device) -> TensorBox:
     """Uninitialised memory, without a fill."""
     return empty_strided(size, FlexibleLayout.contiguous_strides(size), dtype=dtype, device=device)

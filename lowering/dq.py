@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import Pointwise
-from torch._inductor.virtualized import ops
+from torch._inductor.ir import Pointwise, TensorBox
+from torch._inductor.virtualized import OpsValue, ops
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from dash_inductor.templates.tiles import Tile
 
 
 def scaled_dq(
-    scratch: Any,
-    visited: Any,
+    scratch: TensorBox,
+    visited: TensorBox | None,
     block_m: int,
-    place: Callable[[Any, Any], list[Any]],
-    size: Sequence[Any],
+    place: Callable[[sympy.Expr, sympy.Expr], list[sympy.Expr]],
+    size: Sequence[sympy.Expr],
     dtype: torch.dtype,
     scale: float,
-) -> Any:
+) -> TensorBox:
     """scale * scratch in `dtype`, [B, H, S_q, D] = `size`; scratch is [B * H, Q tiles, ...], `place(m, d)` the rest of the index.
 
     0 where `visited` says that nothing was written. By index and not by views, which would guard on whether there is one Q tile
@@ -31,7 +30,7 @@ def scaled_dq(
     load = scratch.make_loader()
     is_visited = None if visited is None else visited.make_loader()
 
-    def element(index: Any) -> Any:
+    def element(index: Sequence[sympy.Expr]) -> OpsValue:
         b, h, m, d = index
         i = FloorDiv(m, block_m)
         value = load([b * size[1] + h, i, *place(ModularIndexing(m, 1, block_m), d)])
@@ -42,11 +41,11 @@ def scaled_dq(
     return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)
 
 
-def in_accumulator_order(tile: Tile) -> Callable[[Any, Any], list[Any]]:
+def in_accumulator_order(tile: Tile) -> Callable[[sympy.Expr, sympy.Expr], list[sympy.Expr]]:
     """Where the kernel's `to_accumulator_order` put element (m, d) of a Q tile in the tile's row of scratch."""
     columns = tile.block_m if tile.dq_transposed else tile.block_d
 
-    def place(m: Any, d: Any) -> list[Any]:
+    def place(m: sympy.Expr, d: sympy.Expr) -> list[sympy.Expr]:
         row, column = (d, m) if tile.dq_transposed else (m, d)
         digits = [  # (position, how many there are), slowest first
             (FloorDiv(row, 16 * tile.warps_m), None),

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import fx
 from torch._dynamo.utils import counters
+from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from dash_inductor.decision import Decision, add, loading_line
@@ -32,15 +33,15 @@ def record(decision: Decision) -> None:
     add_to_header(graph, loading_line(len(noted) - 1, decision))
 
 
-def root_graph() -> Any:
+def root_graph() -> GraphLowering:
     """The graph whose module holds the code of the current one, which may be the body of a cond or a loop."""
-    graph: Any = V.graph
+    graph = V.graph
     while hasattr(graph, "parent"):
         graph = graph.parent
     return graph
 
 
-def add_to_header(graph: Any, source: str) -> None:
+def add_to_header(graph: GraphLowering, source: str) -> None:
     """Writes Python source at the top of the module generated for `graph`, once."""
     sources = graph.__dict__.setdefault("dash_header", [])
     if source in sources:

@@ -96,17 +96,17 @@ def call(
     template: Template,
     *,
     grid: sympy.Expr | int,
-    inputs: Sequence[Any],
+    inputs: Sequence[ir.IRNode],
     output: ir.Layout,
     constants: Mapping[str, Any],
     num_warps: int,
     num_stages: int = 1,
-    mutated: Sequence[Any] = (),
+    mutated: Sequence[ir.IRNode] = (),
     scalars: Sequence[sympy.Expr] = (),
     workspace_arg: WorkspaceArg | None = None,
     cooperative: bool = False,
     ctas_per_sm: int | None = None,
-) -> Any:
+) -> ir.TensorBox:
     """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output.
 
     `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. With `ctas_per_sm`,

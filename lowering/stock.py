@@ -9,13 +9,14 @@ from typing import Any
 from torch import fx
 from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V
+from torch._ops import OpOverload
 
 from dash_inductor.decision import Decision
 
 from .header import record
 
 
-def record_declined(targets: Iterable[Any], decision_of: Callable[[fx.Node], Decision | None]) -> None:
+def record_declined(targets: Iterable[OpOverload], decision_of: Callable[[fx.Node], Decision | None]) -> None:
     """From now on, the lowering of a stock op in `targets` records `decision_of` its node, unless that is None."""
 
     def recording(stock: Callable[..., Any]) -> Callable[..., Any]:
