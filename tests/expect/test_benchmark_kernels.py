@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import triton
-from kernels import MAIN, SIZES, compiled, generated, kernel
+from kernels import MAIN, compiled, generated, kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -14,9 +14,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from benchmarks.attention.contenders import contenders
 from benchmarks.attention.variants import VARIANTS, Variant
 from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
-from dash_inductor import enabled
 from dash_inductor.inspection.cubin import CubinReport, disassemble, inspect
-from dash_inductor.inspection.generate import attention_backward
 from dash_inductor.schedule import MASKS
 
 BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}
@@ -25,8 +23,8 @@ BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for v
 @functools.cache
 def variant(name: str, head_dim: int) -> tuple[str, str, CubinReport]:
     """(tile, PTX, cubin report) of a variant's main kernel, causal."""
-    with BY_NAME[name].applied(), enabled(template="one_pass"):
-        code = attention_backward("h100", **SIZES | {"head_dim": head_dim})
+    with BY_NAME[name].applied():
+        code = generated(settings={"template": "one_pass"}, cached=False, head_dim=head_dim)
     binary = compiled(kernel(code, MAIN)[1], "h100")
     (decision,) = code.decisions
     return str(decision.tile), binary.ptx, inspect(binary.cubin, binary.metadata.shared)
