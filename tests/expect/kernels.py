@@ -32,8 +32,8 @@ def _generated(key: str, settings: tuple[tuple[str, Any], ...], sizes: tuple[tup
 
 def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached: bool = True, **sizes: Any) -> Generated:
     """Of SIZES, where `sizes` has no others; not cached under a patch, which is in no key."""
-    make = _generated if cached else _generated.__wrapped__
-    return make(key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
+    function = _generated if cached else _generated.__wrapped__
+    return function(key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
 
 
 def kernel(code: Generated, word: str) -> tuple[str, str]:
@@ -54,10 +54,10 @@ def assert_expected(text: str, *names: str) -> None:
     if expecttest.ACCEPT:
         body, _, functions = text.partition(GAP)
         files[0].write_text(f"{body}\n")
-        if held := GAP.join(file.read_text().strip("\n") for file in files[1:-1]):
-            assert functions.startswith(held + GAP), f"accept {', '.join(names[1:-1])} first"
+        if middle := GAP.join(file.read_text().strip("\n") for file in files[1:-1]):
+            assert functions.startswith(middle + GAP), f"accept {', '.join(names[1:-1])} first"
         if files[1:]:
-            files[-1].write_text(functions[len(held + GAP) if held else 0 :] + "\n")
+            files[-1].write_text(functions[len(middle + GAP) if middle else 0 :] + "\n")
     assert text == GAP.join(file.read_text().strip("\n") for file in files)
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import kernels
 import pytest
-from kernels import broken_gates
 
 from dash_inductor import enabled
 from dash_inductor.config import current
@@ -21,8 +20,6 @@ from dash_inductor.templates.tiles import Template
 HEADS, KV_HEADS = 16, 2
 LENGTHS = (1, 100, 640, 2048, 5000, 8192, 40_000)
 ONE_PASS, TWO_PASS = Template.ONE_PASS, Template.TWO_PASS
-
-
 generated = partial(kernels.generated, batch=1, kv_heads=KV_HEADS, q_len=512, kv_len=512, dynamic=True)
 
 
@@ -68,7 +65,7 @@ def test_the_gates(key: str, head_dim: int) -> None:
     code = generated(key, head_dim=head_dim)
     assert list(code.templates.values()) == [ONE_PASS, TWO_PASS]
     for name in code.templates:
-        assert broken_gates(code, key, name, head_dim)[1] == []
+        assert kernels.broken_gates(code, key, name, head_dim)[1] == []
 
 
 @pytest.mark.parametrize("settings", [{"guarantee": "device"}, {"schedule": "descending"}, {"sm_reserve": 4}])

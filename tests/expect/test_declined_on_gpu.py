@@ -113,7 +113,7 @@ def tuning(on: bool | None) -> AbstractContextManager:
 
 
 @pytest.mark.parametrize(
-    ("attention", "sizes", "where", "reason"),
+    ("attention", "sizes", "context", "reason"),
     [
         (flash, {}, nullcontext, None),
         (causal, {"dtype": torch.float16, "head_dim": 96}, nullcontext, None),
@@ -136,8 +136,8 @@ def tuning(on: bool | None) -> AbstractContextManager:
             f"lengths S_q={LONG}, S_k={LONG} have too many tiles for a table entry",
         ),
         # Settings
-        *((flash, {"head_dim": 128}, asked, None) for asked in (ONE_PASS, SHIFT)),
-        *((flash, {"head_dim": 257}, asked, OUTSIDE(257)) for asked in (ONE_PASS, SHIFT)),
+        *((flash, {"head_dim": 128}, setting, None) for setting in (ONE_PASS, SHIFT)),
+        *((flash, {"head_dim": 257}, setting, OUTSIDE(257)) for setting in (ONE_PASS, SHIFT)),
         (flash, {"head_dim": 192}, ONE_PASS, MORE("template", "one_pass")),
         (flash, {"head_dim": 192}, SHIFT, MORE("schedule", "shift")),
         *((flash, {}, partial(tuning, on), None) for on in (None, False)),
@@ -149,11 +149,11 @@ def tuning(on: bool | None) -> AbstractContextManager:
         (flash, {"head_dim": 128}, L40S, None),
     ],
 )
-def test_reasons(h100, capsys, attention, sizes, where, reason):
+def test_reasons(h100, capsys, attention, sizes, context, reason):
     """`choose` says the same where it is asked for what decides."""
-    with where():
+    with context():
         assert declined(backward_node(attention, **sizes)) == reason
-    if where is nullcontext and reason and attention in (flash, causal):
+    if context is nullcontext and reason and attention in (flash, causal):
         shape = {"q_len": 64, "kv_len": 64, "head_dim": 64, "dtype": "fp32" if "dtype" in sizes else "bf16"}
         shape |= {name: size for name, size in sizes.items() if name != "dtype"}
         shape |= {"mask": "causal" if attention is causal else "full", "batch": 1, "heads": 2, "device": "h100"}

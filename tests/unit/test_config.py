@@ -43,9 +43,9 @@ def test_every_setting_has_a_variable():
 def test_every_choice(name, allowed):
     for value in allowed:
         assert getattr(from_environment({variable(name): value}), name) == value
-    for make, key in ((from_environment, variable(name)), (lambda settings: Config(**settings), name)):
+    for maker, key in ((from_environment, variable(name)), (lambda settings: Config(**settings), name)):
         with pytest.raises(ValueError, match=f"^{key}='sometimes' is not one of {', '.join(allowed)}"):
-            make({key: "sometimes"})
+            maker({key: "sometimes"})
 
 
 @pytest.mark.parametrize(

@@ -138,11 +138,11 @@ def test_tensors_that_tma_cannot_take_are_copied():
     odd = torch.nn.functional.pad(key, (0, 1))[..., :-1]  # rows at odd multiples of 2 bytes
     backwards = value.mT.contiguous().mT
     ones = torch.ones((), dtype=grad_out.dtype)
-    for strange, plain in (
+    for inputs, copies in (
         ((odd, backwards, grad_out), (key, value, grad_out)),
         ((key, value, ones.expand_as(grad_out)), (key, value, torch.ones_like(grad_out))),
     ):
-        copied, right = (backward(module_of(source()), (query, *inputs, *rest), *others, 0) for inputs in (strange, plain))
+        copied, right = (backward(module_of(source()), (query, *tensors, *rest), *others, 0) for tensors in (inputs, copies))
         assert all(map(torch.equal, copied, right))
 
 
