@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import triton
+from kernels import MAIN, compiled, generated, kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -13,20 +14,18 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from benchmarks.attention.contenders import contenders
 from benchmarks.attention.variants import VARIANTS, Variant
 from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
-from dash_inductor import enabled
 from dash_inductor.inspection.cubin import CubinReport, disassemble, inspect
-from dash_inductor.inspection.generate import attention_backward, compile_kernel
+from dash_inductor.schedule import MASKS
 
 BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}
 
 
 @functools.cache
-def compiled(name: str, head_dim: int) -> tuple[str, str, CubinReport]:
+def variant(name: str, head_dim: int) -> tuple[str, str, CubinReport]:
     """(tile, PTX, cubin report) of a variant's main kernel, causal."""
-    with BY_NAME[name].applied(), enabled(template="one_pass"):
-        code = attention_backward("h100", q_len=8192, kv_len=8192, batch=2, heads=16, kv_heads=16, head_dim=head_dim, mask="causal")
-    (source,) = (source for source in code.kernels.values() if "SEMAPHORES" in source)
-    binary = compile_kernel(source, "h100")
+    with BY_NAME[name].applied():
+        code = generated(settings={"template": "one_pass"}, cached=False, head_dim=head_dim)
+    binary = compiled(kernel(code, MAIN)[1], "h100")
     (decision,) = code.decisions
     return str(decision.tile), binary.ptx, inspect(binary.cubin, binary.metadata.shared)
 
@@ -39,32 +38,22 @@ def test_a_contender_of_ours_is_not_declined_for_its_own_settings(name):
     """Some mask of the table gets its kernel."""
     settings = OURS[name].prepare.keywords["settings"]
     assert settings
-    how = {"q_len": 512, "kv_len": 512, "batch": 1, "heads": 4, "kv_heads": 4, "head_dim": 64}
-    decisions = []
-    for mask in ("full", "causal"):
-        with enabled(**{"guarantee": "run", **settings}):
-            decisions += attention_backward("h100", mask=mask, **how).decisions
+    settings, sizes = {"guarantee": "run"} | settings, {"q_len": 512, "kv_len": 512, "batch": 1, "heads": 4, "kv_heads": 4}
+    decisions = [d for mask in MASKS for d in generated(settings=settings, mask=mask, head_dim=64, **sizes).decisions]
     assert any(decision.rewritten for decision in decisions), decisions[0].reason
 
 
-CASES = [
-    ("unordered", 128, "64x128x128"),
-    ("release-after-s", 128, "64x128x128"),
-    ("release-after-dv", 128, "64x128x128"),
-    ("two-stages", 64, "64x128x64"),
-    ("four-stages", 64, "64x128x64"),
-    ("two-stages", 128, "64x128x128"),
-    ("four-stages", 128, "64x128x128"),
-    ("two-per-sm", 64, "64x64x64"),
-    ("two-per-sm", 128, "32x64x128"),
-    ("half-q", 128, "32x128x128"),
-]
-
-
-@pytest.mark.parametrize(("name", "head_dim", "tile"), CASES)
+@pytest.mark.parametrize(
+    ("name", "head_dim", "tile"),
+    [
+        *((name, 128, "64x128x128") for name in ("unordered", "release-after-s", "release-after-dv", "two-stages", "four-stages")),
+        *((name, 64, "64x128x64") for name in ("two-stages", "four-stages")),
+        *(("two-per-sm", 64, "64x64x64"), ("two-per-sm", 128, "32x64x128"), ("half-q", 128, "32x128x128")),
+    ],
+)
 def test_variants_are_as_clean_as_the_kernel(name, head_dim, tile):
     """Otherwise a variant would be slower for another reason than the one that it stands for."""
-    found, _, report = compiled(name, head_dim)
+    found, _, report = variant(name, head_dim)
     assert found == tile
     assert (report.local_in_loop, report.hmma, report.atomg) == (0, 0, 0)
     assert report.hgmma > 0 and report.ldgsts > 0 and not report.wgmma_serialised
@@ -78,7 +67,7 @@ def test_variants_are_as_clean_as_the_kernel(name, head_dim, tile):
 
 def test_only_the_unordered_kernel_has_no_semaphores():
     for name, head_dim, waits, releases in (("as-is", 128, 1, 2), ("unordered", 128, 0, 0), ("release-after-s", 128, 1, 2)):
-        _, ptx, _ = compiled(name, head_dim)
+        _, ptx, _ = variant(name, head_dim)
         assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases), name
 
 
@@ -109,9 +98,6 @@ def test_additions(operation, warps):
     binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
     sass = disassemble(binary.asm["cubin"])
     vectors = BLOCK // (32 * warps) // 4
-    counts = {
-        kind: sass.count(kind) for kind in ("REDG.E.ADD.F32x4", "REDG", "STG.E.128", "STG", "LDG.E.128", "LDG", "ATOMG", "STL")
-    }
+    kinds = ("REDG.E.ADD.F32x4", "REDG", "STG.E.128", "STG", "LDG.E.128", "LDG", "ATOMG", "STL")
     red, store, load = operation == "red", operation != "red", operation == "load add store"
-    expected = [vectors * red] * 2 + [vectors * store] * 2 + [vectors * load] * 2 + [0, 0]
-    assert list(counts.values()) == expected
+    assert [sass.count(kind) for kind in kinds] == [vectors * red] * 2 + [vectors * store] * 2 + [vectors * load] * 2 + [0, 0]

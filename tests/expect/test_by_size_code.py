@@ -1,32 +1,26 @@
 """A graph of any length holds the kernels of one pass and of two; the generated code launches those of the one or the other."""
 
 import ast
-import functools
 import re
+from functools import partial
 from typing import Any
 
+import kernels
 import pytest
 
 from dash_inductor import enabled
 from dash_inductor.config import current
 from dash_inductor.devices import device
 from dash_inductor.devices.target import Target
-from dash_inductor.inspection.gates import figures, violated
-from dash_inductor.inspection.generate import Generated, attention_backward, compile_kernel
+from dash_inductor.inspection.generate import Generated
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
-from dash_inductor.templates.tiles import Template, tile, two_pass_tile
+from dash_inductor.templates.tiles import Template
 
 HEADS, KV_HEADS = 16, 2
 LENGTHS = (1, 100, 640, 2048, 5000, 8192, 40_000)
 ONE_PASS, TWO_PASS = Template.ONE_PASS, Template.TWO_PASS
-
-
-@functools.cache
-def generated(key: str, head_dim: int, mask: str, **settings: str) -> Generated:
-    sizes = {"batch": 1, "heads": HEADS, "kv_heads": KV_HEADS, "q_len": 512, "kv_len": 512}
-    with enabled(**settings):
-        return attention_backward(key, head_dim=head_dim, mask=mask, dynamic=True, **sizes)
+generated = partial(kernels.generated, batch=1, kv_heads=KV_HEADS, q_len=512, kv_len=512, dynamic=True)
 
 
 def grids(code: Generated, length: int) -> dict[str, int]:
@@ -47,7 +41,7 @@ def grids(code: Generated, length: int) -> dict[str, int]:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_one_or_the_other_is_launched(head_dim: int, mask: str, settings: dict[str, str]) -> None:
     """As a graph of that very length would have it."""
-    code = generated("h100", head_dim, mask, **settings)
+    code = generated(settings=settings, head_dim=head_dim, mask=mask)
     gpu = device("h100")
     target = Target(gpu.key, gpu.arch, gpu.sms)
     taken = set()
@@ -68,13 +62,12 @@ def test_one_or_the_other_is_launched(head_dim: int, mask: str, settings: dict[s
 @pytest.mark.parametrize(("key", "head_dim"), [("h100", 64), ("h100", 128), ("a100", 128), ("b200", 64)])
 def test_the_gates(key: str, head_dim: int) -> None:
     """Of two passes that write where one would: dq^T at a head dim of 128 on Hopper, dq elsewhere."""
-    code, gpu = generated(key, head_dim, "causal"), device(key)
+    code = generated(key, head_dim=head_dim)
     assert list(code.templates.values()) == [ONE_PASS, TWO_PASS]
-    for name, template in code.templates.items():
-        used = (tile if template == ONE_PASS else two_pass_tile)(gpu.arch, "bf16", head_dim)
-        assert violated(figures(compile_kernel(code.kernels[name], key), gpu.arch, used), gpu.arch, used) == []
+    for name in code.templates:
+        assert kernels.broken_gates(code, key, name, head_dim)[1] == []
 
 
 @pytest.mark.parametrize("settings", [{"guarantee": "device"}, {"schedule": "descending"}, {"sm_reserve": 4}])
 def test_one_pass_alone_where_sizes_must_not_decide(settings: dict[str, Any]) -> None:
-    assert list(generated("h100", 64, "causal", **settings).templates.values()) == [ONE_PASS]
+    assert list(generated(settings=settings, head_dim=64).templates.values()) == [ONE_PASS]

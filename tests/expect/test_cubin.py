@@ -1,6 +1,7 @@
 """The cubin analysis, on small kernels compiled for GPUs that are not there and on SASS written by hand."""
 
 import doctest
+import random
 
 import pytest
 import triton
@@ -15,18 +16,7 @@ POINTERS = {"x": "*bf16", "y": "*bf16", "out": "*fp32", "counter": "*i32", "step
 
 
 @triton.jit
-def matmul(
-    x,
-    y,
-    out,
-    counter,
-    steps,
-    M: tl.constexpr,
-    N: tl.constexpr,
-    K: tl.constexpr,
-    ATOMIC: tl.constexpr,
-    WHERE: tl.constexpr,
-):
+def matmul(x, y, out, counter, steps, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ATOMIC: tl.constexpr, WHERE: tl.constexpr):
     """A matmul whose loop also does what ATOMIC says, WHERE: in the loop, before it, or in a loop without matmuls."""
     rows = tl.arange(0, M)
     columns = tl.arange(0, N)
@@ -80,9 +70,7 @@ def test_hopper_loop():
 @pytest.mark.parametrize(("arch", "kind"), [(80, "hmma"), (100, "utcmma")])
 def test_matmuls_of_other_architectures(arch, kind):
     report = compiled(arch=arch)
-    kinds = {"hgmma": report.hgmma, "hmma": report.hmma, "utcmma": report.utcmma}
-    assert kinds.pop(kind) > 0
-    assert set(kinds.values()) == {0}
+    assert [name for name in ("hgmma", "hmma", "utcmma") if getattr(report, name)] == [kind]
     assert report.ldgsts > 0
 
 
@@ -130,43 +118,34 @@ def test_parse():
     assert matmul.base == "HGMMA" and matmul.is_matmul and not wait.is_matmul
 
 
-def test_innermost_loop_with_matmuls():
-    text = sass(
-        "MOV R0, RZ",
-        "IADD3 R1, R1, 0x1, RZ",  # 1: outer loop
-        "HMMA R4",  # 2: main loop
-        "LDG R2",  # 3: polled until set
-        "@!P0 BRA 0x30",
-        "@P1 BRA 0x20",
-        "@P2 BRA 0x10",
-        "EXIT",
-    )
-    assert addresses(text) == [2, 3, 4, 5]
-
-
-def test_code_of_a_loop_outside_its_addresses():
-    text = sass(
-        "HMMA R4",  # 0: loop, entered at 0
-        "@P0 BRA 0x50",  # the rare way lies behind the exit
-        "FADD R1, R1, R2",
-        "@P1 BRA 0x0",
-        "EXIT",
-        "REDG.E.ADD.F32 [R2], R1",
-        "BRA 0x20",
-    )
-    assert addresses(text) == [0, 1, 2, 3, 5, 6]
-
-
-def test_code_between_a_loops_addresses_that_leaves_it():
-    text = sass("HMMA R4", "@!P0 BRA 0x40", "STL [R1], R2", "EXIT", "@P1 BRA 0x0", "EXIT")
-    assert addresses(text) == [0, 1, 4]
-
-
-def test_reconvergence():
-    text = sass("BSSY B0, 0x40", "HMMA R4", "@P0 BRA 0x40", "BSYNC B0", "@P1 BRA 0x0", "EXIT")
-    assert addresses(text) == [0, 1, 2, 3, 4]
-    far = sass("BSSY B0, 0x50", "HMMA R4", "BSYNC B0", "EXIT", "EXIT", "@P1 BRA 0x0", "EXIT")
-    assert addresses(far) == [0, 1, 2, 5]
+@pytest.mark.parametrize(
+    ("lines", "loop"),
+    [
+        # The innermost loop with matmuls; a poll inside.
+        (
+            "MOV R0, RZ; IADD3 R1, R1, 0x1, RZ; HMMA R4; LDG R2; @!P0 BRA 0x30; @P1 BRA 0x20; @P2 BRA 0x10; EXIT",
+            [2, 3, 4, 5],
+        ),
+        # Code of a loop outside its addresses: the rare way lies behind the exit.
+        (
+            "HMMA R4; @P0 BRA 0x50; FADD R1, R1, R2; @P1 BRA 0x0; EXIT; REDG.E.ADD.F32 [R2], R1; BRA 0x20",
+            [0, 1, 2, 3, 5, 6],
+        ),
+        # Code between a loop's addresses that leaves it.
+        ("HMMA R4; @!P0 BRA 0x40; STL [R1], R2; EXIT; @P1 BRA 0x0; EXIT", [0, 1, 4]),
+        # Reconvergence.
+        ("BSSY B0, 0x40; HMMA R4; @P0 BRA 0x40; BSYNC B0; @P1 BRA 0x0; EXIT", [0, 1, 2, 3, 4]),
+        ("BSSY B0, 0x50; HMMA R4; BSYNC B0; EXIT; EXIT; @P1 BRA 0x0; EXIT", [0, 1, 2, 5]),
+        # A branch with its condition among the operands, and one that is always taken.
+        ("HMMA R4; BRA P1, 0x40; FADD R1; FADD R2; @P0 BRA 0x0; EXIT", [0, 1, 2, 3, 4]),
+        ("HMMA R4; @PT BRA 0x40; FADD R1; FADD R2; @P0 BRA 0x0; EXIT", [0, 1, 4]),
+        # No loop, and none with matmuls.
+        ("HMMA R4; EXIT; BRA 0x20", []),
+        ("FADD R4; @P0 BRA 0x0; EXIT", []),
+    ],
+)
+def test_the_main_loop(lines, loop):
+    assert addresses(sass(*lines.split("; "))) == loop
 
 
 def test_the_loop_with_most_matmuls():
@@ -197,7 +176,7 @@ def test_figures_of_several_main_loops(monkeypatch):
         *["HGMMA.64x64x16 R4", "LDGSTS.E [R2], [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
         *["LDL R2, [R1]", "@P0 BRA 0x70", "EXIT"],  # 7 to 12
     )
-    monkeypatch.setattr("dash_inductor.inspection.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
+    monkeypatch.setattr(cubin, "disassemble", lambda _: f"REG:10 STACK:0\nFunction : k\n{text}")
     one, both = inspect(b"", 0), inspect(b"", 0, 2)
     assert (one.main_loops, one.instructions_in_loop, one.hgmma) == (1, 7, 2)
     assert (one.ldgsts, one.local_in_loop, one.warpgroup_depbars) == (2, 1, 1)
@@ -244,21 +223,9 @@ def test_issued_while_the_tensor_cores_idle():
 )
 def test_idle_figures(monkeypatch, matmul, others, figures):
     text = sass(matmul, *others, "@P0 BRA 0x0", "EXIT")
-    monkeypatch.setattr("dash_inductor.inspection.cubin.disassemble", lambda cubin: f"REG:10 STACK:0\nFunction : k\n{text}")
+    monkeypatch.setattr(cubin, "disassemble", lambda _: f"REG:10 STACK:0\nFunction : k\n{text}")
     report = inspect(b"", 0)
     assert (report.idle_fences, report.idle_additions, report.copies_ahead) == (*figures, None)
-
-
-def test_a_branch_with_its_condition_among_the_operands():
-    text = sass("HMMA R4", "BRA P1, 0x40", "FADD R1", "FADD R2", "@P0 BRA 0x0", "EXIT")
-    assert addresses(text) == [0, 1, 2, 3, 4]
-    always = sass("HMMA R4", "@PT BRA 0x40", "FADD R1", "FADD R2", "@P0 BRA 0x0", "EXIT")
-    assert addresses(always) == [0, 1, 4]
-
-
-def test_no_loop():
-    assert addresses(sass("HMMA R4", "EXIT", "BRA 0x20")) == []
-    assert addresses(sass("FADD R4", "@P0 BRA 0x0", "EXIT")) == []
 
 
 def test_indirect_branches_are_refused():
@@ -285,8 +252,6 @@ def test_nested_loops():
 
 def test_against_a_slow_definition():
     """Dominators from first principles: h dominates v if v cannot be reached without h."""
-    import random
-
     rng = random.Random(7)
     for _ in range(200):
         size = rng.randrange(1, 9)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -35,40 +37,34 @@ def declined(node: fx.Node) -> str | None:
     return why_declined(node, current())
 
 
-def by_flash(inputs: Sequence[Tensor], dropout_p: float, is_causal: bool) -> tuple[Tensor, ...]:
+def by_flash(*inputs: Tensor, dropout_p: float = 0.0, is_causal: bool = False) -> tuple[Tensor, ...]:
     query, key, value, grad_out = inputs
-    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_flash_attention(
-        query, key, value, dropout_p, is_causal
-    )
-    return aten._scaled_dot_product_flash_attention_backward(
-        grad_out, query, key, value, out, lse, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, seed, offset
-    )
+    settings = (dropout_p, is_causal)
+    out, *saved, seed, offset, _ = aten._scaled_dot_product_flash_attention(query, key, value, *settings)
+    return aten._scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, *saved, *settings, seed, offset)
 
 
-def flash(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return by_flash(inputs, 0.0, False)
-
-
-def causal(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return by_flash(inputs, 0.0, True)
-
-
-def dropping(*inputs: Tensor) -> tuple[Tensor, ...]:
-    return by_flash(inputs, 0.1, False)
+flash, causal = partial(by_flash), partial(by_flash, is_causal=True)
+dropping = partial(by_flash, dropout_p=0.1)
 
 
 def efficient(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
-    out, lse, seed, offset = aten._scaled_dot_product_efficient_attention(query, key, value, None, True)
-    return aten._scaled_dot_product_efficient_attention_backward(
-        grad_out, query, key, value, None, out, lse, seed, offset, 0.0, [True] * 3 + [False]
-    )[:3]
+    inputs, wanted = (query, key, value, None), [True] * 3 + [False]
+    saved = aten._scaled_dot_product_efficient_attention(*inputs, True)
+    return aten._scaled_dot_product_efficient_attention_backward(grad_out, *inputs, *saved, 0.0, wanted)[:3]
 
 
 def cudnn(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
-    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(query, key, value, None, True)
-    return aten._scaled_dot_product_cudnn_attention_backward(
-        grad_out, query, key, value, out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k, 0.0, False
-    )
+    inputs = (query, key, value)
+    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(*inputs, None, True)
+    saved = (out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k)
+    return aten._scaled_dot_product_cudnn_attention_backward(grad_out, *inputs, *saved, 0.0, False)
+
+
+def cpus(*inputs: Tensor) -> tuple[Tensor, ...]:
+    """The CPU's op, whatever the device."""
+    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*inputs[:3])
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(inputs[3], *inputs[:3], out, lse, 0.0, False)
 
 
 def tensors(q_len: int = 64, kv_len: int = 64, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
@@ -88,94 +84,9 @@ def h100() -> Iterator[None]:
         yield
 
 
-def test_rewritten(h100):
-    assert declined(backward_node(flash)) is None
-    assert declined(backward_node(causal, dtype=torch.float16, head_dim=96)) is None
-    assert declined(backward_node(flash, q_len=3, kv_len=200, head_dim=16)) is None
-
-
-EFFICIENT = "the memory-efficient op (masks, fp32) is not rewritten"
-CUDNN = "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(False) makes SDPA take flash"
-
-
-@pytest.mark.parametrize(
-    ("attention", "sizes", "reason"),
-    [
-        (efficient, {}, EFFICIENT),
-        (efficient, {"dtype": torch.float32}, EFFICIENT),
-        (cudnn, {}, CUDNN),
-        (dropping, {}, "dropout_p=0.1"),
-        (flash, {"dtype": torch.float32}, "dtype fp32 is not one of bf16, fp16"),
-        (flash, {"head_dim": 8}, "head dim 8 is outside 16..256"),
-        (flash, {"head_dim": 264}, "head dim 264 is outside 16..256"),
-        (causal, {"q_len": 64, "kv_len": 65}, "causal with S_q=64 and S_k=65"),
-    ],
-)
-def test_reasons(h100, attention, sizes, reason):
-    assert declined(backward_node(attention, **sizes)) == reason
-
-
-@pytest.mark.parametrize(
-    ("attention", "sizes"),
-    [
-        (flash, {"dtype": torch.float32}),
-        (flash, {"head_dim": 8}),
-        (flash, {"head_dim": 264}),
-        (causal, {"q_len": 64, "kv_len": 65}),
-        (causal, {"q_len": 65536 * 64, "kv_len": 65536 * 64}),
-    ],
-)
-def test_choose_says_the_same(h100, capsys, attention, sizes):
-    reason = declined(backward_node(attention, **sizes))
-    shape = {"q_len": 64, "kv_len": 64, "head_dim": 64} | sizes
-    words = [f"--{name.replace('_', '-')}={size}" for name, size in shape.items() if name != "dtype"]
-    dtype = "fp32" if "dtype" in sizes else "bf16"
-    mask = "causal" if attention is causal else "full"
-    asked = [f"--mask={mask}", "--batch=1", "--heads=2", "--device=h100", f"--dtype={dtype}", "--json"]
-    assert main(["choose", *asked, *words]) == 1
-    assert json.loads(capsys.readouterr().out)["declined"] == reason
-    assert reason is not None
-
-
-@pytest.mark.parametrize(
-    ("settings", "asked"),
-    [({"template": "one_pass"}, "template='one_pass'"), ({"schedule": "shift"}, "schedule='shift'")],
-)
-def test_a_head_dim_that_the_settings_leave_out(h100, settings, asked):
-    """It says which setting, and what the attention would get without it."""
-    (name,) = settings
-    with install.enabled(**settings):
-        assert declined(backward_node(flash, head_dim=128)) is None
-        assert declined(backward_node(flash, head_dim=192)) == (
-            f"head dim 192 is more than the 128 of one pass, which {asked} asks for: with {name}='auto' it takes two passes"
-        )
-        assert declined(backward_node(flash, head_dim=257)) == "head dim 257 is outside 16..256"
-
-
-@pytest.mark.parametrize("on", [None, False, True])
-def test_tuning_when_compiled(h100, on):
-    """By launches on made-up inputs, a table of zeros among them. None is off where the wrapper is Python."""
-    with inductor_config.patch({"triton.autotune_at_compile_time": on}):
-        reason = declined(backward_node(flash))
-    assert reason == ("torch._inductor.config.triton.autotune_at_compile_time is on" if on else None)
-
-
-def test_the_cpus_op_on_a_gpu(h100):
-    node = backward_node(flash)
-    node.target = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-    node.args, node.kwargs = (*node.args[:6], 0.0, False), {}
-    assert declined(node) == f"{node.target} on device cuda"
-
-
-def test_rocm(h100, monkeypatch):
-    node = backward_node(flash)
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    assert declined(node) == "ROCm is not supported"
-
-
 @contextmanager
 def other_gpu(name: str, arch: int, sms: int = 72) -> Iterator[None]:
-    """Inside `h100`: another GPU in its place, for the pass."""
+    """In an H100's place, for the pass."""
     major, minor = divmod(arch, 10)
     properties = types.SimpleNamespace(name=name, major=major, minor=minor, multi_processor_count=sms)
     worker = device_interface.get_interface_for_device("cuda").Worker
@@ -184,13 +95,70 @@ def other_gpu(name: str, arch: int, sms: int = 72) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(("name", "arch"), [("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120)])
-def test_gpus_without_tiles(h100, name, arch):
-    with other_gpu(name, arch):
-        reason = declined(backward_node(flash))
-    assert reason is not None and reason.startswith(
-        f"no cost file for {name}, and no tile for sm_{arch} (there are tiles for sm_80, "
-    )
+EFFICIENT = "the memory-efficient op (masks, fp32) is not rewritten"
+CUDNN = "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(False) makes SDPA take flash"
+TILES = "(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103)"
+TUNING = "triton.autotune_at_compile_time"
+ONE_PASS, SHIFT = partial(install.enabled, template="one_pass"), partial(install.enabled, schedule="shift")
+T4, RTX, L40S = (partial(other_gpu, *gpu) for gpu in (("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120), ("NVIDIA L40S", 89)))
+FP32 = {"dtype": torch.float32}
+OUTSIDE = "head dim {} is outside 16..256".format
+MORE = "head dim 192 is more than the 128 of one pass, which {0}='{1}' asks for: with {0}='auto' it takes two passes".format
+LONG = 65536 * 64
+
+
+def tuning(on: bool | None) -> AbstractContextManager:
+    """By launches on made-up inputs, a table of zeros among them. None is off where the wrapper is Python."""
+    return inductor_config.patch({TUNING: on})
+
+
+@pytest.mark.parametrize(
+    ("attention", "sizes", "context", "reason"),
+    [
+        (flash, {}, nullcontext, None),
+        (causal, {"dtype": torch.float16, "head_dim": 96}, nullcontext, None),
+        (flash, {"q_len": 3, "kv_len": 200, "head_dim": 16}, nullcontext, None),
+        (efficient, {}, nullcontext, EFFICIENT),
+        (efficient, FP32, nullcontext, EFFICIENT),
+        (cudnn, {}, nullcontext, CUDNN),
+        (dropping, {}, nullcontext, "dropout_p=0.1"),
+        (cpus, {}, nullcontext, "aten._scaled_dot_product_flash_attention_for_cpu_backward.default on device cuda"),
+        (flash, {}, partial(mock.patch.object, torch.version, "hip", "6.4"), "ROCm is not supported"),
+        # Sizes and dtypes
+        (flash, FP32, nullcontext, "dtype fp32 is not one of bf16, fp16"),
+        (flash, {"head_dim": 8}, nullcontext, OUTSIDE(8)),
+        (flash, {"head_dim": 264}, nullcontext, OUTSIDE(264)),
+        (causal, {"q_len": 64, "kv_len": 65}, nullcontext, "causal with S_q=64 and S_k=65"),
+        (
+            causal,
+            {"q_len": LONG, "kv_len": LONG},
+            nullcontext,
+            f"lengths S_q={LONG}, S_k={LONG} have too many tiles for a table entry",
+        ),
+        # Settings
+        *((flash, {"head_dim": 128}, setting, None) for setting in (ONE_PASS, SHIFT)),
+        *((flash, {"head_dim": 257}, setting, OUTSIDE(257)) for setting in (ONE_PASS, SHIFT)),
+        (flash, {"head_dim": 192}, ONE_PASS, MORE("template", "one_pass")),
+        (flash, {"head_dim": 192}, SHIFT, MORE("schedule", "shift")),
+        *((flash, {}, partial(tuning, on), None) for on in (None, False)),
+        (flash, {}, partial(tuning, True), f"torch._inductor.config.{TUNING} is on"),
+        # GPUs without tiles
+        (flash, {}, T4, f"no cost file for Tesla T4, and no tile for sm_75 {TILES}"),
+        (flash, {}, RTX, f"no cost file for NVIDIA GeForce RTX 5090, and no tile for sm_120 {TILES}"),
+        (flash, {"head_dim": 256}, L40S, "no tile for head dim 256 fits the shared memory of sm_89"),
+        (flash, {"head_dim": 128}, L40S, None),
+    ],
+)
+def test_reasons(h100, capsys, attention, sizes, context, reason):
+    """`choose` says the same where it is asked for what decides."""
+    with context():
+        assert declined(backward_node(attention, **sizes)) == reason
+    if context is nullcontext and reason and attention in (flash, causal):
+        shape = {"q_len": 64, "kv_len": 64, "head_dim": 64, "dtype": "fp32" if "dtype" in sizes else "bf16"}
+        shape |= {name: size for name, size in sizes.items() if name != "dtype"}
+        shape |= {"mask": "causal" if attention is causal else "full", "batch": 1, "heads": 2, "device": "h100"}
+        assert main(["choose", "--json", *(f"--{name.replace('_', '-')}={value}" for name, value in shape.items())]) == 1
+        assert json.loads(capsys.readouterr().out)["declined"] == reason
 
 
 @pytest.mark.parametrize(
@@ -213,12 +181,6 @@ def test_gpus_without_a_cost_file(h100, caplog, name, arch, sms, costs):
             assert target_of(torch.device("cuda"), current()) == Target(costs, arch, sms)
     (line,) = caplog.messages
     assert line.startswith(f"no cost file for {name} (sm_{arch}): its schedules are chosen with the costs of {costs} and its own")
-
-
-def test_a_head_dim_whose_tile_does_not_fit(h100):
-    with other_gpu("NVIDIA L40S", 89):
-        assert declined(backward_node(flash, head_dim=256)) == "no tile for head dim 256 fits the shared memory of sm_89"
-        assert declined(backward_node(flash, head_dim=128)) is None
 
 
 def test_sms_that_are_reserved(h100):
@@ -248,15 +210,12 @@ def test_the_stock_ops_stay():
     def all_four(*inputs: Tensor) -> Sequence[Tensor]:
         return [gradient for attention in (flash, efficient, cudnn, dropping) for gradient in attention(*inputs)]
 
-    was_enabled = install.is_enabled()
-    install.install()
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
-        generated = generate(all_four, tensors, "h100")
+        with install.enabled():
+            generated = generate(all_four, tensors, "h100")
     finally:
         torch.use_deterministic_algorithms(False)
-        if not was_enabled:
-            install.uninstall()
     assert [decision.reason for decision in generated.decisions] == [None, EFFICIENT, CUDNN, "dropout_p=0.1"]
     for op in ("flash", "efficient", "cudnn"):
         call = f"torch.ops.aten._scaled_dot_product_{op}_attention_backward.default("

@@ -34,18 +34,16 @@ def nothing_prefetched(row: dict[str, Any]) -> str:
     return f"nothing is prefetched: the first wait is for {-row['copies_ahead']} groups of copies of the step before"
 
 
-@pytest.mark.parametrize("cell", cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]), ids=name)
-def test_hopper(cell):
+@pytest.mark.parametrize(
+    "cell",
+    cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]) + cells(["sm_80", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"]),
+    ids=name,
+)
+def test_one_pass(cell):
     """By the installed Triton; `make gates` has others."""
     row = as_it_is(cell)
     assert row["gates"] == []
-    assert (row["most_instructions"] is None) == (cell.shape == "causal-dynamic-gqa")
-
-
-@pytest.mark.parametrize("cell", cells(["sm_80", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"]), ids=name)
-def test_other_gpus(cell):
-    row = judged(cell)
-    assert row["gates"] == []
+    assert (row["most_instructions"] is None) == (cell.arch != "sm_90" or cell.shape == "causal-dynamic-gqa")
     assert row["tmem_columns"] == (512 if cell.arch == "sm_100" else 0)
 
 
@@ -60,15 +58,37 @@ def test_tiles_of_another_architecture_fit(monkeypatch, template):
 
 
 GATES = ["gates", "--arch", "sm_90", "--template", ONE_PASS, "--dtype", "bf16", "--head-dim", "128", "--shape", "causal"]
+SHORT = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64", "--device"]
 
 
-def test_a_tile_that_is_too_large(monkeypatch, capsys):
-    """It spills, and its exit code says so."""
-    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(128, 128, 128, 8, 2, True, 8, 64, atomic_add=True))
+def refused(monkeypatch, capsys, *sizes):
+    """The command's row of a tile of these sizes."""
+    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(*sizes, True, 8, 64, atomic_add=True))
     assert main([*GATES, "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert row["tile"] == "128x128x128"
-    assert any(sentence.startswith("the main loop spills: ") for sentence in row["gates"])
+    return row
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentences"),
+    [
+        ((128, 128, 128, 8, 2), {"the main loop spills: {local_in_loop} LDL and STL"}),
+        (
+            (64, 256, 128, 8, 4),
+            {"{shared_bytes} bytes of shared memory of 232448", "an SM holds 0 CTAs, where the tile table has 1"},
+        ),
+    ],
+)
+def test_a_tile_that_is_too_large(monkeypatch, capsys, sizes, sentences):
+    """For a thread's registers, for an SM; the exit code says so."""
+    row = refused(monkeypatch, capsys, *sizes)
+    assert row["tile"] == "x".join(map(str, sizes[:3]))
+    assert {sentence.format(**row) for sentence in sentences} < set(row["gates"])
+
+
+def test_a_tile_that_does_not_compile(monkeypatch, capsys):
+    (sentence,) = refused(monkeypatch, capsys, 64, 128, 128, 6, 2)["gates"]
+    assert sentence.startswith("it does not compile: ") and "num_warps must be a power of 2" in sentence
 
 
 @pytest.mark.parametrize("template", [ONE_PASS, TWO_PASS])
@@ -82,23 +102,6 @@ def test_a_loop_that_does_not_prefetch(monkeypatch, template):
     assert row["gates"] == [nothing_prefetched(row), *idle]
 
 
-def test_a_tile_that_no_sm_holds(monkeypatch, capsys):
-    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(64, 256, 128, 8, 4, True, 8, 64, atomic_add=True))
-    assert main([*GATES, "--json"]) == 1
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert {f"{row['shared_bytes']} bytes of shared memory of 232448", "an SM holds 0 CTAs, where the tile table has 1"} < set(
-        row["gates"]
-    )
-
-
-def test_a_tile_that_does_not_compile(monkeypatch, capsys):
-    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(64, 128, 128, 6, 2, True, 8, 64, atomic_add=True))
-    assert main([*GATES, "--json"]) == 1
-    (row,) = json.loads(capsys.readouterr().out)["rows"]
-    (sentence,) = row["gates"]
-    assert sentence.startswith("it does not compile: ") and "num_warps must be a power of 2" in sentence
-
-
 def test_the_command(capsys):
     assert main(GATES) == 0
     out, progress = capsys.readouterr()
@@ -108,8 +111,7 @@ def test_the_command(capsys):
 
 
 def test_codegen_prints_all_that_is_gated(capsys):
-    sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64"]
-    assert main(["codegen", "--device", "b200", *sizes, "--json"]) == 0
+    assert main(["codegen", *SHORT, "b200", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["gates"] == []
     assert (report["tmem_columns"], report["ctas_per_sm"], report["wgmma_serialised"]) == (512, 1, False)
@@ -118,8 +120,7 @@ def test_codegen_prints_all_that_is_gated(capsys):
 
 def test_codegen_shows_every_kernel_with_matmuls(capsys, tmp_path):
     """Of any length one pass and two, each held against its own rules; their cubins are written."""
-    sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64", "--dynamic"]
-    assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "main.cubin")]) == 0
+    assert main(["codegen", *SHORT, "h100", "--dynamic", "--json", "--cubin", str(tmp_path / "main.cubin")]) == 0
     report = json.loads(capsys.readouterr().out)
     kernels = [report, *report["others"]]
     cubins = ["main.cubin", *(f"main.{kernel['kernel']}.cubin" for kernel in report["others"])]
@@ -136,9 +137,8 @@ def test_codegen_shows_every_kernel_with_matmuls(capsys, tmp_path):
 
 
 def test_a_cubin_that_cannot_be_written(capsys, tmp_path):
-    sizes = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "--head-dim", "64"]
     with pytest.raises(SystemExit, match="2"):
-        main(["codegen", "--device", "h100", *sizes, "--cubin", str(tmp_path / "absent" / "main.cubin")])
+        main(["codegen", *SHORT, "h100", "--cubin", str(tmp_path / "absent" / "main.cubin")])
     (line,) = capsys.readouterr().err.splitlines()
     assert "No such file or directory" in line and "absent" in line
 

@@ -51,22 +51,10 @@ def kernel(head_dim, dtype, causal, group, length):
         return torch.empty(batch, kv_heads * group, n_q * shape.block_m, *sizes)
 
     query, grad_out, key, value = (rows(heads, head_dim) for heads in (kv_heads * group,) * 2 + (kv_heads,) * 2)
-    arguments, constants = gluon_kernel().arguments(
-        query,
-        key,
-        value,
-        grad_out,
-        scratch(),
-        scratch(),
-        torch.zeros(HEADER, dtype=torch.int32),
-        scratch(head_dim),
-        torch.empty_like(key),
-        torch.empty_like(value),
-        block_m=shape.block_m,
-        block_n=shape.block_n,
-        causal=causal,
-        scale=head_dim**-0.5,
-    )
+    table, gradients = torch.zeros(HEADER, dtype=torch.int32), (scratch(head_dim), torch.empty_like(key), torch.empty_like(value))
+    tensors = (query, key, value, grad_out, scratch(), scratch(), table, *gradients)
+    sizes = {"block_m": shape.block_m, "block_n": shape.block_n}
+    arguments, constants = gluon_kernel().arguments(*tensors, **sizes, causal=causal, scale=head_dim**-0.5)
     with fake_gpu("h100"):
         return gluon_kernel().sdpa_backward.warmup(*arguments, grid=(1,), **constants, launch_cooperative_grid=True)
 

@@ -1,28 +1,22 @@
 """The Gluon kernel behind the op: off by default; asked for, its launch stands in the generated code, or the reason why not."""
 
 import ast
+from functools import partial
 
+import kernels
 import pytest
 
-import dash_inductor
-from dash_inductor.inspection.generate import attention_backward
 from dash_inductor.templates.tiles import gluon_tile
 
-SIZES = {"q_len": 475, "kv_len": 475, "batch": 2, "heads": 4, "kv_heads": 2, "head_dim": 64, "mask": "causal"}
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
 OP = "torch.ops.dash.sdpa_backward_gluon.default"
-
-
-def generated(device="h100", *, settings=WHOLE_HEADS, **changes):
-    with dash_inductor.enabled(**settings):
-        return attention_backward(device, **SIZES | changes)
+generated = partial(kernels.generated, settings=WHOLE_HEADS, q_len=475, kv_len=475, heads=4, kv_heads=2, head_dim=64)
 
 
 def calls(source, name):
-    """The arguments of every call of `name`, and what was assigned to each name, in a wrapper."""
-    nodes = list(ast.walk(ast.parse(source)))
-    found = [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
-    return [[ast.unparse(argument) for argument in call.args] for call in found]
+    """The arguments of every call of `name` in a wrapper."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    return [[ast.unparse(argument) for argument in node.args] for node in nodes if ast.unparse(node.func) == name]
 
 
 def test_off_by_default():
@@ -45,12 +39,10 @@ def test_launch(dynamic):
     assert code.main_kernel is None  # no other kernel multiplies
     assert "import dash_inductor.lowering.gluon" in code.source
     # dk and dv are returned as the op wrote them; the epilogue reads dq's scratch.
-    (returned,) = [
-        node for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Return) and f"{dk}, {dv}" in ast.unparse(node)
-    ]
-    assert dq not in ast.unparse(returned)
-    after = code.source[code.source.index(OP) :]
-    assert f".run({dq}, " in after
+    returns = [ast.unparse(node) for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Return)]
+    (returned,) = [text for text in returns if f"{dk}, {dv}" in text]
+    assert dq not in returned
+    assert f".run({dq}, " in code.source[code.source.index(OP) :]
 
 
 def test_chained_launch():
@@ -60,8 +52,7 @@ def test_chained_launch():
 
 
 def test_scratch_of_whole_q_tiles():
-    code = generated()
-    assert "empty_strided_cuda((8, 4, 8192)," in code.source  # query heads, Q tiles, elements of a tile
+    assert "empty_strided_cuda((8, 4, 8192)," in generated().source  # query heads, Q tiles, elements of a tile
 
 
 @pytest.mark.parametrize(("head_dim", "expected"), [(64, "128x128x64"), (128, "64x128x128")])
@@ -83,18 +74,17 @@ def test_tiles_that_there_are_not():
 
 
 @pytest.mark.parametrize(
-    ("changes", "settings", "reason"),
+    ("changes", "reason"),
     [
-        ({"device": "a100"}, WHOLE_HEADS, "the Gluon kernel is made for sm_90, not sm_80"),
-        ({"head_dim": 96}, WHOLE_HEADS, "the Gluon kernel takes head dim 64 or 128, not 96"),
+        ({"key": "a100"}, "is made for sm_90, not sm_80"),
+        ({"head_dim": 96}, "takes head dim 64 or 128, not 96"),
         (
-            {},
-            {"kernel": "gluon"},
-            "the Gluon kernel takes no round robin, and with guarantee 'run' and schedule 'auto' there may be one",
+            {"settings": {"kernel": "gluon"}},
+            "takes no round robin, and with guarantee 'run' and schedule 'auto' there may be one",
         ),
     ],
 )
-def test_declined(changes, settings, reason):
-    (decision,) = generated(settings=settings, **changes).decisions
+def test_declined(changes, reason):
+    (decision,) = generated(**changes).decisions
     assert not decision.rewritten
-    assert decision.reason.startswith(reason)
+    assert decision.reason.startswith(f"the Gluon kernel {reason}")

@@ -8,12 +8,12 @@ import json
 
 import pytest
 import triton
+from kernels import compiled, generated
 
 from dash_inductor.commands.cli import main
 from dash_inductor.devices.cost_files import numbers_of
 from dash_inductor.inspection import gates
 from dash_inductor.inspection.gates import Cell, judged
-from dash_inductor.inspection.generate import attention_backward, compile_kernel
 from dash_inductor.inspection.replay import Replay, pricing, replay
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Template
@@ -24,21 +24,11 @@ SHAPES = ("full", "causal")
 OFF = 0.03  # what the files may be off the replay: rounding, and what a patch release of Triton changes
 
 
-@functools.cache
-def cubin(template: str, head_dim: int, shape: str) -> bytes:
-    return compiled(Cell("sm_90", template, "bf16", head_dim, shape))
-
-
-def compiled(cell: Cell) -> bytes:
+def cubin(template: str, head_dim: int, shape: str, cached: bool = True) -> bytes:
     """As `gates` compiles it."""
-    from dash_inductor import enabled
-
-    key = gates.DEVICES[cell.arch]
-    sizes = {"q_len": gates.LENGTH, "kv_len": gates.LENGTH, "kv_heads": gates.HEADS} | gates.SHAPES[cell.shape]
-    with enabled(template=cell.template):
-        code = attention_backward(key, batch=2, heads=gates.HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
-    (kernel,) = code.templates
-    return compile_kernel(code.kernels[kernel], key).cubin
+    code = generated(settings={"template": template}, cached=cached, head_dim=head_dim, **gates.SHAPES[shape])
+    (name,) = code.templates
+    return compiled(code.kernels[name], "h100").cubin
 
 
 @functools.cache
@@ -77,7 +67,7 @@ def test_two_stages_wait_for_their_loads(monkeypatch, template):
     """The same kernel with a stage less is slower, and by its loads."""
     table = tiles._TILES if template == Template.ONE_PASS else tiles._TWO_PASS_TILES
     monkeypatch.setitem(table, (90, 128), dataclasses.replace(table[90, 128], num_stages=2))
-    (two,) = replay(compiled(Cell("sm_90", template, "bf16", 128, "causal")))
+    (two,) = replay(cubin(template, 128, "causal", cached=False))
     (three,) = replay(cubin(template, 128, "causal"))
     assert two.cycles > three.cycles * 1.2
     assert next(iter(two.exposed)) == "loads"

@@ -388,36 +388,24 @@ def anything(*_: Any, **__: Any) -> None:
     """In the place of a layout."""
 
 
+OURS = (load, store, atomic_add, where, allocate_shared_memory, warp_specialize, barrier)
+LAYOUTS = ("NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout", "DotOperandLayout")
 gl = SimpleNamespace(
+    **{name: getattr(torch, name) for name in ("bfloat16", "float32", "int32", "int64", "full_like", "exp2")},
+    **{function.__name__: function for function in OURS},
+    **dict.fromkeys(LAYOUTS, anything),
     constexpr=lambda value: value,
     static_range=range,
-    bfloat16=torch.bfloat16,
-    float32=torch.float32,
     int1=torch.bool,
-    int32=torch.int32,
-    int64=torch.int64,
-    load=load,
-    store=store,
-    atomic_add=atomic_add,
     cast=lambda x, dtype: x.to(dtype) if isinstance(x, Tensor) else x,
     cdiv=lambda a, b: -(-a // b),
     arange=lambda start, end, layout: torch.arange(start, end, dtype=torch.int32),
     zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-    full_like=torch.full_like,
     expand_dims=torch.unsqueeze,
     convert_layout=lambda x, layout: x,
-    where=where,
     minimum=min,
     full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
-    exp2=torch.exp2,
     fma=lambda a, b, c: a * b + c,
-    allocate_shared_memory=allocate_shared_memory,
-    warp_specialize=warp_specialize,
-    barrier=barrier,
-    NVMMADistributedLayout=anything,
-    NVMMASharedLayout=anything,
-    SliceLayout=anything,
-    DotOperandLayout=anything,
 )
 mbarrier = SimpleNamespace(
     MBarrierLayout=anything,
@@ -426,14 +414,8 @@ mbarrier = SimpleNamespace(
     arrive=arrive,
     wait=lambda bar, phase: bar.wait(phase),
 )
-tma = SimpleNamespace(async_load=async_load)
-hopper = SimpleNamespace(
-    fence_async_shared=fence_async_shared,
-    mbarrier=mbarrier,
-    tma=tma,
-    warpgroup_mma=warpgroup_mma,
-    warpgroup_mma_wait=warpgroup_mma_wait,
-)
+asynchronous = {function.__name__: function for function in (fence_async_shared, warpgroup_mma, warpgroup_mma_wait)}
+hopper = SimpleNamespace(mbarrier=mbarrier, tma=SimpleNamespace(async_load=async_load), **asynchronous)
 gluon = SimpleNamespace(jit=lambda function: function, language=gl)
 MODULES: dict[str, Any] = {
     "triton": SimpleNamespace(),
@@ -468,8 +450,9 @@ def launch(kernel: Callable[..., None], seed: int, programs: int, arguments: Seq
     machine = Machine(seed)
 
     def pointer(x: Any) -> Any:
-        size = x.untyped_storage().nbytes() // x.element_size() if isinstance(x, Tensor) else 0
-        return Pointer(x.as_strided((size,), (1,), 0), x.storage_offset()) if isinstance(x, Tensor) else x
+        if not isinstance(x, Tensor):
+            return x
+        return Pointer(x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0), x.storage_offset())
 
     options = ("num_warps", "enable_fp_fusion")
     kept = {name: value for name, value in constants.items() if name not in options}

@@ -14,19 +14,12 @@ from torch._inductor.codegen import common
 
 import dash_inductor
 from dash_inductor import config
-from dash_inductor.rewrite import cache_key, install
+from dash_inductor.rewrite import cache_key
 from dash_inductor.rewrite.cache_key import CacheKey, digest_of, sources_digest
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 PACKAGES = ("dash_inductor", "lowering", "templates")
-DECIDING = [
-    {"schedule": "ascending"},
-    {"guarantee": "batch"},
-    {"launch": "chained"},
-    {"on_unsupported": "warn"},
-    {"sms": 5},
-    {"sm_reserve": 1},
-]
+DECIDING = {"schedule": "ascending", "guarantee": "batch", "launch": "chained", "on_unsupported": "warn", "sms": 5, "sm_reserve": 1}
 
 
 @pytest.fixture(scope="module")
@@ -62,40 +55,33 @@ def test_digest_sees_each_file(tree):
 
 def test_digest_sees_names_and_removals(tree):
     before = digest(tree)
-    costs = tree / "dash_inductor/devices"
-    (costs / "h100.toml").rename(costs / "h101.toml")
-    renamed = digest(tree)
-    (costs / "h101.toml").rename(costs / "h100.toml")
-    (costs / "new.toml").touch()
-    added = digest(tree)
-    (costs / "new.toml").unlink()
+    costs, new = tree / "dash_inductor/devices/h100.toml", tree / "dash_inductor/devices/new.toml"
+    costs.rename(costs.with_stem("h101"))
+    seen = {before, digest(tree)}
+    costs.with_stem("h101").rename(costs)
+    new.touch()
+    seen.add(digest(tree))
+    new.unlink()
     # The same bytes, split into files elsewhere.
-    first, second = tree / "templates/a.jinja", tree / "templates/b.jinja"
-    first.write_text("ab")
-    second.write_text("c")
-    split = digest(tree)
-    first.write_text("a")
-    second.write_text("bc")
-    moved = digest(tree)
-    first.unlink()
-    second.unlink()
-    assert len({before, renamed, added, split, moved}) == 5
+    files = tree / "templates/a.jinja", tree / "templates/b.jinja"
+    for parts in (("ab", "c"), ("a", "bc")):
+        for file, text in zip(files, parts, strict=True):
+            file.write_text(text)
+        seen.add(digest(tree))
+    for file in files:
+        file.unlink()
+    assert len(seen) == 5
     (tree / "templates/notes.txt").touch()
     assert digest(tree) == before
 
 
 @pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def cached(switched_off: None) -> Iterator[None]:
     """The pass is on, and one attention, declined for want of a GPU, has been compiled into empty caches."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "_current", config.Config())
-    torch.use_deterministic_algorithms(True)
     with dash_inductor.enabled():
         assert compiled() == (0, 2)
         assert compiled() == (2, 0)
         yield
-    torch.use_deterministic_algorithms(False)
-    torch._dynamo.reset()
 
 
 def compiled() -> tuple[int, int]:
@@ -112,10 +98,10 @@ def compiled() -> tuple[int, int]:
 
 @pytest.mark.filterwarnings("ignore:dash_inductor leaves")
 def test_settings_that_decide_miss(cached):
-    for settings in DECIDING:
-        before = config.configure(**settings)
-        assert compiled() == (0, 2), settings
-        config.configure(**{name: getattr(before, name) for name in settings})
+    for name, value in DECIDING.items():
+        before = config.configure(**{name: value})
+        assert compiled() == (0, 2), name
+        config.configure(**{name: getattr(before, name)})
     assert compiled() == (2, 0)
     config.configure(seed=4)
     assert compiled() == (2, 0)
@@ -152,10 +138,8 @@ def test_a_graph_that_may_warn_or_raise_has_no_key_twice(monkeypatch, action):
     assert uuid() != uuid()
 
 
-def test_the_cache_key_stands_in_one_place():
+def test_the_cache_key_stands_in_one_place(switched_off):
     """The order of `custom_backend_passes` is in the keys, and Inductor registers its own later, when it compiles."""
-    was_enabled = install.is_enabled()
-    dash_inductor.disable()
     common.custom_backend_passes["another"] = None
     try:
         with dash_inductor.enabled():
@@ -163,5 +147,3 @@ def test_the_cache_key_stands_in_one_place():
             assert "another" in common.custom_backend_passes
     finally:
         del common.custom_backend_passes["another"]
-        if was_enabled:
-            install.want()

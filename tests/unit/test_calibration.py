@@ -54,9 +54,8 @@ def test_exact_timings_give_the_constants() -> None:
 
 def test_noise_of_half_a_percent_costs_a_few() -> None:
     found = fit(runs(0.5))
-    assert found.step_ns == pytest.approx(TRUTH["step_ns"], rel=0.01)
-    assert found.shifted_step_ns == pytest.approx(TRUTH["shifted_step_ns"], rel=0.01)
-    assert found.hop_ns == pytest.approx(TRUTH["hop_ns"], rel=0.04)
+    for name, off in (("step_ns", 0.01), ("shifted_step_ns", 0.01), ("hop_ns", 0.04)):
+        assert getattr(found, name) == pytest.approx(TRUTH[name], rel=off), name
     assert 0.001 < found.error < 0.01
 
 
@@ -97,12 +96,17 @@ def test_constants_that_cannot_be_are_refused() -> None:
         fit(odd)
 
 
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """What the command says on its way out."""
+    with pytest.raises(SystemExit) as stopped:
+        main(["calibrate", *arguments])
+    assert stopped.value.code == 2
+    return capsys.readouterr().err
+
+
 def test_without_a_gpu_there_is_one_clear_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit) as stopped:
-        main(["calibrate"])
-    assert stopped.value.code == 2
-    assert capsys.readouterr().err.endswith("calibrate measures a GPU, and torch.cuda.is_available() is False here\n")
+    assert refused(capsys).endswith("calibrate measures a GPU, and torch.cuda.is_available() is False here\n")
 
 
 def test_it_overwrites_no_other_gpus_file() -> None:
@@ -234,15 +238,13 @@ def test_a_run_that_is_cut_goes_on(
 def test_timings_of_something_else_are_refused(
     gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    timings, arguments = tmp_path / "timings.jsonl", ["calibrate", "--device-out", str(tmp_path / "out.toml"), "--timings"]
-    assert main([*arguments, str(timings), "--head-dims", "64"]) == 0
+    timings, arguments = tmp_path / "timings.jsonl", ["--device-out", str(tmp_path / "out.toml"), "--timings"]
+    assert main(["calibrate", *arguments, str(timings), "--head-dims", "64"]) == 0
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
     other = tmp_path / "other"
     other.write_text("nothing\n")
     for path, message in ((timings, "holds timings of another GPU, or of other kernels"), (other, "is no file of timings")):
-        with pytest.raises(SystemExit) as stopped:
-            main([*arguments, str(path)])
-        assert stopped.value.code == 2 and message in capsys.readouterr().err
+        assert message in refused(capsys, *arguments, str(path))
 
 
 def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,14 +257,10 @@ def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["calibrate", "--minutes", "0", "--device-out", str(tmp_path / "out.toml")])
-    assert stopped.value.code == 2 and "no head dim could be fitted" in capsys.readouterr().err
+    assert "no head dim could be fitted" in refused(capsys, "--minutes", "0", "--device-out", str(tmp_path / "out.toml"))
     assert not list(tmp_path.iterdir()) and not gpu
 
 
 @pytest.mark.parametrize("text", ["", "32", "64,", "128,x"])
 def test_head_dims_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        main(["calibrate", "--head-dims", text])
-    assert stopped.value.code == 2 and "names no head dims out of 128, 64" in capsys.readouterr().err
+    assert "names no head dims out of 128, 64" in refused(capsys, "--head-dims", text)

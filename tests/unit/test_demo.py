@@ -33,17 +33,16 @@ def test_what_cannot_be_is_one_line(words, settings, message, monkeypatch, capsy
     assert capsys.readouterr().err == f"python -m dash_inductor demo: error: {message}\n"
 
 
-def test_no_difference():
-    assert demo.difference(run(), run()) is None
-
-
-def test_the_first_difference_is_named():
-    other = run(**{"gradient of head.weight in step 0": "c"})
-    assert demo.difference(run(), other) == "bitwise: the gradient of head.weight in step 0 differs"
-
-
-def test_a_missing_tensor_is_a_difference():
-    assert demo.difference(run(), run(more="d")) == "bitwise: the runs have different tensors"
+@pytest.mark.parametrize(
+    ("other", "difference"),
+    [
+        ({}, None),
+        ({"gradient of head.weight in step 0": "c"}, "bitwise: the gradient of head.weight in step 0 differs"),
+        ({"more": "d"}, "bitwise: the runs have different tensors"),
+    ],
+)
+def test_the_first_difference_is_named(other, difference):
+    assert demo.difference(run(), run(**other)) == difference
 
 
 def test_waits_are_added_up():

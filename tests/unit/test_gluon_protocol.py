@@ -69,22 +69,9 @@ def backward(module, inputs, schedule, heads_in_flight, seed, table=None):
     dq = torch.full((batch, heads, rows, head_dim), torch.nan)
     dk, dv = torch.empty_like(key).fill_(torch.nan), torch.empty_like(value).fill_(torch.nan)
     table = torch.tensor(table or pack(schedule, heads_in_flight), dtype=torch.int32)
-    arguments, constants = module.arguments(
-        query,
-        key,
-        value,
-        grad_out,
-        neg_lse,
-        delta,
-        table,
-        dq,
-        dk,
-        dv,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        causal=schedule.geometry.mask != "full",
-        scale=head_dim**-0.5,
-    )
+    tensors = (query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv)
+    settings = {"causal": schedule.geometry.mask != "full", "scale": head_dim**-0.5}
+    arguments, constants = module.arguments(*tensors, block_m=tile.block_m, block_n=tile.block_n, **settings)
     gluon_model.launch(module.sdpa_backward, seed, schedule.roles * heads_in_flight + 1, arguments, constants)
     dq = dq.view(batch, heads, -1, tile.block_m * head_dim)[..., accumulator_order(head_dim)].flatten(2, 3)
     return dq[:, :, :q_len] * head_dim**-0.5, dk, dv
@@ -147,41 +134,27 @@ def test_a_round_robin_is_a_fault():
 
 
 def test_tensors_that_tma_cannot_take_are_copied():
-    inputs, schedule, heads_in_flight = problem(*CASES[0])
-    right = backward(module_of(source()), inputs, schedule, heads_in_flight, 0)
-    query, key, value, grad_out, *rest = inputs
+    (query, key, value, grad_out, *rest), *others = problem(*CASES[0])
     odd = torch.nn.functional.pad(key, (0, 1))[..., :-1]  # rows at odd multiples of 2 bytes
     backwards = value.mT.contiguous().mT
-    copied = backward(module_of(source()), (query, odd, backwards, grad_out, *rest), schedule, heads_in_flight, 0)
-    assert all(map(torch.equal, copied, right))
     ones = torch.ones((), dtype=grad_out.dtype)
-    constant = backward(module_of(source()), (query, key, value, ones.expand_as(grad_out), *rest), schedule, heads_in_flight, 0)
-    full = backward(module_of(source()), (query, key, value, torch.ones_like(grad_out), *rest), schedule, heads_in_flight, 0)
-    assert all(map(torch.equal, constant, full))
+    for inputs, copies in (
+        ((odd, backwards, grad_out), (key, value, grad_out)),
+        ((key, value, ones.expand_as(grad_out)), (key, value, torch.ones_like(grad_out))),
+    ):
+        copied, right = (backward(module_of(source()), (query, *tensors, *rest), *others, 0) for tensors in (inputs, copies))
+        assert all(map(torch.equal, copied, right))
 
 
 def test_tensors_of_another_size_are_refused():
     (query, key, value, grad_out, _, lse), *_ = problem(*CASES[0])
-    table = torch.zeros(8, dtype=torch.int32)
+    tensors = (query, key, value, grad_out, lse, lse[:1, :1], torch.zeros(8, dtype=torch.int32), query.float(), key, value)
     with pytest.raises(ValueError, match="contiguous, with 768 rows"):
-        module_of(source()).arguments(
-            query,
-            key,
-            value,
-            grad_out,
-            lse,
-            lse[:1, :1],
-            table,
-            query.float(),
-            key,
-            value,
-            block_m=128,
-            block_n=128,
-            causal=False,
-            scale=1,
-        )
+        module_of(source()).arguments(*tensors, block_m=128, block_n=128, causal=False, scale=1)
 
 
+TURN, RELEASE = "mbarrier.wait(our_turn, turn_phase)", "await_step()\n            release(semaphore)"
+LAST = "dk = warpgroup_mma_wait(0, deps=[dk])"
 WAIT_FOR_A_STAGE = """                if step >= STAGES:
                     await_step()
 """
@@ -192,28 +165,16 @@ REST_OF_THE_CHAIN = """            for _step in range(gl.minimum(steps, STAGES))
 ADD = "add_in_order(DQ, tile, dq, entry >> 16)\n"
 MUTANTS = {
     "no wait for the rank": [("wait_for_rank(semaphore, entry >> 16)", "pass")],
-    "no wait for the turn": [("mbarrier.wait(our_turn, turn_phase)", "pass")],
-    "additions before the turn": [
-        (
-            f"mbarrier.wait(our_turn, turn_phase)\n                {ADD}",
-            f"{ADD}                mbarrier.wait(our_turn, turn_phase)\n",
-        )
-    ],
-    "wrong phase of the turn": [("mbarrier.wait(our_turn, turn_phase)", "mbarrier.wait(our_turn, turn_phase ^ 1)")],
-    "a step released before it is done": [
-        ("await_step()\n            release(semaphore)", "release(semaphore)\n            await_step()")
-    ],
-    "a step never awaited": [("await_step()\n            release(semaphore)", "release(semaphore)")],
+    "no wait for the turn": [(TURN, "pass")],
+    "additions before the turn": [(f"{TURN}\n                {ADD}", f"{ADD}                {TURN}\n")],
+    "wrong phase of the turn": [(TURN, "mbarrier.wait(our_turn, turn_phase ^ 1)")],
+    "a step released before it is done": [(RELEASE, "release(semaphore)\n            await_step()")],
+    "a step never awaited": [(RELEASE, "release(semaphore)")],
     "a step done before its additions": [
         (ADD, f"step_done()\n                {ADD}"),
         ("deps=[dk])\n                step_done()", "deps=[dk])"),
     ],
-    "a step done before its last matmul": [
-        (
-            "dk = warpgroup_mma_wait(0, deps=[dk])\n                step_done()",
-            "step_done()\n                dk = warpgroup_mma_wait(0, deps=[dk])",
-        )
-    ],
+    "a step done before its last matmul": [(f"{LAST}\n                step_done()", f"step_done()\n                {LAST}")],
     "the first adds": [("rank == 0", "rank < 0"), ("rank != 0", "rank >= 0")],
     "the others store": [("rank == 0", "rank >= 0"), ("rank != 0", "rank < 0")],
     "another order of dq's elements": [("permute([4, 3, 0, 2, 5, 1, 6])", "permute([4, 3, 0, 5, 2, 1, 6])")],

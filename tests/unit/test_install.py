@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -22,21 +20,7 @@ import dash_inductor
 from dash_inductor import config
 from dash_inductor.rewrite import autoload, backend, install, stock_ops
 
-
-@pytest.fixture(autouse=True)
-def switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Deterministic mode is on and the package off; caches are empty, settings the defaults."""
-    was_enabled = install.is_enabled()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "_current", config.Config())
-    dash_inductor.disable()
-    torch._dynamo.reset()
-    torch.use_deterministic_algorithms(True)
-    yield
-    torch.use_deterministic_algorithms(False)
-    dash_inductor.disable()
-    if was_enabled:
-        install.want()
+pytestmark = pytest.mark.usefixtures("switched_off")
 
 
 def installed() -> tuple[bool, bool]:
@@ -46,15 +30,18 @@ def installed() -> tuple[bool, bool]:
     return bool(passes), "dash_inductor" in common.custom_backend_passes
 
 
+def inputs() -> list[torch.Tensor]:
+    return [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
+
+
+def attend(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value)
+
+
 def met(**options: object) -> int:
     """How many attentions the pass meets while one is compiled and trained."""
-
-    def attend(query, key, value):
-        return F.scaled_dot_product_attention(query, key, value)
-
     counters.clear()
-    inputs = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
-    torch.compile(attend, **options)(*inputs).sum().backward()
+    torch.compile(attend, **options)(*inputs()).sum().backward()
     return counters["inductor"]["dash_declined"]
 
 
@@ -124,14 +111,9 @@ def test_stock_lowerings_after_disable():
     with dash_inductor.enabled():
         assert met() == 1
     assert all(target in lowerings for target in stock_ops.TARGETS)
-    inputs = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
-
-    def attend(query, key, value):
-        return F.scaled_dot_product_attention(query, key, value)
-
-    before = len(dash_inductor.decisions())
-    actual = torch.autograd.grad(torch.compile(attend)(*inputs).sum(), inputs)
-    assert all(map(torch.equal, actual, torch.autograd.grad(attend(*inputs).sum(), inputs)))
+    leaves, before = inputs(), len(dash_inductor.decisions())
+    actual, expected = (torch.autograd.grad(f(*leaves).sum(), leaves) for f in (torch.compile(attend), attend))
+    assert all(map(torch.equal, actual, expected))
     assert len(dash_inductor.decisions()) == before
 
 
@@ -161,10 +143,9 @@ def test_switching_the_setting_off_stops_an_installed_pass():
 
 
 def test_backward_after_the_block():
-    inputs = [torch.randn(1, 1, 4, 8, requires_grad=True) for _ in range(3)]
     counters.clear()
     with dash_inductor.enabled():
-        out = torch.compile(lambda q, k, v: F.scaled_dot_product_attention(q, k, v))(*inputs)
+        out = torch.compile(attend)(*inputs())
     assert installed() == (False, False)
     out.sum().backward()
     assert counters["inductor"]["dash_declined"] == 1
@@ -178,9 +159,13 @@ def without_attention(x):
     return ((x @ x.mT).sin().relu() @ x).exp().mean().sin()
 
 
+def leaf() -> torch.Tensor:
+    return torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
+
+
 def twice(function, **options) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of two backwards through one compiled graph; they are to be those of eager mode."""
-    x = torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
+    x = leaf()
     loss = torch.compile(function, **options)(x)
     first, second = torch.autograd.grad(loss, x, retain_graph=True)[0], torch.autograd.grad(loss, x)[0]
     torch.testing.assert_close(first, torch.autograd.grad(function(x), x)[0])
@@ -202,9 +187,8 @@ def test_the_graph_can_be_retained(function, on):
 @functorch_config.patch(enable_autograd_cache=False)
 def test_a_cached_backward_that_overwrites_is_not_taken():
     """By one that must not: what is donated is in the key."""
-    x = torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
     dash_inductor.enable()
-    torch.compile(without_attention)(x).backward()
+    torch.compile(without_attention)(leaf()).backward()
     torch._dynamo.reset()
     counters.clear()
     with dash_inductor.enabled():

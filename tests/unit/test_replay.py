@@ -51,15 +51,10 @@ def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, edge: bool
 
 def test_control_codes():
     """Each addition has the next scoreboard for its operands; the branch before the first waits for scoreboard 2."""
-    assert control_codes(SASS) == {
-        0x2910: ControlCode(stall=1, write_scoreboard=1, read_scoreboard=7, wait_mask=0),
-        0x2920: ControlCode(stall=4, write_scoreboard=7, read_scoreboard=7, wait_mask=0),
-        0x45F0: ControlCode(stall=5, write_scoreboard=7, read_scoreboard=7, wait_mask=0b100),
-        0x4600: ControlCode(stall=2, write_scoreboard=7, read_scoreboard=2, wait_mask=0),
-        0x4610: ControlCode(stall=5, write_scoreboard=7, read_scoreboard=7, wait_mask=0),
-        0x4620: ControlCode(stall=2, write_scoreboard=7, read_scoreboard=3, wait_mask=0),
-    }
-    assert set(control_codes(SASS)) == {instruction.address for instruction in parse(SASS)}
+    codes = [(1, 1, 7, 0), (4, 7, 7, 0), (5, 7, 7, 0b100), (2, 7, 2, 0), (5, 7, 7, 0), (2, 7, 3, 0)]
+    names = ("stall", "write_scoreboard", "read_scoreboard", "wait_mask")
+    expected = [ControlCode(**dict(zip(names, code, strict=True))) for code in codes]
+    assert control_codes(SASS) == {i.address: code for i, code in zip(parse(SASS), expected, strict=True)}
 
 
 def test_matmuls_follow_each_other():
@@ -165,6 +160,7 @@ def test_mufu_is_shared_by_the_warps_of_a_scheduler():
 
 
 CHAIN = ((POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), (ADD, 7, 1, 0), "MEMBAR.ALL.GPU", RELEASE, S, WAIT)
+LATE = ("MEMBAR.ALL.GPU", RELEASE, *CHAIN[:3], S, WAIT)  # released before its additions, a step hands over those of the step before
 
 
 def test_handover():
@@ -173,9 +169,7 @@ def test_handover():
     assert found.handover_cycles == pytest.approx(64 + 270 + 135 + 270, abs=50)
     assert slower.handover_cycles - found.handover_cycles == pytest.approx(250, abs=30)
     assert found.chained_cycles >= found.cycles
-    # Released before its additions, a step hands over those of the step before it.
-    late = replayed("MEMBAR.ALL.GPU", RELEASE, *CHAIN[:3], S, WAIT)
-    assert late.handover_cycles > found.handover_cycles
+    assert replayed(*LATE).handover_cycles > found.handover_cycles
 
 
 def test_no_handover():
@@ -186,14 +180,12 @@ def test_no_handover():
 
 
 def test_a_chain_waits_for_hops_longer_than_its_step():
-    late = ("MEMBAR.ALL.GPU", RELEASE, *CHAIN[:3], S, WAIT)
-    found = replayed(*late, l2_latency=2000)
-    assert found.handover_cycles > found.cycles
-    assert found.chained_cycles > found.cycles
+    found = replayed(*LATE, l2_latency=2000)
+    assert min(found.handover_cycles, found.chained_cycles) > found.cycles
 
 
-def opcodes(operations: list[Operation]) -> list[str]:
-    return [operation.base for operation in operations]
+def opcodes(step: list[Operation], warp: int, edge: bool) -> list[str]:
+    return [operation.base for operation in step_of(step, warp, edge)]
 
 
 def test_what_a_warp_does_in_a_step():
@@ -214,37 +206,33 @@ def test_what_a_warp_does_in_a_step():
         S,  # 12
     )
     always = ["ISETP", "BRA", "BRA", "BRA", "BRA", "REDG", "BRA", "HGMMA", "BRA"]
-    assert opcodes(step_of(step, 0, False)) == always
-    assert opcodes(step_of(step, 2, False)) == [*always[:2], "LDG", "BRA", *always[2:]]
-    assert opcodes(step_of(step, 0, True)) == [*always[:3], "FSEL", *always[3:]]
+    assert opcodes(step, 0, False) == always
+    assert opcodes(step, 2, False) == [*always[:2], "LDG", "BRA", *always[2:]]
+    assert opcodes(step, 0, True) == [*always[:3], "FSEL", *always[3:]]
 
 
 def test_a_step_ends_at_the_branch_back():
     """What stands behind it is rare code that the compiler has moved there."""
     step = loop("@P1 BRA 0x30", S, "@P0 BRA 0x0", "NOP", "BRA 0x10")
-    assert opcodes(step_of(step, 0, False)) == ["BRA", "HGMMA", "BRA"]
+    assert opcodes(step, 0, False) == ["BRA", "HGMMA", "BRA"]
 
 
-def test_what_cannot_be_replayed():
-    with pytest.raises(ValueError, match="HMMA in the main loop: the replay has no model of it"):
-        replayed(S, "HMMA.16816.F32.BF16 R4, R8, R12, R4")
-    with pytest.raises(ValueError, match="UTMALDG, UTMAREDG in the main loop"):
-        replayed(S, "UTMAREDG.2D [UR4]", "UTMALDG.2D [UR4]")
-    with pytest.raises(ValueError, match="no HGMMA"):
-        replayed("NOP")
-    with pytest.raises(ValueError, match="there are 6 warps"):
-        replayed(S, warps=6)
-    with pytest.raises(ValueError, match=r"every warp waits for another one: WARPGROUP.DEPBAR.LE$"):
-        replayed("@P1 BRA 0x30", POLL, S, WAIT)  # a matmul that one warp alone issues
-
-
-def test_constants():
-    with pytest.raises(ValueError, match="unknown constant 'smem': the known ones are tensor_flop, "):
-        Constants().set_from({"smem": 1})
-    with pytest.raises(ValueError, match="barrier must be positive, got 0"):
-        Constants().set_from({"barrier": 0})
-    with pytest.raises(ValueError, match="gpu_fence_of_copies is 0 or 1, not 2"):
-        Constants().set_from({"gpu_fence_of_copies": 2})
+@pytest.mark.parametrize(
+    ("lines", "settings", "message"),
+    [
+        ([S, "HMMA.16816.F32.BF16 R4, R8, R12, R4"], {}, "HMMA in the main loop: the replay has no model of it"),
+        ([S, "UTMAREDG.2D [UR4]", "UTMALDG.2D [UR4]"], {}, "UTMALDG, UTMAREDG in the main loop"),
+        (["NOP"], {}, "no HGMMA"),
+        ([S], {"warps": 6}, "there are 6 warps"),
+        (["@P1 BRA 0x30", POLL, S, WAIT], {}, "every warp waits for another one: WARPGROUP.DEPBAR.LE$"),  # one warp's matmul
+        ([S], {"smem": 1}, "unknown constant 'smem': the known ones are tensor_flop, "),
+        ([S], {"barrier": 0}, "barrier must be positive, got 0"),
+        ([S], {"gpu_fence_of_copies": 2}, "gpu_fence_of_copies is 0 or 1, not 2"),
+    ],
+)
+def test_what_cannot_be_replayed(lines, settings, message):
+    with pytest.raises(ValueError, match=message):
+        replayed(*lines, **settings)
 
 
 def test_sensitivity():

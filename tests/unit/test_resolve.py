@@ -63,9 +63,10 @@ MORE = "is more than the 128 of one pass, which"
             f"head dim 192 {MORE} template='one_pass' and schedule='ascending' asks for: with template='auto' and schedule='auto'",
         ),
         ({}, 192, "blocks", f"head dim 192 {MORE} mask='blocks' asks for"),
+        ({"template": "two_pass"}, 64, "blocks", "template='two_pass' takes no mask='blocks'"),
     ],
 )
-def test_a_head_dim_that_is_too_large(settings, head_dim, mask, message):
+def test_settings_that_leave_an_attention_out(settings, head_dim, mask, message):
     with pytest.raises(ValueError, match=message):
         template_for(Config(**settings), "h100", head_dim, mask)
 
@@ -110,11 +111,6 @@ def test_both_pad_rows_alike(arch, head_dim):
     assert (one.block_m, one.preprocess_warps) == (two.block_m, two.preprocess_warps)
 
 
-def test_a_table_mask_in_two_passes_is_refused():
-    with pytest.raises(ValueError, match="template='two_pass' takes no mask='blocks'"):
-        template_for(Config(template="two_pass"), "h100", 64, "blocks")
-
-
 @pytest.mark.parametrize("arch", [80, 90, 100, "emulated"])
 @pytest.mark.parametrize(("head_dim", "block_d"), [(16, 16), (64, 64), (96, 128), (128, 128), (192, 256), (256, 256)])
 def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
@@ -134,6 +130,9 @@ def test_architectures_that_take_the_tiles_of_another(find, arch, like):
         assert find(like, "bf16", head_dim).num_stages == 3
 
 
+TILES = "sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103"
+
+
 def test_sixteen_columns_are_padded_on_an_a100():
     assert [tile(arch, "bf16", 16).block_d for arch in (80, 86, 90, 100)] == [32, 32, 16, 16]
 
@@ -146,11 +145,7 @@ def test_sixteen_columns_are_padded_on_an_a100():
         (two_pass_tile, (90, "bf16", 15), "head dim 15 is outside 16..256"),
         (two_pass_tile, (90, "fp32", 64), "dtype fp32 is not one of bf16, fp16"),
         (two_pass_tile, ("emulated", "fp64", 64), "dtype fp64 is not one of bf16, fp16, fp32"),
-        (
-            two_pass_tile,
-            (75, "bf16", 64),
-            r"no tile for sm_75 \(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103\)",
-        ),
+        (two_pass_tile, (75, "bf16", 64), rf"no tile for sm_75 \(there are tiles for {TILES}\)"),
         (tile, (120, "bf16", 64), "no tile for sm_120 "),
         (two_pass_tile, (89, "bf16", 129), "no tile for head dim 129 fits the shared memory of sm_89"),
     ],

@@ -1,0 +1,69 @@
+"""Code and cubins for GPUs that are not there, made once in a process, and the files that hold the code's text.
+
+EXPECTTEST_ACCEPT=1 rewrites the files.
+"""
+
+import functools
+import re
+from pathlib import Path
+from typing import Any
+
+import expecttest
+
+from dash_inductor import enabled
+from dash_inductor.devices import device
+from dash_inductor.inspection.gates import figures, violated
+from dash_inductor.inspection.generate import Generated, attention_backward, compile_kernel
+from dash_inductor.templates.tiles import Template, tile, two_pass_tile
+
+EXPECTED = Path(__file__).parent / "expected"
+GAP = "\n\n\n"  # between a kernel and its functions
+MAIN, TWO_PASS, SEARCHED, PREPROCESS = "SEMAPHORES", "KEY_PROGRAMS", "UNREAD", "everywhere"  # a word that only this kernel has
+SIZES = {"q_len": 8192, "kv_len": 8192, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 128, "mask": "causal"}
+
+compiled = functools.cache(compile_kernel)
+
+
+@functools.cache
+def _generated(key: str, settings: tuple[tuple[str, Any], ...], sizes: tuple[tuple[str, Any], ...]) -> Generated:
+    with enabled(**dict(settings)):
+        return attention_backward(key, **dict(sizes))
+
+
+def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached: bool = True, **sizes: Any) -> Generated:
+    """Of SIZES, where `sizes` has no others; not cached under a patch, which is in no key."""
+    function = _generated if cached else _generated.__wrapped__
+    return function(key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
+
+
+def kernel(code: Generated, word: str) -> tuple[str, str]:
+    """(name, source) of the only kernel that has the word."""
+    ((name, source),) = [(name, source) for name, source in code.kernels.items() if word in source]
+    return name, source
+
+
+def text(code: Generated, word: str) -> str:
+    """From the kernel's `def` line down: the same for every torch and Triton that is supported."""
+    name, source = kernel(code, word)
+    return re.sub(r"\b[sk]s?\d+\b", "size", source[source.index(f"def {name}(") :].replace(name, "kernel")).strip("\n")
+
+
+def assert_expected(text: str, *names: str) -> None:
+    """A kernel is the text of the first file, its functions are those of the others; the last is written from what is left."""
+    files = [EXPECTED / f"{name}.txt" for name in names]
+    if expecttest.ACCEPT:
+        body, _, functions = text.partition(GAP)
+        files[0].write_text(f"{body}\n")
+        if middle := GAP.join(file.read_text().strip("\n") for file in files[1:-1]):
+            assert functions.startswith(middle + GAP), f"accept {', '.join(names[1:-1])} first"
+        if files[1:]:
+            files[-1].write_text(functions[len(middle + GAP) if middle else 0 :] + "\n")
+    assert text == GAP.join(file.read_text().strip("\n") for file in files)
+
+
+def broken_gates(code: Generated, key: str, name: str, head_dim: int) -> tuple[dict[str, Any], list[str]]:
+    """The figures of a kernel for bf16, and the gates that it does not pass."""
+    arch = device(key).arch
+    used = (tile if code.templates[name] == Template.ONE_PASS else two_pass_tile)(arch, "bf16", head_dim)
+    row = figures(compiled(code.kernels[name], key), arch, used)
+    return row, violated(row, arch, used)

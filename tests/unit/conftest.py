@@ -1,0 +1,29 @@
+"""Fixtures of the tests that switch the package on and off."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Deterministic mode is on and the package off; caches are empty, settings the defaults."""
+    import torch
+
+    import dash_inductor
+    from dash_inductor import config
+    from dash_inductor.rewrite import install
+
+    was_enabled = install.is_enabled()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(config, "_current", config.Config())
+    dash_inductor.disable()
+    torch._dynamo.reset()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    dash_inductor.disable()
+    torch._dynamo.reset()
+    if was_enabled:
+        install.want()
