@@ -15,10 +15,14 @@ def source(*names: str) -> str:
 
 
 def gluon_kernel() -> ModuleType:
-    """The module of the Gluon kernel; ValueError where Triton's Gluon is not as in the versions it is written for."""
+    """The module of the Gluon kernel's launch: `sdpa_backward` and `arguments`.
+
+    Raises:
+        ValueError: where Triton's Gluon is not as in the versions that the kernel is written for.
+    """
     import triton  # lazily: tiles need none
 
     try:
-        return importlib.import_module(".gluon.kernel", __name__)
+        return importlib.import_module(".gluon.launch", __name__)
     except (ImportError, AttributeError) as missing:
         raise ValueError(f"the Gluon kernel is written for Triton 3.6 to 3.9, this is {triton.__version__}: {missing}") from missing

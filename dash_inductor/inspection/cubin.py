@@ -195,11 +195,11 @@ def main_loops(
     instructions: list[Instruction], indirect: Mapping[int, Sequence[int]] = NO_TARGETS, count: int = 1
 ) -> list[list[Instruction]]:
     """The innermost loops that hold matmuls: the `count` with the most, or all if they are fewer."""
-    loops = _innermost(instructions, indirect, lambda instruction: instruction.is_matmul)
+    loops = innermost_loops(instructions, indirect, lambda instruction: instruction.is_matmul)
     return sorted(loops, key=lambda loop: -sum(instruction.is_matmul for instruction in loop))[:count]
 
 
-def _innermost(
+def innermost_loops(
     instructions: list[Instruction], indirect: Mapping[int, Sequence[int]], wanted: Callable[[Instruction], bool]
 ) -> list[list[Instruction]]:
     """The loops that hold a wanted instruction, and no smaller loop that does."""

@@ -1,7 +1,11 @@
 """The one-pass kernel for Hopper, warp-specialised, in Gluon. It has never run on a GPU.
 
-The contract is that of `one_pass.py.jinja`: the same table, ticket and semaphores, the same sums in the same order. One CTA is
-three partitions, which walk the table each by itself and meet at barriers:
+The gradients of softmax(SCALE*Q K^T) V, by the matmuls of each tile, transposed so that keys are rows:
+
+    P^T = exp2(SCALE_LOG2E*K Q^T + NEG_LSE)    dS^T = P^T*(V DO^T - DELTA)    DV = P^T DO    DK = SCALE*dS^T Q    DQ = dS K
+
+DQ is left unscaled. Shapes stand at `sdpa_backward`. The contract is that of `one_pass.py.jinja`: the same table, ticket and
+semaphores, the same sums in the same order. One CTA is three partitions, which walk the table each by itself and meet at barriers:
 
     consume     8 warps  the five matmuls; P and dS go from registers into dV and dK, dS through shared memory into dQ, and dQ from
                          registers into global memory: rank 0 stores, the others add
@@ -20,13 +24,9 @@ ends when both one-warp partitions have seen the end of each of its steps, so no
 It is written for Triton 3.6 to 3.9.
 """
 
-import functools
-from typing import Any
-
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .functions import (
     add_in_order,
@@ -42,10 +42,7 @@ from .functions import (
     wait_for_rank,
 )
 
-LOG2E = 1.4426950408889634
-ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 PART = gl.constexpr(64)  # rows of Q whose S and dP stand in registers
-STAGES = 3  # of the ring of what a step reads
 WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight warps get 240
 
 
@@ -312,91 +309,3 @@ def sdpa_backward(
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],
     )
-
-
-def arguments(
-    query: Any,
-    key: Any,
-    value: Any,
-    grad_out: Any,
-    neg_lse: Any,
-    delta: Any,
-    table: Any,
-    dq: Any,
-    dk: Any,
-    dv: Any,
-    *,
-    block_m: int,
-    block_n: int,
-    causal: bool,
-    scale: float,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What `sdpa_backward` is launched with: its arguments, and its constants and options.
-
-    query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64 or 128; neg_lse and delta fp32, as the
-    preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
-    the Q tile; table int32. All are torch tensors. `block_m` and `block_n` are those of the table.
-
-    Raises:
-        ValueError: for more rows than TMA counts, and for neg_lse, delta or dq of another size.
-    """
-    batch, heads, q_len, head_dim = query.shape
-    kv_heads, kv_len = key.shape[1:3]
-    n_q = -(-q_len // block_m)
-    rows = batch * heads * n_q * block_m
-    if rows >= 2**31:
-        raise ValueError(f"the Gluon kernel takes fewer than 2**31 query rows over all heads, not {rows}")
-    if not all(x.is_contiguous() and x.numel() == rows * width for x, width in ((neg_lse, 1), (delta, 1), (dq, head_dim))):
-        raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")
-    q_block, kv_block = [1, 1, block_m, head_dim], [1, 1, block_n, head_dim]
-    semaphores = table.new_zeros(2 + batch * heads * n_q)
-    query, key, value, grad_out = (x if _fits_tma(x) else x.clone().contiguous() for x in (query, key, value, grad_out))
-    positional = (
-        _descriptor(query, q_block),
-        _descriptor(key, kv_block),
-        _descriptor(value, kv_block),
-        _descriptor(grad_out, q_block),
-        _descriptor(neg_lse.view(rows), [block_m]),
-        _descriptor(delta.view(rows), [block_m]),
-        dq,
-        table,
-        semaphores,
-        dk,
-        dv,
-        tuple(dk.stride()),
-        tuple(dv.stride()),
-        batch * kv_heads,
-        kv_heads,
-        n_q,
-        kv_len,
-    )
-    constants = {
-        "GROUP": heads // kv_heads,
-        "CAUSAL": causal,
-        "EVEN_N": kv_len % block_n == 0,
-        "SCALE": scale,
-        "SCALE_LOG2E": scale * LOG2E,
-        "STAGES": STAGES,
-        "num_warps": 8,
-        "enable_fp_fusion": True,
-    }
-    return positional, constants
-
-
-def _fits_tma(x: Any) -> bool:
-    *outer, last = x.stride()
-    pitches = [stride * x.element_size() for size, stride in zip(x.shape[:-1], outer, strict=True) if size > 1]
-    return last == 1 and x.data_ptr() % ALIGNED == 0 and all(pitch > 0 and pitch % ALIGNED == 0 for pitch in pitches)
-
-
-def _descriptor(x: Any, block: list[int]) -> TensorDescriptor:
-    """TMA's view of x in boxes of `block`; what lies outside of x reads as 0."""
-    # The stride of a dimension of one element may be anything, and TMA checks it.
-    strides = [stride if size > 1 else block[-1] for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], block, _layout(len(block), 8 * x.element_size()))
-
-
-@functools.cache
-def _layout(rank: int, bits: int) -> Any:
-    """Of a box in shared memory, elements of `bits` bits: rows in chunks of 128 bytes, swizzled, or one row as it is."""
-    return gl.NVMMASharedLayout(swizzle_byte_width=128 if rank > 1 else 0, element_bitwidth=bits, rank=rank)

@@ -10,7 +10,7 @@ import torch
 
 from dash_inductor import templates
 from dash_inductor.devices import device
-from dash_inductor.inspection.cubin import inspect, loops_with
+from dash_inductor.inspection.cubin import disassemble, indirect_targets, innermost_loops, inspect, parse
 from dash_inductor.inspection.fake_gpu import fake_gpu
 from dash_inductor.schedule.packing import HEADER
 from dash_inductor.templates import gluon_kernel
@@ -63,6 +63,12 @@ def kernel(head_dim, dtype, causal, group, length):
 def compiled(*cell):
     binary = kernel(*cell)
     return binary.asm["cubin"], inspect(binary.asm["cubin"], binary.metadata.shared)
+
+
+def loops_with(cubin, base):
+    """The innermost loops of the cubin's only kernel that hold such an instruction."""
+    sass = disassemble(cubin)
+    return innermost_loops(parse(sass), indirect_targets(sass), lambda instruction: instruction.base == base)
 
 
 def counted(loop):
@@ -141,7 +147,7 @@ def test_keeper_of_the_order(cell):
 
 
 def test_a_triton_without_the_names_it_needs(monkeypatch):
-    monkeypatch.setitem(sys.modules, f"{templates.__name__}.gluon.kernel", None)
+    monkeypatch.setitem(sys.modules, f"{templates.__name__}.gluon.launch", None)
     with pytest.raises(ValueError, match=r"written for Triton 3\.6 to 3\.9, this is"):
         gluon_kernel()
 

@@ -21,12 +21,12 @@ def tile_of(head_dim):
 
 
 def source() -> str:
-    """Of the kernel and its functions, as one module."""
+    """Of the functions, the kernel and its launch, as one module."""
     folder = resources.files("dash_inductor.templates.gluon")
-    functions, kernel = (folder.joinpath(f"{name}.py").read_text() for name in ("functions", "kernel"))
-    alone, found = re.subn(r"from \.functions import \([^)]*\)\n", "", kernel)
-    assert found == 1
-    return f"{functions}\n\n{alone}"
+    text = "\n\n".join(folder.joinpath(f"{name}.py").read_text() for name in ("functions", "kernel", "launch"))
+    alone, imports = re.subn(r"from \.(functions|kernel) import (\([^)]*\)|.*)\n", "", text)
+    assert imports == 2
+    return alone
 
 
 @functools.cache
