@@ -1,8 +1,6 @@
-"""Code and cubins for GPUs that are not there, made once in a process, and the files that hold the code's text.
+"""Code and cubins for GPUs that are not there, made once in a process, and the files that hold the code's text."""
 
-EXPECTTEST_ACCEPT=1 rewrites the files.
-"""
-
+import difflib
 import functools
 import re
 from pathlib import Path
@@ -18,7 +16,7 @@ from dash_inductor.templates.tiles import Template, tile, two_pass_tile
 
 EXPECTED = Path(__file__).parent / "expected"
 GAP = "\n\n\n"  # between a kernel and its functions
-MAIN, TWO_PASS, SEARCHED, PREPROCESS = "SEMAPHORES", "KEY_PROGRAMS", "UNREAD", "everywhere"  # a word that only this kernel has
+MAIN, TWO_PASS, TABLE, PREPROCESS = "SEMAPHORES", "KEY_PROGRAMS", "UNREAD", "everywhere"  # a word that only this kernel has
 SIZES = {"q_len": 8192, "kv_len": 8192, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 128, "mask": "causal"}
 
 compiled = functools.cache(compile_kernel)
@@ -48,17 +46,28 @@ def text(code: Generated, word: str) -> str:
     return re.sub(r"\b[sk]s?\d+\b", "size", source[source.index(f"def {name}(") :].replace(name, "kernel")).strip("\n")
 
 
-def assert_expected(text: str, *names: str) -> None:
-    """A kernel is the text of the first file, its functions are those of the others; the last is written from what is left."""
-    files = [EXPECTED / f"{name}.txt" for name in names]
+def assert_expected(text: str, name: str, *functions: str, base: str = "") -> None:
+    """A kernel's file holds its text, or how that differs from `base`'s (`patch` applies it); functions behind it have files too.
+
+    EXPECTTEST_ACCEPT writes the kernel's file, and the last of the functions'.
+    """
+    body, _, behind = text.partition(GAP)
+    if base:
+        lines = difflib.unified_diff(_expected(f"{base}.txt").splitlines(), body.splitlines(), base, name, n=0, lineterm="")
+        body = "\n".join(line.rstrip("\n") for line in lines)
+    file = f"{name}.diff" if base else f"{name}.txt"
     if expecttest.ACCEPT:
-        body, _, functions = text.partition(GAP)
-        files[0].write_text(f"{body}\n")
-        if middle := GAP.join(file.read_text().strip("\n") for file in files[1:-1]):
-            assert functions.startswith(middle + GAP), f"accept {', '.join(names[1:-1])} first"
-        if files[1:]:
-            files[-1].write_text(functions[len(middle + GAP) if middle else 0 :] + "\n")
-    assert text == GAP.join(file.read_text().strip("\n") for file in files)
+        (EXPECTED / file).write_text(f"{body}\n")
+        before = "".join(_expected(f"{function}.txt") + GAP for function in functions[:-1])
+        assert behind.startswith(before), f"accept {', '.join(functions[:-1])} first"
+        for last in functions[-1:]:
+            (EXPECTED / f"{last}.txt").write_text(behind[len(before) :] + "\n")
+    assert body == _expected(file)
+    assert behind == GAP.join(_expected(f"{function}.txt") for function in functions)
+
+
+def _expected(file: str) -> str:
+    return (EXPECTED / file).read_text().strip("\n")
 
 
 def broken_gates(code: Generated, key: str, name: str, head_dim: int) -> tuple[dict[str, Any], list[str]]:

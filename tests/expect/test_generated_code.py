@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 import pytest
-from kernels import MAIN, PREPROCESS, SEARCHED, TWO_PASS, assert_expected, generated, kernel, text
+from kernels import MAIN, PREPROCESS, TABLE, TWO_PASS, assert_expected, generated, kernel, text
 from torch._inductor.codecache import PyCodeCache
 
 from dash_inductor.devices.load_check import Checked
@@ -27,23 +27,24 @@ def test_graph_and_launches() -> None:
 
 GQA, DYNAMIC, FULL = {"kv_heads": 4}, {"head_dim": 64, "dynamic": True}, {"head_dim": 64, "mask": "full"}
 TWO_PASSES = {"template": "two_pass"}
-# The kernel's file: the kernel, of which code, and the files of the functions behind it.
-KERNELS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[str]]] = {
-    "full_64": (MAIN, {}, FULL, ["functions"]),
-    "causal_gqa_128": (MAIN, {}, GQA, ["functions"]),
-    "two_pass_causal_gqa_128": (TWO_PASS, TWO_PASSES, GQA, ["functions"]),
-    "two_pass_causal_gqa_256": (TWO_PASS, TWO_PASSES, GQA | {"head_dim": 256}, ["functions"]),  # dK apart from dV, for registers
-    "table_causal": (SEARCHED, {}, DYNAMIC, ["positions"]),
-    "table_full": (SEARCHED, {}, DYNAMIC | {"mask": "full"}, ["positions"]),
-    "causal_dynamic_64": (MAIN, {}, DYNAMIC, ["functions", "positions", "round_robin"]),
-    "preprocess_64": (PREPROCESS, {}, FULL, []),
+SPLIT = {"kv_heads": 4, "head_dim": 256}  # dK apart from dV, for registers
+# The kernel's file: the kernel, of which code, the files of the functions behind it, and the kernel from which its file differs.
+KERNELS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[str], str]] = {
+    "causal_gqa_128": (MAIN, {}, GQA, ["functions"], ""),
+    "full_64": (MAIN, {}, FULL, ["functions"], "causal_gqa_128"),
+    "causal_dynamic_64": (MAIN, {}, DYNAMIC, ["functions", "positions", "round_robin"], "causal_gqa_128"),
+    "two_pass_causal_gqa_128": (TWO_PASS, TWO_PASSES, GQA, ["functions"], ""),
+    "two_pass_causal_gqa_256": (TWO_PASS, TWO_PASSES, SPLIT, ["functions"], "two_pass_causal_gqa_128"),
+    "table_causal": (TABLE, {}, DYNAMIC, ["positions"], ""),
+    "table_full": (TABLE, {}, DYNAMIC | {"mask": "full"}, ["positions"], "table_causal"),
+    "preprocess_64": (PREPROCESS, {}, FULL, [], ""),
 }
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels(name: str) -> None:
-    word, settings, sizes, functions = KERNELS[name]
-    assert_expected(text(generated(settings=settings, **sizes), word), name, *functions)
+    word, settings, sizes, functions, base = KERNELS[name]
+    assert_expected(text(generated(settings=settings, **sizes), word), name, *functions, base=base)
 
 
 def test_semaphores_are_zeroed_by_every_call() -> None:
