@@ -33,7 +33,7 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
 
     if triton.knobs.runtime.interpret:
         raise RuntimeError(
-            "named_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: generate code in a process without it"
+            "fake_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: generate code in a process without it"
         )
     properties = _properties(gpu)
     interface = _interface(gpu, properties)

@@ -151,7 +151,7 @@ def test_nothing_is_left_after_an_error():
     assert settings() == before
 
 
-def test_named_gpus_nest():
+def test_fake_gpus_nest():
     with fake_gpu("h100"):
         with fake_gpu("a100"):
             assert sms_by_inductor() == 108
