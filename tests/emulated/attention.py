@@ -1,4 +1,4 @@
-"""What the tests of the kernel share: inputs, gradients and their errors, compilation, launches."""
+"""What the tests of the kernel share: inputs, layouts, gradients and their errors, compilation, launches, broken kernels."""
 
 from __future__ import annotations
 
@@ -13,14 +13,20 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from dash_inductor import emulation, op
-from dash_inductor.templates.tiles import tile
+from dash_inductor import Decision, decisions, emulation, op
+from dash_inductor.lowering import kernels
+from dash_inductor.schedule import Geometry, Plan, place_heads
+from dash_inductor.templates import source
+from dash_inductor.templates.tiles import tile, two_pass_tile
 
 assert op.MASKS  # the op is registered
 OP = torch.ops.dash.sdpa_backward
+FULL, CAUSAL = "full", "causal"
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+GRADIENTS = ["dq", "dk", "dv"]
 GARBAGE = 0x5A5A5A5A
 FP32_ERROR = 1e-6
-TILE = tile("emulated", "fp32", 16)
+TILE, TWO_PASS_TILE = tile("emulated", "fp32", 16), two_pass_tile("emulated", "fp32", 16)
 
 
 def poison_uninitialised_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,6 +63,79 @@ def qkv(
     return [normal(batch, *shape, head_dim, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
 
+def permuted(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """[B, S, H, D] in memory, lse [B, S, H]."""
+    return [x.transpose(1, 2).contiguous().transpose(1, 2) for x in tensors]
+
+
+def columns(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The last stride is not 1."""
+    return [x.mT.contiguous().mT for x in tensors]
+
+
+def expanded(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Stride 0 over batch elements, and over heads of grad_out."""
+    grad_out, *others = (x[:1].expand(3, *x.shape[1:]) for x in tensors)
+    return [grad_out[:, :1].expand(grad_out.shape), *others]
+
+
+def padded(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Rows of an odd pitch that start at an odd element."""
+    return [F.pad(x, (1, 4))[..., 1:-4] for x in tensors]
+
+
+def backward(mask: str = FULL, **kwargs: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """The op as a function of its tensors."""
+    return lambda *args: OP(*args, mask=mask, **kwargs)
+
+
+def arguments(
+    batch: int, heads: int, q_len: int, kv_len: int, head_dim: int = 16, kv_heads: int | None = None, dtype: torch.dtype = FP32
+) -> list[Tensor]:
+    """Inputs of the op, N(0, 1) but for a large lse, so that P is small."""
+    kv_heads = kv_heads or heads
+    shapes = [(heads, q_len), (heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len), (heads, q_len)]
+    tensors = [normal(batch, *shape, head_dim, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+    return [*tensors, normal(batch, heads, q_len, seed=5) + 5]
+
+
+def differing(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[str]:
+    """Which of dq, dk, dv differ in a bit."""
+    return [name for name, a, e in zip(GRADIENTS, actual, expected, strict=True) if not torch.equal(a, e)]
+
+
+def differing_when_compiled(function: Callable[..., Any], args: Sequence[Tensor], *, dynamic: bool = False) -> list[str]:
+    """Which gradients of the op's `function` differ in a bit from its specification, under the emulation in force."""
+    return differing(compiled(function, dynamic=dynamic)(*args), function(*args))
+
+
+def last_plan(mask: str, heads: int, q_len: int, kv_len: int) -> tuple[Decision, Plan]:
+    """The last decision, and its plan for so many kv heads, batch included."""
+    decision = decisions()[-1]
+    two_passes = decision.family == "two_pass"
+    blocks = TWO_PASS_TILE if two_passes else TILE
+    geometry = Geometry(q_len, kv_len, blocks.block_m, blocks.block_n, mask)
+    family, roles, heads_in_flight = (
+        ("ascending", 1, 1) if two_passes else (decision.family, decision.roles, decision.heads_in_flight)
+    )
+    return decision, place_heads(family, geometry, roles, heads=heads, heads_in_flight=heads_in_flight)
+
+
+def assert_two_passes() -> None:
+    """The last attention took them, and no kernel with atomics ran."""
+    decision = decisions()[-1]
+    assert (decision.family, decision.launch, emulation.launches()) == ("two_pass", "plain", [])
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, template: str, name: str, changes: dict[str, str], *, times: int = 1) -> None:
+    """Puts a kernel in the place of `template` in whose source the keys of `changes`, first of all found `times`, are replaced."""
+    text = source(*kernels.ONE_PASS_PARTS) if template == "ONE_PASS" else source("two_pass", "functions")
+    for before, after in changes.items():
+        assert text.count(before) == times, before
+        text, times = text.replace(before, after), 1
+    monkeypatch.setattr(kernels, template, kernels.Template(f"dash_mutant_{template}_{name}".lower(), kernels.programs, text))
+
+
 def compiled(function: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:
     """`function` compiled afresh, in one graph."""
     torch._dynamo.reset()
@@ -86,8 +165,13 @@ def rewritten() -> int:
     return counters["inductor"]["dash_rewritten"]
 
 
-def assert_as_good_as_stock(actual: Sequence[Tensor], stock: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
-    """At most twice the error of the stock backward in the same dtype, or what fp32 always has."""
+def assert_right(
+    actual: Sequence[Tensor], function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_out: Tensor | None = None
+) -> None:
+    """Against float64, at most twice the error of the stock gradients of `function`, or what fp32 always has."""
+    stock = gradients(function, inputs, grad_out)
+    wide = function.double() if isinstance(function, torch.nn.Module) else function
+    reference = gradients(wide, [x.double() for x in inputs], None if grad_out is None else grad_out.double())
     for i, (a, s, r) in enumerate(zip(actual, stock, reference, strict=True)):
         allowed = max(2 * error(s, r), FP32_ERROR)
         assert error(a, r) <= allowed, f"gradient {i}: error {error(a, r):.2e}, allowed {allowed:.2e}"
@@ -95,16 +179,12 @@ def assert_as_good_as_stock(actual: Sequence[Tensor], stock: Sequence[Tensor], r
 
 def check_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_out: Tensor | None = None, *, seed: int = 0, attentions: int = 1
-) -> tuple[Tensor, ...]:
-    """Compiles `function` under emulation and holds its gradients against float64 and against the stock backward."""
+) -> None:
+    """Compiles `function` under emulation, rewritten, and asserts that its gradients are right."""
     with emulation.emulate(seed=seed):
         actual = gradients(compiled(function), inputs, grad_out)
     assert rewritten() == attentions
-    stock = gradients(function, inputs, grad_out)
-    wide = [x.double() for x in inputs]
-    reference = gradients(function, wide, None if grad_out is None else grad_out.double())
-    assert_as_good_as_stock(actual, stock, reference)
-    return actual
+    assert_right(actual, function, inputs, grad_out)
 
 
 def attention(*, causal: bool = False, scale: float | None = None, gqa: bool = False) -> Callable[..., Tensor]:
