@@ -1,7 +1,8 @@
 """The same bits, however the CTAs of a launch interleave; and what a launch needs in order to end."""
 
 import pytest
-from attention import CAUSAL, FULL, arguments, backward, compiled, differing, last_plan
+from attention import backward, compiled, differing, last_plan
+from tensors import CAUSAL, FULL, arguments
 
 from dash_inductor import decisions, emulation, enabled
 from dash_inductor.emulation import emulate

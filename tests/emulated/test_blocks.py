@@ -4,7 +4,8 @@ import random
 
 import pytest
 import torch
-from attention import BF16, FP32, FP32_ERROR, GRADIENTS, OP, TILE, compiled, differing, differing_when_compiled, error, exact, qkv
+from attention import FP32_ERROR, GRADIENTS, OP, compiled, differing, differing_when_compiled, error
+from tensors import BF16, FP32, TILE, exact, qkv
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 

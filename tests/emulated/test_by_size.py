@@ -1,7 +1,8 @@
 """One graph for any length, which launches one pass or two: the bits are those of the choice for that length alone."""
 
 import pytest
-from attention import CAUSAL, FULL, backward, compiled, differing, exact
+from attention import backward, compiled, differing
+from tensors import CAUSAL, FULL, exact
 from torch._dynamo import config as dynamo_config
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import BF16, CAUSAL, FP16, FP32, FULL, OP, TILE, arguments, attention, backward, compiled, normal, qkv, rewritten
+from attention import OP, attention, backward, compiled, rewritten
+from tensors import BF16, CAUSAL, FP16, FP32, FULL, TILE, arguments, normal, qkv
 from torch import Tensor, fx
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters

@@ -4,19 +4,8 @@ import random
 
 import pytest
 import torch
-from attention import (
-    CAUSAL,
-    FULL,
-    assert_right,
-    attention,
-    backward,
-    captured_tables,
-    compiled,
-    differing,
-    gradients,
-    qkv,
-    rewritten,
-)
+from attention import assert_right, attention, backward, captured_tables, compiled, differing, gradients, rewritten
+from tensors import CAUSAL, FULL, qkv
 from torch._dynamo import config as dynamo_config
 
 from dash_inductor import enabled

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from attention import CAUSAL, FULL, OP, backward, compiled, differing_when_compiled, exact
+from attention import OP, backward, compiled, differing_when_compiled
+from tensors import CAUSAL, FULL, exact
 
 from dash_inductor import emulation, enabled
 from dash_inductor.emulation import emulate

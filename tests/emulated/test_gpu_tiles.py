@@ -1,7 +1,8 @@
 """The kernels at the tiles of GPUs: other layouts, ways of adding and orders of statements than the emulated device's."""
 
 import pytest
-from attention import CAUSAL, FULL, backward, compiled, differing, exact
+from attention import backward, compiled, differing
+from tensors import CAUSAL, FULL, exact
 
 from dash_inductor import decisions, emulation, enabled
 from dash_inductor.emulation import emulate

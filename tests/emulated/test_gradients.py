@@ -3,25 +3,8 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import (
-    BF16,
-    CAUSAL,
-    FP16,
-    FP32,
-    FULL,
-    assert_right,
-    assert_two_passes,
-    attention,
-    backward,
-    check_gradients,
-    columns,
-    compiled,
-    error,
-    gradients,
-    in_eighths,
-    normal,
-    qkv,
-)
+from attention import assert_right, assert_two_passes, attention, backward, check_gradients, compiled, error, gradients
+from tensors import BF16, CAUSAL, FP16, FP32, FULL, columns, in_eighths, normal, qkv
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import enabled

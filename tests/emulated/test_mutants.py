@@ -3,7 +3,8 @@
 from types import SimpleNamespace
 
 import pytest
-from attention import CAUSAL, FULL, backward, compiled, differing_when_compiled, exact, mutate, normal
+from attention import backward, compiled, differing_when_compiled, mutate
+from tensors import CAUSAL, FULL, exact, normal
 from torch._inductor.codegen.common import WorkspaceZeroMode
 
 from dash_inductor import enabled

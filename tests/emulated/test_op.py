@@ -5,27 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from attention import (
-    BF16,
-    CAUSAL,
-    FP16,
-    FULL,
-    GRADIENTS,
-    OP,
-    arguments,
-    assert_two_passes,
-    backward,
-    columns,
-    compiled,
-    differing,
-    differing_when_compiled,
-    error,
-    exact,
-    expanded,
-    last_plan,
-    padded,
-    permuted,
-)
+from attention import GRADIENTS, OP, assert_two_passes, backward, compiled, differing, differing_when_compiled, error, last_plan
+from tensors import BF16, CAUSAL, FP16, FULL, arguments, columns, exact, expanded, padded, permuted
 
 from dash_inductor import enabled
 from dash_inductor.emulation import emulate

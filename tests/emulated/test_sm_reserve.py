@@ -4,7 +4,8 @@ import operator
 
 import pytest
 import torch
-from attention import CAUSAL, FULL, backward, captured_tables, compiled, differing, exact
+from attention import backward, captured_tables, compiled, differing
+from tensors import CAUSAL, FULL, exact
 
 from dash_inductor import decisions, emulation, enabled
 from dash_inductor.emulation import emulate

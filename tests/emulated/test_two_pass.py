@@ -1,20 +1,8 @@
 """Two passes: nothing waits, is added twice or depends on the device. Their gradients and bits stand beside those of one pass."""
 
 import pytest
-from attention import (
-    CAUSAL,
-    FULL,
-    arguments,
-    assert_two_passes,
-    attention,
-    backward,
-    check_gradients,
-    compiled,
-    differing,
-    gradients,
-    in_eighths,
-    qkv,
-)
+from attention import assert_two_passes, attention, backward, check_gradients, compiled, differing, gradients
+from tensors import CAUSAL, FULL, arguments, in_eighths, qkv
 from torch._dynamo import config as dynamo_config
 
 from dash_inductor import decisions, enabled

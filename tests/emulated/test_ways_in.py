@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from attention import assert_right, attention, gradients, normal, qkv, rewritten
+from attention import assert_right, attention, gradients, rewritten
+from tensors import normal, qkv
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
