@@ -139,7 +139,7 @@ def attention(*, causal: bool = False, scale: float | None = None, gqa: bool = F
 
 
 @contextmanager
-def captured_tables(*, alone: bool = False) -> Iterator[list[list[int]]]:
+def tables_used(*, alone: bool = False) -> Iterator[list[list[int]]]:
     """The schedule table of each launch of the main kernel inside; alone: nothing is launched but what writes tables."""
     tables: list[list[int]] = []
     stock = CachingAutotuner.run

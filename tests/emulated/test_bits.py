@@ -1,7 +1,7 @@
 """The same bits, however the CTAs of a launch interleave; and what a launch needs in order to end."""
 
 import pytest
-from attention import backward, compiled, differing, last_plan
+from attention import assert_two_passes, backward, compiled, differing, last_plan
 from tensors import CAUSAL, FULL, arguments
 
 from dash_inductor import decisions, emulation, enabled
@@ -103,3 +103,23 @@ def test_semaphores_are_zeroed_at_every_launch():
         for _ in range(3):
             assert differing(function(*args), first) == []
     assert last_launch().satisfied + last_launch().waits == 2 * 4 * 3
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+def test_bits_of_two_passes_depend_on_lengths_and_mask_alone(mask):
+    """Not on the interleaving, nor on SMs, nor on the batch: all three guarantees."""
+    args = arguments(3, 2, 100, 100)
+    with enabled(template="two_pass", guarantee="batch"):
+        function = compiled(backward(mask))
+        with emulate():
+            expected = function(*args)
+        for seed in range(5):
+            with emulate(seed=seed):
+                assert differing(function(*args), expected) == []
+        for sms in (1, 13):
+            with emulate(sms=sms):
+                assert differing(compiled(backward(mask))(*args), expected) == []
+        with emulate():
+            alone = compiled(backward(mask))(*(x[1:2] for x in args))
+    assert differing(alone, [x[1:2] for x in expected]) == []
+    assert_two_passes()

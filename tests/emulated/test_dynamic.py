@@ -4,11 +4,11 @@ import random
 
 import pytest
 import torch
-from attention import assert_right, attention, backward, captured_tables, compiled, differing, gradients, rewritten
+from attention import assert_right, assert_two_passes, attention, backward, compiled, differing, gradients, rewritten, tables_used
 from tensors import CAUSAL, FULL, qkv
 from torch._dynamo import config as dynamo_config
 
-from dash_inductor import enabled
+from dash_inductor import decisions, enabled
 from dash_inductor.config import current
 from dash_inductor.devices.target import target_of
 from dash_inductor.emulation import emulate
@@ -45,7 +45,7 @@ def test_six_lengths_through_one_graph(mask):
         automatic = compiled(function, dynamic=None)
         for sizes in order[:2]:
             step(automatic, *sizes)
-        with dynamo_config.patch(error_on_recompile=True), captured_tables() as tables:
+        with dynamo_config.patch(error_on_recompile=True), tables_used() as tables:
             grads = {sizes: step(automatic, *sizes) for sizes in order}
         return grads, dict(zip(order, tables, strict=True))
 
@@ -63,29 +63,28 @@ def test_six_lengths_through_one_graph(mask):
             assert differing(dynamic[sizes], step(compiled(function), *sizes)) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "mask", "sms", "head_dim", "group"),
-    [
-        ({}, FULL, 6, 16, 1),
-        ({}, FULL, 132, 128, 4),
-        ({}, CAUSAL, 6, 16, 1),
-        ({}, CAUSAL, 132, 128, 4),
-        ({}, CAUSAL, 11, 16, 2),
-        ({"guarantee": "device"}, CAUSAL, 6, 16, 1),
-        ({"guarantee": "batch"}, FULL, 7, 16, 1),
-        ({"schedule": "ascending"}, FULL, 5, 16, 1),
-        ({"schedule": "ascending"}, CAUSAL, 5, 16, 1),
-        ({"schedule": "descending"}, FULL, 3, 16, 2),
-        ({"schedule": "descending"}, CAUSAL, 24, 16, 1),
-        ({"schedule": "shift"}, FULL, 24, 16, 1),
-        ({"schedule": "symmetric"}, CAUSAL, 13, 16, 1),
-        ({"launch": "chained"}, FULL, 6, 16, 1),
-        ({"launch": "chained", "schedule": "ascending"}, CAUSAL, 6, 16, 1),
-        ({"launch": "chained"}, CAUSAL, 6, 16, 2),
-    ],
-)
-def test_the_table_is_that_of_a_static_graph(settings, mask, sms, head_dim, group):
+TABLES = [
+    # settings, mask, and SMs, head dim, query heads of a kv head of each case
+    ({}, FULL, (6, 16, 1), (132, 128, 4)),
+    ({}, CAUSAL, (6, 16, 1), (132, 128, 4), (11, 16, 2)),
+    ({"guarantee": "device"}, CAUSAL, (6, 16, 1)),
+    ({"guarantee": "batch"}, FULL, (7, 16, 1)),
+    ({"schedule": "ascending"}, FULL, (5, 16, 1)),
+    ({"schedule": "ascending"}, CAUSAL, (5, 16, 1)),
+    ({"schedule": "descending"}, FULL, (3, 16, 2)),
+    ({"schedule": "descending"}, CAUSAL, (24, 16, 1)),
+    ({"schedule": "shift"}, FULL, (24, 16, 1)),
+    ({"schedule": "symmetric"}, CAUSAL, (13, 16, 1)),
+    ({"launch": "chained"}, FULL, (6, 16, 1)),
+    ({"launch": "chained"}, CAUSAL, (6, 16, 2)),
+    ({"launch": "chained", "schedule": "ascending"}, CAUSAL, (6, 16, 1)),
+]
+
+
+@pytest.mark.parametrize(("settings", "mask", "case"), [(*row[:2], case) for row in TABLES for case in row[2:]])
+def test_the_table_is_that_of_a_static_graph(settings, mask, case):
     """One graph with dynamic batch and lengths writes the table that each size would have had as a constant."""
+    sms, head_dim, group = case
     draw = random.Random(f"{settings}{mask}")
 
     def draw_sizes():
@@ -100,7 +99,7 @@ def test_the_table_is_that_of_a_static_graph(settings, mask, sms, head_dim, grou
     families = set()
     with enabled(template="one_pass", **settings), emulate(sms=sms):
         function = compiled(backward(mask), dynamic=True)
-        with captured_tables(alone=True) as tables:
+        with tables_used(alone=True) as tables:
             call(function, 3, 100, 90 if mask == FULL else 100)
             with dynamo_config.patch(error_on_recompile=True):
                 for _ in range(40):
@@ -110,3 +109,36 @@ def test_the_table_is_that_of_a_static_graph(settings, mask, sms, head_dim, grou
                     assert tables[-1][: len(table)] == table, (batch, q_len, kv_len)
                     families.add(tuple(table[:4]))
     assert len(families) > 3
+
+
+@pytest.mark.parametrize(("mask", "head_dim"), [(FULL, 16), (CAUSAL, 16), (CAUSAL, 192)])
+def test_four_lengths_in_two_passes(mask, head_dim):
+    """Each has the bits of a graph of its own."""
+    lengths = [53, 130, 2, 64]
+    function = attention(causal=mask == CAUSAL)
+
+    def step(compiled_function, length):
+        *inputs, grad_out = qkv(1, 2, length, length if mask == CAUSAL else length + 30, head_dim)
+        return gradients(compiled_function, inputs, grad_out)
+
+    with enabled(template="two_pass" if head_dim <= 128 else "auto"), emulate():
+        static = {length: step(compiled(function), length) for length in lengths}
+        dynamic = compiled(function, dynamic=True)
+        step(dynamic, 70)
+        with dynamo_config.patch(error_on_recompile=True):
+            for length in lengths:
+                assert differing(step(dynamic, length), static[length]) == [], length
+    assert_two_passes()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_report_of_two_passes(dynamic):
+    *inputs, grad_out = qkv(2, 3, 70, 70, 16)
+    with enabled(template="two_pass"), emulate():
+        gradients(compiled(attention(causal=True), dynamic=dynamic), inputs, grad_out)
+    decision = decisions()[-1]
+    assert "-> two_pass (deterministic by construction), tile 16x64x16 and 32x32x16, guarantee run" in str(decision)
+    assert (decision.roles, decision.heads_in_flight) == (None, None)
+    assert (decision.predicted_us is None) == dynamic
+    if not dynamic:
+        assert decision.workspace_bytes == 2 * 4 * 2 * 3 * 80  # delta and lse, fp32, of 70 rows padded to Q tiles of 16

@@ -357,15 +357,13 @@ def test_a_compiled_training_step_agrees_with_eager(dtype, tmp_path, monkeypatch
 
 
 def test_inductor_sees_the_emulated_sms_and_no_block_is_above_4096():
-    seen = []
-    size_hints = {"x": 1 << 20}
-    meta = {"signature": {}, "device": None}
+    blocks = []
 
     class Stop(Exception):
         pass
 
     def autotuner(fn, *, configs, **kwargs):
-        seen.extend(config.kwargs["XBLOCK"] for config in configs)
+        blocks.extend(config.kwargs["XBLOCK"] for config in configs)
         raise Stop
 
     def kernel(XBLOCK):
@@ -378,8 +376,10 @@ def test_inductor_sees_the_emulated_sms_and_no_block_is_above_4096():
         heuristic = getattr(triton_heuristics.HeuristicType, kind)
         with emulate(sms=11), pytest.raises(Stop):
             assert inductor_utils.get_num_sms() == 11
-            triton_heuristics.cached_autotune(size_hints, [config], dict(meta), heuristic, caching_autotuner_cls=autotuner)(kernel)
-    assert seen == [4096, 512, 64]
+            triton_heuristics.cached_autotune(
+                size_hints, [config], {"signature": {}, "device": None}, heuristic, caching_autotuner_cls=autotuner
+            )(kernel)
+    assert blocks == [4096, 512, 64]
 
 
 # Coming and going.

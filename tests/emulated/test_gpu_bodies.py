@@ -61,7 +61,6 @@ def small(monkeypatch):
         (bodies.test_bits_of_every_family, ("symmetric", True, 64), SHAPE),
         (bodies.test_bits_of_the_chained_launch, (False,), SHAPE),
         (bodies.test_bits_and_gradients_of_two_passes, (True, 64), SHAPE),
-        (bodies.test_bits_with_many_heads, (1,), SIX_HEADS),
         (beside.test_two_cooperative_launches_at_once, (), SIX_HEADS),
         (beside.test_eager_and_compiled_at_once, (), SHAPE),
     ],

@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from attention import backward, captured_tables, compiled, differing
+from attention import backward, compiled, differing, tables_used
 from tensors import CAUSAL, FULL, exact
 
 from dash_inductor import decisions, emulation, enabled
@@ -49,7 +49,7 @@ def test_the_reserve_changes_workers_and_no_bits(mask, dynamic):
 def test_torchs_carve_out_is_the_same_reserve():
     """The larger of the two counts."""
     args = exact(1, 4, 128, 128, 16)
-    with captured_tables() as tables:
+    with tables_used() as tables:
         expected = run(args, CAUSAL, 4)
         carve_out(4)
         for reserve in (0, 3):
