@@ -89,12 +89,13 @@ def test_reasons(changes, reason):
 
 @pytest.mark.parametrize(("changes", "reason"), OF_THE_OP_TOO)
 def test_reasons_of_the_op(changes, reason):
+    """Of fake and of real tensors."""
     node = stock(**changes)
-    metas = (node.kwargs[name].meta["val"] for name in QKV)
-    query, key, value = (torch.zeros(meta.shape, dtype=meta.dtype) for meta in metas)
-    with pytest.raises(ValueError) as raised:
-        OP(query, query, key, value, query, query[..., 0].float(), mask=CAUSAL if node.kwargs["is_causal"] else FULL)
-    assert str(raised.value).startswith(reason)
+    fakes = [node.kwargs[name].meta["val"] for name in QKV]
+    for query, key, value in (fakes, [torch.zeros(fake.shape, dtype=fake.dtype) for fake in fakes]):
+        with pytest.raises(ValueError) as raised:
+            OP(query, query, key, value, query, query[..., 0].float(), mask=CAUSAL if node.kwargs["is_causal"] else FULL)
+        assert str(raised.value).startswith(reason)
 
 
 LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, MAX_N_KV * TILE.block_n, 16))}
