@@ -1,4 +1,4 @@
-"""What the tests of the kernel share: inputs, gradients and their errors, compilation, launches."""
+"""What the tests of the kernel share: gradients and their errors, compilation, launches, broken kernels."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from tensors import FULL, TILE
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from dash_inductor import emulation, op
-from dash_inductor.templates.tiles import tile
+from dash_inductor import Decision, decisions, emulation, op
+from dash_inductor.lowering import kernels
+from dash_inductor.schedule import Geometry, Plan, place_heads
+from dash_inductor.templates import source
+from dash_inductor.templates.tiles import two_pass_tile
 
 assert op.MASKS  # the op is registered
 OP = torch.ops.dash.sdpa_backward
+GRADIENTS = ["dq", "dk", "dv"]
 GARBAGE = 0x5A5A5A5A
 FP32_ERROR = 1e-6
-TILE = tile("emulated", "fp32", 16)
+TWO_PASS_TILE = two_pass_tile("emulated", "fp32", 16)
 
 
 def poison_uninitialised_memory(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,25 +41,46 @@ def poison_uninitialised_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch._C._dynamo.guards, "_empty_strided_cpu", empty_strided)
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
-    """N(0, 1), the same values in every dtype but for rounding."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+def backward(mask: str = FULL, **kwargs: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """The op as a function of its tensors."""
+    return lambda *args: OP(*args, mask=mask, **kwargs)
 
 
-def qkv(
-    batch: int,
-    heads: int,
-    q_len: int,
-    kv_len: int,
-    head_dim: int,
-    *,
-    kv_heads: int | None = None,
-    dtype: torch.dtype = torch.float32,
-) -> list[Tensor]:
-    """query, key, value and grad_out of one attention."""
-    kv_heads = kv_heads or heads
-    shapes = [(heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len), (heads, q_len)]
-    return [normal(batch, *shape, head_dim, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+def differing(actual: Sequence[Tensor], expected: Sequence[Tensor]) -> list[str]:
+    """Which of dq, dk, dv differ in a bit."""
+    return [name for name, a, e in zip(GRADIENTS, actual, expected, strict=True) if not torch.equal(a, e)]
+
+
+def differing_when_compiled(function: Callable[..., Any], args: Sequence[Tensor], *, dynamic: bool = False) -> list[str]:
+    """Which gradients of the op's `function` differ in a bit from its specification, under the emulation in force."""
+    return differing(compiled(function, dynamic=dynamic)(*args), function(*args))
+
+
+def last_plan(mask: str, heads: int, q_len: int, kv_len: int) -> tuple[Decision, Plan]:
+    """The last decision, and its plan for so many kv heads, batch included."""
+    decision = decisions()[-1]
+    two_passes = decision.family == "two_pass"
+    blocks = TWO_PASS_TILE if two_passes else TILE
+    geometry = Geometry(q_len, kv_len, blocks.block_m, blocks.block_n, mask)
+    family, roles, heads_in_flight = (
+        ("ascending", 1, 1) if two_passes else (decision.family, decision.roles, decision.heads_in_flight)
+    )
+    return decision, place_heads(family, geometry, roles, heads=heads, heads_in_flight=heads_in_flight)
+
+
+def assert_two_passes() -> None:
+    """The last attention took them, and no kernel with atomics ran."""
+    decision = decisions()[-1]
+    assert (decision.family, decision.launch, emulation.launches()) == ("two_pass", "plain", [])
+
+
+def mutate(monkeypatch: pytest.MonkeyPatch, template: str, name: str, changes: dict[str, str], *, times: int = 1) -> None:
+    """Puts a kernel in the place of `template` in whose source the keys of `changes`, first of all found `times`, are replaced."""
+    text = source(*kernels.ONE_PASS_PARTS) if template == "ONE_PASS" else source("two_pass", "functions")
+    for before, after in changes.items():
+        assert text.count(before) == times, before
+        text, times = text.replace(before, after), 1
+    monkeypatch.setattr(kernels, template, kernels.Template(f"dash_mutant_{template}_{name}".lower(), kernels.programs, text))
 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:
@@ -70,11 +96,6 @@ def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_ou
     return torch.autograd.grad(out.sum() if grad_out is None else out, leaves, grad_out)
 
 
-def in_eighths(x: Tensor) -> Tensor:
-    """x rounded so that sums of products of two such tensors are exact in fp32, and the same on every CPU."""
-    return (x * 8).round() / 8
-
-
 def error(actual: Tensor, reference: Tensor) -> float:
     """max|x - ref| / max(max|ref|, 1), in float64."""
     assert actual.shape == reference.shape
@@ -86,8 +107,13 @@ def rewritten() -> int:
     return counters["inductor"]["dash_rewritten"]
 
 
-def assert_as_good_as_stock(actual: Sequence[Tensor], stock: Sequence[Tensor], reference: Sequence[Tensor]) -> None:
-    """At most twice the error of the stock backward in the same dtype, or what fp32 always has."""
+def assert_right(
+    actual: Sequence[Tensor], function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_out: Tensor | None = None
+) -> None:
+    """Against float64, at most twice the error of the stock gradients of `function`, or what fp32 always has."""
+    stock = gradients(function, inputs, grad_out)
+    wide = function.double() if isinstance(function, torch.nn.Module) else function
+    reference = gradients(wide, [x.double() for x in inputs], None if grad_out is None else grad_out.double())
     for i, (a, s, r) in enumerate(zip(actual, stock, reference, strict=True)):
         allowed = max(2 * error(s, r), FP32_ERROR)
         assert error(a, r) <= allowed, f"gradient {i}: error {error(a, r):.2e}, allowed {allowed:.2e}"
@@ -95,16 +121,12 @@ def assert_as_good_as_stock(actual: Sequence[Tensor], stock: Sequence[Tensor], r
 
 def check_gradients(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_out: Tensor | None = None, *, seed: int = 0, attentions: int = 1
-) -> tuple[Tensor, ...]:
-    """Compiles `function` under emulation and holds its gradients against float64 and against the stock backward."""
+) -> None:
+    """Compiles `function` under emulation, rewritten, and asserts that its gradients are right."""
     with emulation.emulate(seed=seed):
         actual = gradients(compiled(function), inputs, grad_out)
     assert rewritten() == attentions
-    stock = gradients(function, inputs, grad_out)
-    wide = [x.double() for x in inputs]
-    reference = gradients(function, wide, None if grad_out is None else grad_out.double())
-    assert_as_good_as_stock(actual, stock, reference)
-    return actual
+    assert_right(actual, function, inputs, grad_out)
 
 
 def attention(*, causal: bool = False, scale: float | None = None, gqa: bool = False) -> Callable[..., Tensor]:
@@ -117,7 +139,7 @@ def attention(*, causal: bool = False, scale: float | None = None, gqa: bool = F
 
 
 @contextmanager
-def captured_tables(*, alone: bool = False) -> Iterator[list[list[int]]]:
+def tables_used(*, alone: bool = False) -> Iterator[list[list[int]]]:
     """The schedule table of each launch of the main kernel inside; alone: nothing is launched but what writes tables."""
     tables: list[list[int]] = []
     stock = CachingAutotuner.run
@@ -131,43 +153,3 @@ def captured_tables(*, alone: bool = False) -> Iterator[list[list[int]]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(CachingAutotuner, "run", run)
         yield tables
-
-
-def exact(
-    batch: int,
-    heads: int,
-    q_len: int,
-    kv_len: int,
-    head_dim: int,
-    *,
-    kv_heads: int | None = None,
-    dtype: torch.dtype = torch.float32,
-    exponent: int = 12,
-    seed: int = 0,
-    blocks: tuple[int, int] = (TILE.block_m, TILE.block_n),
-) -> list[Tensor]:
-    """Inputs of the op for which only the sums over tiles round, tiles being `blocks`, by default the emulated device's.
-
-    query lives in the first half of the head dim and key in the second, and lse = 0: so P = 1. All others are small
-    integers, so that |dS| <= 256. Then keys are scaled up and down by a power of two in turn from one KV tile to the next,
-    and grad_out (with it rows of dS) from one Q tile to the next: the order of the sums decides the bits of dq, dk and dv.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    kv_heads, half = kv_heads or heads, head_dim // 2
-    largest = 2 if head_dim <= 32 else 1  # |grad_out . value| and |grad_out . out| are at most 128
-
-    def integers(n: int, length: int, most: int) -> Tensor:
-        return torch.randint(-most, most + 1, (batch, n, length, head_dim), generator=generator).float()
-
-    def powers(length: int, block: int) -> Tensor:
-        odd = torch.arange(length) // block % 2
-        return 2.0 ** (exponent * (1 - 2 * odd))[:, None]
-
-    query, key = integers(heads, q_len, 3), integers(kv_heads, kv_len, 3)
-    query[..., half:] = 0
-    key[..., :half] = 0
-    key *= powers(kv_len, blocks[1])
-    value, out = integers(kv_heads, kv_len, largest), integers(heads, q_len, largest)
-    grad_out = integers(heads, q_len, largest) * powers(q_len, blocks[0])
-    lse = torch.zeros(batch, heads, q_len)
-    return [*(x.to(dtype) for x in (grad_out, query, key, value, out)), lse]

@@ -1,5 +1,6 @@
 """Fixtures of the tests that run generated code in Triton's interpreter."""
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,27 +11,59 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 import dash_inductor
-from dash_inductor import emulation
+from dash_inductor import config, decision, emulation, resolve
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tensors are small, and waking a second thread takes milliseconds on busy cores."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture
-def rewriting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Deterministic mode and the pass are on, nothing comes out of a cache, and uninitialised memory is full of NaN."""
+def deterministic(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Deterministic mode is on; caches and counters are empty."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    poison_uninitialised_memory(monkeypatch)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # tensors are small, and waking a second thread takes milliseconds on busy cores
+    torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     emulation.clear_launches()
     torch.use_deterministic_algorithms(True)
-    try:
-        with (
-            dash_inductor.enabled(),
-            inductor_config.patch(fx_graph_cache=False),
-            functorch_config.patch(enable_autograd_cache=False),
-        ):
-            yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-        torch.set_num_threads(threads)
-        torch._dynamo.reset()
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def rewriting(deterministic: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The pass is on too, nothing comes out of a cache, and uninitialised memory is full of NaN."""
+    poison_uninitialised_memory(monkeypatch)
+    with dash_inductor.enabled(), inductor_config.patch(fx_graph_cache=False), functorch_config.patch(enable_autograd_cache=False):
+        yield
+
+
+@pytest.fixture
+def as_installed(deterministic: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Under emulation, settings are the defaults, and nothing is recorded."""
+    monkeypatch.setattr(config, "_current", config.Config())
+    monkeypatch.setattr(decision, "_loaded", {})
+    caplog.set_level(logging.INFO, "dash_inductor")
+    with emulation.emulate():
+        yield
+
+
+@pytest.fixture
+def cheap_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Two passes cost so little that both templates are chosen on the emulated device."""
+
+    def forget() -> None:
+        resolve._costs.cache_clear()
+        resolve._two_pass_costs.cache_clear()
+
+    forget()
+    with monkeypatch.context() as patch:
+        patch.setattr("dash_inductor.devices.cost_files.two_pass_percent", lambda device, head_dim: (170, True))
+        yield
+    forget()

@@ -1,28 +1,17 @@
 """The same bits, however the CTAs of a launch interleave; and what a launch needs in order to end."""
 
 import pytest
-import torch
-from attention import OP, TILE, compiled, normal
+from attention import assert_two_passes, backward, compiled, differing, last_plan
+from tensors import CAUSAL, FULL, arguments
 
-import dash_inductor
-from dash_inductor import emulation, enabled
+from dash_inductor import decisions, emulation, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.emulation.deadlock import DeadlockError
-from dash_inductor.schedule import Geometry, place_heads
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 SEEDS = range(20)
 KERNEL = "sdpa_backward"
-FULL, CAUSAL = "full", "causal"
-
-
-def arguments(batch, heads, q_len, kv_len, head_dim=16, kv_heads=None):
-    """Inputs of the op with a consistent out and lse."""
-    kv_heads = kv_heads or heads
-    grad_out, query = (normal(batch, heads, q_len, head_dim, seed=seed) for seed in (0, 1))
-    key, value = (normal(batch, kv_heads, kv_len, head_dim, seed=seed) for seed in (2, 3))
-    return [grad_out, query, key, value, normal(batch, heads, q_len, head_dim, seed=4), normal(batch, heads, q_len, seed=5) + 5]
 
 
 def last_launch():
@@ -54,22 +43,16 @@ def test_bits_do_not_depend_on_the_interleaving(settings, mask, sizes, sms, plac
     args = arguments(batch, heads, q_len, kv_len, kv_heads=kv_heads)
     results, launches = [], []
     with enabled(**settings):
-        function = compiled(lambda *args: OP(*args, mask=mask))
+        function = compiled(backward(mask))
         for seed in SEEDS:
             with emulate(seed=seed, sms=sms):
                 results.append(function(*args))
             launches.append(last_launch())
-    decision = dash_inductor.decisions()[-1]
-    geometry = Geometry(q_len, kv_len, TILE.block_m, TILE.block_n, mask)
-    heads_in_flight = decision.heads_in_flight
-    passes = place_heads(
-        decision.family, geometry, decision.roles, heads=batch * kv_heads, heads_in_flight=heads_in_flight
-    ).order.passes
-    assert (decision.family, decision.roles, decision.heads_in_flight, passes) == placed
+    decision, plan = last_plan(mask, batch * kv_heads, q_len, kv_len)
+    assert (decision.family, decision.roles, decision.heads_in_flight, plan.order.passes) == placed
     for seed, result in zip(SEEDS, results, strict=True):
-        for name, grad, first in zip(("dq", "dk", "dv"), result, results[0], strict=True):
-            assert torch.equal(grad, first), f"{name} of seed {seed}"
-            assert grad.isfinite().all()
+        assert differing(result, results[0]) == [], seed
+        assert all(grad.isfinite().all() for grad in result), seed
     # The launches were worth it: no two alike, and CTAs did wait for each other, if in a stall-free schedule not in every one.
     assert len({launch.schedule for launch in launches}) == len(SEEDS)
     assert sum(launch.waits > 0 for launch in launches) >= len(SEEDS) / 2
@@ -81,28 +64,28 @@ def test_chained_ends_with_any_number_of_resident_ctas(mask):
     args = arguments(1, 4, 100, 100, kv_heads=2)
     results = []
     with enabled(launch="chained"):
-        function = compiled(lambda *args: OP(*args, mask=mask))
+        function = compiled(backward(mask))
         for resident in (1, 2, 3, 5, None):
             with emulate(seed=1, resident=resident):
                 results.append(function(*args))
             launch = last_launch()
             assert launch.programs == 8
             assert (launch.waits == 0) == (resident == 1)
-    assert dash_inductor.decisions()[-1].predicted_us > 0
+    assert decisions()[-1].predicted_us > 0
     for result in results:
-        assert all(torch.equal(grad, first) for grad, first in zip(result, results[0], strict=True))
+        assert differing(result, results[0]) == []
 
 
 def test_grouped_needs_all_roles_of_a_head_resident():
     """Descending in two passes: a CTA's second chain must be waited for by the other's first one, which it waits for itself."""
     args = arguments(1, 1, 128, 128)
     with enabled(schedule="descending"):
-        function = compiled(lambda *args: OP(*args, mask=CAUSAL))
+        function = compiled(backward(CAUSAL))
         with emulate(sms=2):
             expected = function(*args)
-        assert last_launch().programs == dash_inductor.decisions()[-1].roles == 2
+        assert last_launch().programs == decisions()[-1].roles == 2
         with emulate(sms=2, resident=2):
-            assert all(torch.equal(grad, first) for grad, first in zip(function(*args), expected, strict=True))
+            assert differing(function(*args), expected) == []
         with emulate(sms=2, resident=1), pytest.raises(DeadlockError) as error:
             function(*args)
     message = str(error.value)
@@ -115,8 +98,28 @@ def test_semaphores_are_zeroed_at_every_launch():
     """Nothing but the generated code does it: all memory it allocates is full of garbage."""
     args = arguments(1, 2, 64, 96)
     with emulate():
-        function = compiled(lambda *args: OP(*args, mask=FULL))
+        function = compiled(backward())
         first = function(*args)
         for _ in range(3):
-            assert all(torch.equal(grad, same) for grad, same in zip(function(*args), first, strict=True))
+            assert differing(function(*args), first) == []
     assert last_launch().satisfied + last_launch().waits == 2 * 4 * 3
+
+
+@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+def test_bits_of_two_passes_depend_on_lengths_and_mask_alone(mask):
+    """Not on the interleaving, nor on SMs, nor on the batch: all three guarantees."""
+    args = arguments(3, 2, 100, 100)
+    with enabled(template="two_pass", guarantee="batch"):
+        function = compiled(backward(mask))
+        with emulate():
+            expected = function(*args)
+        for seed in range(5):
+            with emulate(seed=seed):
+                assert differing(function(*args), expected) == []
+        for sms in (1, 13):
+            with emulate(sms=sms):
+                assert differing(compiled(backward(mask))(*args), expected) == []
+        with emulate():
+            alone = compiled(backward(mask))(*(x[1:2] for x in args))
+    assert differing(alone, [x[1:2] for x in expected]) == []
+    assert_two_passes()

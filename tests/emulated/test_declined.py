@@ -1,8 +1,7 @@
-"""Attentions that cannot be rewritten keep the stock op, with a reason."""
+"""Attentions that cannot be rewritten keep the stock op, with a reason; what the op itself does not take is an error."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import normal
+from attention import OP, attention, backward, compiled, rewritten
+from tensors import BF16, CAUSAL, FP16, FP32, FULL, TILE, arguments, normal, qkv
 from torch import Tensor, fx
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
@@ -18,16 +18,15 @@ from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dash_inductor
-from dash_inductor import config, decision, decisions
+from dash_inductor import config, decisions, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.declined import DECLINED
 from dash_inductor.rewrite.sdpa import why_declined
 from dash_inductor.rewrite.stock_ops import FLASH, FLASH_CPU, UNSUPPORTED
 from dash_inductor.schedule.packing import MAX_N_KV, MAX_N_Q
-from dash_inductor.templates.tiles import tile
 
-TILE = tile("emulated", "fp32", 16)
+OURS = "dash.sdpa_backward.default"
 
 
 def declined(node: fx.Node) -> str | None:
@@ -35,7 +34,7 @@ def declined(node: fx.Node) -> str | None:
     return why_declined(node, config.current())
 
 
-def backward(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, dtypes: Any = None, **arguments: Any) -> fx.Node:
+def stock(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, dtypes: Any = None, **arguments: Any) -> fx.Node:
     """A node of a graph made by hand: `op` on fake CPU tensors, fp32 [1, 2, 40, 16] but for what `like` and `dtypes` name."""
     graph = fx.Graph()
     named: dict[str, Any] = {}
@@ -44,7 +43,7 @@ def backward(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None
             if "Tensor" in str(argument.type) and not argument.has_default_value():
                 shape = (like or {}).get(argument.name, (1, 2, 40, 16))
                 named[argument.name] = graph.placeholder(argument.name)
-                named[argument.name].meta["val"] = torch.empty(shape, dtype=(dtypes or {}).get(argument.name, torch.float32))
+                named[argument.name].meta["val"] = torch.empty(shape, dtype=(dtypes or {}).get(argument.name, FP32))
             elif not argument.has_default_value():
                 named[argument.name] = {"dropout_p": 0.0, "is_causal": False}.get(argument.name, 0)
     node = graph.call_function(op, (), named | arguments)
@@ -52,98 +51,196 @@ def backward(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None
     return node
 
 
-def test_nothing_against_it():
-    with emulate():
-        assert declined(backward()) is None
-        assert declined(backward(is_causal=True, scale=0.5)) is None
-        assert declined(backward(like={"key": (1, 1, 9, 16), "value": (1, 1, 9, 16)})) is None
-
-
 def shapes(*names: str, to: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return dict.fromkeys(names, to)
 
 
-QKV = ("query", "key", "value")
+QKV, KV = ("query", "key", "value"), ("key", "value")
 TOO_MANY_Q, TOO_MANY_K = MAX_N_Q * TILE.block_m + 1, MAX_N_KV * TILE.block_n + 1
+OF_THE_OP_TOO: list[tuple[dict[str, Any], str]] = [
+    ({"dtypes": dict.fromkeys(QKV, torch.float64)}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
+    ({"like": shapes(*QKV, to=(1, 2, 40, 8))}, "head dim 8 is outside 16..256"),
+    ({"like": shapes(*QKV, to=(1, 2, 40, 264))}, "head dim 264 is outside 16..256"),
+    ({"like": shapes(*KV, to=(1, 3, 40, 16))}, "kv heads (3, 3) do not divide the query heads (2)"),
+    ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": True}, "causal with S_q=41 and S_k=40"),
+]
 REASONS: list[tuple[dict[str, Any], str]] = [
     ({"dropout_p": 0.1}, "dropout_p=0.1"),
     ({"attn_mask": "a node"}, "an attention mask"),
     ({"scale": "a node"}, "a scale that is not a constant"),
-    ({"dtypes": dict.fromkeys(QKV, torch.float64)}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
-    ({"dtypes": {"key": torch.float16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
-    ({"like": shapes(*QKV, to=(1, 2, 40, 8))}, "head dim 8 is outside 16..256"),
-    ({"like": shapes(*QKV, to=(1, 2, 40, 264))}, "head dim 264 is outside 16..256"),
+    ({"dtypes": {"key": FP16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
     ({"like": shapes("value", to=(1, 2, 40, 32))}, "head dims differ: query 16, key 16, value 32"),
-    ({"like": shapes("key", "value", to=(1, 3, 40, 16))}, "kv heads (3, 3) do not divide the query heads (2)"),
     ({"like": shapes("value", to=(1, 1, 40, 16))}, "kv heads (2, 1) do not divide the query heads (2)"),
     ({"like": shapes("query", to=(1, 2, 0, 16))}, "an empty tensor"),
-    ({"like": shapes("key", "value", to=(1, 2, 0, 16))}, "an empty tensor"),
+    ({"like": shapes(*KV, to=(1, 2, 0, 16))}, "an empty tensor"),
     ({"like": shapes(*QKV, to=(0, 2, 40, 16))}, "an empty tensor"),
-    ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": True}, "causal with S_q=41 and S_k=40"),
     ({"like": shapes("query", to=(1, 2, TOO_MANY_Q, 16))}, f"lengths S_q={TOO_MANY_Q}, S_k=40 have too many tiles"),
-    ({"like": shapes("key", "value", to=(1, 2, TOO_MANY_K, 16))}, f"lengths S_q=40, S_k={TOO_MANY_K} have too many tiles"),
+    ({"like": shapes(*KV, to=(1, 2, TOO_MANY_K, 16))}, f"lengths S_q=40, S_k={TOO_MANY_K} have too many tiles"),
     ({"op": FLASH}, f"{FLASH} on device cpu"),
     *(({"op": op}, reason) for op, reason in UNSUPPORTED.items()),
 ]
 
 
-@pytest.mark.parametrize(("changes", "reason"), REASONS)
+@pytest.mark.parametrize(("changes", "reason"), OF_THE_OP_TOO + REASONS)
 def test_reasons(changes, reason):
-    node = backward(**changes)
     with emulate():
-        assert (declined(node) or "").startswith(reason)
+        assert (declined(stock(**changes)) or "").startswith(reason)
 
 
-def test_lengths_with_a_table_entry_for_each_tile():
-    most = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes("key", "value", to=(1, 2, MAX_N_KV * TILE.block_n, 16))}
-    with emulate():
-        assert declined(backward(like=most)) is None
+@pytest.mark.parametrize(("changes", "reason"), OF_THE_OP_TOO)
+def test_reasons_of_the_op(changes, reason):
+    """Of fake and of real tensors."""
+    node = stock(**changes)
+    fakes = [node.kwargs[name].meta["val"] for name in QKV]
+    for query, key, value in (fakes, [torch.zeros(fake.shape, dtype=fake.dtype) for fake in fakes]):
+        with pytest.raises(ValueError) as raised:
+            OP(query, query, key, value, query, query[..., 0].float(), mask=CAUSAL if node.kwargs["is_causal"] else FULL)
+        assert str(raised.value).startswith(reason)
+
+
+LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, MAX_N_KV * TILE.block_n, 16))}
 
 
 @pytest.mark.parametrize(
-    ("settings", "is_causal", "reason"),
+    "changes",
+    [{}, {"is_causal": True, "scale": 0.5}, {"like": shapes(*KV, to=(1, 1, 9, 16))}, {"like": LONGEST}],
+)
+def test_nothing_against_it(changes):
+    with emulate():
+        assert declined(stock(**changes)) is None
+
+
+BY_SMS = "adds in an order that depends on the SM count"
+MORE = "is more than the 128 of one pass, which"
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_causal", "head_dim", "reason"),
     [
-        ({"schedule": "shift"}, True, "family 'shift' serves the full mask only, this one is causal:"),
-        ({"schedule": "symmetric"}, False, "family 'symmetric' serves causal masks only"),
-        (
-            {"schedule": "symmetric", "guarantee": "device"},
-            True,
-            "family 'symmetric' adds in an order that depends on the SM count",
+        ({"schedule": "shift"}, True, 16, "family 'shift' serves the full mask only, this one is causal:"),
+        ({"schedule": "symmetric"}, False, 16, "family 'symmetric' serves causal masks only"),
+        ({"schedule": "symmetric", "guarantee": "device"}, True, 16, f"family 'symmetric' {BY_SMS}"),
+        ({"schedule": "searched", "guarantee": "device"}, True, 16, f"family 'searched' {BY_SMS}"),
+        ({"schedule": "searched", "guarantee": "batch"}, False, 16, f"family 'searched' {BY_SMS}"),
+        ({"schedule": "shift"}, False, 16, None),
+        ({"schedule": "symmetric"}, True, 16, None),
+        ({"schedule": "searched"}, False, 16, None),
+        ({"schedule": "searched"}, True, 16, None),
+        ({}, False, 256, None),
+        ({"launch": "chained"}, False, 192, None),
+        ({"guarantee": "batch"}, False, 256, None),
+        *(
+            ({name: value}, False, dim, f"head dim {dim} {MORE} {name}={value!r} asks for: with {name}='auto' it takes two passes")
+            for name, value, dim in (("template", "one_pass", 192), ("schedule", "ascending", 256))
         ),
-        ({"schedule": "searched", "guarantee": "device"}, True, "family 'searched' adds in an order that depends on the SM count"),
-        ({"schedule": "searched", "guarantee": "batch"}, False, "family 'searched' adds in an order that depends on the SM count"),
-        ({"schedule": "shift"}, False, None),
-        ({"schedule": "symmetric"}, True, None),
-        ({"schedule": "searched"}, False, None),
-        ({"schedule": "searched"}, True, None),
+        ({"template": "two_pass"}, False, 264, "head dim 264 is outside 16..256"),
     ],
 )
-def test_a_forced_family_that_cannot_serve(settings, is_causal, reason):
-    node = backward(is_causal=is_causal)
-    with emulate(), dash_inductor.enabled(**settings):
-        found = declined(node)
-    assert found is None if reason is None else (found or "").startswith(reason)
+def test_forced_settings(settings, is_causal, head_dim, reason):
+    node = stock(like=shapes(*QKV, to=(1, 2, 40, head_dim)), is_causal=is_causal)
+    with emulate(), enabled(**settings):
+        said = declined(node)
+    assert said == reason if reason is None or head_dim > 16 else (said or "").startswith(reason)
 
 
-@pytest.mark.parametrize(
-    "name", ["benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time"]
-)
+SETTINGS = ["benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
 def test_settings_of_inductor(name):
-    node = backward()
+    node = stock()
     with emulate(), inductor_config.patch({name: True}):
         assert declined(node) == f"torch._inductor.config.{name} is on"
 
 
 def test_the_cpu_itself():
-    assert declined(backward()) == "the stock op is already deterministic on the CPU (emulation is off)"
+    assert declined(stock()) == "the stock op is already deterministic on the CPU (emulation is off)"
 
 
-@pytest.mark.parametrize("node", [backward(dropout_p=0.1), backward(attn_mask="a node")])
-def test_the_node_stays(node):
-    torch.use_deterministic_algorithms(True)
+# What the op does not take.
+
+ZEROS = torch.zeros(1, 2, 40, 16)
+ONE = torch.tensor([[False, False], [False, True]])
+BAD_BLOCKS = "it must be torch.bool [KV tiles, Q tiles]"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"query": ZEROS[..., 0]}, "query (1, 2, 40) is not"),
+        ({"key": ZEROS[:, :, :0]}, "key (1, 2, 0, 16) is not"),
+        ({"key": ZEROS.repeat(2, 1, 1, 1)}, "key (2, 2, 40, 16) must be (1, 2, 40, 16)"),
+        ({"value": torch.zeros(1, 2, 41, 16)}, "value (1, 2, 41, 16) must be (1, 2, 40, 16)"),
+        ({"out": ZEROS[..., :8]}, "out (1, 2, 40, 8) must be (1, 2, 40, 16)"),
+        ({"grad_out": ZEROS[:, :, :39]}, "grad_out (1, 2, 39, 16) must be (1, 2, 40, 16)"),
+        ({"grad_out": ZEROS.to(BF16)}, "grad_out is torch.bfloat16"),
+        ({"logsumexp": ZEROS[..., :1]}, "logsumexp (1, 2, 40, 1) must be (1, 2, 40)"),
+        ({"logsumexp": ZEROS[..., 0].to(FP16)}, "logsumexp is torch.float16"),
+        ({"mask": "diagonal"}, "mask='diagonal' is not one of full, causal, blocks"),
+        ({"mask": "blocks"}, "blocks must be a tensor with mask='blocks'"),
+        ({"blocks": ONE}, "blocks must be None with mask='full'"),
+        ({"mask": "blocks", "blocks": ONE.int()}, f"blocks (2, 2) is torch.int32, {BAD_BLOCKS}"),
+        ({"mask": "blocks", "blocks": ONE[0]}, f"blocks (2,) is torch.bool, {BAD_BLOCKS}"),
+    ],
+)
+def test_bad_arguments(changes, message):
+    """Real or fake."""
+    names = ("grad_out", *QKV, "out", "logsumexp")
+    args = dict(zip(names, arguments(1, 2, 40, 40), strict=True)) | {"mask": FULL} | changes
+    with FakeTensorMode() as mode:
+        fake = {name: mode.from_tensor(x) if isinstance(x, Tensor) else x for name, x in args.items()}
+        with pytest.raises(ValueError) as of_fakes:
+            OP(**fake)
+    with pytest.raises(ValueError) as raised:
+        OP(**args)
+    assert str(raised.value).startswith(message) and str(of_fakes.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "blocks", "message"),
+    [
+        ({}, ONE, "blocks must be [2][3] (KV tiles x Q tiles)"),
+        ({}, torch.zeros(2, 3, dtype=torch.bool), "blocks must allow at least one tile"),
+        (
+            {"schedule": "shift"},
+            torch.ones(2, 3, dtype=torch.bool),
+            "family 'shift' does not serve every mask: use ascending, descending or searched",
+        ),
+        ({"schedule": "searched", "guarantee": "device"}, torch.ones(2, 3, dtype=torch.bool), f"family 'searched' {BY_SMS}"),
+        ({"template": "two_pass"}, torch.ones(2, 3, dtype=torch.bool), "template='two_pass' takes no mask='blocks'"),
+    ],
+)
+def test_blocks_without_a_schedule(settings, blocks, message):
+    with enabled(**settings), emulate(), pytest.raises(ValueError) as raised:
+        OP(*arguments(1, 2, 40, 40), mask="blocks", blocks=blocks)
+    assert str(raised.value).startswith(message)
+
+
+STATIC = r"is made for static shapes \(dynamic=False\), not for B=1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "function", "dynamic", "message"),
+    [
+        ({}, backward("blocks", blocks=ONE), False, "blocks must be a constant of the graph, such as torch"),
+        ({}, lambda *args: OP(*args, mask="blocks", blocks=torch.tensor([[False, False], [False, True]])), True, STATIC),
+        ({"schedule": "searched"}, backward(), True, STATIC),
+        ({"sm_reserve": 6}, backward(), False, r"6 SMs are reserved .*, and the device has 6"),
+    ],
+    ids=["a table that is no constant", "a table for any length", "a searched order for any length", "no SM is left"],
+)
+def test_what_is_seen_while_compiling(rewriting, settings, function, dynamic, message):
+    with enabled(**settings), emulate(sms=6), pytest.raises(Exception, match=message):
+        compiled(function, dynamic=dynamic)(*arguments(1, 1, 32, 64))
+
+
+# What becomes of graphs with attentions that are declined.
+
+
+@pytest.mark.parametrize("node", [stock(dropout_p=0.1), stock(attn_mask="a node")])
+def test_the_node_stays(deterministic, node):
     with emulate():
         sdpa.patterns.apply(fx.GraphModule({}, node.graph).graph)
-    torch.use_deterministic_algorithms(False)
     (left,) = (n for n in node.graph.nodes if n.op == "call_function")
     assert left is node
     assert left.target is FLASH_CPU
@@ -151,48 +248,9 @@ def test_the_node_stays(node):
 
 
 @pytest.fixture
-def enabled(tmp_path, monkeypatch, caplog) -> Iterator[None]:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "_current", config.Config())
-    monkeypatch.setattr(decision, "_loaded", {})
-    caplog.set_level(logging.INFO, "dash_inductor")
-    counters.clear()
-    torch.use_deterministic_algorithms(True)
-    with dash_inductor.enabled(), emulate():
+def on(as_installed: None) -> Iterator[None]:
+    with enabled():
         yield
-    torch.use_deterministic_algorithms(False)
-    torch._dynamo.reset()
-
-
-class Case:
-    """One call of SDPA: its inputs, its arguments and what is said of it."""
-
-    def __init__(
-        self, q_len: int, kv_len: int, head_dim: int, reason: str | None, dtype: Any = torch.float32, **arguments: Any
-    ) -> None:
-        self.inputs = [normal(1, 2, n, head_dim, seed=i).to(dtype) for i, n in enumerate((q_len, kv_len, kv_len))]
-        self.arguments, self.reason = arguments, reason
-
-
-CASES = [
-    Case(20, 20, 16, None, is_causal=True),
-    Case(20, 24, 16, "an attention mask", attn_mask=normal(20, 24)),
-    Case(20, 20, 8, "head dim 8 is outside 16..256", is_causal=True),
-    Case(20, 20, 264, "head dim 264 is outside 16..256"),
-    Case(20, 20, 16, "dtype torch.float64 is not one of bf16, fp16, fp32", dtype=torch.float64),
-    Case(20, 24, 16, "causal with S_q=20 and S_k=24", is_causal=True),
-]
-
-
-def attend_all(*inputs: Tensor) -> list[Tensor]:
-    triples = zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True)
-    return [F.scaled_dot_product_attention(*qkv, **case.arguments) for qkv, case in zip(triples, CASES, strict=True)]
-
-
-def gradients(function: Any) -> tuple[Tensor, ...]:
-    leaves = [x.clone().requires_grad_() for case in CASES for x in case.inputs]
-    outs = function(*leaves)
-    return torch.autograd.grad(outs, leaves, [torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype) for out in outs])
 
 
 @contextmanager
@@ -203,66 +261,92 @@ def joint_graph() -> Iterator[list[str]]:
         yield ops
 
 
-def test_one_graph(enabled, caplog):
+def leaves(q_len: int, kv_len: int, head_dim: int, dtype: torch.dtype = FP32) -> list[Tensor]:
+    return [x.requires_grad_() for x in qkv(1, 2, q_len, kv_len, head_dim, dtype=dtype)[:3]]
+
+
+CASES: list[tuple[tuple[Any, ...], dict[str, Any], str | None]] = [
+    ((20, 20, 16), {"is_causal": True}, None),
+    ((20, 24, 16), {"attn_mask": normal(20, 24)}, "an attention mask"),
+    ((20, 20, 8), {"is_causal": True}, "head dim 8 is outside 16..256"),
+    ((20, 20, 264), {}, "head dim 264 is outside 16..256"),
+    ((20, 20, 16, torch.float64), {}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
+    ((20, 24, 16), {"is_causal": True}, "causal with S_q=20 and S_k=24"),
+]
+
+
+def attend_all(*inputs: Tensor) -> list[Tensor]:
+    triples = zip(inputs[::3], inputs[1::3], inputs[2::3], strict=True)
+    return [F.scaled_dot_product_attention(*qkv, **keywords) for qkv, (_, keywords, _) in zip(triples, CASES, strict=True)]
+
+
+def gradients_of_all(function: Any) -> tuple[Tensor, ...]:
+    inputs = [x for sizes, *_ in CASES for x in leaves(*sizes)]
+    outs = function(*inputs)
+    return torch.autograd.grad(outs, inputs, [torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype) for out in outs])
+
+
+def test_one_graph(on, caplog):
     """One attention of six is rewritten; the gradients of the others are the stock op's to the bit."""
     with joint_graph() as ops:
-        actual = gradients(torch.compile(attend_all, fullgraph=True))
-    assert (ops.count(str(FLASH_CPU)), ops.count("dash.sdpa_backward.default")) == (5, 1)
-    assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (5, 1)
-    assert sorted(str(d.reason) for d in decisions()) == sorted(str(case.reason) for case in CASES)
+        actual = gradients_of_all(torch.compile(attend_all, fullgraph=True))
+    assert (ops.count(str(FLASH_CPU)), ops.count(OURS)) == (5, 1)
+    assert (counters["inductor"]["dash_declined"], rewritten()) == (5, 1)
+    assert sorted(str(d.reason) for d in decisions()) == sorted(str(reason) for *_, reason in CASES)
     for entry in decisions():
         assert caplog.messages.count(str(entry)) == 1
         assert entry.rewritten or f"keeps the stock kernel: {entry.reason}" in str(entry)
     assert len(caplog.messages) == len(decisions()) == len(CASES)
-    stock = gradients(attend_all)
-    torch.testing.assert_close(actual[:3], stock[:3], rtol=0, atol=1e-5)
-    assert all(map(torch.equal, actual[3:], stock[3:]))
+    expected = gradients_of_all(attend_all)
+    torch.testing.assert_close(actual[:3], expected[:3], rtol=0, atol=1e-5)
+    assert all(map(torch.equal, actual[3:], expected[3:]))
 
 
 @pytest.mark.parametrize("name", ["benchmark_fusion", "triton.autotune_at_compile_time"])
-def test_an_option_of_the_user(enabled, name):
-    inputs = [x.requires_grad_() for x in Case(20, 20, 16, None).inputs]
-    compiled = torch.compile(lambda *qkv: F.scaled_dot_product_attention(*qkv), options={name: True})
-    compiled(*inputs).sum().backward()
+def test_an_option_of_the_user(on, name):
+    torch.compile(attention(), options={name: True})(*leaves(20, 20, 16)).sum().backward()
     assert [d.reason for d in decisions()] == [f"torch._inductor.config.{name} is on"]
-    assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (1, 0)
+    assert (counters["inductor"]["dash_declined"], rewritten()) == (1, 0)
 
 
 @pytest.mark.parametrize("dims", [(0, 1, 2), (0,), (2,)])
-def test_a_table_for_sizes_known_at_run_time(enabled, dims):
+def test_a_table_for_sizes_known_at_run_time(on, dims):
     """Whichever of them is not known: the attention keeps its stock op before anything is rewritten."""
     dash_inductor.configure(schedule="searched")
     inputs = [torch.randn(2, 3, 20, 16).requires_grad_() for _ in range(3)]
     for x in inputs:
         for dim in dims:
             torch._dynamo.mark_dynamic(x, dim)
-    function = lambda *qkv: F.scaled_dot_product_attention(*qkv, is_causal=True)  # noqa: E731
+    function = torch.compile(attention(causal=True), fullgraph=True)
     with joint_graph() as ops:
-        torch.compile(function, fullgraph=True)(*inputs).sum().backward()
-    assert ops.count(str(FLASH_CPU)) == 1 and "dash.sdpa_backward.default" not in ops
+        function(*inputs).sum().backward()
+    assert ops.count(str(FLASH_CPU)) == 1 and OURS not in ops
     (entry,) = decisions()
     assert (entry.reason or "").startswith("family 'searched' is made for static shapes (dynamic=False), not for B=")
     dash_inductor.configure(on_unsupported="error")
     with pytest.raises(BackendCompilerFailed, match="family 'searched' is made for static shapes"):
-        torch.compile(function, fullgraph=True)(*inputs)
+        function(*inputs)
 
 
-def test_error_names_the_line(enabled):
+def two(query, key, value):
+    first = F.scaled_dot_product_attention(query, key, value)
+    return first + F.scaled_dot_product_attention(query, key, value, is_causal=True)  # the culprit
+
+
+def written_by_hand(query, key, value):
+    weights = torch.softmax(query @ key.mT * 0.5, -1)
+    return weights @ value  # the culprit
+
+
+@pytest.mark.parametrize(
+    ("function", "sizes", "reason"),
+    [(two, (20, 24, 16), "causal with S_q=20 and S_k=24"), (written_by_hand, (20, 24, 8), "head dim 8 is outside")],
+)
+def test_error_names_the_line(on, function, sizes, reason):
     """The line of the attention that is declined, also where not the user but Inductor made SDPA of it."""
     dash_inductor.configure(on_unsupported="error")
-
-    def two(query, key, value):
-        first = F.scaled_dot_product_attention(query, key, value)
-        return first + F.scaled_dot_product_attention(query, key, value, is_causal=True)  # the culprit
-
-    def hand_written(query, key, value):
-        weights = torch.softmax(query @ key.mT * 0.5, -1)
-        return weights @ value  # the culprit
-
-    cases = [(two, Case(20, 24, 16, "causal with S_q=20 and S_k=24")), (hand_written, Case(20, 24, 8, "head dim 8 is outside"))]
-    for function, case in cases:
-        with pytest.raises(BackendCompilerFailed, match=case.reason) as caught:
-            torch.compile(function)(*(x.requires_grad_() for x in case.inputs))
-        assert "# the culprit" in str(caught.value)
-        assert "first = " not in str(caught.value)
-        assert isinstance(caught.value.inner_exception, dash_inductor.UnsupportedAttentionError)
+    with pytest.raises(BackendCompilerFailed, match=reason) as caught:
+        torch.compile(function)(*leaves(*sizes))
+    assert "# the culprit" in str(caught.value)
+    assert "first = " not in str(caught.value)
+    assert isinstance(caught.value.inner_exception, dash_inductor.UnsupportedAttentionError)

@@ -19,19 +19,17 @@ from dash_inductor import emulation
 SMS = 6
 
 
+INPUTS, BACKWARD_OF = bodies.inputs, bodies.backward_of
+SHAPE = (1, 1, 1, 40, 40, 16)
+SIX_HEADS = (1, SMS, SMS, 40, 40, 16)
+
+
 @pytest.fixture(autouse=True)
 def emulated(rewriting, monkeypatch):
-    monkeypatch.setattr(bodies, "DEVICE", "cpu")
-    monkeypatch.setattr(beside, "DEVICE", "cpu")
-    monkeypatch.setattr(bodies, "LAUNCHES", 2)
-    monkeypatch.setattr(beside, "LAUNCHES", 2)
-    with emulation.emulate(seed=1, sms=SMS), dash_inductor.enabled(on_unsupported="error"):
-        yield
-
-
-@pytest.fixture
-def streams(monkeypatch):
-    """One stream after the other."""
+    """The CPU, two launches, and one CUDA stream after the other."""
+    for module in (bodies, beside):
+        monkeypatch.setattr(module, "DEVICE", "cpu")
+        monkeypatch.setattr(module, "LAUNCHES", 2)
     stream = SimpleNamespace(wait_stream=lambda other: None)
     for name, value in {
         "Stream": lambda: stream,
@@ -41,88 +39,82 @@ def streams(monkeypatch):
         "get_device_properties": lambda device: SimpleNamespace(multi_processor_count=SMS),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    with emulation.emulate(seed=1, sms=SMS), dash_inductor.enabled(on_unsupported="error"):
+        yield
 
 
-def small(monkeypatch, module, *sizes):
+@pytest.fixture
+def small(monkeypatch):
     """Whatever sizes a test asks for, these are what it gets."""
-    monkeypatch.setattr(module, "inputs", lambda *asked, **options: INPUTS(*sizes, dtype=torch.float32))
+
+    def replace(*sizes):
+        for module in (bodies, beside):
+            monkeypatch.setattr(module, "inputs", lambda *asked, **options: INPUTS(*sizes, dtype=torch.float32))
+
+    replace(*SHAPE)
+    return replace
 
 
-INPUTS = bodies.inputs
-SHAPE = (1, 1, 1, 40, 40, 16)
+@pytest.mark.parametrize(
+    ("body", "arguments", "sizes"),
+    [
+        (bodies.test_bits_of_every_family, ("symmetric", True, 64), SHAPE),
+        (bodies.test_bits_of_the_chained_launch, (False,), SHAPE),
+        (bodies.test_bits_and_gradients_of_two_passes, (True, 64), SHAPE),
+        (beside.test_two_cooperative_launches_at_once, (), SIX_HEADS),
+        (beside.test_eager_and_compiled_at_once, (), SHAPE),
+    ],
+)
+def test_bodies(body, arguments, sizes, small):
+    small(*sizes)
+    body(*arguments)
 
 
-def test_gradients():
-    bodies.test_gradients((*SHAPE, True), torch.float32)
-
-
-def test_gradients_that_are_wrong(monkeypatch):
-    """They would be seen: the reference is not computed by what it judges."""
-    launch = bodies.backward_of
-
-    def off(*arguments, **options):
-        return lambda: [1.01 * grad for grad in launch(*arguments, **options)()]
-
-    monkeypatch.setattr(bodies, "backward_of", off)
-    with pytest.raises(AssertionError, match="dq"):
+@pytest.mark.parametrize("factor", [1, 1.01])
+def test_gradients(factor, monkeypatch):
+    """Wrong ones would be seen: the reference is not computed by what it judges."""
+    launch_of = lambda *arguments, **options: lambda: [factor * x for x in BACKWARD_OF(*arguments, **options)()]  # noqa: E731
+    monkeypatch.setattr(bodies, "backward_of", launch_of)
+    with nullcontext() if factor == 1 else pytest.raises(AssertionError, match="dq"):
         bodies.test_gradients((*SHAPE, True), torch.float32)
 
 
-def test_bits(monkeypatch):
-    small(monkeypatch, bodies, *SHAPE)
-    bodies.test_bits_of_every_family("symmetric", True, 64)
-
-
-def test_the_chained_launch(monkeypatch):
-    small(monkeypatch, bodies, *SHAPE)
-    bodies.test_bits_of_the_chained_launch(False)
-
-
-def test_two_passes(monkeypatch):
-    small(monkeypatch, bodies, *SHAPE)
-    bodies.test_bits_and_gradients_of_two_passes(True, 64)
-
-
 def test_dynamic_lengths(monkeypatch):
-    monkeypatch.setattr(
-        bodies, "inputs", lambda z, h, k, length, *_: INPUTS(1, 2, 1, max(2, length // 64), max(2, length // 64), 16, torch.float32)
-    )
+    def inputs(batch, heads, kv_heads, length, *_):
+        length = max(2, length // 64)
+        return INPUTS(1, 2, 1, length, length, 16, torch.float32)
+
+    monkeypatch.setattr(bodies, "inputs", inputs)
     bodies.test_dynamic_lengths_have_the_bits_of_static_ones("one_pass")
 
 
-def test_two_launches_at_once(streams, monkeypatch):
-    small(monkeypatch, beside, 1, SMS, SMS, 40, 40, 16)
-    beside.test_two_cooperative_launches_at_once()
-
-
-def test_two_launches_at_once_that_fault(streams, monkeypatch):
+def test_two_launches_at_once_that_fault(small, monkeypatch):
     def fault():
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    small(monkeypatch, beside, 1, SMS, SMS, 40, 40, 16)
+    small(*SIX_HEADS)
     monkeypatch.setattr(torch.cuda, "synchronize", fault)
     with pytest.raises(pytest.fail.Exception, match=r'use `launch="chained"`.*an illegal memory access'):
         beside.test_two_cooperative_launches_at_once()
 
 
-def test_eager_and_compiled_at_once(streams, monkeypatch):
-    small(monkeypatch, beside, *SHAPE)
-    beside.test_eager_and_compiled_at_once()
-
-
-def test_bits_that_differ_are_counted(streams):
+def test_bits_that_differ_are_counted():
     ticks = iter(range(100))
     steady, drifting = (lambda: [torch.ones(3)]), (lambda: [torch.ones(3) * next(ticks)])
     assert beside.at_once(steady, drifting) == [0, 2 * 3]
 
 
+FINE = "[0.5, null]"
+FAULT = '"CUDA error: an illegal memory access was encountered"'
+
+
 @pytest.mark.parametrize(
     ("lines", "passes"),
     [
-        (["[0.5, null]", '[23.0, "CUDA error: an illegal memory access was encountered"]'], True),
-        (["[0.5, null]", '[61.0, "CUDA error: an illegal memory access was encountered"]'], False),
-        (["[0.5, null]", "[23.0, null]"], False),
-        (['[0.5, "CUDA error: misaligned address"]', '[0.5, "CUDA error: misaligned address"]'], False),
+        ([FINE, f"[23.0, {FAULT}]"], True),
+        ([FINE, f"[61.0, {FAULT}]"], False),
+        ([FINE, "[23.0, null]"], False),
+        (['[0.5, "CUDA error: misaligned address"]'] * 2, False),
     ],
 )
 def test_a_wait_without_a_partner(lines, passes, monkeypatch, tmp_path):
@@ -132,47 +124,34 @@ def test_a_wait_without_a_partner(lines, passes, monkeypatch, tmp_path):
         wait.test_a_wait_without_a_partner_ends("triton", tmp_path)
 
 
-class Graph:
-    """A CUDA graph in which nothing was captured: it writes what the capture's outputs were."""
-
-    def __init__(self):
-        self.outputs, self.right = [], True
-
-    def replay(self):
-        for grad, value in self.outputs:
-            grad.copy_(value if self.right else value + 1)
-
-
 @pytest.mark.parametrize("right", [True, False])
-def test_replay_of_a_cuda_graph(right, streams, monkeypatch):
-    small(monkeypatch, bodies, *SHAPE)
-    graph = Graph()
-    graph.right = right
-    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
-    monkeypatch.setattr(torch.cuda, "graph", lambda captured: nullcontext())
-    launch_of = bodies.backward_of
+def test_replay_of_a_cuda_graph(right, small, monkeypatch):
+    """A graph in which nothing was captured writes what the capture's outputs were, or something else."""
+    outputs = []
 
-    def remembered(*arguments, **options):
-        launch = launch_of(*arguments, **options)
+    def replay():
+        for grad, value in outputs:
+            grad.copy_(value if right else value + 1)
+
+    def launch_of(*arguments, **options):
+        launch = BACKWARD_OF(*arguments, **options)
 
         def launched():
             grads = launch()
-            graph.outputs = [(grad, grad.clone()) for grad in grads]
+            outputs[:] = [(grad, grad.clone()) for grad in grads]
             return grads
 
         return launched
 
-    monkeypatch.setattr(bodies, "backward_of", remembered)
-    if right:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=replay))
+    monkeypatch.setattr(torch.cuda, "graph", lambda captured: nullcontext())
+    monkeypatch.setattr(bodies, "backward_of", launch_of)
+    with nullcontext() if right else pytest.raises(AssertionError, match="dq"):
         bodies.test_replay_of_a_cuda_graph("one_pass")
-    else:
-        with pytest.raises(AssertionError, match="dq"):
-            bodies.test_replay_of_a_cuda_graph("one_pass")
 
 
-def test_a_run_without_cuda_graphs_is_seen(monkeypatch):
+def test_a_run_without_cuda_graphs_is_seen(small, monkeypatch):
     """On the CPU Inductor records none."""
-    small(monkeypatch, bodies, *SHAPE)
     monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     with pytest.raises(AssertionError):
         bodies.test_cuda_graphs_of_inductor("one_pass", monkeypatch)

@@ -1,17 +1,15 @@
 """The kernels at the tiles of GPUs: other layouts, ways of adding and orders of statements than the emulated device's."""
 
 import pytest
-import torch
-from attention import OP, compiled, exact
+from attention import backward, compiled, differing
+from tensors import CAUSAL, FULL, exact
 
-import dash_inductor
-from dash_inductor import emulation, enabled
+from dash_inductor import decisions, emulation, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.templates import tiles
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
-FULL, CAUSAL = "full", "causal"
 SEEDS = {"one_pass": range(3), "two_pass": range(1)}  # where nobody waits, one interleaving is as good as many
 LENGTH = 270  # ragged; three KV tiles of 128 rows
 
@@ -23,15 +21,15 @@ def check(template, tile, mask, head_dim, monkeypatch):
     args = exact(1, 2, LENGTH, LENGTH, head_dim, kv_heads=1, exponent=4, blocks=(tile.block_m, tile.block_n))
     waits = 0
     with enabled(template=template):
-        function = compiled(lambda *args: OP(*args, mask=mask, scale=0.25))
+        specification = backward(mask, scale=0.25)
+        function = compiled(specification)
         with emulate():
-            expected = OP(*args, mask=mask, scale=0.25)
+            expected = specification(*args)
         for seed in SEEDS[template]:
             with emulate(seed=seed):
-                actual = function(*args)
-            assert [torch.equal(a, e) for a, e in zip(actual, expected, strict=True)] == [True] * 3
+                assert differing(function(*args), expected) == []
             waits += sum(launch.waits for launch in emulation.launches())
-    assert dash_inductor.decisions()[-1].tile == str(tile)
+    assert decisions()[-1].tile == str(tile)
     assert (waits > 0) == (template == "one_pass")
 
 

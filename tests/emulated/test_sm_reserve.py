@@ -1,17 +1,18 @@
 """SMs that are left to communication kernels: fewer CTAs are launched, and where the guarantee says so, the bits stay."""
 
+import operator
+
 import pytest
 import torch
-from attention import OP, captured_tables, compiled, exact
+from attention import backward, compiled, differing, tables_used
+from tensors import CAUSAL, FULL, exact
 
-import dash_inductor
-from dash_inductor import emulation, enabled
+from dash_inductor import decisions, emulation, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.schedule.packing import HEADER
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
-FULL, CAUSAL = "full", "causal"
 SMS = 6
 
 
@@ -25,12 +26,12 @@ def no_carve_out():
     carve_out(None)
 
 
-def backward(args, mask, reserve, *, dynamic=False, **settings):
+def run(args, mask, reserve, *, dynamic=False, **settings):
     """dq, dk, dv, CTAs that were launched, and the SMs in the report."""
     with enabled(sm_reserve=reserve, **settings), emulate(sms=SMS):
-        grads = compiled(lambda *args: OP(*args, mask=mask), dynamic=dynamic)(*args)
-    (launch,) = [launch for launch in emulation.launches() if "sdpa_backward" in launch.kernel][-1:]
-    return grads, launch.programs, dash_inductor.decisions()[-1].sms
+        grads = compiled(backward(mask), dynamic=dynamic)(*args)
+    launch = [launch for launch in emulation.launches() if "sdpa_backward" in launch.kernel][-1]
+    return grads, launch.programs, decisions()[-1].sms
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -38,31 +39,25 @@ def backward(args, mask, reserve, *, dynamic=False, **settings):
 def test_the_reserve_changes_workers_and_no_bits(mask, dynamic):
     """With guarantee device."""
     args = exact(1, 4, 96, 96, 16)
-    found = {}
-    for reserve in (0, 2, 5):
-        grads, programs, sms = backward(args, mask, reserve, dynamic=dynamic, guarantee="device")
-        assert sms == SMS - reserve
-        assert programs <= sms
-        found[reserve] = grads, programs
-    launched = [programs for _, programs in found.values()]
-    assert launched == sorted(launched, reverse=True) and len(set(launched)) == 3
-    for reserve in (2, 5):
-        for grad, first in zip(found[reserve][0], found[0][0], strict=True):
-            assert torch.equal(grad, first)
+    results = [run(args, mask, reserve, dynamic=dynamic, guarantee="device") for reserve in (0, 2, 5)]
+    grads, programs, sms = zip(*results, strict=True)
+    assert sms == (SMS, SMS - 2, SMS - 5)
+    assert programs[0] > programs[1] > programs[2] and all(map(operator.le, programs, sms))
+    assert differing(grads[1], grads[0]) == differing(grads[2], grads[0]) == []
 
 
 def test_torchs_carve_out_is_the_same_reserve():
     """The larger of the two counts."""
     args = exact(1, 4, 128, 128, 16)
-    with captured_tables() as tables:
-        expected = backward(args, CAUSAL, 4)
+    with tables_used() as tables:
+        expected = run(args, CAUSAL, 4)
         carve_out(4)
         for reserve in (0, 3):
-            grads, *launched = backward(args, CAUSAL, reserve)
+            grads, *launched = run(args, CAUSAL, reserve)
             assert launched == list(expected[1:]) == [2, 2]
-            assert all(map(torch.equal, grads, expected[0]))
+            assert differing(grads, expected[0]) == []
         carve_out(1)
-        assert backward(args, CAUSAL, 4)[2] == 2
+        assert run(args, CAUSAL, 4)[2] == 2
     assert all(table[:HEADER] == tables[0][:HEADER] for table in tables)
 
 
@@ -71,13 +66,7 @@ def test_two_passes_keep_none_free_and_say_so(caplog):
     args = exact(1, 1, 32, 32, 136)
     with enabled(sm_reserve=2), emulate(sms=SMS):
         for _ in range(2):
-            compiled(lambda *args: OP(*args, mask=FULL))(*args)
-    assert dash_inductor.decisions()[-1].family == "two_pass"
+            compiled(backward())(*args)
+    assert decisions()[-1].family == "two_pass"
     said = [record.getMessage() for record in caplog.records if "reserved" in record.getMessage()]
     assert said == ["2 SMs are reserved, but attention of head dim 136 takes two passes, which use whatever SMs are free"]
-
-
-def test_nothing_is_left():
-    args = exact(1, 1, 32, 32, 16)
-    with pytest.raises(Exception, match=r"6 SMs are reserved .*, and the device has 6"):
-        backward(args, FULL, SMS)

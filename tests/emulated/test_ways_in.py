@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from attention import assert_as_good_as_stock, gradients, normal, qkv
+from attention import assert_right, attention, gradients, rewritten
+from tensors import normal, qkv
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
@@ -21,46 +19,28 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
-from dash_inductor import Decision, config, decision, decisions, emulation
-from dash_inductor.emulation import emulate
+from dash_inductor import Decision, decision, decisions, emulation
 from dash_inductor.rewrite import install
 
 
 @pytest.fixture(autouse=True)
-def off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Deterministic mode is on and the package off; caches are empty, settings the defaults, nothing is recorded."""
+def off(as_installed: None) -> Iterator[None]:
+    """The package is off."""
     was_enabled = install.is_enabled()
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(config, "_current", config.Config())
-    monkeypatch.setattr(decision, "_loaded", {})
-    caplog.set_level(logging.INFO, "dash_inductor")
     dash_inductor.disable()
-    torch._dynamo.reset()
-    counters.clear()
-    emulation.clear_launches()
-    torch.use_deterministic_algorithms(True)
-    with emulate():
-        yield
-    torch.use_deterministic_algorithms(False)
+    yield
     dash_inductor.disable()
     if was_enabled:
         install.want()
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
+attend = attention(causal=True)
 INPUTS = qkv(1, 1, 64, 64, 16)[:3]
 
 
 def train(function: Callable[..., Tensor] = attend, inputs: list[Tensor] = INPUTS, **options: Any) -> tuple[Tensor, ...]:
     """Gradients of the compiled function."""
     return gradients(torch.compile(function, **options), inputs)
-
-
-def rewritten() -> int:
-    return counters["inductor"]["dash_rewritten"]
 
 
 def launched() -> int:
@@ -70,15 +50,21 @@ def launched() -> int:
     return count
 
 
+def counted() -> tuple[int, int]:
+    """Attentions rewritten since the test began, and `launched()`."""
+    return rewritten(), launched()
+
+
+def leaves_of_inputs() -> list[Tensor]:
+    return [x.clone().requires_grad_() for x in INPUTS]
+
+
 def test_the_backend_and_plain_compile_do_not_mix():
     """Neither while they compile, nor through the caches, which are warm from the other one; whichever came first."""
-    expected = [(0, 0), (1, 1), (1, 0), (2, 1)]
-    actual = []
-    for backend in ("inductor", "dash", "inductor", "dash"):
+    for backend, expected in (("inductor", (0, 0)), ("dash", (1, 1)), ("inductor", (1, 0)), ("dash", (2, 1))):
         torch._dynamo.reset()
         train(backend=backend)
-        actual.append((rewritten(), launched()))
-    assert actual == expected
+        assert counted() == expected
     assert len(decisions()) == 1
 
 
@@ -86,15 +72,15 @@ def test_enable_disable_enabled():
     dash_inductor.enable()
     train()
     train()
-    assert (rewritten(), launched()) == (1, 2)
+    assert counted() == (1, 2)
     dash_inductor.disable()
     train()
-    assert (rewritten(), launched()) == (1, 0)
+    assert counted() == (1, 0)
     with dash_inductor.enabled():
         train()
-    assert (rewritten(), launched()) == (2, 1)
+    assert counted() == (2, 1)
     train()
-    assert (rewritten(), launched()) == (2, 0)
+    assert counted() == (2, 0)
 
 
 def packed_model(dim: int = 32, heads: int = 2) -> torch.nn.Module:
@@ -115,10 +101,6 @@ def hand_written(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return torch.softmax(query @ key.transpose(-2, -1) * 0.25, -1) @ value
 
 
-def grouped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
-
-
 def checkpointed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return checkpoint(lambda *qkv: attend(*(x.sin() for x in qkv)).sin(), query, key, value, use_reentrant=False)
 
@@ -130,18 +112,16 @@ def checkpointed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (hand_written, qkv(2, 2, 64, 64, 16)[:3], [("full", 2, 2, 64)]),
         (checkpointed, qkv(1, 2, 40, 40, 16)[:3], [("causal", 2, 2, 40)]),
         # The CPU's op takes fewer kv heads as they are; so does dash::sdpa_backward.
-        (grouped, qkv(1, 4, 40, 70, 16, kv_heads=2)[:3], [("full", 4, 2, 40)]),
+        (attention(gqa=True), qkv(1, 4, 40, 70, 16, kv_heads=2)[:3], [("full", 4, 2, 40)]),
     ],
     ids=["two packed layers", "hand-written", "activation checkpointing", "grouped query heads"],
 )
 def test_once_per_attention(function, inputs, expected):
     with dash_inductor.enabled():
         actual = train(function, inputs)
-    assert (rewritten(), launched()) == (len(expected), len(expected))
+    assert counted() == (len(expected), len(expected))
     assert [(d.mask, d.heads, d.kv_heads, d.q_len) for d in decisions()] == expected
-    stock = gradients(function, inputs)
-    wide = function.double() if isinstance(function, torch.nn.Module) else function
-    assert_as_good_as_stock(actual, stock, gradients(wide, [x.double() for x in inputs]))
+    assert_right(actual, function, inputs)
 
 
 def branching(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -168,7 +148,7 @@ def test_inside_a_subgraph(function, eager, launches):
     with dash_inductor.enabled():
         actual = train(function, fullgraph=True)
     assert (rewritten(), len(decisions()), launched()) == (2, 2, launches)
-    assert_as_good_as_stock(actual, gradients(eager, INPUTS), gradients(eager, [x.double() for x in INPUTS]))
+    assert_right(actual, eager, INPUTS)
 
 
 class Spy(CustomGraphPass):
@@ -198,7 +178,7 @@ def test_options_and_custom_passes(backend):
     train(backend=backend, options=options)
     assert joint.seen == [(7, [FORWARD, OURS])]
     assert post.seen == [(7, [FORWARD]), (7, [OURS])]
-    assert (rewritten(), launched()) == (1, 1)
+    assert counted() == (1, 1)
 
 
 def test_mode():
@@ -236,9 +216,9 @@ def test_deterministic_mode_toggled():
     """The right graph each time: compiled once for each of off, strict and warn_only, then used again."""
     dash_inductor.enable()
     compiled = torch.compile(attend)
-    modes = [(False, False), (True, False), (False, False), (True, True), (True, False), (True, True), (False, False)]
+    off, strict, warn = (False, False), (True, False), (True, True)
     actual = []
-    for on, warn_only in modes:
+    for on, warn_only in (off, strict, off, warn, strict, warn, off):
         torch.use_deterministic_algorithms(on, warn_only=warn_only)
         gradients(compiled, INPUTS)
         actual.append((launched(), counters["stats"]["unique_graphs"], rewritten()))
@@ -270,12 +250,12 @@ def test_settings_take_effect():
 
 def test_backward_after_the_block_is_of_the_block():
     """Settings, cache key and pass are gone when the backward runs, and it was compiled under them all the same."""
-    leaves = [x.clone().requires_grad_() for x in INPUTS]
+    leaves = leaves_of_inputs()
     with dash_inductor.enabled(schedule="ascending"):
         out = torch.compile(attend)(*leaves)
     out.sum().backward()
     assert decided(family="ascending")
-    assert (rewritten(), launched()) == (1, 1)
+    assert counted() == (1, 1)
     with dash_inductor.enabled(schedule="descending"):
         train()
     assert decided(family="descending")
@@ -287,17 +267,16 @@ def test_backward_after_the_block_is_of_the_block():
 @pytest.mark.parametrize("backend", ["dash", "inductor"])
 def test_the_graph_can_be_retained(backend):
     """Under `backend="dash"` and inside `enabled()`: two backwards of one forward, the second as the first."""
-    leaves = [x.clone().requires_grad_() for x in INPUTS]
+    leaves = leaves_of_inputs()
     with dash_inductor.enabled() if backend == "inductor" else contextlib.nullcontext():
         loss = torch.compile(attend, backend=backend)(*(x.sin() for x in leaves)).square().sum().sin()
         first = torch.autograd.grad(loss, leaves, retain_graph=True)
         second = torch.autograd.grad(loss, leaves)
-    assert (rewritten(), launched()) == (1, 2)
+    assert counted() == (1, 2)
     assert all(map(torch.equal, first, second))
     wide = [x.double().requires_grad_() for x in INPUTS]
     expected = torch.autograd.grad(attend(*(x.sin() for x in wide)).square().sum().sin(), wide)
-    for actual, exact in zip(first, expected, strict=True):
-        torch.testing.assert_close(actual.double(), exact, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close([grad.double() for grad in first], list(expected), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -311,7 +290,7 @@ def test_the_graph_can_be_retained(backend):
 )
 def test_backward_under_other_settings_is_refused(change, request):
     """Where the backward is compiled late: the caches would take its code for that of the settings before."""
-    leaves = [x.clone().requires_grad_() for x in INPUTS]
+    leaves = leaves_of_inputs()
     dash_inductor.enable()
     out = torch.compile(attend)(*leaves).sum()
     request.addfinalizer(lambda: torch._C._set_sm_carveout_experimental(None))

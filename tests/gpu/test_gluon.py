@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 import pytest
+import test_on_gpu as bodies
 import torch
 from sympy import Integer
-from test_on_gpu import SHAPES as ALL_SHAPES
-from test_on_gpu import assert_as_good_as_stock, assert_same_bits, attention, backward_of, busy_gpu, error, gradients, inputs
+from test_on_gpu import GRADIENTS, assert_same_bits, attention, error, gradients, inputs
 
 import dash_inductor
 from dash_inductor.lowering.dq import in_accumulator_order
 from dash_inductor.lowering.gluon import launch
 from dash_inductor.reference import LOG2E, reference
-from dash_inductor.schedule import Geometry, make_order, pack
+from dash_inductor.schedule import MONOTONE, Geometry, make_order, pack
 from dash_inductor.templates.tiles import gluon_tile
 
 
@@ -24,45 +24,25 @@ def by_gluon(rewriting: None) -> Iterator[None]:
         yield
 
 
-SHAPES = [shape for shape in ALL_SHAPES if shape[5] in (64, 128)]
+# The same as of the Triton kernel, which the fixture replaces.
+test_bits_of_the_chained_launch = bodies.test_bits_of_the_chained_launch
+test_bits_beside_a_process_that_keeps_the_gpu_busy = bodies.test_bits_beside_a_process_that_keeps_the_gpu_busy
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in bodies.SHAPES if shape[5] in (64, 128)], ids=str)
 def test_gradients(shape, dtype):
-    *sizes, causal = shape
-    leaves, grad_out = inputs(*sizes, dtype=dtype)
-    actual = backward_of(causal, leaves, grad_out)()
-    assert_as_good_as_stock(causal, leaves, grad_out, actual)
+    bodies.test_gradients(shape, dtype)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
-    ("schedule", "causal"),
-    [(schedule, False) for schedule in ("ascending", "descending", "shift")]
-    + [(schedule, True) for schedule in ("ascending", "descending", "symmetric")],
+    ("family", "causal"),
+    [*((family, causal) for family in MONOTONE for causal in (False, True)), ("shift", False), ("symmetric", True)],
 )
-def test_bits_of_every_family(schedule, causal, head_dim):
-    leaves, grad_out = inputs(2, 8, 8, 2048, 2048, head_dim)
-    with dash_inductor.enabled(schedule=schedule, guarantee="run"):
-        assert_same_bits(backward_of(causal, leaves, grad_out))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_bits_of_the_chained_launch(causal):
-    leaves, grad_out = inputs(4, 16, 16, 2048, 2048, 128)
-    with dash_inductor.enabled(launch="chained"):
-        assert_same_bits(backward_of(causal, leaves, grad_out))
-
-
-@pytest.mark.parametrize("causal", [False, True])
-def test_bits_beside_a_process_that_keeps_the_gpu_busy(causal):
-    leaves, grad_out = inputs(2, 8, 8, 4096, 4096, 128)
-    again = backward_of(causal, leaves, grad_out)
-    alone = again()
-    with busy_gpu():
-        assert_same_bits(again)
-        assert all(map(torch.equal, again(), alone))
+def test_bits_of_every_family(family, causal, head_dim):
+    with dash_inductor.enabled(guarantee="run"):
+        bodies.test_bits_of_every_family(family, causal, head_dim)
 
 
 def test_dynamic_lengths():
@@ -119,6 +99,6 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
         return (dq[:, :, :q_len] * scale).to(query.dtype), dk, dv
 
     right = reference(grad_out, query, key, value, out, logsumexp, schedule)
-    for name, actual, expected in zip(("dq", "dk", "dv"), once(), right, strict=True):
+    for name, actual, expected in zip(GRADIENTS, once(), right, strict=True):
         assert error(actual, expected.double()) < 2e-2, name
     assert_same_bits(once)

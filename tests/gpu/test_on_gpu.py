@@ -14,6 +14,9 @@ import dash_inductor
 DEVICE = "cuda"
 ONE_PASS = {"template": "one_pass"}  # small shapes would take two, which have tests of their own
 LAUNCHES = 100
+GRADIENTS = ("dq", "dk", "dv")
+FULL_FAMILIES = ("ascending", "descending", "shift", "shift_round_robin", "searched", "auto")
+CAUSAL_FAMILIES = ("ascending", "descending", "symmetric", "symmetric_round_robin", "searched", "auto")
 HOG = """
 import torch
 x = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
@@ -67,7 +70,7 @@ def assert_as_good_as_stock(causal, leaves, grad_out, actual):
     wide = [x.detach().double().requires_grad_() for x in leaves]
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         reference = gradients(attention(causal), wide, grad_out.double())
-    for name, a, s, r in zip(("dq", "dk", "dv"), actual, stock, reference, strict=True):
+    for name, a, s, r in zip(GRADIENTS, actual, stock, reference, strict=True):
         assert error(a, r) <= max(2 * error(s, r), 1e-3), name
 
 
@@ -81,28 +84,27 @@ def busy_gpu() -> Iterator[None]:
             process.kill()
 
 
+def assert_equal(actual, expected, where=""):
+    """To the bit."""
+    for name, grad, right in zip(GRADIENTS, actual, expected, strict=True):
+        assert torch.equal(grad, right), f"{name}{where} differs in {(grad != right).sum().item()} elements"
+
+
 def assert_same_bits(launch, launches=LAUNCHES):
     first = launch()
     for n in range(1, launches):
-        for name, grad, expected in zip(("dq", "dk", "dv"), launch(), first, strict=True):
-            assert torch.equal(grad, expected), f"{name} of launch {n} differs in {(grad != expected).sum().item()} elements"
+        assert_equal(launch(), first, f" of launch {n}")
 
 
 SHAPES = [
     # batch, heads, kv heads, S_q, S_k, head dim, causal
-    (2, 4, 4, 512, 512, 64, False),
-    (2, 4, 4, 512, 512, 64, True),
-    (2, 4, 4, 512, 512, 128, False),
-    (2, 4, 4, 512, 512, 128, True),
+    *((2, 4, 4, 512, 512, head_dim, causal) for head_dim in (64, 128) for causal in (False, True)),
     (1, 8, 2, 1000, 1000, 128, True),
     (1, 8, 1, 333, 333, 64, True),
     (1, 4, 4, 1, 777, 64, False),
     (1, 4, 2, 130, 300, 128, False),
     (2, 2, 2, 1, 1, 64, True),
-    (1, 2, 2, 400, 400, 16, True),
-    (1, 2, 2, 400, 400, 32, False),
-    (1, 2, 2, 400, 400, 96, True),
-    (1, 2, 2, 400, 400, 40, True),
+    *((1, 2, 2, 400, 400, head_dim, head_dim != 32) for head_dim in (16, 32, 96, 40)),
     (1, 4, 2, 777, 777, 192, True),
     (1, 2, 2, 300, 500, 256, False),
     (1, 2, 2, 512, 512, 256, True),
@@ -122,8 +124,7 @@ def test_gradients(shape, dtype):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
     ("schedule", "causal"),
-    [(schedule, False) for schedule in ("ascending", "descending", "shift", "shift_round_robin", "searched", "auto")]
-    + [(schedule, True) for schedule in ("ascending", "descending", "symmetric", "symmetric_round_robin", "searched", "auto")],
+    [*((family, False) for family in FULL_FAMILIES), *((family, True) for family in CAUSAL_FAMILIES)],
 )
 def test_bits_of_every_family(schedule, causal, head_dim):
     leaves, grad_out = inputs(2, 8, 8, 2048, 2048, head_dim)
@@ -158,8 +159,7 @@ def test_bits_beside_a_process_that_keeps_the_gpu_busy(causal):
         expected = launch()
         with busy_gpu():
             assert_same_bits(launch)
-            for grad, alone in zip(launch(), expected, strict=True):
-                assert torch.equal(grad, alone)
+            assert_equal(launch(), expected)
 
 
 @pytest.mark.parametrize("per_sm", [1, 2, 4])
@@ -194,8 +194,7 @@ def test_dynamic_lengths_have_the_bits_of_static_ones(template):
         function = torch.compile(attention(True), dynamic=True)
         for length in lengths:
             leaves, grad_out = inputs(1, 8, 4, length, length, 64)
-            for grad, expected in zip(gradients(function, leaves, grad_out), static[length], strict=True):
-                assert torch.equal(grad, expected)
+            assert_equal(gradients(function, leaves, grad_out), static[length])
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     if template == "one_pass":
         assert "two_pass" not in families
@@ -222,8 +221,7 @@ def test_replay_of_a_cuda_graph(template):
         for grad in grads:
             grad.fill_(torch.nan)
         graph.replay()
-        for name, grad, alone in zip(("dq", "dk", "dv"), grads, expected, strict=True):
-            assert torch.equal(grad, alone), name
+        assert_equal(grads, expected)
 
 
 @pytest.mark.parametrize("template", ["one_pass", "two_pass"])
@@ -242,5 +240,4 @@ def test_cuda_graphs_of_inductor(template, monkeypatch):
     assert counters["dash_rewritten"] == 1 and counters["cudagraph_skips"] == 0
     assert len({id(graph) for graph in replays}) == 2 and len(replays) >= 2 * 3
     for result in results[1:]:
-        for grad, expected in zip(result, results[0], strict=True):
-            assert torch.equal(grad, expected)
+        assert_equal(result, results[0])
