@@ -24,10 +24,7 @@ EPILOGUES = {
     # Reads what the kernel writes beside its output, at the place of the output.
     "scaled by the other": (lambda dq, dk, dv: (dk * dv, dk.relu() + dq), False),
     # Row 0 of every head comes from other programs than those that read it.
-    "at another place": (
-        lambda dq, dk, dv: (dk + dk[:, :, :1], dv - dv[:, :, -1:], dk + dv.flip(2), dk * dq.flip(2)),
-        False,
-    ),
+    "at another place": (lambda dq, dk, dv: (dk + dk[:, :, :1], dv - dv[:, :, -1:], dk + dv.flip(2), dk * dq.flip(2)), False),
     "keys and values were expanded over heads": (lambda dq, dk, dv: (dk.sum(1), dv.sum(1), dq.sum(1)), False),
     "added to what was there": (lambda dq, dk, dv: (dk.mul_(0.5).add_(dv), dv.add_(1.0)), False),
     "cast": (lambda dq, dk, dv: (dq.bfloat16(), dk.bfloat16(), dv.half()), True),

@@ -17,7 +17,7 @@ LENGTH = 270  # ragged; three KV tiles of 128 rows
 def check(template, tile, mask, head_dim, monkeypatch):
     """The bits of the specification, in some interleavings."""
     find = "tile" if template == "one_pass" else "two_pass_tile"
-    monkeypatch.setattr(f"dash_inductor.resolve.{find}", lambda arch, dtype, head_dim: tile)
+    monkeypatch.setattr(f"dash_inductor.templates.tiles.{find}", lambda arch, dtype, head_dim: tile)
     args = exact(1, 2, LENGTH, LENGTH, head_dim, kv_heads=1, exponent=4, blocks=(tile.block_m, tile.block_n))
     waits = 0
     with enabled(template=template):

@@ -65,10 +65,7 @@ def test_by_the_op(dtype, causal, heads, kv_heads, q_len, kv_len, transposed):
 # How users lay out queries, keys and values: shapes of buffers, and attention's arguments made from them.
 LAYOUTS = {
     "[B, S, H, D], as a linear layer leaves it": ([(2, 53, 2, 16)] * 3, lambda *buffers: (x.transpose(1, 2) for x in buffers)),
-    "[B, S, 3, H, D], as one linear layer leaves all three": (
-        [(2, 53, 3, 2, 16)],
-        lambda x: x.permute(2, 0, 3, 1, 4).unbind(0),
-    ),
+    "[B, S, 3, H, D], as one linear layer leaves all three": ([(2, 53, 3, 2, 16)], lambda x: x.permute(2, 0, 3, 1, 4).unbind(0)),
     "rows 21 elements apart, the first not aligned": (
         [(1, 2, 53, 21)] * 3,
         lambda x, y, z: (x[..., 3:19], y[..., 1:17], z[..., 5:]),

@@ -138,10 +138,7 @@ def repeated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     ("function", "eager", "launches"),
-    [
-        (branching, lambda q, k, v: attend(q, k, v).cos(), 1),
-        (repeated, lambda q, k, v: attend(attend(q, k, v), k, v), 2),
-    ],
+    [(branching, lambda q, k, v: attend(q, k, v).cos(), 1), (repeated, lambda q, k, v: attend(attend(q, k, v), k, v), 2)],
 )
 def test_inside_a_subgraph(function, eager, launches):
     """Of a cond both branches are compiled, and one runs."""

@@ -1,6 +1,5 @@
 """The cubin analysis, on small kernels compiled for GPUs that are not there and on SASS written by hand."""
 
-import doctest
 import random
 
 import pytest
@@ -122,15 +121,9 @@ def test_parse():
     ("lines", "loop"),
     [
         # The innermost loop with matmuls; a poll inside.
-        (
-            "MOV R0, RZ; IADD3 R1, R1, 0x1, RZ; HMMA R4; LDG R2; @!P0 BRA 0x30; @P1 BRA 0x20; @P2 BRA 0x10; EXIT",
-            [2, 3, 4, 5],
-        ),
+        ("MOV R0, RZ; IADD3 R1, R1, 0x1, RZ; HMMA R4; LDG R2; @!P0 BRA 0x30; @P1 BRA 0x20; @P2 BRA 0x10; EXIT", [2, 3, 4, 5]),
         # Code of a loop outside its addresses: the rare way lies behind the exit.
-        (
-            "HMMA R4; @P0 BRA 0x50; FADD R1, R1, R2; @P1 BRA 0x0; EXIT; REDG.E.ADD.F32 [R2], R1; BRA 0x20",
-            [0, 1, 2, 3, 5, 6],
-        ),
+        ("HMMA R4; @P0 BRA 0x50; FADD R1, R1, R2; @P1 BRA 0x0; EXIT; REDG.E.ADD.F32 [R2], R1; BRA 0x20", [0, 1, 2, 3, 5, 6]),
         # Code between a loop's addresses that leaves it.
         ("HMMA R4; @!P0 BRA 0x40; STL [R1], R2; EXIT; @P1 BRA 0x0; EXIT", [0, 1, 4]),
         # Reconvergence.
@@ -187,7 +180,6 @@ def test_figures_of_several_main_loops(monkeypatch):
 
 def test_copies_ahead():
     """Groups under way after the first wait, less those of a step; of several loops the one with the fewest."""
-    assert doctest.testmod(cubin).attempted > 0 and doctest.testmod(cubin).failed == 0
     step = ["LDGSTS.E [R2], [R4]", "LDGDEPBAR", "LDGSTS.E [R2], [R4]", "LDGDEPBAR"]
 
     def ahead(*waits: int) -> int | None:

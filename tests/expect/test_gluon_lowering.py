@@ -78,10 +78,7 @@ def test_tiles_that_there_are_not():
     [
         ({"key": "a100"}, "is made for sm_90, not sm_80"),
         ({"head_dim": 96}, "takes head dim 64 or 128, not 96"),
-        (
-            {"settings": {"kernel": "gluon"}},
-            "takes no round robin, and with guarantee 'run' and schedule 'auto' there may be one",
-        ),
+        ({"settings": {"kernel": "gluon"}}, "takes no round robin, and with guarantee 'run' and schedule 'auto' there may be one"),
     ],
 )
 def test_declined(changes, reason):

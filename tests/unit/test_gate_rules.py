@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import types
 from dataclasses import replace
 from typing import Any
@@ -10,11 +9,9 @@ from typing import Any
 import pytest
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from dash_inductor import devices
-from dash_inductor.devices import LIMITS, cost_files, occupancy, stand_in
+from dash_inductor.devices import LIMITS, occupancy, stand_in
 from dash_inductor.devices.load_check import Checked, check, expect
 from dash_inductor.inspection.gates import DEVICES, HEAD_DIMS, MOST_INSTRUCTIONS, SHAPES, Cell, cells, violated
-from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
@@ -124,12 +121,6 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
 )
 def test_occupancy(arch, registers, shared_bytes, threads, tmem_columns, ctas):
     assert ctas == occupancy(arch, registers=registers, shared_bytes=shared_bytes, threads=threads, tmem_columns=tmem_columns)
-
-
-@pytest.mark.parametrize("module", [devices, cost_files, tiles])
-def test_examples(module):
-    found = doctest.testmod(module)
-    assert found.attempted > 0 and found.failed == 0
 
 
 def test_the_costs_that_stand_in():

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import doctest
 import heapq
-import importlib
 import json
 import re
 from itertools import pairwise, product
@@ -46,12 +44,6 @@ def predicted(tmp_path_factory: pytest.TempPathFactory) -> dict[Cell, float]:
     times = {Cell(e["schedule"], e["head_dim"], e["causal"], e["seqlen"]): e["ms"] for e in entries}
     assert len(entries) == len(times)
     return times
-
-
-@pytest.mark.parametrize("name", ("evaluation", "makespan", "model", "placement"))
-def test_docstrings(name: str) -> None:
-    results = doctest.testmod(importlib.import_module(f"benchmarks.h800.{name}"))
-    assert results.attempted and not results.failed
 
 
 # The simulation.

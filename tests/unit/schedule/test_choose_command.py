@@ -73,25 +73,19 @@ def place(found):
 def test_a_candidate_is_listed_once(change: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Rounds and passes may come to the same placement; what is chosen stands there with its time."""
     found = printed(capsys, EXAMPLE + change)
-    places = list(map(place, found["candidates"]))
-    assert len(places) == len(set(places)) > 1
-    chosen = found["candidates"][places.index(place(found))]
-    assert chosen["predicted_us"] == found["predicted_us"]
+    times = {place(row): row["predicted_us"] for row in found["candidates"]}
+    assert len(found["candidates"]) == len(times) > 1 and times[place(found)] == found["predicted_us"]
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("--kv-len 4096", "causal with S_q=8192 and S_k=4096"),
         ("--kv-heads 3", "kv heads (3, 3) do not divide the query heads (16)"),
-        ("--head-dim 512", "head dim 512 is outside 16..256"),
-        ("--head-dim 15", "head dim 15 is outside 16..256"),
-        ("--dtype fp32", "dtype fp32 is not one of bf16, fp16"),
         ("--q-len 4194241 --kv-len 4194241", "lengths S_q=4194241, S_k=4194241 have too many tiles for a table entry"),
     ],
 )
 def test_what_the_pass_declines(change: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """No schedule, and the reason of the pass, see test_declined_on_gpu.py; the exit code is not that of an error."""
+    """No schedule, and a reason, all others of which test_declined_on_gpu.py has; the exit code is not that of an error."""
     assert main([*EXAMPLE.split(), *change.split(), "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"device": "h100", "guarantee": "run", "declined": reason}
     assert main([*EXAMPLE.split(), *change.split()]) == 1
@@ -147,14 +141,8 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            "--batch 65537",
-            "batch x kv-heads x KV tiles of 128 keys must be at most 4194304, got 65537 x 16 x 64 = 67109888",
-        ),
-        (
-            "--batch 1000000 --head-dim 256",
-            "batch x kv-heads x KV tiles of 32 keys must be at most 4194304, got 1000000 x 16 x 256",
-        ),
+        ("--batch 65537", "batch x kv-heads x KV tiles of 128 keys must be at most 4194304, got 65537 x 16 x 64 = 67109888"),
+        ("--batch 1000000 --head-dim 256", "KV tiles of 32 keys must be at most 4194304, got 1000000 x 16 x 256"),
         ("--head-dim 2147483648", "argument --head-dim: must be at most 2147483647, got 2147483648"),
         ("--q-len 0", "argument --q-len: must be at least 1, got 0"),
     ],

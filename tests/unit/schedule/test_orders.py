@@ -11,8 +11,6 @@ from .positions import shift_step, symmetric_step
 from .strategies import block_masks, geometries, schedules, triangles
 
 CAUSAL = Geometry(6, 6, 1, 2, "causal")
-WINDOW = Geometry(6, 6, 1, 2, "causal", window=2)
-BLOCKS = Geometry.of_blocks([[True, False], [True, True]])
 FULL = Geometry(6, 6, 1, 2, "full")
 
 
@@ -53,7 +51,7 @@ def test_slots_hold_every_chain_once_at_its_place(s: Order) -> None:
 
 
 @given(geometries() | block_masks(), st.data())
-def test_bits_of_mono_families_do_not_change_with_roles_heads_in_flight_or_placement(g: Geometry, data: st.DataObject) -> None:
+def test_bits_of_monotone_families_do_not_change_with_roles_heads_in_flight_or_placement(g: Geometry, data: st.DataObject) -> None:
     """The order of every sum: of dq by rank, of dk and dv along a chain."""
     for family, upwards in (("ascending", True), ("descending", False)):
         sums = set()
@@ -86,7 +84,7 @@ def test_symmetric_has_slack_on_a_triangle(g: Geometry, data: st.DataObject) -> 
 
 
 @given(geometries(("full",)), st.sampled_from(["ascending", "descending"]), st.integers(2, 9))
-def test_mono_has_no_slack_on_the_full_mask(g: Geometry, family: str, roles: int) -> None:
+def test_monotone_has_no_slack_on_the_full_mask(g: Geometry, family: str, roles: int) -> None:
     assert slack(make_order(family, g, min(roles, g.n_kv))) == (0 if g.n_kv > 1 else None)
 
 

@@ -88,21 +88,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: make_order("symmetric", BLOCKS, 1), "needs a causal mask, got mask='blocks': use descending or searched"),
     (lambda: make_order("shift", CAUSAL, 1), "needs mask='full', got 'causal': use symmetric, descending or searched"),
     (lambda: make_order("shift", BLOCKS, 1), "family shift needs mask='full', got 'blocks'"),
-    (
-        lambda: make_order("shift", Geometry(2, 6, 1, 2, "full"), 3),
-        "must be in 1..2 (one per Q tile at most for shift), got 3",
-    ),
+    (lambda: make_order("shift", Geometry(2, 6, 1, 2, "full"), 3), "must be in 1..2 (one per Q tile at most for shift), got 3"),
     (lambda: make_order("shift", FULL, 3, stride=3), "stride must be in 1..2 (n_q // roles), got 3"),
     (lambda: make_order("shift", FULL, 3, stride=0), "stride must be a positive int, got 0"),
     (lambda: make_order("ascending", FULL, 1, stride=2), "stride is for shift, not for ascending"),
-    (
-        lambda: make_order("shift", FULL, 1, mirrored=True),
-        "(boustrophedon) is for ascending and descending, not for shift",
-    ),
-    (
-        lambda: make_order("zigzag", FULL, 1),
-        "must be one of ascending, descending, shift, symmetric, searched, got 'zigzag'",
-    ),
+    (lambda: make_order("shift", FULL, 1, mirrored=True), "(boustrophedon) is for ascending and descending, not for shift"),
+    (lambda: make_order("zigzag", FULL, 1), "must be one of ascending, descending, shift, symmetric, searched, got 'zigzag'"),
     # Plans and tables
     (lambda: plan(0, 1), "heads must be a positive int, got 0"),
     (lambda: plan(2, 3), "heads_in_flight must be in 1..2 (heads), got 3"),
@@ -112,10 +103,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: fit(1, 0), "workers must be a positive int, got 0"),
     (lambda: RoundRobinPlan(Shift(FULL, 2), 2, 4), "roles must be 3 (all units of a head, or workers), got 2"),
     (lambda: pack(Ascending(Geometry(1, 32768, 1, 1, "full"), 1), 1), "32768 makes 32768 KV tiles of block_n 1; at most 32767"),
-    (
-        lambda: pack(Ascending(Geometry(65536, 1, 1, 1, "full"), 1), 1),
-        "65536 makes 65536 Q tiles of block_m 1; at most 65535",
-    ),
+    (lambda: pack(Ascending(Geometry(65536, 1, 1, 1, "full"), 1), 1), "65536 makes 65536 Q tiles of block_m 1; at most 65535"),
     # Times
     (lambda: bound(**ones | {"heads": 0}), "heads must be a positive int, got 0"),
     (lambda: bound(**ones | {"workers": -1}), "workers must be a positive int, got -1"),

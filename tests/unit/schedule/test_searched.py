@@ -9,14 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dash_inductor.devices.cost_files import load_costs
-from dash_inductor.schedule import (
-    Costs,
-    Geometry,
-    TiledProblem,
-    edge_coloured,
-    lower_bound,
-    simulate,
-)
+from dash_inductor.schedule import Costs, Geometry, TiledProblem, edge_coloured, lower_bound, simulate
 from dash_inductor.schedule.choice import SIMULATED_STEPS
 from dash_inductor.schedule.searched import searched_plan
 
