@@ -63,12 +63,7 @@ def programs(count: Any, *scalars: Any, cdiv: Any = None, min: Any = None, max: 
 def _template(name: str, *sources: str) -> Template:
     # From 2.13 on a template may leave its inputs' layouts open; ours reads their strides.
     frozen = "always_freeze_layout" in inspect.signature(TritonTemplate.__init__).parameters
-    return Template(
-        name,
-        grid=programs,
-        source=source(name, *sources),
-        **({"always_freeze_layout": True} if frozen else {}),
-    )
+    return Template(name, grid=programs, source=source(name, *sources), **({"always_freeze_layout": True} if frozen else {}))
 
 
 # The sources of the main kernel; benchmarks time variants of it.

@@ -250,13 +250,10 @@ def _compile(launches: Sequence[Launch]) -> None:
 
 
 def _settings_of(launch: Launch) -> Any:
-    return _settings(template=TWO_PASS) if launch.family == TWO_PASS else _settings(schedule=launch.family)
-
-
-def _settings(**changed: str) -> Any:
     from ..rewrite.install import enabled
 
-    return enabled(guarantee="run", on_unsupported="error", **changed)
+    forced = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family}
+    return enabled(guarantee="run", on_unsupported="error", **forced)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
 FP32_BYTES = 4
 MOST_CHAINS = 2**22  # which are counted one by one
 MOST = 2**31 - 1  # of each size
+PLACE = ("family", "roles", "heads_in_flight", "stride")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +51,7 @@ def main(args: argparse.Namespace) -> int:
     show({name: value for name, value in figures.items() if name not in hidden})
     if declined:
         return 1
-    names = ("family", "roles", "heads_in_flight", "stride", "predicted_us")
-    if considered := [{name: row[name] for name in names} for row in figures["candidates"]]:
+    if considered := [{name: row[name] for name in (*PLACE, "predicted_us")} for row in figures["candidates"]]:
         table("Candidates, in order; the first is the default", considered)
         for family, formula in {row["family"]: row["formula_ns"] for row in figures["candidates"]}.items():
             time, *parts = (formula or "no formula").split("; ")
@@ -92,7 +92,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 def _figures(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
     """Of two passes the overhead is the launch alone: what a CTA loads and stores at its ends is not known yet."""
     (plan, time_ns), costs, tile = resolution.schedule, resolution.costs, rows_of(resolution.tile)
-    figures: dict[str, Any] = {"tile": str(tile), "family": TWO_PASS, "roles": None, "heads_in_flight": None, "stride": None}
+    figures: dict[str, Any] = {"tile": str(tile), **dict.fromkeys(PLACE), "family": TWO_PASS}
     steps: dict[str, Any]
     n_q, query_heads = plan.order.geometry.n_q, plan.heads * plan.group
     if resolution.template == Template.ONE_PASS:
@@ -129,10 +129,7 @@ def _why(choice: ScheduleChoice) -> dict[str, Any]:
 def _row(candidate: Candidate, builder: CandidateBuilder) -> dict[str, Any]:
     formula = builder.formula(candidate.family)
     return {
-        "family": candidate.family,
-        "roles": candidate.roles or None,
-        "heads_in_flight": candidate.heads_in_flight or None,
-        "stride": candidate.stride or None,
+        **{name: getattr(candidate, name) or None for name in PLACE},
         "default": candidate.is_default,
         "predicted_us": None if candidate.ns is None else candidate.ns / 1000,
         "formula_ns": None if formula is None else str(formula),
@@ -147,11 +144,10 @@ def rule(considered: tuple[Candidate, ...], costs: Costs) -> str:
     >>> rule((Candidate("ascending", 3, 1, 400, is_default=True), Candidate("shift", 3, 1, 300, 2)), near)
     'Piecewise((0, 100*t0 <= 102*t1), (1, True))'
     """
-    weighted = [f"{weight(candidate, costs)}*t{i}" for i, candidate in enumerate(considered) if candidate.ns is not None]
-    places = [i for i, candidate in enumerate(considered) if candidate.ns is not None] or [0]
+    weighted = {i: f"{weight(candidate, costs)}*t{i}" for i, candidate in enumerate(considered) if candidate.ns is not None}
     branches = []
-    for at, place in enumerate(places):
-        later = weighted[at + 1 :]
+    for at, place in enumerate(weighted or [0]):
+        later = list(weighted.values())[at + 1 :]
         least = f"Min({', '.join(later)})" if len(later) > 1 else "".join(later)
-        branches.append(f"({place}, {f'{weighted[at]} <= {least}' if later else 'True'})")
+        branches.append(f"({place}, {f'{weighted[place]} <= {least}' if later else 'True'})")
     return f"Piecewise({', '.join(branches)})"

@@ -136,14 +136,7 @@ def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: in
     if family in ROUND_ROBIN:
         check_range("roles", roles, args.workers, "workers")
         return place_heads(
-            family,
-            geometry,
-            roles,
-            heads=heads,
-            heads_in_flight=1,
-            group=args.kv_group,
-            stride=stride,
-            mirrored=bool(mirrored),
+            family, geometry, roles, heads=heads, heads_in_flight=1, group=args.kv_group, stride=stride, mirrored=bool(mirrored)
         )
     order = make_order(
         family,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..schedule.formulas import monotone, shift
+
 NAMES = ("launch_ns", "chain_ns", "step_ns", "shifted_step_ns", "hop_ns")
 
 
@@ -25,11 +27,13 @@ class Timing:
 
     @property
     def terms(self) -> tuple[int, ...]:
-        """How often each constant is paid, in the order of NAMES: the closed forms of schedule.times, and a cost per chain."""
-        chains = self.heads // self.heads_in_flight * (self.n_kv // self.roles)
-        steps = chains * self.n_q
+        """How often each constant is paid, in the order of NAMES, by the family's formula for hops shorter than a step."""
         shifted = self.family == "shift"
-        return 1, chains, 0 if shifted else steps, steps if shifted else 0, 0 if shifted else self.roles - 1
+        formula = shift.GROUPED if shifted else monotone.FULL
+        sizes = self.n_q, self.n_kv, 1, self.heads, self.roles, self.heads_in_flight
+        times = formula(*sizes, 1, 0), formula(*sizes, self.roles, 1)
+        steps, together = (time.ns for time in times if time)
+        return 1, steps // self.n_q, 0 if shifted else steps, steps if shifted else 0, together - self.roles * steps
 
 
 @dataclass(frozen=True)

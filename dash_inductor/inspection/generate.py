@@ -64,11 +64,7 @@ class CompiledKernel:
 
 
 def generate(
-    fn: Callable[..., Any],
-    make_args: Callable[[], Sequence[torch.Tensor]],
-    device: str,
-    *,
-    dynamic_dims: Sequence[int] = (),
+    fn: Callable[..., Any], make_args: Callable[[], Sequence[torch.Tensor]], device: str, *, dynamic_dims: Sequence[int] = ()
 ) -> Generated:
     """Trace `fn`, run Inductor's joint-graph passes and code generation, and keep what comes out.
 
@@ -234,6 +230,6 @@ def _read_wrapper(graph: str, wrapper: str) -> Generated:
             launches[name] = ()
         elif owner in kernels and method == "run":
             launches[owner] += (ast.get_source_segment(wrapper, call) or "",)
-        elif called == "_loaded":  # record.loading_line
+        elif called == "_loaded":  # as decision.loading_line writes it
             decisions.append(Decision(**json.loads(ast.literal_eval(call.args[2]))))
     return Generated(graph, wrapper, kernels, launches, tuple(decisions))
