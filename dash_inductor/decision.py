@@ -26,12 +26,14 @@ class Decision:
 
     Attributes:
         op: the stock op.
-        mask: "full", "causal", "given" (a tensor; declined), or "blocks" (of a caller of `dash::sdpa_backward`).
+        mask: "full", "causal", "given" (a tensor; declined), "block_mask" (FlexAttention's), or "blocks" (of a caller of
+            `dash::sdpa_backward`).
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles, heads_in_flight: A and G, see `dash_inductor.schedule`.
         predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless the device is calibrated.
+        step_ns: the cost model's time of a visited tile, in ns, where the time depends on a mask that is known at run time only.
         workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores; of two passes delta and lse).
     """
 
@@ -55,6 +57,7 @@ class Decision:
     sms: int | None = None
     guarantee: str | None = None
     predicted_us: float | None = None
+    step_ns: int | None = None
     workspace_bytes: int | str | None = None
 
     @property
@@ -80,6 +83,7 @@ class Decision:
         if self.reason is not None:
             return f"{self.op} ({self.shape}, mask {self.mask}) keeps the stock kernel: {self.reason}"
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
+        time = time if self.step_ns is None else f", {self.step_ns} ns predicted for each tile that the mask lets a query see"
         return f"{self.op} ({self.shape}, mask {self.mask}) -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"
 
 

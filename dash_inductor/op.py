@@ -1,4 +1,4 @@
-"""The one op that every rewritten attention backward becomes: its schema, its fake, and its specification as a kernel.
+"""The contracts of an attention backward: the op that SDPA becomes, its fake and its specification; and FlexAttention's HOP.
 
     dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None) -> (dq, dk, dv)
 
@@ -9,11 +9,17 @@ grad_out, query, out are [B, H, S_q, D]; key, value [B, H_kv, S_k, D] with H_kv 
 queries of the other meet. Tiles are those of the device for the dtype and head dim (templates/tiles.py): block_n keys,
 block_m queries, the last ones cut off. Compiled, it must be a constant of the graph, such as `torch.tensor([[True, ...], ...])`
 in the compiled function, and shapes must be static.
+
+    flex_attention_backward(query, key, value, out, logsumexp, grad_out, grad_logsumexp, score_mod, joint, block_mask, scale, ...)
+
+is torch's own, and stays what it is: logsumexp and its gradient are in base 2, [B, H, S_q]; key and value may have a batch of 1;
+score_mod, its derivative (joint) and mask_mod are graphs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -91,3 +97,49 @@ def blocks_of(blocks: Tensor) -> Blocks:
 _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
 SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
+
+
+FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
+FLEX_PROBLEM = "dash_problem"  # in the meta of a node that is lowered by us: what the pass resolved
+
+
+class FlexArguments(NamedTuple):
+    """The arguments of `flex_attention_backward`, in order."""
+
+    query: Any
+    key: Any
+    value: Any
+    out: Any
+    logsumexp: Any
+    grad_out: Any
+    grad_logsumexp: Any  # None where nothing depends on it
+    score_mod: Any
+    joint: Any
+    block_mask: Any
+    scale: Any
+    kernel_options: Any
+    score_mod_captures: Any
+    mask_mod_captures: Any
+
+    @property
+    def mask(self) -> BlockMask:
+        """The block mask by name."""
+        return BlockMask(*self.block_mask[:10], *self.block_mask[-3:])  # the tuple of torch 2.13 has more in between
+
+
+class BlockMask(NamedTuple):
+    """Lists of blocks, int32: `num` [B or 1, H or 1, blocks], `indices` [.., entries]; `full` ones may be None."""
+
+    q_len: Any
+    kv_len: Any
+    kv_num: Any
+    kv_indices: Any
+    full_kv_num: Any
+    full_kv_indices: Any
+    q_num: Any  # of blocks of Q, for each block of keys
+    q_indices: Any
+    full_q_num: Any
+    full_q_indices: Any
+    q_block: Any  # rows of a block
+    kv_block: Any  # keys of a block
+    mask_mod: Any

@@ -9,6 +9,8 @@ from .schedule import Blocks, TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
 from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM, AnyTile, Tile, rows_of
 
+MAX_BLOCKS = 2**15  # blocks of Q that an entry of a row can name (templates/block_rows.py.jinja)
+BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
@@ -16,8 +18,10 @@ DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "f
 class Problem:
     """query, out and grad_out are [batch, heads, q_len, head_dim], key and value [batch, kv_heads, kv_len, head_dim].
 
-    mask: full, causal, or blocks, which `blocks` then has. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the
-    scores, None for 1 / sqrt(head_dim). All sizes but head_dim may be torch.SymInt; comparisons of them guard.
+    mask: full, causal, blocks, which `blocks` then has, or block_mask, with `block_size` rows and keys to a block. dtype: bf16,
+    fp16, fp32, or torch's name of another. scale: of the scores, None for 1 / sqrt(head_dim). mods: of FlexAttention, how many
+    operations its functions do for an element of the scores; else None. All sizes but head_dim may be torch.SymInt; comparisons
+    of them guard.
     """
 
     mask: str
@@ -30,11 +34,11 @@ class Problem:
     dtype: str
     scale: float | None = None
     blocks: Blocks | None = None
+    block_size: tuple[int, int] | None = None
+    mods: int | None = None
 
     @classmethod
-    def of(
-        cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, blocks: Blocks | None = None
-    ) -> Problem:
+    def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:
         """The problem of three tensors, real or fake; ValueError where they make no attention that is taken."""
         if not query.dtype == key.dtype == value.dtype:
             raise ValueError(f"dtypes differ: query {query.dtype}, key {key.dtype}, value {value.dtype}")
@@ -43,7 +47,7 @@ class Problem:
         if key.shape[1] != value.shape[1]:
             raise ValueError(_uneven(query.shape[1], key.shape[1], value.shape[1]))
         (batch, heads, q_len, head_dim), (kv_heads, kv_len) = query.shape, key.shape[1:3]
-        return cls(mask, batch, heads, kv_heads, q_len, kv_len, int(head_dim), dtype_name(query.dtype), scale, blocks)
+        return cls(mask, batch, heads, kv_heads, q_len, kv_len, int(head_dim), dtype_name(query.dtype), scale, **others)
 
     @property
     def group(self) -> int:
@@ -77,6 +81,20 @@ class Problem:
             return _uneven(self.heads, self.kv_heads, self.kv_heads)
         if self.mask == "causal" and self.q_len != self.kv_len:
             return f"causal with S_q={self.q_len} and S_k={self.kv_len}"
+        return None
+
+    def chains(self, tile: Tile) -> Any:
+        """KV tiles of all kv heads."""
+        return self.kv_heads_total * ((self.kv_len + tile.block_n - 1) // tile.block_n)
+
+    def why_no_blocks(self, tile: Tile) -> str | None:
+        """Why tiles do not fit the blocks of the mask; None if they do."""
+        assert self.block_size
+        (rows, keys), tiles = self.block_size, f"{tile.block_m} x {tile.block_n}"
+        if rows % tile.block_m or keys % tile.block_n:
+            return f"BLOCK_SIZE ({rows}, {keys}) is no multiple of the tile's {tiles}: use (128, 128)"
+        if self.q_len > MAX_BLOCKS * rows or self.kv_len > MAX_N_KV * tile.block_n:
+            return f"lengths S_q={self.q_len}, S_k={self.kv_len} have too many blocks or tiles for a table entry"
         return None
 
     def why_no_table(self, tile: Tile) -> str | None:

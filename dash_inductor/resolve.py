@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 
 from .config import GLUON, Config
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
 from .devices.target import Target
-from .problem import Problem
+from .problem import BLOCK_MASK, Problem
 from .schedule import BLOCKS_MASK, MONOTONE, ROUND_ROBIN, SEARCHED, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
 from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
-from .schedule.costs import two_pass_margin
+from .schedule.costs import FLOP_PER_ELEMENT, two_pass_margin
 from .schedule.families import may_round_robin, why_guarantee_too_weak, why_impossible
 from .schedule.formulas.chained import chained_plan, chained_time
 from .schedule.packing import why_no_round_robin
 from .schedule.searched import searched_plan
 from .templates import tiles
 from .templates.tiles import ONE_PASS_HEAD_DIM, AnyTile, EitherTile, Template, Tile, TwoPassTile
+
+# What an operation of FlexAttention's functions costs, in FLOP of the kernel's matmuls: an SM does 128 of them in a clock, its
+# tensor cores 4,096 FLOP, of which the kernel gets about 0.4. A proxy: nothing of it has been measured.
+MOD_FLOP = 13
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Resolution:
     @property
     def chained(self) -> bool:
         """Whether every chain has its own ticket, so that the launch ends with any number of resident CTAs."""
-        return self.settings.launch == "chained"
+        return self.settings.launch == "chained" or self.problem.mask == BLOCK_MASK
 
     @property
     def family(self) -> str:
@@ -50,6 +55,8 @@ class Resolution:
         A chained launch takes monotone orders alone, whose chains wait for earlier tickets only.
         """
         forced = self.settings.schedule
+        if self.problem.mask == BLOCK_MASK:
+            return "descending"
         if forced == "auto" and self.chained:
             return "ascending" if self.problem.mask == "full" else "descending"
         if forced == "auto" and self.problem.mask == BLOCKS_MASK:
@@ -99,12 +106,18 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         return Resolution(problem, settings, target, template, two_pass)
     if reason := problem.why_no_table(one_pass):
         raise ValueError(reason)
+    if problem.mask == BLOCK_MASK and (reason := problem.why_no_blocks(one_pass)):
+        raise ValueError(reason)
     costs = _costs(target, one_pass, two_pass)
+    if problem.mods is not None and settings.guarantee == "run" and target.arch != tiles.EMULATED:
+        _require_chains(problem, one_pass, costs, _two_pass_costs(target, tiles.two_pass_tile(*arguments)))
     either: AnyTile = EitherTile(one_pass, two_pass) if two_pass else one_pass
     resolution = Resolution(problem, settings, target, template, either, costs)
     if reason := _why_no_schedule(resolution):
         raise ValueError(reason)
-    return _decided(resolution, one_pass, two_pass) if problem.is_static else resolution
+    if not problem.is_static or problem.mask == BLOCK_MASK:
+        return resolution
+    return _decided(resolution, one_pass, two_pass)
 
 
 def template_for(problem: Problem, settings: Config, target: Target) -> Template:
@@ -114,6 +127,8 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     for graphs of any; under `device` and `batch` settings and compile-time facts do.
     """
     mask, head_dim = problem.mask, problem.head_dim
+    if problem.mods is not None:
+        return _template_of_flex(problem, settings)
     if settings.template == Template.TWO_PASS and mask == BLOCKS_MASK:
         raise ValueError(f"template='two_pass' takes no mask={mask!r}")
     if settings.kernel == GLUON:
@@ -135,9 +150,44 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     return Template.TWO_PASS if percent * (100 + two_pass_margin(estimate)) < 100 * 100 else Template.ONE_PASS
 
 
+def _template_of_flex(problem: Problem, settings: Config) -> Template:
+    """One pass, which alone takes FlexAttention's functions; ValueError where settings or head dim ask for another template."""
+    for name, other in (("template", Template.TWO_PASS.value), ("kernel", GLUON)):
+        if getattr(settings, name) == other:
+            raise ValueError(f"{name}={other!r} takes no FlexAttention")
+    if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
+        raise ValueError(f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order")
+    if problem.head_dim > ONE_PASS_HEAD_DIM:
+        raise ValueError(f"head dim {problem.head_dim} is more than the {ONE_PASS_HEAD_DIM} of one pass")
+    return Template.ONE_PASS
+
+
+class StockIsFaster(ValueError):
+    """The stock kernel is deterministic as well, and expected to be faster."""
+
+
+def _require_chains(problem: Problem, tile: Tile, costs: Costs, two_pass: TwoPass) -> None:
+    """Raises StockIsFaster where one pass has too few chains to fill the device, and two passes, as stock makes them, finish first.
+
+    Two passes cost more for an element of the scores, in which the functions of the attention count twice, and fill the device
+    from a few chains on: so much fewer workers may one pass keep busy. The mask is not known here, and divides both times.
+    """
+    mods_ns = (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * tile.block_d) * costs.step_ns / (tile.block_m * tile.block_n)
+    one_ns = costs.step_ns / (tile.block_m * tile.block_n) + mods_ns
+    two_ns = two_pass.kv_step_ns / (two_pass.block_m * two_pass.kv_rows) + two_pass.q_step_ns / (two_pass.q_rows * two_pass.block_n)
+    least = math.ceil(costs.workers * one_ns / (two_ns + 2 * mods_ns))
+    if problem.chains(tile) < least:
+        raise StockIsFaster(
+            f"{problem.chains(tile)} KV tiles over all kv heads are fewer than the {least} from which one pass fills the device: "
+            "stock's two passes, which are deterministic too, are faster"
+        )
+
+
 def _why_no_schedule(resolution: Resolution) -> str | None:
     """Why one pass has no schedule for what is asked; None if it has one."""
     problem, settings, family = resolution.problem, resolution.settings, resolution.family
+    if problem.mask == BLOCK_MASK:
+        return None
     if settings.kernel == GLUON and resolution.may_round_robin:
         reason = f"with guarantee {settings.guarantee!r} and schedule {settings.schedule!r} there may be one"
         return f"the Gluon kernel takes no round robin, and {reason}: force a family, or guarantee device or batch"

@@ -12,10 +12,13 @@ from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from dash_inductor.templates.tiles import Tile
 
+# (b, h, Q tile) -> whether anything was written there, as an integer
+Visited = Callable[[sympy.Expr, sympy.Expr, sympy.Expr], OpsValue]
+
 
 def scaled_dq(
     scratch: TensorBox,
-    visited: TensorBox | None,
+    visited: Visited | None,
     block_m: int,
     place: Callable[[sympy.Expr, sympy.Expr], list[sympy.Expr]],
     size: Sequence[sympy.Expr],
@@ -28,14 +31,13 @@ def scaled_dq(
     or more.
     """
     load = scratch.make_loader()
-    is_visited = None if visited is None else visited.make_loader()
 
     def element(index: Sequence[sympy.Expr]) -> OpsValue:
         b, h, m, d = index
         i = FloorDiv(m, block_m)
         value = load([b * size[1] + h, i, *place(ModularIndexing(m, 1, block_m), d)])
-        if is_visited is not None:
-            value = ops.where(ops.to_dtype(is_visited([i]), torch.bool), value, ops.constant(0.0, torch.float32))
+        if visited is not None:
+            value = ops.where(ops.to_dtype(visited(b, h, i), torch.bool), value, ops.constant(0.0, torch.float32))
         return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
 
     return Pointwise.create(device=scratch.get_device(), dtype=dtype, inner_fn=element, ranges=size)

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import sympy
 import torch
-from torch._inductor.ir import IRNode
+from torch._inductor.ir import FlexibleLayout, IRNode
 from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.reference import LOG2E
 from dash_inductor.resolve import Resolution
 from dash_inductor.templates.tiles import EMULATED, Tile, TwoPassTile, rows_of
 
-from .buffers import multiple
+from .buffers import multiple, size_and_strides, traced_gradients
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,16 @@ class Inputs:
     def tensors(self) -> list[IRNode]:
         """In the order in which the kernels take them."""
         return [self.query, self.key, self.value, self.grad_out, self.neg_lse, self.delta]
+
+    @property
+    def gradients(self) -> list[tuple[list[sympy.Expr], list[sympy.Expr]]]:
+        """(Size, strides) of dq, dk and dv as the graph was traced with them; of dk and dv the whole batch of query, where key and
+        value are the same for all of it."""
+        metas = [size_and_strides(meta) for meta in traced_gradients()]
+        if self.key.get_size()[0] == metas[1][0][0]:
+            return metas
+        whole = [[self.query.get_size()[0], *size[1:]] for size, _ in metas]
+        return [metas[0], *((size, FlexibleLayout.contiguous_strides(size)) for size in whole[1:])]
 
     @property
     def device(self) -> torch.device:

@@ -29,12 +29,21 @@ class Kernel(TritonTemplateKernel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.extra_template_env_fns.append(self.scalar)
+        self.extra_template_env_fns += [self.scalar, self.modify]
 
     def scalar(self, index: int) -> str:
         """The kernel's name for the `index`-th scalar; the wrapper computes it from the run-time sizes."""
         expression = sympy.sympify(self.call_sizes[1 + index])
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
+
+    def modify(self, subgraph: int, output: str, **names: str) -> str:
+        """Code of a function of FlexAttention (`Mods.subgraphs`) for a tile [keys, queries]; `names` are those of its arguments."""
+        shapes = dict.fromkeys(("score", "grad_score_mod"), ("BLOCK_N", "BLOCK_M")) | {"m": ("1", "BLOCK_M"), "n": ("BLOCK_N", "1")}
+        kinds: dict[str, Any] = dict(names)
+        if "input_dtypes" in inspect.signature(TritonTemplateKernel.modification).parameters:  # from torch 2.13 on
+            kinds["input_shapes"] = {name: shape for name, shape in shapes.items() if name in names}
+            kinds["input_dtypes"] = dict.fromkeys("bhmn", "index")
+        return self.modification(subgraph_number=subgraph, output_name=output, **kinds).strip()
 
     def jit_lines(self) -> str:
         """The decorators under the template's name; above them one that holds the kernel's occupancy against the tile table's."""
@@ -60,19 +69,22 @@ def programs(count: Any, *scalars: Any, cdiv: Any = None, min: Any = None, max: 
     return (count, 1, 1)
 
 
-def _template(name: str, *sources: str) -> Template:
+def _template(name: str, *parts: str) -> Template:
+    """Of the files of `parts`, or of the one that has its name."""
     # From 2.13 on a template may leave its inputs' layouts open; ours reads their strides.
     frozen = "always_freeze_layout" in inspect.signature(TritonTemplate.__init__).parameters
-    return Template(name, grid=programs, source=source(name, *sources), **({"always_freeze_layout": True} if frozen else {}))
+    return Template(name, grid=programs, source=source(*parts or (name,)), **({"always_freeze_layout": True} if frozen else {}))
 
 
 # The sources of the main kernel; benchmarks time variants of it.
-ONE_PASS_PARTS = ("one_pass", "functions", "positions", "round_robin")
+ONE_PASS_PARTS = ("step", "one_pass", "functions", "positions", "round_robin")
 
 PREPROCESS = _template("preprocess")
-TABLE = _template("table", "positions")
-ONE_PASS = _template(*ONE_PASS_PARTS)
-TWO_PASS = _template("two_pass", "functions")
+TABLE = _template("table", "table", "positions")
+ONE_PASS = _template("one_pass", *ONE_PASS_PARTS)
+TWO_PASS = _template("two_pass", "two_pass", "functions")
+BLOCK_MASK = _template("block_mask", "step", "block_mask", "functions")
+BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS = map(_template, ("block_matrix", "block_ranks", "block_rows"))
 
 
 @dataclass(frozen=True)
@@ -101,11 +113,13 @@ def call(
     workspace_arg: WorkspaceArg | None = None,
     cooperative: bool = False,
     ctas_per_sm: int | None = None,
+    subgraphs: Sequence[ir.ComputedBuffer] | None = None,
 ) -> ir.TensorBox:
     """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output.
 
     `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. With `ctas_per_sm`,
-    loading a compiled kernel that an SM holds another number of times is an error.
+    loading a compiled kernel that an SM holds another number of times is an error. `subgraphs`: those that the template's `modify`
+    numbers.
     """
     checked = {} if ctas_per_sm is None else {CTAS_PER_SM: ctas_per_sm}
     choice = template.generate(
@@ -116,6 +130,7 @@ def call(
         num_warps=num_warps,
         num_stages=num_stages,
         workspace_arg=workspace_arg,
+        subgraphs=None if subgraphs is None else list(subgraphs),
         # Whether a multiplication and an addition fuse decides bits, and Triton's default is an environment variable. A fresh dict:
         # Inductor writes into it.
         triton_meta={"launch_cooperative_grid": cooperative, "enable_fp_fusion": True, **checked},

@@ -48,18 +48,23 @@ def lower(
     resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
 
     query, key, value, grad_out, out = (with_aligned_rows(x) for x in (query, key, value, grad_out, out))
-    neg_lse, delta = _preprocessed(resolution, out, grad_out, in_memory(logsumexp))
+    neg_lse, delta = preprocessed(resolution, out, grad_out, in_memory(logsumexp))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
     if resolution.template == Template.TWO_PASS:
         gradients = two_pass.gradients(inputs)
     else:
         gradients = (gluon if settings.kernel == GLUON else one_pass).gradients(inputs)
-    record(_decision(inputs, gradients))
+    record(decision(inputs, gradients))
     return gradients.dq, gradients.dk, gradients.dv
 
 
-def _preprocessed(resolution: Resolution, out: IRNode, grad_out: IRNode, logsumexp: IRNode) -> tuple[TensorBox, TensorBox]:
-    """-logsumexp * log2(e), and delta = rowsum(out * grad_out): fp32 [B, H, S_q], rows padded to Q tiles with -inf and 0."""
+def preprocessed(
+    resolution: Resolution, out: IRNode, grad_out: IRNode, logsumexp: IRNode, *others: IRNode, **constants: bool
+) -> tuple[TensorBox, TensorBox]:
+    """-logsumexp * log2(e), and delta = rowsum(out * grad_out): fp32 [B, H, S_q], rows padded to Q tiles with -inf and 0.
+
+    FLEX=True: logsumexp is in base 2, and with HAS_GRAD_LSE=True its gradient follows it.
+    """
     batch, heads, q_len = map(sympy.sympify, out.get_size()[:3])
     tile, device = rows_of(resolution.tile), out.get_device_or_error()
     n_q = CeilDiv(q_len, tile.block_m)
@@ -68,21 +73,21 @@ def _preprocessed(resolution: Resolution, out: IRNode, grad_out: IRNode, logsume
     neg_lse = kernels.call(
         kernels.PREPROCESS,
         grid=batch * heads * n_q,
-        inputs=[out, grad_out, logsumexp],
+        inputs=[out, grad_out, logsumexp, *others],
         mutated=[delta],
         output=contiguous(size, torch.float32, device),
         num_warps=tile.preprocess_warps,
-        constants={"BLOCK_M": tile.block_m, "BLOCK_D": tile.block_d, "HEAD_DIM": resolution.problem.head_dim},
+        constants={"BLOCK_M": tile.block_m, "BLOCK_D": tile.block_d, "HEAD_DIM": resolution.problem.head_dim, **constants},
     )
     return neg_lse, delta
 
 
-def _decision(inputs: Inputs, gradients: kernels.Gradients) -> Decision:
+def decision(inputs: Inputs, gradients: kernels.Gradients) -> Decision:
     """What generated code records."""
     resolution = inputs.resolution
     padded_rows = inputs.query_heads_total * inputs.n_q * rows_of(resolution.tile).block_m
     return Decision(
-        op=V.graph.current_node.meta.get("dash_op", "dash.sdpa_backward"),
+        op=V.graph.current_node.meta.get("dash_op", str(V.graph.current_node.target).removesuffix(".default")),
         device=resolution.target.key,
         dtype=resolution.problem.dtype,
         mask=resolution.problem.mask,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
 import torch
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
-from torch._inductor.ir import FixedLayout
+from torch._inductor.ir import FixedLayout, TensorBox
 from torch._inductor.lowering import empty_strided
 
 from dash_inductor.schedule.packing import ROUND_ROBIN_MAX_N_Q
@@ -12,32 +16,92 @@ from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import EitherTile, Tile
 
 from . import kernels, two_pass
-from .buffers import empty, size_and_strides, traced_gradients
-from .dq import in_accumulator_order, scaled_dq
+from .buffers import empty
+from .dq import Visited, in_accumulator_order, scaled_dq
 from .inputs import Inputs, accumulator_order
+from .mods import NONE, Mods
 from .table import kernel_table
 
 
-def gradients(inputs: Inputs) -> kernels.Gradients:
+def gradients(inputs: Inputs, mods: Mods = NONE) -> kernels.Gradients:
     """dq, dk, dv, and what to record of them.
 
     Where sizes known at run time may take two passes, their kernels stand beside that of one: one or the other is launched.
     """
-    resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
-    tile = resolution.tile.one_pass if isinstance(resolution.tile, EitherTile) else resolution.tile
-    assert isinstance(tile, Tile)
-    _, dk_meta, dv_meta = traced_gradients()
+    tile = one_pass_tile(inputs)
     table = kernel_table(inputs, tile)
-    scratch = empty([inputs.query_heads_total, inputs.n_q, tile.block_m * tile.block_d], torch.float32, device)
-    dv = empty_strided(*size_and_strides(dv_meta), dtype=dtype, device=device)
-    semaphores = 2 + inputs.query_heads_total * inputs.n_q  # the ticket, a dummy, one for each (head, Q tile)
-    ints = semaphores + table.row_ints
-    dk = kernels.call(
+    launched = launch(
+        inputs,
+        mods,
         kernels.ONE_PASS,
+        [table.table],
         grid=table.workers,
-        inputs=[*inputs.tensors, table.table],
+        row_ints=table.row_ints,
+        cooperative=not inputs.resolution.chained,
+        constants={"STRADDLING": table.round_robin, "ROW_BLOCK": ROUND_ROBIN_MAX_N_Q},
+    )
+    if isinstance(inputs.resolution.tile, EitherTile):
+        two_pass.into_buffers(inputs, inputs.resolution.tile, launched.scratch, launched.dk, launched.dv, table.is_two_pass)
+    return kernels.Gradients(
+        launched.dq(inputs, table.visited), launched.dk, launched.dv, launched.ints + table.table_ints, table.record
+    )
+
+
+def one_pass_tile(inputs: Inputs) -> Tile:
+    """The tile of one pass, alone or beside that of two."""
+    tile = inputs.resolution.tile
+    tile = tile.one_pass if isinstance(tile, EitherTile) else tile
+    assert isinstance(tile, Tile)
+    return tile
+
+
+@dataclass(frozen=True)
+class Launched:
+    """What one pass fills: dk, dv, and the scratch of dq, fp32 [B * H, Q tiles, elements of a Q tile].
+
+    ints: of memory beside dk and dv.
+    """
+
+    scratch: TensorBox
+    dk: TensorBox
+    dv: TensorBox
+    ints: sympy.Expr | int
+
+    def dq(self, inputs: Inputs, visited: Visited | None) -> TensorBox:
+        """dq [B, H, S_q, D]; `visited` says whether anything was written to a Q tile."""
+        tile = one_pass_tile(inputs)
+        size = inputs.query.get_size()
+        return scaled_dq(self.scratch, visited, tile.block_m, in_accumulator_order(tile), size, inputs.dtype, inputs.scale)
+
+
+def launch(
+    inputs: Inputs,
+    mods: Mods,
+    template: kernels.Template,
+    walk: Sequence[TensorBox],
+    *,
+    grid: sympy.Expr | int,
+    row_ints: sympy.Expr | int = 0,
+    cooperative: bool,
+    constants: Mapping[str, object],
+) -> Launched:
+    """Launches `grid` CTAs of a template of one pass, which read from `walk` what they do in which order.
+
+    row_ints: ints that the CTAs write for themselves, behind their semaphores.
+    """
+    device, dtype, tile = inputs.device, inputs.dtype, one_pass_tile(inputs)
+    _, dk_meta, dv_meta = inputs.gradients
+    tiles_in_all = inputs.query_heads_total * inputs.n_q
+    elements = tile.block_m * tile.block_d
+    scratch = empty([inputs.query_heads_total, inputs.n_q, elements], torch.float32, device)
+    dv = empty_strided(*dv_meta, dtype=dtype, device=device)
+    ints = 2 + tiles_in_all + row_ints  # the ticket, a dummy, a semaphore for each (head, Q tile)
+    dk = kernels.call(
+        template,
+        grid=grid,
+        inputs=[*inputs.tensors, *walk],
         mutated=[scratch, dv],
-        output=FixedLayout(device, dtype, *size_and_strides(dk_meta)),
+        output=FixedLayout(device, dtype, *dk_meta),
         workspace_arg=WorkspaceArg(
             count=ints,
             zero_mode=WorkspaceZeroMode.ZERO_ON_CALL,
@@ -45,22 +109,16 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
             outer_name=WorkspaceArg.unique_name(),
             dtype=torch.int32,
         ),
-        cooperative=not resolution.chained,
+        cooperative=cooperative,
         ctas_per_sm=None if device.type == "cpu" else tile.ctas_per_sm,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         constants=inputs.constants(tile)
         | accumulator_order(tile)
-        | {
-            "ATOMIC_ADD": tile.atomic_add,
-            "RELEASE_AFTER": tiles.RELEASE_AFTER,
-            "STRADDLING": table.round_robin,
-            "ROW_BLOCK": ROUND_ROBIN_MAX_N_Q,
-        },
+        | {"ATOMIC_ADD": tile.atomic_add, "RELEASE_AFTER": tiles.RELEASE_AFTER}
+        | dict(constants)
+        | mods.constants,
+        subgraphs=mods.subgraphs,
     )
-    if isinstance(resolution.tile, EitherTile):
-        two_pass.into_buffers(inputs, resolution.tile, scratch, dk, dv, table.is_two_pass)
-    place = in_accumulator_order(tile)
-    dq = scaled_dq(scratch, table.visited, tile.block_m, place, inputs.query.get_size(), dtype, inputs.scale)
-    scratch_ints = inputs.query_heads_total * inputs.n_q * tile.block_m * tile.block_d + ints + table.table_ints
-    return kernels.Gradients(dq, dk, dv, scratch_ints, table.record)
+    mods.note(dk)
+    return Launched(scratch, dk, dv, tiles_in_all * elements + ints)

@@ -118,8 +118,10 @@ def _install() -> None:
         import greenlet  # noqa: F401
     except ImportError as error:
         raise ImportError("emulation needs greenlet: pip install 'dash-inductor[test]'") from error
+    from .flex import install_flex
     from .inductor import install_inductor
     from .interpreter import install_interpreter
 
     install_interpreter(_PATCHES)
     install_inductor(_PATCHES)
+    install_flex(_PATCHES)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import warnings
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 
+from .. import emulation
 from ..config import Config, current
 from ..decision import Decision, sizes_in_text
 from ..problem import dtype_name
@@ -22,14 +24,26 @@ DECLINED = "dash_declined"  # the reason
 DECIDED_UNDER = "dash_decided_under"  # `key()` when the node was rewritten
 
 
+def why_no_target(device: torch.device) -> str | None:
+    """The reason that lies in Inductor's settings or in the device, whatever the attention; None if there is none."""
+    # Each of these runs a kernel again on what its semaphores were left with, or before that on made-up tables, or keeps sizes from
+    # being computed at run time. None of the last means that it is on where `cpp_wrapper` is.
+    for name in ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time"):
+        if operator.attrgetter(name)(inductor_config):
+            return f"torch._inductor.config.{name} is on"
+    if device.type == "cpu" and not emulation.active():
+        return "the stock op is already deterministic on the CPU (emulation is off)"
+    return None
+
+
 class UnsupportedAttentionError(RuntimeError):
     """Raised under on_unsupported="error"."""
 
 
-def leave(node: fx.Node, reason: str, settings: Config) -> None:
-    """Marks the node for the lowering, which records the reason; warns or raises where the settings say so."""
+def leave(node: fx.Node, reason: str, settings: Config, *, unsupported: bool = True) -> None:
+    """Marks the node for the lowering, which records the reason; warns or raises if it is unsupported and settings say so."""
     node.meta[DECLINED] = reason
-    if settings.on_unsupported == "fallback":
+    if settings.on_unsupported == "fallback" or not unsupported:
         return
     message = f"dash_inductor leaves {node.target} to the stock kernel: {reason}"
     if settings.on_unsupported == "error":
@@ -49,8 +63,9 @@ def _user_stack(node: fx.Node) -> str:
 @functools.cache
 def prepare_lowering() -> None:
     """Imports the lowering, lazily since it needs the whole of Inductor, and tells it what only the pass knows of nodes."""
-    from ..lowering import header, stock
+    from ..lowering import flex, header, stock
 
+    flex.take_over()
     header.checks.append(_require_same_settings)
     stock.record_declined(TARGETS, _decision)
 
@@ -85,6 +100,8 @@ def _decision(node: fx.Node) -> Decision | None:
 
 
 def _mask(named: dict[str, Any]) -> str:
+    if "block_mask" in named:
+        return "block_mask"
     if any(named.get(name) is not None for name in ("attn_mask", "attn_bias")):
         return "given"
     return "causal" if named["is_causal"] else "full"

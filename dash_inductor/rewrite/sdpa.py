@@ -5,22 +5,20 @@ What differs between the ATen ops (argument order, logsumexp's shape, causal ali
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor import config as inductor_config
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 
-from .. import emulation, op
+from .. import op
 from ..config import Config, current, ready
 from ..devices.target import target_of
 from ..problem import Problem
 from ..resolve import resolve
 from .cache_key import key
-from .declined import DECIDED_UNDER, leave, prepare_lowering
-from .stock_ops import FLASH_CPU, TARGETS, UNSUPPORTED, arguments
+from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
+from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, arguments
 
 assert op.SDPA_BACKWARD  # importing it registers what nodes are rewritten to
 
@@ -51,21 +49,10 @@ def why_declined(node: fx.Node, settings: Config) -> str | None:
     if not isinstance(named["scale"], (float, int, type(None))):
         return "a scale that is not a constant"
     query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
-    return _inductor_declines() or _device_declines(node, query.device) or _unresolved(named, query, key, value, settings)
+    return why_no_target(query.device) or _wrong_op(node, query.device) or _unresolved(named, query, key, value, settings)
 
 
-def _inductor_declines() -> str | None:
-    # Each of these runs a kernel again on what its semaphores were left with, or before that on made-up tables, or keeps sizes from
-    # being computed at run time. None of the last means that it is on where `cpp_wrapper` is.
-    for name in ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time"):
-        if operator.attrgetter(name)(inductor_config):
-            return f"torch._inductor.config.{name} is on"
-    return None
-
-
-def _device_declines(node: fx.Node, device: torch.device) -> str | None:
-    if device.type == "cpu" and not emulation.active():
-        return "the stock op is already deterministic on the CPU (emulation is off)"
+def _wrong_op(node: fx.Node, device: torch.device) -> str | None:
     if (device.type == "cpu") != (node.target is FLASH_CPU):
         return f"{node.target} on device {device.type}"
     return None
@@ -85,7 +72,7 @@ def _mask(named: dict[str, Any]) -> str:
     return "causal" if named["is_causal"] else "full"
 
 
-@register_graph_pattern(CallFunctionVarArgs(TARGETS), pass_dict=patterns)
+@register_graph_pattern(CallFunctionVarArgs(SDPA_TARGETS), pass_dict=patterns)
 def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     """Replaces a node of a stock op by one of `dash::sdpa_backward`, or marks it with the reason why not."""
     node, settings = match.output_node(), current()

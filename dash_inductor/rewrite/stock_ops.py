@@ -1,4 +1,4 @@
-"""The stock SDPA backward ops of ATen."""
+"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 from torch import fx
+
+from ..op import FLEX_BACKWARD, FlexArguments
 
 aten = torch.ops.aten
 
@@ -19,11 +21,14 @@ UNSUPPORTED = {
     ),
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: "the op of another backend is not rewritten",
 }
-TARGETS = [FLASH, FLASH_CPU, *UNSUPPORTED]
+SDPA_TARGETS = [FLASH, FLASH_CPU, *UNSUPPORTED]
+TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD]
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
     """The node's arguments by the names of its schema, defaults filled in."""
+    if node.target is FLEX_BACKWARD:
+        return FlexArguments(*node.args)._asdict()
     named = {}
     for index, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
         if not argument.kwarg_only and index < len(node.args):

@@ -1,0 +1,96 @@
+"""What a joint graph shows of a mask: whether a BlockMask is the full or the causal mask, by mask_mod and by its lists."""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map
+
+from ..op import BlockMask
+
+MOST_ELEMENTS = 2**24  # of a tensor that is computed for a proof
+aten = torch.ops.aten
+
+
+@unset_fake_temporarily()
+def mask_of(mask: BlockMask, mask_mod: fx.GraphModule) -> str | None:
+    """full or causal, for lengths that are known in a causal mask; None where the graph does not show it.
+
+    mask_mod alone shows nothing, for the lists may leave blocks out. Where torch is given no BlockMask, it makes one of one block.
+    """
+    kind = _kind(mask_mod)
+    pairs = [(mask.q_num, mask.q_indices), (mask.full_q_num, mask.full_q_indices)]
+    lists = [constant(x) for pair in pairs if pair[0] is not None for x in pair]
+    known = [x for x in lists if x is not None]
+    if kind is None or len(known) < len(lists):
+        return None
+    q_blocks = mask.kv_num.meta["val"].shape[2]
+    partial, *rest = (_matrix(known[n], known[n + 1], q_blocks) for n in range(0, len(known), 2))
+    full = rest[0] if rest else torch.zeros_like(partial)
+    if kind == "full":
+        return kind if (partial | full).all() else None
+    if mask.q_len != mask.kv_len or not isinstance(mask.q_len, int):
+        return None
+    key, row = (size * torch.arange(blocks) for size, blocks in zip((mask.kv_block, mask.q_block), partial.shape[2:], strict=True))
+    seen = row + mask.q_block > key[:, None]  # by any row of the block
+    all_seen = row >= key[:, None] + mask.kv_block - 1
+    return kind if ((partial | full) >= seen).all() and (full <= all_seen).all() else None
+
+
+def _kind(mask_mod: fx.GraphModule) -> str | None:
+    """Of a function of (b, h, m, n)."""
+    _, _, m, n, *_ = mask_mod.graph.nodes
+    visible = list(mask_mod.graph.nodes)[-1].args[0]
+    if (visible.target, visible.args) in ((aten.ge.Tensor, (m, n)), (aten.le.Tensor, (n, m))):
+        return "causal"
+    value = constant(visible)
+    return "full" if value is not None and bool(value.all()) else None
+
+
+def constant(node: Any) -> Tensor | None:
+    """The value of a node that depends on nothing but constants, computed on the CPU; None for another one, or a large one."""
+    values: dict[fx.Node, Any] = {}
+    try:
+        return _computed(node, values)
+    except _UnknownError:
+        return None
+
+
+class _UnknownError(Exception):
+    pass
+
+
+def _computed(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    if node not in values:
+        if not _is_computable(node):
+            raise _UnknownError
+        arguments = tree_map(lambda x: _computed(x, values) if isinstance(x, fx.Node) else x, (list(node.args), dict(node.kwargs)))
+        args, kwargs = arguments
+        op: Any = node.target
+        values[node] = op(*args, **(kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
+    return values[node]
+
+
+def _is_computable(node: fx.Node) -> bool:
+    """Whether it is an op whose value its arguments decide, of a size that is known, and not too large."""
+    op: Any = node.target
+    value = node.meta.get("val")
+    if op is operator.getitem:
+        return True
+    if not isinstance(op, OpOverload) or op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    sizes = value.shape if isinstance(value, Tensor) else ()
+    return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= MOST_ELEMENTS
+
+
+def _matrix(num: Tensor, indices: Tensor, q_blocks: int) -> Tensor:
+    """bool [B or 1, H or 1, blocks of keys, blocks of Q]: which are listed."""
+    listed = torch.arange(indices.shape[3]) < num[..., None]
+    matrix = torch.zeros(*indices.shape[:3], q_blocks + 1, dtype=torch.bool)
+    return matrix.scatter_(3, torch.where(listed, indices, q_blocks).long(), True)[..., :-1]

@@ -1,0 +1,75 @@
+"""FlexAttention's functions, score_mod, its derivative and mask_mod, as Inductor writes them into a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._inductor.ir import ComputedBuffer, TensorBox
+from torch._inductor.kernel.flex import flex_attention as stock
+
+from dash_inductor.op import FlexArguments
+
+from .buffers import in_memory
+
+ARGUMENTS = ("b", "h", "m", "n")
+
+
+@dataclass(frozen=True)
+class Mods:
+    """subgraphs: score_mod(score, b, h, m, n), its derivative(score, b, h, m, n, grad_score_mod), mask_mod(b, h, m, n); None for
+    an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute."""
+
+    subgraphs: list[ComputedBuffer] | None = None
+    captures: Sequence[Any] = ()
+    outputs: Any = None
+    score_mod: bool = False  # whether it does anything
+    mask_mod: bool = False
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """What a template knows of them when it is compiled; nothing where there are none."""
+        return {} if self.subgraphs is None else {"FLEX": True, "SCORE_MOD": self.score_mod, "MASK_MOD": self.mask_mod}
+
+    def note(self, output: Any) -> None:
+        """Tells Inductor which sizes the kernel of `output` reads through them."""
+        if self.subgraphs is not None:
+            buffer: Any = output.data.data
+            buffer.subgraph_inps, buffer.subgraph_outs = list(self.captures), self.outputs
+
+
+NONE = Mods()
+
+
+def mods_of(arguments: FlexArguments, dtype: torch.dtype, device: torch.device) -> Mods:
+    """The functions of a HOP that is lowered; what the stock lowering raises for functions that cannot be inlined."""
+
+    def placeholders(*names: str) -> list[TensorBox]:
+        return [stock.create_placeholder(name, torch.int32 if name in ARGUMENTS else dtype, device) for name in names]
+
+    def built(graph: Any, captures: list[Any], *names: str) -> Any:
+        buffers = stock.build_subgraph_buffer([*placeholders(*names), *captures], graph)
+        stock.freeze_irnodes(buffers)
+        return buffers
+
+    # In memory and with a layout, which the forward's kernel has given them already, unless the pass made them.
+    score_captures, mask_captures = (
+        [in_memory(x) if isinstance(x, TensorBox) else x for x in captures]
+        for captures in (arguments.score_mod_captures, arguments.mask_mod_captures)
+    )
+    score_mod = built(arguments.score_mod, score_captures, "score", *ARGUMENTS)
+    arguments.joint.graph_module.graph.eliminate_dead_code()
+    stock.validate_joint_graph(arguments.joint.graph_module.graph)
+    names = ("score", *ARGUMENTS, "grad_score_mod")
+    joint = stock.process_joint_outputs(built(arguments.joint, score_captures, *names), len(names))
+    assert not joint.mutated_grads  # the pass declines gradients of captures
+    mask_mod = built(arguments.mask.mask_mod, mask_captures, *ARGUMENTS)
+    return Mods(
+        [score_mod, joint.grad_input, mask_mod],
+        [*score_captures, *mask_captures],
+        stock.get_bwd_subgraph_outputs(score_mod, mask_mod, joint),
+        not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
+        not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
+    )
