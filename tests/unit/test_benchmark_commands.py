@@ -7,6 +7,7 @@ import re
 import statistics
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from benchmarks.attention.__main__ import main
 from benchmarks.attention.measure import LostDeviceError, Result
 from benchmarks.attention.rows import OK, read
 from benchmarks.attention.shapes import MODELS, QUICK, SWEEP, Shape
+from benchmarks.block_masks import __main__ as block_masks
 from benchmarks.schedules import __main__ as schedules
 from dash_inductor.commands import cli
 
@@ -189,6 +191,21 @@ def test_schedules(tmp_path, capsys):
     assert overall["paper's best"] == f"{statistics.fmean(row.paper / row.bound for row in rows):.3f}"
     assert overall["at most"] == f"{max(row.chosen / row.bound for row in rows):.2f}" and overall["paper faster"] == "0"
     assert overall["with the margin"].endswith(f", {max(row.cautious / row.paper for row in rows):.3f} of the paper's at most")
+
+
+def test_block_masks(tmp_path, capsys, monkeypatch):
+    """A third of the file, with more chains than CTAs; a picture and a summary of it."""
+    header, *lines = (block_masks.RESULTS / "block_masks.csv").read_text().splitlines()
+    points = list(block_masks.points())
+    kept = [(point, line) for point, line in zip(points, lines, strict=True) if point[0] == 16]
+    monkeypatch.setattr(block_masks, "points", lambda: [point for point, _ in kept])
+    monkeypatch.setattr(block_masks, "RESULTS", tmp_path)
+    assert block_masks.main([]) == 0
+    assert (tmp_path / "block_masks.csv").read_text().splitlines() == [header, *(line for _, line in kept)]
+    assert (tmp_path / "block_masks.png").exists() == (find_spec("matplotlib") is not None)
+    rows = pandas.read_csv(tmp_path / "block_masks.csv").query("hop_percent == 75")
+    over = list(rows["ascending_up"] / rows["bound"])
+    assert len(over) == 14 and f"{statistics.fmean(over):.2f}, {max(over):.2f}" in capsys.readouterr().out
 
 
 def first_run(*arguments: str, script: Path = SCRIPT, **environ: str) -> subprocess.CompletedProcess:
