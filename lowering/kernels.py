@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from dash_inductor.devices import load_check
 from dash_inductor.templates import source
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
+# The kernel's names for the arguments of FlexAttention's functions; its name for each function's result, with the function's number in
+# Mods.subgraphs and those of its arguments that are tiles.
+FLEX_ARGUMENTS = {"score": "pre_mod", "grad_score_mod": "grad_scores", "b": "z", "h": "hq", "m": "m", "n": "n"}
+FLEX_FUNCTIONS = {"scores": (0, "score"), "grad_pre_mod": (1, "score", "grad_score_mod"), "visible": (2,)}
 CTAS_PER_SM = "dash_ctas_per_sm"  # in a kernel's triton_meta, which nobody else reads there
 
 
@@ -29,21 +34,45 @@ class Kernel(TritonTemplateKernel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.extra_template_env_fns += [self.scalar, self.modify]
+        self.extra_template_env_fns += [self.scalar, self.begin_functions, self.function]
 
     def scalar(self, index: int) -> str:
         """The kernel's name for the `index`-th scalar; the wrapper computes it from the run-time sizes."""
         expression = sympy.sympify(self.call_sizes[1 + index])
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
 
-    def modify(self, subgraph: int, output: str, **names: str) -> str:
-        """Code of a function of FlexAttention (`Mods.subgraphs`) for a tile [keys, queries]; `names` are those of its arguments."""
-        shapes = dict.fromkeys(("score", "grad_score_mod"), ("BLOCK_N", "BLOCK_M")) | {"m": ("1", "BLOCK_M"), "n": ("BLOCK_N", "1")}
-        kinds: dict[str, Any] = dict(names)
+    def begin_functions(self, outputs: Sequence[str], fixed: Sequence[str]) -> list[str]:
+        """The lines of those of FLEX_FUNCTIONS that depend on nothing but `fixed`, names of their arguments: they go before a loop that
+        changes the others. `function` has the rest."""
+        varying = {*FLEX_ARGUMENTS.values()} - {*fixed}
+        before: list[str] = []
+        self.functions: dict[str, str] = {}
+        for output in outputs:
+            within = []
+            for line in self._function(output).splitlines():
+                name, _, expression = line.partition(" = ")
+                names = {*re.findall(r"[a-z_]\w*", expression)}
+                if name.startswith("tmp") and not names & varying:
+                    before.append(line)
+                else:
+                    within.append(line)
+                    varying.add(name)
+            self.functions[output] = "\n".join(within)
+        return before
+
+    def function(self, output: str) -> str:
+        """The code that computes it for a tile [keys, queries], without the lines of `begin_functions`."""
+        return self.functions[output]
+
+    def _function(self, output: str) -> str:
+        """The code of one of Mods.subgraphs, by the name that the template gives its result."""
+        number, *arguments = FLEX_FUNCTIONS[output]
+        kinds: dict[str, Any] = {name: FLEX_ARGUMENTS[name] for name in (*arguments, "b", "h", "m", "n")}
         if "input_dtypes" in inspect.signature(TritonTemplateKernel.modification).parameters:  # from torch 2.13 on
-            kinds["input_shapes"] = {name: shape for name, shape in shapes.items() if name in names}
+            shapes = dict.fromkeys(arguments, ("BLOCK_N", "BLOCK_M"))
+            kinds["input_shapes"] = shapes | {"m": ("1", "BLOCK_M"), "n": ("BLOCK_N", "1")}
             kinds["input_dtypes"] = dict.fromkeys("bhmn", "index")
-        return self.modification(subgraph_number=subgraph, output_name=output, **kinds).strip()
+        return self.modification(subgraph_number=number, output_name=output, **kinds).strip()
 
     def jit_lines(self) -> str:
         """The decorators under the template's name; above them one that holds the kernel's occupancy against the tile table's."""
@@ -118,8 +147,7 @@ def call(
     """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output.
 
     `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. With `ctas_per_sm`,
-    loading a compiled kernel that an SM holds another number of times is an error. `subgraphs`: those that the template's `modify`
-    numbers.
+    loading a compiled kernel that an SM holds another number of times is an error. `subgraphs`: those of Mods.
     """
     checked = {} if ctas_per_sm is None else {CTAS_PER_SM: ctas_per_sm}
     choice = template.generate(

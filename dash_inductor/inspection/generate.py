@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
 TEMPLATE = re.compile(r"^# dash_inductor template: (\w+)$", re.MULTILINE)  # as lowering/kernels.py writes it
+MULTIPLY = {"one_pass": Template.ONE_PASS, "block_mask": Template.ONE_PASS, "two_pass": Template.TWO_PASS}  # of them by name
 TORCH_DTYPES = {ours: name.removeprefix("torch.") for name, ours in DTYPES.items() if ours in HALF_DTYPES}
 
 
@@ -43,10 +44,8 @@ class Generated:
     def templates(self) -> dict[str, Template]:
         """The template of each of our kernels that multiply: that of one pass first."""
         named = {name: TEMPLATE.search(source) for name, source in self.kernels.items()}
-        by_name = {name: match[1] for name, match in named.items() if match}
-        return {
-            name: template for template in (Template.ONE_PASS, Template.TWO_PASS) for name in by_name if by_name[name] == template
-        }
+        by_name = {name: MULTIPLY.get(match[1]) for name, match in named.items() if match}
+        return {name: template for template in Template for name in by_name if by_name[name] == template}
 
     @property
     def main_kernel(self) -> str | None:
@@ -149,7 +148,7 @@ def attention_backward(
     was_enabled = is_enabled()
     install()
     try:
-        with _deterministic():
+        with deterministic():
             return generate(attention, make_args, device, dynamic_dims=(2,) if dynamic else ())
     finally:
         if not was_enabled:
@@ -170,15 +169,15 @@ def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
 
 
 @contextmanager
-def _deterministic() -> Iterator[None]:
-    """Strict deterministic mode, and the caller's afterwards."""
+def deterministic(mode: bool = True) -> Iterator[None]:
+    """Strict deterministic mode, or none, and the caller's afterwards."""
     import torch
     import torch._inductor.config as inductor_config
 
     enabled = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with inductor_config.patch(deterministic=inductor_config.deterministic):  # torch.use_... sets it as well
-        torch.use_deterministic_algorithms(True)
+        torch.use_deterministic_algorithms(mode)
         try:
             yield
         finally:

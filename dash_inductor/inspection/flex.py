@@ -1,0 +1,121 @@
+"""What Inductor generates for a FlexAttention on a GPU that is not there, of a few score_mods and mask_mods."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from .generate import Generated, deterministic, generate
+
+if TYPE_CHECKING:
+    import torch
+
+Function = Callable[..., Any]
+WINDOW, CAP = 1024, 20.0  # keys before a query that it sees; the most that a score can be
+
+# (b, h, m, n, documents of the positions) -> whether query m sees key n
+MASK_MODS: dict[str, Function] = {
+    "causal": lambda b, h, m, n, documents: m >= n,
+    "window": lambda b, h, m, n, documents: (m >= n) & (m - n < WINDOW),
+    "documents": lambda b, h, m, n, documents: (m >= n) & (documents[m] == documents[n]),
+}
+
+
+def _soft_cap(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
+    import torch
+
+    return CAP * torch.tanh(score / CAP)
+
+
+def _alibi(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
+    import torch
+
+    return score + torch.ops.aten.index.Tensor(slopes, [h]) * (n - m)  # slopes[h], where h is no number
+
+
+# (score, b, h, m, n, slopes of the heads) -> score
+SCORE_MODS: dict[str, Function] = {
+    "none": lambda score, b, h, m, n, slopes: score,
+    "soft-cap": _soft_cap,
+    "alibi": _alibi,
+}
+
+
+def flex_backward(
+    device: str,
+    *,
+    length: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    score_mod: str = "none",
+    mask_mod: str = "causal",
+    batch: int = 1,
+    block: int = 128,
+    rewrite: bool = True,
+) -> Generated:
+    """The code of the backward of one FlexAttention in bf16 with a BlockMask of `block` x `block`, in deterministic mode.
+
+    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS. rewrite=False: as stock has it, in no such mode.
+    """
+    import torch
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.nn.attention.flex_attention import BlockMask
+
+    from ..rewrite.install import install, is_enabled, uninstall
+
+    flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
+    score = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
+    indices = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
+    slopes = torch.zeros(heads)
+    # On the CPU, since autograd cannot run on fake CUDA tensors; with Inductor's decompositions, as a joint graph has it.
+    forward, joint = flex.create_fw_bw_graph(SCORE_MODS[score_mod], (score, *indices), (slopes,))
+    joint = make_fx(joint, decomposition_table=select_decomp_table())(score.detach(), *indices, score.detach(), slopes)
+    blocks = -(-length // block)
+    options = {"BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False}
+    options |= {"WRITE_DQ": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
+
+    def backward(
+        query: Any, key: Any, value: Any, grad_out: Any, out: Any, logsumexp: Any, slopes: Any, documents: Any, *lists: Any
+    ) -> tuple[Any, ...]:
+        mask = BlockMask((length, length), *lists, BLOCK_SIZE=(block, block), mask_mod=MASK_MODS[mask_mod]).as_tuple()
+        *grads, _ = torch.ops.higher_order.flex_attention_backward(
+            *(query, key, value, out, logsumexp, grad_out, None, forward, joint),
+            *(mask, head_dim**-0.5, options, (slopes,), (documents,)),
+        )
+        return tuple(grads)
+
+    def arguments() -> list[torch.Tensor]:
+        def rows(heads: int) -> torch.Tensor:
+            return torch.empty(batch, length, heads, head_dim, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
+
+        def ints(*size: int) -> torch.Tensor:
+            return torch.empty(size, dtype=torch.int32, device="cuda")
+
+        lists = [x for _ in range(4) for x in (ints(1, 1, blocks), ints(1, 1, blocks, blocks))]
+        tensors = [rows(n) for n in (heads, kv_heads, kv_heads, heads, heads)]
+        logsumexp, slopes = (torch.empty(size, device="cuda") for size in ((batch, heads, length), (heads,)))
+        return [*tensors, logsumexp, slopes, ints(length), *lists]
+
+    was_enabled = is_enabled()
+    install()
+    try:
+        with deterministic(rewrite), mock.patch.object(flex, "_permute_strides", _permuted):
+            return generate(backward, arguments, device)
+    finally:
+        if not was_enabled:
+            uninstall()
+
+
+def _permuted(out: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """torch's own copies `out`, which a CPU build refuses for fake CUDA tensors."""
+    import torch
+    from torch._inductor.ir import get_fill_order
+
+    new, step = [0] * out.dim(), 1
+    for dim in get_fill_order(strides):
+        new[dim], step = step, step * out.shape[dim]
+    return torch.empty_strided(out.shape, new, dtype=out.dtype, device=out.device)
