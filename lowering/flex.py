@@ -43,7 +43,7 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
     problem: Problem = V.graph.current_node.meta[FLEX_PROBLEM]
     query = arguments.query
     resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
-    mods = mods_of(arguments, query.get_dtype(), query.get_device_or_error())
+    mods = mods_of(arguments, masked=problem.mask == BLOCK_MASK)
     query, key, value, grad_out, out = (
         with_aligned_rows(x) for x in (query, arguments.key, arguments.value, arguments.grad_out, arguments.out)
     )

@@ -25,7 +25,7 @@ class Mods:
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
     outputs: Any = None
-    score_mod: bool = False  # whether it does anything
+    score_mod: bool = False  # whether the kernel calls it
     mask_mod: bool = False
 
     @property
@@ -43,8 +43,10 @@ class Mods:
 NONE = Mods()
 
 
-def mods_of(arguments: FlexArguments, dtype: torch.dtype, device: torch.device) -> Mods:
-    """The functions of a HOP that is lowered; what the stock lowering raises for functions that cannot be inlined."""
+def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
+    """The functions of a HOP that is lowered, mask_mod among them if `masked`. Raises what the stock lowering does for functions that
+    cannot be inlined."""
+    dtype, device = arguments.query.get_dtype(), arguments.query.get_device_or_error()
 
     def placeholders(*names: str) -> list[TensorBox]:
         return [stock.create_placeholder(name, torch.int32 if name in ARGUMENTS else dtype, device) for name in names]
@@ -71,5 +73,5 @@ def mods_of(arguments: FlexArguments, dtype: torch.dtype, device: torch.device) 
         [*score_captures, *mask_captures],
         stock.get_bwd_subgraph_outputs(score_mod, mask_mod, joint),
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
-        not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
+        masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
     )

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ..inspection.gates import DEVICES, HEAD_DIMS, SHAPES, cells, judged, predicted_cycles
+from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, cells, judged, predicted_cycles
 from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template
 from .console import table
 
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("arch", DEVICES),
         ("template", (Template.ONE_PASS.value, Template.TWO_PASS.value)),
         ("dtype", HALF_DTYPES),
-        ("shape", SHAPES),
+        ("shape", (*SHAPES, *FLEX_SHAPES)),
     ):
         parser.add_argument(f"--{name}", choices=choices, action="append", help="only this (repeatable)")
     parser.add_argument("--head-dim", choices=HEAD_DIMS, type=int, action="append", help="only this (repeatable)")
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 # What the table shows; the JSON has every figure.
 COLUMNS = (
     *("arch", "template", "dtype", "head_dim", "shape", "tile"),
-    *("registers", "shared_bytes", "ctas_per_sm", "instructions_in_loop", "copies_ahead"),
+    *("registers", "shared_bytes", "ctas_per_sm", "instructions_in_loop", "stock_instructions", "local_in_loop", "copies_ahead"),
 )
 
 

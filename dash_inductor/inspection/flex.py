@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from .generate import Generated, deterministic, generate
+from .generate import TORCH_DTYPES, Generated, deterministic, generate
 
 if TYPE_CHECKING:
     import torch
@@ -17,10 +17,17 @@ WINDOW, CAP = 1024, 20.0  # keys before a query that it sees; the most that a sc
 
 # (b, h, m, n, documents of the positions) -> whether query m sees key n
 MASK_MODS: dict[str, Function] = {
+    "none": lambda b, h, m, n, documents: _all(),
     "causal": lambda b, h, m, n, documents: m >= n,
     "window": lambda b, h, m, n, documents: (m >= n) & (m - n < WINDOW),
     "documents": lambda b, h, m, n, documents: (m >= n) & (documents[m] == documents[n]),
 }
+
+
+def _all() -> torch.Tensor:
+    import torch
+
+    return torch.full((), True, dtype=torch.bool)
 
 
 def _soft_cap(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
@@ -54,13 +61,16 @@ def flex_backward(
     mask_mod: str = "causal",
     batch: int = 1,
     block: int = 128,
+    dtype: str = "bf16",
     rewrite: bool = True,
 ) -> Generated:
-    """The code of the backward of one FlexAttention in bf16 with a BlockMask of `block` x `block`, in deterministic mode.
+    """The code of the backward of one FlexAttention with a BlockMask of `block` x `block`, in deterministic mode.
 
-    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS. rewrite=False: as stock has it, in no such mode.
+    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask. Inputs are [B, H, S, D] views of
+    [B, S, H, D] tensors. rewrite=False: as stock has it, in no such mode.
     """
     import torch
+    import torch._inductor.config as inductor_config
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention.flex_attention import BlockMask
@@ -68,7 +78,8 @@ def flex_backward(
     from ..rewrite.install import install, is_enabled, uninstall
 
     flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
-    score = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
+    element = getattr(torch, TORCH_DTYPES[dtype])
+    score = torch.zeros((), dtype=element, requires_grad=True)
     indices = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
     slopes = torch.zeros(heads)
     # On the CPU, since autograd cannot run on fake CUDA tensors; with Inductor's decompositions, as a joint graph has it.
@@ -81,16 +92,20 @@ def flex_backward(
     def backward(
         query: Any, key: Any, value: Any, grad_out: Any, out: Any, logsumexp: Any, slopes: Any, documents: Any, *lists: Any
     ) -> tuple[Any, ...]:
-        mask = BlockMask((length, length), *lists, BLOCK_SIZE=(block, block), mask_mod=MASK_MODS[mask_mod]).as_tuple()
+        if mask_mod == "none":  # as torch makes one, which it cannot of fake CUDA tensors
+            num, indices = (torch.full((1,) * dims, dims == 3, dtype=torch.int32, device="cuda") for dims in (3, 4))
+            lists = (num, indices, None, None) * 2
+        sizes = (1 << 30 if mask_mod == "none" else block,) * 2
+        mask = BlockMask((length, length), *lists, BLOCK_SIZE=sizes, mask_mod=MASK_MODS[mask_mod])
         *grads, _ = torch.ops.higher_order.flex_attention_backward(
             *(query, key, value, out, logsumexp, grad_out, None, forward, joint),
-            *(mask, head_dim**-0.5, options, (slopes,), (documents,)),
+            *(mask.as_tuple(), head_dim**-0.5, options, (slopes,), (documents,)),
         )
         return tuple(grads)
 
     def arguments() -> list[torch.Tensor]:
         def rows(heads: int) -> torch.Tensor:
-            return torch.empty(batch, length, heads, head_dim, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
+            return torch.empty(batch, length, heads, head_dim, dtype=element, device="cuda").transpose(1, 2)
 
         def ints(*size: int) -> torch.Tensor:
             return torch.empty(size, dtype=torch.int32, device="cuda")
@@ -103,7 +118,9 @@ def flex_backward(
     was_enabled = is_enabled()
     install()
     try:
-        with deterministic(rewrite), mock.patch.object(flex, "_permute_strides", _permuted):
+        # Folding constants would make them on a GPU that is not there.
+        folding = inductor_config.patch(joint_graph_constant_folding=False)
+        with deterministic(rewrite), folding, mock.patch.object(flex, "_permute_strides", _permuted):
             return generate(backward, arguments, device)
     finally:
         if not was_enabled:
