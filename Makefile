@@ -48,7 +48,7 @@ lint: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -e ".[cli,test,bench]" $(PIP_ARGUMENTS)
+	$(BIN)/python -m pip install -q -e ".[cli,test,bench,transformers]" $(PIP_ARGUMENTS)
 	touch $@
 
 clean:

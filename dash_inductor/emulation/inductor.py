@@ -9,6 +9,7 @@ from typing import Any
 
 import triton
 from torch._inductor import config, utils
+from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers, triton_heuristics
 from torch._inductor.runtime.hints import HeuristicType
 
@@ -34,6 +35,7 @@ def install_inductor(patches: Patches) -> None:
     _compile_alone(patches)
     patches.set(triton_helpers, "set_driver_to_cpu", lambda: None)
     patches.set(utils, "get_max_num_sms", lambda: ACTIVE[-1].emulation.sms)
+    patches.set(GraphLowering, "is_unspec_arg", lambda *_: False)  # a tensor without dims is in memory, as those of a GPU
     _enlarge_blocks(patches)
 
 

@@ -20,7 +20,9 @@ from attention import attention, error, gradients
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor import utils as inductor_utils
+from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers, triton_heuristics
+from torch.nn.attention.flex_attention import flex_attention
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
@@ -356,6 +358,20 @@ def test_a_compiled_training_step_agrees_with_eager(dtype, tmp_path, monkeypatch
     assert graphs[0] < graphs[1] == graphs[2]
 
 
+def test_a_tensor_without_dims_is_read_from_memory():
+    """Where a template loads it, as one of a GPU: Inductor gives kernels the value of one of the CPU."""
+    query, cap = torch.randn(1, 1, 20, 16, generator=torch.Generator().manual_seed(0)), torch.tensor(0.5)
+
+    def attend(q):
+        return flex_attention(q, q, q, score_mod=lambda score, b, h, m, n: cap * torch.tanh(score / cap))
+
+    with emulate():
+        actual = torch.compile(attend, fullgraph=True)(query)
+    wide = query.double()
+    scores = 0.5 * torch.tanh(wide @ wide.mT / 4 / 0.5)
+    assert error(actual, scores.softmax(-1) @ wide) < 1e-6
+
+
 def test_inductor_sees_the_emulated_sms_and_no_block_is_above_4096():
     blocks = []
 
@@ -390,7 +406,7 @@ def state():
     owners = (
         interpreter, interpreter.InterpreterBuilder, interpreter.GridExecutor, interpreter.InterpretedFunction,
         interpreter.ReduceOps, interpreter.ScanOps, interpreter.FunctionRewriter, libdevice, triton_helpers,
-        triton_heuristics, inductor_utils, sys.modules["torch._inductor.compile_fx"],
+        triton_heuristics, inductor_utils, sys.modules["torch._inductor.compile_fx"], GraphLowering,
     )  # fmt: skip
     builder = interpreter.interpreter_builder
     settings = (inductor_config.cpu_backend, inductor_config.compile_threads, triton.runtime.driver._active, builder.options)
