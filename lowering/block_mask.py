@@ -19,6 +19,7 @@ from .buffers import contiguous, empty, in_memory
 from .inputs import Inputs
 from .mods import Mods
 from .one_pass import launch, one_pass_tile
+from .two_pass import none_kept_free
 
 CHUNK = 128  # entries at a time
 LISTS = ("q_num", "q_indices", "full_q_num", "full_q_indices")
@@ -51,6 +52,8 @@ class Rows:
 def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
     """dq, dk, dv, and what to record of them."""
     tile = one_pass_tile(inputs)
+    if reserved := inputs.resolution.target.reserved_sms:
+        none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
     rows = rows_of_mask(inputs, mask, tile)
     launched = launch(
         inputs,
