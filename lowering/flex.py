@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import sympy
@@ -60,7 +61,7 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
     if problem.mask == BLOCK_MASK:
         gradients = block_mask.gradients(inputs, arguments.mask, mods)
     else:
-        gradients = one_pass.gradients(inputs, mods)
+        gradients = one_pass.gradients(inputs, replace(mods, mask_mod=False))  # the pass has proven what the mask is
     record(decision(inputs, gradients))
     dk, dv = (summed_over_batch(x) if broadcast else x for x in (gradients.dk, gradients.dv))
     return gradients.dq, dk, dv, tuple(None for _ in arguments.score_mod_captures)
