@@ -56,7 +56,7 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
     batch, shared = query.get_size()[0], key.get_size()[0]
     broadcast = not V.graph.sizevars.statically_known_equals(batch, shared)
     if broadcast:  # the same keys for the whole batch
-        key, value = (in_memory(expand(x, [batch, *x.get_size()[1:]])) for x in (key, value))
+        key, value = (in_memory(expand(TensorBox(x), [batch, *x.get_size()[1:]])) for x in (key, value))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
     if problem.mask == BLOCK_MASK:
         gradients = block_mask.gradients(inputs, arguments.mask, mods)
