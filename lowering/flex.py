@@ -9,7 +9,7 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.ir import Pointwise, TensorBox
-from torch._inductor.lowering import expand, lowerings
+from torch._inductor.lowering import expand, full_like, lowerings
 from torch._inductor.virtualized import V, ops
 
 from dash_inductor.config import current
@@ -45,8 +45,9 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
     query = arguments.query
     resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
     mods = mods_of(arguments, query.get_dtype(), query.get_device_or_error())
+    grad_out = full_like(arguments.out, 0.0) if arguments.grad_out is None else arguments.grad_out  # None: nobody uses out
     query, key, value, grad_out, out = (
-        with_aligned_rows(x) for x in (query, arguments.key, arguments.value, arguments.grad_out, arguments.out)
+        with_aligned_rows(x) for x in (query, arguments.key, arguments.value, grad_out, arguments.out)
     )
     grad_lse = arguments.grad_logsumexp
     others = [] if grad_lse is None else [in_memory(grad_lse)]
