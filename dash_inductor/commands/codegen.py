@@ -55,16 +55,16 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
     from ..inspection.generate import attention_backward, compile_kernel
 
-    kv_heads = args.heads if args.kv_heads is None else args.kv_heads
-    sizes = {"batch": args.batch, "heads": args.heads, "kv_heads": kv_heads, "head_dim": args.head_dim, "dtype": args.dtype}
+    heads = {"heads": args.heads, "kv_heads": args.heads if args.kv_heads is None else args.kv_heads}
+    sizes: dict[str, Any] = {"batch": args.batch, "head_dim": args.head_dim, "dtype": args.dtype} | heads
     if args.mask_mod or args.score_mod:
         if args.q_len != args.kv_len or args.dynamic or args.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
-        functions = {"mask_mod": args.mask_mod or "none", "score_mod": args.score_mod or "none"}
-        generated = flex_backward(args.device, length=args.q_len, **sizes, **functions)
+        sizes |= {"mask_mod": args.mask_mod or "none", "score_mod": args.score_mod or "none"}
+        generated = flex_backward(args.device, length=args.q_len, **sizes)
     else:
-        lengths = {"q_len": args.q_len, "kv_len": args.kv_len}
-        generated = attention_backward(args.device, mask=args.mask, dynamic=args.dynamic, **lengths, **sizes)
+        sizes |= {"q_len": args.q_len, "kv_len": args.kv_len, "mask": args.mask}
+        generated = attention_backward(args.device, dynamic=args.dynamic, **sizes)
     if not generated.templates:
         reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
         raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")

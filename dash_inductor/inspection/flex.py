@@ -66,8 +66,8 @@ def flex_backward(
 ) -> Generated:
     """The code of the backward of one FlexAttention with a BlockMask of `block` x `block`, in deterministic mode.
 
-    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask. Inputs are [B, H, S, D] views of
-    [B, S, H, D] tensors. rewrite=False: as stock has it, in no such mode.
+    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask. Inputs are [B, H, S, D] views
+    of [B, S, H, D] tensors. rewrite=False: as stock has it, in no such mode.
     """
     import torch
     import torch._inductor.config as inductor_config
@@ -96,7 +96,8 @@ def flex_backward(
             num, indices = (torch.full((1,) * dims, dims == 3, dtype=torch.int32, device="cuda") for dims in (3, 4))
             lists = (num, indices, None, None) * 2
         sizes = (1 << 30 if mask_mod == "none" else block,) * 2
-        mask = BlockMask((length, length), *lists, BLOCK_SIZE=sizes, mask_mod=MASK_MODS[mask_mod])
+        parts: tuple[Any, ...] = ((length, length), *lists, sizes, MASK_MODS[mask_mod])
+        mask = BlockMask(*parts)
         *grads, _ = torch.ops.higher_order.flex_attention_backward(
             *(query, key, value, out, logsumexp, grad_out, None, forward, joint),
             *(mask.as_tuple(), head_dim**-0.5, options, (slopes,), (documents,)),

@@ -70,7 +70,7 @@ def resolved(node: fx.Node, settings: Config) -> Problem:
         value,
         mask=proven or BLOCK_MASK,
         scale=arguments.scale,
-        block_size=None if proven else (int(mask.q_block), int(mask.kv_block)),
+        block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
         mods=sum(_operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
     )
     resolve(problem, settings, target_of(query.device, settings))
@@ -98,6 +98,11 @@ def _batches_decline(query: torch.Tensor, key: torch.Tensor) -> str | None:
 
 def _graph(node: fx.Node, attribute: fx.Node) -> fx.GraphModule:
     return getattr(node.graph.owning_module, str(attribute.target))
+
+
+def _known(size: int | fx.Node) -> int:
+    """A size that may be an input of the graph, where all shapes are dynamic; guarded then."""
+    return int(size.meta["val"] if isinstance(size, fx.Node) else size)
 
 
 def _operations(module: fx.GraphModule) -> int:
