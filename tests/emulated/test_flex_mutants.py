@@ -75,11 +75,11 @@ MUTANTS = {
     "a NaN of rows that are not there": (
         NOT_FINITE,
         "BLOCK_MASK",
-        {"offs_m[None, :] < Q_LEN, s_t": "offs_m[None, :] >= 0, s_t"},
+        {"(offs_m[None, :] < Q_LEN)": "(offs_m[None, :] >= 0)"},
         {WRONG},
     ),
     "dq of what nobody visits": (BLIND, "BLOCK_RANKS", {"(before > 0)": "(before >= 0)"}, {WRONG}),
-    "the mask of one head for all": (BY_HEAD, "BLOCK_MASK", {"(h*GROUP + {{head_of_group}}) % MASK_H": "0"}, {WRONG}),
+    "the mask of one head for all": (BY_HEAD, "BLOCK_MASK", {"h*GROUP + head_of_group)*KV_BLOCKS": "h*GROUP)*KV_BLOCKS"}, {WRONG}),
 }
 
 
