@@ -79,7 +79,7 @@ MUTANTS = {
         {WRONG},
     ),
     "dq of what nobody visits": (BLIND, "BLOCK_RANKS", {"(before > 0)": "(before >= 0)"}, {WRONG}),
-    "the mask of one head for all": (BY_HEAD, "BLOCK_MASK", {" + h*GROUP + head_of_group)*KV_BLOCKS": ")*KV_BLOCKS"}, {WRONG}),
+    "the mask of one head for all": (BY_HEAD, "BLOCK_MASK", {" + (h*GROUP + head_of_group) % MASK_H": ""}, {WRONG}),
 }
 
 
