@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch._inductor.ir import IRNode, TensorBox
 from torch._inductor.virtualized import OpsValue, V
-from torch.utils._sympy.functions import CeilDiv, FloorDiv
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from dash_inductor.op import BlockMask
 from dash_inductor.templates.tiles import Tile
@@ -44,9 +44,9 @@ class Rows:
 
     def is_visited(self, b: sympy.Expr, h: sympy.Expr, i: sympy.Expr) -> OpsValue:
         """Whether any key is listed for Q tile i of head h of batch element b."""
-        z_size, h_size, q_blocks = self.visited.get_size()
-        block = sympy.Min(FloorDiv(i, self.q_tiles), sympy.sympify(q_blocks) - 1)
-        return self.visited.make_loader()([b if z_size != 1 else 0, h if h_size != 1 else 0, block])
+        z_size, h_size, q_blocks = map(sympy.sympify, self.visited.get_size())
+        block = sympy.Min(FloorDiv(i, self.q_tiles), q_blocks - 1)
+        return self.visited.make_loader()([ModularIndexing(b, 1, z_size), ModularIndexing(h, 1, h_size), block])
 
 
 def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
