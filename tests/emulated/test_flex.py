@@ -64,6 +64,7 @@ CASES = {
     "prefix-LM, soft-cap, GQA, ragged": Attention(prefix, softcap, 75, heads=4, kv_heads=2),
     "mask by head": Attention(window_by_head, None, 96, heads=3, mask_sizes=(None, 3)),
     "mask by head, GQA, ragged": Attention(window_by_head, None, 75, heads=4, kv_heads=2, mask_sizes=(None, 4)),
+    "mask by every second head": Attention(window, None, 64, heads=4, kv_heads=2, mask_sizes=(None, 2)),
     "mask by head and batch, bias, GQA": Attention(
         window_by_head, bias_by_distance(64), 64, batch=2, heads=4, kv_heads=1, mask_sizes=(2, 4)
     ),

@@ -110,7 +110,7 @@ def drawn(seed: int) -> list[Tensor]:
 
 @pytest.mark.parametrize(
     ("cases", "valid"),
-    [(VALID, True), (HOSTILE, False), ({f"drawn {seed}": drawn(seed) for seed in range(8)}, False)],
+    [(VALID, True), (HOSTILE, False), ({f"drawn {seed}": drawn(seed) for seed in range(5)}, False)],
     ids=["valid", "hostile", "drawn"],
 )
 def test_gradients_are_those_of_what_the_lists_say(cases, valid, margins):
