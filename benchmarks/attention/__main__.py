@@ -15,7 +15,7 @@ from pathlib import Path
 from dash_inductor.commands.console import table
 
 from . import runner
-from .contenders import BASELINE, Contender, contenders
+from .contenders import Contender, baseline_of, contenders
 from .plot import plot
 from .report import show
 from .rows import read
@@ -39,14 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _from_file(parser, args)
     try:
         shapes = runner.chosen_shapes(args.shapes, QUICK if args.quick else SHAPES)
-        chosen = runner.chosen_contenders(args.contenders or (QUICK_CONTENDERS if args.quick else None), contenders(), BASELINE)
+        named = args.contenders or (QUICK_CONTENDERS if args.quick else None)
+        chosen = runner.chosen_contenders(named, contenders(), map(baseline_of, shapes))
     except ValueError as error:
         parser.error(str(error))
     args.rounds = args.rounds or (QUICK_ROUNDS if args.quick else runner.ROUNDS)
     if args.list:
         return _list(shapes, chosen)
     runner.require_gpu(parser)
-    return runner.command(args, "benchmarks.attention", shapes, chosen, BASELINE)
+    return runner.command(args, "benchmarks.attention", shapes, chosen, baseline_of)
 
 
 def _list(shapes: Sequence[Shape], chosen: Mapping[str, Contender]) -> int:

@@ -27,7 +27,7 @@ RUNS = {
         "RELEASE_AFTER or `kernel` should follow.",
     ),
     "glance": ("Against stock kernels, at a glance", "Five shapes."),
-    "table": ("Against all others", "Pictures: attention.png, models.png."),
+    "table": ("Against all others", "Pictures: attention.png, models.png, flex.png."),
     "placement": ("Placement", "Schedules that a setting forces: what the cost model should have chosen is the fastest."),
     "two-pass": ("One pass or two", "`ours` should be the faster of the two."),
     "gluon": ("Gluon", "Where it is faster at every shape it may become the default of its head dims."),
@@ -94,9 +94,9 @@ def _run(label: str, rows: pd.DataFrame) -> str:
     timed = rows[rows["median_ms"].notna()]
     if timed.empty:
         return "\n\n".join(filter(None, [*parts, "Nothing was timed."]))
-    baseline = rows["baseline"].iloc[0]
+    baselines = ", at shapes of FlexAttention ".join(f"`{name}`" for name in rows["baseline"].unique())
     parts.append(
-        f"TFLOPS, and how many times as fast as `{baseline}` in the same rounds; * marks the fastest whose gradients are right."
+        f"TFLOPS, and how many times as fast as {baselines} in the same rounds; * marks the fastest whose gradients are right."
     )
     right = timed[(timed["status"] == OK) & (timed["contender"] != "ours-unordered")]
     best = set(right.groupby("shape")["tflops"].idxmax())
