@@ -70,7 +70,7 @@ def _wrong(rows: pd.DataFrame) -> str:
     lines = wrong.groupby(["run", "contender", "status"], sort=False)["shape"].agg(", ".join).rename("shapes").reset_index()
     # What is wrong before what could not run, and that before what there was no time for.
     order = {start: n for n, start in enumerate(("wrong", "not deterministic", "failed", "not run"))}
-    lines = lines.sort_values("status", key=lambda status: status.str.partition(":")[0].map(order).fillna(-1), kind="stable")
+    lines = lines.sort_values("status", key=lambda status: status.str.split(":").str[0].map(order).fillna(-1), kind="stable")
     return "## What went wrong\n\n" + (markdown(lines) if len(lines) else "No row says so.")
 
 
