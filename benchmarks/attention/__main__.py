@@ -51,7 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _list(shapes: Sequence[Shape], chosen: Mapping[str, Contender]) -> int:
-    table("Shapes", [{**asdict(shape), "TFLOP": f"{shape.flop / 1e12:.2f}"} for shape in shapes])
+    cells = ({**asdict(shape), "documents": " ".join(map(str, shape.documents))} for shape in shapes)
+    table("Shapes", [{**own, "TFLOP": f"{shape.flop / 1e12:.2f}"} for own, shape in zip(cells, shapes, strict=True)])
     device = "cuda" if runner.has_gpu() else "cpu"
     rows = [
         {"contender": c.name, "promises the same bits": c.deterministic, "twin": c.twin, "not available": c.unavailable(device)}
