@@ -28,8 +28,7 @@ def mask_mod(shape: Shape, device: torch.device) -> Mod | None:
     if window is not None and not shape.causal:
         seen.append(lambda b, h, m, n: n - m < window)
     if shape.documents:
-        lengths = torch.tensor(shape.documents, device=device)
-        document = torch.repeat_interleave(lengths)  # of each token
+        document = torch.repeat_interleave(torch.tensor(shape.documents)).to(device)  # of each token
         seen.append(lambda b, h, m, n: document[m] == document[n])
     return and_masks(*seen) if len(seen) > 1 else seen[0] if seen else None
 

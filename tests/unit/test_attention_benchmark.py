@@ -19,6 +19,11 @@ from benchmarks.attention.report import not_run, rows_of, shown, targets
 from benchmarks.attention.rows import OK, append, read, table_of
 from benchmarks.attention.samples import interleaved, ratios, summary
 from benchmarks.attention.shapes import FLEX, HIDDEN, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
+from dash_inductor.config import Config
+from dash_inductor.devices import device
+from dash_inductor.devices.target import Target
+from dash_inductor.problem import BLOCK_MASK, Problem
+from dash_inductor.resolve import resolve
 
 
 def test_flop():
@@ -56,6 +61,15 @@ def test_flop_of_models_with_flex_attention():
     assert flop["gemma2-27b-global"] == a_pair * 8192**2 // 2
     assert flop["gemma2-27b-local"] == flop["gemma2-27b-global"] - a_pair * 4096 * 4097 // 2
     assert all(shape.flex for shape in FLEX) and not any(shape.flex for shape in (*SWEEP, *MODELS))
+
+
+@pytest.mark.parametrize("key", ["h100", "a100", "b200"])
+@pytest.mark.parametrize("shape", FLEX, ids=lambda shape: shape.name)
+def test_ours_takes_models_with_flex_attention(shape, key):
+    """They have KV tiles enough, and head dims of one pass."""
+    sizes = (shape.batch, shape.heads, shape.kv_heads, shape.length, shape.length, shape.head_dim)
+    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), mods=2)
+    assert resolve(problem, Config(), Target(key, device(key).arch, device(key).sms)).family == "descending"
 
 
 def test_the_sweep():
