@@ -234,14 +234,21 @@ def test_rows():
 
 
 def test_a_time_that_the_mask_decides_is_not_predicted():
+    """Nor is it held against a prediction."""
     decision = replace(DECISION, mask="block_mask", roles=None, heads_in_flight=None, predicted_us=None, step_ns=1800)
     ours = result("ours", 2.0, 3.0, prepared=who.Prepared(lambda: (), decision))
     (row,) = rows_of(FLEX[1], [ours], mhz=None, **{**COMMON, "baseline": "flex"})
     assert (row.predicted_ms, row.schedule, row.status) == (None, "descending", OK)
     assert (row.window, row.documents, row.softcap) == (4096, (), 50.0)
-    assert "predictions" not in report_md.report(
-        environments={"a": {"gpu": "NVIDIA H100", "arch": 90}}, summary="", rows=table_of([row]), additions=None, costs=None
+    text = report_md.report(
+        environments={"a": {"gpu": "NVIDIA H100", "arch": 90}},
+        summary="",
+        rows=table_of([flagship_rows()[1], row]),
+        additions=None,
+        costs=None,
     )
+    assert "as fast as `sdpa-flash-strict`, at shapes of FlexAttention `flex` in the same rounds" in text
+    assert f"| {FLEX[1].name} | " in text and f"| {FLEX[1].name} | descending" not in text.partition("predictions")[2]
 
 
 def test_a_contender_that_took_no_turns_has_a_time_and_no_ratio():

@@ -83,10 +83,11 @@ def test_flash_attention_package_without_determinism(monkeypatch):
     assert result.prepared is None
 
 
-WITH_DENSE_MASK = [shape for shape in TINY_FLEX.values() if shape.softcap is None]
+OF_SDPA = {"causal-gqa": TINY, "full": replace(TINY, mask="full", kv_heads=4)}
+OF_SDPA |= {name: shape for name, shape in TINY_FLEX.items() if shape.softcap is None}
 
 
-@pytest.mark.parametrize("shape", [TINY, replace(TINY, mask="full", kv_heads=4), *WITH_DENSE_MASK])
+@pytest.mark.parametrize("shape", OF_SDPA.values(), ids=OF_SDPA)
 def test_stock_contender(shape):
     """The same call and checks as on a GPU, in PyTorch's flash attention for the CPU, which takes masks."""
     result = tried(who.BASELINE, shape, unavailable=STOCK[who.BASELINE].unavailable)
