@@ -24,9 +24,9 @@ def mask_mod(shape: Shape, device: torch.device) -> Mod | None:
     if shape.causal:
         seen.append(lambda b, h, m, n: m >= n)
     if window is not None:
-        seen.append(lambda b, h, m, n: m - n < window)
+        seen.append(lambda b, h, m, n: n > m - window)
     if window is not None and not shape.causal:
-        seen.append(lambda b, h, m, n: n - m < window)
+        seen.append(lambda b, h, m, n: n < m + window)
     if shape.documents:
         document = torch.repeat_interleave(torch.tensor(shape.documents)).to(device)  # of each token
         seen.append(lambda b, h, m, n: document[m] == document[n])

@@ -96,7 +96,7 @@ MODELS = (
 )
 # Made up: many short ones and few long ones, at no multiple of a block.
 DOCUMENTS = (1187, 402, 2951, 96, 731, 158, 1643, 287, 64, 673)
-# Models with layers of both kinds have a shape for each.
+# Models with layers of two kinds have a shape for each; gpt-oss is without its attention sinks.
 FLEX = (
     Shape("llama3-8b-packed", "causal", 2, 32, 8, 8192, 128, documents=DOCUMENTS),
     Shape("gemma2-27b-local", "causal", 2, 32, 16, 8192, 128, window=4096, softcap=50.0),
