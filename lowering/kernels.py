@@ -46,8 +46,8 @@ class Kernel(TritonTemplateKernel):
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
 
     def begin_functions(self, outputs: Sequence[str], fixed: Sequence[str]) -> list[str]:
-        """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that changes
-        the others. `function` has the rest."""
+        """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that
+        changes the others. `function` has the rest."""
         varying = {*FLEX_ARGUMENTS.values()} - {*fixed}
         before: list[str] = []
         self.functions: dict[str, str] = {}
