@@ -18,12 +18,12 @@ from dash_inductor import emulation
 
 CAUSAL = Shape("tiny", "causal", 1, 4, 2, 70, 16)
 FULL = Shape("tiny", "full", 1, 2, 2, 70, 16)
-GEMMA = Shape("tiny", "causal", 1, 4, 2, 150, 16, window=40, softcap=1.5)
+GEMMA = Shape("tiny", "causal", 1, 2, 1, 150, 16, window=40, softcap=1.5)
 FLEX = {
     "window, soft-cap": GEMMA,
     "soft-cap": replace(GEMMA, window=None),
-    "documents": Shape("tiny", "causal", 2, 2, 1, 150, 16, documents=(90, 3, 57)),
-    "both directions, window, documents": Shape("tiny", "full", 1, 2, 2, 150, 16, window=20, documents=(90, 3, 57)),
+    "documents": Shape("tiny", "causal", 2, 1, 1, 150, 16, documents=(90, 3, 57)),
+    "both directions, window, documents": Shape("tiny", "full", 1, 2, 1, 150, 16, window=20, documents=(90, 3, 57)),
 }
 KNOWN = who.contenders() | who.tuned()
 
