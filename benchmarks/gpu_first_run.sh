@@ -8,8 +8,8 @@
 #      order 70 s (what determinism costs), glance 100 s (five shapes against the stock kernels)
 #   2  environment 30 s, tuning 190 s (stages, release positions, tiles), costs 165 s (constants of the cost model),
 #      placement 130 s (schedules)
-#   3  environment 30 s, table 365 s (all shapes, ours against the others), two-pass 60 s, gluon 60 s (last: nothing bounds its
-#      waits for copies)
+#   3  environment 30 s, table 365 s (all shapes, SDPA's and FlexAttention's, ours against the others), two-pass 60 s, gluon 60 s
+#      (last: nothing bounds its waits for copies)
 #
 # The stages that write attention.csv or red_throughput.csv need pandas (the extra `bench`).
 #

@@ -30,12 +30,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         shapes = runner.chosen_shapes(args.shapes, [shape for shape in SHAPES if shape.name in TUNED])
-        chosen = runner.chosen_contenders(args.contenders, tuned(), BASELINE)
+        chosen = runner.chosen_contenders(args.contenders, tuned(), [BASELINE])
     except ValueError as error:
         parser.error(str(error))
     args.rounds = args.rounds or runner.ROUNDS
     runner.require_gpu(parser)
-    return runner.command(args, "benchmarks.tuning", shapes, chosen, BASELINE)
+    return runner.command(args, "benchmarks.tuning", shapes, chosen, lambda shape: BASELINE)
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ class Kernel(TritonTemplateKernel):
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
 
     def begin_functions(self, outputs: Sequence[str], fixed: Sequence[str]) -> list[str]:
-        """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that changes
-        the others. `function` has the rest."""
+        """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that
+        changes the others. `function` has the rest."""
         varying = {*FLEX_ARGUMENTS.values()} - {*fixed}
         before: list[str] = []
         self.functions: dict[str, str] = {}
@@ -109,14 +109,15 @@ def _template(name: str, *parts: str) -> Template:
     return Template(name, grid=programs, source=source(*parts or (name,)), **({"always_freeze_layout": True} if frozen else {}))
 
 
-# The sources of the main kernel; benchmarks time variants of it.
+# The sources of the main kernels of one pass; benchmarks time variants of them.
 ONE_PASS_PARTS = ("step", "one_pass", "functions", "positions", "round_robin")
+BLOCK_MASK_PARTS = ("step", "block_mask", "functions")
 
 PREPROCESS = _template("preprocess")
 TABLE = _template("table", "table", "positions")
 ONE_PASS = _template("one_pass", *ONE_PASS_PARTS)
 TWO_PASS = _template("two_pass", "two_pass", "functions")
-BLOCK_MASK = _template("block_mask", "step", "block_mask", "functions")
+BLOCK_MASK = _template("block_mask", *BLOCK_MASK_PARTS)
 BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS = map(_template, ("block_matrix", "block_ranks", "block_rows"))
 
 

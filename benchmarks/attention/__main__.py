@@ -15,7 +15,7 @@ from pathlib import Path
 from dash_inductor.commands.console import table
 
 from . import runner
-from .contenders import BASELINE, Contender, contenders
+from .contenders import Contender, baseline_of, contenders
 from .plot import plot
 from .report import show
 from .rows import read
@@ -39,18 +39,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _from_file(parser, args)
     try:
         shapes = runner.chosen_shapes(args.shapes, QUICK if args.quick else SHAPES)
-        chosen = runner.chosen_contenders(args.contenders or (QUICK_CONTENDERS if args.quick else None), contenders(), BASELINE)
+        named = args.contenders or (QUICK_CONTENDERS if args.quick else None)
+        chosen = runner.chosen_contenders(named, contenders(), map(baseline_of, shapes))
     except ValueError as error:
         parser.error(str(error))
     args.rounds = args.rounds or (QUICK_ROUNDS if args.quick else runner.ROUNDS)
     if args.list:
         return _list(shapes, chosen)
     runner.require_gpu(parser)
-    return runner.command(args, "benchmarks.attention", shapes, chosen, BASELINE)
+    return runner.command(args, "benchmarks.attention", shapes, chosen, baseline_of)
 
 
 def _list(shapes: Sequence[Shape], chosen: Mapping[str, Contender]) -> int:
-    table("Shapes", [{**asdict(shape), "TFLOP": f"{shape.flop / 1e12:.2f}"} for shape in shapes])
+    cells = ({**asdict(shape), "documents": " ".join(map(str, shape.documents))} for shape in shapes)
+    table("Shapes", [{**own, "TFLOP": f"{shape.flop / 1e12:.2f}"} for own, shape in zip(cells, shapes, strict=True)])
     device = "cuda" if runner.has_gpu() else "cpu"
     rows = [
         {"contender": c.name, "promises the same bits": c.deterministic, "twin": c.twin, "not available": c.unavailable(device)}

@@ -18,20 +18,27 @@ from typing import TYPE_CHECKING, Any
 from dash_inductor.config import CHOICES, Config, current
 
 from .inputs import Inputs
+from .mods import mask_mod, score_mod
 from .shapes import Shape
 from .variants import UNORDERED, VARIANTS, Variant
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from dash_inductor.decision import Decision
 
-BASELINE = "sdpa-flash-strict"
+BASELINE, FLEX_BASELINE = "sdpa-flash-strict", "flex"
 # Settings of the package that do not say which kernel runs.
 NOT_KERNELS = ("on_unsupported", "guarantee")
 ONE_PASS_ONLY = {"template": "one_pass"}
 ALONG = {"gluon": {"guarantee": "device"}}  # without which it declines: it takes no round robin
 SDPA_REFUSALS = ("No available kernel", "No viable backend")
+
+
+def baseline_of(shape: Shape) -> str:
+    """The stock contender whose bits are the same every time, which figures of a shape are ratios to."""
+    return FLEX_BASELINE if shape.flex else BASELINE
 
 
 class RefusedError(Exception):
@@ -110,8 +117,13 @@ def _sdpa(backend: str, strict: bool, device: str | None = "cuda") -> dict[str, 
 
     def prepare(shape: Shape, inputs: Inputs) -> Prepared:
         from torch.nn.attention import SDPBackend, sdpa_kernel
+        from torch.nn.attention.flex_attention import create_mask
         from torch.nn.functional import scaled_dot_product_attention
 
+        if shape.softcap is not None:
+            raise RefusedError("scaled_dot_product_attention has no soft-cap")
+        sees, device = mask_mod(shape, inputs.query.device), inputs.query.device.type
+        dense = create_mask(sees, 1, 1, shape.length, shape.length, device=device) if sees and shape.masked else None
         expanded = backend == "EFFICIENT_ATTENTION" and shape.heads != shape.kv_heads  # which has no enable_gqa
         query, key, value = inputs.leaves
         if expanded:
@@ -120,30 +132,41 @@ def _sdpa(backend: str, strict: bool, device: str | None = "cuda") -> dict[str, 
         with deterministic_mode(strict), sdpa_kernel(SDPBackend.__members__[backend]), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             try:
-                out = scaled_dot_product_attention(query, key, value, is_causal=shape.causal, enable_gqa=gqa)
+                causal = shape.causal and dense is None
+                out = scaled_dot_product_attention(query, key, value, attn_mask=dense, is_causal=causal, enable_gqa=gqa)
             except RuntimeError as error:
                 if not any(refusal in str(error) for refusal in SDPA_REFUSALS):
                     raise
                 raise RefusedError("; ".join(first_line(w.message) for w in said) or first_line(error)) from None
-        return Prepared(_backward(out, inputs, strict), note="K and V expanded" if expanded else "")
+        notes = ["K and V expanded"] * expanded + ["a dense mask"] * (dense is not None)
+        return Prepared(_backward(out, inputs, strict), note="; ".join(notes))
 
     return {"prepare": prepare, "unavailable": _needs_gpu if device == "cuda" else lambda device: None}
 
 
 def _flex(shape: Shape, inputs: Inputs) -> Prepared:
+    """The kernel is the same in deterministic mode."""
     import torch
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    def causal(b: Any, h: Any, q: Any, k: Any) -> Any:
-        return q >= k
-
-    length = shape.length
-    blocks = create_block_mask(causal, None, None, length, length, device=inputs.query.device) if shape.causal else None
+    attend = _flex_attention(shape, inputs.query.device)
     torch._dynamo.reset()
     with deterministic_mode(False):
-        attend = torch.compile(flex_attention, fullgraph=True, dynamic=False)
-        out = attend(*inputs.leaves, block_mask=blocks, enable_gqa=shape.heads != shape.kv_heads)
+        out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs.leaves)
     return Prepared(_backward(out, inputs, strict=False))
+
+
+def _flex_attention(shape: Shape, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The attention of query, key and value, its BlockMask made outside of it, as models do."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    sees, capped, length = mask_mod(shape, device), score_mod(shape), shape.length
+    blocks = create_block_mask(sees, None, None, length, length, device=device.type) if sees else None
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        gqa = shape.heads != shape.kv_heads
+        return flex_attention(query, key, value, score_mod=capped, block_mask=blocks, enable_gqa=gqa)
+
+    return attend
 
 
 # --- FlashAttention ----------------------------------------------------------------------------------------------------------
@@ -153,6 +176,8 @@ def _flash_attention(module: str, deterministic: bool) -> dict[str, Any]:
     """`prepare` and `unavailable` of a package's `flash_attn_func`, on [B, S, H, D]."""
 
     def prepare(shape: Shape, inputs: Inputs) -> Prepared:
+        if shape.flex:
+            raise RefusedError(f"{module}.flash_attn_func is asked for no window, documents or soft-cap here")
         function = importlib.import_module(module).flash_attn_func
         options: dict[str, Any] = {"causal": shape.causal}
         if "deterministic" in inspect.signature(function).parameters:
@@ -186,7 +211,7 @@ def ours(
     """The package's kernel under some of its settings, perhaps changed for the measurement; variants are of one pass."""
     valid = variant is None or variant.valid
     prepare = functools.partial(_prepare_ours, settings=(settings or {}) if variant is None else ONE_PASS_ONLY, variant=variant)
-    return Contender(name, valid, prepare, _ours_unavailable, twin, valid, compiled=True)
+    return Contender(name, valid, prepare, _compiled_unavailable, twin, valid, compiled=True)
 
 
 def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], variant: Variant | None) -> Prepared:
@@ -196,11 +221,7 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     import dash_inductor
     from dash_inductor.devices.target import target_of
 
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads
-        )
-
+    attend = _flex_attention(shape, inputs.query.device) if shape.flex else _scaled_dot_product_attention(shape)
     arch = target_of(inputs.query.device, current()).arch
     if variant is not None and not variant.changes(arch, shape.head_dim):
         raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
@@ -218,6 +239,17 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     if not decisions[0].rewritten:
         raise RefusedError(f"declined: {decisions[0].reason}")
     return Prepared(_backward(out, inputs, strict=True), decisions[0], variant.says if variant else "")
+
+
+def _scaled_dot_product_attention(shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The attention of query, key and value."""
+    from torch.nn.functional import scaled_dot_product_attention
+
+    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        gqa = shape.heads != shape.kv_heads
+        return scaled_dot_product_attention(query, key, value, is_causal=shape.causal, enable_gqa=gqa)
+
+    return attend
 
 
 @contextmanager
@@ -239,7 +271,7 @@ def _recorded() -> Iterator[list[Decision]]:
         yield found
 
 
-def _ours_unavailable(device: str) -> str | None:
+def _compiled_unavailable(device: str) -> str | None:
     from dash_inductor import emulation
 
     return None if device == "cpu" and emulation.active() else _needs_gpu(device)
@@ -258,10 +290,11 @@ def _forced() -> list[Contender]:
 
 
 def contenders() -> dict[str, Contender]:
-    """All, by name, in the order of the table; the first two are what a figure is a ratio to."""
+    """All, by name, in the order of the table; those that figures are ratios to come first."""
     stock = [
         Contender(BASELINE, True, **_sdpa("FLASH_ATTENTION", True, device=None), twin="sdpa-flash"),
         Contender("sdpa-flash", False, **_sdpa("FLASH_ATTENTION", False, device=None)),
+        Contender(FLEX_BASELINE, True, _flex, _compiled_unavailable, compiled=True),
         ours("ours", twin="ours-unordered"),
         ours("ours-unordered", variant=UNORDERED),
     ]
@@ -269,7 +302,6 @@ def contenders() -> dict[str, Contender]:
         Contender("sdpa-efficient-strict", True, **_sdpa("EFFICIENT_ATTENTION", True), twin="sdpa-efficient"),
         Contender("sdpa-efficient", False, **_sdpa("EFFICIENT_ATTENTION", False)),
         Contender("sdpa-cudnn", False, **_sdpa("CUDNN_ATTENTION", False)),
-        Contender("flex", True, _flex, _needs_gpu, compiled=True),
         Contender("fa4-deterministic", True, **_flash_attention("flash_attn.cute", True), twin="fa4"),
         Contender("fa4", False, **_flash_attention("flash_attn.cute", False)),
         Contender("fa3-deterministic", True, **_flash_attention("flash_attn_interface", True), twin="fa3"),

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .mods import mask_mod
 from .shapes import Shape
 
 if TYPE_CHECKING:
@@ -81,16 +82,18 @@ def _gradients(shape: Shape, inputs: Inputs, z: int, h: int, dtype: torch.dtype)
     k, v = (x[z, h].detach().to(dtype) for x in (inputs.key, inputs.value))
     scale = 1 / math.sqrt(shape.head_dim)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    columns = torch.arange(shape.length, device=q.device)
+    columns, sees, cap = torch.arange(shape.length, device=q.device), mask_mod(shape, q.device), shape.softcap
     for g in range(group):
         for start in range(0, shape.length, ROWS):
             rows = slice(start, min(start + ROWS, shape.length))
             scores = q[g, rows] @ k.mT * scale
-            if shape.causal:
-                scores = scores.masked_fill(columns > columns[rows, None], -math.inf)
+            slope = scores.new_ones(()) if cap is None else 1 / torch.cosh(scores / cap) ** 2
+            scores = scores if cap is None else cap * torch.tanh(scores / cap)
+            if sees is not None:
+                scores = scores.masked_fill(~sees(columns, columns, columns[rows, None], columns), -math.inf)
             p = torch.softmax(scores, -1)
             dp = do[g, rows] @ v.mT
-            ds = p * (dp - (p * dp).sum(-1, keepdim=True))
+            ds = p * (dp - (p * dp).sum(-1, keepdim=True)) * slope
             dq[g, rows] = ds @ k * scale
             dk += ds.mT @ q[g, rows] * scale
             dv += p.mT @ do[g, rows]

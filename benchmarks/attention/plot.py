@@ -10,7 +10,7 @@ import pandas as pd
 
 from .report import MIB
 from .rows import OK
-from .shapes import LENGTHS, MODELS, SWEEP
+from .shapes import FLEX, LENGTHS, MODELS, SHAPES, SWEEP
 
 # Title of a panel -> the columns of its line, and of the lower and upper edge of the band around it.
 PANELS = {
@@ -21,13 +21,13 @@ PANELS = {
 
 
 def plot(rows: pd.DataFrame, folder: Path) -> list[Path]:
-    """Writes attention.png (the sweep) and models.png, where there are rows for them; nothing without matplotlib."""
+    """Writes attention.png (the sweep), models.png and flex.png, where there are rows for them; nothing without matplotlib."""
     if find_spec("matplotlib") is None:
         return []
     timed = rows[(rows["status"] == OK) & rows["median_ms"].notna()]
     names = list(timed["contender"].unique())
     written = []
-    for file, shapes, draw in (("attention.png", SWEEP, _sweep), ("models.png", MODELS, _models)):
+    for file, shapes, draw in (("attention.png", SWEEP, _sweep), ("models.png", MODELS, _models), ("flex.png", FLEX, _models)):
         part = timed[timed["shape"].isin([shape.name for shape in shapes])]
         if len(part):
             draw(part, names).savefig(folder / file, dpi=120)
@@ -72,7 +72,7 @@ def _models(rows: pd.DataFrame, names: list[str]) -> Any:
 
     figure = Figure(figsize=(14, 5), layout="constrained")
     panel = figure.subplots()
-    drawn = [shape.name for shape in MODELS if shape.name in set(rows["shape"])]
+    drawn = [shape.name for shape in SHAPES if shape.name in set(rows["shape"])]
     for n, (name, own) in enumerate((name, rows[rows["contender"] == name]) for name in names):
         places = own["shape"].map(drawn.index) + (n - len(names) / 2) * 0.8 / len(names)
         hatch = "" if own["deterministic"].all() else "//"

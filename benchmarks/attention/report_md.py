@@ -27,7 +27,7 @@ RUNS = {
         "RELEASE_AFTER or `kernel` should follow.",
     ),
     "glance": ("Against stock kernels, at a glance", "Five shapes."),
-    "table": ("Against all others", "Pictures: attention.png, models.png."),
+    "table": ("Against all others", "Pictures: attention.png, models.png, flex.png."),
     "placement": ("Placement", "Schedules that a setting forces: what the cost model should have chosen is the fastest."),
     "two-pass": ("One pass or two", "`ours` should be the faster of the two."),
     "gluon": ("Gluon", "Where it is faster at every shape it may become the default of its head dims."),
@@ -70,7 +70,7 @@ def _wrong(rows: pd.DataFrame) -> str:
     lines = wrong.groupby(["run", "contender", "status"], sort=False)["shape"].agg(", ".join).rename("shapes").reset_index()
     # What is wrong before what could not run, and that before what there was no time for.
     order = {start: n for n, start in enumerate(("wrong", "not deterministic", "failed", "not run"))}
-    lines = lines.sort_values("status", key=lambda status: status.str.partition(":")[0].map(order).fillna(-1), kind="stable")
+    lines = lines.sort_values("status", key=lambda status: status.str.split(":").str[0].map(order).fillna(-1), kind="stable")
     return "## What went wrong\n\n" + (markdown(lines) if len(lines) else "No row says so.")
 
 
@@ -94,9 +94,9 @@ def _run(label: str, rows: pd.DataFrame) -> str:
     timed = rows[rows["median_ms"].notna()]
     if timed.empty:
         return "\n\n".join(filter(None, [*parts, "Nothing was timed."]))
-    baseline = rows["baseline"].iloc[0]
+    baselines = ", at shapes of FlexAttention ".join(f"`{name}`" for name in rows["baseline"].unique())
     parts.append(
-        f"TFLOPS, and how many times as fast as `{baseline}` in the same rounds; * marks the fastest whose gradients are right."
+        f"TFLOPS, and how many times as fast as {baselines} in the same rounds; * marks the fastest whose gradients are right."
     )
     right = timed[(timed["status"] == OK) & (timed["contender"] != "ours-unordered")]
     best = set(right.groupby("shape")["tflops"].idxmax())

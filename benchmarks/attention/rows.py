@@ -46,6 +46,9 @@ class Row:
     kv_heads: int
     length: int
     head_dim: int
+    window: int | None
+    documents: tuple[int, ...]
+    softcap: float | None
     dtype: str
     contender: str
     deterministic: bool
@@ -88,6 +91,7 @@ _TYPED: dict[str, Callable[[pd.Series], pd.Series]] = {
     "float | None": lambda cells: cells.astype("float64"),
     "bool": lambda cells: cells.map(_BOOLS).astype("boolean"),
     "bool | None": lambda cells: cells.map(_BOOLS, na_action="ignore").astype("boolean"),
+    "tuple[int, ...]": lambda cells: cells.fillna("").map(lambda text: tuple(map(int, text.split()))),
     "tuple[float, ...]": lambda cells: cells.fillna("").map(lambda text: tuple(map(float, text.split()))),
 }
 

@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from importlib.util import find_spec
@@ -26,13 +26,14 @@ from .shapes import SHAPES, Shape
 
 FILE = "attention.csv"
 ROUNDS = 20
+BaselineOf = Callable[[Shape], str]  # the contender that figures of a shape are ratios to
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What both commands take."""
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of {FILE} (appended to) and the pictures")
     parser.add_argument("--shapes", metavar="NAMES", help="names or patterns, separated by commas")
-    parser.add_argument("--contenders", metavar="NAMES", help="likewise; the baseline and the twins of those chosen come along")
+    parser.add_argument("--contenders", metavar="NAMES", help="likewise; the baselines and the twins of those chosen come along")
     parser.add_argument("--rounds", type=_positive, metavar="N", help=f"repetitions (default {ROUNDS})")
     parser.add_argument("--minutes", type=float, metavar="M", help="start nothing after so long; rows say what was left")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in so many processes first (default: do not)")
@@ -72,9 +73,9 @@ def chosen_shapes(patterns: str | None, default: Sequence[Shape]) -> list[Shape]
     return [shape for shape in SHAPES if shape.name in names]
 
 
-def chosen_contenders(patterns: str | None, known: Mapping[str, Contender], baseline: str) -> dict[str, Contender]:
-    """Those named, the baseline, and the twins of both, in the known order; ValueError for a name that is none."""
-    names = set(known) if patterns is None else _matching("contender", patterns, list(known)) | {baseline}
+def chosen_contenders(patterns: str | None, known: Mapping[str, Contender], baselines: Iterable[str]) -> dict[str, Contender]:
+    """Those named, the baselines, and the twins of both, in the known order; ValueError for a name that is none."""
+    names = set(known) if patterns is None else _matching("contender", patterns, list(known)) | {*baselines}
     names |= {known[name].twin for name in names if known[name].twin in known}  # type: ignore[misc]
     return {name: contender for name, contender in known.items() if name in names}
 
@@ -90,7 +91,7 @@ def _matching(what: str, patterns: str, names: Sequence[str]) -> set[str]:
 
 
 def command(
-    args: argparse.Namespace, module: str, shapes: Sequence[Shape], contenders: Mapping[str, Contender], baseline: str
+    args: argparse.Namespace, module: str, shapes: Sequence[Shape], contenders: Mapping[str, Contender], baseline_of: BaselineOf
 ) -> int:
     """Measures and reports; 0, or 1 if a kernel faulted. Needs a GPU.
 
@@ -110,7 +111,7 @@ def command(
     args.out.mkdir(parents=True, exist_ok=True)
     path = args.out / FILE
     before = len(read(path)) if path.exists() else 0
-    lost = run(shapes, contenders, rounds=args.rounds, label=args.label, baseline=baseline, pace=pace, path=path)
+    lost = run(shapes, contenders, rounds=args.rounds, label=args.label, baseline_of=baseline_of, pace=pace, path=path)
     if lost is not None:
         _go_on(args, module, lost, contenders, pace)
     rows = read(path).iloc[before:]
@@ -138,16 +139,16 @@ def run(
     *,
     rounds: int,
     label: str,
-    baseline: str,
+    baseline_of: BaselineOf,
     pace: Pace,
     path: Path,
 ) -> Lost | None:
     """Appends the rows of every shape to `path` once it is measured; ends with the first kernel that faults."""
-    common: dict[str, Any] = {"run": label, "environment": environment(), "baseline": baseline}
+    common: dict[str, Any] = {"run": label, "environment": environment()}
 
     def leave(part: Sequence[Shape], names: Iterable[str], status: str) -> None:
         for shape in part:
-            append(path, not_run(shape, [contenders[name] for name in names], status, **common))
+            append(path, not_run(shape, [contenders[name] for name in names], status, baseline=baseline_of(shape), **common))
 
     for n, shape in enumerate(shapes):
         _say(f"[{n + 1}/{len(shapes)}] {shape}")
@@ -155,7 +156,9 @@ def run(
             leave(shapes[n:], contenders, TIME_LIMIT)
             break
         try:
-            rows = rows_of(shape, measure(shape, contenders, rounds, baseline, _say, pace), mhz=sm_mhz(), **common)
+            baseline = baseline_of(shape)
+            results = measure(shape, contenders, rounds, baseline, _say, pace)
+            rows = rows_of(shape, results, mhz=sm_mhz(), baseline=baseline, **common)
         except LostDeviceError as error:
             _say(f"  {error.contender} faulted: {error}")
             leave([shape], [error.contender], f"failed: a kernel faulted: {error}")

@@ -1,4 +1,4 @@
-"""What is timed: a sweep over mask, head dim and length, and the attentions of known models."""
+"""What is timed: a sweep over mask, head dim and length, and the attentions of known models, some of them by FlexAttention."""
 
 from __future__ import annotations
 
@@ -14,25 +14,54 @@ MASKS = ("causal", "full")
 
 @dataclass(frozen=True)
 class Shape:
-    """One self-attention: query [batch, heads, length, head_dim], key and value with kv_heads, bf16."""
+    """One self-attention: query [batch, heads, length, head_dim], key and value with kv_heads, bf16.
+
+    Attributes:
+        mask: full or causal.
+        window: a query sees the keys that are fewer tokens than this away, itself included.
+        documents: the tokens of each document that a sequence is packed of; a query sees its own. The same in the whole batch.
+        softcap: scores become softcap * tanh(score / softcap).
+
+    Raises:
+        ValueError: for sizes that make no attention.
+    """
 
     name: str
-    mask: str  # full or causal
+    mask: str
     batch: int
     heads: int
     kv_heads: int
     length: int
     head_dim: int
+    window: int | None = None
+    documents: tuple[int, ...] = ()
+    softcap: float | None = None
 
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
             raise ValueError(f"mask={self.mask!r} is not one of {', '.join(MASKS)}")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window} lets a query not see itself")
+        if self.documents and (min(self.documents) < 1 or sum(self.documents) != self.length):
+            raise ValueError(f"documents={self.documents} do not make up length={self.length}")
+        if self.softcap is not None and self.softcap <= 0:
+            raise ValueError(f"softcap={self.softcap} is not positive")
 
     @property
     def causal(self) -> bool:
         return self.mask == "causal"
+
+    @property
+    def masked(self) -> bool:
+        """Whether more is hidden than the causal mask hides."""
+        return self.window is not None or bool(self.documents)
+
+    @property
+    def flex(self) -> bool:
+        """Whether FlexAttention alone has an efficient form of it."""
+        return self.masked or self.softcap is not None
 
     @property
     def tokens(self) -> int:
@@ -40,8 +69,15 @@ class Shape:
 
     @property
     def flop(self) -> int:
-        """FLOP of the backward's five matmuls, 2.5 times the forward's two; of a causal mask half, as is usual."""
-        return 10 * self.batch * self.heads * self.length**2 * self.head_dim // (2 if self.causal else 1)
+        """FLOP of the backward's five matmuls, 2.5 times the forward's two, for the pairs of query and key that see each other.
+
+        Those of each document, less those that are a window or more apart; of a causal mask half, as is usual.
+        """
+        pairs = 0
+        for length in self.documents or (self.length,):
+            apart = 0 if self.window is None else max(0, length - self.window)
+            pairs += length**2 - apart * (apart + 1)
+        return 10 * self.batch * self.heads * pairs * self.head_dim // (2 if self.causal else 1)
 
 
 def _swept(mask: str, head_dim: int, length: int) -> Shape:
@@ -50,7 +86,7 @@ def _swept(mask: str, head_dim: int, length: int) -> Shape:
 
 
 SWEEP = tuple(_swept(mask, d, length) for d, mask, length in product(HEAD_DIMS, MASKS, LENGTHS))
-# Heads, head dims and context lengths from the models' published configurations.
+# Heads, head dims, context lengths, windows and soft-caps from the models' published configurations.
 MODELS = (
     Shape("llama3-8b", "causal", 2, 32, 8, 8192, 128),
     Shape("qwen2.5-7b", "causal", 4, 28, 4, 4096, 128),
@@ -58,8 +94,20 @@ MODELS = (
     Shape("mistral-7b-v0.3", "causal", 1, 32, 8, 32_768, 128),
     Shape("vit-h-14", "full", 64, 16, 16, 257, 80),
 )
+# Made up: many short ones and few long ones, at no multiple of a block.
+DOCUMENTS = (1187, 402, 2951, 96, 731, 158, 1643, 287, 64, 673)
+# Models with layers of two kinds have a shape for each; gpt-oss is without its attention sinks.
+FLEX = (
+    Shape("llama3-8b-packed", "causal", 2, 32, 8, 8192, 128, documents=DOCUMENTS),
+    Shape("gemma2-27b-local", "causal", 2, 32, 16, 8192, 128, window=4096, softcap=50.0),
+    Shape("gemma2-27b-global", "causal", 2, 32, 16, 8192, 128, softcap=50.0),
+    Shape("mistral-7b-v0.1", "causal", 1, 32, 8, 32_768, 128, window=4096),
+    Shape("gpt-oss-20b-local", "causal", 2, 64, 8, 8192, 64, window=128),
+    Shape("modernbert-large-local", "full", 2, 16, 16, 8192, 64, window=65, documents=DOCUMENTS),
+    Shape("modernbert-large-global", "full", 2, 16, 16, 8192, 64, documents=DOCUMENTS),
+)
 # The first of the sweep is what the project is measured by, then the models, then the rest.
-SHAPES = (SWEEP[0], *MODELS, *SWEEP[1:])
+SHAPES = (SWEEP[0], *MODELS, *FLEX, *SWEEP[1:])
 QUICK = tuple(
     s for s in SHAPES if s.name in {"d128-causal-8192", "d128-full-8192", "d64-causal-2048", "d64-full-2048", "llama3-8b"}
 )

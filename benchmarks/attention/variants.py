@@ -1,4 +1,4 @@
-"""Our kernel, changed for a measurement: its template's source is edited, its tiles or a constant replaced, while it compiles.
+"""Our kernels of one pass, changed for a measurement: their source is edited, tiles or a constant replaced, while they compile.
 
 No setting of the package leads here: without waiting the gradients are wrong.
 """
@@ -17,11 +17,12 @@ from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Tile, padded
 
 Edit = Callable[[str], str]
+TEMPLATES = ("ONE_PASS", "BLOCK_MASK")  # of lowering/kernels.py
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`edit` changes the source of the kernel's template; `tiles` takes the place of those of (sm, padded head dim), and
+    """`edit` changes the source of TEMPLATES; `tiles` takes the place of those of (sm, padded head dim), and
     `release_after` that of RELEASE_AFTER.
     """
 
@@ -39,14 +40,14 @@ class Variant:
     @property
     def digest(self) -> str:
         """What tells its generated code from that of others, for caches: the name, and what its edit makes of the source."""
-        return hashlib.sha256(f"{self.name}\n{self.source()}".encode()).hexdigest()
+        return hashlib.sha256("\n".join([self.name, *map(self.source, TEMPLATES)]).encode()).hexdigest()
 
-    def source(self) -> str:
-        """The template's source as the variant has it."""
-        from dash_inductor.lowering.kernels import ONE_PASS_PARTS
+    def source(self, template: str = "ONE_PASS") -> str:
+        """That of a template as the variant has it."""
+        from dash_inductor.lowering import kernels
         from dash_inductor.templates import source
 
-        whole = source(*ONE_PASS_PARTS)
+        whole = source(*getattr(kernels, f"{template}_PARTS"))
         return whole if self.edit is None else self.edit(whole)
 
     @contextmanager
@@ -65,18 +66,18 @@ class Variant:
             stack.enter_context(mock.patch.dict(tiles._TILES, self.tiles))  # type: ignore[arg-type]
             if self.release_after is not None:
                 stack.enter_context(mock.patch.object(tiles, "RELEASE_AFTER", self.release_after))
-            if self.edit is not None:
-                stack.enter_context(mock.patch.object(kernels, "ONE_PASS", self._template()))
+            for template in TEMPLATES if self.edit is not None else ():
+                stack.enter_context(mock.patch.object(kernels, template, self._template(template)))
             yield
 
-    def _template(self) -> Any:
+    def _template(self, template: str) -> Any:
         """A template under a name of its own, which Inductor wants to be the only one."""
         from dash_inductor.lowering import kernels
 
-        name = f"sdpa_backward_{self.name.replace('-', '_')}"
+        name = f"{template.lower()}_{self.name.replace('-', '_')}"
         known = kernels.Template.all_templates
         if f"dash_{name}" not in known:
-            with mock.patch.object(kernels, "source", lambda *names: self.source()):
+            with mock.patch.object(kernels, "source", lambda *names: self.source(template)):
                 return kernels._template(name)
         return known[f"dash_{name}"]
 

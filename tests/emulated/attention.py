@@ -28,7 +28,7 @@ FP32_ERROR = 1e-6
 PARTS = {  # the files of kernels that are made of several
     "ONE_PASS": kernels.ONE_PASS_PARTS,
     "TWO_PASS": ("two_pass", "functions"),
-    "BLOCK_MASK": ("step", "block_mask", "functions"),
+    "BLOCK_MASK": kernels.BLOCK_MASK_PARTS,
 }
 TWO_PASS_TILE = two_pass_tile("emulated", "fp32", 16)
 

@@ -4,24 +4,33 @@ Times of an emulation mean nothing, and the benchmark takes none.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.attention import contenders as who
 from benchmarks.attention.inputs import Inputs, Reference, random_inputs
-from benchmarks.attention.measure import Result, attempt, settings
+from benchmarks.attention.measure import LAUNCHES, Result, attempt, settings
 from benchmarks.attention.rows import OK
 from benchmarks.attention.shapes import Shape
 from dash_inductor import emulation
 
 CAUSAL = Shape("tiny", "causal", 1, 4, 2, 70, 16)
 FULL = Shape("tiny", "full", 1, 2, 2, 70, 16)
+GEMMA = Shape("tiny", "causal", 1, 2, 1, 150, 16, window=40, softcap=1.5)
+FLEX = {
+    "window, soft-cap": GEMMA,
+    "soft-cap": replace(GEMMA, window=None),
+    "documents": Shape("tiny", "causal", 2, 1, 1, 150, 16, documents=(90, 3, 57)),
+    "both directions, window, documents": Shape("tiny", "full", 1, 2, 1, 150, 16, window=20, documents=(90, 3, 57)),
+}
 KNOWN = who.contenders() | who.tuned()
 
 
 @pytest.fixture(autouse=True)
 def emulated() -> Iterator[None]:
+    emulation.clear_launches()
     with settings(), emulation.emulate(seed=3):
         yield
     torch._dynamo.reset()
@@ -44,12 +53,34 @@ def test_ours_and_the_baseline():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_the_price_of_order_is_paid_in_wrong_gradients():
+@pytest.mark.parametrize("shape", FLEX.values(), ids=FLEX)
+def test_flex_attention(shape):
+    """Ours comes from FlexAttention there; stock's kernel runs as well."""
+    inputs = random_inputs(shape, "cpu", torch.float32)
+    ours, stock = (tried(name, shape, inputs) for name in ("ours", "flex"))
+    assert (ours.status, ours.same_bits) == (stock.status, stock.same_bits) == (OK, True)
+    assert ours.error <= max(2 * stock.error, 1e-6) and stock.error < 1e-5
+    decision = ours.prepared.decision
+    assert decision.rewritten and decision.op == "flex_attention_backward" and stock.prepared.decision is None
+    assert (decision.mask, decision.predicted_us, decision.q_len) == ("block_mask", None, 150)
+    assert len(emulation.launches()) == LAUNCHES  # of ours: stock's has no atomics
+
+
+def test_a_reference_of_another_mask_or_score_is_far_off():
+    inputs = random_inputs(GEMMA, "cpu", torch.float32)
+    gradients = tried("ours", GEMMA, inputs).prepared.launch()
+    for change in ({"window": 41}, {"softcap": 1.6}, {"documents": (75, 75)}):
+        errors = Reference.of(replace(GEMMA, **change), inputs, torch.float64).errors(gradients)
+        assert min(errors.values()) > 0.01, change
+
+
+@pytest.mark.parametrize("shape", [CAUSAL, GEMMA], ids=["causal", "flex"])
+def test_the_price_of_order_is_paid_in_wrong_gradients(shape):
     """Without waiting some rank 0 stores over what came before it: dq is wrong, dk and dv are not sums across CTAs."""
-    unordered = tried("ours-unordered", CAUSAL)
+    unordered = tried("ours-unordered", shape)
     assert unordered.errors["dq"] > 0.01 > 1e-5 > max(unordered.errors["dk"], unordered.errors["dv"])
     assert not unordered.contender.valid and not unordered.contender.deterministic
-    assert tried("ours", CAUSAL).error < 1e-5  # and what is compiled after it is the kernel again
+    assert tried("ours", shape).error < 1e-5  # and what is compiled after it is the kernel again
 
 
 @pytest.mark.parametrize("name", ["ours-release-after-s", "ours-release-after-dv"])
@@ -82,7 +113,10 @@ def test_the_decision_is_known_when_everything_comes_out_of_a_cache(name):
         ("ours-unordered", Shape("wide", "causal", 1, 1, 1, 16, 256), "refused: declined: head dim 256 is more than the 128"),
         ("ours-two-per-sm", FULL, "refused: two-per-sm changes nothing at head dim 16 on emulated"),
         ("sdpa-cudnn", FULL, "not available: needs a GPU, not device cpu"),
-        ("flex", FULL, "not available: needs a GPU, not device cpu"),
+        ("ours-two-pass", GEMMA, "refused: declined: template='two_pass' takes no FlexAttention"),
+        ("ours-shift", GEMMA, "refused: declined: schedule='shift' takes no BlockMask"),
+        ("ours", replace(GEMMA, head_dim=256), "refused: declined: head dim 256 is more than the 128 of one pass"),
+        ("sdpa-flash-strict", GEMMA, "refused: scaled_dot_product_attention has no soft-cap"),
     ],
 )
 def test_reasons(name, shape, reason):

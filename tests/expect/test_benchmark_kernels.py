@@ -15,6 +15,7 @@ from benchmarks.attention.contenders import contenders
 from benchmarks.attention.variants import VARIANTS, Variant
 from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
 from dash_inductor.inspection.cubin import CubinReport, disassemble, inspect
+from dash_inductor.inspection.flex import flex_backward
 from dash_inductor.schedule import MASKS
 
 BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}
@@ -69,6 +70,14 @@ def test_only_the_unordered_kernel_has_no_semaphores():
     for name, head_dim, waits, releases in (("as-is", 128, 1, 2), ("unordered", 128, 0, 0), ("release-after-s", 128, 1, 2)):
         _, ptx, _ = variant(name, head_dim)
         assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases), name
+
+
+@pytest.mark.parametrize(("name", "waits", "releases"), [("as-is", 1, 2), ("unordered", 0, 0)])
+def test_semaphores_of_flex_attention(name, waits, releases):
+    with BY_NAME[name].applied():
+        code = flex_backward("h100", length=1024, heads=16, kv_heads=16, head_dim=64, mask_mod="documents")
+    ptx = compiled(kernel(code, MAIN)[1], "h100").ptx
+    assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases)
 
 
 @pytest.mark.parametrize(("kernel", "kind"), [("triton", ASTSource), ("gluon", GluonASTSource)])

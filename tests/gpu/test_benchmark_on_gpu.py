@@ -1,5 +1,7 @@
 """The attention benchmark on a real GPU: its clock, its poison, and one small table."""
 
+from dataclasses import replace
+
 import torch
 
 from benchmarks.attention import clock, contenders, measure
@@ -9,6 +11,7 @@ from benchmarks.attention.rows import OK
 from benchmarks.attention.shapes import Shape
 
 SHAPE = Shape("small", "causal", 2, 8, 4, 1024, 64)
+FLEX = replace(SHAPE, heads=16, kv_heads=16, window=300, documents=(700, 33, 291), softcap=2.0)
 
 
 def test_poison(monkeypatch):
@@ -75,3 +78,16 @@ def test_table():
     assert ours.same_bits and ours.price is not None and ours.price > 0.5
     assert ours.error <= 2 * rows[contenders.BASELINE].error
     assert ours.peak_bytes <= ours.workspace_bytes + (1 << 20)
+
+
+def test_table_of_flex_attention():
+    """Ours against stock's kernel, and why there is nothing else."""
+    known = contenders.contenders()
+    chosen = {name: known[name] for name in ("sdpa-flash", "flex", "ours", "sdpa-efficient")}
+    flash, flex, ours, efficient = measure.measure(FLEX, chosen, 3, contenders.FLEX_BASELINE, print)
+    assert [result.status for result in (flex, ours)] == [OK, OK]
+    assert [result.status for result in (flash, efficient)] == ["refused: scaled_dot_product_attention has no soft-cap"] * 2
+    assert flex.same_bits and ours.same_bits and ours.error <= 2 * flex.error
+    sdpa = {name: chosen[name] for name in ("sdpa-flash", "sdpa-efficient")}
+    dense = measure.measure(replace(FLEX, softcap=None), sdpa, 3, contenders.FLEX_BASELINE, print)
+    assert [result.status.partition(":")[0] for result in dense] == ["refused", OK]

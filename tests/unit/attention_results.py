@@ -13,6 +13,16 @@ from dash_inductor.decision import Decision
 
 H100 = Environment("NVIDIA H100 80GB HBM3", 132, "580.1", "2.11.0", "3.6.0")
 TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)
+PACKED = (5, 1, 31)
+TINY_FLEX = {
+    "window": replace(TINY, window=9),
+    "documents": replace(TINY, documents=PACKED),
+    "soft-cap": replace(TINY, softcap=1.5),
+    "everything": replace(TINY, window=9, documents=PACKED, softcap=1.5),
+    "both directions": replace(TINY, mask="full", window=9, documents=PACKED),
+    "both directions, soft-cap": replace(TINY, mask="full", softcap=1.5),
+    "a window longer than some documents": replace(TINY, mask="full", kv_heads=4, window=30, documents=PACKED),
+}
 STOCK = who.contenders()
 KNOWN = STOCK | who.tuned()
 COMMON = {"run": "test", "environment": H100, "baseline": who.BASELINE}

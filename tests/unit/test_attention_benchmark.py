@@ -7,33 +7,73 @@ from pathlib import Path
 import pandas
 import pytest
 import torch
-import torch.nn.functional as F
-from attention_results import COMMON, STOCK, TINY, flagship_rows, result
+from attention_results import COMMON, DECISION, PACKED, STOCK, TINY, TINY_FLEX, flagship_rows, result
 
 from benchmarks.attention import contenders as who
 from benchmarks.attention import plot as pictures
-from benchmarks.attention import runner
+from benchmarks.attention import report_md, runner
 from benchmarks.attention.__main__ import main
 from benchmarks.attention.inputs import Reference, random_inputs
 from benchmarks.attention.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
 from benchmarks.attention.report import not_run, rows_of, shown, targets
 from benchmarks.attention.rows import OK, append, read, table_of
 from benchmarks.attention.samples import interleaved, ratios, summary
-from benchmarks.attention.shapes import HIDDEN, MODELS, QUICK, SHAPES, SWEEP, TOKENS
+from benchmarks.attention.shapes import FLEX, HIDDEN, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
+from dash_inductor.config import Config
+from dash_inductor.devices import device
+from dash_inductor.devices.target import Target
+from dash_inductor.problem import BLOCK_MASK, Problem
+from dash_inductor.resolve import resolve
 
 
 def test_flop():
     assert SHAPES[0].name == "d128-causal-8192"
     assert SHAPES[0].flop == 1_374_389_534_720  # 5 * 2 * (2 * 16 heads) * 8192^2 * 128 / 2
-    for shape in SHAPES:
+    for shape in (*SWEEP, *MODELS):
         s, d = shape.length, shape.head_dim
         matmuls = ((s, s, d), (s, s, d), (s, d, s), (s, d, s), (s, d, s))  # q k^T, do v^T, p^T do, ds^T q, ds k
         multiplications = shape.batch * shape.heads * sum(map(math.prod, matmuls))
         assert shape.flop * (2 if shape.causal else 1) == 2 * multiplications, shape
 
 
+def visible(shape: Shape) -> torch.Tensor:
+    """bool [query, key], one by one."""
+    document = [n for n, length in enumerate(shape.documents or (shape.length,)) for _ in range(length)]
+
+    def sees(m: int, n: int) -> bool:
+        near = shape.window is None or abs(m - n) < shape.window
+        return document[m] == document[n] and near and (n <= m or not shape.causal)
+
+    return torch.tensor([[sees(m, n) for n in range(shape.length)] for m in range(shape.length)])
+
+
+@pytest.mark.parametrize("shape", TINY_FLEX.values(), ids=TINY_FLEX)
+def test_flop_of_what_is_visible(shape):
+    """Of a causal mask the diagonal counts half, as in half of all pairs."""
+    pairs = visible(shape).sum().item() - (shape.length / 2 if shape.causal else 0)
+    assert shape.flop == 5 * 2 * shape.batch * shape.heads * pairs * shape.head_dim
+
+
+def test_flop_of_models_with_flex_attention():
+    """Of 8192 tokens, a window of 4096 hides a triangle of the causal mask that is a quarter as large, less its diagonal."""
+    flop = {shape.name: shape.flop for shape in FLEX}
+    a_pair = 10 * 2 * 32 * 128
+    assert flop["gemma2-27b-global"] == a_pair * 8192**2 // 2
+    assert flop["gemma2-27b-local"] == flop["gemma2-27b-global"] - a_pair * 4096 * 4097 // 2
+    assert all(shape.flex for shape in FLEX) and not any(shape.flex for shape in (*SWEEP, *MODELS))
+
+
+@pytest.mark.parametrize("key", ["h100", "a100", "b200"])
+@pytest.mark.parametrize("shape", FLEX, ids=lambda shape: shape.name)
+def test_ours_takes_models_with_flex_attention(shape, key):
+    """They have KV tiles enough, and head dims of one pass."""
+    sizes = (shape.batch, shape.heads, shape.kv_heads, shape.length, shape.length, shape.head_dim)
+    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), mods=2)
+    assert resolve(problem, Config(), Target(key, device(key).arch, device(key).sms)).family == "descending"
+
+
 def test_the_sweep():
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(SWEEP) + len(MODELS)
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(SWEEP) + len(MODELS) + len(FLEX)
     assert {(s.head_dim, s.mask, s.length) for s in SWEEP} == {
         (d, mask, 512 << n) for d in (64, 128, 256) for mask in ("full", "causal") for n in range(7)
     }
@@ -44,7 +84,17 @@ def test_the_sweep():
     assert any(shape.heads > shape.kv_heads for shape in QUICK)
 
 
-@pytest.mark.parametrize(("change", "message"), [({"mask": "window"}, "mask='window'"), ({"kv_heads": 3}, "kv_heads=3")])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mask": "window"}, "mask='window'"),
+        ({"kv_heads": 3}, "kv_heads=3"),
+        ({"window": 0}, "window=0"),
+        ({"documents": (30, 6)}, r"documents=\(30, 6\) do not make up length=37"),
+        ({"documents": (38, -1)}, "documents="),
+        ({"softcap": 0.0}, "softcap=0.0"),
+    ],
+)
 def test_shapes_that_are_none(change, message):
     with pytest.raises(ValueError, match=message):
         replace(TINY, **change)
@@ -97,15 +147,25 @@ def test_rounds_end_early_and_whole(warm_up, rounds):
     assert interleaved(timers, 4, warm_up, lambda: next(answers)) == {"a": [1.0] * rounds, "b": [1.0] * rounds}
 
 
-@pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_reference(mask, kv_heads, monkeypatch):
+def dense(shape: Shape, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    """The attention by its formulas."""
+    key, value = (x.repeat_interleave(shape.heads // shape.kv_heads, 1) for x in (key, value))
+    scores = query @ key.mT / math.sqrt(shape.head_dim)
+    scores = scores if shape.softcap is None else shape.softcap * torch.tanh(scores / shape.softcap)
+    return scores.masked_fill(~visible(shape), -math.inf).softmax(-1) @ value
+
+
+GROUPS = {f"{mask}, {kv_heads} kv heads": replace(TINY, mask=mask, kv_heads=kv_heads) for mask in MASKS for kv_heads in (4, 2, 1)}
+TINY_SHAPES = GROUPS | TINY_FLEX
+
+
+@pytest.mark.parametrize("shape", TINY_SHAPES.values(), ids=TINY_SHAPES)
+def test_reference(shape, monkeypatch):
     monkeypatch.setattr("benchmarks.attention.inputs.ROWS", 16)  # several parts, the last one ragged
-    shape = replace(TINY, mask=mask, kv_heads=kv_heads)
     inputs = random_inputs(shape, "cpu", torch.float64)
-    out = F.scaled_dot_product_attention(*inputs.leaves, is_causal=shape.causal, enable_gqa=True)
-    grads = torch.autograd.grad(out, inputs.leaves, inputs.grad_out)
+    grads = torch.autograd.grad(dense(shape, *inputs.leaves), inputs.leaves, inputs.grad_out)
     reference = Reference.of(shape, inputs, torch.float64)
+    kv_heads = shape.kv_heads
     assert list(reference.grads) == sorted({(0, 0), (1, kv_heads - 1)})
     assert max(reference.errors(grads).values()) < 1e-14
 
@@ -173,6 +233,24 @@ def test_rows():
     assert absent.median_ms is absent.speedup is absent.same_bits is absent.error is None
 
 
+def test_a_time_that_the_mask_decides_is_not_predicted():
+    """Nor is it held against a prediction."""
+    decision = replace(DECISION, mask="block_mask", roles=None, heads_in_flight=None, predicted_us=None, step_ns=1800)
+    ours = result("ours", 2.0, 3.0, prepared=who.Prepared(lambda: (), decision))
+    (row,) = rows_of(FLEX[1], [ours], mhz=None, **{**COMMON, "baseline": "flex"})
+    assert (row.predicted_ms, row.schedule, row.status) == (None, "descending", OK)
+    assert (row.window, row.documents, row.softcap) == (4096, (), 50.0)
+    text = report_md.report(
+        environments={"a": {"gpu": "NVIDIA H100", "arch": 90}},
+        summary="",
+        rows=table_of([flagship_rows()[1], row]),
+        additions=None,
+        costs=None,
+    )
+    assert "as fast as `sdpa-flash-strict`, at shapes of FlexAttention `flex` in the same rounds" in text
+    assert f"| {FLEX[1].name} | " in text and f"| {FLEX[1].name} | descending" not in text.partition("predictions")[2]
+
+
 def test_a_contender_that_took_no_turns_has_a_time_and_no_ratio():
     results = [result(who.BASELINE, 6.0, 12.0), result("sdpa-efficient-strict", 900.0)]
     baseline, slow = rows_of(SHAPES[0], results, mhz=None, **COMMON)
@@ -188,7 +266,8 @@ def test_rows_that_were_not_run():
 def test_csv_round_trip(tmp_path):
     path = tmp_path / "table.csv"
     strange = replace(flagship_rows()[1], note='says "a, b"\nand more', same_bits=False, error=0.25)
-    rows = [*flagship_rows((2.0, 4.0, 3.0)), strange]
+    flex = replace(flagship_rows()[0], window=9, documents=PACKED, softcap=1.5)
+    rows = [*flagship_rows((2.0, 4.0, 3.0)), strange, flex]
     append(path, rows[:2])
     append(path, rows[2:])
     table = read(path)
@@ -281,7 +360,7 @@ def synthetic(tmp_path) -> Path:
 def test_pictures(synthetic, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     assert main(["--from", str(synthetic), "--out", str(tmp_path / "new")]) == 0
-    for name in ("attention.png", "models.png"):
+    for name in ("attention.png", "models.png", "flex.png"):
         assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr()
     assert "d128-causal-8192" in said.out and "MISSED" in said.out

@@ -9,7 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_results import KNOWN, STOCK, TINY
+from attention_results import KNOWN, STOCK, TINY, TINY_FLEX
+from torch.nn.attention import flex_attention
 
 from benchmarks.attention import contenders as who
 from benchmarks.attention.inputs import Reference, random_inputs
@@ -82,11 +83,16 @@ def test_flash_attention_package_without_determinism(monkeypatch):
     assert result.prepared is None
 
 
-@pytest.mark.parametrize("shape", [TINY, replace(TINY, mask="full", kv_heads=4)], ids=["causal-gqa", "full"])
+OF_SDPA = {"causal-gqa": TINY, "full": replace(TINY, mask="full", kv_heads=4)}
+OF_SDPA |= {name: shape for name, shape in TINY_FLEX.items() if shape.softcap is None}
+
+
+@pytest.mark.parametrize("shape", OF_SDPA.values(), ids=OF_SDPA)
 def test_stock_contender(shape):
-    """The same call and checks as on a GPU, in PyTorch's flash attention for the CPU."""
+    """The same call and checks as on a GPU, in PyTorch's flash attention for the CPU, which takes masks."""
     result = tried(who.BASELINE, shape, unavailable=STOCK[who.BASELINE].unavailable)
     assert (result.status, result.same_bits, result.peak_bytes) == (OK, True, None)
+    assert result.note == ("a dense mask" if shape.flex else "")
     assert 0 < result.error < 1e-5
     assert not torch.are_deterministic_algorithms_enabled()
 
@@ -123,6 +129,20 @@ def test_a_shape_that_sdpa_refuses(name, said, monkeypatch):
     assert result.status == "refused: heads of 512" and result.prepared is None
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "reason"),
+    [
+        (who.BASELINE, TINY_FLEX["soft-cap"], "scaled_dot_product_attention has no soft-cap"),
+        ("sdpa-efficient", TINY_FLEX["everything"], "scaled_dot_product_attention has no soft-cap"),
+        ("fa3", TINY_FLEX["window"], "flash_attn_interface.flash_attn_func is asked for no window, documents or soft-cap here"),
+        ("fa4-deterministic", TINY_FLEX["documents"], "flash_attn.cute.flash_attn_func is asked for no window"),
+    ],
+)
+def test_a_shape_that_only_flex_attention_takes(name, shape, reason):
+    result = tried(name, shape)
+    assert result.status.startswith(f"refused: {reason}") and result.prepared is None
+
+
 @pytest.mark.parametrize(("name", "kv_heads"), [("sdpa-efficient-strict", 4), ("sdpa-flash", 2), ("sdpa-cudnn", 2)])
 def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monkeypatch):
     """On the CPU other kernels take the place of these backends."""
@@ -139,22 +159,13 @@ def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monk
     assert (result.status, result.note) == (OK, "K and V expanded" if kv_heads == 4 else "") and result.error < 1e-5
 
 
-@pytest.mark.parametrize("mask", ["causal", "full"])
-def test_flex_attention(mask, monkeypatch):
-    """FlexAttention has no backward on the CPU: a dense attention with its mask stands in for it."""
-    from torch.nn.attention.flex_attention import create_mask, flex_attention
-
-    def compiled(function, **options):
-        assert function is flex_attention
-
-        def attend(query, key, value, *, block_mask, enable_gqa):
-            dense = None if block_mask is None else create_mask(block_mask.mask_mod, 1, 1, 37, 37, device="cpu")
-            return F.scaled_dot_product_attention(query, key, value, attn_mask=dense, enable_gqa=enable_gqa)
-
-        return attend
-
-    monkeypatch.setattr(torch, "compile", compiled)
-    result = tried("flex", replace(TINY, mask=mask))
+@pytest.mark.parametrize("shape", [TINY, replace(TINY, mask="full"), *TINY_FLEX.values()], ids=["causal", "full", *TINY_FLEX])
+def test_flex_attention(shape, monkeypatch):
+    """On the CPU FlexAttention trains if nothing forbids it, and neither fuses nor skips a block."""
+    compiled = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiled(function, backend="eager"))
+    monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
+    result = tried("flex", shape)
     assert result.status == OK and result.error < 1e-5
 
 

@@ -124,6 +124,10 @@ def test_the_report_says_first_what_went_wrong(parts):
     assert "| speedup over sdpa-flash-strict, d128-causal-8192 | at least 2.5 | 2.4 | MISSED |" in text
 
 
+def test_a_run_in_which_nothing_went_wrong(parts):
+    assert "## What went wrong\n\nNo row says so.\n" in (merged(parts[:1]) / "report.md").read_text()
+
+
 def test_timings_of_two_folders_are_fitted_together(parts):
     keep(parts[2], 64)
     numbers = tomllib.loads((merged(parts) / "costs.toml").read_text())

@@ -9,7 +9,8 @@ from benchmarks.attention import variants
 from dash_inductor.rewrite import cache_key
 from dash_inductor.templates import tiles
 
-KERNEL = variants.Variant("as-is", "as it is").source()
+AS_IS = variants.Variant("as-is", "as it is")
+KERNEL = AS_IS.source()
 
 
 def functions(source: str) -> dict[str, str]:
@@ -18,8 +19,9 @@ def functions(source: str) -> dict[str, str]:
     return {"": parts[0], **{part.split("(")[0]: part.rstrip() for part in parts[1:]}}
 
 
-def test_without_order():
-    before, after = functions(KERNEL), functions(variants.without_order(KERNEL))
+@pytest.mark.parametrize("template", variants.TEMPLATES)
+def test_without_order(template):
+    before, after = (functions(variant.source(template)) for variant in (AS_IS, variants.UNORDERED))
     assert list(before) == list(after)
     assert {name for name in before if before[name] != after[name]} == {"wait", "release"}
     for name in ("wait", "release"):
@@ -73,15 +75,16 @@ def test_caches_keep_variants_apart():
 def test_a_variant_is_gone_afterwards():
     from dash_inductor.lowering import kernels
 
-    before = kernels.ONE_PASS, dict(tiles._TILES), tiles.RELEASE_AFTER
+    before = kernels.ONE_PASS, kernels.BLOCK_MASK, dict(tiles._TILES), tiles.RELEASE_AFTER
     for variant in variants.VARIANTS:
         with variant.applied():
-            assert (kernels.ONE_PASS is not before[0], before[1] != tiles._TILES, before[2] != tiles.RELEASE_AFTER) == (
-                variant.edit is not None,
+            now = kernels.ONE_PASS, kernels.BLOCK_MASK, dict(tiles._TILES), tiles.RELEASE_AFTER
+            assert [one != other for one, other in zip(before, now, strict=True)] == [
+                *[variant.edit is not None] * 2,
                 bool(variant.tiles),
                 variant.release_after is not None,
-            )
-        assert (kernels.ONE_PASS, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
+            ]
+        assert (kernels.ONE_PASS, kernels.BLOCK_MASK, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
 
 
 @pytest.mark.parametrize(("name", "stages"), [("two-stages", 2), ("four-stages", 4)])

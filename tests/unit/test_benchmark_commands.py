@@ -62,12 +62,13 @@ def test_arguments_that_make_no_sense(arguments, message, capsys):
 
 
 def test_choosing():
-    assert runner.chosen_shapes("llama*,d64-full-512", []) == [MODELS[0], next(s for s in SWEEP if s.name == "d64-full-512")]
+    assert runner.chosen_shapes("llama*b,d64-full-512", []) == [MODELS[0], next(s for s in SWEEP if s.name == "d64-full-512")]
     assert runner.chosen_shapes(None, QUICK) == list(QUICK)
-    assert list(runner.chosen_contenders("flex,ours", STOCK, who.BASELINE)) == [
-        who.BASELINE, "sdpa-flash", "ours", "ours-unordered", "flex",
+    assert list(runner.chosen_contenders("sdpa-cudnn,ours", STOCK, [who.BASELINE, who.BASELINE])) == [
+        who.BASELINE, "sdpa-flash", "ours", "ours-unordered", "sdpa-cudnn",
     ]  # fmt: skip
-    assert list(runner.chosen_contenders(None, STOCK, who.BASELINE)) == list(STOCK)
+    assert list(runner.chosen_contenders("sdpa-flash", STOCK, [who.FLEX_BASELINE])) == ["sdpa-flash", "flex"]
+    assert list(runner.chosen_contenders(None, STOCK, [who.BASELINE])) == list(STOCK)
 
 
 def test_list(no_gpu, capsys):
@@ -127,6 +128,13 @@ def test_a_baseline_that_faults(pretended_gpu, tmp_path, monkeypatch):
     rows = {row.contender: row.status for row in read(tmp_path / runner.FILE).itertuples()}
     assert rows.pop(who.BASELINE) == "failed: a kernel faulted: gone"
     assert rows == {"sdpa-flash": OK, "ours": OK, "ours-unordered": OK}
+
+
+def test_ratios_at_shapes_of_flex_attention_are_to_stock_flex(pretended_gpu, tmp_path):
+    assert main(["--shapes", "llama3-8b*", "--contenders", "ours", "--out", str(tmp_path), "--no-pictures"]) == 0
+    rows = {(row.shape, row.contender): row for row in read(tmp_path / runner.FILE).itertuples()}
+    for shape, baseline in (("llama3-8b", who.BASELINE), ("llama3-8b-packed", "flex")):
+        assert (rows[shape, "ours"].baseline, rows[shape, "ours"].speedup) == (baseline, 1.0)
 
 
 def test_an_interrupted_run_says_what_is_left(pretended_gpu, tmp_path, monkeypatch):
