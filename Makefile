@@ -1,6 +1,6 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in half an hour.
-# make nightly: the schedules' properties on thousands of random cases each.
+# make nightly: the schedules' properties on thousands of random cases each, and more FlexAttentions.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
 PYTHON ?= python3
 TORCH ?=
@@ -38,6 +38,7 @@ $(VENV)/triton-%: | $(VENV)/installed
 
 nightly: $(VENV)/installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated -m nightly
 
 lint: $(VENV)/installed
 	$(BIN)/python -m pip install -q -e ".[dev]" $(PIP_ARGUMENTS)

@@ -34,6 +34,7 @@ FLEX_SHAPES: dict[str, dict[str, str]] = {
     "flex-window-soft-cap": {"score_mod": "soft-cap", "mask_mod": "window"},
     "flex-documents-alibi": {"score_mod": "alibi", "mask_mod": "documents"},
 }
+FLEX_HEAD_DIMS = (64, 128)  # those that models have; the tiles of others are judged by SHAPES
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
 # our five and call score_mod and mask_mod twice; (Triton, head dim) -> by shape, on sm_90, where it has more.
 SHARE_OF_STOCK = 0.70
@@ -113,7 +114,7 @@ def cells(
         if template == Template.TWO_PASS or head_dim <= ONE_PASS_HEAD_DIM
         for dtype in dtypes
         for shape in shapes
-        if template == Template.ONE_PASS or shape in SHAPES
+        if shape in SHAPES or (template == Template.ONE_PASS and head_dim in FLEX_HEAD_DIMS)
     ]
 
 
