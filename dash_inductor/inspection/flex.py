@@ -37,9 +37,10 @@ def _soft_cap(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
 
 
 def _alibi(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
-    import torch
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-    return score + torch.ops.aten.index.Tensor(slopes, [h]) * (n - m)  # slopes[h], where h is no number
+    with TransformGetItemToIndex():
+        return score + slopes[h] * (n - m)
 
 
 # (score, b, h, m, n, slopes of the heads) -> score
