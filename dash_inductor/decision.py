@@ -83,7 +83,7 @@ class Decision:
         if self.reason is not None:
             return f"{self.op} ({self.shape}, mask {self.mask}) keeps the stock kernel: {self.reason}"
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
-        time = time if self.step_ns is None else f", {self.step_ns} ns predicted for each tile that the mask lets a query see"
+        time = time if self.step_ns is None else f", predicted by mask: {self.step_ns} ns for each visited tile"
         return f"{self.op} ({self.shape}, mask {self.mask}) -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"
 
 

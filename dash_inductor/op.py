@@ -111,7 +111,7 @@ class FlexArguments(NamedTuple):
     value: Any
     out: Any
     logsumexp: Any
-    grad_out: Any
+    grad_out: Any  # None where nothing depends on out
     grad_logsumexp: Any  # None where nothing depends on it
     score_mod: Any
     joint: Any

@@ -22,7 +22,8 @@ from .templates import tiles
 from .templates.tiles import ONE_PASS_HEAD_DIM, AnyTile, EitherTile, Template, Tile, TwoPassTile
 
 # What an operation of FlexAttention's functions costs, in FLOP of the kernel's matmuls: an SM does 128 of them in a clock, its
-# tensor cores 4,096 FLOP, of which the kernel gets about 0.4. A proxy: nothing of it has been measured.
+# tensor cores 4,096 FLOP, of which the kernel gets about 0.4. A proxy: the replay of the kernels of `gates` agrees within a third
+# (docs/kernel.md), and nothing of it has been measured.
 MOD_FLOP = 13
 
 
@@ -109,6 +110,8 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if problem.mask == BLOCK_MASK and (reason := problem.why_no_blocks(one_pass)):
         raise ValueError(reason)
     costs = _costs(target, one_pass, two_pass)
+    if problem.mods:
+        costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     if problem.mods is not None and settings.guarantee == "run" and target.arch != tiles.EMULATED:
         _require_chains(problem, one_pass, costs, _two_pass_costs(target, tiles.two_pass_tile(*arguments)))
     either: AnyTile = EitherTile(one_pass, two_pass) if two_pass else one_pass
@@ -172,15 +175,20 @@ def _require_chains(problem: Problem, tile: Tile, costs: Costs, two_pass: TwoPas
     Two passes cost more for an element of the scores, in which the functions of the attention count twice, and fill the device
     from a few chains on: so much fewer workers may one pass keep busy. The mask is not known here, and divides both times.
     """
-    mods_ns = (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * tile.block_d) * costs.step_ns / (tile.block_m * tile.block_n)
-    one_ns = costs.step_ns / (tile.block_m * tile.block_n) + mods_ns
+    share = _share_of_mods(problem, tile)
+    one_ns = costs.step_ns / (tile.block_m * tile.block_n)
     two_ns = two_pass.kv_step_ns / (two_pass.block_m * two_pass.kv_rows) + two_pass.q_step_ns / (two_pass.q_rows * two_pass.block_n)
-    least = math.ceil(costs.workers * one_ns / (two_ns + 2 * mods_ns))
+    least = math.ceil(costs.workers * one_ns / (two_ns + 2 * one_ns * share / (1 + share)))
     if problem.chains(tile) < least:
         raise StockIsFaster(
             f"{problem.chains(tile)} KV tiles over all kv heads are fewer than the {least} from which one pass fills the device: "
             "stock's two passes, which are deterministic too, are faster"
         )
+
+
+def _share_of_mods(problem: Problem, tile: Tile) -> float:
+    """What the functions of a FlexAttention take of a step of one pass, in parts of what the step takes without them."""
+    return (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * tile.block_d)
 
 
 def _why_no_schedule(resolution: Resolution) -> str | None:

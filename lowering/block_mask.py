@@ -9,7 +9,7 @@ import sympy
 import torch
 from torch._inductor.ir import IRNode, TensorBox
 from torch._inductor.virtualized import OpsValue, V
-from torch.utils._sympy.functions import CeilDiv, FloorDiv
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from dash_inductor.op import BlockMask
 from dash_inductor.templates.tiles import Tile
@@ -19,6 +19,7 @@ from .buffers import contiguous, empty, in_memory
 from .inputs import Inputs
 from .mods import Mods
 from .one_pass import launch, one_pass_tile
+from .two_pass import none_kept_free
 
 CHUNK = 128  # entries at a time
 LISTS = ("q_num", "q_indices", "full_q_num", "full_q_indices")
@@ -43,14 +44,16 @@ class Rows:
 
     def is_visited(self, b: sympy.Expr, h: sympy.Expr, i: sympy.Expr) -> OpsValue:
         """Whether any key is listed for Q tile i of head h of batch element b."""
-        z_size, h_size, q_blocks = self.visited.get_size()
-        block = sympy.Min(FloorDiv(i, self.q_tiles), sympy.sympify(q_blocks) - 1)
-        return self.visited.make_loader()([b if z_size != 1 else 0, h if h_size != 1 else 0, block])
+        z_size, h_size, q_blocks = map(sympy.sympify, self.visited.get_size())
+        block = sympy.Min(FloorDiv(i, self.q_tiles), q_blocks - 1)
+        return self.visited.make_loader()([ModularIndexing(b, 1, z_size), ModularIndexing(h, 1, h_size), block])
 
 
 def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
     """dq, dk, dv, and what to record of them."""
     tile = one_pass_tile(inputs)
+    if reserved := inputs.resolution.target.reserved_sms:
+        none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
     rows = rows_of_mask(inputs, mask, tile)
     launched = launch(
         inputs,

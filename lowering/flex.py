@@ -8,7 +8,7 @@ from typing import Any
 import sympy
 import torch
 from torch._inductor.ir import Pointwise, TensorBox
-from torch._inductor.lowering import expand, lowerings
+from torch._inductor.lowering import expand, full_like, lowerings
 from torch._inductor.virtualized import V, ops
 
 from dash_inductor.config import current
@@ -44,8 +44,9 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
     query = arguments.query
     resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
     mods = mods_of(arguments, masked=problem.mask == BLOCK_MASK)
+    grad_out = full_like(arguments.out, 0.0) if arguments.grad_out is None else arguments.grad_out  # None: nobody uses out
     query, key, value, grad_out, out = (
-        with_aligned_rows(x) for x in (query, arguments.key, arguments.value, arguments.grad_out, arguments.out)
+        with_aligned_rows(x) for x in (query, arguments.key, arguments.value, grad_out, arguments.out)
     )
     grad_lse = arguments.grad_logsumexp
     others = [] if grad_lse is None else [in_memory(grad_lse)]
@@ -55,7 +56,7 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
     batch, shared = query.get_size()[0], key.get_size()[0]
     broadcast = not V.graph.sizevars.statically_known_equals(batch, shared)
     if broadcast:  # the same keys for the whole batch
-        key, value = (in_memory(expand(x, [batch, *x.get_size()[1:]])) for x in (key, value))
+        key, value = (in_memory(expand(TensorBox(x), [batch, *x.get_size()[1:]])) for x in (key, value))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
     if problem.mask == BLOCK_MASK:
         gradients = block_mask.gradients(inputs, arguments.mask, mods)

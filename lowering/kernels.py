@@ -20,10 +20,14 @@ from dash_inductor.devices import load_check
 from dash_inductor.templates import source
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
-# The kernel's names for the arguments of FlexAttention's functions; its name for each function's result, with the function's number in
-# Mods.subgraphs and those of its arguments that are tiles.
+# The kernel's names for the arguments of FlexAttention's functions; its name for each function's result, with the function's number
+# in Mods.subgraphs and those of its arguments that are tiles.
 FLEX_ARGUMENTS = {"score": "pre_mod", "grad_score_mod": "grad_scores", "b": "z", "h": "hq", "m": "m", "n": "n"}
-FLEX_FUNCTIONS = {"scores": (0, "score"), "grad_pre_mod": (1, "score", "grad_score_mod"), "visible": (2,)}
+FLEX_FUNCTIONS: dict[str, tuple[int, tuple[str, ...]]] = {
+    "scores": (0, ("score",)),
+    "grad_pre_mod": (1, ("score", "grad_score_mod")),
+    "visible": (2, ()),
+}
 CTAS_PER_SM = "dash_ctas_per_sm"  # in a kernel's triton_meta, which nobody else reads there
 
 
@@ -42,8 +46,8 @@ class Kernel(TritonTemplateKernel):
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
 
     def begin_functions(self, outputs: Sequence[str], fixed: Sequence[str]) -> list[str]:
-        """The lines of those of FLEX_FUNCTIONS that depend on nothing but `fixed`, names of their arguments: they go before a loop that
-        changes the others. `function` has the rest."""
+        """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that changes
+        the others. `function` has the rest."""
         varying = {*FLEX_ARGUMENTS.values()} - {*fixed}
         before: list[str] = []
         self.functions: dict[str, str] = {}
@@ -66,7 +70,7 @@ class Kernel(TritonTemplateKernel):
 
     def _function(self, output: str) -> str:
         """The code of one of Mods.subgraphs, by the name that the template gives its result."""
-        number, *arguments = FLEX_FUNCTIONS[output]
+        number, arguments = FLEX_FUNCTIONS[output]
         kinds: dict[str, Any] = {name: FLEX_ARGUMENTS[name] for name in (*arguments, "b", "h", "m", "n")}
         if "input_dtypes" in inspect.signature(TritonTemplateKernel.modification).parameters:  # from torch 2.13 on
             shapes = dict.fromkeys(arguments, ("BLOCK_N", "BLOCK_M"))

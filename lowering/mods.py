@@ -44,8 +44,8 @@ NONE = Mods()
 
 
 def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
-    """The functions of a HOP that is lowered, mask_mod among them if `masked`. Raises what the stock lowering does for functions that
-    cannot be inlined."""
+    """The functions of a HOP that is lowered, mask_mod among them if `masked`. Raises what the stock lowering does for functions
+    that cannot be inlined."""
     dtype, device = arguments.query.get_dtype(), arguments.query.get_device_or_error()
 
     def placeholders(*names: str) -> list[TensorBox]:

@@ -26,7 +26,7 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
     resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
     assert isinstance(resolution.tile, TwoPassTile)
     if resolution.target.reserved_sms:
-        _none_kept_free(resolution.target.reserved_sms, resolution.problem.head_dim)
+        none_kept_free(resolution.target.reserved_sms, f"attention of head dim {resolution.problem.head_dim} takes two passes")
     dq_meta, dk_meta, dv_meta = traced_gradients()
     dq, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dq_meta, dv_meta))
     dk_layout = FixedLayout(device, dtype, *size_and_strides(dk_meta))
@@ -37,11 +37,9 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
 
 
 @functools.cache
-def _none_kept_free(reserved: int, head_dim: int) -> None:
-    """Says so once."""
-    log.warning(
-        "%d SMs are reserved, but attention of head dim %d takes two passes, which use whatever SMs are free", reserved, head_dim
-    )
+def none_kept_free(reserved: int, launch: str) -> None:
+    """Says so once of a kind of launch."""
+    log.warning("%d SMs are reserved, but %s, which use whatever SMs are free", reserved, launch)
 
 
 def into_buffers(

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..devices import DEVICES, device
 from ..inspection import gates
+from ..inspection.flex import MASK_MODS, SCORE_MODS, flex_backward
 from ..inspection.replay import SMALLEST
 from ..templates.tiles import Template, tile, two_pass_tile
 
@@ -27,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", required=True, type=int, metavar="N")
     parser.add_argument("--kv-heads", type=int, metavar="N", help="key and value heads (default: as many as --heads)")
     parser.add_argument("--mask", default="full", choices=("full", "causal"))
+    parser.add_argument("--mask-mod", choices=MASK_MODS, help="FlexAttention, under a BlockMask of this function, or none")
+    parser.add_argument("--score-mod", choices=SCORE_MODS, help="FlexAttention, with this function of the scores")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
     parser.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
     parser.add_argument("--json", action="store_true", help="everything, as JSON")
@@ -52,18 +55,16 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
     from ..inspection.generate import attention_backward, compile_kernel
 
-    generated = attention_backward(
-        args.device,
-        q_len=args.q_len,
-        kv_len=args.kv_len,
-        batch=args.batch,
-        heads=args.heads,
-        kv_heads=args.heads if args.kv_heads is None else args.kv_heads,
-        head_dim=args.head_dim,
-        mask=args.mask,
-        dtype=args.dtype,
-        dynamic=args.dynamic,
-    )
+    heads = {"heads": args.heads, "kv_heads": args.heads if args.kv_heads is None else args.kv_heads}
+    sizes: dict[str, Any] = {"batch": args.batch, "head_dim": args.head_dim, "dtype": args.dtype} | heads
+    if args.mask_mod or args.score_mod:
+        if args.q_len != args.kv_len or args.dynamic or args.mask != "full":
+            raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
+        sizes |= {"mask_mod": args.mask_mod or "none", "score_mod": args.score_mod or "none"}
+        generated = flex_backward(args.device, length=args.q_len, **sizes)
+    else:
+        sizes |= {"q_len": args.q_len, "kv_len": args.kv_len, "mask": args.mask}
+        generated = attention_backward(args.device, dynamic=args.dynamic, **sizes)
     if not generated.templates:
         reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
         raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")

@@ -101,7 +101,7 @@ def flex_backward(
             num, indices = (torch.full((1,) * dims, dims == 3, dtype=torch.int32, device="cuda") for dims in (3, 4))
             lists = (num, indices, None, None) * 2
         sizes = (1 << 30 if mask_mod == "none" else block,) * 2
-        parts: list[Any] = [(length, length), *lists, sizes, MASK_MODS[mask_mod]]
+        parts: tuple[Any, ...] = ((length, length), *lists, sizes, MASK_MODS[mask_mod])
         mask = BlockMask(*parts)
         *grads, _ = torch.ops.higher_order.flex_attention_backward(
             *(query, key, value, out, logsumexp, grad_out, None, forward, joint),

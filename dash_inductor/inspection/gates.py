@@ -34,12 +34,12 @@ FLEX_SHAPES: dict[str, dict[str, str]] = {
     "flex-window-soft-cap": {"score_mod": "soft-cap", "mask_mod": "window"},
     "flex-documents-alibi": {"score_mod": "alibi", "mask_mod": "documents"},
 }
-# What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to our
-# five and call score_mod and mask_mod twice; (Triton, head dim) -> by shape, on sm_90, where it has more.
+# What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
+# our five and call score_mod and mask_mod twice; (Triton, head dim) -> by shape, on sm_90, where it has more.
 SHARE_OF_STOCK = 0.70
 SHARES_OF_STOCK: dict[tuple[str, int], dict[str, float]] = {("3.9", 128): {"flex": 0.705}}
-# (Triton, head dim) -> the most LDL and STL of the main loop, by shape, on sm_90; 0 elsewhere. At 128 dK and dV alone take 128 of the
-# 255 registers of a thread, P and dP 64; the score before a soft-cap lives on until its derivative, a bias until it is added.
+# (Triton, head dim) -> the most LDL and STL of the main loop, by shape, on sm_90; 0 elsewhere. At 128 dK and dV alone take 128 of
+# the 255 registers of a thread, P and dP 64; the score before a soft-cap lives on until its derivative, a bias until it is added.
 MOST_LOCAL: dict[tuple[str, int], dict[str, int]] = {
     ("3.6", 128): {"flex-window-soft-cap": 38},
     ("3.7", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
@@ -217,7 +217,8 @@ def violated(
         ),
         (
             stock_instructions is None or values["instructions_in_loop"] <= share_of_stock * stock_instructions,
-            f"{values['instructions_in_loop']} instructions in the main loop, more than {share_of_stock} of stock's {stock_instructions}",
+            f"{values['instructions_in_loop']} instructions in the main loop, "
+            f"more than {share_of_stock} of stock's {stock_instructions}",
         ),
     ]
     return [sentence for passed, sentence in gates if not passed]
@@ -229,9 +230,10 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
     from .flex import flex_backward
     from .generate import attention_backward
 
-    key, sizes = DEVICES[cell.arch], {"batch": 2, "heads": HEADS, "head_dim": cell.head_dim, "dtype": cell.dtype}
+    key = DEVICES[cell.arch]
+    sizes: dict[str, Any] = {"batch": 2, "heads": HEADS, "head_dim": cell.head_dim, "dtype": cell.dtype}
     if cell.shape in FLEX_SHAPES:
-        return flex_backward(key, length=LENGTH, kv_heads=HEADS, rewrite=rewrite, **sizes, **FLEX_SHAPES[cell.shape])
+        return flex_backward(key, length=LENGTH, kv_heads=HEADS, rewrite=rewrite, **(sizes | FLEX_SHAPES[cell.shape]))
     with enabled(template=cell.template):
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))
 

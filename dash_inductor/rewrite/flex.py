@@ -21,6 +21,20 @@ from .declined import DECIDED_UNDER, leave, why_no_target
 from .proofs import mask_of
 from .sdpa import patterns
 
+OPERATIONS_OF_TANH = 20  # by the replay of the soft-cap's kernel for an H100: 22
+_aten = torch.ops.aten
+TRANSCENDENTAL = {
+    _aten.tanh,
+    _aten.sigmoid,
+    _aten.erf,
+    _aten.exp,
+    _aten.exp2,
+    _aten.log,
+    _aten.log2,
+    _aten.sin,
+    _aten.cos,
+    _aten.pow,
+}
 MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in an unrolled loop
 
 
@@ -57,7 +71,7 @@ def resolved(node: fx.Node, settings: Config) -> Problem:
         value,
         mask=proven or BLOCK_MASK,
         scale=arguments.scale,
-        block_size=None if proven else (int(mask.q_block), int(mask.kv_block)),
+        block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
         mods=sum(_operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
     )
     resolve(problem, settings, target_of(query.device, settings))
@@ -93,6 +107,12 @@ def _graph(node: fx.Node, attribute: fx.Node) -> fx.GraphModule:
     return getattr(node.graph.owning_module, str(attribute.target))
 
 
+def _known(size: int | fx.Node) -> int:
+    """A size that may be an input of the graph, where all shapes are dynamic; guarded then."""
+    return int(size.meta["val"] if isinstance(size, fx.Node) else size)
+
+
 def _operations(module: fx.GraphModule) -> int:
-    """How many operations a function does for an element."""
-    return sum(node.op == "call_function" for node in module.graph.nodes)
+    """How many operations a function does for an element, a transcendental one by what it takes."""
+    calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
+    return sum(OPERATIONS_OF_TANH if getattr(op, "overloadpacket", op) in TRANSCENDENTAL else 1 for op in calls)

@@ -25,6 +25,11 @@ OP = torch.ops.dash.sdpa_backward
 GRADIENTS = ["dq", "dk", "dv"]
 GARBAGE = 0x5A5A5A5A
 FP32_ERROR = 1e-6
+PARTS = {  # the files of kernels that are made of several
+    "ONE_PASS": kernels.ONE_PASS_PARTS,
+    "TWO_PASS": ("two_pass", "functions"),
+    "BLOCK_MASK": ("step", "block_mask", "functions"),
+}
 TWO_PASS_TILE = two_pass_tile("emulated", "fp32", 16)
 
 
@@ -76,7 +81,7 @@ def assert_two_passes() -> None:
 
 def mutate(monkeypatch: pytest.MonkeyPatch, template: str, name: str, changes: dict[str, str], *, times: int = 1) -> None:
     """Puts a kernel in the place of `template` in whose source the keys of `changes`, first of all found `times`, are replaced."""
-    text = source(*kernels.ONE_PASS_PARTS) if template == "ONE_PASS" else source("two_pass", "functions")
+    text = source(*PARTS.get(template, (template.lower(),)))
     for before, after in changes.items():
         assert text.count(before) == times, before
         text, times = text.replace(before, after), 1

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from attention import compiled
 from tensors import FP32, normal, qkv
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
+from dash_inductor import emulation
+
 Mod = Callable[..., Tensor]
 INTERLEAVINGS = [(0, None), (1, 1), (2, 2), (3, None), (4, None)]
+
+
+def everything(b: Any, h: Any, m: Any, n: Any) -> Any:
+    return m >= 0
 
 
 def causal(b: Any, h: Any, m: Any, n: Any) -> Any:
@@ -153,6 +160,20 @@ class Attention:
         scores, keys = wide_scores(query, key, value, self.mask, self.mod, self.scale, listed)
         out = scores.softmax(-1).where(scores > HIDDEN, 0.0) @ keys
         return torch.autograd.grad(out, leaves, grad_out)
+
+
+def backward_of(function: Callable[..., Tensor], tensors: Sequence[Tensor], **device: Any) -> Callable[..., tuple[Tensor, ...]]:
+    """dq, dk, dv of the compiled function under an emulation; its forward has run, on the emulated device."""
+    *inputs, grad_out = tensors
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    with emulation.emulate(**device):
+        out = compiled(function)(*leaves)
+
+    def gradients(seed: int = 0, resident: int | None = None) -> tuple[Tensor, ...]:
+        with emulation.emulate(seed, resident=resident, **device):
+            return torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+
+    return gradients
 
 
 HIDDEN = -1e300

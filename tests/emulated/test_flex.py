@@ -1,13 +1,14 @@
-"""FlexAttention's backward: right against float64, the same bits in every interleaving, and declined where it cannot be rewritten."""
+"""FlexAttention's backward: right against float64, and the same bits in every interleaving."""
 
 import pytest
 import torch
-from attention import compiled, error, rewritten
+from attention import error, rewritten
 from flex import (
     INTERLEAVINGS,
     Attention,
     ahead,
     alibi,
+    backward_of,
     bias_by_distance,
     captures,
     causal,
@@ -31,67 +32,53 @@ pytestmark = pytest.mark.usefixtures("rewriting")
 
 ERRORS = {FP32: 2e-6, BF16: 2e-2, FP16: 3e-3}
 TWO_DOCUMENTS = documents_per_batch([60, 36], [20, 32, 44])
+# Those that attention-gym names bear its names.
 CASES = {
     "no mask": Attention(),
     "no mask, soft-cap, ragged, cross": Attention(None, softcap, 70, 100, head_dim=24),
     "no mask, ALiBi, GQA, bf16": Attention(None, alibi(4), 64, heads=4, kv_heads=2, dtype=BF16),
     "no mask, bias, more queries": Attention(None, bias_by_distance(128), 100, 40),
     "causal": Attention(causal, None, 128, block=(32, 64)),
-    "causal, soft-cap": Attention(causal, softcap, 128, block=(64, 64), head_dim=64),
+    "causal, soft-cap": Attention(causal, softcap, 128, heads=1, block=(64, 64), head_dim=64),
     "causal, ALiBi, ragged": Attention(causal, alibi(2), 101),
     "causal, bias, GQA": Attention(causal, bias_by_distance(96), 96, heads=3, kv_heads=1),
     "causal, NaN where hidden, ragged": Attention(causal, not_finite_where_hidden, 75),
-    "causal, NaN where hidden, bf16": Attention(causal, not_finite_where_hidden, 75, dtype=BF16),
     "causal, D=128": Attention(causal, softcap, 64, heads=1, head_dim=128),
     "causal, D=128, bf16, ragged": Attention(causal, None, 70, heads=1, head_dim=128, dtype=BF16),
     "causal, blocks of 128": Attention(causal, softcap, 160, heads=1, block=128),
     "causal, fp16": Attention(causal, alibi(2), 96, dtype=FP16, head_dim=64),
     "causal, D=24, scale": Attention(causal, None, 80, head_dim=24, scale=0.5),
-    "window": Attention(window, None, 160, heads=1),
-    "window, ALiBi": Attention(window, alibi(2), 128, block=(32, 64)),
-    "window, soft-cap, GQA, ragged, bf16": Attention(window, softcap, 90, heads=4, kv_heads=2, dtype=BF16),
-    "window, NaN where hidden": Attention(window, not_finite_where_hidden, 75),
-    "two-sided window": Attention(two_sided, None, 128),
+    "sliding window": Attention(window, None, 160, heads=1),
+    "sliding window, ALiBi": Attention(window, alibi(2), 128, block=(32, 64)),
+    "sliding window, soft-cap, GQA, ragged, bf16": Attention(window, softcap, 75, heads=4, kv_heads=2, dtype=BF16),
+    "sliding window, NaN where hidden": Attention(window, not_finite_where_hidden, 75),
+    "two-sided window": Attention(two_sided, None, 128, heads=1),
     "two-sided window, bias, cross": Attention(two_sided, bias_by_distance(160), 90, 130, heads=1),
     "two-sided window, soft-cap, D=24": Attention(two_sided, softcap, 70, head_dim=24, block=(64, 64)),
-    "documents": Attention(documents(37, 60, 5, 26), None, 128),
-    "documents, soft-cap, ragged": Attention(documents(37, 50, 5, 8), softcap, 100),
-    "documents, ALiBi, bf16": Attention(documents(37, 91), alibi(2), 128, kv_heads=1, head_dim=64, dtype=BF16, block=(64, 64)),
-    "documents per batch": Attention(TWO_DOCUMENTS, None, 96, batch=2, mask_sizes=(2, None)),
-    "documents per batch, ALiBi, GQA": Attention(TWO_DOCUMENTS, alibi(2), 96, batch=2, kv_heads=1, mask_sizes=(2, None)),
-    "prefix": Attention(prefix, None, 128),
-    "prefix, soft-cap, GQA, ragged": Attention(prefix, softcap, 90, heads=4, kv_heads=2),
+    "document": Attention(documents(37, 60, 5, 26), None, 128),
+    "document, soft-cap, ragged": Attention(documents(37, 50, 5, 8), softcap, 100),
+    "document, ALiBi, bf16": Attention(documents(37, 91), alibi(2), 128, kv_heads=1, head_dim=64, dtype=BF16, block=(64, 64)),
+    "document per batch": Attention(TWO_DOCUMENTS, None, 96, batch=2, heads=1, mask_sizes=(2, None)),
+    "document per batch, ALiBi, GQA": Attention(TWO_DOCUMENTS, alibi(2), 96, batch=2, kv_heads=1, mask_sizes=(2, None)),
+    "prefix-LM": Attention(prefix, None, 128, heads=1),
+    "prefix-LM, soft-cap, GQA, ragged": Attention(prefix, softcap, 75, heads=4, kv_heads=2),
     "mask by head": Attention(window_by_head, None, 96, heads=3, mask_sizes=(None, 3)),
-    "mask by head, GQA, ragged": Attention(window_by_head, None, 90, heads=4, kv_heads=2, mask_sizes=(None, 4)),
+    "mask by head, GQA, ragged": Attention(window_by_head, None, 75, heads=4, kv_heads=2, mask_sizes=(None, 4)),
+    "mask by every second head": Attention(window, None, 64, heads=4, kv_heads=2, mask_sizes=(None, 2)),
     "mask by head and batch, bias, GQA": Attention(
         window_by_head, bias_by_distance(64), 64, batch=2, heads=4, kv_heads=1, mask_sizes=(2, 4)
     ),
-    "mask by head, bf16": Attention(window_by_head, alibi(2), 96, mask_sizes=(None, 2), dtype=BF16),
-    "neighbourhood": Attention(neighbourhood, None, 144, heads=1),
-    "neighbourhood, bias, batch": Attention(neighbourhood, bias_by_distance(108), 108, batch=2, heads=1),
+    "NATTEN": Attention(neighbourhood, None, 144, heads=1),
+    "NATTEN, bias, batch": Attention(neighbourhood, bias_by_distance(72), 72, batch=2, heads=1),
     "cross": Attention(ahead, None, 70, 130, batch=2, heads=1),
     "cross, soft-cap, GQA": Attention(ahead, softcap, 100, 60, heads=4, kv_heads=2, block=(32, 64)),
-    "cross, bf16": Attention(ahead, alibi(2), 64, 128, dtype=BF16),
-    "rows that see nothing": Attention(with_blind_rows, None, 128),
-    "rows that see nothing, ALiBi, ragged": Attention(with_blind_rows, alibi(2), 100, kv_heads=1),
-    "rows that see nothing, bf16": Attention(with_blind_rows, softcap, 96, dtype=BF16),
-    "pictures": Attention(pictures((20, 60), (80, 110)), None, 128),
-    "pictures, soft-cap, GQA, ragged": Attention(pictures((5, 50)), softcap, 90, heads=4, kv_heads=2),
+    "rows that see nothing": Attention(with_blind_rows, None, 96),
+    "rows that see nothing, ALiBi, ragged": Attention(with_blind_rows, alibi(2), 75, kv_heads=1),
+    "rows that see nothing, bf16": Attention(with_blind_rows, softcap, 64, dtype=BF16),
+    "transfusion": Attention(pictures((20, 60), (80, 110)), None, 128, heads=1),
+    "transfusion, soft-cap, GQA, ragged": Attention(pictures((5, 50)), softcap, 75, heads=4, kv_heads=2),
     "captures by b, h, m, n": Attention(causal, captures(2, 4, 64), 64, batch=2, heads=4, kv_heads=2),
 }
-
-
-def in_every_interleaving(function, tensors):
-    """dq, dk, dv of the compiled function in each of them; its forward runs once."""
-    *inputs, grad_out = tensors
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    with emulation.emulate():
-        out = compiled(function)(*leaves)
-    results = []
-    for seed, resident in INTERLEAVINGS:
-        with emulation.emulate(seed, resident=resident):
-            results.append(torch.autograd.grad(out, leaves, grad_out, retain_graph=True))
-    return results
 
 
 @pytest.mark.parametrize("attention", CASES.values(), ids=CASES)
@@ -99,7 +86,8 @@ def test_gradients_are_right_and_have_the_same_bits_in_five_interleavings(attent
     """Without a mask every chain has a ticket of its own only in a chained launch; else all CTAs of a group must be resident."""
     tensors = attention.tensors()
     with enabled(launch="chained" if attention.mask is None else "grouped"):
-        first, *others = in_every_interleaving(attention.function(), tensors)
+        gradients = backward_of(attention.function(), tensors)
+        first, *others = [gradients(*interleaving) for interleaving in INTERLEAVINGS]
     assert rewritten() == 1
     assert decisions()[-1].mask == ("full" if attention.mask is None else "block_mask")
     errors = [error(a, e) for a, e in zip(first, attention.reference(tensors), strict=True)]

@@ -5,6 +5,7 @@ import operator
 import pytest
 import torch
 from attention import backward, compiled, differing, tables_used
+from flex import Attention, causal
 from tensors import CAUSAL, FULL, exact
 
 from dash_inductor import decisions, emulation, enabled
@@ -59,6 +60,17 @@ def test_torchs_carve_out_is_the_same_reserve():
         carve_out(1)
         assert run(args, CAUSAL, 4)[2] == 2
     assert all(table[:HEADER] == tables[0][:HEADER] for table in tables)
+
+
+def test_a_block_mask_keeps_none_free_and_says_so(caplog):
+    """It takes a CTA for each KV tile."""
+    attention = Attention(causal, q_len=96)
+    inputs = [x.requires_grad_() for x in attention.tensors()[:3]]
+    with enabled(sm_reserve=2), emulate(sms=SMS):
+        compiled(attention.function())(*inputs).sum().backward()
+    assert decisions()[-1].mask == "block_mask" and decisions()[-1].rewritten
+    said = [record.getMessage() for record in caplog.records if "reserved" in record.getMessage()]
+    assert said == ["2 SMs are reserved, but a BlockMask takes a CTA for each of its KV tiles, which use whatever SMs are free"]
 
 
 def test_two_passes_keep_none_free_and_say_so(caplog):

@@ -8,6 +8,7 @@ import pytest
 
 from dash_inductor import enabled
 from dash_inductor.commands.cli import main
+from dash_inductor.decision import Decision
 from dash_inductor.inspection.generate import attention_backward
 
 BASE = {"q_len": 2048, "kv_len": 2048, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 128, "mask": "causal"}
@@ -40,3 +41,32 @@ def test_they_say_the_same(device: str, settings: dict, change: dict, capsys: py
     assert figures["declined"] == decision.reason
     if decision.rewritten:
         assert {name: figures[name] for name in SAID} == {name: getattr(decision, name) for name in SAID}
+
+
+FLEX = ["codegen", "--device=h100", "--q-len=4096", "--kv-len=4096", "--batch=1", "--head-dim=64"]
+
+
+def test_codegen_shows_flex_attention(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its time depends on the mask, so the decision has that of a visited tile: more of one whose functions do more."""
+    found = []
+    for functions in (["--mask-mod=causal"], ["--mask-mod=documents", "--score-mod=alibi"]):
+        assert main([*FLEX, "--heads=16", *functions, "--json"]) == 0
+        figures = json.loads(capsys.readouterr().out)
+        (decision,) = figures["decisions"]
+        assert figures["gates"] == [] and decision["mask"] == "block_mask" and decision["predicted_us"] is None
+        assert f"predicted by mask: {decision['step_ns']} ns for each visited tile" in str(Decision(**decision))
+        found.append(decision["step_ns"])
+    assert found[1] > 1.2 * found[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--heads=2", "--mask-mod=causal"], "64 KV tiles over all kv heads are fewer than the "),
+        (["--heads=16", "--score-mod=soft-cap", "--dynamic"], "--mask-mod and --score-mod take one length, known when compiling"),
+    ],
+)
+def test_codegen_says_why_not(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*FLEX, *words])
+    assert said in capsys.readouterr().err

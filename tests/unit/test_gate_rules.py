@@ -11,7 +11,17 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from dash_inductor.devices import LIMITS, occupancy, stand_in
 from dash_inductor.devices.load_check import Checked, check, expect
-from dash_inductor.inspection.gates import DEVICES, HEAD_DIMS, MOST_INSTRUCTIONS, SHAPES, Cell, cells, violated
+from dash_inductor.inspection.gates import (
+    DEVICES,
+    FLEX_SHAPES,
+    HEAD_DIMS,
+    MOST_INSTRUCTIONS,
+    MOST_LOCAL,
+    SHAPES,
+    Cell,
+    cells,
+    violated,
+)
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
@@ -24,7 +34,7 @@ TILE = tile(90, "bf16", 64)
 
 
 def broken(**changed: int | bool | None) -> list[str]:
-    return violated(GOOD | changed, 90, TILE, 397)
+    return violated(GOOD | changed, 90, TILE, most_instructions=397)
 
 
 def test_figures_that_pass():
@@ -74,10 +84,20 @@ def test_gates_of_other_architectures_and_of_two_passes():
     assert violated(two, 90, two_pass_tile(90, "bf16", 256)) == ["2 loops with matmuls, where the tile has 3 kinds of CTAs"]
 
 
+def test_a_flex_attention_beside_stock():
+    """397 instructions are 0.70 of 567.1; what a table allows of LDL and STL is no spill."""
+    assert violated(GOOD, 90, TILE, stock_instructions=568) == []
+    sentence = "397 instructions in the main loop, more than 0.7 of stock's 567"
+    assert violated(GOOD, 90, TILE, stock_instructions=567) == [sentence]
+    assert violated(GOOD, 90, TILE, stock_instructions=567, share_of_stock=0.705) == []
+    assert violated(GOOD | {"local_in_loop": 6}, 90, TILE, most_local=6) == []
+    assert violated(GOOD | {"local_in_loop": 7}, 90, TILE, most_local=6) == ["the main loop spills: 7 LDL and STL, more than 6"]
+
+
 def test_every_cell_of_the_tables():
     """All of what there is a tile for, once; past a head dim of 128 in two passes alone."""
     found = cells()
-    assert len(set(found)) == len(found) == len(DEVICES) * 2 * len(SHAPES) * (5 + 7)
+    assert len(set(found)) == len(found) == len(DEVICES) * 2 * (len(SHAPES) * (5 + 7) + len(FLEX_SHAPES) * 5)
     assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
     assert all(cell.tile for cell in found)
     assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass"}
@@ -94,7 +114,10 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
     monkeypatch.setattr("triton.__version__", "3.7.1")
     for change in ({"arch": "sm_80"}, {"template": "two_pass"}, {"head_dim": 96}, {"shape": "causal-dynamic-gqa"}):
         assert cell.most_instructions == 550 and replace(cell, **change).most_instructions is None
-    assert all(set(by_shape) < set(SHAPES) for by_shape in MOST_INSTRUCTIONS.values())
+    soft_cap = replace(cell, shape="flex-window-soft-cap")
+    assert (soft_cap.most_local, cell.most_local, replace(soft_cap, head_dim=64).most_local) == (28, 0, 0)
+    assert soft_cap.share_of_stock == 0.70
+    assert all({*by_shape} < {*SHAPES, *FLEX_SHAPES} for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values())
 
 
 @pytest.mark.parametrize(

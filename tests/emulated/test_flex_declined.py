@@ -1,0 +1,152 @@
+"""FlexAttentions that keep the stock kernel say why, and stay right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from attention import compiled, error, gradients, rewritten
+from flex import causal, softcap
+from tensors import FP32, normal, qkv
+from torch import Tensor
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from dash_inductor import UnsupportedAttentionError, decisions, enabled
+from dash_inductor.config import Config
+from dash_inductor.devices.target import Target
+from dash_inductor.emulation import emulate
+from dash_inductor.op import FLEX_BACKWARD, FLEX_PROBLEM
+from dash_inductor.problem import Problem
+from dash_inductor.resolve import resolve
+from dash_inductor.rewrite.declined import DECLINED
+
+pytestmark = pytest.mark.usefixtures("rewriting")
+
+LENGTH = 64
+INPUTS = qkv(1, 2, LENGTH, LENGTH, 16)[:3]
+
+
+class _SeenError(Exception):
+    """Ends a compilation whose joint graph has been seen."""
+
+
+def reason(function: Callable[..., Tensor], inputs: Sequence[Tensor] = INPUTS, **settings: Any) -> str | None:
+    """What the pass says of the one attention of the function, which is not lowered; None where it is rewritten."""
+    found = []
+
+    def look(graph: torch.fx.Graph) -> None:
+        for node in graph.nodes:  # of the joint graph, or before that of its subgraphs
+            if node.target is FLEX_BACKWARD:
+                assert (DECLINED in node.meta) != (FLEX_PROBLEM in node.meta)
+                found.append(node.meta.get(DECLINED))
+                raise _SeenError
+
+    ended = pytest.raises(BackendCompilerFailed, match="_SeenError")
+    with enabled(**settings), emulate(), inductor_config.patch(joint_custom_post_pass=look), ended:
+        compiled(function)(*(x.detach().requires_grad_() for x in inputs))
+    return found[0]
+
+
+def attend(**keywords: Any) -> Callable[..., Tensor]:
+    return lambda query, key, value: flex_attention(query, key, value, **keywords)
+
+
+def blocks(size: int | tuple[int, int]) -> Any:
+    return create_block_mask(causal, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=size)
+
+
+def biased(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score + bias[h])
+
+
+def of(head_dim: int = 16, value_dim: int | None = None, dtype: torch.dtype = FP32) -> list[Tensor]:
+    query, key, _ = qkv(1, 2, LENGTH, LENGTH, head_dim, dtype=dtype)[:3]
+    return [query, key, normal(1, 2, LENGTH, value_dim or head_dim, dtype=dtype, seed=2)]
+
+
+BIAS = [*INPUTS, normal(2, seed=3)]
+MULTIPLE = "is no multiple of the tile's 16 x 32: use (128, 128)"
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "settings", "expected"),
+    [
+        (attend(score_mod=softcap, block_mask=blocks(32)), INPUTS, {}, None),
+        (biased, BIAS, {}, "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "),
+        (attend(kernel_options={"BACKEND": "FLASH"}), INPUTS, {}, "BACKEND='FLASH' is asked for"),
+        (attend(kernel_options={"BACKEND": "TRITON_DECODE"}), INPUTS, {}, "BACKEND='TRITON_DECODE' is asked for"),
+        (attend(kernel_options={"BACKEND": "TRITON"}), INPUTS, {}, None),
+        (attend(block_mask=blocks(16)), INPUTS, {}, f"BLOCK_SIZE (16, 16) {MULTIPLE}"),
+        (attend(block_mask=blocks((8, 64))), INPUTS, {}, f"BLOCK_SIZE (8, 64) {MULTIPLE}"),
+        (attend(block_mask=blocks((16, 32))), INPUTS, {}, None),
+        (attend(), of(16, 32), {}, "head dims differ: query 16, key 16, value 32"),
+        (attend(), of(192), {}, "head dim 192 is more than the 128 of one pass"),
+        (attend(), of(128), {}, None),
+        (attend(), of(8), {}, "head dim 8 is outside 16..256"),
+        (attend(), of(dtype=torch.float64), {}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
+        (attend(), INPUTS, {"template": "two_pass"}, "template='two_pass' takes no FlexAttention"),
+        (attend(), INPUTS, {"kernel": "gluon"}, "kernel='gluon' takes no FlexAttention"),
+        (
+            attend(block_mask=blocks(32)),
+            INPUTS,
+            {"schedule": "shift"},
+            "schedule='shift' takes no BlockMask: its KV tiles are added",
+        ),
+        (attend(block_mask=blocks(32)), INPUTS, {"schedule": "descending"}, None),
+        (attend(), INPUTS, {"schedule": "symmetric"}, "family 'symmetric' serves causal masks only"),
+    ],
+)
+def test_reasons(function, inputs, settings, expected):
+    said = reason(function, inputs, **settings)
+    assert said == expected if expected is None else (said or "").startswith(expected)
+
+
+@pytest.mark.parametrize("name", ["cpp_wrapper", "benchmark_kernel", "triton.autotune_at_compile_time"])
+def test_settings_of_inductor(name):
+    with inductor_config.patch({name: True}):
+        assert reason(attend()) == f"torch._inductor.config.{name} is on"
+
+
+def test_fp32_on_a_gpu():
+    """No tile of a GPU takes it."""
+    problem = Problem("block_mask", 1, 2, 2, 256, 256, 64, "fp32", block_size=(128, 128), mods=1)
+    with pytest.raises(ValueError, match="dtype fp32 is not one of bf16, fp16"):
+        resolve(problem, Config(), Target("h100", 90, 132))
+
+
+def three(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    """Two of which keep the stock kernel."""
+    wide = torch.cat([value, value], -1)
+    return flex_attention(query, key, value) + biased(query, key, value, bias) + flex_attention(query, key, wide)[..., :16]
+
+
+def test_one_graph_with_stock_kernels():
+    """decisions() has each of them; all gradients are right."""
+    with emulate():
+        actual = gradients(compiled(three), BIAS)
+    assert (rewritten(), counters["inductor"]["dash_declined"]) == (1, 2)
+    reasons = sorted(str(decision.reason) for decision in decisions()[-3:])
+    assert reasons[0] == "None" and reasons[1].startswith("head dims differ") and "summed by atomics" in reasons[2]
+    query, key, value, bias = (x.double() for x in BIAS)
+
+    def reference(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        scores = query @ key.mT / 4
+        return 2 * scores.softmax(-1) @ value + (scores + bias[:, None, None]).softmax(-1) @ value
+
+    expected = gradients(reference, [query, key, value, bias])
+    assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < 1e-5
+
+
+def test_it_can_be_said_louder():
+    """A warning; an error, with the line of the attention."""
+    with pytest.warns(UserWarning, match="leaves flex_attention_backward to the stock kernel: score_mod captures a tensor"):
+        reason(biased, BIAS, on_unsupported="warn")
+    with enabled(on_unsupported="error"), emulate(), pytest.raises(BackendCompilerFailed, match="in no fixed order") as caught:
+        compiled(biased)(*(x.detach().requires_grad_() for x in BIAS))
+    assert isinstance(caught.value.inner_exception, UnsupportedAttentionError)
+    assert "score_mod=lambda score, b, h, m, n: score + bias[h]" in str(caught.value)
