@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -37,9 +37,10 @@ def _soft_cap(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
 
 
 def _alibi(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
-    import torch
+    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
-    return score + torch.ops.aten.index.Tensor(slopes, [h]) * (n - m)  # slopes[h], where h is no number
+    with TransformGetItemToIndex():
+        return score + slopes[h] * (n - m)
 
 
 # (score, b, h, m, n, slopes of the heads) -> score
@@ -61,13 +62,17 @@ def flex_backward(
     mask_mod: str = "causal",
     batch: int = 1,
     block: int = 128,
+    mask_heads: int = 1,
     dtype: str = "bf16",
+    kernel_options: Mapping[str, object] | None = None,
+    trained: bool = False,
     rewrite: bool = True,
 ) -> Generated:
     """The code of the backward of one FlexAttention with a BlockMask of `block` x `block`, in deterministic mode.
 
-    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask. Inputs are [B, H, S, D] views
-    of [B, S, H, D] tensors. rewrite=False: as stock has it, in no such mode.
+    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask; the lists are those of
+    `mask_heads` heads, 1 for all. Inputs are [B, H, S, D] views of [B, S, H, D] tensors. trained: ALiBi's slopes have a gradient.
+    rewrite=False: as stock has it, in no such mode.
     """
     import torch
     import torch._inductor.config as inductor_config
@@ -81,13 +86,13 @@ def flex_backward(
     element = getattr(torch, TORCH_DTYPES[dtype])
     score = torch.zeros((), dtype=element, requires_grad=True)
     indices = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
-    slopes = torch.zeros(heads)
+    slopes = torch.zeros(heads, requires_grad=trained)
     # On the CPU, since autograd cannot run on fake CUDA tensors; with Inductor's decompositions, as a joint graph has it.
     forward, joint = flex.create_fw_bw_graph(SCORE_MODS[score_mod], (score, *indices), (slopes,))
     joint = make_fx(joint, decomposition_table=select_decomp_table())(score.detach(), *indices, score.detach(), slopes)
     blocks = -(-length // block)
     options = {"BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False}
-    options |= {"WRITE_DQ": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
+    options |= {"WRITE_DQ": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False, **(kernel_options or {})}
 
     def backward(
         query: Any, key: Any, value: Any, grad_out: Any, out: Any, logsumexp: Any, slopes: Any, documents: Any, *lists: Any
@@ -111,7 +116,7 @@ def flex_backward(
         def ints(*size: int) -> torch.Tensor:
             return torch.empty(size, dtype=torch.int32, device="cuda")
 
-        lists = [x for _ in range(4) for x in (ints(1, 1, blocks), ints(1, 1, blocks, blocks))]
+        lists = [x for _ in range(4) for x in (ints(1, mask_heads, blocks), ints(1, mask_heads, blocks, blocks))]
         tensors = [rows(n) for n in (heads, kv_heads, kv_heads, heads, heads)]
         logsumexp, slopes = (torch.empty(size, device="cuda") for size in ((batch, heads, length), (heads,)))
         return [*tensors, logsumexp, slopes, ints(length), *lists]

@@ -50,6 +50,7 @@ def decide(match: Match, *args: Any, **kwargs: Any) -> None:
         leave(node, str(reason), settings)
     else:
         node.meta[DECIDED_UNDER] = key()
+        _into_cache_key(node, node.meta[FLEX_PROBLEM].mask)
 
 
 def resolved(node: fx.Node, settings: Config) -> Problem:
@@ -75,6 +76,12 @@ def resolved(node: fx.Node, settings: Config) -> Problem:
     )
     resolve(problem, settings, target_of(query.device, settings))
     return problem
+
+
+def _into_cache_key(node: fx.Node, mask: str) -> None:
+    """Puts the mask into the graph's text: the joint graph proves it, and the key of a backward's code is of the backward alone."""
+    place = FlexArguments._fields.index("kernel_options")
+    node.update_arg(place, {**FlexArguments(*node.args).kernel_options, "dash_mask": mask})
 
 
 def _functions_decline(node: fx.Node, arguments: FlexArguments) -> str | None:

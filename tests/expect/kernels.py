@@ -3,6 +3,7 @@
 import difflib
 import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import expecttest
 
 from dash_inductor import enabled
 from dash_inductor.devices import device
+from dash_inductor.inspection.flex import flex_backward
 from dash_inductor.inspection.gates import figures, violated
 from dash_inductor.inspection.generate import Generated, attention_backward, compile_kernel
 from dash_inductor.templates.tiles import Template, tile, two_pass_tile
@@ -18,20 +20,28 @@ EXPECTED = Path(__file__).parent / "expected"
 GAP = "\n\n\n"  # between a kernel and its functions
 MAIN, TWO_PASS, TABLE, PREPROCESS = "SEMAPHORES", "KEY_PROGRAMS", "UNREAD", "everywhere"  # a word that only this kernel has
 SIZES = {"q_len": 8192, "kv_len": 8192, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 128, "mask": "causal"}
+FLEX_SIZES = {"length": 8192, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 64}
 
 compiled = functools.cache(compile_kernel)
 
 
 @functools.cache
-def _generated(key: str, settings: tuple[tuple[str, Any], ...], sizes: tuple[tuple[str, Any], ...]) -> Generated:
+def _generated(
+    backward: Callable[..., Generated], key: str, settings: tuple[tuple[str, Any], ...], sizes: tuple[tuple[str, Any], ...]
+) -> Generated:
     with enabled(**dict(settings)):
-        return attention_backward(key, **dict(sizes))
+        return backward(key, **dict(sizes))
 
 
 def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached: bool = True, **sizes: Any) -> Generated:
     """Of SIZES, where `sizes` has no others; not cached under a patch, which is in no key."""
     function = _generated if cached else _generated.__wrapped__
-    return function(key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
+    return function(attention_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
+
+
+def generated_flex(key: str = "h100", settings: dict[str, Any] | None = None, **sizes: Any) -> Generated:
+    """Of a FlexAttention of FLEX_SIZES, where `sizes` has no others."""
+    return _generated(flex_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((FLEX_SIZES | sizes).items())))
 
 
 def kernel(code: Generated, word: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ import torch
 import torch._dynamo.device_interface as device_interface
 from torch import Tensor, fx
 from torch._inductor import config as inductor_config
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -22,9 +23,12 @@ from dash_inductor.commands.cli import main
 from dash_inductor.config import current
 from dash_inductor.devices import target as target_module
 from dash_inductor.devices.target import Target, target_of
+from dash_inductor.inspection import flex
 from dash_inductor.inspection.fake_gpu import fake_gpu
 from dash_inductor.inspection.generate import generate
+from dash_inductor.op import FLEX_BACKWARD, FLEX_PROBLEM
 from dash_inductor.rewrite import install
+from dash_inductor.rewrite.declined import DECLINED, UnsupportedAttentionError
 from dash_inductor.rewrite.sdpa import why_declined
 from dash_inductor.rewrite.stock_ops import TARGETS
 
@@ -221,3 +225,112 @@ def test_the_stock_ops_stay():
         call = f"torch.ops.aten._scaled_dot_product_{op}_attention_backward.default("
         assert (generated.source.count(call), generated.graph.count(f"{op}_attention_backward.default(")) == (1, 1)
     assert generated.graph.count("dash.sdpa_backward.default(") == 1
+
+
+FLEX = {"length": 4096, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 64}
+Change = Callable[..., Sequence[Tensor]]
+
+
+def flex_generated(change: Change | None = None, make: Callable[..., Any] = generate, **sizes: Any) -> Any:
+    """What `make`, in the place of `generate`, makes of a FlexAttention's backward, whose tensors `change` replaces."""
+
+    def changed(backward: Attention, arguments: Callable[[], Sequence[Tensor]], device: str) -> Any:
+        return make(backward, (lambda: change(*arguments())) if change else arguments, device)
+
+    with mock.patch.object(flex, "generate", changed):
+        return flex.flex_backward("h100", **(FLEX | sizes))
+
+
+def flex_declined(backward: Attention, arguments: Callable[[], Sequence[Tensor]], device: str) -> str | None:
+    """The reason of the pass, in the joint graph, under the fake GPU in force."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        module = make_fx(backward)(*arguments())
+        joint_graph_passes(module)
+    (node,) = (node for node in module.graph.nodes if node.target is FLEX_BACKWARD)
+    assert (DECLINED in node.meta) != (FLEX_PROBLEM in node.meta)
+    return node.meta.get(DECLINED)
+
+
+def in_fp32(*inputs: Tensor) -> Sequence[Tensor]:
+    return [x.float() if x.dtype == torch.bfloat16 else x for x in inputs]
+
+
+def of_narrow_values(query: Tensor, key: Tensor, *others: Tensor) -> Sequence[Tensor]:
+    """Of half the columns, as are those of the output and its gradient."""
+    narrow = [torch.empty((*x.shape[:3], x.shape[3] // 2), dtype=x.dtype, device=x.device) for x in others[:3]]
+    return [query, key, *narrow, *others[3:]]
+
+
+TRAINED = {"score_mod": "alibi", "trained": True}
+ATOMICS = (
+    "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "
+    "stock's kernel differs from run to run, in deterministic mode too"
+)
+NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128: use (128, 128)".format
+PAST_ONE_PASS = "head dim 192 is more than the 128 of one pass"
+FEW = (
+    "32 KV tiles over all kv heads are fewer than the 129 from which one pass fills the device: stock's two passes, which are "
+    "deterministic too, are faster"
+)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "context", "reason"),
+    [
+        ({}, nullcontext, None),
+        ({"head_dim": 128, "score_mod": "alibi", "dtype": "fp16"}, nullcontext, None),
+        ({"change": in_fp32}, nullcontext, "dtype fp32 is not one of bf16, fp16"),
+        ({"change": of_narrow_values}, nullcontext, "head dims differ: query 64, key 64, value 32"),
+        ({"head_dim": 192}, nullcontext, PAST_ONE_PASS),
+        ({"head_dim": 264}, nullcontext, OUTSIDE(264)),
+        *(({"block": block}, nullcontext, NO_MULTIPLE(block)) for block in (64, 192)),
+        ({"block": 256}, nullcontext, None),
+        *(
+            ({"kernel_options": {"BACKEND": name}}, nullcontext, f"BACKEND={name!r} is asked for")
+            for name in ("FLASH", "TRITON_DECODE")
+        ),
+        ({"kernel_options": {"BACKEND": "TRITON"}}, nullcontext, None),
+        (TRAINED, nullcontext, ATOMICS),
+        ({"batch": 1, "heads": 1, "kv_heads": 1}, nullcontext, FEW),
+        *(
+            ({}, partial(inductor_config.patch, {name: True}), f"torch._inductor.config.{name} is on")
+            for name in ("cpp_wrapper", "benchmark_fusion", TUNING)
+        ),
+        ({}, partial(install.enabled, template="two_pass"), "template='two_pass' takes no FlexAttention"),
+        ({}, partial(install.enabled, kernel="gluon"), "kernel='gluon' takes no FlexAttention"),
+        ({}, ONE_PASS, None),
+        ({}, RTX, f"no cost file for NVIDIA GeForce RTX 5090, and no tile for sm_120 {TILES}"),
+    ],
+)
+def test_reasons_of_flex(h100, sizes, context, reason):
+    with context():
+        assert flex_generated(make=flex_declined, **sizes) == reason
+
+
+@pytest.mark.parametrize(
+    ("sizes", "reason"),
+    [
+        ({"change": in_fp32}, "dtype fp32 is not one of bf16, fp16"),
+        ({"change": of_narrow_values}, "head dims differ: query 64, key 64, value 32"),
+        ({"head_dim": 192}, PAST_ONE_PASS),
+        ({"kernel_options": {"BACKEND": "TRITON_DECODE"}}, "BACKEND='TRITON_DECODE' is asked for"),
+        (TRAINED, ATOMICS),
+        ({"batch": 1, "heads": 1, "kv_heads": 1}, FEW),
+    ],
+)
+def test_stocks_kernel_of_flex_stays(sizes, reason):
+    """And the generated code has the reason."""
+    code = flex_generated(**sizes)
+    (decision,) = code.decisions
+    assert (decision.op, decision.mask, decision.reason) == ("flex_attention_backward", "block_mask", reason)
+    assert code.templates == {}
+    (kernel,) = (source for source in code.kernels.values() if "tl.dot(" in source)
+    assert kernel.count("tl.dot(") == 7
+
+
+def test_a_faster_stock_is_nothing_to_warn_of(h100):
+    """Nor an error, where an attention that is not supported is one."""
+    with install.enabled(on_unsupported="error"):
+        assert flex_generated(make=flex_declined, batch=1, heads=1, kv_heads=1) == FEW
+        with pytest.raises(UnsupportedAttentionError, match="in no fixed order"):
+            flex_generated(make=flex_declined, **TRAINED)
