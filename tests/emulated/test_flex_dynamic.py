@@ -66,10 +66,10 @@ EQUAL, DIFFERENT = [(50, 50), (64, 64), (75, 75)], [(70, 130), (101, 70), (75, 1
     ("function", "lengths", "attention", "mask", "dynamic"),
     [
         (without_a_mask, EQUAL, of_no_mask, "full", True),
-        (causal_made_in_the_graph, EQUAL, of_the_causal_mask, "block_mask", True),
+        pytest.param(causal_made_in_the_graph, EQUAL, of_the_causal_mask, "block_mask", True, marks=pytest.mark.nightly),
         (documents_made_in_the_graph, EQUAL, of_documents, "block_mask", True),
-        (documents_made_in_the_graph, EQUAL, of_documents, "block_mask", None),
-        (made_outside, DIFFERENT, of_a_window, "block_mask", True),
+        pytest.param(documents_made_in_the_graph, EQUAL, of_documents, "block_mask", None, marks=pytest.mark.nightly),
+        pytest.param(made_outside, DIFFERENT, of_a_window, "block_mask", True, marks=pytest.mark.nightly),
         (made_outside, DIFFERENT, of_a_window, "block_mask", None),
     ],
 )

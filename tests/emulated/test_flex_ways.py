@@ -158,7 +158,7 @@ GUARANTEED = {
 }
 
 
-@pytest.mark.parametrize("guarantee", ["device", "batch"])
+@pytest.mark.parametrize("guarantee", [pytest.param("device", marks=pytest.mark.nightly), "batch"])
 @pytest.mark.parametrize("attention", GUARANTEED.values(), ids=GUARANTEED)
 def test_guarantees(attention, guarantee):
     """On a device of another number of SMs; the first batch element alone."""

@@ -1,4 +1,4 @@
-"""FlexAttention on a real GPU: gradients as good as stock's, and the same bits launch after launch."""
+"""FlexAttention on a real GPU: right gradients, and the same bits launch after launch."""
 
 import pytest
 import test_on_gpu as on_gpu
@@ -9,6 +9,7 @@ import dash_inductor
 
 HEADS, KV_HEADS = 8, 4
 WINDOW, CAP = 200, 2.0
+ERRORS = {torch.bfloat16: 2e-2, torch.float32: 2e-6}  # of the largest element
 KINDS = ("no mask, soft-cap", "causal", "window, soft-cap", "documents, ALiBi", "window by head")
 
 
@@ -61,9 +62,5 @@ def test_flex_attention(kind, head_dim):
         actual = on_gpu.gradients(function, leaves, grad_out)
     assert dash_inductor.decisions()[-1].mask == ("block_mask" if mask_mod else "full")
     assert torch._dynamo.utils.counters["inductor"]["dash_rewritten"] == 1
-    torch._dynamo.reset()
-    torch.use_deterministic_algorithms(False)  # where the pass leaves stock's kernel
-    stock = on_gpu.gradients(torch.compile(attend, fullgraph=True, dynamic=False), leaves, grad_out)
-    assert torch._dynamo.utils.counters["inductor"]["dash_rewritten"] == 1
-    for name, a, s, r in zip(on_gpu.GRADIENTS, actual, stock, reference(leaves, grad_out, mask_mod, score_mod), strict=True):
-        assert on_gpu.error(a, r) <= max(2 * on_gpu.error(s, r), 1e-3), name
+    for name, grad, right in zip(on_gpu.GRADIENTS, actual, reference(leaves, grad_out, mask_mod, score_mod), strict=True):
+        assert on_gpu.error(grad, right) < ERRORS[grad.dtype], name
