@@ -112,7 +112,8 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     costs = _costs(target, one_pass, two_pass)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
-    if problem.mods is not None and settings.guarantee == "run" and target.arch != tiles.EMULATED:
+    asked = settings.template != "auto" or settings.schedule != "auto"
+    if problem.mods is not None and settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
         _require_chains(problem, one_pass, costs, _two_pass_costs(target, tiles.two_pass_tile(*arguments)))
     either: AnyTile = EitherTile(one_pass, two_pass) if two_pass else one_pass
     resolution = Resolution(problem, settings, target, template, either, costs)

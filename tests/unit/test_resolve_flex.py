@@ -63,6 +63,12 @@ def test_from_so_many_chains_on(device, head_dim, mask):
                 resolved(device, **sizes)
 
 
+@pytest.mark.parametrize("settings", [{"template": "one_pass"}, {"schedule": "descending"}], ids=str)
+def test_who_asks_for_one_pass_gets_it(settings):
+    assert not taken(q_len=64, kv_len=64)
+    assert taken(settings=settings, q_len=64, kv_len=64)
+
+
 @pytest.mark.parametrize("device", TARGETS)
 def test_dearer_functions_need_fewer_chains(device):
     """Stock calls them twice for an element; one pass can do with half the CTAs, and no fewer."""
