@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from .generate import TORCH_DTYPES, Generated, deterministic, generate
-
 if TYPE_CHECKING:
     import torch
+
+    from .generate import Generated
 
 Function = Callable[..., Any]
 WINDOW, CAP = 1024, 20.0  # keys before a query that it sees; the most that a score can be
@@ -72,7 +72,7 @@ def flex_backward(
 
     score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask; the lists are those of
     `mask_heads` heads, 1 for all. Inputs are [B, H, S, D] views of [B, S, H, D] tensors. trained: ALiBi's slopes have a gradient.
-    rewrite=False: as stock has it, in no such mode.
+    rewrite=False: as stock has it, in no such mode. Raises ValueError for sizes that no attention has.
     """
     import torch
     import torch._inductor.config as inductor_config
@@ -81,7 +81,9 @@ def flex_backward(
     from torch.nn.attention.flex_attention import BlockMask
 
     from ..rewrite.install import install, is_enabled, uninstall
+    from .generate import TORCH_DTYPES, deterministic, generate, require_sizes
 
+    require_sizes([length, block, mask_heads], batch, heads, kv_heads, head_dim, dtype)
     flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
     element = getattr(torch, TORCH_DTYPES[dtype])
     score = torch.zeros((), dtype=element, requires_grad=True)

@@ -113,14 +113,9 @@ def attention_backward(
     Inputs are [B, H, S, D] views of [B, S, H, D] tensors, as models have them. `mask` is "full" or "causal", `dtype`
     "bf16" or "fp16"; `dynamic` makes the sequence lengths symbolic. Raises ValueError for sizes that no attention has.
     """
-    if min(q_len, kv_len, batch, heads, kv_heads, head_dim) < 1:
-        raise ValueError("lengths, batch, heads and head_dim must be at least 1")
-    if heads % kv_heads:
-        raise ValueError(f"kv_heads must divide heads, and {kv_heads} does not divide {heads}")
+    require_sizes([q_len, kv_len], batch, heads, kv_heads, head_dim, dtype)
     if mask not in MASKS:
         raise ValueError(f"unknown mask {mask!r}: the known ones are {', '.join(MASKS)}")
-    if dtype not in TORCH_DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}: the known ones are {', '.join(TORCH_DTYPES)}")
 
     import torch
 
@@ -153,6 +148,16 @@ def attention_backward(
     finally:
         if not was_enabled:
             uninstall()
+
+
+def require_sizes(lengths: Sequence[int], batch: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> None:
+    """Raises ValueError for sizes, or a dtype, that no attention has."""
+    if min(*lengths, batch, heads, kv_heads, head_dim) < 1:
+        raise ValueError("lengths, batch, heads and head_dim must be at least 1")
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads must divide heads, and {kv_heads} does not divide {heads}")
+    if dtype not in TORCH_DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: the known ones are {', '.join(TORCH_DTYPES)}")
 
 
 def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
