@@ -237,7 +237,7 @@ def flex_generated(change: Change | None = None, make: Callable[..., Any] = gene
     def changed(backward: Attention, arguments: Callable[[], Sequence[Tensor]], device: str) -> Any:
         return make(backward, (lambda: change(*arguments())) if change else arguments, device)
 
-    with mock.patch.object(flex, "generate", changed):
+    with mock.patch("dash_inductor.inspection.generate.generate", changed):
         return flex.flex_backward("h100", **(FLEX | sizes))
 
 
