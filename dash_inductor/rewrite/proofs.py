@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from ..op import BlockMask
 
+NO_BLOCK_MASK = (2**30, 2**30)  # rows and keys of the one block that torch lists where it is given no BlockMask
 MOST_ELEMENTS = 2**24  # of a tensor that is computed for a proof
 aten = torch.ops.aten
 
@@ -28,11 +29,13 @@ def mask_of(mask: BlockMask, mask_mod: fx.GraphModule) -> str | None:
     pairs = [(mask.q_num, mask.q_indices), (mask.full_q_num, mask.full_q_indices)]
     lists = [constant(x) for pair in pairs if pair[0] is not None for x in pair]
     known = [x for x in lists if x is not None]
-    if kind is None or len(known) < len(lists):
+    if kind is None or len(known) < len(lists) or not (isinstance(mask.q_block, int) and isinstance(mask.kv_block, int)):
         return None
     q_blocks = mask.kv_num.meta["val"].shape[2]
     partial, *rest = (_matrix(known[n], known[n + 1], q_blocks) for n in range(0, len(known), 2))
     full = rest[0] if rest else torch.zeros_like(partial)
+    if not _whole(mask, partial):
+        return None
     if kind == "full":
         return kind if (partial | full).all() else None
     if mask.q_len != mask.kv_len or not isinstance(mask.q_len, int):
@@ -41,6 +44,14 @@ def mask_of(mask: BlockMask, mask_mod: fx.GraphModule) -> str | None:
     seen = row + mask.q_block > key[:, None]  # by any row of the block
     all_seen = row >= key[:, None] + mask.kv_block - 1
     return kind if ((partial | full) >= seen).all() and (full <= all_seen).all() else None
+
+
+def _whole(mask: BlockMask, matrix: Tensor) -> bool:
+    """Whether the blocks of the matrix are known to reach to the last query and key."""
+    if (mask.q_block, mask.kv_block) == NO_BLOCK_MASK:
+        return True
+    ends = ((mask.q_len, mask.q_block * matrix.shape[3]), (mask.kv_len, mask.kv_block * matrix.shape[2]))
+    return all(isinstance(length, int) and length <= end for length, end in ends)
 
 
 def _kind(mask_mod: fx.GraphModule) -> str | None:
@@ -91,6 +102,6 @@ def _is_computable(node: fx.Node) -> bool:
 
 def _matrix(num: Tensor, indices: Tensor, q_blocks: int) -> Tensor:
     """bool [B or 1, H or 1, blocks of keys, blocks of Q]: which are listed."""
-    listed = torch.arange(indices.shape[3]) < num[..., None]
+    listed = (torch.arange(indices.shape[3]) < num[..., None]) & (indices >= 0) & (indices < q_blocks)
     matrix = torch.zeros(*indices.shape[:3], q_blocks + 1, dtype=torch.bool)
     return matrix.scatter_(3, torch.where(listed, indices, q_blocks).long(), True)[..., :-1]
