@@ -44,9 +44,9 @@ class Rows:
 
     def is_visited(self, b: sympy.Expr, h: sympy.Expr, i: sympy.Expr) -> OpsValue:
         """Whether any key is listed for Q tile i of head h of batch element b."""
-        z_size, h_size, q_blocks = map(sympy.sympify, self.visited.get_size())
-        block = sympy.Min(FloorDiv(i, self.q_tiles), q_blocks - 1)
-        return self.visited.make_loader()([ModularIndexing(b, 1, z_size), ModularIndexing(h, 1, h_size), block])
+        z_size, h_size, _ = map(sympy.sympify, self.visited.get_size())
+        index = [ModularIndexing(b, 1, z_size), ModularIndexing(h, 1, h_size), FloorDiv(i, self.q_tiles)]
+        return self.visited.make_loader()(index)
 
 
 def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
@@ -78,14 +78,14 @@ def rows_of_mask(inputs: Inputs, mask: BlockMask, tile: Tile) -> Rows:
     known = V.graph.__dict__.setdefault("dash_block_rows", {})
     key = (*(x.get_name() for x in lists), q_block, kv_block, tile.block_m, tile.block_n, n_q, n_kv)
     if key not in known:
-        known[key] = _written(lists, mask, q_block // tile.block_m, kv_block // tile.block_n, n_q, n_kv)
+        known[key] = _written(lists, q_block // tile.block_m, kv_block // tile.block_n, n_q, n_kv)
     return known[key]
 
 
-def _written(lists: list[IRNode], mask: BlockMask, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr) -> Rows:
+def _written(lists: list[IRNode], q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr) -> Rows:
     device = lists[0].get_device_or_error()
     z, h, kv_blocks = map(sympy.sympify, lists[0].get_size())
-    q_blocks = sympy.sympify(mask.kv_num.get_size()[2])
+    q_blocks = CeilDiv(n_q, q_tiles)  # of the attention: whatever the lists have more is out of range, whatever they lack unseen
     has_full = len(lists) == len(LISTS)
     nothing = contiguous([sympy.Integer(0)], torch.int32, device)  # every template has an output
     matrix, ranks, rows = (empty([z, h, kv_blocks, q_blocks], torch.int32, device) for _ in range(3))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 from torch._inductor.ir import FlexibleLayout, IRNode
+from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.reference import LOG2E
@@ -43,7 +44,7 @@ class Inputs:
         """(Size, strides) of dq, dk and dv as the graph was traced with them; of dk and dv the whole batch of query, where key and
         value are the same for all of it."""
         metas = [size_and_strides(meta) for meta in traced_gradients()]
-        if self.key.get_size()[0] == metas[1][0][0]:
+        if V.graph.sizevars.statically_known_equals(self.key.get_size()[0], metas[1][0][0]):
             return metas
         whole = [[self.query.get_size()[0], *size[1:]] for size, _ in metas]
         return [metas[0], *((size, FlexibleLayout.contiguous_strides(size)) for size in whole[1:])]

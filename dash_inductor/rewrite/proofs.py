@@ -81,20 +81,27 @@ def _computed(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     if node not in values:
         if not _is_computable(node):
             raise _UnknownError
-        arguments = tree_map(lambda x: _computed(x, values) if isinstance(x, fx.Node) else x, (list(node.args), dict(node.kwargs)))
-        args, kwargs = arguments
+        args, kwargs = tree_map(lambda x: _argument(x, values), (list(node.args), dict(node.kwargs)))
         op: Any = node.target
-        values[node] = op(*args, **(kwargs | {"device": "cpu"} if "device" in kwargs else kwargs))
+        values[node] = op(*args, **kwargs)
     return values[node]
 
 
+def _argument(x: Any, values: dict[fx.Node, Any]) -> Any:
+    if isinstance(x, fx.Node):
+        return _computed(x, values)
+    return torch.device("cpu") if isinstance(x, torch.device) else x
+
+
 def _is_computable(node: fx.Node) -> bool:
-    """Whether it is an op whose value its arguments decide, of a size that is known, and not too large."""
+    """Whether it is an op of torch whose value its arguments decide, of a size that is known, and not too large."""
     op: Any = node.target
     value = node.meta.get("val")
     if op is operator.getitem:
         return True
-    if not isinstance(op, OpOverload) or op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+    if not isinstance(op, OpOverload) or op.namespace not in ("aten", "prims") or "empty" in op._schema.name:
+        return False  # what other ops compute may be another value at run time, and of uninitialised memory it is
+    if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
         return False
     sizes = value.shape if isinstance(value, Tensor) else ()
     return all(isinstance(size, int) for size in sizes) and math.prod(sizes) <= MOST_ELEMENTS

@@ -13,6 +13,7 @@ from flex import (
     documents,
     documents_per_batch,
     everything,
+    in_bits,
     softcap,
     wide_scores,
     window,
@@ -148,6 +149,16 @@ def test_what_the_graph_proves_of_a_mask(block_mask, kind, seen):
     actual = backward_of(attend, tensors)(1)
     assert (rewritten(), decisions()[-1].mask) == (1, kind)
     errors = [error(a, e) for a, e in zip(actual, attention.reference(tensors, listed=seen), strict=True)]
+    assert max(errors) < ERRORS[FP32], errors
+
+
+def test_a_mask_mod_of_integers():
+    """Whatever is not 0 is visible, as in stock's kernel; on an edge, where the mask meets other conditions, too."""
+    attention = Attention(causal, None, 75)
+    tensors = attention.tensors()
+    actual = backward_of(attention.function(replaced(attention.block_mask(), in_bits)), tensors)(1)
+    assert (rewritten(), decisions()[-1].mask) == (1, "block_mask")
+    errors = [error(a, e) for a, e in zip(actual, attention.reference(tensors), strict=True)]
     assert max(errors) < ERRORS[FP32], errors
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.op import BlockMask
-from dash_inductor.rewrite.proofs import mask_of
+from dash_inductor.rewrite.proofs import constant, mask_of
 
 LOWER = [[0, 1, 2], [1, 2], [2]]  # blocks of Q for each block of keys
 MASK_MODS = {"causal": lambda b, h, m, n: m >= n, "full": lambda b, h, m, n: torch.full((), True)}
@@ -44,6 +44,40 @@ def proven(rows: list[list[int]], mask_mod: str = "causal", full: list[list[int]
     mask = BlockMask(96, 96, kv_num, None, None, None, num, indices, full_num, full_indices, 32, 32, None)
     zeros = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
     return mask_of(mask._replace(**others), make_fx(MASK_MODS[mask_mod])(*zeros))
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments", "value"),
+    [
+        (torch.ops.aten.full.default, ([2], 3), [3, 3]),
+        (torch.ops.prims.iota.default, (2,), [0, 1]),
+        (torch.ops.aten.empty.memory_format, ([2],), None),  # whatever stood there
+        (torch.ops.aten.rand.default, ([2],), None),
+    ],
+    ids=str,
+)
+def test_what_is_constant(op, arguments, value):
+    keywords = {"start": 0, "step": 1, "dtype": torch.int64, "device": torch.device("cuda"), "requires_grad": False}
+    node = fx.Graph().call_function(op, arguments, keywords if op.namespace == "prims" else {"device": torch.device("cuda")})
+    node.meta["val"] = torch.empty(2)
+    found = constant(node)
+    assert (value is None and found is None) or found.tolist() == value
+
+
+def test_an_op_of_the_user_is_not_constant():
+    """It may compute another value at run time."""
+    calls = []
+
+    @torch.library.custom_op("dash_test::lists", mutates_args=())
+    def lists(x: Tensor) -> Tensor:
+        calls.append(x)
+        return x + len(calls)
+
+    graph = fx.Graph()
+    one = graph.call_function(torch.ops.aten.full.default, ([2], 1))
+    node = graph.call_function(torch.ops.dash_test.lists.default, (one,))
+    one.meta["val"] = node.meta["val"] = torch.empty(2)
+    assert constant(node) is None and calls == []
 
 
 @pytest.mark.parametrize(
