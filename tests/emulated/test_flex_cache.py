@@ -50,3 +50,4 @@ def test_a_warm_cache_knows_what_was_proven(order):
         misses.append(counters["inductor"]["fxgraph_cache_miss"])
     assert misses == [2, 2, 0]
     assert [decision.mask for decision in decisions()[-2:]] == ["causal" if most == BLOCKS else "block_mask" for most in order]
+    assert all(decision.rewritten for decision in decisions()[-2:])

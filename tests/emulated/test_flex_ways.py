@@ -163,7 +163,7 @@ def test_a_mask_mod_of_integers():
 
 
 GUARANTEED = {
-    "no mask": Attention(None, softcap, 75, batch=2),
+    "no mask": Attention(None, softcap, 128, batch=2),  # under `run` its family depends on the number of SMs
     "documents": Attention(documents(30, 45), alibi(2), 75, batch=2),
     "mask by head, GQA": Attention(window_by_head, None, 75, batch=2, heads=4, kv_heads=2, mask_sizes=(None, 4)),
 }

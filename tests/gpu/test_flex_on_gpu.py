@@ -9,7 +9,7 @@ import dash_inductor
 
 HEADS, KV_HEADS = 8, 4
 WINDOW, CAP = 200, 2.0
-ERRORS = {torch.bfloat16: 2e-2, torch.float32: 2e-6}  # of the largest element
+ERRORS = {torch.bfloat16: 2e-2, torch.float32: 2e-6}  # of the largest element; fp32 where the GPU is emulated
 KINDS = ("no mask, soft-cap", "causal", "window, soft-cap", "documents, ALiBi", "window by head")
 
 
@@ -63,4 +63,4 @@ def test_flex_attention(kind, head_dim):
     assert dash_inductor.decisions()[-1].mask == ("block_mask" if mask_mod else "full")
     assert torch._dynamo.utils.counters["inductor"]["dash_rewritten"] == 1
     for name, grad, right in zip(on_gpu.GRADIENTS, actual, reference(leaves, grad_out, mask_mod, score_mod), strict=True):
-        assert on_gpu.error(grad, right) < ERRORS[grad.dtype], name
+        assert ((grad.double() - right).abs().max() / right.abs().max()).item() < ERRORS[grad.dtype], name
