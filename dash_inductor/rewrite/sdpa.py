@@ -1,7 +1,4 @@
-"""Finds SDPA backward nodes in a joint graph, and rewrites each one or says why not.
-
-What differs between the ATen ops (argument order, logsumexp's shape, causal alignment) ends here.
-"""
+"""Finds SDPA backward nodes in a joint graph, and rewrites each one or says why not."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
+from torch._ops import OpOverload
 
 from .. import op
 from ..config import Config, current, ready
@@ -18,7 +16,7 @@ from ..problem import Problem
 from ..resolve import resolve
 from .cache_key import key
 from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
-from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, arguments
+from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
 
 assert op.SDPA_BACKWARD  # importing it registers what nodes are rewritten to
 
@@ -41,35 +39,36 @@ def why_declined(node: fx.Node, settings: Config) -> str | None:
     """The reason to leave an SDPA backward alone, or None. Comparisons of symbolic sizes guard: the answer holds for all shapes."""
     if node.target in UNSUPPORTED:
         return UNSUPPORTED[node.target]
-    named = arguments(node)
-    if named["dropout_p"] != 0.0:
-        return f"dropout_p={named['dropout_p']}"
-    if named.get("attn_mask") is not None:
+    stock = sdpa_backward_of(node)
+    if stock.dropout_p != 0.0:
+        return f"dropout_p={stock.dropout_p}"
+    if stock.attn_mask is not None:
         return "an attention mask"
-    if not isinstance(named["scale"], (float, int, type(None))):
+    if not isinstance(stock.scale, (float, int, type(None))):
         return "a scale that is not a constant"
-    query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
-    return why_no_target(query.device) or _wrong_op(node, query.device) or _unresolved(named, query, key, value, settings)
+    device = stock.query.meta["val"].device
+    return why_no_target(device) or _wrong_op(stock.op, device) or _unresolved(stock, settings)
 
 
-def _wrong_op(node: fx.Node, device: torch.device) -> str | None:
-    if (device.type == "cpu") != (node.target is FLASH_CPU):
-        return f"{node.target} on device {device.type}"
+def _wrong_op(op: OpOverload, device: torch.device) -> str | None:
+    if (device.type == "cpu") != (op is FLASH_CPU):
+        return f"{op} on device {device.type}"
     return None
 
 
-def _unresolved(named: dict[str, Any], query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, settings: Config) -> str | None:
+def _unresolved(stock: SdpaBackward, settings: Config) -> str | None:
+    query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     try:
         target = target_of(query.device, settings)
-        resolve(Problem.of(query, key, value, mask=_mask(named), scale=named["scale"]), settings, target)
+        resolve(Problem.of(query, key, value, mask=_mask(stock), scale=stock.scale), settings, target)
     except ValueError as error:
         return str(error)
     return None
 
 
-def _mask(named: dict[str, Any]) -> str:
+def _mask(stock: SdpaBackward) -> str:
     # Causal alignment differs between the ops only where S_q and S_k do, which is declined.
-    return "causal" if named["is_causal"] else "full"
+    return "causal" if stock.is_causal else "full"
 
 
 @register_graph_pattern(CallFunctionVarArgs(SDPA_TARGETS), pass_dict=patterns)
@@ -80,10 +79,11 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     if reason is not None:
         leave(node, reason, settings)
         return
-    named = arguments(node)
-    tensors = [named[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")]
+    stock = sdpa_backward_of(node)
     with match.graph.inserting_before(node):
-        new = match.graph.call_function(op.SDPA_BACKWARD, tuple(tensors), {"mask": _mask(named), "scale": named["scale"]})
+        logsumexp = contract_logsumexp(match.graph, stock)
+        tensors = (stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp)
+        new = match.graph.call_function(op.SDPA_BACKWARD, tensors, {"mask": _mask(stock), "scale": stock.scale})
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
     new.meta.update(node.meta)
     new.meta["dash_op"] = str(node.target)

@@ -1,11 +1,13 @@
-"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP."""
+"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP. What differs between SDPA's ends here."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from ..op import FLEX_BACKWARD, FlexArguments
 
@@ -13,16 +15,70 @@ aten = torch.ops.aten
 
 FLASH = aten._scaled_dot_product_flash_attention_backward.default
 FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
+CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
 # Matched only to say why they stay.
 UNSUPPORTED = {
-    aten._scaled_dot_product_efficient_attention_backward.default: "the memory-efficient op (masks, fp32) is not rewritten",
-    aten._scaled_dot_product_cudnn_attention_backward.default: (
-        "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(False) makes SDPA take flash"
-    ),
+    EFFICIENT: "the memory-efficient op (masks, fp32) is not rewritten",
+    CUDNN: "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(False) makes SDPA take flash",
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: "the op of another backend is not rewritten",
 }
 SDPA_TARGETS = [FLASH, FLASH_CPU, *UNSUPPORTED]
 TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD]
+
+
+@dataclass(frozen=True)
+class SdpaBackward:
+    """What the backwards of SDPA have in common, by one name each.
+
+    grad_out, query, out are [B, H, S_q, D], key and value [B, H_kv, S_k, D]. logsumexp is as the op has it
+    (`contract_logsumexp`). attn_mask is added to the scores or selects them, None where there is none; trains_mask says
+    whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left). scale: None for 1 / sqrt(D).
+    """
+
+    op: OpOverload
+    grad_out: fx.Node
+    query: fx.Node
+    key: fx.Node
+    value: fx.Node
+    out: fx.Node
+    logsumexp: fx.Node
+    attn_mask: fx.Node | None
+    trains_mask: bool
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+
+
+def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
+    """Reads a node of FLASH, FLASH_CPU, EFFICIENT or CUDNN."""
+    named = arguments(node)
+    return SdpaBackward(
+        op=node.target,  # type: ignore[arg-type]
+        grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
+        attn_mask=named.get("attn_bias", named.get("attn_mask")),
+        trains_mask=node.target is EFFICIENT and named["grad_input_mask"][3],
+        **{name: named[name] for name in ("query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")},
+    )
+
+
+def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
+    """The logsumexp that `dash::sdpa_backward` takes, [B, H, S_q]; what that needs is inserted where `graph` inserts now."""
+    if stock.op is EFFICIENT:  # its rows are padded to a multiple of 32
+        length = stock.query.meta["val"].shape[2]
+        if not isinstance(length, int):
+            length = call(graph, aten.sym_size.int, stock.query, 2)
+        return call(graph, aten.slice.Tensor, stock.logsumexp, 2, 0, length)
+    if stock.op is CUDNN:  # [B, H, S_q, 1]
+        return call(graph, aten.squeeze.dim, stock.logsumexp, 3)
+    return stock.logsumexp
+
+
+def call(graph: fx.Graph, op: OpOverload, *args: Any) -> fx.Node:
+    """A node of `op` with its fake value, which the arguments' values give."""
+    node = graph.call_function(op, args)
+    node.meta["val"] = op(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
+    return node
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
