@@ -13,7 +13,9 @@ in the compiled function, and shapes must be static.
     flex_attention_backward(query, key, value, out, logsumexp, grad_out, grad_logsumexp, score_mod, joint, block_mask, scale, ...)
 
 is torch's own, and stays what it is: logsumexp and its gradient are in base 2, [B, H, S_q]; key and value may have a batch of 1;
-score_mod, its derivative (joint) and mask_mod are graphs.
+score_mod, its derivative (joint) and mask_mod are graphs. Where the pass puts such a node into the graph, for an SDPA under a mask
+or a varlen attention, score_mod is the identity, and the lists of the block mask are None: its blocks are those of the matrix that
+q_indices then is, or where that is None too, those of mask_mod.
 """
 
 from __future__ import annotations
@@ -101,6 +103,7 @@ SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
 
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 FLEX_PROBLEM = "dash_problem"  # in the meta of a node that is lowered by us: what the pass resolved
+DECIDED = "dash_mask"  # in the kernel_options of such a node: its mask, so that the graph's text has what the pass proved
 
 
 class FlexArguments(NamedTuple):
@@ -128,7 +131,11 @@ class FlexArguments(NamedTuple):
 
 
 class BlockMask(NamedTuple):
-    """Lists of blocks, int32: `num` [B or 1, H or 1, blocks], `indices` [.., entries]; `full` ones may be None."""
+    """Lists of blocks, int32: `num` [B or 1, H or 1, blocks], `indices` [.., entries]; `full` ones may be None.
+
+    All of them are None where the pass made the mask, but for q_indices, which may be the matrix of blocks, int32 [B or 1, H or 1,
+    blocks of keys, blocks of Q]: 0, 1 or 2 where none, some or all of a block is visible.
+    """
 
     q_len: Any
     kv_len: Any

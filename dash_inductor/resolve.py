@@ -124,6 +124,11 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     return _decided(resolution, one_pass, two_pass)
 
 
+def mask_block(target: Target) -> tuple[int, int]:
+    """Queries and keys of a block of a mask that the pass makes: every tile of the target divides it."""
+    return (32, 32) if target.arch == tiles.EMULATED else (128, 128)
+
+
 def template_for(problem: Problem, settings: Config, target: Target) -> Template:
     """One pass, two, or by size; ValueError where the settings cannot be met.
 
@@ -131,7 +136,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     for graphs of any; under `device` and `batch` settings and compile-time facts do.
     """
     mask, head_dim = problem.mask, problem.head_dim
-    if problem.mods is not None:
+    if problem.mods is not None or mask == BLOCK_MASK:
         return _template_of_flex(problem, settings)
     if settings.template == Template.TWO_PASS and mask == BLOCKS_MASK:
         raise ValueError(f"template='two_pass' takes no mask={mask!r}")
@@ -155,10 +160,10 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
 
 
 def _template_of_flex(problem: Problem, settings: Config) -> Template:
-    """One pass, which alone takes FlexAttention's functions; ValueError where settings or head dim ask for another template."""
+    """One pass, which alone takes functions of positions; ValueError where settings or head dim ask for another template."""
     for name, other in (("template", Template.TWO_PASS.value), ("kernel", GLUON)):
         if getattr(settings, name) == other:
-            raise ValueError(f"{name}={other!r} takes no FlexAttention")
+            raise ValueError(f"{name}={other!r} takes no {'mask but full and causal' if problem.mods is None else 'FlexAttention'}")
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         raise ValueError(f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order")
     if problem.head_dim > ONE_PASS_HEAD_DIM:

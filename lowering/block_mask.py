@@ -1,13 +1,15 @@
-"""One pass under a BlockMask: rows and ranks made on the device from its lists, and the launch that walks them."""
+"""One pass under a mask in blocks: rows and ranks made on the device, and the launch that walks them."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import sympy
 import torch
 from torch._inductor.ir import IRNode, TensorBox
+from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
@@ -54,7 +56,7 @@ def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
     tile = one_pass_tile(inputs)
     if reserved := inputs.resolution.target.reserved_sms:
         none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
-    rows = rows_of_mask(inputs, mask, tile)
+    rows = rows_of_mask(inputs, mask, mods, tile)
     launched = launch(
         inputs,
         mods,
@@ -70,34 +72,72 @@ def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
     return kernels.Gradients(dq, launched.dk, launched.dv, launched.ints + rows.ints, record)
 
 
-def rows_of_mask(inputs: Inputs, mask: BlockMask, tile: Tile) -> Rows:
+def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Rows:
     """Made once for all attentions of a graph that have the same mask, tile and lengths."""
-    lists: list[IRNode] = [in_memory(x) for name in LISTS if (x := getattr(mask, name)) is not None]
+    sources: list[Any] = [in_memory(x) for name in LISTS if (x := getattr(mask, name)) is not None]
+    names = [x.get_name() for x in (*sources, *mods.captures) if isinstance(x, IRNode)]
     q_block, kv_block = (V.graph.sizevars.guard_int(size) for size in (mask.q_block, mask.kv_block))
     n_q, n_kv = inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n)
     known = V.graph.__dict__.setdefault("dash_block_rows", {})
-    key = (*(x.get_name() for x in lists), q_block, kv_block, tile.block_m, tile.block_n, n_q, n_kv)
+    key = (mask.mask_mod.name, *names, q_block, kv_block, tile.block_m, tile.block_n, n_q, n_kv)
     if key not in known:
-        known[key] = _written(lists, q_block // tile.block_m, kv_block // tile.block_n, n_q, n_kv)
+        if not sources:
+            matrix = _asked(inputs, mask, mods, q_block, kv_block)
+        elif mask.q_num is None:
+            (matrix,) = sources
+        else:
+            matrix = _listed(sources, CeilDiv(n_q, q_block // tile.block_m))
+        known[key] = _written(matrix, q_block // tile.block_m, kv_block // tile.block_n, n_q, n_kv)
     return known[key]
 
 
-def _written(lists: list[IRNode], q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr) -> Rows:
-    device = lists[0].get_device_or_error()
+def _asked(inputs: Inputs, mask: BlockMask, mods: Mods, q_block: int, kv_block: int) -> TensorBox:
+    """The matrix of blocks by the mask function alone, asked of every element."""
+    by_batch, by_head, *_ = (bool(x.users) for x in mask.mask_mod.graph_module.graph.nodes)
+    batch, heads = inputs.query.get_size()[:2]
+    blocks = [CeilDiv(inputs.kv_len, kv_block), CeilDiv(inputs.q_len, q_block)]
+    size = [batch if by_batch else sympy.Integer(1), heads if by_head else sympy.Integer(1), *blocks]
+    matrix = empty(size, torch.int32, inputs.device)
+    output = kernels.call(
+        kernels.MASK_MATRIX,
+        grid=sympy_product(size),
+        inputs=[inputs.query],
+        mutated=[matrix],
+        output=contiguous([sympy.Integer(0)], torch.int32, inputs.device),
+        num_warps=8,
+        scalars=[inputs.q_len, inputs.kv_len],
+        constants={"Q_BLOCK": q_block, "KV_BLOCK": kv_block},
+        subgraphs=mods.subgraphs,
+    )
+    mods.note(output)
+    return matrix
+
+
+def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
+    """The matrix of blocks by the lists of a BlockMask."""
     z, h, kv_blocks = map(sympy.sympify, lists[0].get_size())
-    q_blocks = CeilDiv(n_q, q_tiles)  # of the attention: whatever the lists have more is out of range, whatever they lack unseen
-    has_full = len(lists) == len(LISTS)
-    nothing = contiguous([sympy.Integer(0)], torch.int32, device)  # every template has an output
-    matrix, ranks, rows = (empty([z, h, kv_blocks, q_blocks], torch.int32, device) for _ in range(3))
-    steps, visited = empty([z, h, kv_blocks], torch.int32, device), empty([z, h, q_blocks], torch.int32, device)
-    call = functools.partial(kernels.call, output=nothing, num_warps=4)
-    call(
+    # Of the attention: whatever the lists have more is out of range, whatever they lack unseen.
+    device, has_full = lists[0].get_device_or_error(), len(lists) == len(LISTS)
+    matrix = empty([z, h, kv_blocks, q_blocks], torch.int32, device)
+    kernels.call(
         kernels.BLOCK_MATRIX,
         grid=z * h * kv_blocks,
         inputs=lists if has_full else [*lists, *lists],
         mutated=[matrix],
+        output=contiguous([sympy.Integer(0)], torch.int32, device),
+        num_warps=4,
         constants={"CHUNK": CHUNK, "HAS_FULL": has_full},
     )
+    return matrix
+
+
+def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr) -> Rows:
+    device = matrix.get_device_or_error()
+    z, h, kv_blocks, q_blocks = map(sympy.sympify, matrix.get_size())
+    nothing = contiguous([sympy.Integer(0)], torch.int32, device)  # every template has an output
+    ranks, rows = (empty([z, h, kv_blocks, q_blocks], torch.int32, device) for _ in range(2))
+    steps, visited = empty([z, h, kv_blocks], torch.int32, device), empty([z, h, q_blocks], torch.int32, device)
+    call = functools.partial(kernels.call, output=nothing, num_warps=4)
     call(
         kernels.BLOCK_RANKS,
         grid=z * h * q_blocks,

@@ -13,7 +13,7 @@ from torch._inductor.virtualized import V, ops
 
 from dash_inductor.config import current
 from dash_inductor.devices.target import target_of
-from dash_inductor.op import FLEX_BACKWARD, FLEX_PROBLEM, FlexArguments
+from dash_inductor.op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, FlexArguments
 from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import resolve
 
@@ -32,7 +32,11 @@ def take_over() -> None:
     @functools.wraps(stock)
     def lower_or_stock(*args: Any, **kwargs: Any) -> Any:
         node = V.graph.current_node
-        return (lower if node is not None and FLEX_PROBLEM in node.meta else stock)(*args, **kwargs)
+        if node is not None and FLEX_PROBLEM in node.meta:
+            return lower(*args, **kwargs)
+        if DECIDED in FlexArguments(*args).kernel_options:
+            raise RuntimeError("a pass of the graph dropped the meta of a node of flex_attention_backward: dash_inductor needs it")
+        return stock(*args, **kwargs)
 
     lowerings[FLEX_BACKWARD] = lower_or_stock
 

@@ -118,7 +118,7 @@ TABLE = _template("table", "table", "positions")
 ONE_PASS = _template("one_pass", *ONE_PASS_PARTS)
 TWO_PASS = _template("two_pass", "two_pass", "functions")
 BLOCK_MASK = _template("block_mask", *BLOCK_MASK_PARTS)
-BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS = map(_template, ("block_matrix", "block_ranks", "block_rows"))
+BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS, MASK_MATRIX = map(_template, ("block_matrix", "block_ranks", "block_rows", "mask_matrix"))
 
 
 @dataclass(frozen=True)

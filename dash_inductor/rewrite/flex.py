@@ -13,7 +13,7 @@ from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, register
 
 from ..config import Config, current
 from ..devices.target import target_of
-from ..op import FLEX_BACKWARD, FLEX_PROBLEM, FlexArguments
+from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, FlexArguments
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import StockIsFaster, resolve
 from .cache_key import key
@@ -81,7 +81,7 @@ def resolved(node: fx.Node, settings: Config) -> Problem:
 def _into_cache_key(node: fx.Node, mask: str) -> None:
     """Puts the mask into the graph's text: the joint graph proves it, and the key of a backward's code is of the backward alone."""
     place = FlexArguments._fields.index("kernel_options")
-    node.update_arg(place, {**FlexArguments(*node.args).kernel_options, "dash_mask": mask})
+    node.update_arg(place, {**FlexArguments(*node.args).kernel_options, DECIDED: mask})
 
 
 def _functions_decline(node: fx.Node, arguments: FlexArguments) -> str | None:

@@ -55,13 +55,18 @@ def _whole(mask: BlockMask, matrix: Tensor) -> bool:
 
 
 def _kind(mask_mod: fx.GraphModule) -> str | None:
-    """Of a function of (b, h, m, n)."""
-    _, _, m, n, *_ = mask_mod.graph.nodes
-    visible = list(mask_mod.graph.nodes)[-1].args[0]
-    if (visible.target, visible.args) in ((aten.ge.Tensor, (m, n)), (aten.le.Tensor, (n, m))):
+    if is_causal(mask_mod):
         return "causal"
-    value = constant(visible)
+    value = constant(list(mask_mod.graph.nodes)[-1].args[0])
     return "full" if value is not None and bool(value.all()) else None
+
+
+def is_causal(mask_mod: fx.GraphModule) -> bool:
+    """Whether a function of (b, h, m, n) is m >= n, written in one of two ways."""
+    _, _, m, n, *_ = mask_mod.graph.nodes
+    visible: Any = list(mask_mod.graph.nodes)[-1].args[0]
+    ways = (aten.ge.Tensor, (m, n)), (aten.le.Tensor, (n, m))
+    return isinstance(visible, fx.Node) and (visible.target, visible.args) in ways
 
 
 def constant(node: Any) -> Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,10 +14,13 @@ from torch._ops import OpOverload
 from .. import op
 from ..config import Config, current, ready
 from ..devices.target import target_of
-from ..problem import Problem
-from ..resolve import resolve
+from ..problem import BLOCK_MASK, Problem
+from ..resolve import mask_block, resolve
 from .cache_key import key
 from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
+from .flex_node import flex_backward
+from .grouped_keys import Repeated, repeated, return_unrepeated
+from .mask_function import MaskFunction, UnreadableMaskError, read
 from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
 
 assert op.SDPA_BACKWARD  # importing it registers what nodes are rewritten to
@@ -35,19 +40,43 @@ class DashPass(PatternMatcherPass):
 patterns = DashPass(pass_name="dash_inductor")
 
 
-def why_declined(node: fx.Node, settings: Config) -> str | None:
-    """The reason to leave an SDPA backward alone, or None. Comparisons of symbolic sizes guard: the answer holds for all shapes."""
+@dataclass(frozen=True)
+class Rewriting:
+    """A backward that is rewritten: its problem, the function of its mask where that has no closed form, and what its key and value
+    repeat, if they do; `stock` has them unrepeated."""
+
+    stock: SdpaBackward
+    problem: Problem
+    function: MaskFunction | None
+    keys: list[Repeated]
+
+
+def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
+    """What becomes of an SDPA backward. Comparisons of symbolic sizes guard: the answer holds for all shapes.
+
+    Raises:
+        ValueError: with the reason why it keeps the stock kernel.
+    """
     if node.target in UNSUPPORTED:
-        return UNSUPPORTED[node.target]
+        raise ValueError(UNSUPPORTED[node.target])
     stock = sdpa_backward_of(node)
     if stock.dropout_p != 0.0:
-        return f"dropout_p={stock.dropout_p}"
-    if stock.attn_mask is not None:
-        return "an attention mask"
+        raise ValueError(f"dropout_p={stock.dropout_p}: its random bits have a layout that only the stock op knows")
     if not isinstance(stock.scale, (float, int, type(None))):
-        return "a scale that is not a constant"
+        raise ValueError("a scale that is not a constant")
     device = stock.query.meta["val"].device
-    return why_no_target(device) or _wrong_op(stock.op, device) or _unresolved(stock, settings)
+    if reason := why_no_target(device) or _wrong_op(stock.op, device):
+        raise ValueError(reason)
+    keys = [x for output, of in ((1, stock.key), (2, stock.value)) if (x := repeated(node, of, output))]
+    if len(keys) == 2:
+        stock = replace(stock, key=keys[0].source, value=keys[1].source)
+    target = target_of(device, settings)
+    mask, function = _mask(stock)
+    block_size = mask_block(target) if mask == BLOCK_MASK else None
+    query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
+    problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size)
+    resolve(problem, settings, target)
+    return Rewriting(stock, problem, function, keys if len(keys) == 2 else [])
 
 
 def _wrong_op(op: OpOverload, device: torch.device) -> str | None:
@@ -56,37 +85,47 @@ def _wrong_op(op: OpOverload, device: torch.device) -> str | None:
     return None
 
 
-def _unresolved(stock: SdpaBackward, settings: Config) -> str | None:
-    query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
-    try:
-        target = target_of(query.device, settings)
-        resolve(Problem.of(query, key, value, mask=_mask(stock), scale=stock.scale), settings, target)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _mask(stock: SdpaBackward) -> str:
-    # Causal alignment differs between the ops only where S_q and S_k do, which is declined.
-    return "causal" if stock.is_causal else "full"
+def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None]:
+    """full, causal, or block_mask and its function; UnreadableMaskError where the mask cannot be read."""
+    q_len, kv_len = stock.query.meta["val"].shape[2], stock.key.meta["val"].shape[2]
+    if stock.attn_mask is None and not (stock.is_causal and q_len != kv_len):
+        return "causal" if stock.is_causal else "full", None
+    if stock.trains_mask:
+        raise UnreadableMaskError("the attention mask is learnt: its gradient is not computed here")
+    function = read(stock.attn_mask, stock.query.meta["val"].device, causal=stock.is_causal)
+    kind = function.kind(q_len, kv_len)
+    if kind == "full" or (kind == "causal" and q_len == kv_len):
+        return kind, None
+    return BLOCK_MASK, function
 
 
 @register_graph_pattern(CallFunctionVarArgs(SDPA_TARGETS), pass_dict=patterns)
 def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
-    """Replaces a node of a stock op by one of `dash::sdpa_backward`, or marks it with the reason why not."""
-    node, settings = match.output_node(), current()
-    reason = why_declined(node, settings)
-    if reason is not None:
-        leave(node, reason, settings)
+    """Replaces a node of a stock op by one of ours, or marks it with the reason why not."""
+    node, settings, graph = match.output_node(), current(), match.graph
+    try:
+        rewriting = rewriting_of(node, settings)
+    except ValueError as reason:
+        leave(node, str(reason), settings)
         return
-    stock = sdpa_backward_of(node)
-    with match.graph.inserting_before(node):
-        logsumexp = contract_logsumexp(match.graph, stock)
-        tensors = (stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp)
-        new = match.graph.call_function(op.SDPA_BACKWARD, tensors, {"mask": _mask(stock), "scale": stock.scale})
+    stock, problem = rewriting.stock, rewriting.problem
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
-    new.meta.update(node.meta)
-    new.meta["dash_op"] = str(node.target)
-    new.meta[DECIDED_UNDER] = key()
+    gradients = (node.meta["val"][0], *(x.gradient for x in rewriting.keys)) if rewriting.keys else node.meta["val"][:3]
+    with graph.inserting_before(node):
+        logsumexp = contract_logsumexp(graph, stock)
+        if rewriting.function:
+            tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
+            new = flex_backward(graph, problem, rewriting.function, tensors, _scale(stock), gradients)
+        else:
+            tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
+            new = graph.call_function(op.SDPA_BACKWARD, tensors, {"mask": problem.mask, "scale": stock.scale})
+            new.meta["val"] = gradients
+    new.meta = {**node.meta, **new.meta, "dash_op": str(node.target), DECIDED_UNDER: key()}
     node.replace_all_uses_with(new)
-    match.graph.erase_node(node)
+    graph.erase_node(node)
+    for output, x in enumerate(rewriting.keys, start=1):
+        return_unrepeated(new, output, x)
+
+
+def _scale(stock: SdpaBackward) -> float:
+    return 1 / math.sqrt(stock.query.meta["val"].shape[3]) if stock.scale is None else stock.scale

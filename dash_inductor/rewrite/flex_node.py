@@ -1,0 +1,81 @@
+"""Puts a node of FlexAttention's backward into a joint graph, for an attention that torch knows by another op."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+
+from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, BlockMask, FlexArguments
+from ..problem import Problem, dtype_name
+from ..reference import LOG2E
+from .mask_function import MaskFunction
+from .stock_ops import call
+
+
+def flex_backward(
+    graph: fx.Graph,
+    problem: Problem,
+    mask: MaskFunction,
+    tensors: Sequence[fx.Node],
+    scale: float,
+    gradients: Sequence[Tensor],
+    block_matrix: fx.Node | None = None,
+) -> fx.Node:
+    """The node of query, key, value, out, logsumexp (natural) and grad_out, [B, H, S, D] and [B, H, S], under the mask alone.
+
+    gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix: as `BlockMask` has it; None where the mask
+    function is to be asked of every element.
+    """
+    query, key, value, out, logsumexp, grad_out = tensors
+    like = query.meta["val"]
+    with like.fake_mode:
+        score = torch.empty((), dtype=like.dtype, device=like.device)
+        positions = [torch.empty((), dtype=torch.int32, device=like.device) for _ in range(4)]
+    dtype = dtype_name(like.dtype)
+    score_mod = _module(graph, f"dash_score_mod_{dtype}", _identity(5, 0), [score, *positions])
+    joint = _module(graph, f"dash_joint_{dtype}", _identity(6, 5, others=4), [score, *positions, score])
+    captures = [x.meta["val"] for x in mask.captures]
+    mask_mod = _module(graph, _free_name(graph, mask.module), mask.module, [*positions, *captures])
+    rows, keys = problem.block_size or (None, None)
+    lists = dict.fromkeys(BlockMask._fields)
+    block_mask = {**lists, "q_block": rows, "kv_block": keys, "mask_mod": mask_mod, "q_indices": block_matrix}
+    base_2 = call(graph, torch.ops.aten.mul.Tensor, logsumexp, LOG2E)
+    arguments = FlexArguments(
+        *(query, key, value, out, base_2, grad_out, None, score_mod, joint, tuple(block_mask.values()), scale),
+        *({DECIDED: problem.mask}, (), mask.captures),
+    )
+    node = graph.call_function(FLEX_BACKWARD, tuple(arguments))
+    node.meta["val"] = (*gradients, ())
+    node.meta[FLEX_PROBLEM] = problem
+    return node
+
+
+def _identity(inputs: int, output: int, others: int = 0) -> fx.GraphModule:
+    """A function that returns its `output`-th input, with so many gradients of `others`, which are None."""
+    graph = fx.Graph()
+    nodes = [graph.placeholder(f"arg{number}") for number in range(inputs)]
+    graph.output([nodes[output], *[None] * others] if others else nodes[output])
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _module(graph: fx.Graph, name: str, module: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.Node:
+    """A module of the graph's, under the name; its nodes have fakes, which Inductor's later passes ask for."""
+    root: Any = graph.owning_module
+    if not hasattr(root, name):
+        fake_mode: Any = inputs[0].fake_mode  # type: ignore[attr-defined]
+        FakeTensorProp(module, fake_mode).propagate_dont_convert_inputs(*inputs)
+        root.register_module(name, module)
+    return graph.get_attr(name)
+
+
+def _free_name(graph: fx.Graph, module: fx.GraphModule) -> str:
+    """That of the module in the graph, or one that none has: attentions of one mask share it."""
+    root: Any = graph.owning_module
+    number = 0
+    while getattr(root, f"dash_mask_mod_{number}", module) is not module:
+        number += 1
+    return f"dash_mask_mod_{number}"

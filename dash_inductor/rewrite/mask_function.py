@@ -1,0 +1,360 @@
+"""A mask that the graph makes, read as a function of (b, h, m, n), batch element, query head, query and key, and not as memory.
+
+What positions and constants decide is computed by the function; what a small tensor of the graph decides, a padding mask or the
+document of each token, is captured and indexed. A mask that varies with query and key in any other way is not readable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from .proofs import constant, is_causal
+
+aten, prims = torch.ops.aten, torch.ops.prims
+NAMES = ("b", "h", "m", "n")
+LARGEST = 2**26  # of a number in the function, whose positions are 32-bit integers
+MOST_PROVEN = 2**28  # elements of a mask that is evaluated for a proof
+CHUNK = 2**22  # of them at a time
+EVERY_POINTWISE = {
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.abs.default, aten.neg.default, aten.where.self),
+    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.remainder.Scalar, aten.remainder.Tensor),
+    *(aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor, aten.eq.Tensor, aten.ne.Tensor),
+    *(aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar, aten.gt.Scalar, aten.eq.Scalar, aten.ne.Scalar),
+    *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default),
+    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.logical_not.default),
+    *(aten.minimum.default, aten.maximum.default, aten.floor_divide.default, aten.div.Tensor_mode, aten.div.Scalar_mode),
+    prims.convert_element_type.default,
+}
+PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
+SAME = {aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
+Index = tuple[Any, ...]  # of an element: nodes of the function, or numbers
+
+
+class UnreadableMaskError(ValueError):
+    """With the reason why a mask cannot be read."""
+
+
+@dataclass(frozen=True)
+class MaskFunction:
+    """module(b, h, m, n, *captures) -> bool, whether query m sees key n; captures are nodes of the graph that has the mask.
+
+    by_batch, by_head: whether it differs between batch elements, and between query heads.
+    """
+
+    module: fx.GraphModule
+    captures: tuple[fx.Node, ...]
+    by_batch: bool
+    by_head: bool
+
+    def kind(self, q_len: Any, kv_len: Any) -> str | None:
+        """full or causal, where the function shows it; else None. Lengths may be symbolic."""
+        visible = next(n for n in self.module.graph.nodes if n.op == "output").args[0]
+        if visible is True:
+            return "full"
+        if is_causal(self.module):
+            return "causal"
+        return self._evaluated(q_len, kv_len)
+
+    @unset_fake_temporarily()
+    def _evaluated(self, q_len: Any, kv_len: Any) -> str | None:
+        if self.by_batch or self.by_head or not (isinstance(q_len, int) and isinstance(kv_len, int)):
+            return None
+        values = [constant(node) for node in self.captures]
+        if q_len * kv_len > MOST_PROVEN or any(value is None for value in values):
+            return None
+        kinds, zero, n = {"full", "causal"}, torch.zeros((), dtype=torch.int64), torch.arange(kv_len)
+        rows = max(1, CHUNK // kv_len)
+        for m in torch.arange(q_len)[:, None].split(rows):
+            visible = _OnCpu(self.module).run(zero, zero, m, n, *values).bool().expand(len(m), kv_len)
+            expected = {"full": torch.ones_like(visible), "causal": m >= n}
+            kinds &= {kind for kind in kinds if torch.equal(visible, expected[kind])}
+            if not kinds:
+                return None
+        return "full" if "full" in kinds else "causal"
+
+
+class _OnCpu(fx.Interpreter):
+    """Runs a function whose constants are made on another device."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_function(target, args, {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs)
+
+
+def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) -> MaskFunction:
+    """The function of a mask on the device that broadcasts to [B, H, S_q, S_k]: bool, true where a query sees a key, or 0 there and
+    -inf elsewhere.
+
+    causal: and where m >= n.
+
+    Raises:
+        UnreadableMaskError: with the reason.
+    """
+    reader = _Reader(device)
+    visible: Any = True
+    if mask is not None:
+        value = mask.meta["val"]
+        index = tuple(reader.variables[NAMES[4 - value.dim() :][dim]] for dim in range(value.dim()))
+        visible = (reader.visible if value.is_floating_point() else reader.at)(mask, _within(value, index))
+    if causal:
+        visible = reader.both(visible, reader.call(aten.ge.Tensor, reader.variables["m"], reader.variables["n"]))
+    return reader.function(visible)
+
+
+def _within(value: Tensor, index: Sequence[Any]) -> Index:
+    """The index of a tensor that is broadcast: the last ones, 0 where it has one element."""
+    own = index[len(index) - value.dim() :]
+    return tuple(0 if _is_one(size) else i for i, size in zip(own, value.shape, strict=True))
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+class _Reader:
+    """Builds the function's graph from the mask's nodes, from the mask backwards."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.graph = fx.Graph()
+        self.variables = {name: self.graph.placeholder(name) for name in NAMES}
+        self.depends = {node: frozenset(name) for name, node in self.variables.items()}  # on which variables a node does
+        self.captured: dict[fx.Node, fx.Node] = {}
+        self.known: dict[tuple[fx.Node, Index], Any] = {}
+        self.is_constant: dict[fx.Node, bool] = {}
+
+    def function(self, visible: Any) -> MaskFunction:
+        """The function that returns `visible`."""
+        used = self.depends.get(visible, frozenset())
+        self.graph.output(
+            self.call(aten.full.default, [], False, dtype=torch.bool, device=self.device) if visible is False else visible
+        )
+        self.graph.eliminate_dead_code()
+        self.graph.lint()
+        captures = {node: capture for node, capture in self.captured.items() if capture.users}
+        for capture in {*self.captured.values()} - {*captures.values()}:
+            self.graph.erase_node(capture)
+        return MaskFunction(fx.GraphModule(torch.nn.Module(), self.graph), tuple(captures), "b" in used, "h" in used)
+
+    def visible(self, node: Any, index: Index) -> Any:
+        """Whether what is added to a score is 0; UnreadableMaskError where it is neither 0 nor -inf."""
+        if isinstance(node, (int, float)):
+            return self._is_zero(node)
+        op, args = _call_of(node)
+        if op is aten.full.default:
+            return self._is_zero(args[1])
+        if (source := self._source(node, index)) is not None:
+            return self.visible(*source)
+        if op in (prims.convert_element_type.default, aten._to_copy.default):
+            return self.visible(args[0], index) if args[0].meta["val"].is_floating_point() else self._unknown(node)
+        if op is aten.where.self:
+            condition = self.at(args[0], _within(args[0].meta["val"], index))
+            kept, other = (self.visible(x, _broadcast(x, index)) for x in args[1:])
+            return self._selected(condition, kept, other)
+        if op in (aten.add.Tensor, aten.minimum.default) and not node.kwargs:
+            return self.both(*(self.visible(x, _broadcast(x, index)) for x in args))
+        return self._unknown(node)
+
+    def _is_zero(self, value: float) -> bool:
+        if value not in (0, -float("inf")):
+            raise UnreadableMaskError(f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf: give SDPA a boolean mask")
+        return value == 0
+
+    def _unknown(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            kind = "a float bias" if node.meta["val"].is_floating_point() else "a mask"
+            raise UnreadableMaskError(
+                f"{kind} is an input of the graph: make the mask inside the compiled function, of positions and small tensors, "
+                "or use is_causal or flex_attention"
+            )
+        raise UnreadableMaskError(
+            f"the mask comes from {node.target}, which is no function of positions and small tensors: "
+            "use is_causal or flex_attention"
+        )
+
+    def at(self, node: Any, index: Index) -> Any:
+        """The element of a node of bools or integers at the index."""
+        if not isinstance(node, fx.Node):
+            return self._number(node)
+        if (node, index) not in self.known:
+            self.known[node, index] = self._at(node, index)
+        return self.known[node, index]
+
+    def _at(self, node: fx.Node, index: Index) -> Any:
+        op, args = _call_of(node)
+        if not isinstance(node.meta.get("val"), Tensor):
+            raise UnreadableMaskError("the mask depends on a number that is known at run time only")
+        if op is aten.full.default:
+            return self._number(args[1])
+        if op is prims.iota.default:
+            start, step = (self._number(node.kwargs[name]) for name in ("start", "step"))
+            return self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[0], step), start)
+        if (source := self._source(node, index)) is not None:
+            return self.at(*source)
+        if not self._constant(node) and self._may_capture(index):
+            return self._capture(node, index)
+        if op not in EVERY_POINTWISE:
+            return self._capture(node, index)
+        if node.meta["val"].is_floating_point():
+            raise UnreadableMaskError(
+                f"the mask computes {op} of positions in floating point, whose rounding may differ in a kernel"
+            )
+        if op is prims.convert_element_type.default:
+            return self.call(op, self.at(args[0], _broadcast(args[0], index)), args[1])
+        values = [self.at(x, _broadcast(x, index)) for x in args]
+        if op is aten.bitwise_and.Tensor and node.meta["val"].dtype == torch.bool:
+            return self.both(*values)
+        return self.call(op, *values, **node.kwargs)
+
+    def _source(self, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
+        """Where a view, or a gather by plain positions, has its element from; None for another op."""
+        op, args = _call_of(node)
+        if node.op != "call_function":
+            return None
+        if op in SAME:
+            return args[0], index
+        if op is aten.expand.default:
+            return args[0], _within(args[0].meta["val"], index)
+        source = args[0] if args and isinstance(args[0], fx.Node) else None
+        if source is None or not isinstance(source.meta.get("val"), Tensor):
+            return None
+        value = source.meta["val"]
+        if op is aten.unsqueeze.default:
+            dim = args[1] % (value.dim() + 1)
+            return source, index[:dim] + index[dim + 1 :]
+        if op in (aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default):
+            dims = range(value.dim()) if len(args) < 2 else [args[1]] if isinstance(args[1], int) else args[1]
+            gone = {dim % value.dim() for dim in dims if _is_one(value.shape[dim])}
+            rest = iter(index)
+            return source, tuple(0 if dim in gone else next(rest) for dim in range(value.dim()))
+        if op in VIEWS:
+            return self._viewed(source, node.meta["val"], index)
+        if op is aten.permute.default:
+            return source, tuple(index[list(dim % value.dim() for dim in args[1]).index(d)] for d in range(value.dim()))
+        if op is aten.slice.Tensor:
+            return self._sliced(node, source, index)
+        if op is aten.select.int and isinstance(args[2], int):
+            dim = args[1] % value.dim()
+            size = value.shape[dim]
+            at = args[2] if args[2] >= 0 else args[2] + size if isinstance(size, int) else None
+            return None if at is None else (source, (*index[:dim], at, *index[dim:]))
+        if op is aten.index.Tensor:
+            return self._gathered(node, source, index)
+        return None
+
+    def _viewed(self, source: fx.Node, value: Tensor, index: Index) -> tuple[fx.Node, Index] | None:
+        """Of a view that adds or drops dimensions of one element."""
+        own = [(size, i) for size, i in zip(value.shape, index, strict=True) if not _is_one(size)]
+        sizes = [size for size in source.meta["val"].shape if not _is_one(size)]
+        if len(own) != len(sizes) or any(size != other for size, (other, _) in zip(sizes, own, strict=True)):
+            return None
+        rest = iter(i for _, i in own)
+        return source, tuple(0 if _is_one(size) else next(rest) for size in source.meta["val"].shape)
+
+    def _sliced(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
+        _, args = _call_of(node)
+        given: Any = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        dim, start, _, step = given
+        start = 0 if start is None else start
+        if source.target is aten.constant_pad_nd.default:  # what SDPA pads for the alignment of rows, it cuts off again
+            inner, pads = _call_of(source)[1][:2]
+            whole = all(a == b for a, b in zip(node.meta["val"].shape, inner.meta["val"].shape, strict=True))
+            return (inner, index) if whole and not any(pads[::2]) and (start, step) == (0, 1) else None
+        if not (isinstance(start, int) and start >= 0 and isinstance(step, int)):
+            return None
+        at = self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[dim], step), start)
+        return source, (*index[:dim], at, *index[dim + 1 :])
+
+    def _gathered(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
+        indices = _call_of(node)[1][1]
+        if len(indices) != source.meta["val"].dim() or any(x is None for x in indices):
+            return None
+        at = tuple(self.at(x, _broadcast(x, index)) for x in indices)
+        # Of other positions it is not known that they are in range, which the op looks at, and negative ones count from the end.
+        plain = all(x in self.variables.values() or (isinstance(x, int) and x >= 0) for x in at)
+        return (source, at) if plain else None
+
+    def _may_capture(self, index: Index) -> bool:
+        """Whether an element at the index is one of a small tensor: no two of its dimensions go over queries and over keys."""
+        over = [self.depends.get(x, frozenset()) for x in index]
+        return not any("m" in a and "n" in b for i, a in enumerate(over) for j, b in enumerate(over) if i != j)
+
+    def _capture(self, node: fx.Node, index: Index) -> Any:
+        if not self._may_capture(index):
+            return self._unknown(node)
+        if node not in self.captured:
+            with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
+                self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
+            self.depends[self.captured[node]] = frozenset()
+        positions = [x if isinstance(x, fx.Node) else self._constant_of(x) for x in index]
+        element = self.graph.call_function(aten.index.Tensor, (self.captured[node], positions)) if index else self.captured[node]
+        self.depends[element] = frozenset().union(*(self.depends[x] for x in positions))
+        return element
+
+    def _constant_of(self, value: int) -> fx.Node:
+        return self.call(aten.full.default, [], value, dtype=torch.int64, device=self.device)
+
+    def _constant(self, node: fx.Node) -> bool:
+        """Whether it depends on no input of the graph."""
+        if node not in self.is_constant:
+            inputs = node.all_input_nodes
+            self.is_constant[node] = node.op == "call_function" and all(self._constant(x) for x in inputs)
+        return self.is_constant[node]
+
+    def _number(self, value: Any) -> Any:
+        if isinstance(value, (bool, int)) and abs(value) < LARGEST:
+            return value
+        raise UnreadableMaskError(f"the mask compares positions with {value}, which is no whole number below {LARGEST}")
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """A node of the function, or the value of one without variables."""
+        nodes = [x for x in args if isinstance(x, fx.Node)]
+        if not nodes and op is not aten.full.default:
+            return self._folded(op, args, kwargs)
+        is_same = (op is aten.add.Tensor and 0 in args) or (op is aten.mul.Tensor and 1 in args)
+        if is_same and nodes[0] in self.variables.values():
+            return nodes[0]
+        if op in PRODUCTS:  # which may not fit into 32 bits
+            args = tuple(self.call(prims.convert_element_type.default, x, torch.int64) if x in nodes else x for x in args)
+        node = self.graph.call_function(op, args, kwargs)
+        self.depends[node] = frozenset().union(*(self.depends[x] for x in nodes))
+        return node
+
+    def _folded(self, op: Any, args: Sequence[Any], kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            value = op(*(torch.tensor(x) if isinstance(x, (bool, int)) else x for x in args), **kwargs).item()
+        return self._number(value)
+
+    def both(self, x: Any, y: Any) -> Any:
+        """x and y."""
+        if isinstance(x, bool):
+            x, y = y, x
+        if isinstance(y, bool):
+            return x if y else False
+        return self.call(aten.bitwise_and.Tensor, x, y)
+
+    def _selected(self, condition: Any, kept: Any, other: Any) -> Any:
+        """(condition and kept) or (not condition and other)."""
+        if isinstance(condition, bool):
+            return kept if condition else other
+        hidden = self.call(aten.logical_not.default, condition)
+        left, right = self.both(kept, condition), self.both(other, hidden)
+        if isinstance(left, bool) or isinstance(right, bool):
+            left, right = (right, left) if isinstance(left, bool) else (left, right)
+            return True if right is True else left
+        return self.call(aten.bitwise_or.Tensor, left, right)
+
+
+def _call_of(node: fx.Node) -> tuple[Any, Any]:
+    """What a node calls, and with which arguments."""
+    return node.target, node.args
+
+
+def _broadcast(x: Any, index: Index) -> Index:
+    return _within(x.meta["val"], index) if isinstance(x, fx.Node) and isinstance(x.meta.get("val"), Tensor) else ()
