@@ -167,9 +167,8 @@ class _Reader:
             raise UnreadableMaskError(f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf: give SDPA a boolean mask")
         return value == 0
 
-    def _unknown(self, node: fx.Node) -> Any:
+    def _unknown(self, node: fx.Node, kind: str = "a float bias") -> Any:
         if node.op == "placeholder":
-            kind = "a float bias" if node.meta["val"].is_floating_point() else "a mask"
             raise UnreadableMaskError(
                 f"{kind} is an input of the graph: make the mask inside the compiled function, of positions and small tensors, "
                 "or use is_causal or flex_attention"
@@ -295,7 +294,7 @@ class _Reader:
 
     def _capture(self, node: fx.Node, index: Index) -> Any:
         if not self._may_capture(index):
-            return self._unknown(node)
+            return self._unknown(node, "a mask")
         if node not in self.captured:
             with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
                 self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")

@@ -244,6 +244,7 @@ UNREADABLE: list[tuple[Mask, tuple[Tensor, ...], str]] = [
     (lambda bias: bias, (S_BY_S,), "a float bias is an input of the graph"),
     (lambda bias: bias + torch.where(causal(), 0.0, -float("inf")), (S_BY_S,), "a float bias is an input of the graph"),
     (lambda bias: bias[None, :].expand(Q_LEN, KV_LEN), (S_BY_S[0],), "a float bias is an input of the graph"),
+    (lambda bias: bias > 0, (S_BY_S,), "a mask is an input of the graph"),
     (lambda: torch.where(causal(), 0.0, -1e9), (), "the mask adds -1e+09 to scores, which is neither 0 nor -inf"),
     (lambda: torch.where(causal(), 0.0, torch.finfo().min), (), "the mask adds -3.403e+38 to scores"),
     (lambda: (positions()[1] - positions()[0]).float(), (), "the mask comes from prims.convert_element_type.default"),
