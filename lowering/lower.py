@@ -40,6 +40,7 @@ def lower(
     mask: str,
     blocks: TensorBox | None = None,
     scale: float | None = None,
+    stock: str | None = None,
 ) -> tuple[TensorBox, TensorBox, TensorBox]:
     """dq, dk, dv; ValueError where the settings in force give the attention no kernel."""
     settings = current()
@@ -87,7 +88,7 @@ def decision(inputs: Inputs, gradients: kernels.Gradients) -> Decision:
     resolution = inputs.resolution
     padded_rows = inputs.query_heads_total * inputs.n_q * rows_of(resolution.tile).block_m
     return Decision(
-        op=V.graph.current_node.meta.get("dash_op", str(V.graph.current_node.target).removesuffix(".default")),
+        op=str(V.graph.current_node.kwargs.get("stock") or str(V.graph.current_node.target).removesuffix(".default")),
         device=resolution.target.key,
         dtype=resolution.problem.dtype,
         mask=resolution.problem.mask,

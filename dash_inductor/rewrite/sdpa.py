@@ -16,7 +16,8 @@ from ..problem import Problem
 from ..resolve import resolve
 from .cache_key import key
 from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
-from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
+from .probe import line_at_load, why_distrusted
+from .stock_ops import ON_CPU, ON_GPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
 
 assert op.SDPA_BACKWARD  # importing it registers what nodes are rewritten to
 
@@ -41,17 +42,17 @@ def why_declined(node: fx.Node, settings: Config) -> str | None:
         return UNSUPPORTED[node.target]
     stock = sdpa_backward_of(node)
     if stock.dropout_p != 0.0:
-        return f"dropout_p={stock.dropout_p}"
-    if stock.attn_mask is not None:
+        return f"dropout_p={stock.dropout_p}: its random bits have a layout that only the stock op knows"
+    if stock.attn_mask is not None or stock.trains_mask:
         return "an attention mask"
     if not isinstance(stock.scale, (float, int, type(None))):
         return "a scale that is not a constant"
     device = stock.query.meta["val"].device
-    return why_no_target(device) or _wrong_op(stock.op, device) or _unresolved(stock, settings)
+    return why_no_target(device) or _wrong_op(stock.op, device) or _unresolved(stock, settings) or why_distrusted(stock)
 
 
 def _wrong_op(op: OpOverload, device: torch.device) -> str | None:
-    if (device.type == "cpu") != (op is FLASH_CPU):
+    if op not in (ON_CPU if device.type == "cpu" else ON_GPU):
         return f"{op} on device {device.type}"
     return None
 
@@ -83,10 +84,15 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     with match.graph.inserting_before(node):
         logsumexp = contract_logsumexp(match.graph, stock)
         tensors = (stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp)
-        new = match.graph.call_function(op.SDPA_BACKWARD, tensors, {"mask": _mask(stock), "scale": stock.scale})
+        options: dict[str, Any] = {"mask": _mask(stock), "scale": stock.scale, "stock": str(stock.op)}
+        new = match.graph.call_function(op.SDPA_BACKWARD, tensors, options)
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
     new.meta.update(node.meta)
-    new.meta["dash_op"] = str(node.target)
+    new.meta["val"] = node.meta["val"][:3]  # the fourth is that of a mask, and nobody takes it
+    for user in [user for user in node.users if not user.users]:
+        match.graph.erase_node(user)
     new.meta[DECIDED_UNDER] = key()
+    if line := line_at_load(stock):
+        new.meta[op.AT_LOAD] = line
     node.replace_all_uses_with(new)
     match.graph.erase_node(node)
