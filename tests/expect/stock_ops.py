@@ -58,7 +58,10 @@ def cpus(*inputs: Tensor) -> tuple[Tensor, ...]:
 def jagged(*inputs: Tensor) -> tuple[Tensor, ...]:
     """What SDPA becomes of jagged tensors on the flash path: all sequences in one, [T, H, D]."""
     query, key, value, grad_out = (x.squeeze(0).permute(1, 0, 2) for x in inputs)
-    ends, length = torch.ops.prims.convert_element_type(query.select(0, 0).select(0, 0).narrow(0, 0, 3), torch.int32), query.shape[0]
+    ends, length = (
+        torch.ops.prims.convert_element_type(query.select(0, 0).select(0, 0).narrow(0, 0, 3), torch.int32),
+        query.shape[0],
+    )
     arguments = (ends, ends, length, length, 0.0, False)
     out, lse, rng, unused, _ = aten._flash_attention_forward(query, key, value, *arguments, False)
     return aten._flash_attention_backward(grad_out, query, key, value, out, lse, *arguments, rng, unused)
