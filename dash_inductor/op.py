@@ -1,6 +1,6 @@
 """The contracts of an attention backward: the op that SDPA becomes, its fake and its specification; and FlexAttention's HOP.
 
-    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None) -> (dq, dk, dv)
+    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None, stock=None) -> (dq, dk, dv)
 
 grad_out, query, out are [B, H, S_q, D]; key, value [B, H_kv, S_k, D] with H_kv dividing H; logsumexp is the natural log, fp32
 [B, H, S_q]. `mask` is full, causal or blocks. dq, dk, dv have the strides of `torch.empty_like`.
@@ -9,6 +9,9 @@ grad_out, query, out are [B, H, S_q, D]; key, value [B, H_kv, S_k, D] with H_kv 
 queries of the other meet. Tiles are those of the device for the dtype and head dim (templates/tiles.py): block_n keys,
 block_m queries, the last ones cut off. Compiled, it must be a constant of the graph, such as `torch.tensor([[True, ...], ...])`
 in the compiled function, and shapes must be static.
+
+`stock` names the op that it stands for: what its gradients look like in memory, and what is recorded of it, follow from that, so
+that it is in the text of the graph, by which Inductor's caches know it.
 
     flex_attention_backward(query, key, value, out, logsumexp, grad_out, grad_logsumexp, score_mod, joint, block_mask, scale, ...)
 
@@ -38,7 +41,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]  # dq, dk, dv
 _library = torch.library.Library("dash", "DEF")
 _library.define(
     "sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, *, "
-    "str mask, Tensor? blocks=None, float? scale=None) -> (Tensor, Tensor, Tensor)",
+    "str mask, Tensor? blocks=None, float? scale=None, str? stock=None) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -74,14 +77,18 @@ def check(tensors: Sequence[Tensor], mask: str, blocks: Tensor | None) -> None:
         raise ValueError(reason)
 
 
-def sdpa_backward_fake(*tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None) -> Gradients:
+def sdpa_backward_fake(
+    *tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None, stock: str | None = None
+) -> Gradients:
     """Empty gradients; ValueError as `check`."""
     check(tensors, mask, blocks)
     _, query, key, value, *_ = tensors
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def sdpa_backward_eager(*tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None) -> Gradients:
+def sdpa_backward_eager(
+    *tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None, stock: str | None = None
+) -> Gradients:
     """The gradients by the specification, under the settings in force; ValueError as `check` and `resolve`."""
     check(tensors, mask, blocks)
     grad_out, query, key, value, out, logsumexp = tensors
@@ -99,11 +106,14 @@ def blocks_of(blocks: Tensor) -> Blocks:
 _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
 SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
+AT_LOAD = "dash_at_load"  # in the meta of a node: a line of Python that the code generated for it runs when it is loaded
 
 
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 FLEX_PROBLEM = "dash_problem"  # in the meta of a node that is lowered by us: what the pass resolved
-DECIDED = "dash_mask"  # in the kernel_options of such a node: its mask, so that the graph's text has what the pass proved
+# In the kernel_options of such a node, so that the graph's text has them: its mask, which the pass proved, and the op that it
+# stands for, where that is another.
+DECIDED, STOCK = "dash_mask", "dash_stock"
 
 
 class FlexArguments(NamedTuple):

@@ -13,7 +13,7 @@ from torch._inductor.virtualized import V, ops
 
 from dash_inductor.config import current
 from dash_inductor.devices.target import target_of
-from dash_inductor.op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, FlexArguments
+from dash_inductor.op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, STOCK, FlexArguments
 from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import resolve
 
@@ -66,7 +66,7 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
         gradients = block_mask.gradients(inputs, arguments.mask, mods)
     else:
         gradients = one_pass.gradients(inputs, mods)
-    record(decision(inputs, gradients))
+    record(decision(inputs, gradients, arguments.kernel_options.get(STOCK)))
     dk, dv = (summed_over_batch(x) if broadcast else x for x in (gradients.dk, gradients.dv))
     return gradients.dq, dk, dv, tuple(None for _ in arguments.score_mod_captures)
 

@@ -12,6 +12,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
 from dash_inductor.decision import Decision, add, loading_line
+from dash_inductor.op import AT_LOAD
 
 checks: list[Callable[[fx.Node], None]] = []  # what the pass wants to hold of a node that is lowered; they raise
 
@@ -21,8 +22,9 @@ def record(decision: Decision) -> None:
 
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
-    for check in checks if V.graph.current_node is not None else ():
-        check(V.graph.current_node)
+    node = V.graph.current_node
+    for check in checks if node is not None else ():
+        check(node)
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph = root_graph()
     if graph.cpp_wrapper:  # no Python is loaded there
@@ -31,6 +33,8 @@ def record(decision: Decision) -> None:
     noted = graph.__dict__.setdefault("dash_decisions", [])
     noted.append(decision)
     add_to_header(graph, loading_line(len(noted) - 1, decision))
+    if node is not None and AT_LOAD in node.meta:
+        add_to_header(graph, node.meta[AT_LOAD])
 
 
 def root_graph() -> GraphLowering:

@@ -40,6 +40,7 @@ def lower(
     mask: str,
     blocks: TensorBox | None = None,
     scale: float | None = None,
+    stock: str | None = None,
 ) -> tuple[TensorBox, TensorBox, TensorBox]:
     """dq, dk, dv; ValueError where the settings in force give the attention no kernel."""
     settings = current()
@@ -54,7 +55,7 @@ def lower(
         gradients = two_pass.gradients(inputs)
     else:
         gradients = (gluon if settings.kernel == GLUON else one_pass).gradients(inputs)
-    record(decision(inputs, gradients))
+    record(decision(inputs, gradients, stock))
     return gradients.dq, gradients.dk, gradients.dv
 
 
@@ -82,12 +83,12 @@ def preprocessed(
     return neg_lse, delta
 
 
-def decision(inputs: Inputs, gradients: kernels.Gradients) -> Decision:
-    """What generated code records."""
+def decision(inputs: Inputs, gradients: kernels.Gradients, stock: str | None) -> Decision:
+    """What generated code records; `stock` is the op that the node stands for, None for itself."""
     resolution = inputs.resolution
     padded_rows = inputs.query_heads_total * inputs.n_q * rows_of(resolution.tile).block_m
     return Decision(
-        op=V.graph.current_node.meta.get("dash_op", str(V.graph.current_node.target).removesuffix(".default")),
+        op=stock or str(V.graph.current_node.target).removesuffix(".default"),
         device=resolution.target.key,
         dtype=resolution.problem.dtype,
         mask=resolution.problem.mask,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx
-from torch._inductor.lowering import lowerings
+from torch._inductor.lowering import lowerings, make_fallback, sdpa_constraint
 from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 
@@ -31,5 +31,6 @@ def record_declined(targets: Iterable[OpOverload], decision_of: Callable[[fx.Nod
         return lower
 
     for target in targets:
-        if target in lowerings:
-            lowerings[target] = recording(lowerings[target])
+        if target not in lowerings:  # the op of cuDNN for jagged tensors: Inductor would make the fallback when it meets one
+            make_fallback(target, sdpa_constraint, warn=False)
+        lowerings[target] = recording(lowerings[target])

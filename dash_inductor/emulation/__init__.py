@@ -118,6 +118,7 @@ def _install() -> None:
         import greenlet  # noqa: F401
     except ImportError as error:
         raise ImportError("emulation needs greenlet: pip install 'dash-inductor[test]'") from error
+    from .efficient import install_efficient
     from .flex import install_flex
     from .inductor import install_inductor
     from .interpreter import install_interpreter
@@ -125,3 +126,4 @@ def _install() -> None:
     install_interpreter(_PATCHES)
     install_inductor(_PATCHES)
     install_flex(_PATCHES)
+    install_efficient(_PATCHES)

@@ -31,6 +31,8 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
     import triton
     from torch._inductor.runtime import triton_helpers
 
+    from ..rewrite import probe
+
     if triton.knobs.runtime.interpret:
         raise RuntimeError(
             "fake_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: generate code in a process without it"
@@ -54,6 +56,7 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", _Driver(gpu)))
         stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
+        stack.enter_context(mock.patch.object(probe, "is_there", lambda device: False))
         _forget_devices()
         yield gpu
 

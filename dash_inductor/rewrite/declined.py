@@ -17,7 +17,7 @@ from ..decision import Decision, sizes_in_text
 from ..problem import dtype_name
 from .cache_key import key
 from .installed import is_installed
-from .stock_ops import TARGETS, arguments
+from .stock_ops import JAGGED, TARGETS, arguments
 
 # Keys in a node's meta.
 DECLINED = "dash_declined"  # the reason
@@ -89,6 +89,8 @@ def _decision(node: fx.Node) -> Decision | None:
         return None
     named = arguments(node)
     query, key = named["query"].meta["val"], named["key"].meta["val"]
+    if node.target in JAGGED:
+        query, key = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in (query, key))
     return Decision(
         op=str(node.target),
         device=str(query.device),
@@ -102,9 +104,9 @@ def _decision(node: fx.Node) -> Decision | None:
 def _mask(named: dict[str, Any]) -> str:
     if "block_mask" in named:
         return "block_mask"
-    if any(named.get(name) is not None for name in ("attn_mask", "attn_bias")):
+    if any(named.get(name) is not None for name in ("attn_mask", "attn_bias", "bias")):
         return "given"
-    return "causal" if named["is_causal"] else "full"
+    return "causal" if named.get("is_causal") or named.get("custom_mask_type") else "full"
 
 
 def _passed_over() -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, BlockMask, FlexArguments
+from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, STOCK, BlockMask, FlexArguments
 from ..problem import Problem, dtype_name
 from ..reference import LOG2E
 from .mask_function import MaskFunction
@@ -23,12 +23,13 @@ def flex_backward(
     tensors: Sequence[fx.Node],
     scale: float,
     gradients: Sequence[Tensor],
+    stock: str,
     block_matrix: fx.Node | None = None,
 ) -> fx.Node:
     """The node of query, key, value, out, logsumexp (natural) and grad_out, [B, H, S, D] and [B, H, S], under the mask alone.
 
-    gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix: as `BlockMask` has it; None where the mask
-    function is to be asked of every element.
+    gradients: fakes of dq, dk, dv as the nodes after it take them. stock: the op that it stands for. block_matrix: as `BlockMask`
+    has it; None where the mask function is to be asked of every element.
     """
     query, key, value, out, logsumexp, grad_out = tensors
     like = query.meta["val"]
@@ -46,7 +47,7 @@ def flex_backward(
     base_2 = call(graph, torch.ops.aten.mul.Tensor, logsumexp, LOG2E)
     arguments = FlexArguments(
         *(query, key, value, out, base_2, grad_out, None, score_mod, joint, tuple(block_mask.values()), scale),
-        *({DECIDED: problem.mask}, (), mask.captures),
+        *({DECIDED: problem.mask, STOCK: stock}, (), mask.captures),
     )
     node = graph.call_function(FLEX_BACKWARD, tuple(arguments))
     node.meta["val"] = (*gradients, ())

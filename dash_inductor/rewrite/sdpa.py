@@ -20,8 +20,9 @@ from .cache_key import key
 from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
-from .mask_function import MaskFunction, UnreadableMaskError, read
-from .stock_ops import FLASH, FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
+from .mask_function import MaskFunction, read
+from .probe import line_at_load, why_distrusted
+from .stock_ops import FLASH, ON_CPU, ON_GPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
 
 assert op.SDPA_BACKWARD  # importing it registers what nodes are rewritten to
 
@@ -62,6 +63,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     stock = sdpa_backward_of(node)
     if stock.dropout_p != 0.0:
         raise ValueError(f"dropout_p={stock.dropout_p}: its random bits have a layout that only the stock op knows")
+    if stock.trains_mask:
+        raise ValueError("the attention mask is learnt: the stock op computes its gradient, ours does not")
     if not isinstance(stock.scale, (float, int, type(None))):
         raise ValueError("a scale that is not a constant")
     device = stock.query.meta["val"].device
@@ -76,11 +79,13 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size)
     resolve(problem, settings, target)
+    if reason := why_distrusted(stock):
+        raise ValueError(reason)
     return Rewriting(stock, problem, function, keys if len(keys) == 2 else [])
 
 
 def _wrong_op(op: OpOverload, device: torch.device) -> str | None:
-    if (device.type == "cpu") != (op is FLASH_CPU):
+    if op not in (ON_CPU if device.type == "cpu" else ON_GPU):
         return f"{op} on device {device.type}"
     return None
 
@@ -91,8 +96,6 @@ def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None]:
     top_left = stock.is_causal and stock.op is not FLASH and q_len != kv_len  # flash aligns at the last query and key
     if stock.attn_mask is None and not top_left:
         return "causal" if stock.is_causal else "full", None
-    if stock.trains_mask:
-        raise UnreadableMaskError("the attention mask is learnt: its gradient is not computed here")
     function = read(stock.attn_mask, stock.query.meta["val"].device, causal=stock.is_causal)
     kind = function.kind(q_len, kv_len)
     if kind == "full" or (kind == "causal" and q_len == kv_len):
@@ -110,18 +113,24 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
         leave(node, str(reason), settings)
         return
     stock, problem = rewriting.stock, rewriting.problem
-    # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
+    # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here. The
+    # fourth gradient is that of a mask, and nobody takes it.
     gradients = (node.meta["val"][0], *(x.gradient for x in rewriting.keys)) if rewriting.keys else node.meta["val"][:3]
+    for user in [user for user in node.users if not user.users]:
+        graph.erase_node(user)
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
         if rewriting.function:
             tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
-            new = flex_backward(graph, problem, rewriting.function, tensors, _scale(stock), gradients)
+            new = flex_backward(graph, problem, rewriting.function, tensors, _scale(stock), gradients, str(stock.op))
         else:
             tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
-            new = graph.call_function(op.SDPA_BACKWARD, tensors, {"mask": problem.mask, "scale": stock.scale})
+            options: dict[str, Any] = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
+            new = graph.call_function(op.SDPA_BACKWARD, tensors, options)
             new.meta["val"] = gradients
-    new.meta = {**node.meta, **new.meta, "dash_op": str(node.target), DECIDED_UNDER: key()}
+    new.meta = {**node.meta, **new.meta, DECIDED_UNDER: key()}
+    if line := line_at_load(stock):
+        new.meta[op.AT_LOAD] = line
     node.replace_all_uses_with(new)
     graph.erase_node(node)
     for output, x in enumerate(rewriting.keys, start=1):

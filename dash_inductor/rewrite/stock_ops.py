@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +18,20 @@ FLASH = aten._scaled_dot_product_flash_attention_backward.default
 FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
+ON_GPU = (FLASH, EFFICIENT, CUDNN)
+ON_CPU = (FLASH_CPU, EFFICIENT)  # this one under emulation
+# What SDPA becomes for jagged tensors. [B, S, H, D] or, of sequences one after the other, [S, H, D].
+JAGGED = (
+    aten._flash_attention_backward.default,
+    aten._efficient_attention_backward.default,
+    aten._cudnn_attention_backward.default,
+)
 # Matched only to say why they stay.
 UNSUPPORTED = {
-    EFFICIENT: "the memory-efficient op (masks, fp32) is not rewritten",
-    CUDNN: "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(False) makes SDPA take flash",
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: "the op of another backend is not rewritten",
+    **dict.fromkeys(JAGGED, "jagged tensors are not rewritten: torch.nn.attention.varlen.varlen_attn takes packed sequences"),
 }
-SDPA_TARGETS = [FLASH, FLASH_CPU, *UNSUPPORTED]
+SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD]
 
 
@@ -57,9 +65,13 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         op=node.target,  # type: ignore[arg-type]
         grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
         attn_mask=named.get("attn_bias", named.get("attn_mask")),
-        trains_mask=node.target is EFFICIENT and named["grad_input_mask"][3],
+        trains_mask=node.target is EFFICIENT and (named["grad_input_mask"][3] or _takes_fourth(node)),
         **{name: named[name] for name in ("query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")},
     )
+
+
+def _takes_fourth(node: fx.Node) -> bool:
+    return any(user.target is operator.getitem and user.args[1] == 3 and user.users for user in node.users)
 
 
 def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:

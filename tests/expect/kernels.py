@@ -56,6 +56,14 @@ def text(code: Generated, word: str) -> str:
     return re.sub(r"\b[sk]s?\d+\b", "size", source[source.index(f"def {name}(") :].replace(name, "kernel")).strip("\n")
 
 
+def launch(code: Generated) -> str:
+    """The main kernel's launch, its names normalised, without the stream."""
+    name, _ = kernel(code, MAIN)
+    (line,) = code.launches[name]
+    line = re.sub(r"dash_(table|decision)_\w+", r"\1", line).replace(name, "kernel")
+    return re.sub(r", stream=\w+", "", re.sub(r"\bs\d+\b", "S", line))
+
+
 def assert_expected(text: str, name: str, *functions: str, base: str = "") -> None:
     """A kernel's file holds its text, or how that differs from `base`'s (`patch` applies it); functions behind it have files too.
 

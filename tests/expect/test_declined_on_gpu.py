@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 import torch._dynamo.device_interface as device_interface
+from stock_ops import causal, cpus, cudnn, dropping, efficient, flash, jagged, tensors
 from torch import Tensor, fx
 from torch._inductor import config as inductor_config
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
@@ -32,7 +33,6 @@ from dash_inductor.rewrite.declined import DECLINED, UnsupportedAttentionError
 from dash_inductor.rewrite.sdpa import rewriting_of
 from dash_inductor.rewrite.stock_ops import TARGETS
 
-aten = torch.ops.aten
 Attention = Callable[..., tuple[Tensor, ...]]
 
 
@@ -43,40 +43,6 @@ def declined(node: fx.Node) -> str | None:
     except ValueError as reason:
         return str(reason)
     return None
-
-
-def by_flash(*inputs: Tensor, dropout_p: float = 0.0, is_causal: bool = False) -> tuple[Tensor, ...]:
-    query, key, value, grad_out = inputs
-    settings = (dropout_p, is_causal)
-    out, *saved, seed, offset, _ = aten._scaled_dot_product_flash_attention(query, key, value, *settings)
-    return aten._scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, *saved, *settings, seed, offset)
-
-
-flash, causal = partial(by_flash), partial(by_flash, is_causal=True)
-dropping = partial(by_flash, dropout_p=0.1)
-
-
-def efficient(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
-    inputs, wanted = (query, key, value, None), [True] * 3 + [False]
-    saved = aten._scaled_dot_product_efficient_attention(*inputs, True)
-    return aten._scaled_dot_product_efficient_attention_backward(grad_out, *inputs, *saved, 0.0, wanted)[:3]
-
-
-def cudnn(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
-    inputs = (query, key, value)
-    out, lse, cum_q, cum_k, max_q, max_k, seed, offset, _ = aten._scaled_dot_product_cudnn_attention(*inputs, None, True)
-    saved = (out, lse, seed, offset, None, cum_q, cum_k, max_q, max_k)
-    return aten._scaled_dot_product_cudnn_attention_backward(grad_out, *inputs, *saved, 0.0, False)
-
-
-def cpus(*inputs: Tensor) -> tuple[Tensor, ...]:
-    """The CPU's op, whatever the device."""
-    out, lse = aten._scaled_dot_product_flash_attention_for_cpu(*inputs[:3])
-    return aten._scaled_dot_product_flash_attention_for_cpu_backward(inputs[3], *inputs[:3], out, lse, 0.0, False)
-
-
-def tensors(q_len: int = 64, kv_len: int = 64, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
-    return [torch.empty(1, 2, n, head_dim, dtype=dtype, device="cuda") for n in (q_len, kv_len, kv_len, q_len)]
 
 
 def backward_node(attention: Attention, **sizes: Any) -> fx.Node:
@@ -103,9 +69,15 @@ def other_gpu(name: str, arch: int, sms: int = 72) -> Iterator[None]:
         yield
 
 
-EFFICIENT = "the memory-efficient op (masks, fp32) is not rewritten"
-CUDNN = "the cuDNN op is not rewritten; torch.backends.cuda.enable_cudnn_sdp(False) makes SDPA take flash"
+DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
+JAGGED = "jagged tensors are not rewritten: torch.nn.attention.varlen.varlen_attn takes packed sequences"
+UNEQUAL = {"q_len": 64, "kv_len": 65}
 TILES = "(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103)"
+BIAS = (
+    "a float bias is an input of the graph: make the mask inside the compiled function, of positions and small tensors, or use "
+    "is_causal or flex_attention"
+)
+LEARNT = "the attention mask is learnt: the stock op computes its gradient, ours does not"
 TUNING = "triton.autotune_at_compile_time"
 ONE_PASS, SHIFT = partial(install.enabled, template="one_pass"), partial(install.enabled, schedule="shift")
 T4, RTX, L40S = (partial(other_gpu, *gpu) for gpu in (("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120), ("NVIDIA L40S", 89)))
@@ -126,10 +98,15 @@ def tuning(on: bool | None) -> AbstractContextManager:
         (flash, {}, nullcontext, None),
         (causal, {"dtype": torch.float16, "head_dim": 96}, nullcontext, None),
         (flash, {"q_len": 3, "kv_len": 200, "head_dim": 16}, nullcontext, None),
-        (efficient, {}, nullcontext, EFFICIENT),
-        (efficient, FP32, nullcontext, EFFICIENT),
-        (cudnn, {}, nullcontext, CUDNN),
-        (dropping, {}, nullcontext, "dropout_p=0.1: its random bits have a layout that only the stock op knows"),
+        *((attention, UNEQUAL, nullcontext, None) for attention in (efficient, cudnn)),
+        *((partial(attention, is_causal=True), {}, nullcontext, None) for attention in (efficient, cudnn)),
+        (efficient, FP32, nullcontext, "dtype fp32 is not one of bf16, fp16"),
+        *((partial(attention, bias=True), {}, nullcontext, BIAS) for attention in (efficient, cudnn)),
+        (partial(efficient, wanted=True), {}, nullcontext, LEARNT),
+        (dropping, {}, nullcontext, DROPOUT),
+        *((partial(attention, dropout_p=0.1), {}, nullcontext, DROPOUT) for attention in (efficient, cudnn)),
+        *((partial(attention, is_causal=True), UNEQUAL, nullcontext, None) for attention in (efficient, cudnn)),
+        (jagged, {}, nullcontext, JAGGED),
         (cpus, {}, nullcontext, "aten._scaled_dot_product_flash_attention_for_cpu_backward.default on device cuda"),
         (flash, {}, partial(mock.patch.object, torch.version, "hip", "6.4"), "ROCm is not supported"),
         # Sizes and dtypes
@@ -216,7 +193,8 @@ def test_the_stock_ops_stay():
     """In one graph with an attention that is rewritten: what is generated and what is recorded."""
 
     def all_four(*inputs: Tensor) -> Sequence[Tensor]:
-        return [gradient for attention in (flash, efficient, cudnn, dropping) for gradient in attention(*inputs)]
+        declined = (partial(efficient, bias=True), partial(cudnn, bias=True), dropping, jagged)
+        return [gradient for attention in (flash, *declined) for gradient in attention(*inputs)]
 
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
@@ -224,15 +202,12 @@ def test_the_stock_ops_stay():
             generated = generate(all_four, tensors, "h100")
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [decision.reason for decision in generated.decisions] == [
-        None,
-        EFFICIENT,
-        CUDNN,
-        "dropout_p=0.1: its random bits have a layout that only the stock op knows",
-    ]
-    for op in ("flash", "efficient", "cudnn"):
-        call = f"torch.ops.aten._scaled_dot_product_{op}_attention_backward.default("
-        assert (generated.source.count(call), generated.graph.count(f"{op}_attention_backward.default(")) == (1, 1)
+    reasons = [None, BIAS, BIAS, DROPOUT, JAGGED]
+    assert [decision.reason for decision in generated.decisions] == reasons
+    assert {decision.shape for decision in generated.decisions} == {"B=1 H=2 S=64 D=64 bf16"}
+    for op in ("scaled_dot_product_flash", "scaled_dot_product_efficient", "scaled_dot_product_cudnn", "flash"):
+        call = f"torch.ops.aten._{op}_attention_backward.default("
+        assert (generated.source.count(call), generated.graph.count(f"aten._{op}_attention_backward.default(")) == (1, 1)
     assert generated.graph.count("dash.sdpa_backward.default(") == 1
 
 

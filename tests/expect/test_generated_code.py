@@ -4,19 +4,10 @@ import re
 from typing import Any
 
 import pytest
-from kernels import MAIN, PREPROCESS, TABLE, TWO_PASS, assert_expected, generated, kernel, text
+from kernels import MAIN, PREPROCESS, TABLE, TWO_PASS, assert_expected, generated, kernel, launch, text
 from torch._inductor.codecache import PyCodeCache
 
 from dash_inductor.devices.load_check import Checked
-from dash_inductor.inspection.generate import Generated
-
-
-def launch(code: Generated) -> str:
-    """The main kernel's launch, its names normalised, without the stream."""
-    name, _ = kernel(code, MAIN)
-    (line,) = code.launches[name]
-    line = re.sub(r"dash_(table|decision)_\w+", r"\1", line).replace(name, "kernel")
-    return re.sub(r", stream=\w+", "", re.sub(r"\bs\d+\b", "S", line))
 
 
 def test_graph_and_launches() -> None:

@@ -28,6 +28,7 @@ LAZY = {
     "dash_inductor.commands.simulate": "matplotlib may be missing",
     "dash_inductor.config": "emulation imports Triton when it starts",
     "dash_inductor.emulation": "emulation imports Triton when it starts",
+    "dash_inductor.inspection.fake_gpu": "the command line does without torch",
     "dash_inductor.inspection.flex": "the command line does without torch",
     "dash_inductor.inspection.gates": "the command line does without torch",
     "dash_inductor.inspection.generate": "tests of generated code do without the pass",

@@ -1,0 +1,119 @@
+"""The memory-efficient op of SDPA on the CPU, where stock has none: what a GPU gives to it goes there under emulation too."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .patches import Patches
+
+ALIGNED = 32  # the rows of logsumexp are padded to a multiple of it
+STOCK = torch.ops.aten.scaled_dot_product_attention.default
+EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
+
+
+def install_efficient(patches: Patches) -> None:
+    """Gives the op kernels for the CPU, and sends it the attentions that a GPU would."""
+    library = torch.library.Library("aten", "IMPL")
+    patches.callback(library._destroy)
+    library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
+    library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")
+    library.impl("scaled_dot_product_attention", attend, "AutogradCPU")
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """SDPA: head dims that differ, which no flash op takes, go to the memory-efficient op, all else where stock sends it."""
+    tensors, options = (query, key, value), {"scale": scale, "enable_gqa": enable_gqa}
+    differ = query.dim() == 4 and query.shape[3] != value.shape[3] and query.shape[1] == key.shape[1]
+    if not differ or dropout_p or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+        return STOCK.decompose(*tensors, attn_mask, dropout_p, is_causal, **options)
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            attn_mask = torch.where(attn_mask, 0.0, -math.inf)
+        attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+    return EFFICIENT(*tensors, attn_mask, True, 0.0, is_causal, scale=scale)[0]
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As on a GPU: out is [B, S, H, D] in memory; logsumexp is 0 in rows that see no key, and +inf in those of the padding."""
+    scores = _scores(query, key, attn_bias, dropout_p, is_causal, scale)
+    lse = scores.logsumexp(-1)
+    lse = lse.where(lse != -math.inf, 0.0)
+    out = _in_bshd((scores - lse[..., None]).exp() @ value.float(), value)
+    padded = torch.nn.functional.pad(lse, (0, -query.shape[2] % ALIGNED), value=math.inf)
+    seed, offset = torch.zeros(2, dtype=torch.long)
+    return out, padded if compute_log_sumexp else padded[..., :0], seed, offset
+
+
+def backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    dropout_p: float,
+    grad_input_mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Any]:
+    """dq, dk, dv, and the gradient of attn_bias or None."""
+    scores = _scores(query, key, attn_bias, dropout_p, is_causal, scale)
+    probabilities = (scores - logsumexp[..., : query.shape[2], None]).exp()
+    wide = grad_out.float()
+    delta = (wide * out.float()).sum(-1, keepdim=True)
+    grad_scores = probabilities * (wide @ value.float().mT - delta)
+    factor = _scale(query, scale)
+    return (
+        _in_bshd(grad_scores @ key.float() * factor, query),
+        _in_bshd(grad_scores.mT @ query.float() * factor, key),
+        _in_bshd(probabilities.mT @ wide, value),
+        grad_scores.to(query.dtype) if attn_bias is not None and grad_input_mask[3] else None,
+    )
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
+    if dropout_p:
+        raise NotImplementedError("the emulated memory-efficient attention has no dropout")
+    scores = query.float() @ key.float().mT * _scale(query, scale)
+    if bias is not None:
+        scores = scores + bias.float()
+    if is_causal:  # top-left
+        scores = scores.masked_fill(torch.ones(scores.shape[2:], dtype=torch.bool).triu(1), -math.inf)
+    return scores
+
+
+def _scale(query: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(query.shape[3]) if scale is None else scale
+
+
+def _in_bshd(x: Tensor, like: Tensor) -> Tensor:
+    """x in the dtype of `like`, [B, S, H, D] in memory."""
+    return torch.empty_permuted(x.shape, (0, 2, 1, 3), dtype=like.dtype).copy_(x)

@@ -1,0 +1,149 @@
+"""Whether the forward of a stock op leaves what our backward takes: asked of the op itself, by a tiny attention.
+
+No interface promises the layout and base of its logsumexp, or where its causal mask begins. So each kind of attention is tried once
+in a process, for a device and dtype, before the first one is rewritten; generated code asks again when it is loaded.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .. import emulation
+from ..reference import LOG2E
+from .stock_ops import CUDNN, EFFICIENT, SdpaBackward
+
+aten = torch.ops.aten
+
+BATCH, HEADS, Q_LEN, KV_LEN, HEAD_DIM = 1, 2, 40, 80, 64  # no length is a multiple of 32
+WITHOUT_KEYS = [0, 17, 39]  # rows of the mask that is tried
+ALLOWED = 0.01  # by which a logsumexp in fp32 may be off; another base, or a key more or less, makes tenths
+# Kinds of attention, each of which is tried by itself: an op need not have all. CAUSAL is of equal lengths and TOP_LEFT of others,
+# MASKED is by a tensor, with rows that see no key.
+FULL, CAUSAL, TOP_LEFT, MASKED = KINDS = ("full", "causal", "top_left", "masked")
+FORWARDS = {
+    str(EFFICIENT): aten._scaled_dot_product_efficient_attention.default,
+    str(CUDNN): aten._scaled_dot_product_cudnn_attention.default,
+}
+
+
+def kind_of(stock: SdpaBackward) -> str:
+    """The kind of an attention; comparing symbolic lengths guards."""
+    if stock.attn_mask is not None:
+        return MASKED
+    if not stock.is_causal:
+        return FULL
+    return CAUSAL if stock.query.meta["val"].shape[2] == stock.key.meta["val"].shape[2] else TOP_LEFT
+
+
+def why_distrusted(stock: SdpaBackward) -> str | None:
+    """What was seen of the op's forward that our backward cannot take; None where all is well, or where there is no such device."""
+    return _probed(*_question(stock)) if str(stock.op) in FORWARDS else None
+
+
+def line_at_load(stock: SdpaBackward) -> str | None:
+    """The line of generated code that asks again; None for an op that is not probed."""
+    if str(stock.op) not in FORWARDS:
+        return None
+    return f"from {__name__} import require as _require; _require{_question(stock)}"
+
+
+def require(op: str, kind: str, dtype: str, device: str) -> None:
+    """Called by generated code when it is loaded; RuntimeError where its backward would not fit the forward."""
+    if reason := _probed(op, kind, dtype, device):
+        raise RuntimeError(
+            f"dash_inductor wrote this code in the place of {op}, whose forward here is another: {reason}. "
+            "Delete Inductor's cache, or switch dash_inductor off (DASH_INDUCTOR=0)"
+        )
+
+
+def is_there(device: torch.device) -> bool:
+    """Whether ops run on the device: code is also generated for GPUs that are not there."""
+    return emulation.active() if device.type == "cpu" else torch.cuda.is_available()
+
+
+def _question(stock: SdpaBackward) -> tuple[str, str, str, str]:
+    query = stock.query.meta["val"]
+    return str(stock.op), kind_of(stock), str(query.dtype).removeprefix("torch."), str(query.device)
+
+
+def _probed(op: str, kind: str, dtype: str, device: str) -> str | None:
+    if not is_there(torch.device(device)):
+        return None
+    reason = _probed_once(op, kind, dtype, device)
+    return reason and f"{reason} (seen of {FORWARDS[op]} in {dtype} on {device})"
+
+
+@functools.cache
+def _probed_once(op: str, kind: str, dtype: str, device: str) -> str | None:
+    forked = [torch.device(device)] if device != "cpu" else []
+    # While a graph is compiled, or loaded: its fake tensors, its tracing and its random numbers are not ours.
+    with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(forked):
+        return probe(FORWARDS[op], kind, getattr(torch, dtype), torch.device(device), padded=op == str(EFFICIENT))
+
+
+def probe(forward: Callable[..., Any], kind: str, dtype: torch.dtype, device: torch.device, *, padded: bool) -> str | None:
+    """What is seen of an attention of the kind that is not as it should be, or None.
+
+    Args:
+        forward: of (query, key, value, attn_bias, compute_log_sumexp, dropout_p, is_causal), returns (out, logsumexp, ...). Its
+            logsumexp should be natural, fp32, [B, H, S_q] padded to a multiple of 32, or [B, H, S_q, 1] where not `padded`. Our
+            kernels select what a mask shows, so that rows that see no key may have any logsumexp; but `out` must be finite there.
+    """
+    q_len = KV_LEN if kind == CAUSAL else Q_LEN
+    query, key, value = (_wave(n, seed, dtype, device) for seed, n in enumerate((q_len, KV_LEN, KV_LEN)))
+    seen = torch.ones(q_len, KV_LEN, dtype=torch.bool)
+    if kind in (CAUSAL, TOP_LEFT):
+        seen = seen.tril()
+    if kind == MASKED:
+        seen = seen.tril(KV_LEN // 2)
+        seen[WITHOUT_KEYS] = False
+    bias = _bias(seen, dtype, device) if kind == MASKED else None
+    try:
+        out, lse, *_ = forward(query, key, value, bias, True, 0.0, kind in (CAUSAL, TOP_LEFT))
+        out, lse = out.double().cpu(), lse.cpu()
+    except torch.OutOfMemoryError:
+        raise  # which says nothing about the op
+    except RuntimeError as error:
+        return f"a {kind} attention raises {type(error).__name__}: {str(error).splitlines()[0]}"
+    shape = (BATCH, HEADS, -(-q_len // 32) * 32) if padded else (BATCH, HEADS, q_len, 1)
+    if tuple(lse.shape) != shape or lse.dtype != torch.float32:
+        return f"logsumexp is {lse.dtype} {list(lse.shape)}, not torch.float32 {list(shape)}"
+    scores = query.double().cpu() @ key.double().cpu().mT / math.sqrt(HEAD_DIM)
+    return _difference(out, lse.double().flatten(2)[..., :q_len], scores, seen)
+
+
+def _difference(out: Tensor, lse: Tensor, scores: Tensor, seen: Tensor) -> str | None:
+    rows = seen.any(-1)
+
+    def right(factor: float, mask: Tensor) -> bool:
+        expected = factor * scores.masked_fill(~mask, -math.inf).logsumexp(-1)
+        return bool(((lse - expected)[..., rows].abs() <= ALLOWED).all())
+
+    if right(1, seen):
+        return None if out.isfinite().all() else "out is not finite"
+    if right(LOG2E, seen):
+        return "logsumexp is in base 2"
+    if right(1, torch.ones_like(seen).tril(seen.shape[1] - seen.shape[0])):
+        return "the causal mask is aligned to the bottom right"
+    worst = (lse - scores.masked_fill(~seen, -math.inf).logsumexp(-1))[..., rows].abs().max()
+    return f"logsumexp is off by {worst.item():.3g}"
+
+
+def _wave(length: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """[B, H, length, D] with elements in -1..1, [B, length, H, D] in memory as in models; drawn from no generator."""
+    count = BATCH * length * HEADS * HEAD_DIM
+    values = torch.arange(count, dtype=torch.float64).mul(0.7 + 0.1 * seed).sin()
+    return values.view(BATCH, length, HEADS, HEAD_DIM).transpose(1, 2).to(device, dtype)
+
+
+def _bias(seen: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """What SDPA makes of a boolean mask."""
+    bias = torch.zeros(BATCH, HEADS, *seen.shape, dtype=dtype).masked_fill(~seen, -math.inf)
+    return bias.to(device)
