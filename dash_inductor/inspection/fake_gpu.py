@@ -6,13 +6,17 @@ What Inductor and Triton ask a GPU is answered from `dash_inductor.devices`. Not
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from dash_inductor.devices import NamedDevice, device
+
+if TYPE_CHECKING:
+    import torch
 
 
 @contextmanager
@@ -28,6 +32,7 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
     gpu = device(device_key)
     import torch
     import torch._dynamo.device_interface as device_interface
+    import torch._higher_order_ops.flex_attention
     import triton
     from torch._inductor.runtime import triton_helpers
 
@@ -57,8 +62,21 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
         stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", _Driver(gpu)))
         stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
         stack.enter_context(mock.patch.object(probe, "is_there", lambda device: False))
+        flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
+        stack.enter_context(mock.patch.object(flex, "_permute_strides", _permuted))
         _forget_devices()
         yield gpu
+
+
+def _permuted(out: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+    """torch's own copies `out`, which a CPU build refuses for fake CUDA tensors."""
+    import torch
+    from torch._inductor.ir import get_fill_order
+
+    new, step = [0] * out.dim(), 1
+    for dim in get_fill_order(strides):
+        new[dim], step = step, step * out.shape[dim]
+    return torch.empty_strided(out.shape, new, dtype=out.dtype, device=out.device)
 
 
 class _Driver:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 if TYPE_CHECKING:
     import torch
@@ -75,7 +74,6 @@ def flex_backward(
     rewrite=False: as stock has it, in no such mode. Raises ValueError for sizes that no attention has.
     """
     import torch
-    import torch._inductor.config as inductor_config
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention.flex_attention import BlockMask
@@ -126,21 +124,8 @@ def flex_backward(
     was_enabled = is_enabled()
     install()
     try:
-        # Folding constants would make them on a GPU that is not there.
-        folding = inductor_config.patch(joint_graph_constant_folding=False)
-        with deterministic(rewrite), folding, mock.patch.object(flex, "_permute_strides", _permuted):
+        with deterministic(rewrite):
             return generate(backward, arguments, device)
     finally:
         if not was_enabled:
             uninstall()
-
-
-def _permuted(out: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
-    """torch's own copies `out`, which a CPU build refuses for fake CUDA tensors."""
-    import torch
-    from torch._inductor.ir import get_fill_order
-
-    new, step = [0] * out.dim(), 1
-    for dim in get_fill_order(strides):
-        new[dim], step = step, step * out.shape[dim]
-    return torch.empty_strided(out.shape, new, dtype=out.dtype, device=out.device)

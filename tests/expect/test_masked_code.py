@@ -1,0 +1,100 @@
+"""SDPA under a mask that the graph makes, on an H100 that is not there: the graph, the launches, the kernels."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from kernels import MAIN, assert_expected, compiled, kernel, text
+from torch import Tensor
+
+import dash_inductor
+from dash_inductor.devices import device
+from dash_inductor.inspection.gates import figures, violated
+from dash_inductor.inspection.generate import TEMPLATE, Generated, deterministic, generate
+from dash_inductor.templates.tiles import tile
+
+aten, prims = torch.ops.aten, torch.ops.prims
+BATCH, HEADS, KV_HEADS, LENGTH = 2, 16, 4, 4096
+MATRIX = "template: mask_matrix\n"
+
+
+def masked(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, padding: Tensor) -> tuple[Tensor, ...]:
+    """By the memory-efficient op, as transformers trains on a GPU: causal and padded, kv heads repeated, rows of the mask aligned.
+
+    In the ops of a joint graph, of which fake CUDA tensors know some and Python's indexing others.
+    """
+    length, group = query.shape[2], query.shape[1] // key.shape[1]
+    position = prims.iota(length, start=0, step=1, dtype=torch.int64, device=query.device, requires_grad=False)
+    causal = (position.unsqueeze(0) <= position.unsqueeze(1)).unsqueeze(0).unsqueeze(0)
+    seen = causal & prims.convert_element_type(padding, torch.bool).unsqueeze(1).unsqueeze(1)
+    zero, hidden = (aten.full([], number, dtype=query.dtype, device=query.device) for number in (0.0, -float("inf")))
+    bias = aten.slice(aten.constant_pad_nd(torch.where(seen, zero, hidden), [0, 4]), 3, 0, length)
+    bias = bias.expand(*query.shape[:2], length, length)
+    keys, values = (
+        aten.view(x.unsqueeze(2).expand(-1, -1, group, -1, -1).clone(memory_format=torch.contiguous_format), query.shape)
+        for x in (key, value)
+    )
+    saved = aten._scaled_dot_product_efficient_attention(query, keys, values, bias, True)
+    wanted = [True, True, True, False]
+    dq, dk, dv, _ = aten._scaled_dot_product_efficient_attention_backward(grad_out, query, keys, values, bias, *saved, 0.0, wanted)
+    repeated = [key.shape[0], key.shape[1], group, *key.shape[2:]]
+    return dq, *(aten.sum(aten.view(x, repeated), [2]) for x in (dk, dv))
+
+
+def code(head_dim: int = 64, length: int = LENGTH) -> Generated:
+    def inputs() -> list[Tensor]:
+        heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
+        rows = [torch.empty(BATCH, length, n, head_dim, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for n in heads]
+        return [*rows, torch.empty(BATCH, length, dtype=torch.int64, device="cuda")]
+
+    with deterministic(), dash_inductor.enabled():
+        return generate(masked, inputs, "h100")
+
+
+@pytest.fixture(scope="module")
+def generated() -> Generated:
+    return code()
+
+
+def launches(generated: Generated) -> list[str]:
+    """Our kernels' by their templates' names, in order, without the stream."""
+    names = {name: match[1] for name, source in generated.kernels.items() if (match := TEMPLATE.search(source))}
+    lines = re.findall(r"(triton_tem\w+)\.run\((.*), stream=\w+\)", generated.source)
+    return [f"{names[name]}({arguments})" for name, arguments in lines]
+
+
+def test_graph_and_launches(generated: Generated) -> None:
+    """From where the forward ends. The backward reads kv heads unrepeated, and no mask."""
+    nodes = generated.graph.splitlines()
+    ours = next(n for n, line in enumerate(nodes) if line.startswith("slice_tensor"))
+    assert_expected("\n".join([*nodes[ours:], "", *launches(generated)]), "masked_graph_and_launches")
+
+
+def test_the_matrix_of_blocks(generated: Generated) -> None:
+    assert_expected(text(generated, MATRIX), "mask_matrix")
+
+
+def test_no_kernel_of_ours_reads_the_mask(generated: Generated) -> None:
+    """Only the stock forward does."""
+    square = rf"\({BATCH}, {HEADS}, {LENGTH}, {LENGTH}\)"
+    (bias,) = set(re.findall(rf"reinterpret_tensor\((\w+), {square}", generated.source))
+    assert not any(re.search(rf"\b{bias}\b", line) for line in launches(generated))
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_gates(head_dim: int) -> None:
+    """The rules of the other kernels hold."""
+    made = code(head_dim)
+    _, source = kernel(made, MAIN)
+    used = tile(90, "bf16", head_dim)
+    assert violated(figures(compiled(source, "h100"), device("h100").arch, used), 90, used) == []
+
+
+def test_what_is_recorded(generated: Generated) -> None:
+    (decision,) = generated.decisions
+    assert (decision.op, decision.mask, decision.heads, decision.kv_heads, decision.reason) == (
+        *("aten._scaled_dot_product_efficient_attention_backward.default", "block_mask"),
+        *(HEADS, KV_HEADS, None),
+    )
