@@ -34,6 +34,7 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
     import torch._dynamo.device_interface as device_interface
     import torch._higher_order_ops.flex_attention
     import triton
+    from torch._inductor import config as inductor_config
     from torch._inductor.runtime import triton_helpers
 
     from ..rewrite import probe
@@ -62,6 +63,7 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
         stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", _Driver(gpu)))
         stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
         stack.enter_context(mock.patch.object(probe, "is_there", lambda device: False))
+        stack.enter_context(inductor_config.patch(joint_graph_constant_folding=False))  # it would make constants on the GPU
         flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
         stack.enter_context(mock.patch.object(flex, "_permute_strides", _permuted))
         _forget_devices()

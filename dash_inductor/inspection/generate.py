@@ -80,7 +80,6 @@ def generate(
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
     settings = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "cpp_wrapper": False, "compile_threads": 1}
-    settings["joint_graph_constant_folding"] = False  # it would make constants on a GPU that is not there
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_dims else None)
     with fake_gpu(device), inductor_config.patch(settings), _stop_at_wrapper(), mode, V.set_fake_mode(mode):
         args = list(make_args())
