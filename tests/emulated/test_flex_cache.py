@@ -12,6 +12,7 @@ from tensors import qkv
 from torch import Tensor
 from torch._dynamo.utils import counters
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+from torch.nn.functional import scaled_dot_product_attention
 
 from dash_inductor import decisions, enabled
 from dash_inductor.emulation import emulate
@@ -51,3 +52,28 @@ def test_a_warm_cache_knows_what_was_proven(order):
     assert misses == [2, 2, 0]
     assert [decision.mask for decision in decisions()[-2:]] == ["causal" if most == BLOCKS else "block_mask" for most in order]
     assert all(decision.rewritten for decision in decisions()[-2:])
+
+
+@pytest.mark.usefixtures("deterministic")
+def test_the_function_of_a_mask_is_in_the_key():
+    """Of SDPA under windows of two widths, of which a warm cache answers for each with its own code."""
+
+    def within_keys(width: int) -> Callable[..., Tensor]:
+        def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            position = torch.arange(LENGTH)
+            distance = position[:, None] - position
+            return scaled_dot_product_attention(query, key, value, attn_mask=(distance >= 0) & (distance < width))
+
+        return attend
+
+    *inputs, grad_out = qkv(1, 2, LENGTH, LENGTH, 16)
+    misses = []
+    for width in (20, 30, 20):
+        counters.clear()
+        with enabled(), emulate():
+            actual = gradients(compiled(within_keys(width)), inputs, grad_out)
+        expected = gradients(within_keys(width), [x.double() for x in inputs], grad_out.double())
+        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < 2e-6
+        misses.append(counters["inductor"]["fxgraph_cache_miss"])
+    assert misses == [2, 2, 0]
+    assert [(decision.rewritten, decision.mask) for decision in decisions()[-2:]] == [(True, "block_mask")] * 2
