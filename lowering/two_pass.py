@@ -26,7 +26,9 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
     resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
     assert isinstance(resolution.tile, TwoPassTile)
     if resolution.target.reserved_sms:
-        none_kept_free(resolution.target.reserved_sms, f"attention of head dim {dims_text(*resolution.problem.head_dims)} takes two passes")
+        none_kept_free(
+            resolution.target.reserved_sms, f"attention of head dim {dims_text(*resolution.problem.head_dims)} takes two passes"
+        )
     dq_meta, dk_meta, dv_meta = traced_gradients()
     dq, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dq_meta, dv_meta))
     dk_layout = FixedLayout(device, dtype, *size_and_strides(dk_meta))

@@ -170,16 +170,12 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
         ValueError: with the reason, when there is none.
     """
     dims = _checked(arch, dtype, head_dim, value_dim, ONE_PASS_HEAD_DIM)
-    block_d, block_dv = map(padded, dims)
+    block_d, block_dv = _columns(arch, *dims)
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something.
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True, block_dv=block_dv)
-    table = tiles_of(arch)
-    if table == 80:  # with 16 columns an SM would hold two CTAs of some kernels and one of others
-        block_d, block_dv = max(32, block_d), max(32, block_dv)
-    entry = _TILES[table, max(64, block_d, block_dv)]
-    own = _TILES[table, max(64, block_d)]
-    of_dq = own if own.block_m == entry.block_m else entry  # whose accumulator has no columns of value
+    entry = _TILES[tiles_of(arch), max(64, block_d, block_dv)]
+    of_dq = _TILES[tiles_of(arch), max(64, block_d)]  # whose accumulator has no columns of value
     return replace(
         entry,
         block_d=block_d,
@@ -227,15 +223,26 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | N
         ValueError: with the reason, when there is none.
     """
     dims = _checked(arch, dtype, head_dim, value_dim, MAX_HEAD_DIM)
-    block_d, block_dv = map(padded, dims)
+    block_d, block_dv = _columns(arch, *dims)
     most = max(block_d, block_dv)
+    split = block_d == block_dv == 256  # one of 256 columns and one of fewer fit together
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
-        return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=most == 256, num_warps=4, block_dv=block_dv)
+        return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=split, num_warps=4, block_dv=block_dv)
     if arch in _SMALL and most == 256:
         raise ValueError(f"no tile for head dim {dims_text(*dims)} fits the shared memory of sm_{arch}")
     entry = _TWO_PASS_TILES[tiles_of(arch), max(64, most)]
-    return replace(entry, block_d=block_d, block_dv=block_dv, num_stages=_stages(entry, arch))
+    return replace(entry, block_d=block_d, block_dv=block_dv, split=entry.split and split, num_stages=_stages(entry, arch))
+
+
+def _columns(arch: int | str, head_dim: int, value_dim: int) -> tuple[int, int]:
+    """block_d and block_dv, the same in one pass and in two, which may fill the same scratch."""
+    block_d, block_dv = padded(head_dim), padded(value_dim)
+    if arch == EMULATED or tiles_of(arch) != 80:
+        return block_d, block_dv
+    # There, with 16 columns an SM would hold two CTAs of some kernels and one of others; with more of value than of query they spill.
+    block_dv = max(32, block_dv)
+    return max(block_d, block_dv), block_dv
 
 
 def _stages(entry: Tile | TwoPassTile, arch: int | str) -> int:
