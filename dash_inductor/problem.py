@@ -16,8 +16,8 @@ DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "f
 
 @dataclass(frozen=True)
 class Problem:
-    """query is [batch, heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim], value [batch, kv_heads, kv_len, value_dim],
-    out and grad_out [batch, heads, q_len, value_dim].
+    """query is [batch, heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]; value, out and grad_out have value_dim in
+    the place of head_dim.
 
     mask: full, causal, blocks, which `blocks` then has, or block_mask, with `block_size` rows and keys to a block. dtype: bf16,
     fp16, fp32, or torch's name of another. scale: of the scores, None for 1 / sqrt(head_dim). mods: of FlexAttention, how many

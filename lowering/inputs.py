@@ -20,8 +20,8 @@ from .buffers import multiple, size_and_strides, traced_gradients
 
 @dataclass(frozen=True)
 class Inputs:
-    """query [B, H, S_q, D], key [B, H_kv, S_k, D], value [B, H_kv, S_k, D_v], grad_out [B, H, S_q, D_v]; neg_lse = -logsumexp * log2(e) and delta are fp32,
-    padded to Q tiles.
+    """query [B, H, S_q, D], grad_out [B, H, S_q, D_v], key [B, H_kv, S_k, D], value [B, H_kv, S_k, D_v]; neg_lse = -logsumexp *
+    log2(e) and delta are fp32, padded to Q tiles.
 
     Sizes are sympy integers, symbols where they are known at run time only.
     """

@@ -137,7 +137,7 @@ _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
     (80, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=64, preprocess_warps=8),
     (90, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (90, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
-    # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold dK and dV together.
+    # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold 256 columns of both dK and dV.
     (90, 256): TwoPassTile(32, 32, 256, kv_rows=128, q_rows=128, split=True, preprocess_warps=8),
     (100, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (100, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
@@ -163,8 +163,8 @@ def dims_text(head_dim: object, value_dim: object) -> str:
 
 
 def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
-    """The tile of an architecture (80, 90, 100 or "emulated"), a dtype ("bf16", "fp16", "fp32") and a head dim; `value_dim` is that of
-    value, None for the same.
+    """The tile of an architecture (80, 90, 100 or "emulated"), a dtype ("bf16", "fp16", "fp32") and a head dim; `value_dim` is
+    that of value, None for the same.
 
     Raises:
         ValueError: with the reason, when there is none.
@@ -225,7 +225,7 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | N
     dims = _checked(arch, dtype, head_dim, value_dim, MAX_HEAD_DIM)
     block_d, block_dv = _columns(arch, *dims)
     most = max(block_d, block_dv)
-    split = block_d == block_dv == 256  # one of 256 columns and one of fewer fit together
+    split = block_d == block_dv == 256
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
         return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=split, num_warps=4, block_dv=block_dv)
@@ -240,7 +240,7 @@ def _columns(arch: int | str, head_dim: int, value_dim: int) -> tuple[int, int]:
     block_d, block_dv = padded(head_dim), padded(value_dim)
     if arch == EMULATED or tiles_of(arch) != 80:
         return block_d, block_dv
-    # There, with 16 columns an SM would hold two CTAs of some kernels and one of others; with more of value than of query they spill.
+    # With 16 columns an SM would hold two CTAs of some kernels and one of others; with more of value than of query kernels spill.
     block_dv = max(32, block_dv)
     return max(block_d, block_dv), block_dv
 
@@ -265,6 +265,6 @@ def _checked(arch: int | str, dtype: str, head_dim: int, value_dim: int | None, 
 
 def why_head_dims(head_dim: int, value_dim: int, most: int = MAX_HEAD_DIM) -> str | None:
     """Why head dims are not taken; None if they are."""
-    if 1 <= min(head_dim, value_dim) and max(head_dim, value_dim) <= most:
+    if min(head_dim, value_dim) >= 1 and max(head_dim, value_dim) <= most:
         return None
     return f"head dim {dims_text(head_dim, value_dim)} is outside 1..{most}"

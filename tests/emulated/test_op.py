@@ -63,7 +63,7 @@ CASES = [
     (TWO_PASSES, CAUSAL, "two_pass", (1, 3, 1, 130, 130, 16, 6, None, None), (1, 2, 1, 100, 100, 96, 6, None, None)),
     ({"schedule": "ascending"}, FULL, "ascending", (2, 2, 1, 53, 130, (40, 24), 3, 3, 1), (1, 1, 1, 53, 130, (8, 8), 3, 3, 1)),
     ({"schedule": "descending"}, CAUSAL, "descending", (1, 4, 2, 100, 100, (24, 40), 4, 2, 2)),
-    (TWO_PASSES, FULL, "two_pass", (2, 2, 1, 53, 130, (40, 24), 6, None, None), (1, 1, 1, 53, 100, (2, 1), 6, None, None)),
+    (TWO_PASSES, FULL, "two_pass", (2, 2, 1, 53, 130, (40, 24), 6, None, None), (2, 4, 2, 53, 130, (8, 5), 6, None, None)),
     ({}, FULL, "two_pass", (1, 1, 1, 40, 100, 192, 6, None, None)),
     ({}, CAUSAL, "two_pass", (1, 2, 1, 70, 70, (192, 128), 6, None, None), (1, 1, 1, 70, 70, (200, 256), 6, None, None)),
     ({}, CAUSAL, "two_pass", (1, 2, 1, 100, 100, 256, 6, None, None)),
