@@ -3,8 +3,8 @@
     dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None) -> (dq, dk, dv)
 
 query is [B, H, S_q, D]; key [B, H_kv, S_k, D] and value [B, H_kv, S_k, D_v] with H_kv dividing H; out and grad_out are
-[B, H, S_q, D_v]; logsumexp is the natural log, fp32 [B, H, S_q]. `mask` is full, causal or blocks; `scale` that of the scores, None for
-1 / sqrt(D). dq, dk, dv have the strides of `torch.empty_like`.
+[B, H, S_q, D_v]; logsumexp is the natural log, fp32 [B, H, S_q]. `mask` is full, causal or blocks; `scale` that of the scores,
+None for 1 / sqrt(D). dq, dk, dv have the strides of `torch.empty_like`.
 
 `blocks` goes with mask="blocks" alone: bool [KV tiles, Q tiles], the same for all heads, true where all keys of the one and all
 queries of the other meet. Tiles are those of the device for the dtype and head dims (templates/tiles.py): block_n keys,
