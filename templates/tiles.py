@@ -137,7 +137,7 @@ _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
     (80, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=64, preprocess_warps=8),
     (90, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (90, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
-    # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold dK and dV of 256 columns each.
+    # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold dK and dV of 256 columns.
     (90, 256): TwoPassTile(32, 32, 256, kv_rows=128, q_rows=128, split=True, preprocess_warps=8),
     (100, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (100, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
