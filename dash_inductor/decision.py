@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .schedule.families import TWO_PASS
+from .templates.tiles import dims_text
 
 log = logging.getLogger("dash_inductor")
 
@@ -28,6 +29,7 @@ class Decision:
         op: the stock op.
         mask: "full", "causal", "given" (a tensor; declined), "block_mask" (FlexAttention's), or "blocks" (of a caller of
             `dash::sdpa_backward`).
+        head_dim: of query and key; "192/128" where that of value is another.
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
@@ -103,10 +105,10 @@ def size_text(size: object) -> int | str:
         return str(size)
 
 
-def sizes_in_text(query: Sequence[object], key: Sequence[object]) -> dict[str, Any]:
-    """The sizes of a decision, of the shapes of query and key."""
+def sizes_in_text(query: Sequence[object], key: Sequence[object], value: Sequence[object]) -> dict[str, Any]:
+    """The sizes of a decision, of the shapes of query, key and value."""
     batch, heads, q_len, head_dim = map(size_text, query)
-    lengths = {"q_len": q_len, "kv_len": size_text(key[2]), "head_dim": head_dim}
+    lengths = {"q_len": q_len, "kv_len": size_text(key[2]), "head_dim": size_text(dims_text(head_dim, size_text(value[3])))}
     return {"batch": batch, "heads": heads, "kv_heads": size_text(key[1]), **lengths}
 
 

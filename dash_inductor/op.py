@@ -2,11 +2,12 @@
 
     dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None, stock=None) -> (dq, dk, dv)
 
-grad_out, query, out are [B, H, S_q, D]; key, value [B, H_kv, S_k, D] with H_kv dividing H; logsumexp is the natural log, fp32
-[B, H, S_q]. `mask` is full, causal or blocks. dq, dk, dv have the strides of `torch.empty_like`.
+query is [B, H, S_q, D]; key [B, H_kv, S_k, D] and value [B, H_kv, S_k, D_v] with H_kv dividing H; out and grad_out are
+[B, H, S_q, D_v]; logsumexp is the natural log, fp32 [B, H, S_q]. `mask` is full, causal or blocks; `scale` that of the scores,
+None for 1 / sqrt(D). dq, dk, dv have the strides of `torch.empty_like`.
 
 `blocks` goes with mask="blocks" alone: bool [KV tiles, Q tiles], the same for all heads, true where all keys of the one and all
-queries of the other meet. Tiles are those of the device for the dtype and head dim (templates/tiles.py): block_n keys,
+queries of the other meet. Tiles are those of the device for the dtype and head dims (templates/tiles.py): block_n keys,
 block_m queries, the last ones cut off. Compiled, it must be a constant of the graph, such as `torch.tensor([[True, ...], ...])`
 in the compiled function, and shapes must be static.
 
@@ -55,16 +56,17 @@ def check(tensors: Sequence[Tensor], mask: str, blocks: Tensor | None) -> None:
         raise ValueError(f"blocks must be {'a tensor' if blocks is None else 'None'} with mask={mask!r}")
     if blocks is not None and (blocks.dtype != torch.bool or blocks.dim() != 2):
         raise ValueError(f"blocks {tuple(blocks.shape)} is {blocks.dtype}, it must be torch.bool [KV tiles, Q tiles]")
-    for name, x in (("query", query), ("key", key)):
+    for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4 or any(size == 0 for size in x.shape):
             raise ValueError(f"{name} {tuple(x.shape)} is not [B, H, S, D] with at least one element")
     batch, heads, q_len, head_dim = query.shape
     kv_heads, kv_len = key.shape[1:3]
+    value_dim = value.shape[3]
     shapes = (
         ("key", key, (batch, kv_heads, kv_len, head_dim)),
-        ("value", value, (batch, kv_heads, kv_len, head_dim)),
-        ("out", out, (batch, heads, q_len, head_dim)),
-        ("grad_out", grad_out, (batch, heads, q_len, head_dim)),
+        ("value", value, (batch, kv_heads, kv_len, value_dim)),
+        ("out", out, (batch, heads, q_len, value_dim)),
+        ("grad_out", grad_out, (batch, heads, q_len, value_dim)),
         ("logsumexp", logsumexp, (batch, heads, q_len)),
     )
     for name, x, shape in shapes:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .schedule import Blocks, TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
-from .templates.tiles import MAX_HEAD_DIM, MIN_HEAD_DIM, AnyTile, Tile, rows_of
+from .templates.tiles import AnyTile, Tile, rows_of, why_head_dims
 
 MAX_BLOCKS = 2**15  # blocks of Q that an entry of a row can name (templates/block_rows.py.jinja)
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
@@ -16,12 +16,13 @@ DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "f
 
 @dataclass(frozen=True)
 class Problem:
-    """query, out and grad_out are [batch, heads, q_len, head_dim], key and value [batch, kv_heads, kv_len, head_dim].
+    """query is [batch, heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]; value, out and grad_out have value_dim in
+    the place of head_dim.
 
     mask: full, causal, blocks, which `blocks` then has, or block_mask, with `block_size` rows and keys to a block. dtype: bf16,
     fp16, fp32, or torch's name of another. scale: of the scores, None for 1 / sqrt(head_dim). mods: of FlexAttention, how many
-    operations its functions do for an element of the scores; else None. All sizes but head_dim may be torch.SymInt; comparisons
-    of them guard.
+    operations its functions do for an element of the scores; else None. value_dim: None for head_dim. All sizes but these two may
+    be torch.SymInt; comparisons of them guard.
     """
 
     mask: str
@@ -36,18 +37,25 @@ class Problem:
     blocks: Blocks | None = None
     block_size: tuple[int, int] | None = None
     mods: int | None = None
+    value_dim: int | None = None
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:
         """The problem of three tensors, real or fake; ValueError where they make no attention that is taken."""
         if not query.dtype == key.dtype == value.dtype:
             raise ValueError(f"dtypes differ: query {query.dtype}, key {key.dtype}, value {value.dtype}")
-        if query.shape[3] != key.shape[3] or query.shape[3] != value.shape[3]:
-            raise ValueError(f"head dims differ: query {query.shape[3]}, key {key.shape[3]}, value {value.shape[3]}")
+        if query.shape[3] != key.shape[3]:
+            raise ValueError(f"head dims differ: query {query.shape[3]}, key {key.shape[3]}")
         if key.shape[1] != value.shape[1]:
             raise ValueError(_uneven(query.shape[1], key.shape[1], value.shape[1]))
         (batch, heads, q_len, head_dim), (kv_heads, kv_len) = query.shape, key.shape[1:3]
+        others["value_dim"] = int(value.shape[3])
         return cls(mask, batch, heads, kv_heads, q_len, kv_len, int(head_dim), dtype_name(query.dtype), scale, **others)
+
+    @property
+    def head_dims(self) -> tuple[int, int]:
+        """Of query and key, and of value."""
+        return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def group(self) -> int:
@@ -67,14 +75,14 @@ class Problem:
     def tiled(self, tile: AnyTile) -> TiledProblem:
         """The problem in tiles, of known sizes."""
         lengths, rows = (self.q_len, self.kv_len, self.kv_heads_total, self.group), rows_of(tile)
-        return TiledProblem(*lengths, rows.block_d, rows.block_m, rows.block_n, self.mask, self.blocks)
+        return TiledProblem(*lengths, rows.mean_dim, rows.block_m, rows.block_n, self.mask, self.blocks)
 
     def why_not_taken(self) -> str | None:
         """The reason that lies in the attention itself, whatever the device and the settings; None if there is none."""
         if self.dtype not in DTYPES.values():
             return f"dtype {self.dtype} is not one of {', '.join(DTYPES.values())}"
-        if not MIN_HEAD_DIM <= self.head_dim <= MAX_HEAD_DIM:
-            return f"head dim {self.head_dim} is outside {MIN_HEAD_DIM}..{MAX_HEAD_DIM}"
+        if reason := why_head_dims(*self.head_dims):
+            return reason
         if any(size == 0 for size in (self.batch, self.heads, self.q_len, self.kv_heads, self.kv_len)):
             return "an empty tensor"
         if self.heads % self.kv_heads != 0:

@@ -99,7 +99,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if reason := problem.why_not_taken():
         raise ValueError(reason)
     template = template_for(problem, settings, target)
-    arguments = target.arch, problem.dtype, problem.head_dim
+    arguments = target.arch, problem.dtype, *problem.head_dims
     one_pass = (tiles.gluon_tile if settings.kernel == GLUON else tiles.tile)(*arguments) if template != Template.TWO_PASS else None
     two_pass = tiles.two_pass_tile(*arguments) if template != Template.ONE_PASS else None
     if one_pass is None:
@@ -135,7 +135,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     Bits differ between the two. So sizes and the number of SMs decide under the guarantee `run` alone, for graphs of one shape as
     for graphs of any; under `device` and `batch` settings and compile-time facts do.
     """
-    mask, head_dim = problem.mask, problem.head_dim
+    mask, most = problem.mask, max(problem.head_dims)
     if problem.mods is not None or mask == BLOCK_MASK:
         return _template_of_flex(problem, settings)
     if settings.template == Template.TWO_PASS and mask == BLOCKS_MASK:
@@ -145,17 +145,17 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     if settings.template == Template.TWO_PASS:
         return Template.TWO_PASS
     asked = [name for name in ("template", "schedule") if getattr(settings, name) != "auto"]  # schedules are of one pass
-    if head_dim > ONE_PASS_HEAD_DIM and (asked or mask == BLOCKS_MASK):
+    if most > ONE_PASS_HEAD_DIM and (asked or mask == BLOCKS_MASK):
         by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked) or f"mask={mask!r}"
         remedy = f": with {' and '.join(f'{name}=%r' % 'auto' for name in asked)} it takes two passes" if asked else ""
-        raise ValueError(f"head dim {head_dim} is more than the {ONE_PASS_HEAD_DIM} of one pass, which {by} asks for{remedy}")
+        raise ValueError(f"{_too_large(problem)}, which {by} asks for{remedy}")
     if asked or mask == BLOCKS_MASK:
         return Template.ONE_PASS
-    if head_dim > ONE_PASS_HEAD_DIM:
+    if most > ONE_PASS_HEAD_DIM:
         return Template.TWO_PASS
     if settings.guarantee == "run":
         return Template.ONE_PASS if target.reserved_sms else Template.BY_SIZE  # plain launches would take the reserved SMs
-    percent, estimate = two_pass_percent(target.key, head_dim)
+    percent, estimate = two_pass_percent(target.key, most)
     return Template.TWO_PASS if percent * (100 + two_pass_margin(estimate)) < 100 * 100 else Template.ONE_PASS
 
 
@@ -166,9 +166,13 @@ def _template_of_flex(problem: Problem, settings: Config) -> Template:
             raise ValueError(f"{name}={other!r} takes no {'mask but full and causal' if problem.mods is None else 'FlexAttention'}")
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         raise ValueError(f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order")
-    if problem.head_dim > ONE_PASS_HEAD_DIM:
-        raise ValueError(f"head dim {problem.head_dim} is more than the {ONE_PASS_HEAD_DIM} of one pass")
+    if max(problem.head_dims) > ONE_PASS_HEAD_DIM:
+        raise ValueError(_too_large(problem))
     return Template.ONE_PASS
+
+
+def _too_large(problem: Problem) -> str:
+    return f"head dim {tiles.dims_text(*problem.head_dims)} is more than the {ONE_PASS_HEAD_DIM} of one pass"
 
 
 class StockIsFaster(ValueError):
@@ -194,7 +198,7 @@ def _require_chains(problem: Problem, tile: Tile, costs: Costs, two_pass: TwoPas
 
 def _share_of_mods(problem: Problem, tile: Tile) -> float:
     """What the functions of a FlexAttention take of a step of one pass, in parts of what the step takes without them."""
-    return (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * tile.block_d)
+    return (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * tile.mean_dim)
 
 
 def _why_no_schedule(resolution: Resolution) -> str | None:
@@ -240,7 +244,7 @@ def _decided(resolution: Resolution, one_pass: Tile, two_pass: TwoPassTile | Non
 @cache
 def _costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None) -> Costs:
     """The costs of a tile step on the target, in nanoseconds; those of two passes with them where sizes decide."""
-    blocks = {"block_m": one_pass.block_m, "block_n": one_pass.block_n, "head_dim": one_pass.block_d}
+    blocks = {"block_m": one_pass.block_m, "block_n": one_pass.block_n, "head_dim": one_pass.mean_dim}
     costs = load_costs(target.key, **blocks, sms=target.sms, ctas_per_sm=one_pass.ctas_per_sm)
     return replace(costs, two_pass=_two_pass_costs(target, two_pass)) if two_pass else costs
 

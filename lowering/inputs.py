@@ -20,8 +20,8 @@ from .buffers import multiple, size_and_strides, traced_gradients
 
 @dataclass(frozen=True)
 class Inputs:
-    """query, grad_out [B, H, S_q, D], key, value [B, H_kv, S_k, D]; neg_lse = -logsumexp * log2(e) and delta are fp32,
-    padded to Q tiles.
+    """query [B, H, S_q, D], grad_out [B, H, S_q, D_v], key [B, H_kv, S_k, D], value [B, H_kv, S_k, D_v]; neg_lse = -logsumexp *
+    log2(e) and delta are fp32, padded to Q tiles.
 
     Sizes are sympy integers, symbols where they are known at run time only.
     """
@@ -95,20 +95,22 @@ class Inputs:
     def constants(self, tile: Tile | TwoPassTile) -> dict[str, object]:
         """What the kernels of one pass and of two know when they are compiled."""
         problem = self.resolution.problem
+        head_dim, value_dim = problem.head_dims
+        of_value = {"VALUE_DIM": value_dim, "BLOCK_DV": tile.block_dv, "EVEN_DV": value_dim == tile.block_dv}
         return {
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "BLOCK_D": tile.block_d,
-            "HEAD_DIM": problem.head_dim,
+            "HEAD_DIM": head_dim,
             "GROUP": problem.group,
             "CAUSAL": problem.mask == "causal",
             "EVEN_M": multiple(self.q_len, tile.block_m),
             "EVEN_N": multiple(self.kv_len, tile.block_n),
-            "EVEN_D": problem.head_dim == tile.block_d,
+            "EVEN_D": head_dim == tile.block_d,
             "SCALE": self.scale,
             "SCALE_LOG2E": self.scale * LOG2E,
             "INTERPRET": self.resolution.target.arch == EMULATED,
-        }
+        } | (of_value if value_dim != head_dim else {})
 
 
 def accumulator_order(tile: Tile) -> dict[str, object]:

@@ -68,6 +68,7 @@ def preprocessed(
     """
     batch, heads, q_len = map(sympy.sympify, out.get_size()[:3])
     tile, device = rows_of(resolution.tile), out.get_device_or_error()
+    _, value_dim = resolution.problem.head_dims
     n_q = CeilDiv(q_len, tile.block_m)
     size = [batch, heads, n_q * tile.block_m]
     delta = empty(size, torch.float32, device)
@@ -78,7 +79,7 @@ def preprocessed(
         mutated=[delta],
         output=contiguous(size, torch.float32, device),
         num_warps=tile.preprocess_warps,
-        constants={"BLOCK_M": tile.block_m, "BLOCK_D": tile.block_d, "HEAD_DIM": resolution.problem.head_dim, **constants},
+        constants={"BLOCK_M": tile.block_m, "BLOCK_D": tile.block_dv, "HEAD_DIM": value_dim, **constants},
     )
     return neg_lse, delta
 
@@ -96,7 +97,7 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, stock: str | None) ->
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,
         workspace_bytes=size_text(4 * (2 * padded_rows + gradients.scratch_ints)),
-        **sizes_in_text(inputs.query.get_size(), inputs.key.get_size()),
+        **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),
         **gradients.schedule,
     )
 

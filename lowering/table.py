@@ -136,7 +136,7 @@ def _run_time_choice(inputs: Inputs, tile: Tile, sizes: tuple[sympy.Expr, ...]) 
     rule = RunTimeChoice(
         mask=resolution.problem.mask,
         group=resolution.problem.group,
-        head_dim=tile.block_d,
+        head_dim=tile.mean_dim,
         block_m=tile.block_m,
         block_n=tile.block_n,
         costs=resolution.costs,

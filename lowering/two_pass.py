@@ -12,7 +12,7 @@ from torch._inductor.lowering import empty_strided
 from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.schedule import TWO_PASS
-from dash_inductor.templates.tiles import EitherTile, TwoPassTile
+from dash_inductor.templates.tiles import EitherTile, TwoPassTile, dims_text
 
 from . import kernels
 from .buffers import contiguous, size_and_strides, traced_gradients
@@ -26,7 +26,9 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
     resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
     assert isinstance(resolution.tile, TwoPassTile)
     if resolution.target.reserved_sms:
-        none_kept_free(resolution.target.reserved_sms, f"attention of head dim {resolution.problem.head_dim} takes two passes")
+        none_kept_free(
+            resolution.target.reserved_sms, f"attention of head dim {dims_text(*resolution.problem.head_dims)} takes two passes"
+        )
     dq_meta, dk_meta, dv_meta = traced_gradients()
     dq, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dq_meta, dv_meta))
     dk_layout = FixedLayout(device, dtype, *size_and_strides(dk_meta))

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import NamedTuple
 
-MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 256
+MAX_HEAD_DIM = 256
+LEAST_BLOCK_D = 16  # columns that a matmul takes
 ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
 GLUON_HEAD_DIMS = (64, 128)
 EMULATED = "emulated"
@@ -28,7 +29,8 @@ class Template(str, Enum):
 
 @dataclass(frozen=True)
 class Tile:
-    """How one CTA works: Q tiles of `block_m` rows, a KV tile of `block_n` rows, head dim padded to `block_d`.
+    """How one CTA works: Q tiles of `block_m` rows, a KV tile of `block_n` rows, head dims padded to `block_d`, of value to
+    `block_dv`; `tile` sets those two.
 
     `warps_m` and `instr_n` describe the accumulator of the dq matmul (warpsPerCTA[0] and instrShape[1] of its layout): its
     values are added in the order in which registers hold them. Other numbers stay correct and only cost shuffles.
@@ -45,14 +47,20 @@ class Tile:
     atomic_add: bool  # vector RED; else load, add, store
     ctas_per_sm: int = 1
     preprocess_warps: int = 4
+    block_dv: int = 0
 
     @property
     def kinds(self) -> int:
         """Of CTAs, each with a main loop."""
         return 1
 
+    @property
+    def mean_dim(self) -> int:
+        """The head dim at which five matmuls cost as much: dP and dV have value's."""
+        return (3 * self.block_d + 2 * self.block_dv) // 5
+
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.block_n}x{self.block_d}"
+        return f"{self.block_m}x{self.block_n}x{dims_text(self.block_d, self.block_dv)}"
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,7 @@ class TwoPassTile:
     """How the CTAs of two passes work. dK/dV: `kv_rows` keys stay, `block_m` query rows a step. dQ: `q_rows` query rows stay,
     `block_n` keys a step.
 
-    So `block_m` and `block_n` are what the order of the sums depends on, as in `Tile`.
+    So `block_m` and `block_n` are what the order of the sums depends on, as in `Tile`; `two_pass_tile` sets block_d and block_dv.
     """
 
     block_m: int
@@ -72,19 +80,26 @@ class TwoPassTile:
     num_warps: int = 8
     num_stages: int = 3
     preprocess_warps: int = 4
+    block_dv: int = 0
 
     @property
     def kinds(self) -> int:
         """Of CTAs, each with a main loop."""
         return 3 if self.split else 2
 
+    @property
+    def mean_dim(self) -> int:
+        """The head dim at which seven matmuls cost as much: dP, of which there are two, and dV have value's."""
+        return (4 * self.block_d + 3 * self.block_dv) // 7
+
     def sizes(self) -> dict[str, int]:
         """What their price depends on, by the names of the cost model."""
         own = ("block_m", "block_n", "kv_rows", "q_rows", "split")
-        return {"head_dim": self.block_d, **{name: getattr(self, name) for name in own}}
+        return {"head_dim": self.mean_dim, **{name: getattr(self, name) for name in own}}
 
     def __str__(self) -> str:
-        return f"{self.block_m}x{self.kv_rows}x{self.block_d} and {self.q_rows}x{self.block_n}x{self.block_d}"
+        dims = dims_text(self.block_d, self.block_dv)
+        return f"{self.block_m}x{self.kv_rows}x{dims} and {self.q_rows}x{self.block_n}x{dims}"
 
 
 class EitherTile(NamedTuple):
@@ -122,7 +137,7 @@ _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
     (80, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=64, preprocess_warps=8),
     (90, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (90, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
-    # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold dK and dV together.
+    # With 64 keys both halves of eight warps compute the same S and dP; with 128 registers do not hold dK and dV of 256 columns.
     (90, 256): TwoPassTile(32, 32, 256, kv_rows=128, q_rows=128, split=True, preprocess_warps=8),
     (100, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (100, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
@@ -135,24 +150,41 @@ _SMALL = {86, 89}  # a CTA has 99 KiB of shared memory there: no room for a head
 
 def padded(head_dim: int) -> int:
     """The next power of two: what a block of Triton can hold."""
-    return max(MIN_HEAD_DIM, 1 << (head_dim - 1).bit_length())
+    return max(LEAST_BLOCK_D, 1 << (head_dim - 1).bit_length())
 
 
-def tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
-    """The tile of an architecture (80, 90, 100 or "emulated"), a dtype ("bf16", "fp16", "fp32") and a head dim.
+def dims_text(head_dim: object, value_dim: object) -> str:
+    """Head dims of query and key, and of value, where that is another.
+
+    >>> dims_text(64, 64), dims_text(192, 128)
+    ('64', '192/128')
+    """
+    return f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
+
+
+def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
+    """The tile of an architecture (80, 90, 100 or "emulated"), a dtype ("bf16", "fp16", "fp32") and a head dim; `value_dim` is
+    that of value, None for the same.
 
     Raises:
         ValueError: with the reason, when there is none.
     """
-    _check(arch, dtype, head_dim, ONE_PASS_HEAD_DIM)
-    block_d = padded(head_dim)
+    dims = _checked(arch, dtype, head_dim, value_dim, ONE_PASS_HEAD_DIM)
+    block_d, block_dv = _columns(arch, *dims)
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something.
-        return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True)
-    entry = _TILES[tiles_of(arch), max(64, block_d)]
-    if tiles_of(arch) == 80:
-        block_d = max(32, block_d)  # with 16 columns an SM would hold two CTAs of some kernels and one of others
-    return replace(entry, block_d=block_d, instr_n=min(entry.instr_n, block_d), num_stages=_stages(entry, arch, block_d))
+        return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True, block_dv=block_dv)
+    entry = _TILES[tiles_of(arch), max(64, block_d, block_dv)]
+    of_dq = _TILES[tiles_of(arch), max(64, block_d)]  # whose accumulator has no columns of value
+    return replace(
+        entry,
+        block_d=block_d,
+        block_dv=block_dv,
+        dq_transposed=of_dq.dq_transposed,
+        warps_m=of_dq.warps_m,
+        instr_n=min(of_dq.instr_n, block_d),
+        num_stages=_stages(entry, arch),
+    )
 
 
 def tiles_of(arch: int | str) -> int:
@@ -166,7 +198,7 @@ def tiles_of(arch: int | str) -> int:
     return _TILES_OF[int(arch)]
 
 
-def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
+def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
     """The tile of the Gluon kernel: twice as many rows of Q as one pass takes at head dim 64, which registers hold in two parts.
 
     Raises:
@@ -174,8 +206,9 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
     """
     if arch != 90:
         raise ValueError(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}")
-    if head_dim not in GLUON_HEAD_DIMS:
-        raise ValueError(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {head_dim}")
+    if head_dim not in GLUON_HEAD_DIMS or value_dim not in (None, head_dim):
+        dims = dims_text(head_dim, value_dim or head_dim)
+        raise ValueError(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {dims}")
     block_m = 128 if head_dim == 64 else 64
     # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
     return replace(
@@ -183,33 +216,55 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int) -> Tile:
     )
 
 
-def two_pass_tile(arch: int | str, dtype: str, head_dim: int) -> TwoPassTile:
+def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> TwoPassTile:
     """The tile of two passes, as `tile`.
 
     Raises:
         ValueError: with the reason, when there is none.
     """
-    _check(arch, dtype, head_dim, MAX_HEAD_DIM)
-    block_d = padded(head_dim)
+    dims = _checked(arch, dtype, head_dim, value_dim, MAX_HEAD_DIM)
+    block_d, block_dv = _columns(arch, *dims)
+    most = max(block_d, block_dv)
+    split = block_d == block_dv == 256
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
-        return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=block_d == 256, num_warps=4)
-    if arch in _SMALL and block_d == 256:
-        raise ValueError(f"no tile for head dim {head_dim} fits the shared memory of sm_{arch}")
-    entry = _TWO_PASS_TILES[tiles_of(arch), max(64, block_d)]
-    return replace(entry, block_d=block_d, num_stages=_stages(entry, arch, block_d))
+        return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=split, num_warps=4, block_dv=block_dv)
+    if arch in _SMALL and most == 256:
+        raise ValueError(f"no tile for head dim {dims_text(*dims)} fits the shared memory of sm_{arch}")
+    entry = _TWO_PASS_TILES[tiles_of(arch), max(64, most)]
+    return replace(entry, block_d=block_d, block_dv=block_dv, split=entry.split and split, num_stages=_stages(entry, arch))
 
 
-def _stages(entry: Tile | TwoPassTile, arch: int | str, block_d: int) -> int:
+def _columns(arch: int | str, head_dim: int, value_dim: int) -> tuple[int, int]:
+    """block_d and block_dv, the same in one pass and in two, which may fill the same scratch."""
+    block_d, block_dv = padded(head_dim), padded(value_dim)
+    if arch == EMULATED or tiles_of(arch) != 80:
+        return block_d, block_dv
+    # With 16 columns an SM would hold two CTAs of some kernels and one of others; with more of value than of query kernels spill.
+    block_dv = max(32, block_dv)
+    return max(block_d, block_dv), block_dv
+
+
+def _stages(entry: Tile | TwoPassTile, arch: int | str) -> int:
     """Of a tile of the tables, on an architecture that takes it."""
-    return 2 if arch in _SMALL and block_d == 128 else entry.num_stages
+    return 2 if arch in _SMALL and entry.block_d == 128 else entry.num_stages
 
 
-def _check(arch: int | str, dtype: str, head_dim: int, most: int) -> None:
-    if not MIN_HEAD_DIM <= head_dim <= most:
-        raise ValueError(f"head dim {head_dim} is outside {MIN_HEAD_DIM}..{most}")
+def _checked(arch: int | str, dtype: str, head_dim: int, value_dim: int | None, most: int) -> tuple[int, int]:
+    """Both head dims."""
+    dims = head_dim, head_dim if value_dim is None else value_dim
+    if reason := why_head_dims(*dims, most):
+        raise ValueError(reason)
     dtypes = (*HALF_DTYPES, "fp32") if arch == EMULATED else HALF_DTYPES
     if dtype not in dtypes:
         raise ValueError(f"dtype {dtype} is not one of {', '.join(dtypes)}")
     if arch != EMULATED:
         tiles_of(arch)
+    return dims
+
+
+def why_head_dims(head_dim: int, value_dim: int, most: int = MAX_HEAD_DIM) -> str | None:
+    """Why head dims are not taken; None if they are."""
+    if min(head_dim, value_dim) >= 1 and max(head_dim, value_dim) <= most:
+        return None
+    return f"head dim {dims_text(head_dim, value_dim)} is outside 1..{most}"

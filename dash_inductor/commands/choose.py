@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(f"--{name}", required=True, type=at_least(1, MOST), metavar="N")
     parser.add_argument("--kv-heads", type=at_least(1, MOST), metavar="N", help="key and value heads (default: as many as --heads)")
     parser.add_argument("--head-dim", required=True, type=at_least(1, MOST), metavar="N")
+    parser.add_argument("--value-dim", type=at_least(1, MOST), metavar="N", help="head dim of the values (default: --head-dim)")
     parser.add_argument("--dtype", default="bf16", choices=(*HALF_DTYPES, "fp32"))
     parser.add_argument("--device", required=True, choices=known_devices(), help="the GPU; it need not be there")
     parser.add_argument("--guarantee", choices=GUARANTEES, help="what the bits may not depend on (default: the setting, run)")
@@ -68,7 +69,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     if args.guarantee is not None:
         settings = replace(settings, guarantee=args.guarantee)
     kv_heads = args.heads if args.kv_heads is None else args.kv_heads
-    problem = Problem(args.mask, args.batch, args.heads, kv_heads, args.q_len, args.kv_len, args.head_dim, args.dtype)
+    sizes = args.batch, args.heads, kv_heads, args.q_len, args.kv_len, args.head_dim
+    problem = Problem(args.mask, *sizes, args.dtype, value_dim=args.value_dim)
     numbers = numbers_of(args.device)
     sms = settings.sms if args.device == "emulated" else numbers["sms"]["value"]
     target = Target(args.device, ARCHS.get(numbers["arch"], numbers["arch"]), sms - settings.sm_reserve, settings.sm_reserve)

@@ -26,6 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", required=True, choices=DEVICES, help="the GPU; it need not be there")
     for name in ("q-len", "kv-len", "batch", "heads", "head-dim"):
         parser.add_argument(f"--{name}", required=True, type=int, metavar="N")
+    parser.add_argument("--value-dim", type=int, metavar="N", help="head dim of the values (default: --head-dim)")
     parser.add_argument("--kv-heads", type=int, metavar="N", help="key and value heads (default: as many as --heads)")
     parser.add_argument("--mask", default="full", choices=("full", "causal"))
     parser.add_argument("--mask-mod", choices=MASK_MODS, help="FlexAttention, under a BlockMask of this function, or none")
@@ -56,7 +57,12 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     from ..inspection.generate import attention_backward, compile_kernel
 
     heads = {"heads": args.heads, "kv_heads": args.heads if args.kv_heads is None else args.kv_heads}
-    sizes: dict[str, Any] = {"batch": args.batch, "head_dim": args.head_dim, "dtype": args.dtype} | heads
+    sizes: dict[str, Any] = {
+        "batch": args.batch,
+        "head_dim": args.head_dim,
+        "value_dim": args.value_dim,
+        "dtype": args.dtype,
+    } | heads
     if args.mask_mod or args.score_mod:
         if args.q_len != args.kv_len or args.dynamic or args.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
@@ -71,7 +77,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     arch = device(args.device).arch
 
     def of_kernel(name: str) -> dict[str, Any]:
-        used = (tile if generated.templates[name] == Template.ONE_PASS else two_pass_tile)(arch, args.dtype, args.head_dim)
+        find = tile if generated.templates[name] == Template.ONE_PASS else two_pass_tile
+        used = find(arch, args.dtype, args.head_dim, args.value_dim)
         compiled = compile_kernel(generated.kernels[name], args.device)
         if args.cubin:
             path = args.cubin if name == generated.main_kernel else args.cubin.with_stem(f"{args.cubin.stem}.{name}")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, cells, judged, predicted_cycles
-from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template
+from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, dims_text
 from .console import table
 
 
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 # What the table shows; the JSON has every figure.
 COLUMNS = (
-    *("arch", "template", "dtype", "head_dim", "shape", "tile"),
+    *("arch", "template", "dtype", "head_dim", "value_dim", "shape", "tile"),
     *("registers", "shared_bytes", "ctas_per_sm", "instructions_in_loop", "stock_instructions", "local_in_loop", "copies_ahead"),
 )
 
@@ -50,7 +50,8 @@ def main(args: argparse.Namespace) -> int:
         return 2
     rows: list[dict[str, Any]] = []
     for n, cell in enumerate(todo, 1):
-        progress = f"[{n}/{len(todo)}] {cell.arch} {cell.template} {cell.dtype} d={cell.head_dim} {cell.shape}"
+        dims = dims_text(cell.head_dim, cell.value_dim or cell.head_dim)
+        progress = f"[{n}/{len(todo)}] {cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}"
         print(progress, file=sys.stderr, flush=True)
         rows.append(judged(cell))
     failed = sum(bool(row["gates"]) for row in rows)

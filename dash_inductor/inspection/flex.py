@@ -66,11 +66,13 @@ def flex_backward(
     kernel_options: Mapping[str, object] | None = None,
     trained: bool = False,
     rewrite: bool = True,
+    value_dim: int | None = None,
 ) -> Generated:
     """The code of the backward of one FlexAttention with a BlockMask of `block` x `block`, in deterministic mode.
 
     score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask; the lists are those of
-    `mask_heads` heads, 1 for all. Inputs are [B, H, S, D] views of [B, S, H, D] tensors. trained: ALiBi's slopes have a gradient.
+    `mask_heads` heads, 1 for all. Inputs are [B, H, S, D] views of [B, S, H, D] tensors; `value_dim` is the D of value, None for
+    head_dim. trained: ALiBi's slopes have a gradient.
     rewrite=False: as stock has it, in no such mode. Raises ValueError for sizes that no attention has.
     """
     import torch
@@ -81,7 +83,8 @@ def flex_backward(
     from ..rewrite.install import install, is_enabled, uninstall
     from .generate import TORCH_DTYPES, deterministic, generate, require_sizes
 
-    require_sizes([length, block, mask_heads], batch, heads, kv_heads, head_dim, dtype)
+    value_dim = head_dim if value_dim is None else value_dim
+    require_sizes([length, block, mask_heads, value_dim], batch, heads, kv_heads, head_dim, dtype)
     flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
     element = getattr(torch, TORCH_DTYPES[dtype])
     score = torch.zeros((), dtype=element, requires_grad=True)
@@ -110,14 +113,15 @@ def flex_backward(
         return tuple(grads)
 
     def arguments() -> list[torch.Tensor]:
-        def rows(heads: int) -> torch.Tensor:
-            return torch.empty(batch, length, heads, head_dim, dtype=element, device="cuda").transpose(1, 2)
+        def rows(heads: int, dim: int) -> torch.Tensor:
+            return torch.empty(batch, length, heads, dim, dtype=element, device="cuda").transpose(1, 2)
 
         def ints(*size: int) -> torch.Tensor:
             return torch.empty(size, dtype=torch.int32, device="cuda")
 
         lists = [x for _ in range(4) for x in (ints(1, mask_heads, blocks), ints(1, mask_heads, blocks, blocks))]
-        tensors = [rows(n) for n in (heads, kv_heads, kv_heads, heads, heads)]
+        query, key, value = rows(heads, head_dim), rows(kv_heads, head_dim), rows(kv_heads, value_dim)
+        tensors = [query, key, value, rows(heads, value_dim), rows(heads, value_dim)]
         logsumexp, slopes = (torch.empty(size, device="cuda") for size in ((batch, heads, length), (heads,)))
         return [*tensors, logsumexp, slopes, ints(length), *lists]
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Number = TypeVar("Number", int, float)
 DEVICES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200"}
 HEAD_DIMS = (16, 32, 64, 96, 128, 192, 256)
+VALUE_DIMS = {96: 64, 192: 128}  # of MLA, beside values of the head dim itself
 HEADS, LENGTH = 16, 8192
 SHAPES: dict[str, dict[str, Any]] = {
     "full": {"mask": "full"},
@@ -68,12 +69,13 @@ class Cell:
     dtype: str
     head_dim: int
     shape: str  # of SHAPES or FLEX_SHAPES
+    value_dim: int | None = None  # where it is not head_dim
 
     @property
     def tile(self) -> Tile | TwoPassTile:
         """The tile of its template."""
         find = tile if self.template == Template.ONE_PASS else two_pass_tile
-        return find(device(DEVICES[self.arch]).arch, self.dtype, self.head_dim)
+        return find(device(DEVICES[self.arch]).arch, self.dtype, self.head_dim, self.value_dim)
 
     @property
     def most_instructions(self) -> int | None:
@@ -93,7 +95,7 @@ class Cell:
     def _listed(self, figures: Mapping[tuple[str, int], Mapping[str, Number]]) -> Number | None:
         import triton
 
-        if (self.arch, self.template) != ("sm_90", Template.ONE_PASS):
+        if (self.arch, self.template, self.value_dim) != ("sm_90", Template.ONE_PASS, None):
             return None
         return figures.get((triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
 
@@ -107,7 +109,7 @@ def cells(
 ) -> list[Cell]:
     """Every cell of the tile tables, or those asked for."""
     return [
-        Cell(arch, template, dtype, head_dim, shape)
+        Cell(arch, template, dtype, head_dim, shape, value_dim)
         for arch in archs
         for template in templates
         for head_dim in head_dims
@@ -115,6 +117,7 @@ def cells(
         for dtype in dtypes
         for shape in shapes
         if shape in SHAPES or (template == Template.ONE_PASS and head_dim in FLEX_HEAD_DIMS)
+        for value_dim in ((None, VALUE_DIMS[head_dim]) if head_dim in VALUE_DIMS else (None,))
     ]
 
 
@@ -235,6 +238,7 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
     sizes: dict[str, Any] = {"batch": 2, "heads": HEADS, "head_dim": cell.head_dim, "dtype": cell.dtype}
     if cell.shape in FLEX_SHAPES:
         return flex_backward(key, length=LENGTH, kv_heads=HEADS, rewrite=rewrite, **(sizes | FLEX_SHAPES[cell.shape]))
+    sizes["value_dim"] = cell.value_dim
     with enabled(template=cell.template):
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))
 

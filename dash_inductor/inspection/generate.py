@@ -105,20 +105,24 @@ def attention_backward(
     kv_heads: int,
     head_dim: int,
     mask: str,
+    value_dim: int | None = None,
     dtype: str = "bf16",
     dynamic: bool = False,
 ) -> Generated:
     """The code for one SDPA forward and backward in deterministic mode, with the project's pass installed.
 
     Inputs are [B, H, S, D] views of [B, S, H, D] tensors, as models have them. `mask` is "full" or "causal", `dtype`
-    "bf16" or "fp16"; `dynamic` makes the sequence lengths symbolic. Raises ValueError for sizes that no attention has.
+    "bf16" or "fp16"; `dynamic` makes the sequence lengths symbolic. With a `value_dim` other than head_dim, which the flash op
+    does not take, the backward alone, by `dash::sdpa_backward`. Raises ValueError for sizes that no attention has.
     """
-    require_sizes([q_len, kv_len], batch, heads, kv_heads, head_dim, dtype)
+    value_dim = head_dim if value_dim is None else value_dim
+    require_sizes([q_len, kv_len, value_dim], batch, heads, kv_heads, head_dim, dtype)
     if mask not in MASKS:
         raise ValueError(f"unknown mask {mask!r}: the known ones are {', '.join(MASKS)}")
 
     import torch
 
+    from ..op import SDPA_BACKWARD
     from ..rewrite.install import install, is_enabled, uninstall
 
     aten = torch.ops.aten
@@ -133,18 +137,27 @@ def attention_backward(
         )
         return (out, *grads)
 
+    def backward(query: Any, key: Any, value: Any, grad_out: Any, out: Any, logsumexp: Any) -> tuple[Any, ...]:
+        return tuple(SDPA_BACKWARD(grad_out, query, key, value, out, logsumexp, mask=mask))
+
     def make_args() -> list[torch.Tensor]:
-        def tensor(length: int, heads: int) -> torch.Tensor:
-            shape = (batch, length, heads, head_dim)
+        def tensor(length: int, heads: int, dim: int) -> torch.Tensor:
+            shape = (batch, length, heads, dim)
             return torch.empty(shape, dtype=getattr(torch, TORCH_DTYPES[dtype]), device="cuda").transpose(1, 2)
 
-        return [tensor(q_len, heads), tensor(kv_len, kv_heads), tensor(kv_len, kv_heads), tensor(q_len, heads)]
+        query, key = tensor(q_len, heads, head_dim), tensor(kv_len, kv_heads, head_dim)
+        value, grad_out = tensor(kv_len, kv_heads, value_dim), tensor(q_len, heads, value_dim)
+        if value_dim == head_dim:
+            return [query, key, value, grad_out]
+        logsumexp = torch.empty(batch, heads, q_len, device="cuda")
+        return [query, key, value, grad_out, torch.empty_like(grad_out), logsumexp]
 
     was_enabled = is_enabled()
     install()
     try:
         with deterministic():
-            return generate(attention, make_args, device, dynamic_dims=(2,) if dynamic else ())
+            function = attention if value_dim == head_dim else backward
+            return generate(function, make_args, device, dynamic_dims=(2,) if dynamic else ())
     finally:
         if not was_enabled:
             uninstall()

@@ -88,16 +88,16 @@ def _decision(node: fx.Node) -> Decision | None:
     if DECLINED not in node.meta:
         return None
     named = arguments(node)
-    query, key = named["query"].meta["val"], named["key"].meta["val"]
+    query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
     if node.target in JAGGED:
-        query, key = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in (query, key))
+        query, key, value = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in (query, key, value))
     return Decision(
         op=str(node.target),
         device=str(query.device),
         dtype=dtype_name(query.dtype),
         mask=_mask(named),
         reason=node.meta[DECLINED],
-        **sizes_in_text(query.shape, key.shape),
+        **sizes_in_text(query.shape, key.shape, value.shape),
     )
 
 

@@ -10,7 +10,7 @@ from .geometry import Blocks, Geometry
 
 @dataclass(frozen=True)
 class TiledProblem:
-    """Lengths in rows, kv heads of the whole batch, query heads of each, head dim as padded.
+    """Lengths in rows, kv heads of the whole batch, query heads of each, head dim as padded, the mean of all matmuls.
 
     blocks go with mask="blocks" alone.
     """

@@ -131,6 +131,7 @@ class Attention:
     heads: int = 2
     kv_heads: int | None = None
     head_dim: int = 16
+    value_dim: int | None = None
     dtype: torch.dtype = FP32
     block: int | tuple[int, int] = 32
     mask_sizes: tuple[int | None, int | None] = (None, None)
@@ -139,7 +140,7 @@ class Attention:
     def tensors(self) -> list[Tensor]:
         """query, key, value and grad_out."""
         sizes = (self.batch, self.heads, self.q_len, self.kv_len or self.q_len, self.head_dim)
-        return qkv(*sizes, kv_heads=self.kv_heads, dtype=self.dtype)
+        return qkv(*sizes, kv_heads=self.kv_heads, dtype=self.dtype, value_dim=self.value_dim)
 
     def block_mask(self) -> BlockMask | None:
         """That of the mask."""

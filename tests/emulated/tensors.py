@@ -29,11 +29,12 @@ def qkv(
     *,
     kv_heads: int | None = None,
     dtype: torch.dtype = FP32,
+    value_dim: int | None = None,
 ) -> list[Tensor]:
     """query, key, value and grad_out of one attention."""
-    kv_heads = kv_heads or heads
-    shapes = [(heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len), (heads, q_len)]
-    return [normal(batch, *shape, head_dim, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+    kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
+    shapes = [(heads, q_len, head_dim), (kv_heads, kv_len, head_dim), (kv_heads, kv_len, value_dim), (heads, q_len, value_dim)]
+    return [normal(batch, *shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
 
 def in_eighths(x: Tensor) -> Tensor:
@@ -63,12 +64,20 @@ def padded(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def arguments(
-    batch: int, heads: int, q_len: int, kv_len: int, head_dim: int = 16, kv_heads: int | None = None, dtype: torch.dtype = FP32
+    batch: int,
+    heads: int,
+    q_len: int,
+    kv_len: int,
+    head_dim: int = 16,
+    kv_heads: int | None = None,
+    dtype: torch.dtype = FP32,
+    value_dim: int | None = None,
 ) -> list[Tensor]:
     """Inputs of the op, N(0, 1) but for a large lse, so that P is small."""
-    kv_heads = kv_heads or heads
-    shapes = [(heads, q_len), (heads, q_len), (kv_heads, kv_len), (kv_heads, kv_len), (heads, q_len)]
-    tensors = [normal(batch, *shape, head_dim, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+    kv_heads, value_dim = kv_heads or heads, value_dim or head_dim
+    rows, keys = (batch, heads, q_len), (batch, kv_heads, kv_len)
+    shapes = [(*rows, value_dim), (*rows, head_dim), (*keys, head_dim), (*keys, value_dim), (*rows, value_dim)]
+    tensors = [normal(*shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
     return [*tensors, normal(batch, heads, q_len, seed=5) + 5]
 
 
@@ -84,6 +93,7 @@ def exact(
     exponent: int = 12,
     seed: int = 0,
     blocks: tuple[int, int] = (TILE.block_m, TILE.block_n),
+    value_dim: int | None = None,
 ) -> list[Tensor]:
     """Inputs of the op for which only the sums over tiles round, tiles being `blocks`, by default the emulated device's.
 
@@ -92,17 +102,17 @@ def exact(
     and grad_out (with it rows of dS) from one Q tile to the next: the order of the sums decides the bits of dq, dk and dv.
     """
     generator = torch.Generator().manual_seed(seed)
-    kv_heads, half = kv_heads or heads, head_dim // 2
-    largest = 2 if head_dim <= 32 else 1  # |grad_out . value| and |grad_out . out| are at most 128
+    kv_heads, half, value_dim = kv_heads or heads, head_dim // 2, value_dim or head_dim
+    largest = 2 if value_dim <= 32 else 1  # |grad_out . value| and |grad_out . out| are at most 128
 
-    def integers(n: int, length: int, most: int) -> Tensor:
-        return torch.randint(-most, most + 1, (batch, n, length, head_dim), generator=generator).float()
+    def integers(n: int, length: int, most: int, dim: int = value_dim) -> Tensor:
+        return torch.randint(-most, most + 1, (batch, n, length, dim), generator=generator).float()
 
     def powers(length: int, block: int) -> Tensor:
         odd = torch.arange(length) // block % 2
         return 2.0 ** (exponent * (1 - 2 * odd))[:, None]
 
-    query, key = integers(heads, q_len, 3), integers(kv_heads, kv_len, 3)
+    query, key = integers(heads, q_len, 3, head_dim), integers(kv_heads, kv_len, 3, head_dim)
     query[..., half:] = 0
     key[..., :half] = 0
     key *= powers(kv_len, blocks[1])

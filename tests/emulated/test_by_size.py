@@ -40,15 +40,18 @@ def launched(monkeypatch):
         ({}, CAUSAL, 120, 1),
         ({"launch": "chained"}, FULL, 16, 1),
         ({"launch": "chained"}, CAUSAL, 64, 1),
+        ({}, CAUSAL, (128, 8), 1),
+        pytest.param({}, CAUSAL, (8, 40), 2, marks=pytest.mark.nightly),
     ],
 )
 def test_the_bits_of_each_length(settings, mask, head_dim, group, launched):
     templates = set()
     specification = backward(mask, scale=0.25)
+    dims = head_dim if isinstance(head_dim, tuple) else (head_dim, head_dim)  # of query, of value
     with enabled(**settings), emulate():
         function = compiled(specification, dynamic=True)
         for index, length in enumerate(LENGTHS):
-            args = exact(1, 3 * group, length, length, head_dim, kv_heads=3, exponent=4)
+            args = exact(1, 3 * group, length, length, dims[0], kv_heads=3, exponent=4, value_dim=dims[1])
             with dynamo_config.patch(error_on_recompile=index > 0):
                 launched.clear()
                 actual = function(*args)

@@ -70,8 +70,8 @@ FLOAT_BIAS = (
 )
 OF_THE_OP_TOO: list[tuple[dict[str, Any], str]] = [
     ({"dtypes": dict.fromkeys(QKV, torch.float64)}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
-    ({"like": shapes(*QKV, to=(1, 2, 40, 8))}, "head dim 8 is outside 16..256"),
-    ({"like": shapes(*QKV, to=(1, 2, 40, 264))}, "head dim 264 is outside 16..256"),
+    ({"like": shapes("value", to=(1, 2, 40, 264))}, "head dim 16/264 is outside 1..256"),
+    ({"like": shapes(*QKV, to=(1, 2, 40, 264))}, "head dim 264 is outside 1..256"),
     ({"like": shapes(*KV, to=(1, 3, 40, 16))}, "kv heads (3, 3) do not divide the query heads (2)"),
 ]
 OF_THE_OP_ALONE = ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": True}, "causal with S_q=41 and S_k=40")
@@ -80,7 +80,7 @@ REASONS: list[tuple[dict[str, Any], str]] = [
     ({"attn_mask": "a node"}, FLOAT_BIAS),
     ({"scale": "a node"}, "a scale that is not a constant"),
     ({"dtypes": {"key": FP16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
-    ({"like": shapes("value", to=(1, 2, 40, 32))}, "head dims differ: query 16, key 16, value 32"),
+    ({"like": shapes("key", to=(1, 2, 40, 32))}, "head dims differ: query 16, key 32"),
     ({"like": shapes("value", to=(1, 1, 40, 16))}, "kv heads (2, 1) do not divide the query heads (2)"),
     ({"like": shapes("query", to=(1, 2, 0, 16))}, "an empty tensor"),
     ({"like": shapes(*KV, to=(1, 2, 0, 16))}, "an empty tensor"),
@@ -105,7 +105,8 @@ def test_reasons_of_the_op(changes, reason):
     fakes = [node.kwargs[name].meta["val"] for name in QKV]
     for query, key, value in (fakes, [torch.zeros(fake.shape, dtype=fake.dtype) for fake in fakes]):
         with pytest.raises(ValueError) as raised:
-            OP(query, query, key, value, query, query[..., 0].float(), mask=CAUSAL if node.kwargs["is_causal"] else FULL)
+            out = query[..., :1].expand(*query.shape[:3], value.shape[3])
+            OP(out, query, key, value, out, query[..., 0].float(), mask=CAUSAL if node.kwargs["is_causal"] else FULL)
         assert str(raised.value).startswith(reason)
 
 
@@ -114,7 +115,10 @@ LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"is_causal": True, "scale": 0.5}, {"like": shapes(*KV, to=(1, 1, 9, 16))}, {"like": LONGEST}],
+    [
+        *({}, {"is_causal": True, "scale": 0.5}, {"like": shapes(*KV, to=(1, 1, 9, 16))}, {"like": LONGEST}),
+        *({"like": shapes(*QKV, to=(1, 2, 40, 1))}, {"like": shapes("value", to=(1, 2, 40, 32))}),
+    ],
 )
 def test_nothing_against_it(changes):
     with emulate():
@@ -144,7 +148,7 @@ MORE = "is more than the 128 of one pass, which"
             ({name: value}, False, dim, f"head dim {dim} {MORE} {name}={value!r} asks for: with {name}='auto' it takes two passes")
             for name, value, dim in (("template", "one_pass", 192), ("schedule", "ascending", 256))
         ),
-        ({"template": "two_pass"}, False, 264, "head dim 264 is outside 16..256"),
+        ({"template": "two_pass"}, False, 264, "head dim 264 is outside 1..256"),
     ],
 )
 def test_forced_settings(settings, is_causal, head_dim, reason):
@@ -181,7 +185,11 @@ BAD_BLOCKS = "it must be torch.bool [KV tiles, Q tiles]"
         ({"query": ZEROS[..., 0]}, "query (1, 2, 40) is not"),
         ({"key": ZEROS[:, :, :0]}, "key (1, 2, 0, 16) is not"),
         ({"key": ZEROS.repeat(2, 1, 1, 1)}, "key (2, 2, 40, 16) must be (1, 2, 40, 16)"),
+        ({"key": ZEROS[..., :8]}, "key (1, 2, 40, 8) must be (1, 2, 40, 16)"),
         ({"value": torch.zeros(1, 2, 41, 16)}, "value (1, 2, 41, 16) must be (1, 2, 40, 16)"),
+        ({"value": ZEROS[..., :0]}, "value (1, 2, 40, 0) is not"),
+        ({"value": ZEROS[..., :8]}, "out (1, 2, 40, 16) must be (1, 2, 40, 8)"),
+        ({"value": ZEROS[..., :8], "out": ZEROS[..., :8]}, "grad_out (1, 2, 40, 16) must be (1, 2, 40, 8)"),
         ({"out": ZEROS[..., :8]}, "out (1, 2, 40, 8) must be (1, 2, 40, 16)"),
         ({"grad_out": ZEROS[:, :, :39]}, "grad_out (1, 2, 39, 16) must be (1, 2, 40, 16)"),
         ({"grad_out": ZEROS.to(BF16)}, "grad_out is torch.bfloat16"),
@@ -280,8 +288,8 @@ def leaves(q_len: int, kv_len: int, head_dim: int, dtype: torch.dtype = FP32) ->
 CASES: list[tuple[tuple[Any, ...], dict[str, Any], str | None]] = [
     ((20, 20, 16), {"is_causal": True}, None),
     ((20, 24, 16), {"attn_mask": normal(20, 24)}, FLOAT_BIAS),
-    ((20, 20, 8), {"is_causal": True}, "head dim 8 is outside 16..256"),
-    ((20, 20, 264), {}, "head dim 264 is outside 16..256"),
+    ((20, 20, 257), {"is_causal": True}, "head dim 257 is outside 1..256"),
+    ((20, 20, 264), {}, "head dim 264 is outside 1..256"),
     ((20, 20, 16, torch.float64), {}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
 ]
 
@@ -354,7 +362,7 @@ def written_by_hand(query, key, value):
 
 @pytest.mark.parametrize(
     ("function", "sizes", "reason"),
-    [(two, (20, 24, 16), "a float bias is an input of the graph"), (written_by_hand, (20, 24, 8), "head dim 8 is outside")],
+    [(two, (20, 24, 16), "a float bias is an input of the graph"), (written_by_hand, (20, 24, 260), "head dim 260 is outside")],
 )
 def test_error_names_the_line(on, function, sizes, reason):
     """The line of the attention that is declined, also where not the user but Inductor made SDPA of it."""

@@ -55,6 +55,7 @@ CASES = {
     "cross, soft-cap, GQA": Attention(ahead, softcap, 100, 60, heads=4, kv_heads=2, block=(32, 64)),
     "rows that see nothing, ALiBi, ragged": Attention(with_blind_rows, alibi(2), 75, kv_heads=1),
     "transfusion, soft-cap, GQA, ragged": Attention(pictures((5, 50)), softcap, 75, heads=4, kv_heads=2),
+    "D=40, values of 24, soft-cap, GQA, ragged": Attention(causal, softcap, 75, heads=4, kv_heads=2, head_dim=40, value_dim=24),
     "captures by b, h, m, n": Attention(causal, captures(2, 4, 64), 64, batch=2, heads=4, kv_heads=2),
 }
 NIGHTLY = {
@@ -79,6 +80,9 @@ NIGHTLY = {
     "cross": Attention(ahead, None, 70, 130, batch=2, heads=1),
     "rows that see nothing": Attention(with_blind_rows, None, 96),
     "rows that see nothing, bf16": Attention(with_blind_rows, softcap, 64, dtype=BF16),
+    "window, D=128, values of 64, bf16": Attention(window, softcap, 100, heads=1, head_dim=128, value_dim=64, dtype=BF16),
+    "prefix-LM, D=64, values of 128": Attention(prefix, None, 75, heads=1, head_dim=64, value_dim=128),
+    "no mask, D=24, values of 40, ALiBi, cross": Attention(None, alibi(2), 70, 100, head_dim=24, value_dim=40),
     "transfusion": Attention(pictures((20, 60), (80, 110)), None, 128, heads=1),
 }
 

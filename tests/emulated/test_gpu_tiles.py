@@ -14,11 +14,11 @@ SEEDS = {"one_pass": range(3), "two_pass": range(1)}  # where nobody waits, one 
 LENGTH = 270  # ragged; three KV tiles of 128 rows
 
 
-def check(template, tile, mask, head_dim, monkeypatch):
+def check(template, tile, mask, head_dim, monkeypatch, value_dim=None):
     """The bits of the specification, in some interleavings."""
     find = "tile" if template == "one_pass" else "two_pass_tile"
-    monkeypatch.setattr(f"dash_inductor.templates.tiles.{find}", lambda arch, dtype, head_dim: tile)
-    args = exact(1, 2, LENGTH, LENGTH, head_dim, kv_heads=1, exponent=4, blocks=(tile.block_m, tile.block_n))
+    monkeypatch.setattr(f"dash_inductor.templates.tiles.{find}", lambda *_: tile)
+    args = exact(1, 2, LENGTH, LENGTH, head_dim, kv_heads=1, exponent=4, blocks=(tile.block_m, tile.block_n), value_dim=value_dim)
     waits = 0
     with enabled(template=template):
         specification = backward(mask, scale=0.25)
@@ -38,6 +38,20 @@ def check(template, tile, mask, head_dim, monkeypatch):
 @pytest.mark.parametrize("arch", [80, 90, 100])
 def test_one_pass(arch, head_dim, mask, monkeypatch):
     check("one_pass", tiles.tile(arch, "bf16", head_dim), mask, head_dim, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "dims"), [(90, (64, 128)), *(pytest.param(arch, (128, 64), marks=pytest.mark.nightly) for arch in (80, 90, 100))]
+)
+def test_one_pass_of_other_values(arch, dims, monkeypatch):
+    check("one_pass", tiles.tile(arch, "bf16", *dims), CAUSAL, dims[0], monkeypatch, dims[1])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("dims", [(192, 128), (128, 256)])
+def test_two_passes_of_other_values(arch, dims, monkeypatch):
+    check("two_pass", tiles.two_pass_tile(arch, "bf16", *dims), CAUSAL, dims[0], monkeypatch, dims[1])
 
 
 @pytest.mark.parametrize("release_after", [0, 1, 3])

@@ -3,11 +3,11 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import assert_right, assert_two_passes, attention, backward, check_gradients, compiled, error, gradients
+from attention import FP32_ERROR, assert_right, assert_two_passes, attention, backward, check_gradients, compiled, error, gradients
 from tensors import BF16, CAUSAL, FP16, FP32, FULL, columns, in_eighths, normal, qkv
 from torch.utils.checkpoint import checkpoint
 
-from dash_inductor import enabled
+from dash_inductor import decisions, enabled
 from dash_inductor.emulation import emulate
 
 pytestmark = pytest.mark.usefixtures("rewriting")
@@ -18,7 +18,7 @@ SHAPES = [
     ("auto", FP32, False, (2, 2, 2, 64, 64, 16), (1, 1, 1, 53, 130, 40), (1, 1, 1, 130, 53, 64), (1, 1, 1, 1, 40, 256)),
     ("auto", FP32, False, (2, 3, 3, 1, 1, 16), (1, 2, 2, 1, 70, 16), (1, 2, 2, 70, 1, 16)),
     ("auto", FP32, True, (1, 2, 2, 100, 100, 24), (1, 1, 1, 130, 130, 96), (1, 1, 1, 64, 64, 128), (1, 1, 1, 53, 53, 19)),
-    ("auto", FP32, True, (1, 6, 2, 70, 70, 16), (1, 1, 1, 70, 70, 192)),
+    ("auto", FP32, True, (1, 6, 2, 70, 70, 16), (1, 1, 1, 70, 70, 192), (1, 2, 2, 53, 53, 8)),
     ("auto", BF16, False, (1, 1, 1, 100, 53, 24), (1, 1, 1, 33, 64, 192)),
     ("auto", BF16, True, (1, 2, 2, 130, 130, 64), (1, 1, 1, 53, 53, 128), (2, 3, 3, 1, 1, 16)),
     ("auto", BF16, True, (1, 6, 2, 70, 70, 16), (1, 1, 1, 64, 64, 256)),
@@ -26,7 +26,7 @@ SHAPES = [
     ("auto", FP16, True, (2, 1, 1, 100, 100, 16)),
     ("two_pass", FP32, False, (2, 2, 2, 64, 64, 16), (1, 1, 1, 53, 130, 40), (1, 1, 1, 130, 53, 64), (1, 2, 2, 70, 1, 16)),
     ("two_pass", FP32, True, (1, 2, 2, 130, 130, 24), (2, 3, 3, 1, 1, 16)),
-    ("two_pass", BF16, False, (1, 2, 2, 1, 70, 16)),
+    ("two_pass", BF16, False, (1, 2, 2, 1, 70, 16), (1, 1, 1, 40, 70, 1)),
     ("two_pass", BF16, True, (1, 1, 1, 70, 70, 96)),
     ("two_pass", FP16, True, (1, 1, 1, 64, 64, 128)),
 ]
@@ -60,6 +60,31 @@ def test_by_the_op(dtype, causal, heads, kv_heads, q_len, kv_len, transposed):
     with emulate():
         actual = compiled(backward(CAUSAL if causal else FULL))(*(columns(args) if transposed else args))
     assert_right(actual, attention(causal=causal, gqa=True), inputs, grad_out)
+
+
+@pytest.mark.parametrize(
+    ("template", "dtype", "causal", "dims"),
+    [
+        ("one_pass", FP32, True, (40, 24)),
+        ("one_pass", BF16, False, (64, 128)),
+        ("two_pass", FP32, False, (8, 40)),
+        ("two_pass", BF16, True, (192, 128)),
+    ],
+)
+def test_values_of_another_head_dim(template, dtype, causal, dims):
+    """By the op, against float64 alone: the CPU's SDPA takes the math path, which is in fp32 throughout."""
+    query, key, value, grad_out = qkv(2, 4, 53, 53 if causal else 70, dims[0], kv_heads=2, dtype=dtype, value_dim=dims[1])
+    scores = query.double() @ key.double().repeat_interleave(2, 1).mT / dims[0] ** 0.5
+    if causal:
+        scores = scores.masked_fill(torch.ones(53, 53).triu(1).bool(), -torch.inf)
+    out = scores.softmax(-1) @ value.double().repeat_interleave(2, 1)
+    args = [grad_out, query, key, value, out.to(dtype), scores.logsumexp(-1).float()]
+    inputs = [x.double() for x in (query, key, value)]
+    expected = gradients(attention(causal=causal, gqa=True), inputs, grad_out.double())
+    with enabled(template=template), emulate(seed=3):
+        actual = compiled(backward(CAUSAL if causal else FULL))(*args)
+    assert decisions()[-1].head_dim == f"{dims[0]}/{dims[1]}"
+    assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < {FP32: FP32_ERROR, BF16: 1e-2}[dtype]
 
 
 # How users lay out queries, keys and values: shapes of buffers, and attention's arguments made from them.

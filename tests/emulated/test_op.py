@@ -36,7 +36,7 @@ class Backward:
 
 
 CASES = [
-    # settings, mask, family, and of each case batch, heads, kv heads, S_q, S_k, D; SMs; roles, heads in flight
+    # settings, mask, family, and of each case batch, heads, kv heads, S_q, S_k, D, or (D, D of value); SMs; roles, heads in flight
     ({"schedule": "ascending"}, FULL, "ascending", (1, 2, 2, 64, 160, 16, 6, 3, 2), (2, 1, 1, 53, 130, 24, 3, 3, 1)),
     ({"schedule": "ascending"}, CAUSAL, "ascending", (1, 2, 2, 100, 100, 16, 4, 4, 1)),
     ({"schedule": "descending"}, FULL, "descending", (1, 4, 2, 40, 140, 16, 4, 2, 2)),
@@ -61,15 +61,20 @@ CASES = [
     (TWO_PASSES, FULL, "two_pass", (1, 2, 2, 64, 160, 16, 6, None, None), (2, 6, 2, 53, 130, 24, 6, None, None)),
     (TWO_PASSES, CAUSAL, "two_pass", (1, 2, 2, 128, 128, 16, 6, None, None), (1, 4, 2, 150, 150, 40, 6, None, None)),
     (TWO_PASSES, CAUSAL, "two_pass", (1, 3, 1, 130, 130, 16, 6, None, None), (1, 2, 1, 100, 100, 96, 6, None, None)),
+    ({"schedule": "ascending"}, FULL, "ascending", (2, 2, 1, 53, 130, (40, 24), 3, 3, 1), (1, 1, 1, 53, 130, (8, 8), 3, 3, 1)),
+    ({"schedule": "descending"}, CAUSAL, "descending", (1, 4, 2, 100, 100, (24, 40), 4, 2, 2)),
+    (TWO_PASSES, FULL, "two_pass", (2, 2, 1, 53, 130, (40, 24), 6, None, None), (2, 4, 2, 53, 130, (8, 5), 6, None, None)),
     ({}, FULL, "two_pass", (1, 1, 1, 40, 100, 192, 6, None, None)),
+    ({}, CAUSAL, "two_pass", (1, 2, 1, 70, 70, (192, 128), 6, None, None), (1, 1, 1, 70, 70, (200, 256), 6, None, None)),
     ({}, CAUSAL, "two_pass", (1, 2, 1, 100, 100, 256, 6, None, None)),
 ]
 
 
 @pytest.mark.parametrize(("settings", "mask", "family", "case"), [(*row[:3], case) for row in CASES for case in row[3:]])
 def test_bits_are_those_of_the_reference(settings, mask, family, case):
-    batch, heads, kv_heads, q_len, kv_len, head_dim, sms, *placed = case
-    args = exact(batch, heads, q_len, kv_len, head_dim, kv_heads=kv_heads)
+    batch, heads, kv_heads, q_len, kv_len, dims, sms, *placed = case
+    head_dim, value_dim = dims if isinstance(dims, tuple) else (dims, dims)
+    args = exact(batch, heads, q_len, kv_len, head_dim, kv_heads=kv_heads, value_dim=value_dim)
     specification = backward(mask, scale=0.25)
     with enabled(**settings), emulate(seed=q_len, sms=sms):
         actual, expected = compiled(specification)(*args), specification(*args)
@@ -102,10 +107,13 @@ def test_bits_of_short_sequences_in_two_passes(q_len, kv_len):
     assert_two_passes()
 
 
-@pytest.mark.parametrize("layout", [list, permuted, columns, expanded, padded])
-def test_layouts(layout):
+@pytest.mark.parametrize(
+    ("layout", "dims"),
+    [*((layout, (24, 24)) for layout in (list, permuted, columns, expanded, padded)), (padded, (8, 5)), (columns, (1, 24))],
+)
+def test_layouts(layout, dims):
     """Values do not depend on strides, and the strides of eager, fake and compiled gradients are the same."""
-    args = layout(arguments(1, 2, 50, 50, 24))
+    args = layout(arguments(1, 2, 50, 50, dims[0], value_dim=dims[1]))
     with emulate():
         actual = compiled(backward(CAUSAL))(*args)
         eager = OP(*args, mask=CAUSAL)
@@ -127,6 +135,7 @@ DOCUMENTS = torch.tensor([[1, 1, 0, 0, 0, 0], [0, 0, 1, 1, 1, 1], [0, 0, 1, 1, 1
     ("args", "kwargs"),
     [
         (arguments(1, 2, 40, 70), {"mask": FULL}),
+        (arguments(1, 4, 40, 70, 5, kv_heads=2, value_dim=24), {"mask": FULL}),
         (arguments(2, 4, 40, 40, 24, kv_heads=2, dtype=BF16), {"mask": CAUSAL, "scale": 0.5}),
         (permuted(arguments(1, 2, 40, 40, dtype=FP16)), {"mask": CAUSAL}),
         (expanded(arguments(1, 2, 20, 20)), {"mask": FULL}),

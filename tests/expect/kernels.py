@@ -88,9 +88,11 @@ def _expected(file: str) -> str:
     return (EXPECTED / file).read_text().strip("\n")
 
 
-def broken_gates(code: Generated, key: str, name: str, head_dim: int) -> tuple[dict[str, Any], list[str]]:
+def broken_gates(
+    code: Generated, key: str, name: str, head_dim: int, value_dim: int | None = None
+) -> tuple[dict[str, Any], list[str]]:
     """The figures of a kernel for bf16, and the gates that it does not pass."""
     arch = device(key).arch
-    used = (tile if code.templates[name] == Template.ONE_PASS else two_pass_tile)(arch, "bf16", head_dim)
+    used = (tile if code.templates[name] == Template.ONE_PASS else two_pass_tile)(arch, "bf16", head_dim, value_dim)
     row = figures(compiled(code.kernels[name], key), arch, used)
     return row, violated(row, arch, used)

@@ -97,12 +97,14 @@ def test_a_flex_attention_beside_stock():
 def test_every_cell_of_the_tables():
     """All of what there is a tile for, once; past a head dim of 128 in two passes alone."""
     found = cells()
-    assert len(set(found)) == len(found) == len(DEVICES) * 2 * (len(SHAPES) * (5 + 7) + len(FLEX_SHAPES) * 2)
+    assert len(set(found)) == len(found) == len(DEVICES) * 2 * (len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * 2)
     assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
+    assert {(cell.head_dim, cell.value_dim) for cell in found if cell.value_dim} == {(96, 64), (192, 128)}
     assert all(cell.tile for cell in found)
     assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass"}
     assert cells(archs=["sm_90"], templates=["one_pass"], dtypes=["fp16"], head_dims=[96], shapes=["full"]) == [
-        Cell("sm_90", "one_pass", "fp16", 96, "full")
+        Cell("sm_90", "one_pass", "fp16", 96, "full"),
+        Cell("sm_90", "one_pass", "fp16", 96, "full", 64),
     ]
 
 
@@ -112,7 +114,13 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
         monkeypatch.setattr("triton.__version__", version)
         assert cell.most_instructions == most
     monkeypatch.setattr("triton.__version__", "3.7.1")
-    for change in ({"arch": "sm_80"}, {"template": "two_pass"}, {"head_dim": 96}, {"shape": "causal-dynamic-gqa"}):
+    for change in (
+        {"arch": "sm_80"},
+        {"template": "two_pass"},
+        {"head_dim": 96},
+        {"value_dim": 64},
+        {"shape": "causal-dynamic-gqa"},
+    ):
         assert cell.most_instructions == 550 and replace(cell, **change).most_instructions is None
     soft_cap = replace(cell, shape="flex-window-soft-cap")
     assert (soft_cap.most_local, cell.most_local, replace(soft_cap, head_dim=64).most_local) == (28, 0, 0)

@@ -10,7 +10,7 @@ from dash_inductor.devices.target import Target
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.resolve import template_for as template_of_problem
-from dash_inductor.templates.tiles import tile, two_pass_tile
+from dash_inductor.templates.tiles import gluon_tile, tile, two_pass_tile
 
 BY_SIZE = "by_size"
 
@@ -72,10 +72,23 @@ def test_settings_that_leave_an_attention_out(settings, head_dim, mask, message)
 
 
 @pytest.mark.parametrize("settings", [{}, {"template": "one_pass"}, {"template": "two_pass"}, {"schedule": "shift"}])
-@pytest.mark.parametrize("head_dim", [15, 257])
-def test_a_head_dim_that_nothing_takes(settings, head_dim):
-    with pytest.raises(ValueError, match=f"head dim {head_dim} is outside 16..256"):
-        resolve(Problem("full", 1, 1, 1, 64, 64, head_dim, "bf16"), Config(**settings), Target("h100", 90, 132))
+@pytest.mark.parametrize(("dims", "text"), [((0, None), "0"), ((257, None), "257"), ((64, 257), "64/257"), ((257, 64), "257/64")])
+def test_a_head_dim_that_nothing_takes(settings, dims, text):
+    problem = Problem("full", 1, 1, 1, 64, 64, dims[0], "bf16", value_dim=dims[1])
+    with pytest.raises(ValueError, match=f"head dim {text} is outside 1..256"):
+        resolve(problem, Config(**settings), Target("h100", 90, 132))
+
+
+@pytest.mark.parametrize(("dims", "template"), [((192, 128), "two_pass"), ((64, 129), "two_pass"), ((128, 64), BY_SIZE)])
+def test_the_larger_head_dim_decides(dims, template):
+    problem = Problem("full", 1, 1, 1, 64, 64, dims[0], "bf16", value_dim=dims[1])
+    assert template_of_problem(problem, Config(), Target("h100", 90, 132)) == template
+    asked = Config(template="one_pass")
+    if template == "two_pass":
+        with pytest.raises(ValueError, match=f"head dim {dims[0]}/{dims[1]} {MORE} template='one_pass' asks for"):
+            resolve(problem, asked, Target("h100", 90, 132))
+    else:
+        assert resolve(problem, asked, Target("h100", 90, 132)).tile == tile(90, "bf16", *dims)
 
 
 @pytest.mark.parametrize("device", known_devices())
@@ -104,18 +117,20 @@ def test_reserved_sms_are_kept_by_one_pass_alone():
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100, "emulated"])
-@pytest.mark.parametrize("head_dim", [16, 32, 64, 96, 128])
-def test_both_pad_rows_alike(arch, head_dim):
-    """delta is computed once for either, by one kernel."""
-    one, two = tile(arch, "bf16", head_dim), two_pass_tile(arch, "bf16", head_dim)
-    assert (one.block_m, one.preprocess_warps) == (two.block_m, two.preprocess_warps)
+@pytest.mark.parametrize("head_dim", [1, 16, 32, 64, 96, 128])
+@pytest.mark.parametrize("value_dim", [None, 8, 64, 128])
+def test_both_pad_alike(arch, head_dim, value_dim):
+    """delta is computed once for either, by one kernel, and either fills the scratch of dq."""
+    one, two = tile(arch, "bf16", head_dim, value_dim), two_pass_tile(arch, "bf16", head_dim, value_dim)
+    for name in ("block_m", "block_d", "block_dv", "preprocess_warps"):
+        assert getattr(one, name) == getattr(two, name)
 
 
 @pytest.mark.parametrize("arch", [80, 90, 100, "emulated"])
 @pytest.mark.parametrize(("head_dim", "block_d"), [(16, 16), (64, 64), (96, 128), (128, 128), (192, 256), (256, 256)])
 def test_there_is_a_tile_for_every_head_dim(arch, head_dim, block_d):
     found = two_pass_tile(arch, "bf16", head_dim)
-    assert found.block_d == block_d
+    assert found.block_d == found.block_dv == (max(32, block_d) if arch == 80 else block_d)
     # The preprocess pads to whole blocks of block_m rows, which dQ's longer tiles may overrun.
     assert found.q_rows % found.block_m == 0 and found.kv_rows % found.block_n == 0
 
@@ -138,16 +153,53 @@ def test_sixteen_columns_are_padded_on_an_a100():
 
 
 @pytest.mark.parametrize(
+    ("find", "arch", "dims", "text"),
+    [
+        (two_pass_tile, 90, (192, 128), "32x128x256/128 and 128x32x256/128"),
+        (tile, 90, (128, 64), "64x128x128/64"),
+        (tile, 90, (64, 128), "64x128x64/128"),
+        (tile, 90, (96, 8), "64x128x128/16"),
+        (tile, 80, (64, 128), "64x64x128"),  # with fewer columns of query than of value it spills
+        (tile, 80, (128, 64), "64x64x128/64"),
+    ],
+)
+def test_value_has_columns_of_its_own(find, arch, dims, text):
+    assert str(find(arch, "bf16", *dims)) == text
+
+
+@pytest.mark.parametrize(("dims", "matmuls"), [((192, None), 8), ((200, 256), 8), ((192, 128), 7), ((128, 256), 7)])
+def test_dk_and_dv_share_ctas_where_registers_hold_both(dims, matmuls):
+    assert two_pass_tile(90, "bf16", *dims).split == (matmuls == 8)
+
+
+def test_dq_is_laid_out_by_its_own_columns():
+    """The rows of its accumulator, transposed or not, are warps_m blocks of 16 or more."""
+    for arch in (80, 90, 100):
+        for dims in ((64, 128), (16, 128), (128, 16), (128, 128)):
+            found = tile(arch, "bf16", *dims)
+            rows, columns = (found.block_d, found.block_m) if found.dq_transposed else (found.block_m, found.block_d)
+            assert rows % (16 * found.warps_m) == columns % found.instr_n == 0
+
+
+def test_a_step_costs_what_its_matmuls_do():
+    """Of five three have query's columns; of seven four."""
+    assert [tile(90, "bf16", *dims).mean_dim for dims in ((64, None), (128, 64), (64, 128))] == [64, 102, 89]
+    assert [two_pass_tile(90, "bf16", *dims).mean_dim for dims in ((256, None), (192, 128))] == [256, 201]
+
+
+@pytest.mark.parametrize(
     ("find", "arguments", "message"),
     [
-        (tile, (90, "bf16", 129), "head dim 129 is outside 16..128"),
-        (two_pass_tile, (90, "bf16", 257), "head dim 257 is outside 16..256"),
-        (two_pass_tile, (90, "bf16", 15), "head dim 15 is outside 16..256"),
+        (tile, (90, "bf16", 129), "head dim 129 is outside 1..128"),
+        (two_pass_tile, (90, "bf16", 257), "head dim 257 is outside 1..256"),
+        (tile, (90, "bf16", 64, 129), "head dim 64/129 is outside 1..128"),
         (two_pass_tile, (90, "fp32", 64), "dtype fp32 is not one of bf16, fp16"),
         (two_pass_tile, ("emulated", "fp64", 64), "dtype fp64 is not one of bf16, fp16, fp32"),
         (two_pass_tile, (75, "bf16", 64), rf"no tile for sm_75 \(there are tiles for {TILES}\)"),
         (tile, (120, "bf16", 64), "no tile for sm_120 "),
         (two_pass_tile, (89, "bf16", 129), "no tile for head dim 129 fits the shared memory of sm_89"),
+        (two_pass_tile, (89, "bf16", 192, 128), "no tile for head dim 192/128 fits the shared memory of sm_89"),
+        (gluon_tile, (90, "bf16", 128, 64), "the Gluon kernel takes head dim 64 or 128, not 128/64"),
     ],
 )
 def test_no_tile(find, arguments, message):
