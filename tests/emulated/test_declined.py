@@ -23,7 +23,7 @@ from dash_inductor.emulation import emulate
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.declined import DECLINED
 from dash_inductor.rewrite.sdpa import why_declined
-from dash_inductor.rewrite.stock_ops import FLASH, FLASH_CPU, UNSUPPORTED
+from dash_inductor.rewrite.stock_ops import CUDNN, EFFICIENT, FLASH, FLASH_CPU, UNSUPPORTED
 from dash_inductor.schedule.packing import MAX_N_KV, MAX_N_Q
 
 OURS = "dash.sdpa_backward.default"
@@ -32,6 +32,9 @@ OURS = "dash.sdpa_backward.default"
 def declined(node: fx.Node) -> str | None:
     """The reason of the pass under the settings in force."""
     return why_declined(node, config.current())
+
+
+NOTHING_SPECIAL = {"dropout_p": 0.0, "is_causal": False, "grad_input_mask": [True, True, True, False]}
 
 
 def stock(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, dtypes: Any = None, **arguments: Any) -> fx.Node:
@@ -45,7 +48,7 @@ def stock(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, d
                 named[argument.name] = graph.placeholder(argument.name)
                 named[argument.name].meta["val"] = torch.empty(shape, dtype=(dtypes or {}).get(argument.name, FP32))
             elif not argument.has_default_value():
-                named[argument.name] = {"dropout_p": 0.0, "is_causal": False}.get(argument.name, 0)
+                named[argument.name] = NOTHING_SPECIAL.get(argument.name, 0)
     node = graph.call_function(op, (), named | arguments)
     graph.output(node)
     return node
@@ -64,9 +67,13 @@ OF_THE_OP_TOO: list[tuple[dict[str, Any], str]] = [
     ({"like": shapes(*KV, to=(1, 3, 40, 16))}, "kv heads (3, 3) do not divide the query heads (2)"),
     ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": True}, "causal with S_q=41 and S_k=40"),
 ]
+DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
 REASONS: list[tuple[dict[str, Any], str]] = [
-    ({"dropout_p": 0.1}, "dropout_p=0.1"),
+    *(({"op": op, "dropout_p": 0.1}, DROPOUT) for op in (FLASH_CPU, FLASH, EFFICIENT, CUDNN)),
     ({"attn_mask": "a node"}, "an attention mask"),
+    *(({"op": op, "attn_bias": "a node"}, "an attention mask") for op in (EFFICIENT, CUDNN)),
+    ({"op": EFFICIENT, "attn_bias": None, "grad_input_mask": [True] * 4}, "an attention mask"),
+    ({"op": EFFICIENT, "attn_bias": None, "is_causal": True, "like": {"query": (1, 2, 41, 16)}}, "causal with S_q=41 and S_k=40"),
     ({"scale": "a node"}, "a scale that is not a constant"),
     ({"dtypes": {"key": FP16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
     ({"like": shapes("value", to=(1, 2, 40, 32))}, "head dims differ: query 16, key 16, value 32"),
@@ -76,7 +83,7 @@ REASONS: list[tuple[dict[str, Any], str]] = [
     ({"like": shapes(*QKV, to=(0, 2, 40, 16))}, "an empty tensor"),
     ({"like": shapes("query", to=(1, 2, TOO_MANY_Q, 16))}, f"lengths S_q={TOO_MANY_Q}, S_k=40 have too many tiles"),
     ({"like": shapes(*KV, to=(1, 2, TOO_MANY_K, 16))}, f"lengths S_q=40, S_k={TOO_MANY_K} have too many tiles"),
-    ({"op": FLASH}, f"{FLASH} on device cpu"),
+    *(({"op": op, "attn_bias": None}, f"{op} on device cpu") for op in (FLASH, CUDNN)),
     *(({"op": op}, reason) for op, reason in UNSUPPORTED.items()),
 ]
 
@@ -103,7 +110,14 @@ LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, 
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"is_causal": True, "scale": 0.5}, {"like": shapes(*KV, to=(1, 1, 9, 16))}, {"like": LONGEST}],
+    [
+        {},
+        {"is_causal": True, "scale": 0.5},
+        {"like": shapes(*KV, to=(1, 1, 9, 16))},
+        {"like": LONGEST},
+        {"op": EFFICIENT, "attn_bias": None},
+        {"op": EFFICIENT, "attn_bias": None, "is_causal": True, "scale": 0.5},
+    ],
 )
 def test_nothing_against_it(changes):
     with emulate():
