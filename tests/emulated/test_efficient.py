@@ -48,8 +48,8 @@ def narrow(inputs: list[Tensor]) -> list[Tensor]:
         ((2, 2, 40, 72, 16), {}, FP32, list),
         ((1, 2, 72, 72, 16), {"causal": True}, FP32, permuted),
         ((1, 1, 64, 64, 32), {"causal": True, "scale": 0.3}, FP32, columns),  # as many rows as logsumexp has
-        ((1, 2, 33, 20, 16), {}, BF16, permuted),
-        ((1, 2, 40, 40, 24), {"causal": True}, FP16, list),
+        ((1, 2, 40, 40, 24), {"causal": True}, BF16, list),
+        pytest.param((1, 2, 33, 20, 16), {}, FP16, permuted, marks=pytest.mark.nightly),
     ],
 )
 def test_gradients(rewriting, sizes, options, dtype, layout):
@@ -74,7 +74,7 @@ def test_one_graph_for_all_lengths(rewriting):
 
 
 def test_caches_know_it_from_other_ops(as_installed):
-    """At a length where the graphs of the two backwards differ in nothing else: the same sizes, 64 rows of logsumexp."""
+    """At a length where logsumexp of both has 64 rows."""
     inputs = qkv(1, 2, 64, 64, 16)[:3]
     with dash_inductor.enabled():
         for function, op in ((attention(causal=True), CPUS), (efficient(causal=True), EFFICIENT)):
