@@ -30,11 +30,11 @@ def record(decision: Decision) -> None:
     if graph.cpp_wrapper:  # no Python is loaded there
         add((f"cpp_wrapper graph {id(graph)}", len(graph.operations)), decision)
         return
+    if node is not None and AT_LOAD in node.meta:
+        add_to_header(graph, node.meta[AT_LOAD])
     noted = graph.__dict__.setdefault("dash_decisions", [])
     noted.append(decision)
     add_to_header(graph, loading_line(len(noted) - 1, decision))
-    if node is not None and AT_LOAD in node.meta:
-        add_to_header(graph, node.meta[AT_LOAD])
 
 
 def root_graph() -> GraphLowering:

@@ -44,6 +44,7 @@ class SdpaBackward:
     whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left). scale: None for 1 / sqrt(D).
     """
 
+    node: fx.Node
     op: OpOverload
     grad_out: fx.Node
     query: fx.Node
@@ -62,6 +63,7 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
     """Reads a node of FLASH, FLASH_CPU, EFFICIENT or CUDNN."""
     named = arguments(node)
     return SdpaBackward(
+        node=node,
         op=node.target,  # type: ignore[arg-type]
         grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
         attn_mask=named.get("attn_bias", named.get("attn_mask")),
@@ -80,7 +82,11 @@ def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
         length = stock.query.meta["val"].shape[2]
         if not isinstance(length, int):
             length = call(graph, aten.sym_size.int, stock.query, 2)
-        return call(graph, aten.slice.Tensor, stock.logsumexp, 2, 0, length)
+        rows = call(graph, aten.slice.Tensor, stock.logsumexp, 2, 0, length)
+        if stock.node.meta.get("partitioner_tag") == "is_backward":
+            # As an output of the forward it would guard on whether it is dense: on lengths that are multiples.
+            rows.meta["partitioner_tag"] = "must_be_in_backward"
+        return rows
     if stock.op is CUDNN:  # [B, H, S_q, 1]
         return call(graph, aten.squeeze.dim, stock.logsumexp, 3)
     return stock.logsumexp

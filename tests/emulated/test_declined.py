@@ -23,7 +23,7 @@ from dash_inductor.emulation import emulate
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.declined import DECLINED
 from dash_inductor.rewrite.sdpa import rewriting_of
-from dash_inductor.rewrite.stock_ops import FLASH, FLASH_CPU, UNSUPPORTED
+from dash_inductor.rewrite.stock_ops import CUDNN, EFFICIENT, FLASH, FLASH_CPU, UNSUPPORTED
 from dash_inductor.schedule.packing import MAX_N_KV, MAX_N_Q
 
 OURS = "dash.sdpa_backward.default"
@@ -38,6 +38,9 @@ def declined(node: fx.Node) -> str | None:
     return None
 
 
+NOTHING_SPECIAL = {"dropout_p": 0.0, "is_causal": False, "grad_input_mask": [True, True, True, False]}
+
+
 def stock(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, dtypes: Any = None, **arguments: Any) -> fx.Node:
     """A node of a graph made by hand: `op` on fake CPU tensors, fp32 [1, 2, 40, 16] but for what `like` and `dtypes` name."""
     graph = fx.Graph()
@@ -49,10 +52,10 @@ def stock(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, d
                 named[argument.name] = graph.placeholder(argument.name)
                 named[argument.name].meta["val"] = torch.empty(shape, dtype=(dtypes or {}).get(argument.name, FP32))
             elif not argument.has_default_value():
-                named[argument.name] = {"dropout_p": 0.0, "is_causal": False}.get(argument.name, 0)
-        if "attn_mask" in arguments:
-            arguments["attn_mask"] = graph.placeholder("attn_mask")
-            arguments["attn_mask"].meta["val"] = torch.empty(40, 40)
+                named[argument.name] = NOTHING_SPECIAL.get(argument.name, 0)
+        for name in {"attn_mask", "attn_bias"} & {name for name, value in arguments.items() if value is not None}:
+            arguments[name] = graph.placeholder(name)
+            arguments[name].meta["val"] = torch.empty(40, 40)
     node = graph.call_function(op, (), named | arguments)
     graph.output(node)
     return node
@@ -75,9 +78,16 @@ OF_THE_OP_TOO: list[tuple[dict[str, Any], str]] = [
     ({"like": shapes(*KV, to=(1, 3, 40, 16))}, "kv heads (3, 3) do not divide the query heads (2)"),
 ]
 OF_THE_OP_ALONE = ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": True}, "causal with S_q=41 and S_k=40")
+DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
 REASONS: list[tuple[dict[str, Any], str]] = [
-    ({"dropout_p": 0.1}, "dropout_p=0.1: its random bits have a layout that only the stock op knows"),
+    *(({"op": op, "dropout_p": 0.1}, DROPOUT) for op in (FLASH_CPU, FLASH, EFFICIENT, CUDNN)),
     ({"attn_mask": "a node"}, FLOAT_BIAS),
+    ({"op": EFFICIENT, "attn_bias": "a node"}, FLOAT_BIAS),
+    (
+        {"op": EFFICIENT, "attn_bias": None, "grad_input_mask": [True] * 4},
+        "the attention mask is learnt: the stock op computes its",
+    ),
+    ({"op": CUDNN, "attn_bias": "a node"}, f"{CUDNN} on device cpu"),
     ({"scale": "a node"}, "a scale that is not a constant"),
     ({"dtypes": {"key": FP16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
     ({"like": shapes("key", to=(1, 2, 40, 32))}, "head dims differ: query 16, key 32"),
@@ -87,7 +97,7 @@ REASONS: list[tuple[dict[str, Any], str]] = [
     ({"like": shapes(*QKV, to=(0, 2, 40, 16))}, "an empty tensor"),
     ({"like": shapes("query", to=(1, 2, TOO_MANY_Q, 16))}, f"lengths S_q={TOO_MANY_Q}, S_k=40 have too many tiles"),
     ({"like": shapes(*KV, to=(1, 2, TOO_MANY_K, 16))}, f"lengths S_q=40, S_k={TOO_MANY_K} have too many tiles"),
-    ({"op": FLASH}, f"{FLASH} on device cpu"),
+    *(({"op": op, "attn_bias": None}, f"{op} on device cpu") for op in (FLASH, CUDNN)),
     *(({"op": op}, reason) for op, reason in UNSUPPORTED.items()),
 ]
 
@@ -118,6 +128,8 @@ LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, 
     [
         *({}, {"is_causal": True, "scale": 0.5}, {"like": shapes(*KV, to=(1, 1, 9, 16))}, {"like": LONGEST}),
         *({"like": shapes(*QKV, to=(1, 2, 40, 1))}, {"like": shapes("value", to=(1, 2, 40, 32))}),
+        *({"op": EFFICIENT, "attn_bias": None, **others} for others in ({}, {"is_causal": True, "scale": 0.5})),
+        {"op": EFFICIENT, "attn_bias": None, "is_causal": True, "like": {"query": (1, 2, 41, 16)}},
     ],
 )
 def test_nothing_against_it(changes):

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "gpu"))
 import test_flex_on_gpu as flex
 import test_on_gpu as bodies
 import test_side_by_side as beside
+import test_stock_ops_on_gpu as stock_ops
 import test_wait as wait
 
 import dash_inductor
@@ -89,6 +90,21 @@ def test_dynamic_lengths(monkeypatch):
 
     monkeypatch.setattr(bodies, "inputs", inputs)
     bodies.test_dynamic_lengths_have_the_bits_of_static_ones("one_pass")
+
+
+@pytest.mark.parametrize("kind", stock_ops.probe.KINDS)
+def test_probe(kind):
+    stock_ops.test_probe(stock_ops.NAME("efficient"), kind, "float32")
+
+
+def test_training_through_the_memory_efficient_op(small, monkeypatch):
+    """Which SDPA takes on the CPU where head dims differ alone."""
+    op = torch.ops.aten._scaled_dot_product_efficient_attention
+    monkeypatch.setattr(stock_ops, "only", lambda backend: nullcontext())
+    monkeypatch.setattr(stock_ops, "attention", lambda backend, causal: lambda *qkv: op(*qkv, None, True, 0.0, causal)[0])
+    stock_ops.test_training("efficient", SHAPE, True, torch.float32)
+    with pytest.raises(AssertionError):
+        stock_ops.test_training("cudnn", SHAPE, True, torch.float32)
 
 
 def test_two_launches_at_once_that_fault(small, monkeypatch):

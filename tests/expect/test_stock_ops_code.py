@@ -7,6 +7,7 @@ from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 
 import dash_inductor
+from dash_inductor.inspection.fake_gpu import fake_gpu
 from dash_inductor.inspection.generate import Generated, deterministic, generate
 from dash_inductor.rewrite import probe
 
@@ -70,3 +71,10 @@ def test_generated_code_asks_when_it_is_loaded(monkeypatch) -> None:
     exec("\n".join(lines))
     last = ("bfloat16", "cuda:0")
     assert asked == [(EFFICIENT, "full", *last), (EFFICIENT, "causal", *last), (CUDNN, "full", *last)]
+
+
+def test_a_gpu_that_is_there_is_not_asked_for_another(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert probe.is_there(torch.device("cuda"))
+    with fake_gpu("h100"):
+        assert not probe.is_there(torch.device("cuda"))
