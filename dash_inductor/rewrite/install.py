@@ -19,6 +19,7 @@ from ..import_hook import after_import, forget_compiled
 from .installed import BACKEND_PASS
 
 JOINT_GRAPH = "torch._inductor.fx_passes.joint_graph"
+REGISTRY = "torch.nn.attention"
 
 _wanted = False
 
@@ -33,6 +34,7 @@ def enable(**settings: Any) -> None:
     from ..config import configure, current
 
     configure(**settings)
+    offer_eager()
     if not current().enabled:
         warnings.warn("DASH_INDUCTOR=0: dash_inductor stays off, torch.compile is plain Inductor", stacklevel=2)
         return
@@ -79,6 +81,21 @@ def want(*, required: bool = False) -> None:
         _wanted = True
         forget_compiled()
     after_import(JOINT_GRAPH, _install_if_wanted, required=required)
+
+
+def offer_eager() -> None:
+    """Lists "DASH" among torch's flash attention implementations; what it needs is imported when the user activates it."""
+    after_import(REGISTRY, _register)
+
+
+def _register() -> None:
+    sys.modules[REGISTRY].register_flash_attention_impl("DASH", register_fn=_activate)
+
+
+def _activate() -> Any:
+    from . import eager
+
+    return eager.activate()
 
 
 def is_enabled() -> bool:
