@@ -1,8 +1,9 @@
 """Eager training: what `torch.nn.attention.activate_flash_attention_impl("DASH")` puts in front of the stock backward.
 
-The dispatcher's kernel of SDPA's flash backward is replaced by one that asks the pass about the attention, and runs what the pass made
-of it, compiled. What the pass declines, and everything outside deterministic mode, goes to the stock kernel. The forward is stock's.
-A model that is traced for torch.compile meets none of this: its tensors are fake then, and the stock op stands in its graph.
+The dispatcher's kernel of SDPA's flash backward gives way to one that compiles the op alone, as the backward of a model is
+compiled, so that the pass rewrites it. What the pass declines, and everything outside deterministic mode, goes to the stock kernel.
+The forward is stock's. A model that is traced for torch.compile meets none of this: its tensors are fake then, and the stock op is
+in its graph.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.exc import FailOnRecompileLimitHit
+from torch._dynamo.utils import counters
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -69,27 +71,28 @@ def activate() -> Override | None:
         except ValueError as error:
             reason = str(error)
     if not ops:
-        raise RuntimeError(
-            f'activate_flash_attention_impl("DASH"): {reason}; DASH_INDUCTOR_EMULATE=1, set when Python starts, emulates one on the CPU'
-        )
+        remedy = "DASH_INDUCTOR_EMULATE=1, set when Python starts, emulates one on the CPU"
+        raise RuntimeError(f'activate_flash_attention_impl("DASH"): {reason}; {remedy}')
     return Override(ops)
 
 
 def backward(op: OpOverload, stock: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
     """The gradients of `op`: by our kernels or, where the pass declines the attention, by the kernel `stock`."""
     if torch.are_deterministic_algorithms_enabled() and ready().enabled:
+        _require_outermost()
         settings = (*key(), why_no_target(args[0].device))
         call = Call(settings, op, tuple(map(_like, args)), tuple((name, _like(x)) for name, x in kwargs.items()))
         program = program_for(call)
         if program is not None:
-            return program([x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)])
+            return program([x for x in (*args, *kwargs.values()) if _varies(x)])
     return stock.call_boxed(keyset, *args, **kwargs)
 
 
 class TensorLike(NamedTuple):
-    """What an answer depends on of a tensor."""
+    """A tensor without its elements."""
 
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     dtype: torch.dtype
     device: torch.device
 
@@ -102,90 +105,112 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: tuple[tuple[str, Any], ...]
 
-    @property
-    def tensors(self) -> list[TensorLike]:
-        """In order."""
-        return [x for x in (*self.args, *(x for _, x in self.kwargs)) if isinstance(x, TensorLike)]
+    def kind(self) -> Call:
+        """What its program is made for: any batch and any lengths, unless the schedule is searched for one size."""
+        if current().schedule == SEARCHED:
+            return self
+        return self._replace(args=tuple(map(_kind, self.args)), kwargs=tuple((name, _kind(x)) for name, x in self.kwargs))
+
+    def graph(self) -> tuple[fx.Graph, fx.Node]:
+        """A graph that calls the op with its tensors and integers as inputs, and the op's node; on fake tensors."""
+        graph = fx.Graph()
+
+        def argument(x: Any) -> Any:
+            if not _varies(x):
+                return x
+            node = graph.placeholder(f"arg_{len(graph.nodes)}")
+            node.meta["val"] = torch.empty_strided(*x[:2], dtype=x.dtype, device=x.device) if isinstance(x, TensorLike) else x
+            return node
+
+        with FakeTensorMode():
+            node = graph.call_function(self.op, tuple(map(argument, self.args)), {name: argument(x) for name, x in self.kwargs})
+            args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
+            node.meta["val"] = self.op(*args, **kwargs)
+        graph.output(node)
+        return graph, node
+
+
+def _varies(x: Any) -> bool:
+    """Whether an argument is an input of the graph; others are constants in it."""
+    return isinstance(x, (Tensor, TensorLike)) or type(x) is int
 
 
 def _like(x: Any) -> Any:
-    return TensorLike(tuple(x.shape), x.dtype, x.device) if isinstance(x, Tensor) else x
+    return TensorLike(tuple(x.shape), x.stride(), x.dtype, x.device) if isinstance(x, Tensor) else x
 
 
-class Program:
-    """What the pass made of an attention, compiled by Dynamo for whatever batch and lengths come."""
-
-    def __init__(self, module: fx.GraphModule, taken: list[int]) -> None:
-        """`module` takes those tensors of the stock op that stand in `taken`."""
-        self._taken = taken
-        self._compiled = torch.compile(module.forward, fullgraph=True, backend=dash)
-
-    def __call__(self, tensors: list[Tensor]) -> Any:
-        """The gradients, of all tensors of the stock op. Raises rather than run the specification, which takes minutes."""
-        # Below autograd, where nothing is differentiable: what the caller's tensors are to autograd would only compile anew.
-        taken = [tensors[i].detach() for i in self._taken]
-        with torch.no_grad():
-            try:
-                return self._compiled(*taken)
-            except FailOnRecompileLimitHit:
-                with _lock, dynamo_config.patch(recompile_limit=MOST_VARIANTS, accumulated_recompile_limit=MOST_VARIANTS):
-                    return self._compiled(*taken)
+def _kind(x: Any) -> Any:
+    if isinstance(x, TensorLike):
+        return x._replace(shape=x.shape[1::2], stride=())  # the heads and the head dim of [B, H, S, D]
+    return int if type(x) is int else x
 
 
 _lock = threading.RLock()  # autograd has a thread for each GPU
-_programs: dict[tuple[Any, ...], Program] = {}
+_running = threading.local()
+
+
+class Program:
+    """A stock backward in which the pass finds an attention to rewrite, compiled for whatever batch and lengths come."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        function = fx.GraphModule({}, graph).forward
+        self._compiled = torch.compile(function, fullgraph=True, backend=dash, options={"pattern_matcher": True})
+
+    def __call__(self, strides: list[tuple[int, ...]], args: list[Any]) -> list[Tensor]:
+        """The gradients, of given strides: the caller may be a compiled graph that relies on those of the stock op."""
+        # Here, below autograd, nothing is differentiated: what the tensors are to autograd would only compile anew.
+        args = [x.detach() if isinstance(x, Tensor) else x for x in args]
+        _running.compiled = True
+        try:
+            with torch.no_grad():
+                grads = self._run(args)
+                return [_with_stride(grad, stride) for grad, stride in zip(grads, strides, strict=True)]
+        finally:
+            _running.compiled = False
+
+    def _run(self, args: list[Any]) -> Any:
+        try:
+            return self._compiled(*args)
+        except FailOnRecompileLimitHit:
+            with _lock, dynamo_config.patch(recompile_limit=MOST_VARIANTS, accumulated_recompile_limit=MOST_VARIANTS):
+                return self._compiled(*args)
+
+
+def _with_stride(x: Tensor, stride: tuple[int, ...]) -> Tensor:
+    if x.stride() == stride:
+        return x
+    return torch.empty_strided(x.shape, stride, dtype=x.dtype, device=x.device).copy_(x)
+
+
+def _require_outermost() -> None:
+    """Raises where a program calls the stock op itself: it was not compiled, or the pass did not rewrite it after all."""
+    if getattr(_running, "compiled", False):
+        raise RuntimeError(
+            'activate_flash_attention_impl("DASH") needs torch.compile and its passes, which are off (torch.compiler.set_stance, '
+            "TORCHDYNAMO_DISABLE, suppress_errors): switch them on, or call restore_flash_attention_impl()"
+        )
+
+
+_programs: dict[Call, Program] = {}
 
 
 @functools.lru_cache(REMEMBERED)
-def program_for(call: Call) -> Program | None:
-    """What runs in place of a stock backward; None if the pass declines it, which is recorded as of a node in a graph.
+def program_for(call: Call) -> Callable[[list[Any]], list[Tensor]] | None:
+    """What runs in place of a stock backward; None if the pass declines it, which is recorded as of a graph.
 
     Raises:
         UnsupportedAttentionError: it is declined, under on_unsupported="error".
     """
     with _lock:
-        module = _module_of(call)
-        patterns.apply(module)
-        for node in module.graph.nodes:
-            if DECLINED in node.meta:
-                decision = decision_of(node)
-                add((f"eager: {decision}", 0), decision)
-                return None
-        placeholders = module.graph.find_nodes(op="placeholder")
-        taken = [i for i, node in enumerate(placeholders) if node.users]
-        for node in placeholders:
-            if not node.users:
-                module.graph.erase_node(node)
-        with module.graph.inserting_before(next(n for n in module.graph.nodes if n.op != "placeholder")):
-            module.graph.call_function(_require_compilation)
-        module.recompile()
-        # One program for all batches and lengths; but a searched schedule is of one size.
-        sizes = [x.shape if current().schedule == SEARCHED else x.shape[1::2] for x in call.tensors]
-        kind = (call.settings, module.code, *((x.dtype, x.device, size) for x, size in zip(call.tensors, sizes, strict=True)))
-        return _programs.setdefault(kind, Program(module, taken))
-
-
-def _module_of(call: Call) -> fx.GraphModule:
-    """A graph of the stock op alone, on fake tensors."""
-    graph = fx.Graph()
-    mode = FakeTensorMode()
-
-    def argument(x: Any) -> Any:
-        if not isinstance(x, TensorLike):
-            return x
-        node = graph.placeholder(f"tensor_{len(graph.nodes)}")
-        with mode:
-            node.meta["val"] = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-        return node
-
-    args = tuple(map(argument, call.args))
-    graph.output(graph.call_function(call.op, args, {name: argument(x) for name, x in call.kwargs}))
-    return fx.GraphModule({}, graph)
-
-
-def _require_compilation() -> None:
-    if not torch.compiler.is_compiling():
-        raise RuntimeError(
-            'activate_flash_attention_impl("DASH") needs torch.compile, which is switched off (set_stance, TORCHDYNAMO_DISABLE or '
-            "torch._dynamo.config.disable): switch it on, or call restore_flash_attention_impl()"
-        )
+        graph, node = call.graph()
+        strides = [grad.stride() for grad in node.meta["val"]]
+        patterns.apply(fx.GraphModule({}, graph))
+        decision = decision_of(node) if DECLINED in node.meta else None
+        if decision is not None:
+            counters["inductor"]["dash_declined"] += 1
+            add((f"eager: {decision}", 0), decision)
+            return None
+        kind = call.kind()
+        if kind not in _programs:
+            _programs[kind] = Program(call.graph()[0])
+        return functools.partial(_programs[kind], strides)

@@ -46,7 +46,8 @@ def enable(**settings: Any) -> None:
 def disable() -> None:
     """Takes everything out of Inductor again; what was compiled is forgotten.
 
-    A graph whose forward ran before and whose backward did not: compiling that backward raises.
+    A graph whose forward ran before and whose backward did not: compiling that backward raises. What the user activated in torch's
+    registry of flash attention stays active there.
     """
     global _wanted
     if _wanted:
