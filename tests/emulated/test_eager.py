@@ -364,7 +364,7 @@ def test_second_derivatives():
 def test_without_compilation():
     """No attention runs the specification, which takes minutes at real sizes: the error says what is off."""
     with activated():
-        with torch.compiler.set_stance("force_eager"), pytest.raises(RuntimeError, match="needs torch.compile and its passes"):
+        with torch.compiler.set_stance("force_eager"), pytest.raises(RuntimeError, match=r"needs torch\.compile and its passes"):
             train()
         train()
         assert launched() == 1
