@@ -52,7 +52,6 @@ print(before, "DASH" in names(), torch.nn.attention.current_flash_attention_impl
 @pytest.mark.parametrize(
     ("environ", "output"),
     [
-        ({}, "True True None"),
         ({"DASH_INDUCTOR": "0"}, "True True None"),
         ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "False True None"),
     ],
