@@ -216,6 +216,17 @@ def test_many_lengths():
         assert_right(actual[size], causal, tensors, grad_out)
 
 
+def test_kinds_of_attention():
+    """One after the other: none runs another's program."""
+    cases = [(function, INPUTS, GRAD_OUT) for function in (causal, attention(), attention(scale=0.2))]
+    cases.append((causal, [x.to(BF16) for x in INPUTS], GRAD_OUT.to(BF16)))
+    with activated():
+        actual = [gradients(*case) for case in cases]
+        assert launched() == len(cases)
+    for grads, case in zip(actual, cases, strict=True):
+        assert_right(grads, *case)
+
+
 def test_settings_take_effect():
     with activated():
         for settings in ({"schedule": "ascending"}, {"schedule": "searched"}, {"schedule": "auto", "launch": "chained"}):
