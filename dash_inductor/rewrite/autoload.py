@@ -14,6 +14,7 @@ def autoload() -> None:
     try:
         from . import install
 
+        install.offer_eager()
         if any(name.startswith("DASH_INDUCTOR") for name in os.environ) and not _asked_for(install):
             return
         install.want()

@@ -67,7 +67,7 @@ def prepare_lowering() -> None:
 
     flex.take_over()
     header.checks.append(_require_same_settings)
-    stock.record_declined(TARGETS, _decision)
+    stock.record_declined(TARGETS, decision_of)
 
 
 def _require_same_settings(node: fx.Node) -> None:
@@ -81,7 +81,7 @@ def _require_same_settings(node: fx.Node) -> None:
         )
 
 
-def _decision(node: fx.Node) -> Decision | None:
+def decision_of(node: fx.Node) -> Decision | None:
     """What is recorded of a stock op that is lowered; None if nobody declined it."""
     if DECLINED not in node.meta and _passed_over():
         leave(node, "torch._inductor.config.pattern_matcher is off", current())

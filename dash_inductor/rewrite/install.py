@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import pkgutil
 import sys
 import threading
 import warnings
@@ -19,6 +20,8 @@ from ..import_hook import after_import, forget_compiled
 from .installed import BACKEND_PASS
 
 JOINT_GRAPH = "torch._inductor.fx_passes.joint_graph"
+REGISTRY = "torch.nn.attention"
+EAGER = "dash_inductor.rewrite.eager:activate"  # by name: it is above this module, which it imports
 
 _wanted = False
 
@@ -33,6 +36,7 @@ def enable(**settings: Any) -> None:
     from ..config import configure, current
 
     configure(**settings)
+    offer_eager()
     if not current().enabled:
         warnings.warn("DASH_INDUCTOR=0: dash_inductor stays off, torch.compile is plain Inductor", stacklevel=2)
         return
@@ -44,7 +48,8 @@ def enable(**settings: Any) -> None:
 def disable() -> None:
     """Takes everything out of Inductor again; what was compiled is forgotten.
 
-    A graph whose forward ran before and whose backward did not: compiling that backward raises.
+    A graph whose forward ran before and whose backward did not: compiling that backward raises. What the user activated in torch's
+    registry of flash attention stays active there.
     """
     global _wanted
     if _wanted:
@@ -79,6 +84,19 @@ def want(*, required: bool = False) -> None:
         _wanted = True
         forget_compiled()
     after_import(JOINT_GRAPH, _install_if_wanted, required=required)
+
+
+def offer_eager() -> None:
+    """Lists "DASH" among torch's flash attention implementations; what it needs is imported when the user activates it."""
+    after_import(REGISTRY, _register)
+
+
+def _register() -> None:
+    sys.modules[REGISTRY].register_flash_attention_impl("DASH", register_fn=_activate)
+
+
+def _activate() -> Any:
+    return pkgutil.resolve_name(EAGER)()
 
 
 def is_enabled() -> bool:

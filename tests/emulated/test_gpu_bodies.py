@@ -9,6 +9,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "gpu"))
+import test_eager_on_gpu as eager
 import test_flex_on_gpu as flex
 import test_on_gpu as bodies
 import test_side_by_side as beside
@@ -65,6 +66,7 @@ def small(monkeypatch):
         (bodies.test_bits_of_the_chained_launch, (False,), SHAPE),
         (bodies.test_bits_and_gradients_of_two_passes, (True, 64), SHAPE),
         *((flex.test_flex_attention, (kind, 16), FLEX) for kind in ("window, soft-cap", "documents, ALiBi")),
+        (eager.test_eager_training, (True,), SHAPE),
         (beside.test_two_cooperative_launches_at_once, (), SIX_HEADS),
         (beside.test_eager_and_compiled_at_once, (), SHAPE),
     ],

@@ -36,6 +36,29 @@ def test_import_torch_stays_light():
     assert "dash_inductor.rewrite.install" in added, "the package is not installed with its entry points"
     assert {name.partition(".")[0] for name in added} - set(sys.stdlib_module_names) == {"dash_inductor"}
     assert not added & {"dash_inductor.rewrite.sdpa", "dash_inductor.resolve", "dash_inductor.emulation.inductor"}
+    assert "dash_inductor.rewrite.eager" not in added
+
+
+LISTED = """
+import torch
+from torch.nn.attention import list_flash_attention_impls as names
+before = "DASH" in names()
+import dash_inductor
+dash_inductor.enable()
+print(before, "DASH" in names(), torch.nn.attention.current_flash_attention_impl())
+"""
+
+
+@pytest.mark.parametrize(
+    ("environ", "output"),
+    [
+        ({"DASH_INDUCTOR": "0"}, "True True None"),
+        ({"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}, "False True None"),
+    ],
+)
+def test_listed_and_not_active(environ, output):
+    """In torch's registry of flash attention, also where the package is switched off: activating it says so there."""
+    assert python("-c", LISTED, **environ).stdout.strip() == output
 
 
 def test_torch_logs():
