@@ -14,6 +14,10 @@ in the compiled function, and shapes must be static.
 
 is torch's own, and stays what it is: logsumexp and its gradient are in base 2, [B, H, S_q]; key and value may have a batch of 1;
 score_mod, its derivative (joint) and mask_mod are graphs.
+
+    dash::note(x, decision) -> x
+
+is x itself. Its lowering records the decision, JSON of a `Decision`: it stands for an attention that has no backward op.
 """
 
 from __future__ import annotations
@@ -97,6 +101,10 @@ def blocks_of(blocks: Tensor) -> Blocks:
 _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
 SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
+
+_library.define("note(Tensor(a) x, str decision) -> Tensor(a)", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("note", lambda x, decision: torch.ops.aten.alias(x), "CompositeExplicitAutograd")
+NOTE = torch.ops.dash.note.default
 
 
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward

@@ -13,10 +13,11 @@ from torch._inductor import config as inductor_config
 
 from .. import emulation
 from ..config import Config, current
-from ..decision import Decision, sizes_in_text
+from ..decision import ORIGIN, Decision, sizes_in_text
 from ..problem import dtype_name
 from .cache_key import key
 from .installed import is_installed
+from .origin import mark_origin, stack_of
 from .stock_ops import TARGETS, arguments
 
 # Keys in a node's meta.
@@ -43,21 +44,20 @@ class UnsupportedAttentionError(RuntimeError):
 def leave(node: fx.Node, reason: str, settings: Config, *, unsupported: bool = True) -> None:
     """Marks the node for the lowering, which records the reason; warns or raises if it is unsupported and settings say so."""
     node.meta[DECLINED] = reason
-    if settings.on_unsupported == "fallback" or not unsupported:
+    mark_origin(node)
+    if unsupported:
+        say(_decision_of(node), stack_of(node), settings)
+
+
+def say(decision: Decision, stack: str, settings: Config) -> None:
+    """Warns of an attention that is left alone, or raises, if settings say so."""
+    if settings.on_unsupported == "fallback":
         return
-    message = f"dash_inductor leaves {node.target} to the stock kernel: {reason}"
+    place = f" ({decision.place})" if decision.place else ""
+    message = f"dash_inductor leaves {decision.op} to the stock kernel: {decision.reason}{place}"
     if settings.on_unsupported == "error":
-        raise UnsupportedAttentionError(f"{message}\n{_user_stack(node)}")
+        raise UnsupportedAttentionError(f"{message}\n{stack}")
     warnings.warn(message, stacklevel=2)
-
-
-def _user_stack(node: fx.Node) -> str:
-    """Where the user called SDPA: known to the backward node itself or to the forward node that made its `out`."""
-    out = arguments(node)["out"]
-    for candidate in (node, out, *(out.all_input_nodes if isinstance(out, fx.Node) else ())):
-        if isinstance(candidate, fx.Node) and candidate.stack_trace:
-            return candidate.stack_trace
-    return "(no stack trace was recorded)"
 
 
 @functools.cache
@@ -85,8 +85,10 @@ def _decision(node: fx.Node) -> Decision | None:
     """What is recorded of a stock op that is lowered; None if nobody declined it."""
     if DECLINED not in node.meta and _passed_over():
         leave(node, "torch._inductor.config.pattern_matcher is off", current())
-    if DECLINED not in node.meta:
-        return None
+    return _decision_of(node) if DECLINED in node.meta else None
+
+
+def _decision_of(node: fx.Node) -> Decision:
     named = arguments(node)
     query, key = named["query"].meta["val"], named["key"].meta["val"]
     return Decision(
@@ -96,6 +98,7 @@ def _decision(node: fx.Node) -> Decision | None:
         mask=_mask(named),
         reason=node.meta[DECLINED],
         **sizes_in_text(query.shape, key.shape),
+        **node.meta[ORIGIN],
     )
 
 

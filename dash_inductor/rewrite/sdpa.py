@@ -18,6 +18,8 @@ from ..problem import Problem
 from ..resolve import resolve
 from .cache_key import key
 from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
+from .math_path import note_math_paths
+from .origin import mark_origin
 from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, arguments
 
 assert op.SDPA_BACKWARD  # importing it registers what nodes are rewritten to
@@ -27,11 +29,11 @@ class DashPass(PatternMatcherPass):
     """The pass: does nothing, and costs nothing, unless deterministic mode is on. Raises what is wrong with the settings."""
 
     def apply(self, gm: Any) -> int:
-        """Rewrites the graph module; returns how many nodes matched."""
+        """Rewrites the graph module; returns how many attentions it has met."""
         if not ready().enabled or not torch.are_deterministic_algorithms_enabled():
             return 0
         prepare_lowering()
-        return super().apply(gm)
+        return super().apply(gm) + note_math_paths(gm if isinstance(gm, fx.Graph) else gm.graph, current())
 
 
 patterns = DashPass(pass_name="dash_inductor")
@@ -80,6 +82,7 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     if reason is not None:
         leave(node, reason, settings)
         return
+    mark_origin(node)
     named = arguments(node)
     tensors = [named[name] for name in ("grad_out", "query", "key", "value", "out", "logsumexp")]
     with match.graph.inserting_before(node):
