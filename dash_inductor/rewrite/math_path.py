@@ -37,7 +37,10 @@ SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.
 
 
 def note_math_paths(graph: fx.Graph, settings: Config) -> int:
-    """Puts a note into the backward of each call through which a gradient flows; warns or raises as settings say. How many."""
+    """Puts a note into the backward of each call through which a gradient flows, and warns or raises as settings say.
+
+    Returns the number of notes.
+    """
     calls = _softmaxes(graph)
     if not calls:
         return 0
@@ -85,7 +88,7 @@ def _decision(softmax: list[fx.Node], weights: set[fx.Node]) -> Decision:
     """All but the origin, and UNKNOWN what the graph does not show. weights: from the softmax to the matmul with the values."""
     call = _Call(softmax, weights)
     scores = call.scores.meta["val"]
-    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, *scores.shape)[-4:]
+    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (*scores.shape[:-2], 1, *scores.shape[-2:])
     why = _why(call, scores)
     return Decision(
         op=OP,
@@ -113,7 +116,7 @@ def _why(call: _Call, scores: torch.Tensor) -> str | None:
     of_query, of_value = call.head_dims
     if isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value:
         return f"head dims differ (query {of_query}, value {of_value})"
-    for name, x in (("query", call.query), ("key", call.key), ("value", call.value)):
+    for name, x in (("query", call.query), ("value", call.value)):  # the key is transposed, perhaps back to what it was before
         stride = 1 if x is None or x.shape[-1] == 1 else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
             return f"the last stride of the {name} is {stride}, not 1"
@@ -121,7 +124,7 @@ def _why(call: _Call, scores: torch.Tensor) -> str | None:
 
 
 class _Call:
-    """What the nodes of a call of SDPA show; `query`, `key` and `value` are as the user gave them, or None if that is not seen."""
+    """What the nodes of a call of SDPA show; `query` and `value` are as the user gave them, or None if that is not seen."""
 
     def __init__(self, softmax: list[fx.Node], weights: set[fx.Node]) -> None:
         self._id = _call_of(softmax[0])
@@ -130,8 +133,7 @@ class _Call:
         self._to_scores = _reached([self.scores], lambda node: () if _is_matmul(node) else self._inputs(node))
         self._with_keys = _only(node for node in self._to_scores if node.target in MATMULS)
         self._with_values = _only(node for node in weights if node.target in MATMULS)
-        self.query, self.key = (self._given(self._with_keys, index) for index in (0, -1))
-        self.value = self._given(self._with_values, -1)
+        self.query, self.value = self._given(self._with_keys, 0), self._given(self._with_values, -1)
         self.has_dropout = any(_original(node) == "aten.native_dropout.default" for node in weights)
 
     @property
@@ -161,9 +163,10 @@ class _Call:
     def kv_heads(self, heads: int | str) -> int | str:
         if self._function in UNGROUPED:
             return heads
-        if self.key is None:
+        key = self._given(self._with_keys, -1)
+        if key is None:
             return UNKNOWN
-        return size_text(self.key.shape[-3]) if self.key.dim() > 3 else 1
+        return size_text(key.shape[-3]) if key.dim() > 3 else 1
 
     def _has(self, node: fx.Node) -> bool:
         return bool(self._id) and _call_of(node) == self._id
