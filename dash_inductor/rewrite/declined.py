@@ -12,7 +12,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from .. import emulation
-from ..config import Config, current
+from ..config import Config, ready
 from ..decision import ORIGIN, Decision, sizes_in_text
 from ..problem import dtype_name
 from .cache_key import key
@@ -60,8 +60,16 @@ def say(decision: Decision, stack: str, settings: Config) -> None:
     warnings.warn(message, stacklevel=2)
 
 
+def is_on() -> bool:
+    """Whether attentions are decided on; raises what is wrong with the settings."""
+    if not ready().enabled or not torch.are_deterministic_algorithms_enabled():
+        return False
+    _prepare_lowering()
+    return True
+
+
 @functools.cache
-def prepare_lowering() -> None:
+def _prepare_lowering() -> None:
     """Imports the lowering, lazily since it needs the whole of Inductor, and tells it what only the pass knows of nodes."""
     from ..lowering import flex, header, stock
 
@@ -83,8 +91,6 @@ def _require_same_settings(node: fx.Node) -> None:
 
 def _decision(node: fx.Node) -> Decision | None:
     """What is recorded of a stock op that is lowered; None if nobody declined it."""
-    if DECLINED not in node.meta and _passed_over():
-        leave(node, "torch._inductor.config.pattern_matcher is off", current())
     return _decision_of(node) if DECLINED in node.meta else None
 
 
@@ -108,9 +114,3 @@ def _mask(named: dict[str, Any]) -> str:
     if any(named.get(name) is not None for name in ("attn_mask", "attn_bias")):
         return "given"
     return "causal" if named["is_causal"] else "full"
-
-
-def _passed_over() -> bool:
-    """Whether Inductor left out the pass, which would have met this node."""
-    on = is_installed() and current().enabled and torch.are_deterministic_algorithms_enabled()
-    return on and not inductor_config.pattern_matcher

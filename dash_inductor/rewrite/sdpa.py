@@ -12,12 +12,12 @@ from torch import fx
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternMatcherPass, register_graph_pattern
 
 from .. import op
-from ..config import Config, current, ready
+from ..config import Config, current
 from ..devices.target import target_of
 from ..problem import Problem
 from ..resolve import resolve
 from .cache_key import key
-from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
+from .declined import DECIDED_UNDER, is_on, leave, why_no_target
 from .math_path import note_math_paths
 from .origin import mark_origin
 from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, arguments
@@ -30,9 +30,8 @@ class DashPass(PatternMatcherPass):
 
     def apply(self, gm: Any) -> int:
         """Rewrites the graph module; returns how many attentions it has met."""
-        if not ready().enabled or not torch.are_deterministic_algorithms_enabled():
+        if not is_on():
             return 0
-        prepare_lowering()
         return super().apply(gm) + note_math_paths(gm if isinstance(gm, fx.Graph) else gm.graph, current())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -316,6 +317,24 @@ def test_the_text_is_in_the_keys(monkeypatch):
             gradients(compiled(wide), of(1, 1, 20, 8))
         assert counters["inductor"]["fxgraph_cache_miss"] == expected
     assert [(entry.reason or "").partition(":")[0] for entry in decisions()] == [REASON, "another"]
+
+
+@pytest.mark.parametrize("setting", ["pattern_matcher", "use_joint_graph_passes"])
+def test_where_inductor_leaves_out_the_pass(setting):
+    """Each attention has its decision all the same, once, with warm caches too; and a warning."""
+    inputs, off = of(1, 1, 20, 16), f"torch._inductor.config.{setting} is off"
+    for run, settings in enumerate(({}, {}, {"on_unsupported": "warn"})):
+        PyCodeCache.cache_clear()
+        decision._loaded.clear()
+        counters.clear()
+        with enabled(**settings), inductor_config.patch({setting: False}), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            gradients(compiled(loop_of_two), inputs)
+        assert counters["aot_autograd"]["autograd_cache_hit"] == (run == 1)
+        reasons = sorted((entry.reason or "").partition(":")[0] for entry in decisions())
+        assert reasons == [REASON, REASON, off]
+        assert all(entry.source for entry in decisions())
+        assert sum("dash_inductor leaves" in str(w.message) for w in caught) == (3 if settings else 0)
 
 
 LEAVES = "dash_inductor leaves aten.scaled_dot_product_attention.default to the stock kernel: "
