@@ -17,16 +17,21 @@ from .templates.tiles import dims_text
 
 log = logging.getLogger("dash_inductor")
 
+# Key in a node's meta: the `source` and `module` of the decision that its lowering records.
+ORIGIN = "dash_origin"
+UNKNOWN = "?"
+
 
 @dataclass(frozen=True)
 class Decision:
-    """What became of one SDPA backward.
+    """What became of one attention.
 
     Sizes are ints, or the symbols' names where they are known only at run time; then `family` is "by_size" and `roles`,
-    `heads_in_flight` and `predicted_us` are None: the generated code chooses anew for each shape.
+    `heads_in_flight` and `predicted_us` are None: the generated code chooses anew for each shape. UNKNOWN is a size, a dtype or a
+    mask that the graph of SDPA's math path does not show.
 
     Attributes:
-        op: the stock op.
+        op: the stock op; SDPA itself where torch took its math path.
         mask: "full", "causal", "given" (a tensor; declined), "block_mask" (FlexAttention's), or "blocks" (of a caller of
             `dash::sdpa_backward`).
         head_dim: of query and key; "192/128" where that of value is another.
@@ -37,6 +42,11 @@ class Decision:
         predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless the device is calibrated.
         step_ns: the cost model's time of a visited tile, in ns, where the time depends on a mask that is known at run time only.
         workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores; of two passes delta and lse).
+        source: the innermost line outside torch that called the attention, "file.py:12", the file named as in a traceback; None
+            where torch has noted none. No cache of torch has lines in its keys: out of a warm one comes the line of the call when
+            the same graph was compiled first, perhaps before lines moved, or in another file of the same code.
+        module: the path, in the outermost module, of the innermost one that called it, such as "model.layers.0.self_attn"; "" in
+            the outermost module itself, outside modules, and of hand-written attention. Warm caches as `source`.
     """
 
     op: str
@@ -61,6 +71,8 @@ class Decision:
     predicted_us: float | None = None
     step_ns: int | None = None
     workspace_bytes: int | str | None = None
+    source: str | None = None
+    module: str = ""
 
     @property
     def rewritten(self) -> bool:
@@ -75,6 +87,12 @@ class Decision:
         return f"B={self.batch} H={heads} S={lengths} D={self.head_dim} {self.dtype}"
 
     @property
+    def place(self) -> str:
+        """Where it is called, such as "at model.py:12 in layers.0.attention"; "" where nothing is known of that."""
+        parts = (f"at {self.source}" if self.source else "", f"in {self.module}" if self.module else "")
+        return " ".join(filter(None, parts))
+
+    @property
     def schedule(self) -> str:
         """Its family, roles and heads in flight in one line."""
         if self.family == TWO_PASS:  # no sum crosses a CTA
@@ -82,11 +100,12 @@ class Decision:
         return f"{self.family}" if self.roles is None else f"{self.family} (A={self.roles}, G={self.heads_in_flight})"
 
     def __str__(self) -> str:
+        subject = f"{' '.join(filter(None, (self.op, self.place)))} ({self.shape}, mask {self.mask})"
         if self.reason is not None:
-            return f"{self.op} ({self.shape}, mask {self.mask}) keeps the stock kernel: {self.reason}"
+            return f"{subject} keeps the stock kernel: {self.reason}"
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
         time = time if self.step_ns is None else f", predicted by mask: {self.step_ns} ns for each visited tile"
-        return f"{self.op} ({self.shape}, mask {self.mask}) -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"
+        return f"{subject} -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"
 
 
 _loaded: dict[tuple[str, int], Decision] = {}

@@ -20,6 +20,10 @@ is torch's own, and stays what it is: logsumexp and its gradient are in base 2, 
 score_mod, its derivative (joint) and mask_mod are graphs. Where the pass puts such a node into the graph, for an SDPA under a mask
 or a varlen attention, score_mod is the identity, and the lists of the block mask are None: its blocks are those of the matrix that
 q_indices then is, or where that is None too, those of mask_mod.
+
+    dash::note(x, decision) -> x
+
+is x itself. Its lowering records the decision, JSON of a `Decision`: it stands for an attention that has no backward op.
 """
 
 from __future__ import annotations
@@ -109,6 +113,10 @@ _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
 SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
 AT_LOAD = "dash_at_load"  # in the meta of a node: a line of Python that the code generated for it runs when it is loaded
+
+_library.define("note(Tensor(a) x, str decision) -> Tensor(a)", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("note", lambda x, decision: torch.ops.aten.alias(x), "CompositeExplicitAutograd")
+NOTE = torch.ops.dash.note.default
 
 
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward

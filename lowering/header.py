@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -11,7 +12,7 @@ from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from dash_inductor.decision import Decision, add, loading_line
+from dash_inductor.decision import ORIGIN, Decision, add, loading_line
 from dash_inductor.op import AT_LOAD
 
 checks: list[Callable[[fx.Node], None]] = []  # what the pass wants to hold of a node that is lowered; they raise
@@ -20,11 +21,15 @@ checks: list[Callable[[fx.Node], None]] = []  # what the pass wants to hold of a
 def record(decision: Decision) -> None:
     """Counts the decision, and writes it into the generated code, which records it whenever it is loaded.
 
+    Its `source` and `module` are those of the node that is lowered.
+
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
     node = V.graph.current_node
-    for check in checks if node is not None else ():
-        check(node)
+    if node is not None:
+        for check in checks:
+            check(node)
+        decision = replace(decision, **node.meta.get(ORIGIN, {}))
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph = root_graph()
     if graph.cpp_wrapper:  # no Python is loaded there

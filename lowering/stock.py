@@ -1,19 +1,29 @@
-"""Stock ops that the pass left alone: lowered as before, with the reason recorded."""
+"""Attentions that the pass left alone: lowered as before, with the reason recorded."""
 
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx
-from torch._inductor.lowering import lowerings, make_fallback, sdpa_constraint
+from torch._inductor.ir import TensorBox
+from torch._inductor.lowering import lowerings, make_fallback, register_lowering, sdpa_constraint
 from torch._inductor.virtualized import V
 from torch._ops import OpOverload
 
 from dash_inductor.decision import Decision
+from dash_inductor.op import NOTE
 
 from .header import record
+
+
+@register_lowering(NOTE, type_promotion_kind=None)
+def note(x: TensorBox, decision: str) -> TensorBox:
+    """x; what is around it is lowered as if there were no note."""
+    record(Decision(**json.loads(decision)))
+    return x
 
 
 def record_declined(targets: Iterable[OpOverload], decision_of: Callable[[fx.Node], Decision | None]) -> None:

@@ -38,7 +38,8 @@ def attend(
     """SDPA: head dims that differ, which no flash op takes, go to the memory-efficient op, all else where stock sends it."""
     tensors, options = (query, key, value), {"scale": scale, "enable_gqa": enable_gqa}
     differ = query.dim() == 4 and query.shape[3] != value.shape[3] and query.shape[1] == key.shape[1]
-    if not differ or dropout_p or not torch.is_grad_enabled() or not any(x.requires_grad for x in tensors):
+    trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    if not (differ and trains and torch.backends.cuda.mem_efficient_sdp_enabled()) or dropout_p:
         return STOCK.decompose(*tensors, attn_mask, dropout_p, is_causal, **options)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:

@@ -6,13 +6,10 @@ import functools
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.utils import get_donated_idxs
 
@@ -57,22 +54,13 @@ def key() -> tuple[Any, ...]:
 
 
 class CacheKey(CustomGraphModulePass):
-    """A pass that does nothing: its uuid is part of the FX graph cache's and the AOTAutograd cache's keys.
-
-    prepare_lowering is called where Inductor leaves out the pass of attentions, which would call it: then the lowering says of each
-    attention that there was none.
-    """
-
-    def __init__(self, prepare_lowering: Callable[[], None]) -> None:
-        self._prepare_lowering = prepare_lowering
+    """A pass that does nothing: its uuid is part of the FX graph cache's and the AOTAutograd cache's keys."""
 
     def __call__(self, gm: Any) -> None:
         pass
 
     def uuid(self) -> Any:
         """The key, anew for each graph where a cache hit would skip a warning or an error."""
-        if not inductor_config.pattern_matcher and torch.are_deterministic_algorithms_enabled():
-            self._prepare_lowering()
         nonce = None if current().on_unsupported == "fallback" else os.urandom(16)
         # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
         return *key(), nonce, tuple(get_donated_idxs() or ())

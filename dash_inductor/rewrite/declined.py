@@ -12,11 +12,12 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from .. import emulation
-from ..config import Config, current
-from ..decision import Decision, sizes_in_text
+from ..config import Config, ready
+from ..decision import ORIGIN, Decision, sizes_in_text
 from ..problem import dtype_name
 from .cache_key import key
 from .installed import is_installed
+from .origin import mark_origin, stack_of
 from .stock_ops import JAGGED, TARGETS, arguments
 
 # Keys in a node's meta.
@@ -43,25 +44,32 @@ class UnsupportedAttentionError(RuntimeError):
 def leave(node: fx.Node, reason: str, settings: Config, *, unsupported: bool = True) -> None:
     """Marks the node for the lowering, which records the reason; warns or raises if it is unsupported and settings say so."""
     node.meta[DECLINED] = reason
-    if settings.on_unsupported == "fallback" or not unsupported:
+    mark_origin(node)
+    if unsupported:
+        say(_decision_of(node), stack_of(node), settings)
+
+
+def say(decision: Decision, stack: str, settings: Config) -> None:
+    """Warns of an attention that is left alone, or raises, if settings say so."""
+    if settings.on_unsupported == "fallback":
         return
-    message = f"dash_inductor leaves {node.target} to the stock kernel: {reason}"
+    place = f" ({decision.place})" if decision.place else ""
+    message = f"dash_inductor leaves {decision.op} to the stock kernel: {decision.reason}{place}"
     if settings.on_unsupported == "error":
-        raise UnsupportedAttentionError(f"{message}\n{_user_stack(node)}")
+        raise UnsupportedAttentionError(f"{message}\n{stack}")
     warnings.warn(message, stacklevel=2)
 
 
-def _user_stack(node: fx.Node) -> str:
-    """Where the user called SDPA: known to the backward node itself or to the forward node that made its `out`."""
-    out = arguments(node)["out"]
-    for candidate in (node, out, *(out.all_input_nodes if isinstance(out, fx.Node) else ())):
-        if isinstance(candidate, fx.Node) and candidate.stack_trace:
-            return candidate.stack_trace
-    return "(no stack trace was recorded)"
+def is_on() -> bool:
+    """Whether attentions are decided on; raises what is wrong with the settings."""
+    if not ready().enabled or not torch.are_deterministic_algorithms_enabled():
+        return False
+    _prepare_lowering()
+    return True
 
 
 @functools.cache
-def prepare_lowering() -> None:
+def _prepare_lowering() -> None:
     """Imports the lowering, lazily since it needs the whole of Inductor, and tells it what only the pass knows of nodes."""
     from ..lowering import flex, header, stock
 
@@ -83,10 +91,10 @@ def _require_same_settings(node: fx.Node) -> None:
 
 def decision_of(node: fx.Node) -> Decision | None:
     """What is recorded of a stock op that is lowered; None if nobody declined it."""
-    if DECLINED not in node.meta and _passed_over():
-        leave(node, "torch._inductor.config.pattern_matcher is off", current())
-    if DECLINED not in node.meta:
-        return None
+    return _decision_of(node) if DECLINED in node.meta else None
+
+
+def _decision_of(node: fx.Node) -> Decision:
     named = arguments(node)
     query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
     if node.target in JAGGED:
@@ -98,6 +106,7 @@ def decision_of(node: fx.Node) -> Decision | None:
         mask=_mask(named),
         reason=node.meta[DECLINED],
         **sizes_in_text(query.shape, key.shape, value.shape),
+        **node.meta[ORIGIN],
     )
 
 
@@ -107,9 +116,3 @@ def _mask(named: dict[str, Any]) -> str:
     if any(named.get(name) is not None for name in ("attn_mask", "attn_bias", "bias")):
         return "given"
     return "causal" if named.get("is_causal") or named.get("custom_mask_type") else "full"
-
-
-def _passed_over() -> bool:
-    """Whether Inductor left out the pass, which would have met this node."""
-    on = is_installed() and current().enabled and torch.are_deterministic_algorithms_enabled()
-    return on and not inductor_config.pattern_matcher

@@ -18,6 +18,7 @@ from ..problem import BLOCK_MASK, Problem
 from ..resolve import StockIsFaster, resolve
 from .cache_key import key
 from .declined import DECIDED_UNDER, leave, why_no_target
+from .origin import mark_origin
 from .proofs import mask_of
 from .sdpa import patterns
 
@@ -50,6 +51,7 @@ def decide(match: Match, *args: Any, **kwargs: Any) -> None:
         leave(node, str(reason), settings)
     else:
         node.meta[DECIDED_UNDER] = key()
+        mark_origin(node)
         _into_cache_key(node, node.meta[FLEX_PROBLEM].mask)
 
 

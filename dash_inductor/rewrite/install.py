@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..import_hook import after_import, forget_compiled
-from .installed import BACKEND_PASS
+from .installed import BACKEND_PASS, COMPILE_FX
 
 JOINT_GRAPH = "torch._inductor.fx_passes.joint_graph"
 REGISTRY = "torch.nn.attention"
@@ -83,7 +83,8 @@ def want(*, required: bool = False) -> None:
     if not _wanted:
         _wanted = True
         forget_compiled()
-    after_import(JOINT_GRAPH, _install_if_wanted, required=required)
+    for module in (JOINT_GRAPH, COMPILE_FX):
+        after_import(module, _install_if_wanted, required=required)
 
 
 def offer_eager() -> None:
@@ -162,30 +163,33 @@ def _nothing_donated() -> Iterator[None]:
 
 
 def install() -> None:
-    """Puts the pass and the cache key into Inductor (which this imports)."""
+    """Puts the pass and the cache key into Inductor (which this imports), and watches where it leaves out the pass."""
     from torch._inductor.codegen import common
     from torch._inductor.fx_passes import joint_graph
 
     from . import flex  # noqa: F401 (its pattern registers itself)
     from .cache_key import CacheKey
-    from .declined import prepare_lowering
+    from .left_out import watch
     from .sdpa import patterns
 
+    watch()
     if patterns not in joint_graph.pass_patterns:
         joint_graph.pass_patterns.append(patterns)
     if BACKEND_PASS not in common.custom_backend_passes:
         # In front, because their order is in the cache keys, and Inductor may or may not have registered its own by now.
         others = dict(common.custom_backend_passes)
         common.custom_backend_passes.clear()
-        common.custom_backend_passes.update({BACKEND_PASS: CacheKey(prepare_lowering), **others})
+        common.custom_backend_passes.update({BACKEND_PASS: CacheKey(), **others})
 
 
 def uninstall() -> None:
     """Takes pass and cache key out of Inductor, if it is there."""
     joint_graph = sys.modules.get(JOINT_GRAPH)
     if joint_graph is not None:
+        from .left_out import unwatch
         from .sdpa import patterns
 
+        unwatch()
         if patterns in joint_graph.pass_patterns:
             joint_graph.pass_patterns.remove(patterns)
     common = sys.modules.get("torch._inductor.codegen.common")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+COMPILE_FX = "torch._inductor.compile_fx"
 BACKEND_PASS = "dash_inductor"  # its name among Inductor's custom backend passes
 
 

@@ -12,15 +12,17 @@ from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, PatternM
 from torch._ops import OpOverload
 
 from .. import op
-from ..config import Config, current, ready
+from ..config import Config, current
 from ..devices.target import target_of
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import mask_block, resolve
 from .cache_key import key
-from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
+from .declined import DECIDED_UNDER, is_on, leave, why_no_target
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, read
+from .math_path import note_math_paths
+from .origin import mark_origin
 from .probe import line_at_load, why_distrusted
 from .stock_ops import FLASH, ON_CPU, ON_GPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
 
@@ -31,11 +33,10 @@ class DashPass(PatternMatcherPass):
     """The pass: does nothing, and costs nothing, unless deterministic mode is on. Raises what is wrong with the settings."""
 
     def apply(self, gm: Any) -> int:
-        """Rewrites the graph module; returns how many nodes matched."""
-        if not ready().enabled or not torch.are_deterministic_algorithms_enabled():
+        """Rewrites the graph module; returns how many attentions it has met."""
+        if not is_on():
             return 0
-        prepare_lowering()
-        return super().apply(gm)
+        return super().apply(gm) + note_math_paths(gm if isinstance(gm, fx.Graph) else gm.graph, current())
 
 
 patterns = DashPass(pass_name="dash_inductor")
@@ -112,6 +113,7 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     except ValueError as reason:
         leave(node, str(reason), settings)
         return
+    mark_origin(node)
     stock, problem = rewriting.stock, rewriting.problem
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here. The
     # fourth gradient is that of a mask, and nobody takes it.

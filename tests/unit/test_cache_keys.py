@@ -132,7 +132,7 @@ def test_every_setting_is_in_the_key():
 
 @pytest.mark.parametrize("action", ["warn", "error"])
 def test_a_graph_that_may_warn_or_raise_has_no_key_twice(monkeypatch, action):
-    uuid = CacheKey(lambda: None).uuid
+    uuid = CacheKey().uuid
     assert uuid() == uuid()
     monkeypatch.setattr(config, "_current", config.Config(on_unsupported=action))
     assert uuid() != uuid()

@@ -40,6 +40,7 @@ def attend(query, key, value):
 
 
 LINE = inspect.getsource(attend).splitlines()[1].strip()
+SOURCE = f"{__file__}:{inspect.getsourcelines(attend)[1] + 1}"
 
 
 def compiled_gradients() -> tuple[torch.Tensor, ...]:
@@ -57,7 +58,7 @@ def test_gradients_are_the_stock_ops():
 
 def test_recorded_once_cold_and_warm(caplog):
     """Warm in one process, and as in one that starts: it has loaded no graph yet."""
-    expected = decision.Decision(OP, "cpu", "fp32", "causal", 1, 1, 1, 6, 6, 8, REASON)
+    expected = decision.Decision(OP, "cpu", "fp32", "causal", 1, 1, 1, 6, 6, 8, REASON, source=SOURCE)
     for run in ("cold", "warm", "another process"):
         if run == "another process":
             PyCodeCache.cache_clear()
@@ -69,7 +70,7 @@ def test_recorded_once_cold_and_warm(caplog):
         assert (counters["inductor"]["fxgraph_cache_miss"] > 0) == (run == "cold")
         (entry,) = dash_inductor.decisions()
         assert entry == expected and not entry.rewritten
-        assert caplog.messages == [f"{OP} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}"]
+        assert caplog.messages == [f"{OP} at {SOURCE} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}"]
 
 
 def test_mask_of_the_users():
@@ -86,7 +87,7 @@ def test_warn():
         with pytest.warns(UserWarning, match="dash_inductor leaves") as caught:
             compiled_gradients()
         assert [str(w.message) for w in caught if "dash" in str(w.message)] == [
-            f"dash_inductor leaves {OP} to the stock kernel: {REASON}"
+            f"dash_inductor leaves {OP} to the stock kernel: {REASON} (at {SOURCE})"
         ]
         assert counters["inductor"]["dash_declined"] == 1
         assert counters["aot_autograd"]["autograd_cache_hit"] == 0

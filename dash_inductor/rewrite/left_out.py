@@ -1,0 +1,57 @@
+"""Graphs in which Inductor leaves out our pass: each attention says so, in its decision."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from torch import fx
+from torch._inductor import config as inductor_config
+
+from ..config import current
+from .declined import is_on, leave
+from .installed import COMPILE_FX
+from .math_path import note_math_paths
+from .stock_ops import TARGETS
+
+PASSES = "_recursive_joint_graph_passes"
+SETTINGS = ("pattern_matcher", "use_joint_graph_passes")  # the pass is left out where one is off
+
+
+def watch() -> None:
+    """Looks at joint graphs after Inductor's passes, from now on; as soon as Inductor has a function for them."""
+    compile_fx = sys.modules.get(COMPILE_FX)
+    stock = getattr(compile_fx, PASSES, None)
+    if stock is None or hasattr(stock, "dash_watches"):
+        return
+
+    @functools.wraps(stock)
+    def watched(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
+        gm = stock(gm, *args, **kwargs)
+        for name in SETTINGS:
+            if not getattr(inductor_config, name):
+                _say_left_out(gm, f"torch._inductor.config.{name} is off")
+                break
+        return gm
+
+    watched.dash_watches = stock  # type: ignore[attr-defined]
+    setattr(compile_fx, PASSES, watched)
+
+
+def unwatch() -> None:
+    """Gives Inductor its own function back."""
+    compile_fx = sys.modules.get(COMPILE_FX)
+    stock = getattr(getattr(compile_fx, PASSES, None), "dash_watches", None)
+    if stock is not None:
+        setattr(compile_fx, PASSES, stock)
+
+
+def _say_left_out(gm: fx.GraphModule, reason: str) -> None:
+    if not is_on():
+        return
+    for node in gm.graph.nodes:
+        if node.target in TARGETS:
+            leave(node, reason, current())
+    if note_math_paths(gm.graph, current()):
+        gm.recompile()

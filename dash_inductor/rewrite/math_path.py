@@ -1,0 +1,212 @@
+"""Finds the calls of SDPA that torch itself made matmuls and a softmax of, in a joint graph, and says so of each.
+
+No op of attention stands for them in the graph. What does is the softmax: `aten._safe_softmax` is of SDPA's math path alone. Its
+nodes are told by their `original_aten`, each call's by the number that autograd counted there. A gradient flows where what came of
+the softmax meets a tangent. Where a pattern of Inductor has made an op of attention of a call, its softmax is gone.
+
+A call inside torch.cond is not found: its gradient is traced anew there, and nothing says of what.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+from ..config import Config
+from ..decision import ORIGIN, UNKNOWN, Decision, size_text
+from ..op import NOTE
+from ..problem import dtype_name
+from .declined import say
+from .origin import mark_origin, stack_of
+
+aten = torch.ops.aten
+
+OP = "aten.scaled_dot_product_attention.default"
+REASON = "SDPA took the math path"
+MATMULS = (aten.bmm.default, aten.mm.default)
+UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dynamo does not look into them
+SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
+
+
+def note_math_paths(graph: fx.Graph, settings: Config) -> int:
+    """Puts a note into the backward of each call through which a gradient flows, and warns or raises as settings say.
+
+    Returns the number of notes.
+    """
+    calls = _softmaxes(graph)
+    if not calls:
+        return 0
+    place = {node: index for index, node in enumerate(graph.nodes)}
+    tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
+    backward = _reached(tangents, lambda node: node.users)
+    notes = 0
+    for softmax in calls:
+        # Up to the matmul with the values, and into the backward up to the first nodes that depend on a tangent.
+        weights = _reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)
+        gradients = [node for node in weights & backward if _is_tensor(node)]
+        if gradients:
+            _note(min(gradients, key=place.__getitem__), softmax, _decision(softmax, weights - backward), settings)
+            notes += 1
+    return notes
+
+
+def _softmaxes(graph: fx.Graph) -> list[list[fx.Node]]:
+    """The nodes of each SDPA's softmax."""
+    found = defaultdict(list)
+    for node in graph.nodes:
+        if _original(node) == "aten._safe_softmax.default":
+            found[_call_of(node), node.meta.get("seq_nr")].append(node)
+    return list(found.values())
+
+
+def _call_of(node: fx.Node) -> tuple[Any, ...]:
+    """What tells the user's call that the node comes from, () if nothing does. Bodies of checkpoints share names, not graphs."""
+    names = (name for name, _ in node.meta.get("source_fn_stack") or ())
+    return *names, *((source.name, source.graph_id) for source in node.meta.get("from_node") or ())
+
+
+def _note(gradient: fx.Node, softmax: list[fx.Node], decision: Decision, settings: Config) -> None:
+    """Puts the note behind `gradient`. Its text is in the keys of caches, which do not see a node's meta."""
+    with gradient.graph.inserting_after(gradient):
+        note = gradient.graph.call_function(NOTE, (gradient, json.dumps(asdict(decision))))
+    gradient.replace_all_uses_with(note, delete_user_cb=lambda user: user is not note)
+    mark_origin(softmax[0])
+    note.meta.update(gradient.meta)
+    note.meta[ORIGIN] = softmax[0].meta[ORIGIN]
+    say(Decision(**asdict(decision) | note.meta[ORIGIN]), stack_of(softmax[0]), settings)
+
+
+def _decision(softmax: list[fx.Node], weights: set[fx.Node]) -> Decision:
+    """All but the origin, and UNKNOWN what the graph does not show. weights: from the softmax to the matmul with the values."""
+    call = _Call(softmax, weights)
+    scores = call.scores.meta["val"]
+    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (*scores.shape[:-2], 1, *scores.shape[-2:])
+    why = _why(call, scores)
+    return Decision(
+        op=OP,
+        device=str(scores.device),
+        dtype=call.dtype,
+        mask=call.mask,
+        batch=size_text(math.prod(batch)),
+        heads=size_text(heads),
+        kv_heads=call.kv_heads(size_text(heads)),
+        q_len=size_text(q_len),
+        kv_len=size_text(kv_len),
+        head_dim=call.head_dims[0],
+        reason=f"{REASON}: {why}" if why else REASON,
+    )
+
+
+def _why(call: _Call, scores: torch.Tensor) -> str | None:
+    """What kept all other ops from being taken, whatever the user asked for; None if that is not seen."""
+    if scores.dim() < 4:
+        return f"inputs of {scores.dim()} dimensions, not 4"
+    if scores.device.type != "cpu":  # more than one op to refuse it
+        return None
+    if call.has_dropout:
+        return "dropout on the CPU"
+    of_query, of_value = call.head_dims
+    if isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value:
+        return f"head dims differ (query {of_query}, value {of_value})"
+    for name, x in (("query", call.query), ("value", call.value)):  # the key is transposed, perhaps back to what it was before
+        stride = 1 if x is None or x.shape[-1] == 1 else x.stride(-1)
+        if isinstance(stride, int) and stride != 1:
+            return f"the last stride of the {name} is {stride}, not 1"
+    return None
+
+
+class _Call:
+    """What the nodes of a call of SDPA show; `query` and `value` are as the user gave them, or None if that is not seen."""
+
+    def __init__(self, softmax: list[fx.Node], weights: set[fx.Node]) -> None:
+        self._id = _call_of(softmax[0])
+        self._function = softmax[0].meta["source_fn_stack"][-1][1] if self._id else None
+        self.scores = next(x for node in softmax for x in node.all_input_nodes if x not in softmax)
+        self._to_scores = _reached([self.scores], lambda node: () if _is_matmul(node) else self._inputs(node))
+        self._with_keys = _only(node for node in self._to_scores if node.target in MATMULS)
+        self._with_values = _only(node for node in weights if node.target in MATMULS)
+        self.query, self.value = self._given(self._with_keys, 0), self._given(self._with_values, -1)
+        self.has_dropout = any(_original(node) == "aten.native_dropout.default" for node in weights)
+
+    @property
+    def mask(self) -> str:
+        if self._with_keys is None:
+            return UNKNOWN
+        if any(not self._has(node) and _is_tensor(node) for node in self._to_scores):
+            return "given"
+        return "causal" if any(_original(node) == "aten.tril.default" for node in self._to_scores) else "full"
+
+    @property
+    def dtype(self) -> str:
+        """Of what it returns: it may compute in another."""
+        if self._with_values is None:
+            return UNKNOWN
+        after = _reached([self._with_values], lambda node: filter(self._has, node.users))
+        last = _only(node for node in after if not any(map(self._has, node.users)))
+        return UNKNOWN if last is None else dtype_name(last.meta["val"].dtype)
+
+    @property
+    def head_dims(self) -> tuple[int | str, int | str]:
+        """Of query and key, and of value."""
+        with_keys, with_values = self._with_keys, self._with_values
+        of_query = UNKNOWN if with_keys is None else size_text(with_keys.all_input_nodes[0].meta["val"].shape[-1])
+        return of_query, UNKNOWN if with_values is None else size_text(with_values.meta["val"].shape[-1])
+
+    def kv_heads(self, heads: int | str) -> int | str:
+        if self._function in UNGROUPED:
+            return heads
+        key = self._given(self._with_keys, -1)
+        if key is None:
+            return UNKNOWN
+        return size_text(key.shape[-3]) if key.dim() > 3 else 1
+
+    def _has(self, node: fx.Node) -> bool:
+        return bool(self._id) and _call_of(node) == self._id
+
+    def _inputs(self, node: fx.Node) -> list[fx.Node]:
+        return node.all_input_nodes if self._has(node) else []
+
+    def _given(self, matmul: fx.Node | None, index: int) -> torch.Tensor | None:
+        """The argument of SDPA that became the matmul's: the one tensor from outside that goes into it."""
+        if matmul is None or self._function not in SDPA:
+            return None
+        given = _only(n for n in _reached([matmul.all_input_nodes[index]], self._inputs) if not self._has(n) and _is_tensor(n))
+        return None if given is None else given.meta["val"]
+
+
+def _original(node: fx.Node) -> str:
+    """The op that the node was decomposed from; by its name, for copies of graphs have copies of the op."""
+    return str(node.meta.get("original_aten"))
+
+
+def _is_matmul(node: fx.Node) -> bool:
+    return node.target in MATMULS or _original(node) in map(str, MATMULS)
+
+
+def _is_tensor(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _reached(start: Iterable[Any], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """These nodes, and those that follow one of them; a node that follows is followed itself."""
+    found, left = set[fx.Node](), list(start)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left.extend(following(node))
+    return found
+
+
+def _only(nodes: Iterable[fx.Node]) -> fx.Node | None:
+    """The one node; None if there are none, or several."""
+    found = list(nodes)
+    return found[0] if len(found) == 1 else None
