@@ -158,13 +158,13 @@ class Program:
 
     def __call__(self, strides: list[tuple[int, ...]], args: list[Any]) -> list[Tensor]:
         """The gradients, of given strides: the caller may be a compiled graph that relies on those of the stock op."""
-        # Here, below autograd, nothing is differentiated: what the tensors are to autograd would only compile anew.
+        # Here, below autograd, nothing is differentiated: what it would make of the tensors would only compile anew.
         args = [x.detach() if isinstance(x, Tensor) else x for x in args]
         _running.compiled = True
         try:
             with torch.no_grad():
                 grads = self._run(args)
-                return [_with_stride(grad, stride) for grad, stride in zip(grads, strides, strict=True)]
+            return [_with_stride(grad, stride) for grad, stride in zip(grads, strides, strict=True)]
         finally:
             _running.compiled = False
 

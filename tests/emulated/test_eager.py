@@ -184,6 +184,10 @@ def test_restoring():
         restore_flash_attention_impl()
         assert differing(train(), expected) == [] and launched() == 0
         assert torch._C._dispatch_dump(FLASH_CPU.name()) == kernel
+    override = eager.activate()
+    assert override
+    override.remove()  # which drops the kernel even while somebody holds on to what registered it
+    assert torch._C._dispatch_dump(FLASH_CPU.name()) == kernel
     activate_flash_attention_impl("DASH")
     with pytest.raises(ValueError, match="Unknown flash attention impl"):
         activate_flash_attention_impl("none")
@@ -225,6 +229,17 @@ def test_kinds_of_attention():
         assert launched() == len(cases)
     for grads, case in zip(actual, cases, strict=True):
         assert_right(grads, *case)
+
+
+def test_what_requires_gradients():
+    """Is nothing to the compiled code: it is below autograd."""
+    query, key, value = INPUTS
+    with activated():
+        expected = train()
+        with dynamo_config.patch(error_on_recompile=True):
+            leaf = query.clone().requires_grad_()
+            grads = torch.autograd.grad(causal(leaf, key, value), leaf, GRAD_OUT, create_graph=True)
+    assert torch.equal(grads[0], expected[0])
 
 
 def test_settings_take_effect():
