@@ -89,10 +89,10 @@ def _expected(file: str) -> str:
 
 
 def broken_gates(
-    code: Generated, key: str, name: str, head_dim: int, value_dim: int | None = None
+    code: Generated, key: str, name: str, head_dim: int, value_dim: int | None = None, **most: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """The figures of a kernel for bf16, and the gates that it does not pass."""
+    """The figures of a kernel for bf16, and the gates that it does not pass; `most` is for `violated`."""
     arch = device(key).arch
     used = (tile if code.templates[name] == Template.ONE_PASS else two_pass_tile)(arch, "bf16", head_dim, value_dim)
     row = figures(compiled(code.kernels[name], key), arch, used)
-    return row, violated(row, arch, used)
+    return row, violated(row, arch, used, **most)

@@ -1,6 +1,7 @@
 """Kernels whose value has another head dim than query, and of head dims below 16, for GPUs that are not there."""
 
 import pytest
+import triton
 from kernels import MAIN, PREPROCESS, TWO_PASS, broken_gates, generated, generated_flex, kernel
 
 from dash_inductor.inspection.generate import Generated
@@ -11,9 +12,10 @@ RAGGED = {"kv_heads": 4, "q_len": 8159, "kv_len": 8159}
 
 
 def assert_no_broken_gate(code: Generated, key: str, word: str, dims: tuple[int, int]) -> None:
-    row, sentences = broken_gates(code, key, kernel(code, word)[0], *dims)
+    most_local = 8 if max(dims) > 128 and triton.__version__.startswith("3.9") else 0  # as inspection/gates.py lists
+    row, sentences = broken_gates(code, key, kernel(code, word)[0], *dims, most_local=most_local)
     assert sentences == []
-    assert row["local_in_loop"] == 0 and row["ldgsts"] > 0
+    assert row["ldgsts"] > 0
 
 
 @pytest.mark.parametrize(
