@@ -26,8 +26,8 @@ class Decision:
 
     Attributes:
         op: the stock op.
-        mask: "full", "causal", "given" (a tensor; declined), "block_mask" (FlexAttention's), or "blocks" (of a caller of
-            `dash::sdpa_backward`).
+        mask: "full", "causal", "given" (a tensor; declined), "block_mask" (FlexAttention's), "varlen" (packed sequences, one
+            batch element), or "blocks" (of a caller of `dash::sdpa_backward`).
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).

@@ -104,6 +104,7 @@ SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 FLEX_PROBLEM = "dash_problem"  # in the meta of a node that is lowered by us: what the pass resolved
 DECIDED = "dash_mask"  # in the kernel_options of such a node: its mask, so that the graph's text has what the pass proved
+MASK_NAME = "dash_mask_name"  # in the meta of a node that is lowered by us: what a decision calls its mask, if not by the problem's
 
 
 class FlexArguments(NamedTuple):

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torch import fx
-from torch._inductor.lowering import lowerings
+from torch._inductor.lowering import lowerings, make_fallback, tag_to_layout_constraint
 from torch._inductor.virtualized import V
+from torch._library.utils import get_layout_constraint_tag
 from torch._ops import OpOverload
 
 from dash_inductor.decision import Decision
@@ -31,5 +32,7 @@ def record_declined(targets: Iterable[OpOverload], decision_of: Callable[[fx.Nod
         return lower
 
     for target in targets:
-        if target in lowerings:
-            lowerings[target] = recording(lowerings[target])
+        if target not in lowerings:  # a custom op, for which Inductor makes this when it first meets one
+            tag = get_layout_constraint_tag(target, with_default=True)
+            make_fallback(target, layout_constraint=tag_to_layout_constraint(tag))
+        lowerings[target] = recording(lowerings[target])

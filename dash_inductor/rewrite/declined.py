@@ -89,19 +89,22 @@ def _decision(node: fx.Node) -> Decision | None:
         return None
     named = arguments(node)
     query, key = named["query"].meta["val"], named["key"].meta["val"]
+    sizes = [[1, x.shape[1], x.shape[0], x.shape[2]] if x.dim() == 3 else x.shape for x in (query, key)]  # 3: [T, H, D], packed
     return Decision(
         op=str(node.target),
         device=str(query.device),
         dtype=dtype_name(query.dtype),
         mask=_mask(named),
         reason=node.meta[DECLINED],
-        **sizes_in_text(query.shape, key.shape),
+        **sizes_in_text(*sizes),
     )
 
 
 def _mask(named: dict[str, Any]) -> str:
     if "block_mask" in named:
         return "block_mask"
+    if "cu_seq_q" in named:
+        return "varlen"
     if any(named.get(name) is not None for name in ("attn_mask", "attn_bias")):
         return "given"
     return "causal" if named["is_causal"] else "full"

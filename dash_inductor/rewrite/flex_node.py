@@ -73,9 +73,9 @@ def _module(graph: fx.Graph, name: str, module: fx.GraphModule, inputs: Sequence
 
 
 def _free_name(graph: fx.Graph, module: fx.GraphModule) -> str:
-    """That of the module in the graph, or one that none has: attentions of one mask share it."""
+    """That of the same module in the graph, or one that none has: attentions of one mask share it."""
     root: Any = graph.owning_module
     number = 0
-    while getattr(root, f"dash_mask_mod_{number}", module) is not module:
+    while getattr(root, f"dash_mask_mod_{number}", module).code != module.code:
         number += 1
     return f"dash_mask_mod_{number}"

@@ -148,7 +148,7 @@ def install() -> None:
     from torch._inductor.codegen import common
     from torch._inductor.fx_passes import joint_graph
 
-    from . import flex  # noqa: F401 (its pattern registers itself)
+    from . import flex, varlen  # noqa: F401 (their patterns register themselves)
     from .cache_key import CacheKey
     from .declined import prepare_lowering
     from .sdpa import patterns

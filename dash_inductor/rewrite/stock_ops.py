@@ -1,13 +1,15 @@
-"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP. What differs between SDPA's ends here."""
+"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op. What differs between SDPA's ends here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.nn.attention import varlen
 
 from ..op import FLEX_BACKWARD, FlexArguments
 
@@ -24,7 +26,9 @@ UNSUPPORTED = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: "the op of another backend is not rewritten",
 }
 SDPA_TARGETS = [FLASH, FLASH_CPU, *UNSUPPORTED]
-TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD]
+assert varlen  # importing it registers the op
+VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
+TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD, VARLEN]
 
 
 @dataclass(frozen=True)
@@ -74,11 +78,16 @@ def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
     return stock.logsumexp
 
 
-def call(graph: fx.Graph, op: OpOverload, *args: Any) -> fx.Node:
-    """A node of `op` with its fake value, which the arguments' values give."""
-    node = graph.call_function(op, args)
-    node.meta["val"] = op(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
+def call(graph: fx.Graph, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
+    """A node of `op` with its fake value, which the arguments' values give; an op without tensors wants a fake mode."""
+    node = graph.call_function(op, args, kwargs)
+    node.meta["val"] = op(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))
     return node
+
+
+def value_of(x: Any) -> Any:
+    """What an argument of a node is in the graph's fakes: a tensor, a number, a symbol."""
+    return x.meta["val"] if isinstance(x, fx.Node) else x
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:
