@@ -78,10 +78,10 @@ def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
     return stock.logsumexp
 
 
-def call(graph: fx.Graph, op: Callable[..., Any], *args: Any, **kwargs: Any) -> fx.Node:
-    """A node of `op` with its fake value, which the arguments' values give; an op without tensors wants a fake mode."""
-    node = graph.call_function(op, args, kwargs)
-    node.meta["val"] = op(*fx.map_arg(args, value_of), **fx.map_arg(kwargs, value_of))
+def call(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> fx.Node:
+    """A node of `op` with its fake value, which the arguments' values give."""
+    node = graph.call_function(op, args)
+    node.meta["val"] = op(*map(value_of, args))
     return node
 
 

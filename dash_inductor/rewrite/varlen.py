@@ -9,13 +9,15 @@ from __future__ import annotations
 import functools
 import math
 import operator
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, register_graph_pattern
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, varlen
 
 from ..config import Config, current
@@ -30,11 +32,9 @@ from .mask_function import LARGEST, NAMES, MaskFunction
 from .sdpa import patterns
 from .stock_ops import VARLEN, arguments, call, value_of
 
-aten, prims = torch.ops.aten, torch.ops.prims
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
 Window = tuple[int | None, int | None]  # how far before and behind its own place a query sees; None: all
-Call = Callable[..., fx.Node]  # `call` in the graph that is written
 
 
 @register_graph_pattern(CallFunctionVarArgs([VARLEN]), pass_dict=patterns)
@@ -47,28 +47,19 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
         leave(node, str(reason), settings)
         return
     assert problem.block_size
-    named, new_node = arguments(node), functools.partial(call, graph)
-
-    def one_batch(x: fx.Node) -> fx.Node:
-        """[T, H, D] -> [1, H, T, D]."""
-        return new_node(aten.unsqueeze.default, new_node(aten.permute.default, x, [1, 0, 2]), 0)
-
-    with graph.inserting_before(node), value_of(named["query"]).fake_mode:
-        rows, keys = problem.block_size
-        bounds = intervals(new_node, named["query"], named["cu_seq_q"], named["cu_seq_k"], window, rows)
-        matrix = block_matrix(new_node, *bounds, named["key"], keys)
-        first, last = (new_node(aten.reshape.default, x, [-1]) for x in bounds)
-        mask = MaskFunction(_within_interval(), (first, last), by_batch=False, by_head=False)
-        query, key_, value, out, grad_out = (one_batch(named[name]) for name in ("query", "key", "value", "out", "grad_out"))
-        tensors = query, key_, value, out, _logsumexp(new_node, named["lse"], first), grad_out
-        # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
-        gradients = [_one_batch(x) for x in node.meta["val"]]
-        new = flex_backward(graph, problem, mask, tensors, _scale(problem), gradients, matrix)
+    named = arguments(node)
+    # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
+    gradients = [_one_batch(x) for x in node.meta["val"]]
+    scale = 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
+    with graph.inserting_before(node):
+        inputs = [named[name] for name in ("query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k")]
+        *tensors, first, last, matrix = _traced(graph, functools.partial(_of_one_batch, window, problem.block_size), inputs)
+        mask = MaskFunction(_in_interval(), (first, last), by_batch=False, by_head=False)
+        new = flex_backward(graph, problem, mask, tensors, scale, gradients, matrix)
         new.meta = {**node.meta, **new.meta, "dash_op": str(node.target), MASK_NAME: "varlen", DECIDED_UNDER: key()}
         for gradient in list(node.users):
-            of_one_batch = new_node(operator.getitem, new, gradient.args[1])
-            packed = new_node(aten.permute.default, new_node(aten.squeeze.dim, of_one_batch, 0), [1, 0, 2])
-            gradient.replace_all_uses_with(packed)
+            of_one_batch = call(graph, operator.getitem, new, gradient.args[1])
+            gradient.replace_all_uses_with(*_traced(graph, lambda x: [x.squeeze(0).permute(1, 0, 2)], [of_one_batch]))
             graph.erase_node(gradient)
     graph.erase_node(node)
 
@@ -114,105 +105,81 @@ def _window(named: dict[str, Any]) -> Window:
     return before, behind
 
 
-def _scale(problem: Problem) -> float:
-    return 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
+def _traced(graph: fx.Graph, function: Callable[..., Any], inputs: list[fx.Node]) -> list[fx.Node]:
+    """Writes what a function of tensors does into the graph; returns the nodes of what it returns."""
+    fakes = [value_of(x) for x in inputs]
+    with fakes[0].fake_mode, enable_python_dispatcher():
+        traced = make_fx(function, select_decomp_table())(*fakes).graph
+    placeholders = (node for node in traced.nodes if node.op == "placeholder")
+    outputs: Any = graph.graph_copy(traced, dict(zip(placeholders, inputs, strict=True)))
+    return outputs
+
+
+def _of_one_batch(
+    window: Window,
+    block_size: tuple[int, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    grad_out: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+) -> tuple[Tensor, ...]:
+    """What `flex_backward` takes: its tensors, the captures of the mask, and the matrix of blocks."""
+    rows, keys = block_size
+    first, last = intervals(query.shape[0], cu_q, cu_k, window, rows)
+    matrix = block_matrix(first, last, key.shape[0], keys)
+    first, last = first.flatten(), last.flatten()
+    # Of queries of no sequence the stock op leaves memory as it was.
+    logsumexp = logsumexp.masked_fill(first[: query.shape[0]] == NOWHERE, math.inf)[None]
+    query, key, value, out, grad_out = (_one_batch(x) for x in (query, key, value, out, grad_out))
+    return query, key, value, out, logsumexp, grad_out, first, last, matrix
 
 
 def _one_batch(x: Tensor) -> Tensor:
+    """[T, H, D] -> [1, H, T, D]."""
     return x.permute(1, 0, 2).unsqueeze(0)
 
 
-def intervals(new_node: Call, query: fx.Node, cu_q: fx.Node, cu_k: fx.Node, window: Window, rows: int) -> tuple[fx.Node, fx.Node]:
-    """The first and last key that each query sees, int32 [blocks, rows] of Q; NOWHERE and -1 where it sees none.
+def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int) -> tuple[Tensor, Tensor]:
+    """The first and last key that each of `length` queries sees, int32 [blocks of Q, rows]; NOWHERE and -1 where it sees none.
 
     Queries of no sequence see none, nor do those that fill the last block. Whatever the offsets hold, nothing is read out of range.
     """
-    integers = {"dtype": torch.int32, "device": value_of(query).device}
-
-    def count(n: Any, step: int) -> fx.Node:
-        return new_node(prims.iota.default, n, start=0, step=step, **integers, requires_grad=False)
-
-    def each_sequence(offsets: fx.Node, start: int, end: int) -> fx.Node:
-        # Clamped, for memory of its own: before torch 2.15 Inductor's bucketize reads a view from where its base begins.
-        return new_node(aten.clamp_min.default, new_node(aten.slice.Tensor, offsets, 0, start, end), 0)
-
-    begin_of_block = new_node(aten.unsqueeze.default, count(_blocks(new_node, query, rows), rows), 1)
-    token = new_node(aten.add.Tensor, begin_of_block, count(rows, 1))
-    # Counted from the offsets between sequences, and so in range for every token.
-    sequence = new_node(aten.bucketize.Tensor, token, each_sequence(cu_q, 1, -1), out_int32=True, right=True)
-    begin_q, begin_k = (new_node(aten.index.Tensor, each_sequence(cu, 0, -1), [sequence]) for cu in (cu_q, cu_k))
-    end_q, end_k = (new_node(aten.index.Tensor, each_sequence(cu, 1, sys.maxsize), [sequence]) for cu in (cu_q, cu_k))
-    place = new_node(aten.add.Tensor, token, new_node(aten.sub.Tensor, end_k, end_q))  # the key in line with the query
+    token = torch.arange(_blocks(length, rows) * rows, dtype=torch.int32, device=cu_q.device).view(-1, rows)
+    # Clamped, for memory of its own: before torch 2.15 Inductor's bucketize reads a view from where its base begins.
+    number = torch.bucketize(token, cu_q.clamp(min=0), out_int32=True, right=True).clamp(1, cu_q.shape[0] - 1)  # of the sequence
+    begin_q, begin_k = cu_q[number - 1], cu_k[number - 1]
+    end_q, end_k = cu_q[number], cu_k[number]
+    place = token + (end_k - end_q)  # the key in line with the query
     before, behind = window
-    first, last = begin_k, new_node(aten.sub.Tensor, end_k, 1)
-    if before is not None:
-        first = new_node(aten.maximum.default, first, new_node(aten.sub.Tensor, place, before))
-    if behind is not None:
-        last = new_node(aten.minimum.default, last, new_node(aten.add.Tensor, place, behind))
-    inside = _both(new_node, new_node(aten.ge.Tensor, token, begin_q), new_node(aten.lt.Tensor, token, end_q))
-    sees = _both(new_node, inside, new_node(aten.le.Tensor, first, last))
-    nowhere, none = (new_node(aten.full.default, [], value, **integers) for value in (NOWHERE, -1))
-    return new_node(aten.where.self, sees, first, nowhere), new_node(aten.where.self, sees, last, none)
+    first = begin_k if before is None else torch.maximum(begin_k, place - before)
+    last = end_k - 1 if behind is None else torch.minimum(end_k - 1, place + behind)
+    sees = (token >= begin_q) & (token < end_q) & (first <= last)
+    return first.masked_fill(~sees, NOWHERE), last.masked_fill(~sees, -1)
 
 
-def block_matrix(new_node: Call, first: fx.Node, last: fx.Node, key: fx.Node, keys: int) -> fx.Node:
-    """As `BlockMask` has it, of the intervals of queries, for blocks of so many keys. A block that lies between the keys of its
-    queries, and in none of their intervals, is 1 as well."""
-    count = _blocks(new_node, key, keys)
-    device = value_of(first).device
-    begin = new_node(prims.iota.default, count, start=0, step=keys, dtype=torch.int32, device=device, requires_grad=False)
-    begin = new_node(aten.unsqueeze.default, begin, 1)
-    end = new_node(aten.add.Tensor, begin, keys - 1)
-
-    def of_block(reduction: Any, x: fx.Node) -> fx.Node:
-        return new_node(reduction, x, [1])
-
-    some = _both(
-        new_node,
-        new_node(aten.le.Tensor, begin, of_block(aten.amax.default, last)),
-        new_node(aten.ge.Tensor, end, of_block(aten.amin.default, first)),
-    )
-    whole = _both(
-        new_node,
-        new_node(aten.ge.Tensor, begin, of_block(aten.amax.default, first)),
-        new_node(aten.le.Tensor, end, of_block(aten.amin.default, last)),
-    )
-    kinds = (new_node(prims.convert_element_type.default, x, torch.int32) for x in (some, whole))
-    matrix = new_node(aten.add.Tensor, *kinds)
-    return new_node(aten.unsqueeze.default, new_node(aten.unsqueeze.default, matrix, 0), 0)
+def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:
+    """As `BlockMask` has it, of the intervals of queries, for `length` keys in blocks of so many. A block that lies between the keys
+    of its queries, and in none of their intervals, is 1 as well."""
+    begin = torch.arange(_blocks(length, keys), dtype=torch.int32, device=first.device)[:, None] * keys
+    end = begin + (keys - 1)
+    some = (begin <= last.amax(1)) & (end >= first.amin(1))
+    all_ = (begin >= first.amax(1)) & (end <= last.amin(1))
+    return (some.int() + all_.int())[None, None]
 
 
-def _both(new_node: Call, x: fx.Node, y: fx.Node) -> fx.Node:
-    return new_node(aten.bitwise_and.Tensor, x, y)
+def _blocks(length: Any, size: int) -> Any:
+    return (length + size - 1) // size
 
 
-def _length(new_node: Call, x: fx.Node, dim: int) -> Any:
-    """A number, or where that is known at run time only, a node."""
-    length = value_of(x).shape[dim]
-    return length if isinstance(length, int) else new_node(aten.sym_size.int, x, dim)
-
-
-def _blocks(new_node: Call, x: fx.Node, size: int) -> Any:
-    """Of so many tokens; as `_length`."""
-    length = _length(new_node, x, 0)
-    if isinstance(length, int):
-        return -(-length // size)
-    return new_node(operator.floordiv, new_node(operator.add, length, size - 1), size)
-
-
-def _within_interval() -> fx.GraphModule:
-    """first[m] <= n <= last[m]."""
-    graph = fx.Graph()
-    _, _, m, n, first, last = (graph.placeholder(name) for name in (*NAMES, "first", "last"))
-    first, last = (graph.call_function(aten.index.Tensor, (x, [m])) for x in (first, last))
+def _in_interval() -> fx.GraphModule:
+    """first[m] <= n <= last[m], of the intervals."""
+    graph, aten = fx.Graph(), torch.ops.aten
+    _, _, m, n, *interval = (graph.placeholder(name) for name in (*NAMES, "first", "last"))
+    first, last = (graph.call_function(aten.index.Tensor, (x, [m])) for x in interval)
     bounds = graph.call_function(aten.ge.Tensor, (n, first)), graph.call_function(aten.le.Tensor, (n, last))
     graph.output(graph.call_function(aten.bitwise_and.Tensor, bounds))
     return fx.GraphModule(torch.nn.Module(), graph)
-
-
-def _logsumexp(new_node: Call, logsumexp: fx.Node, first: fx.Node) -> fx.Node:
-    """[H, T] -> [1, H, T], infinite where a query sees no key: of queries of no sequence the stock op leaves memory as it was."""
-    length = _length(new_node, logsumexp, 1)
-    none = new_node(aten.eq.Scalar, new_node(aten.slice.Tensor, first, 0, 0, length), NOWHERE)
-    infinite = new_node(aten.full.default, [], math.inf, dtype=torch.float32, device=value_of(logsumexp).device)
-    return new_node(aten.unsqueeze.default, new_node(aten.where.self, none, infinite, logsumexp), 0)
