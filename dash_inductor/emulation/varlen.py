@@ -1,4 +1,4 @@
-"""varlen_attn on the CPU, where torch has no kernel for it: what flash attention computes, in fp32, one sequence after the other."""
+"""varlen_attn on the CPU, where torch has no kernel for it: what flash attention computes, in fp32, sequence by sequence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op. What differs between SDPA's ends here."""
+"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op. What differs between those of SDPA
+ends here."""
 
 from __future__ import annotations
 

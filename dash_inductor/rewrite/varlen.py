@@ -59,7 +59,8 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
         new.meta = {**node.meta, **new.meta, "dash_op": str(node.target), MASK_NAME: "varlen", DECIDED_UNDER: key()}
         for gradient in list(node.users):
             of_one_batch = call(graph, operator.getitem, new, gradient.args[1])
-            gradient.replace_all_uses_with(*_traced(graph, lambda x: [x.squeeze(0).permute(1, 0, 2)], [of_one_batch]))
+            (packed,) = _traced(graph, lambda x: [x.squeeze(0).permute(1, 0, 2)], [of_one_batch])
+            gradient.replace_all_uses_with(packed)
             graph.erase_node(gradient)
     graph.erase_node(node)
 
@@ -75,7 +76,9 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Problem, Window]:
     if reason := why_no_target(query.device):
         raise ValueError(reason)
     if not _takes_flash(named, query.device):
-        raise ValueError("varlen_attn takes cuDNN, which is not rewritten: under sdpa_kernel(SDPBackend.FLASH_ATTENTION) it takes flash")
+        raise ValueError(
+            "varlen_attn takes cuDNN, which is not rewritten: under sdpa_kernel(SDPBackend.FLASH_ATTENTION) it takes flash"
+        )
     if not isinstance(named["scale"], (float, int, type(None))):
         raise ValueError("a scale that is not a constant")
     if cu_q.dtype != torch.int32 or cu_k.dtype != torch.int32 or cu_q.shape != cu_k.shape or cu_q.shape[0] < 2:
@@ -162,7 +165,7 @@ def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int
 
 
 def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:
-    """As `BlockMask` has it, of the intervals of queries, for `length` keys in blocks of so many. A block that lies between the keys
+    """As `BlockMask` has it, of the intervals of queries, for `length` keys in blocks of `keys`. A block that lies between the keys
     of its queries, and in none of their intervals, is 1 as well."""
     begin = torch.arange(_blocks(length, keys), dtype=torch.int32, device=first.device)[:, None] * keys
     end = begin + (keys - 1)

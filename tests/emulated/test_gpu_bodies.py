@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "gpu"))
 import test_flex_on_gpu as flex
 import test_on_gpu as bodies
 import test_side_by_side as beside
+import test_varlen_on_gpu as varlen
 import test_wait as wait
 
 import dash_inductor
@@ -71,6 +72,12 @@ def small(monkeypatch):
 def test_bodies(body, arguments, sizes, small):
     small(*sizes)
     body(*arguments)
+
+
+def test_varlen(small, monkeypatch):
+    monkeypatch.setattr(varlen, "LENGTHS", (5, 22, 13))
+    small(*FLEX)
+    varlen.test_varlen("window", 16)
 
 
 @pytest.mark.parametrize("factor", [1, 1.01])
