@@ -136,7 +136,7 @@ def _of_one_batch(
     matrix = block_matrix(first, last, key.shape[0], keys)
     first, last = first.flatten(), last.flatten()
     # Of queries of no sequence the stock op leaves memory as it was.
-    logsumexp = logsumexp.masked_fill(first[: query.shape[0]] == NOWHERE, math.inf)[None]
+    logsumexp = logsumexp.masked_fill(first.narrow(0, 0, query.shape[0]) == NOWHERE, math.inf).unsqueeze(0)
     query, key, value, out, grad_out = (_one_batch(x) for x in (query, key, value, out, grad_out))
     return query, key, value, out, logsumexp, grad_out, first, last, matrix
 
@@ -154,24 +154,23 @@ def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int
     token = torch.arange(_blocks(length, rows) * rows, dtype=torch.int32, device=cu_q.device).view(-1, rows)
     # Clamped, for memory of its own: before torch 2.15 Inductor's bucketize reads a view from where its base begins.
     number = torch.bucketize(token, cu_q.clamp(min=0), out_int32=True, right=True).clamp(1, cu_q.shape[0] - 1)  # of the sequence
-    begin_q, begin_k = cu_q[number - 1], cu_k[number - 1]
-    end_q, end_k = cu_q[number], cu_k[number]
+    begin_q, begin_k, end_q, end_k = (torch.ops.aten.index(cu, [at]) for at in (number - 1, number) for cu in (cu_q, cu_k))
     place = token + (end_k - end_q)  # the key in line with the query
     before, behind = window
     first = begin_k if before is None else torch.maximum(begin_k, place - before)
     last = end_k - 1 if behind is None else torch.minimum(end_k - 1, place + behind)
-    sees = (token >= begin_q) & (token < end_q) & (first <= last)
-    return first.masked_fill(~sees, NOWHERE), last.masked_fill(~sees, -1)
+    blind = (token < begin_q) | (token >= end_q) | (first > last)
+    return first.masked_fill(blind, NOWHERE), last.masked_fill(blind, -1)
 
 
 def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:
     """As `BlockMask` has it, of the intervals of queries, for `length` keys in blocks of `keys`. A block that lies between the keys
     of its queries, and in none of their intervals, is 1 as well."""
-    begin = torch.arange(_blocks(length, keys), dtype=torch.int32, device=first.device)[:, None] * keys
+    begin = torch.arange(_blocks(length, keys), dtype=torch.int32, device=first.device).unsqueeze(1) * keys
     end = begin + (keys - 1)
     some = (begin <= last.amax(1)) & (end >= first.amin(1))
     all_ = (begin >= first.amax(1)) & (end <= last.amin(1))
-    return (some.int() + all_.int())[None, None]
+    return (some.int() + all_.int()).unsqueeze(0).unsqueeze(0)
 
 
 def _blocks(length: Any, size: int) -> Any:
