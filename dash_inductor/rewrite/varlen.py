@@ -152,7 +152,7 @@ def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int
     Queries of no sequence see none, nor do those that fill the last block. Whatever the offsets hold, nothing is read out of range.
     """
     token = torch.arange(_blocks(length, rows) * rows, dtype=torch.int32, device=cu_q.device).view(-1, rows)
-    # Clamped, for memory of its own: before torch 2.15 Inductor's bucketize reads a view from where its base begins.
+    # Clamped, for memory of its own: in torch 2.11 Inductor's bucketize reads a view from where its base begins.
     number = torch.bucketize(token, cu_q.clamp(min=0), out_int32=True, right=True).clamp(1, cu_q.shape[0] - 1)  # of the sequence
     begin_q, begin_k, end_q, end_k = (torch.ops.aten.index(cu, [at]) for at in (number - 1, number) for cu in (cu_q, cu_k))
     place = token + (end_k - end_q)  # the key in line with the query
