@@ -124,6 +124,7 @@ FLEX_PROBLEM = "dash_problem"  # in the meta of a node that is lowered by us: wh
 # In the kernel_options of such a node, so that the graph's text has them: its mask, which the pass proved, and the op that it
 # stands for, where that is another.
 DECIDED, STOCK = "dash_mask", "dash_stock"
+MASK_NAME = "dash_mask_name"  # in the meta of a node that is lowered by us: what a decision calls its mask, if not by the problem's
 
 
 class FlexArguments(NamedTuple):

@@ -8,7 +8,7 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import IRNode, TensorBox
+from torch._inductor.ir import ExternKernel, IRNode, TensorBox
 from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
@@ -84,7 +84,7 @@ def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Row
         if not sources:
             matrix = _asked(inputs, mask, mods, q_block, kv_block)
         elif mask.q_num is None:
-            (matrix,) = sources
+            matrix = TensorBox(ExternKernel.require_contiguous(sources[0]))
         else:
             matrix = _listed(sources, CeilDiv(n_q, q_block // tile.block_m))
         known[key] = _written(matrix, q_block // tile.block_m, kv_block // tile.block_n, n_q, n_kv)

@@ -17,7 +17,7 @@ from torch.utils._sympy.functions import CeilDiv
 from dash_inductor.config import GLUON, current
 from dash_inductor.decision import Decision, size_text, sizes_in_text
 from dash_inductor.devices.target import target_of
-from dash_inductor.op import SDPA_BACKWARD, blocks_of
+from dash_inductor.op import MASK_NAME, SDPA_BACKWARD, blocks_of
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import Resolution, resolve
 from dash_inductor.templates.tiles import Template, rows_of
@@ -92,7 +92,7 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, stock: str | None) ->
         op=stock or str(V.graph.current_node.target).removesuffix(".default"),
         device=resolution.target.key,
         dtype=resolution.problem.dtype,
-        mask=resolution.problem.mask,
+        mask=V.graph.current_node.meta.get(MASK_NAME, resolution.problem.mask),
         tile=str(resolution.tile),
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import fx
 from torch._inductor.ir import TensorBox
-from torch._inductor.lowering import lowerings, make_fallback, register_lowering, sdpa_constraint
+from torch._inductor.lowering import lowerings, make_fallback, register_lowering, tag_to_layout_constraint
 from torch._inductor.virtualized import V
+from torch._library.utils import get_layout_constraint_tag
 from torch._ops import OpOverload
 
 from dash_inductor.decision import Decision
@@ -41,6 +42,7 @@ def record_declined(targets: Iterable[OpOverload], decision_of: Callable[[fx.Nod
         return lower
 
     for target in targets:
-        if target not in lowerings:  # the op of cuDNN for jagged tensors: Inductor would make the fallback when it meets one
-            make_fallback(target, sdpa_constraint, warn=False)
+        if target not in lowerings:  # Inductor would make this when it first meets one
+            tag = get_layout_constraint_tag(target, with_default=True)
+            make_fallback(target, layout_constraint=tag_to_layout_constraint(tag), warn=False)
         lowerings[target] = recording(lowerings[target])

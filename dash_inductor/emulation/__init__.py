@@ -122,8 +122,10 @@ def _install() -> None:
     from .flex import install_flex
     from .inductor import install_inductor
     from .interpreter import install_interpreter
+    from .varlen import install_varlen
 
     install_interpreter(_PATCHES)
     install_inductor(_PATCHES)
     install_flex(_PATCHES)
     install_efficient(_PATCHES)
+    install_varlen(_PATCHES)

@@ -97,7 +97,7 @@ def decision_of(node: fx.Node) -> Decision | None:
 def _decision_of(node: fx.Node) -> Decision:
     named = arguments(node)
     query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
-    if node.target in JAGGED:
+    if query.dim() == 3 or node.target in JAGGED:  # [T, H, D], packed, or [B, S, H, D]
         query, key, value = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in (query, key, value))
     return Decision(
         op=str(node.target),
@@ -113,6 +113,8 @@ def _decision_of(node: fx.Node) -> Decision:
 def _mask(named: dict[str, Any]) -> str:
     if "block_mask" in named:
         return "block_mask"
+    if "cu_seq_q" in named:
+        return "varlen"
     if any(named.get(name) is not None for name in ("attn_mask", "attn_bias", "bias")):
         return "given"
     return "causal" if named.get("is_causal") or named.get("custom_mask_type") else "full"

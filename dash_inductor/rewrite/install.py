@@ -167,7 +167,7 @@ def install() -> None:
     from torch._inductor.codegen import common
     from torch._inductor.fx_passes import joint_graph
 
-    from . import flex  # noqa: F401 (its pattern registers itself)
+    from . import flex, varlen  # noqa: F401 (their patterns register themselves)
     from .cache_key import CacheKey
     from .left_out import watch
     from .sdpa import patterns

@@ -1,14 +1,17 @@
-"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP. What differs between SDPA's ends here."""
+"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op. What differs between those of SDPA
+ends here."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.nn.attention import varlen
 
 from ..op import FLEX_BACKWARD, FlexArguments
 
@@ -32,7 +35,9 @@ UNSUPPORTED = {
     **dict.fromkeys(JAGGED, "jagged tensors are not rewritten: torch.nn.attention.varlen.varlen_attn takes packed sequences"),
 }
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
-TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD]
+assert varlen  # importing it registers the op
+VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
+TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD, VARLEN]
 
 
 @dataclass(frozen=True)
@@ -92,11 +97,16 @@ def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
     return stock.logsumexp
 
 
-def call(graph: fx.Graph, op: OpOverload, *args: Any) -> fx.Node:
+def call(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> fx.Node:
     """A node of `op` with its fake value, which the arguments' values give."""
     node = graph.call_function(op, args)
-    node.meta["val"] = op(*(arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in args))
+    node.meta["val"] = op(*map(value_of, args))
     return node
+
+
+def value_of(x: Any) -> Any:
+    """What an argument of a node is in the graph's fakes: a tensor, a number, a symbol."""
+    return x.meta["val"] if isinstance(x, fx.Node) else x
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

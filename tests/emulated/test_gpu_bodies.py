@@ -14,6 +14,7 @@ import test_flex_on_gpu as flex
 import test_on_gpu as bodies
 import test_side_by_side as beside
 import test_stock_ops_on_gpu as stock_ops
+import test_varlen_on_gpu as varlen
 import test_wait as wait
 
 import dash_inductor
@@ -74,6 +75,12 @@ def small(monkeypatch):
 def test_bodies(body, arguments, sizes, small):
     small(*sizes)
     body(*arguments)
+
+
+def test_varlen(small, monkeypatch):
+    monkeypatch.setattr(varlen, "LENGTHS", (5, 22, 13))
+    small(*FLEX)
+    varlen.test_varlen("window", 16)
 
 
 @pytest.mark.parametrize("factor", [1, 1.01])

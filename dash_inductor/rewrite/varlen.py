@@ -1,0 +1,189 @@
+"""Finds backwards of `varlen_attn` in a joint graph, and turns each into FlexAttention's, or says why not.
+
+Packed sequences are one batch element, in which a query sees an interval of the keys: what its own sequence, the diagonal and the
+window leave. So the mask is two numbers for each query, and the blocks of the mask come from bounds of these.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, register_graph_pattern
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, varlen
+
+from ..config import Config, current
+from ..devices.target import target_of
+from ..op import MASK_NAME
+from ..problem import BLOCK_MASK, Problem
+from ..resolve import mask_block, resolve
+from .cache_key import key
+from .declined import DECIDED_UNDER, leave, why_no_target
+from .flex_node import flex_backward
+from .mask_function import LARGEST, NAMES, MaskFunction
+from .origin import mark_origin
+from .sdpa import patterns
+from .stock_ops import VARLEN, arguments, call, value_of
+
+FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
+NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
+Window = tuple[int | None, int | None]  # how far before and behind its own place a query sees; None: all
+
+
+@register_graph_pattern(CallFunctionVarArgs([VARLEN]), pass_dict=patterns)
+def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
+    """Replaces a node of the stock op by FlexAttention's, or marks it with the reason why not."""
+    node, settings, graph = match.output_node(), current(), match.graph
+    try:
+        problem, window = rewriting_of(node, settings)
+    except ValueError as reason:
+        leave(node, str(reason), settings)
+        return
+    assert problem.block_size
+    named = arguments(node)
+    # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
+    gradients = [_one_batch(x) for x in node.meta["val"]]
+    scale = 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
+    with graph.inserting_before(node):
+        inputs = [named[name] for name in ("query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k")]
+        *tensors, first, last, matrix = _traced(graph, functools.partial(_of_one_batch, window, problem.block_size), inputs)
+        mask = MaskFunction(_in_interval(), (first, last), by_batch=False, by_head=False)
+        new = flex_backward(graph, problem, mask, tensors, scale, gradients, str(node.target), matrix)
+        mark_origin(node)
+        new.meta = {**node.meta, **new.meta, MASK_NAME: "varlen", DECIDED_UNDER: key()}
+        for gradient in list(node.users):
+            of_one_batch = call(graph, operator.getitem, new, gradient.args[1])
+            (packed,) = _traced(graph, lambda x: [x.squeeze(0).permute(1, 0, 2)], [of_one_batch])
+            gradient.replace_all_uses_with(packed)
+            graph.erase_node(gradient)
+    graph.erase_node(node)
+
+
+def rewriting_of(node: fx.Node, settings: Config) -> tuple[Problem, Window]:
+    """The problem of a node, and its window. Comparisons of symbolic sizes guard: the answer holds for all shapes.
+
+    Raises:
+        ValueError: with the reason why it keeps the stock kernel.
+    """
+    named = arguments(node)
+    query, key, value, cu_q, cu_k = (value_of(named[name]) for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k"))
+    if reason := why_no_target(query.device):
+        raise ValueError(reason)
+    if not _takes_flash(named, query.device):
+        raise ValueError(
+            "varlen_attn takes cuDNN, which is not rewritten: under sdpa_kernel(SDPBackend.FLASH_ATTENTION) it takes flash"
+        )
+    if not isinstance(named["scale"], (float, int, type(None))):
+        raise ValueError("a scale that is not a constant")
+    if cu_q.dtype != torch.int32 or cu_k.dtype != torch.int32 or cu_q.shape != cu_k.shape or cu_q.shape[0] < 2:
+        offsets = " and ".join(f"{x.dtype} {list(x.shape)}" for x in (cu_q, cu_k))
+        raise ValueError(f"offsets cu_seq_q and cu_seq_k of {offsets} are none of flash attention's")
+    target = target_of(query.device, settings)
+    tensors = (_one_batch(x) for x in (query, key, value))
+    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target))
+    resolve(problem, settings, target)
+    return problem, _window(named)
+
+
+def _takes_flash(named: dict[str, Any], device: torch.device) -> bool:
+    if "backend" in named:
+        return named["backend"] == FLASH
+    return device.type != "cuda" or not varlen._should_use_cudnn(device.index)  # before torch 2.15
+
+
+def _window(named: dict[str, Any]) -> Window:
+    left, right = (int(value_of(size)) for size in named["window_size"] or (-1, -1))
+    if named["is_causal"]:
+        right = 0
+    max_q, max_k = value_of(named["max_q"]), value_of(named["max_k"])
+    if 0 <= left < max_k and not 0 <= right < max_k and max_q > max_k:
+        raise ValueError("a window to the left alone, and more queries than keys: flash attention then ends it on the right too")
+    before, behind = (None if size < 0 else min(size, LARGEST) for size in (left, right))
+    return before, behind
+
+
+def _traced(graph: fx.Graph, function: Callable[..., Any], inputs: list[fx.Node]) -> list[fx.Node]:
+    """Writes what a function of tensors does into the graph; returns the nodes of what it returns."""
+    fakes = [value_of(x) for x in inputs]
+    with fakes[0].fake_mode, enable_python_dispatcher():
+        traced = make_fx(function, select_decomp_table())(*fakes).graph
+    placeholders = (node for node in traced.nodes if node.op == "placeholder")
+    outputs: Any = graph.graph_copy(traced, dict(zip(placeholders, inputs, strict=True)))
+    return outputs
+
+
+def _of_one_batch(
+    window: Window,
+    block_size: tuple[int, int],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    grad_out: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+) -> tuple[Tensor, ...]:
+    """What `flex_backward` takes: its tensors, the captures of the mask, and the matrix of blocks."""
+    rows, keys = block_size
+    first, last = intervals(query.shape[0], cu_q, cu_k, window, rows)
+    matrix = block_matrix(first, last, key.shape[0], keys)
+    first, last = first.flatten(), last.flatten()
+    # Of queries of no sequence the stock op leaves memory as it was.
+    logsumexp = logsumexp.masked_fill(first.narrow(0, 0, query.shape[0]) == NOWHERE, math.inf).unsqueeze(0)
+    query, key, value, out, grad_out = (_one_batch(x) for x in (query, key, value, out, grad_out))
+    return query, key, value, out, logsumexp, grad_out, first, last, matrix
+
+
+def _one_batch(x: Tensor) -> Tensor:
+    """[T, H, D] -> [1, H, T, D]."""
+    return x.permute(1, 0, 2).unsqueeze(0)
+
+
+def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int) -> tuple[Tensor, Tensor]:
+    """The first and last key that each of `length` queries sees, int32 [blocks of Q, rows]; NOWHERE and -1 where it sees none.
+
+    Queries of no sequence see none, nor do those that fill the last block. Whatever the offsets hold, nothing is read out of range.
+    """
+    token = torch.arange(_blocks(length, rows) * rows, dtype=torch.int32, device=cu_q.device).view(-1, rows)
+    # Clamped, for memory of its own: in torch 2.11 Inductor's bucketize reads a view from where its base begins.
+    number = torch.bucketize(token, cu_q.clamp(min=0), out_int32=True, right=True).clamp(1, cu_q.shape[0] - 1)  # of the sequence
+    begin_q, begin_k, end_q, end_k = (torch.ops.aten.index(cu, [at]) for at in (number - 1, number) for cu in (cu_q, cu_k))
+    place = token + (end_k - end_q)  # the key in line with the query
+    before, behind = window
+    first = begin_k if before is None else torch.maximum(begin_k, place - before)
+    last = end_k - 1 if behind is None else torch.minimum(end_k - 1, place + behind)
+    blind = (token < begin_q) | (token >= end_q) | (first > last)
+    return first.masked_fill(blind, NOWHERE), last.masked_fill(blind, -1)
+
+
+def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:
+    """As `BlockMask` has it, of the intervals of queries, for `length` keys in blocks of `keys`. A block that lies between the keys
+    of its queries, and in none of their intervals, is 1 as well."""
+    begin = torch.arange(_blocks(length, keys), dtype=torch.int32, device=first.device).unsqueeze(1) * keys
+    end = begin + (keys - 1)
+    some = (begin <= last.amax(1)) & (end >= first.amin(1))
+    all_ = (begin >= first.amax(1)) & (end <= last.amin(1))
+    return (some.int() + all_.int()).unsqueeze(0).unsqueeze(0)
+
+
+def _blocks(length: Any, size: int) -> Any:
+    return (length + size - 1) // size
+
+
+def _in_interval() -> fx.GraphModule:
+    """first[m] <= n <= last[m], of the intervals."""
+    graph, aten = fx.Graph(), torch.ops.aten
+    _, _, m, n, *interval = (graph.placeholder(name) for name in (*NAMES, "first", "last"))
+    first, last = (graph.call_function(aten.index.Tensor, (x, [m])) for x in interval)
+    bounds = graph.call_function(aten.ge.Tensor, (n, first)), graph.call_function(aten.le.Tensor, (n, last))
+    graph.output(graph.call_function(aten.bitwise_and.Tensor, bounds))
+    return fx.GraphModule(torch.nn.Module(), graph)

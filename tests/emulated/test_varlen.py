@@ -1,0 +1,265 @@
+"""varlen_attn of packed sequences: right gradients, and the same bits in every interleaving."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+import pytest
+import torch
+from attention import FP32_ERROR, compiled, differing, error, gradients, mutate, rewritten
+from flex import INTERLEAVINGS, backward_of, wide_scores
+from tensors import BF16, FP32, normal
+from test_flex_tables import tables_made
+from torch import Tensor
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.utils import counters
+from torch._inductor import config as inductor_config
+from torch.nn.attention.varlen import varlen_attn
+
+from dash_inductor import decisions, enabled
+from dash_inductor.emulation import emulate
+from dash_inductor.rewrite import varlen as rewriting
+from dash_inductor.rewrite.stock_ops import VARLEN
+
+pytestmark = pytest.mark.usefixtures("rewriting")
+
+FULL, CAUSAL = (-1, -1), (-1, 0)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Sequences of `queries` and `keys` tokens (None: as many), one after the other; `tail` more tokens belong to none of them."""
+
+    queries: tuple[int, ...]
+    keys: tuple[int, ...] | None = None
+    window: tuple[int, int] = CAUSAL
+    heads: int = 2
+    kv_heads: int = 2
+    head_dim: int = 16
+    dtype: torch.dtype = FP32
+    scale: float | None = None
+    tail: int = 0
+
+    @property
+    def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Of queries and keys."""
+        return self.queries, self.keys or self.queries
+
+    def tensors(self) -> list[Tensor]:
+        """query, key, value [T, H, D], and grad_out."""
+        q_len, kv_len = (sum(x) + self.tail for x in self.lengths)
+        shapes = (q_len, self.heads), (kv_len, self.kv_heads), (kv_len, self.kv_heads), (q_len, self.heads)
+        return [normal(*shape, self.head_dim, dtype=self.dtype, seed=seed) for seed, shape in enumerate(shapes)]
+
+    def offsets(self) -> list[Tensor]:
+        """Of queries and keys."""
+        return [torch.tensor([0, *accumulate(x)], dtype=torch.int32) for x in self.lengths]
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, *longest: int) -> Any:
+        """varlen_attn under the window."""
+        knows_gqa = "enable_gqa" in inspect.signature(varlen_attn).parameters  # from torch 2.13 on
+        gqa = {"enable_gqa": True} if knows_gqa else {}
+        return varlen_attn(query, key, value, cu_q, cu_k, *longest, window_size=self.window, scale=self.scale, **gqa)
+
+    def function(self) -> Callable[..., Tensor]:
+        """The attention of query, key, value."""
+        offsets, longest = self.offsets(), [max(x) for x in self.lengths]
+        return lambda *tensors: self.attend(*tensors, *offsets, *longest)
+
+    def visible(self) -> Tensor:
+        """bool [queries, keys]."""
+        seen = torch.zeros([sum(x) + self.tail for x in self.lengths], dtype=torch.bool)
+        left, right = (10**6 if size < 0 else size for size in self.window)
+        for (q, q_end), (k, k_end) in zip(*(pairwise(x.tolist()) for x in self.offsets()), strict=True):
+            ahead = torch.arange(k_end - k) - torch.arange(q_end - q)[:, None] - (k_end - k) + (q_end - q)
+            seen[q:q_end, k:k_end] = (ahead >= -left) & (ahead <= right)
+        return seen
+
+    def reference(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """dq, dk, dv in float64."""
+        *leaves, grad_out = (x.double() for x in tensors)
+        seen = self.visible()
+
+        def attend(*packed: Tensor) -> Tensor:
+            heads = [x.transpose(0, 1)[None] for x in packed]
+            scores, values = wide_scores(*heads, lambda b, h, m, n: seen[m, n], None, self.scale)
+            return (scores.softmax(-1).where(seen, 0.0) @ values)[0].transpose(0, 1)
+
+        return gradients(attend, leaves, grad_out)
+
+
+LENGTHS = (20, 40, 9)
+ATTENTIONS = {
+    "causal": Packed(LENGTHS),
+    "full, keys longer, GQA": Packed((30, 20, 7), (40, 40, 33), window=FULL, heads=4),
+    "window, keys longer, bf16": Packed((30, 20), (35, 50), window=(16, 0), dtype=BF16),
+    "queries longer, some see nothing": Packed((44, 40), (20, 40)),
+    "empty sequences, tokens of no sequence": Packed((0, 40, 0, 0, 22, 0), (5, 35, 0, 7, 22, 0), tail=24),
+}
+NIGHTLY = {
+    "full": Packed((40, 33, 64), window=FULL),
+    "window": Packed((90, 50), window=(16, 0), heads=4),
+    "window on both sides": Packed((90, 50), window=(8, 20)),
+    "window on the right": Packed((90, 50), window=(-1, 20)),
+    "window on the left": Packed((50, 50), window=(8, -1)),
+    "keys longer": Packed((30, 20, 7), (64, 40, 90)),
+    "queries longer": Packed((64, 30, 45), (20, 45, 2), window=FULL),
+    "one sequence": Packed((75,)),
+    "whole blocks": Packed((64, 32), window=FULL),
+    "many short ones": Packed((3,) * 20, scale=0.7),
+    "one token each": Packed((1,) * 40),
+    "tokens of no sequence": Packed((30, 34), window=FULL, tail=64),
+    "wide window": Packed((30, 34), window=(2**40, 2**40)),
+    "head dim 128": Packed((50, 31), heads=1, kv_heads=1, head_dim=128),
+    "head dim 24": Packed((50, 31), head_dim=24),
+    "MQA": Packed((30, 34), heads=6, kv_heads=1),
+}
+ERRORS = {FP32: FP32_ERROR, BF16: 2**-7}
+CASES = [*ATTENTIONS.items(), *(pytest.param(*case, marks=pytest.mark.nightly) for case in NIGHTLY.items())]
+
+
+@pytest.mark.parametrize(("name", "attention"), CASES, ids=lambda x: x if isinstance(x, str) else "")
+def test_right_in_every_interleaving(name, attention):
+    """Against float64; tokens of no sequence have gradients of 0."""
+    tensors = attention.tensors()
+    backward = backward_of(attention.function(), tensors)
+    first, *others = [backward(*interleaving) for interleaving in INTERLEAVINGS]
+    assert rewritten() == 1 and not any(differing(x, first) for x in others)
+    for actual, right in zip(first, attention.reference(tensors), strict=True):
+        assert error(actual, right) < ERRORS[attention.dtype]
+    assert (decisions()[-1].op, decisions()[-1].mask) == (str(VARLEN), "varlen")
+
+
+def test_what_the_stock_op_leaves_unwritten_does_no_harm():
+    """Of tokens of no sequence out and logsumexp are NaN in deterministic mode."""
+    attention = ATTENTIONS["empty sequences, tokens of no sequence"]
+    *inputs, _ = attention.tensors()
+    with emulate():
+        out = compiled(attention.function())(*inputs)
+    assert out[-24:].isnan().all() and not out[:-24].isnan().any()
+
+
+def of_projection(x: Tensor, cu_q: Tensor, cu_k: Tensor, *longest: int) -> Any:
+    """Strided queries, keys and values, gradients in other layouts, and offsets that begin within their memory."""
+    query, key, value = x.sin().view(x.shape[0], 3, 2, 16).unbind(1)
+    key = key.transpose(0, 1).contiguous().transpose(0, 1)
+    return ATTENTIONS["causal"].attend(query, key, value, cu_q[2:], cu_k[2:], *longest)
+
+
+@pytest.mark.parametrize("dynamic", [True, pytest.param(None, marks=pytest.mark.nightly)])
+def test_three_lengths_through_one_graph(dynamic):
+    """With the bits of a graph of each length alone. Where dynamic shapes are automatic, the second length recompiles."""
+    in_one_graph = compiled(of_projection, dynamic=dynamic)
+    for index, lengths in enumerate([LENGTHS, (33, 31), (5, 30, 2, 2)]):
+        attention = Packed(lengths)
+        x, grad_out = normal(sum(lengths), 96), attention.tensors()[3]
+        others = [*(torch.cat([normal(2).int() - 50, cu]) for cu in attention.offsets()), 40, 40]
+
+        def step(function, x=x, grad_out=grad_out, others=others):
+            return gradients(lambda leaf: function(leaf, *others), [x], grad_out)
+
+        with dynamo_config.patch(error_on_recompile=index > (dynamic is None)), emulate(index):
+            (actual,) = step(in_one_graph)
+        with emulate():
+            (right,) = step(of_projection)
+        assert error(actual, right) < FP32_ERROR
+    assert rewritten() == 1 + (dynamic is None) and not isinstance(decisions()[-1].q_len, int)
+    with emulate(5):
+        (alone,) = step(compiled(of_projection))
+    assert torch.equal(actual, alone)
+
+
+def test_one_table_for_all_layers():
+    """Of two windows there are two."""
+    causal, window = Packed((64,)), Packed((64,), window=(8, 0))
+    offsets = causal.offsets()
+
+    def layers(query, key, value):
+        for attention in (causal, window, causal):
+            query = attention.attend(query, key, value, *offsets, 64, 64).sin()
+        return query
+
+    with emulate(), tables_made() as made:
+        gradients(compiled(layers), causal.tensors()[:3])
+    assert rewritten() == 3 and made == {"matrix": 0, "ranks": 2, "rows": 2}
+
+
+MUTANTS = {
+    "every block in full": lambda first, last, length, keys, right: right * 2,
+    "no last block of keys": lambda first, last, length, keys, right: torch.cat([right[:, :, :-1], 0 * right[:, :, -1:]], 2),
+}
+
+
+@pytest.mark.parametrize("name", [*MUTANTS])
+def test_wrong_blocks_are_seen(name, monkeypatch):
+    attention, right = ATTENTIONS["full, keys longer, GQA"], rewriting.block_matrix
+    monkeypatch.setattr(rewriting, "block_matrix", lambda *args: MUTANTS[name](*args, right(*args)))
+    assert not is_right(attention)
+
+
+def test_garbage_that_comes_through_is_seen(monkeypatch):
+    """`out` of tokens of no sequence, which stand in one tile with others."""
+    kept = 'tl.where(neg_lse == float("-inf"), 0.0, delta)'
+    mutate(monkeypatch, "PREPROCESS", "garbage", {kept: "delta"})
+    assert not is_right(ATTENTIONS["empty sequences, tokens of no sequence"])
+
+
+def is_right(attention: Packed) -> bool:
+    tensors = attention.tensors()
+    actual = backward_of(attention.function(), tensors)()
+    assert rewritten() == 1
+    return all(error(a, e) < 1e-3 for a, e in zip(actual, attention.reference(tensors), strict=True))
+
+
+def reason_of(attention: Packed, **settings: Any) -> str | None:
+    """Why it keeps the stock kernel, whose gradients are right; None where it is rewritten."""
+    tensors = attention.tensors()
+    with enabled(**settings), emulate():
+        actual = gradients(compiled(attention.function()), tensors[:3], tensors[3])
+    assert max(error(a, e) for a, e in zip(actual, attention.reference(tensors), strict=True)) < 1e-5
+    decision = decisions()[-1]
+    assert counters["inductor"]["dash_declined" if decision.reason else "dash_rewritten"] == 1
+    assert (decision.op, decision.mask, decision.batch) == (str(VARLEN), "varlen", 1)
+    assert (decision.q_len, decision.kv_len) == tuple(map(sum, attention.lengths))
+    return decision.reason
+
+
+SHORT = Packed((20, 12))
+ENDS_ON_THE_RIGHT = Packed((20, 22), (20, 12), window=(4, -1))
+
+
+@pytest.mark.parametrize(
+    ("attention", "settings", "expected"),
+    [
+        (replace(SHORT, head_dim=144), {}, "head dim 144 is more than the 128 of one pass"),
+        (SHORT, {"template": "two_pass"}, "template='two_pass' takes no mask but full and causal"),
+        (ENDS_ON_THE_RIGHT, {}, "a window to the left alone, and more queries than keys: "),
+    ],
+)
+def test_reasons(attention, settings, expected):
+    assert (reason_of(attention, **settings) or "").startswith(expected)
+
+
+def test_settings_of_inductor():
+    with inductor_config.patch(pattern_matcher=False):
+        assert reason_of(SHORT) == "torch._inductor.config.pattern_matcher is off"
+
+
+def test_cudnn_stays():
+    """Which torch 2.15 prefers where it can."""
+    backend = {"backend": 7}
+    device = torch.device("cuda", 0)
+    assert not rewriting._takes_flash(backend, device) and rewriting._takes_flash({"backend": rewriting.FLASH}, device)
+
+
+def test_without_emulation_the_cpu_has_no_kernel():
+    """As before, also after an emulation has ended."""
+    tensors = SHORT.tensors()[:3]
+    with emulate():
+        SHORT.function()(*tensors)
+    with pytest.raises((NotImplementedError, RuntimeError), match="_flash_attention_forward"):
+        SHORT.function()(*tensors)

@@ -1,0 +1,71 @@
+"""Code of varlen_attn's backward for an H100 that is not there."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from dash_inductor.inspection import flex
+from dash_inductor.inspection.generate import TEMPLATE, Generated, deterministic, generate
+from dash_inductor.rewrite.install import install, is_enabled, uninstall
+from dash_inductor.rewrite.stock_ops import VARLEN
+
+TOKENS, SEQUENCES, HEADS, KV_HEADS, HEAD_DIM = 8192, 16, 8, 2, 64
+WINDOW = [200, 0]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(importlib.import_module("torch._higher_order_ops.flex_attention"), "_permute_strides", flex._permuted)
+    was_enabled = is_enabled()
+    install()
+    yield
+    if not was_enabled:
+        uninstall()
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+    of_sequences = offsets, offsets, TOKENS, TOKENS
+    out, lse, rng_state = torch.ops.torch_attn._varlen_attn(query, key, value, *of_sequences, False, None, WINDOW)
+    return VARLEN(grad_out, query, key, value, out, lse, *of_sequences, False, rng_state, None, WINDOW)
+
+
+def arguments() -> list[Tensor]:
+    shapes = [(TOKENS, heads, HEAD_DIM) for heads in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes]
+    return [*tensors, torch.empty(SEQUENCES + 1, dtype=torch.int32, device="cuda")]
+
+
+def generated(*, dynamic: bool = False) -> Generated:
+    with deterministic():
+        return generate(attention, arguments, "h100", dynamic_dims=(0,) if dynamic else ())
+
+
+def templates(code: Generated) -> list[str]:
+    return [match[1] for source in code.kernels.values() if (match := TEMPLATE.search(source))]
+
+
+def test_the_mask_in_one_kernel() -> None:
+    """Sequences are looked up, intervals made and bounded in one reduction; nothing of tokens times tokens is allocated."""
+    code = generated()
+    assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
+    assert sum("bucketize_binary_search" in source for source in code.kernels.values()) == 1
+    assert re.findall(r"torch\.ops\.[\w.]+\(", code.source) == ["torch.ops.torch_attn._varlen_attn.default("]
+    sizes = re.findall(r"empty_strided_cuda\(\(([\d, ]+)\)", code.source)
+    elements = [math.prod(int(x) for x in size.split(",") if x.strip()) for size in sizes]
+    assert (TOKENS // 128) ** 2 in elements and max(elements) == TOKENS * HEADS * HEAD_DIM < TOKENS**2 / 4
+    (decision,) = code.decisions
+    assert (decision.op, decision.mask, decision.shape) == (str(VARLEN), "varlen", "B=1 H=8/2 S=8192 D=64 bf16")
+
+
+def test_lengths_known_at_run_time_only() -> None:
+    code = generated(dynamic=True)
+    assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
+    (decision,) = code.decisions
+    assert decision.mask == "varlen" and not isinstance(decision.q_len, int)
