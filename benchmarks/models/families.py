@@ -214,7 +214,7 @@ FAMILIES: Mapping[str, Family] = {
         "DeepseekV3",
         "heads of 24 for queries and keys, of 16 for values",
         options=EXPERTS,
-        **{"num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16},
+        **{"head_dim": 8, "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16},
         **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
         **{"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2},
         **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
