@@ -1,6 +1,6 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in half an hour.
-# make nightly: the schedules' properties on thousands of random cases each, and more FlexAttentions.
+# make nightly: properties of schedules and masks on thousands of random cases each, and more attentions.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
 PYTHON ?= python3
 TORCH ?=
@@ -37,7 +37,7 @@ $(VENV)/triton-%: | $(VENV)/installed
 	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* || { rm -rf $@; exit 1; }
 
 nightly: $(VENV)/installed
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule
+	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule tests/unit/test_mask_function.py
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated -m nightly
 
 lint: $(VENV)/installed

@@ -79,7 +79,7 @@ def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Row
     q_block, kv_block = (V.graph.sizevars.guard_int(size) for size in (mask.q_block, mask.kv_block))
     n_q, n_kv = inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n)
     known = V.graph.__dict__.setdefault("dash_block_rows", {})
-    key = (mask.mask_mod.name, *names, q_block, kv_block, tile.block_m, tile.block_n, n_q, n_kv)
+    key = (str(mask.mask_mod.graph_module.graph), *names, q_block, kv_block, tile.block_m, tile.block_n, n_q, n_kv)
     if key not in known:
         if not sources:
             matrix = _asked(inputs, mask, mods, q_block, kv_block)

@@ -39,7 +39,7 @@ def flex_backward(
     score_mod = _module(graph, f"dash_score_mod_{dtype}", _identity(5, 0), [score, *positions])
     joint = _module(graph, f"dash_joint_{dtype}", _identity(6, 5, others=4), [score, *positions, score])
     captures = [x.meta["val"] for x in mask.captures]
-    mask_mod = _module(graph, _free_name(graph, mask.module), mask.module, [*positions, *captures])
+    mask_mod = _module(graph, _free_name(graph, "dash_mask_mod"), mask.module, [*positions, *captures])
     rows, keys = problem.block_size or (None, None)
     lists = dict.fromkeys(BlockMask._fields)
     block_mask = {**lists, "q_block": rows, "kv_block": keys, "mask_mod": mask_mod, "q_indices": block_matrix}
@@ -72,10 +72,9 @@ def _module(graph: fx.Graph, name: str, module: fx.GraphModule, inputs: Sequence
     return graph.get_attr(name)
 
 
-def _free_name(graph: fx.Graph, module: fx.GraphModule) -> str:
-    """That of the module in the graph, or one that none has: attentions of one mask share it."""
-    root: Any = graph.owning_module
+def _free_name(graph: fx.Graph, prefix: str) -> str:
+    """One that no module of the graph's has."""
     number = 0
-    while getattr(root, f"dash_mask_mod_{number}", module) is not module:
+    while hasattr(graph.owning_module, f"{prefix}_{number}"):
         number += 1
-    return f"dash_mask_mod_{number}"
+    return f"{prefix}_{number}"

@@ -31,6 +31,7 @@ EVERY_POINTWISE = {
     *(aten.minimum.default, aten.maximum.default, aten.floor_divide.default, aten.div.Tensor_mode, aten.div.Scalar_mode),
     prims.convert_element_type.default,
 }
+FILLS = {aten.full.default, aten.scalar_tensor.default}
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 SAME = {aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
@@ -147,8 +148,8 @@ class _Reader:
         if isinstance(node, (int, float)):
             return self._is_zero(node)
         op, args = _call_of(node)
-        if op is aten.full.default:
-            return self._is_zero(args[1])
+        if op in FILLS:
+            return self._is_zero(args[-1])
         if (source := self._source(node, index)) is not None:
             return self.visible(*source)
         if op in (prims.convert_element_type.default, aten._to_copy.default):
@@ -166,9 +167,8 @@ class _Reader:
             raise UnreadableMaskError(f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf: give SDPA a boolean mask")
         return value == 0
 
-    def _unknown(self, node: fx.Node) -> Any:
+    def _unknown(self, node: fx.Node, kind: str = "a float bias") -> Any:
         if node.op == "placeholder":
-            kind = "a float bias" if node.meta["val"].is_floating_point() else "a mask"
             raise UnreadableMaskError(
                 f"{kind} is an input of the graph: make the mask inside the compiled function, of positions and small tensors, "
                 "or use is_causal or flex_attention"
@@ -190,8 +190,8 @@ class _Reader:
         op, args = _call_of(node)
         if not isinstance(node.meta.get("val"), Tensor):
             raise UnreadableMaskError("the mask depends on a number that is known at run time only")
-        if op is aten.full.default:
-            return self._number(args[1])
+        if op in FILLS:
+            return self._number(args[-1])
         if op is prims.iota.default:
             start, step = (self._number(node.kwargs[name]) for name in ("start", "step"))
             return self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[0], step), start)
@@ -199,6 +199,8 @@ class _Reader:
             return self.at(*source)
         if not self._constant(node) and self._may_capture(index):
             return self._capture(node, index)
+        if op is aten.index.Tensor and (at := self._positions(node, index)):
+            return self._capture(args[0], at)
         if op not in EVERY_POINTWISE:
             return self._capture(node, index)
         if node.meta["val"].is_floating_point():
@@ -272,13 +274,18 @@ class _Reader:
         return source, (*index[:dim], at, *index[dim + 1 :])
 
     def _gathered(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
-        indices = _call_of(node)[1][1]
+        at = self._positions(node, index)
+        # Of other positions it is not known that they are in range, which the op looks at, and negative ones count from the end.
+        if at is None or not all(x in self.variables.values() or (isinstance(x, int) and x >= 0) for x in at):
+            return None
+        return source, at
+
+    def _positions(self, node: fx.Node, index: Index) -> Index | None:
+        """Where in its source a gather has its element from; None if not every dimension has an index."""
+        source, indices = _call_of(node)[1]
         if len(indices) != source.meta["val"].dim() or any(x is None for x in indices):
             return None
-        at = tuple(self.at(x, _broadcast(x, index)) for x in indices)
-        # Of other positions it is not known that they are in range, which the op looks at, and negative ones count from the end.
-        plain = all(x in self.variables.values() or (isinstance(x, int) and x >= 0) for x in at)
-        return (source, at) if plain else None
+        return tuple(self.at(x, _broadcast(x, index)) for x in indices)
 
     def _may_capture(self, index: Index) -> bool:
         """Whether an element at the index is one of a small tensor: no two of its dimensions go over queries and over keys."""
@@ -287,7 +294,7 @@ class _Reader:
 
     def _capture(self, node: fx.Node, index: Index) -> Any:
         if not self._may_capture(index):
-            return self._unknown(node)
+            return self._unknown(node, "a mask")
         if node not in self.captured:
             with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
                 self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
@@ -298,7 +305,8 @@ class _Reader:
         return element
 
     def _constant_of(self, value: int) -> fx.Node:
-        return self.call(aten.full.default, [], value, dtype=torch.int64, device=self.device)
+        dtype = torch.bool if isinstance(value, bool) else torch.int64
+        return self.call(aten.full.default, [], value, dtype=dtype, device=self.device)
 
     def _constant(self, node: fx.Node) -> bool:
         """Whether it depends on no input of the graph."""
@@ -322,6 +330,11 @@ class _Reader:
             return nodes[0]
         if op in PRODUCTS:  # which may not fit into 32 bits
             args = tuple(self.call(prims.convert_element_type.default, x, torch.int64) if x in nodes else x for x in args)
+        takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
+        args = tuple(
+            self._constant_of(x) if tensor and not isinstance(x, fx.Node) else x
+            for x, tensor in zip(args, takes_tensor, strict=False)
+        )
         node = self.graph.call_function(op, args, kwargs)
         self.depends[node] = frozenset().union(*(self.depends[x] for x in nodes))
         return node

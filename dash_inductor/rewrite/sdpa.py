@@ -21,7 +21,7 @@ from .declined import DECIDED_UNDER, leave, prepare_lowering, why_no_target
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, UnreadableMaskError, read
-from .stock_ops import FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
+from .stock_ops import FLASH, FLASH_CPU, SDPA_TARGETS, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
 
 assert op.SDPA_BACKWARD  # importing it registers what nodes are rewritten to
 
@@ -88,7 +88,8 @@ def _wrong_op(op: OpOverload, device: torch.device) -> str | None:
 def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None]:
     """full, causal, or block_mask and its function; UnreadableMaskError where the mask cannot be read."""
     q_len, kv_len = stock.query.meta["val"].shape[2], stock.key.meta["val"].shape[2]
-    if stock.attn_mask is None and not (stock.is_causal and q_len != kv_len):
+    top_left = stock.is_causal and stock.op is not FLASH and q_len != kv_len  # flash aligns at the last query and key
+    if stock.attn_mask is None and not top_left:
         return "causal" if stock.is_causal else "full", None
     if stock.trains_mask:
         raise UnreadableMaskError("the attention mask is learnt: its gradient is not computed here")

@@ -1,0 +1,350 @@
+"""Masks of recorded graphs are read as the functions that they are, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, fx
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from dash_inductor.rewrite.mask_function import MaskFunction, UnreadableMaskError, read
+
+BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 9, 9
+CPU = torch.device("cpu")
+Mask = Callable[..., Tensor]
+
+M, N = torch.arange(Q_LEN)[:, None], torch.arange(KV_LEN)[None]
+PADDING = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 0, 0, 0]])
+STARTS = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 1, 0], [1, 1, 0, 0, 0, 0, 0, 0, 0]])
+
+
+def recorded(mask: Mask, *inputs: Tensor) -> tuple[fx.GraphModule, fx.Node]:
+    """The graph that makes a mask, by Inductor's decompositions, and the node of it."""
+    module = make_fx(mask, tracing_mode="fake", decomposition_table=select_decomp_table())(*inputs)
+    return module, next(node for node in module.graph.nodes if node.op == "output").args[0]
+
+
+def read_mask(mask: Mask, *inputs: Tensor, causal: bool = False) -> MaskFunction:
+    return read(recorded(mask, *inputs)[1], CPU, causal=causal)
+
+
+class _Values(fx.Interpreter):
+    """Runs a graph and keeps the value of each node."""
+
+    def run_node(self, node: fx.Node) -> Any:
+        self.values = getattr(self, "values", {})
+        self.values[node] = super().run_node(node)
+        return self.values[node]
+
+
+def as_function(mask: Mask, *inputs: Tensor, causal: bool = False) -> Tensor:
+    """bool [B, H, S_q, S_k]: what the function that was read says of every element, given the values of its captures."""
+    module, node = recorded(mask, *inputs)
+    function = read(node, CPU, causal=causal)
+    run = _Values(module)
+    run.run(*inputs)
+    captures = [run.values[capture] for capture in function.captures]
+    grid = torch.meshgrid(*(torch.arange(size) for size in (BATCH, HEADS, Q_LEN, KV_LEN)), indexing="ij")
+    visible = torch.as_tensor(function.module(*grid, *captures))
+    return visible.bool().expand(BATCH, HEADS, Q_LEN, KV_LEN)
+
+
+def as_tensor(mask: Mask, *inputs: Tensor) -> Tensor:
+    """bool [B, H, S_q, S_k]: the mask itself."""
+    value = mask(*inputs)
+    return (value if value.dtype == torch.bool else value == 0).expand(BATCH, HEADS, Q_LEN, KV_LEN)
+
+
+def positions() -> tuple[Tensor, Tensor]:
+    return torch.arange(Q_LEN)[:, None], torch.arange(KV_LEN)[None]
+
+
+def causal() -> Tensor:
+    m, n = positions()
+    return n <= m
+
+
+def window() -> Tensor:
+    m, n = positions()
+    return (n <= m) & (n > m - 3)
+
+
+def padded(padding: Tensor) -> Tensor:
+    return causal()[None, None] & padding.bool()[:, None, None, :]
+
+
+def gathered(padding: Tensor) -> Tensor:
+    """As transformers asks: each index a tensor of four dimensions."""
+    batch, n = torch.arange(BATCH)[:, None, None, None], torch.arange(KV_LEN)[None, None, None]
+    return padding.bool()[batch, n] & causal()
+
+
+def documents(starts: Tensor) -> Tensor:
+    ids = starts.cumsum(1)
+    return causal() & (ids[:, None, :, None] == ids[:, None, None, :])
+
+
+def additive(padding: Tensor) -> Tensor:
+    """Two masks of floats, one upon the other."""
+    above = torch.full((Q_LEN, KV_LEN), -float("inf")).triu(1)
+    return above + torch.where(padding[:, None, None, :] > 0, 0.0, -float("inf"))
+
+
+def selected(padding: Tensor) -> Tensor:
+    """Causal for the odd heads, and within the padding for the even ones."""
+    odd = (torch.arange(HEADS) % 2 == 1)[:, None, None]
+    return torch.where(odd, causal(), padding.bool()[:, None, None, :])
+
+
+def masked_fill(padding: Tensor) -> Tensor:
+    return torch.zeros(BATCH, 1, Q_LEN, KV_LEN).masked_fill(~padded(padding), -float("inf"))
+
+
+def distances() -> Tensor:
+    m, n = positions()
+    return (m - n).abs() <= 2
+
+
+def grid_of_pictures() -> Tensor:
+    m, n = positions()
+    return (m // 3 == n // 3) | (m % 3 == n % 3)
+
+
+def by_query(padding: Tensor) -> Tensor:
+    return (padding.bool()[:, :, None] & padding.bool()[:, None, :])[:, None]
+
+
+def transposed() -> Tensor:
+    return causal().mT.mT.contiguous()
+
+
+def sliced() -> Tensor:
+    longer = torch.arange(KV_LEN + 4)
+    return (longer[None, :] <= longer[:, None])[2 : Q_LEN + 2, 2 : KV_LEN + 2]
+
+
+def cut_off() -> Tensor:
+    """Padded to a multiple of 16, and cut again, as SDPA aligns a mask."""
+    bias = torch.where(causal(), 0.0, -float("inf"))
+    return torch.nn.functional.pad(bias, (0, 7))[:, :KV_LEN]
+
+
+def everything() -> Tensor:
+    return torch.ones(Q_LEN, KV_LEN, dtype=torch.bool)
+
+
+def nothing() -> Tensor:
+    return torch.zeros(Q_LEN, KV_LEN, dtype=torch.bool)
+
+
+def table(distance: Tensor) -> Tensor:
+    """What a small tensor says of each distance."""
+    m, n = positions()
+    return distance[m - n + KV_LEN].bool()
+
+
+READABLE: list[tuple[Mask, tuple[Tensor, ...], int]] = [  # how many tensors it captures
+    (causal, (), 0),
+    (window, (), 0),
+    (padded, (PADDING,), 1),
+    (gathered, (PADDING,), 1),
+    (documents, (STARTS,), 1),
+    (additive, (PADDING,), 1),
+    (selected, (PADDING,), 1),
+    (masked_fill, (PADDING,), 1),
+    (distances, (), 0),
+    (grid_of_pictures, (), 0),
+    (by_query, (PADDING,), 2),
+    (transposed, (), 0),
+    (sliced, (), 0),
+    (cut_off, (), 0),
+    (everything, (), 0),
+    (nothing, (), 0),
+    (table, (torch.arange(2 * KV_LEN) % 3,), 1),
+    (lambda padding: padding.bool()[:, None, None, :], (PADDING,), 1),
+    (lambda ids: ids[:, None, :, None] == ids[:, None, None, :], (STARTS.float(),), 1),
+]
+
+
+@pytest.mark.parametrize(("mask", "inputs", "captures"), READABLE, ids=[mask.__name__ for mask, *_ in READABLE])
+def test_the_function_says_what_the_mask_does(mask, inputs, captures):
+    assert torch.equal(as_function(mask, *inputs), as_tensor(mask, *inputs))
+    function = read_mask(mask, *inputs)
+    assert len(function.captures) == captures
+    assert all(capture.meta["val"].numel() <= 2 * BATCH * KV_LEN for capture in function.captures)
+
+
+def test_is_causal_hides_more():
+    seen = as_function(lambda padding: padding.bool()[:, None, None, :], PADDING, causal=True)
+    assert torch.equal(seen, as_tensor(padded, PADDING))
+
+
+def test_what_it_differs_by():
+    """The matrix of blocks has as many batch elements and heads."""
+    assert [(f.by_batch, f.by_head) for f in (read_mask(causal), read_mask(padded, PADDING), read_mask(selected, PADDING))] == [
+        (False, False),
+        (True, False),
+        (True, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mask", "inputs", "q_len", "kv_len", "expected"),
+    [
+        (causal, (), Q_LEN, KV_LEN, "causal"),
+        (transposed, (), Q_LEN, KV_LEN, "causal"),
+        (sliced, (), Q_LEN, KV_LEN, "causal"),
+        (cut_off, (), Q_LEN, KV_LEN, "causal"),
+        (everything, (), Q_LEN, KV_LEN, "full"),
+        (lambda: positions()[0] >= positions()[1] - 100, (), Q_LEN, KV_LEN, "full"),
+        (lambda: positions()[0] >= positions()[1] + 1, (), Q_LEN, KV_LEN, None),
+        (window, (), Q_LEN, KV_LEN, None),
+        (window, (), 3, 3, "causal"),  # within the window
+        (nothing, (), Q_LEN, KV_LEN, None),
+        (padded, (PADDING,), Q_LEN, KV_LEN, None),
+        (selected, (PADDING,), Q_LEN, KV_LEN, None),
+        (lambda: torch.full((Q_LEN, KV_LEN), -float("inf")).triu(1), (), Q_LEN, KV_LEN, "causal"),
+        (lambda: torch.full((Q_LEN, KV_LEN), -float("inf")).triu(2), (), Q_LEN, KV_LEN, None),
+    ],
+)
+def test_what_has_a_closed_form(mask, inputs, q_len, kv_len, expected):
+    assert read_mask(mask, *inputs).kind(q_len, kv_len) == expected
+
+
+def test_constants_behind_a_mask():
+    """One document, told by positions that the graph makes: causal. Two: not."""
+
+    def one_after(jump: int) -> Mask:
+        def mask() -> Tensor:
+            ids = torch.arange(KV_LEN).diff(prepend=torch.full((1,), -1)).ne(1 + jump).cumsum(0)
+            return causal() & (ids[:, None] == ids[None])
+
+        return mask
+
+    assert read_mask(one_after(0)).kind(Q_LEN, KV_LEN) == "causal"
+    assert read_mask(one_after(1)).kind(Q_LEN, KV_LEN) is None
+
+
+def test_causal_is_seen_without_lengths():
+    """Lengths known at run time only: by the function's own text."""
+    assert read_mask(causal).kind("s0", "s0") == "causal"
+    assert read_mask(window).kind("s0", "s0") is None
+
+
+S_BY_S = torch.ones(Q_LEN, KV_LEN)
+UNREADABLE: list[tuple[Mask, tuple[Tensor, ...], str]] = [
+    (lambda mask: mask, (S_BY_S.bool(),), "a mask is an input of the graph: make the mask inside the compiled function"),
+    (lambda mask: mask & causal(), (S_BY_S.bool(),), "a mask is an input of the graph"),
+    (lambda bias: bias, (S_BY_S,), "a float bias is an input of the graph"),
+    (lambda bias: bias + torch.where(causal(), 0.0, -float("inf")), (S_BY_S,), "a float bias is an input of the graph"),
+    (lambda bias: bias[None, :].expand(Q_LEN, KV_LEN), (S_BY_S[0],), "a float bias is an input of the graph"),
+    (lambda bias: bias > 0, (S_BY_S,), "a mask is an input of the graph"),
+    (lambda: torch.where(causal(), 0.0, -1e9), (), "the mask adds -1e+09 to scores, which is neither 0 nor -inf"),
+    (lambda: torch.where(causal(), 0.0, torch.finfo().min), (), "the mask adds -3.403e+38 to scores"),
+    (lambda: (positions()[1] - positions()[0]).float(), (), "the mask comes from prims.convert_element_type.default"),
+    (lambda x: (x @ x.mT) > 0, (S_BY_S,), "the mask comes from aten.mm.default"),
+    (lambda: (positions()[0] * 0.1) > positions()[1], (), "in floating point, whose rounding may differ in a kernel"),
+    (lambda: positions()[0] * 2**30 > positions()[1], (), "with 1073741824, which is no whole number below 67108864"),
+    (lambda: torch.rand(Q_LEN, KV_LEN) > 0.5, (), "which is no function of positions and small tensors"),
+]
+
+
+@pytest.mark.parametrize(("mask", "inputs", "reason"), UNREADABLE)
+def test_what_cannot_be_read(mask, inputs, reason):
+    with pytest.raises(UnreadableMaskError, match=r".*") as caught:
+        read_mask(mask, *inputs)
+    assert reason in str(caught.value)
+
+
+def test_a_negative_index_counts_from_the_end():
+    """Of positions themselves that is not followed: they are captured, as the small tensor that they are."""
+
+    def mask() -> Tensor:
+        m, n = positions()
+        return torch.arange(KV_LEN)[n - 4] <= m
+
+    assert torch.equal(as_function(mask), as_tensor(mask))
+
+
+def test_bits_are_not_truth_values():
+    """4 & True is 0, and 4 + False an integer."""
+
+    def mask(padding: Tensor) -> Tensor:
+        m, n = positions()
+        return (((m * 4) & (m >= 0)) == 0) & ((padding[:, None, None, :].bool() + 0) == (n > 0))
+
+    assert torch.equal(as_function(mask, PADDING), as_tensor(mask, PADDING))
+
+
+# What random masks are made of: (m, n, padding, ids) -> bool.
+numbers = st.integers(-12, 12)
+leaves = st.one_of(
+    st.tuples(st.just("offset"), st.sampled_from(["le", "lt", "ge", "gt", "eq", "ne"]), numbers),
+    st.tuples(st.just("distance"), st.integers(0, 6)),
+    st.tuples(st.just("block"), st.integers(1, 5)),
+    st.tuples(st.just("rest"), st.integers(1, 5), st.integers(0, 4)),
+    st.sampled_from([("padding",), ("by query",), ("document",), ("later document",), ("everything",)]),
+)
+masks = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(["and", "or", "xor", "where"]), inner, inner),
+        st.tuples(st.sampled_from(["not", "unsqueeze", "clone", "expand", "added"]), inner),
+    ),
+    max_leaves=6,
+)
+
+
+def built(tree: Any, padding: Tensor, starts: Tensor) -> Tensor:
+    """The mask of a tree, a bool tensor that broadcasts to [B, H, S_q, S_k]."""
+    m, n = torch.arange(Q_LEN)[:, None], torch.arange(KV_LEN)
+    ids = starts.cumsum(1)
+    kind, *rest = tree
+    parts = [built(part, padding, starts) for part in rest if isinstance(part, tuple)]
+    if kind == "offset":
+        return getattr(torch, rest[0])(m - rest[1], n)
+    if kind == "rest":
+        return (m + n) % rest[0] <= rest[1]
+    if kind in ("and", "or", "xor"):
+        return getattr(torch, f"bitwise_{kind}")(*parts)
+    simple: dict[str, Callable[[], Tensor]] = {
+        "distance": lambda: (m - n).abs() <= rest[0],
+        "block": lambda: m // rest[0] >= n // rest[0],
+        "padding": lambda: padding.bool()[:, None, None, :],
+        "by query": lambda: padding[:, None, :, None] > 0,
+        "document": lambda: ids[:, None, :, None] == ids[:, None, None, :],
+        "later document": lambda: ids[:, None, :, None] >= ids[:, None, None],
+        "everything": lambda: torch.ones(Q_LEN, KV_LEN, dtype=torch.bool),
+        "where": lambda: torch.where(n > 3, *parts),
+        "not": lambda: parts[0].logical_not(),
+        "unsqueeze": lambda: parts[0] if parts[0].dim() > 3 else parts[0].unsqueeze(0),
+        "clone": lambda: parts[0].contiguous().clone(),
+        "expand": lambda: parts[0].expand(BATCH, HEADS, Q_LEN, KV_LEN),
+        "added": lambda: torch.where(parts[0], 0.0, -float("inf")).add(torch.zeros(1)) == 0,
+    }
+    return simple[kind]()
+
+
+@given(masks, st.booleans(), st.booleans())
+def test_random_masks(tree, floats, causal_too):
+    """Every one is read, and right. Comparisons of floats, as `added` makes them, are read as what they compare or not at all."""
+
+    def mask(padding: Tensor, starts: Tensor) -> Tensor:
+        visible = built(tree, padding, starts)
+        return torch.where(visible, 0.0, -float("inf")) if floats else visible
+
+    try:
+        actual = as_function(mask, PADDING, STARTS, causal=causal_too)
+    except UnreadableMaskError:
+        assert "added" in str(tree)
+        return
+    expected = as_tensor(mask, PADDING, STARTS)
+    assert torch.equal(actual, expected & (M >= N) if causal_too else expected)
+    kind = read_mask(mask, PADDING, STARTS, causal=causal_too).kind(Q_LEN, KV_LEN)
+    assert kind is None or torch.equal(actual, ((M >= N) if kind == "causal" else M >= 0).expand_as(actual))
