@@ -102,6 +102,13 @@ def selected(padding: Tensor) -> Tensor:
     return torch.where(odd, causal(), padding.bool()[:, None, None, :])
 
 
+def least(padding: Tensor) -> Tensor:
+    """Of T5, where the bias is no parameter: the least number hides, and twice that is -inf."""
+    bias = torch.zeros(1, HEADS, Q_LEN, KV_LEN)
+    padded_bias = torch.where(padding.bool()[:, None, None, :], bias, torch.finfo().min)
+    return torch.where(causal(), 0.0, torch.finfo(torch.bfloat16).min) + padded_bias
+
+
 def masked_fill(padding: Tensor) -> Tensor:
     return torch.zeros(BATCH, 1, Q_LEN, KV_LEN).masked_fill(~padded(padding), -float("inf"))
 
@@ -158,6 +165,7 @@ READABLE: list[tuple[Mask, tuple[Tensor, ...], int]] = [  # how many tensors it 
     (additive, (PADDING,), 1),
     (selected, (PADDING,), 1),
     (masked_fill, (PADDING,), 1),
+    (least, (PADDING,), 1),
     (distances, (), 0),
     (grid_of_pictures, (), 0),
     (by_query, (PADDING,), 2),
@@ -246,7 +254,8 @@ UNREADABLE: list[tuple[Mask, tuple[Tensor, ...], str]] = [
     (lambda bias: bias[None, :].expand(Q_LEN, KV_LEN), (S_BY_S[0],), "a float bias is an input of the graph"),
     (lambda bias: bias > 0, (S_BY_S,), "a mask is an input of the graph"),
     (lambda: torch.where(causal(), 0.0, -1e9), (), "the mask adds -1e+09 to scores, which is neither 0 nor -inf"),
-    (lambda: torch.where(causal(), 0.0, torch.finfo().min), (), "the mask adds -3.403e+38 to scores"),
+    (lambda: torch.where(causal(), 0.0, torch.finfo(torch.float16).min), (), "the mask adds -6.55e+04 to scores"),
+    (lambda: torch.where(causal(), 0.0, float("nan")), (), "the mask adds nan to scores"),
     (lambda: (positions()[1] - positions()[0]).float(), (), "the mask comes from prims.convert_element_type.default"),
     (lambda x: (x @ x.mT) > 0, (S_BY_S,), "the mask comes from aten.mm.default"),
     (lambda: (positions()[0] * 0.1) > positions()[1], (), "in floating point, whose rounding may differ in a kernel"),
