@@ -299,6 +299,8 @@ class _Reader:
     def _capture(self, node: fx.Node, index: Index) -> Any:
         if not self._may_capture(index):
             return self._unknown(node, "a mask")
+        rows = (self.variables["b"], self.variables["h"])
+        index = tuple(0 if x in rows and _is_same_along(node, dim) else x for dim, x in enumerate(index))
         if node not in self.captured:
             with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
                 self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
@@ -366,6 +368,13 @@ class _Reader:
             left, right = (right, left) if isinstance(left, bool) else (left, right)
             return True if right is True else left
         return self.call(aten.bitwise_or.Tensor, left, right)
+
+
+@unset_fake_temporarily()
+def _is_same_along(node: fx.Node, dim: int) -> bool:
+    """Whether a node is known to have the same elements all along a dimension, as positions have that are expanded to the batch."""
+    value = constant(node)
+    return value is not None and value.shape[dim] > 0 and torch.equal(value, value.narrow(dim, 0, 1).expand_as(value))
 
 
 def _call_of(node: fx.Node) -> tuple[Any, Any]:

@@ -230,13 +230,31 @@ def test_constants_behind_a_mask():
 
     def one_after(jump: int) -> Mask:
         def mask() -> Tensor:
-            ids = torch.arange(KV_LEN).diff(prepend=torch.full((1,), -1)).ne(1 + jump).cumsum(0)
-            return causal() & (ids[:, None] == ids[None])
+            positions = torch.arange(KV_LEN).expand(BATCH, KV_LEN)
+            ids = positions.diff(prepend=positions[:, :1] - 1).ne(1 + jump).cumsum(1)
+            return causal() & (ids[:, None, :, None] == ids[:, None, None, :])
 
         return mask
 
     assert read_mask(one_after(0)).kind(Q_LEN, KV_LEN) == "causal"
     assert read_mask(one_after(1)).kind(Q_LEN, KV_LEN) is None
+
+
+def test_what_is_the_same_for_the_whole_batch():
+    """Positions that are expanded to it, as transformers does, differ between no two elements of it."""
+
+    def of_documents(later: int) -> MaskFunction:
+        def mask() -> Tensor:
+            batch = torch.arange(BATCH)[:, None, None, None]
+            ids = (torch.arange(KV_LEN) // 5).expand(BATCH, KV_LEN) * (torch.arange(BATCH)[:, None] * later + 1)
+            ids = ids.cumsum(1)
+            m, n = positions()
+            return causal() & (ids[batch, m] == ids[batch, n])
+
+        assert torch.equal(as_function(mask), as_tensor(mask))
+        return read_mask(mask)
+
+    assert [of_documents(later).by_batch for later in (0, 1)] == [False, True]
 
 
 def test_causal_is_seen_without_lengths():
