@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.rows is not None:
         _write_rows(args.families[0], args.rows)
         return 0
-    kept = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []
-    chosen = args.families or list(FAMILIES)
+    rows = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []
     with ThreadPoolExecutor(max(args.jobs, 1)) as pool:
-        measured = dict(zip(chosen, pool.map(_in_a_process, chosen), strict=True))
-    rows = [row for name in FAMILIES for row in measured.get(name, [row for row in kept if row["family"] == name])]
+        for done in as_completed([pool.submit(_in_a_process, name) for name in args.families or FAMILIES]):
+            rows = _with(rows, done.result())
+            if args.json is not None:
+                args.json.write_text(json.dumps(rows, indent=1) + "\n")
     table("Models", [line(row) for row in rows])
-    if args.json is not None:
-        args.json.write_text(json.dumps(rows, indent=1) + "\n")
     if args.out is not None:
         args.out.write_text(page(rows))
     return int(any("failure" in row for row in rows))
+
+
+def _with(rows: Rows, family: Rows) -> Rows:
+    """The rows with those of a family in the place of what stood there of it, in the order of FAMILIES."""
+    names = list(FAMILIES)
+    others = [row for row in rows if row["family"] != family[0]["family"]]
+    return sorted([*others, *family], key=lambda row: names.index(row["family"]))
 
 
 def _in_a_process(name: str) -> Rows:

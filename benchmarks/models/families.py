@@ -148,30 +148,29 @@ PAIRS: Mapping[str, Any] = {
 }
 LOCAL_AND_GLOBAL = ["sliding_attention", "full_attention"]
 EXPERTS = {"experts_implementation": "batched_mm"}  # of a compiled model: others read on the host who is chosen, or need a GPU
+NO_OPTIONS: Mapping[str, Any] = {}
 WITHOUT_PACKING = tuple(case for case in CASES if case != PACKED)
 WITHOUT_CACHE = tuple(case for case in WITHOUT_PACKING if case != NO_CACHE)
 
 
-def _decoder(name: str, note: str = "", *, attention: str = "sdpa", options: Mapping[str, Any] | None = None, **sizes: Any) -> Family:
+def _decoder(name: str, sizes: Mapping[str, Any] = NO_OPTIONS, note: str = "", **rest: Any) -> Family:
     """One that predicts the next token, of transformers' classes {name}Config and {name}ForCausalLM."""
     config = "Gemma3TextConfig" if name == "Gemma3" else f"{name}Config"
-    return Family(f"{name}ForCausalLM", config, {**DECODER, **sizes}, of_text, CASES, attention, note, options or {})
+    return Family(f"{name}ForCausalLM", config, {**DECODER, **sizes}, of_text, CASES, note=note, **rest)
 
 
 FAMILIES: Mapping[str, Family] = {
     "Llama": _decoder("Llama"),
     "Qwen3": _decoder("Qwen3"),
-    "Mistral": _decoder("Mistral", f"a window of {WINDOW}", sliding_window=WINDOW),
+    "Mistral": _decoder("Mistral", {"sliding_window": WINDOW}, f"a window of {WINDOW}"),
     "Gemma 2": _decoder(
         "Gemma2",
+        {"sliding_window": WINDOW, "attn_logit_softcapping": 1.0, "query_pre_attn_scalar": 1},
         f"flex_attention, for transformers refuses SDPA to a soft-cap; a window of {WINDOW} in every other layer",
         attention="flex_attention",
-        sliding_window=WINDOW,
-        attn_logit_softcapping=1.0,
-        query_pre_attn_scalar=1,
     ),
     "Gemma 3": _decoder(
-        "Gemma3", f"a window of {WINDOW} in every other layer", sliding_window=WINDOW, layer_types=LOCAL_AND_GLOBAL
+        "Gemma3", {"sliding_window": WINDOW, "layer_types": LOCAL_AND_GLOBAL}, f"a window of {WINDOW} in every other layer"
     ),
     "Phi3": _decoder("Phi3"),
     "SmolLM3": _decoder("SmolLM3"),
@@ -183,7 +182,9 @@ FAMILIES: Mapping[str, Family] = {
         *(of_text, WITHOUT_CACHE),
         note=f"a window of {WINDOW} to both sides together in every other layer",
     ),
-    "ViT": Family("ViTForImageClassification", "ViTConfig", {**IMAGES, "image_size": 32}, of_images, (PLAIN, CHECKPOINTING, DROPOUT)),
+    "ViT": Family(
+        "ViTForImageClassification", "ViTConfig", {**IMAGES, "image_size": 32}, of_images, (PLAIN, CHECKPOINTING, DROPOUT)
+    ),
     "CLIP": Family(
         *("CLIPModel", "CLIPConfig"),
         {
@@ -212,18 +213,20 @@ FAMILIES: Mapping[str, Family] = {
     ),
     "DeepSeek-V3": _decoder(
         "DeepseekV3",
+        {
+            **{"head_dim": 8, "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16},
+            **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
+            **{"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2},
+            **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
+        },
         "heads of 24 for queries and keys, of 16 for values",
         options=EXPERTS,
-        **{"head_dim": 8, "num_key_value_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16},
-        **{"qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
-        **{"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2},
-        **{"n_group": 1, "topk_group": 1, "first_k_dense_replace": 1},
     ),
     "gpt-oss": _decoder(
         "GptOss",
+        {"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2},
         f"flex_attention, for SDPA knows no attention sinks; a window of {WINDOW} in every other layer",
         attention="flex_attention",
         options=EXPERTS,
-        **{"sliding_window": WINDOW, "num_local_experts": 2, "num_experts_per_tok": 2},
     ),
 }

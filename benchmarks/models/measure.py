@@ -62,14 +62,14 @@ def measure(name: str, case: str) -> dict[str, Any]:
 
 
 def _measured(family: Family, case: str) -> dict[str, Any]:
-    """Attentions called and decided on, the largest error of a gradient relative to its largest element, and whether bits are equal
-    in two interleavings."""
+    """Attentions called and decided on, the largest error of a gradient relative to its largest element, that of eager fp32, and
+    which gradients have other bits in another interleaving."""
     if case == DROPOUT and not any(dropouts(config_of(family))):
         return {"left_out": "the configuration has none"}
     with _set_up():
         model, batch = model_of(family, case), family.batch(case)
         calls = _attention_calls(model, family, batch)
-        expected = None if case == DROPOUT else _expected(model, batch)
+        expected, in_fp32 = (None, None) if case == DROPOUT else (_eager(model, batch, torch.float64), _eager(model, batch))
         model.compile(dynamic=False)
         with emulation.emulate(seed=0):
             actual = _gradients(model, batch)
@@ -85,8 +85,9 @@ def _measured(family: Family, case: str) -> dict[str, Any]:
         "different_bits": [name for name in actual if not torch.equal(actual[name], again[name])],
         "waits": waits,
     }
-    if expected is not None:
+    if expected is not None and in_fp32 is not None:
         row["error"], row["worst"] = max(zip(_errors(actual, expected), expected, strict=True))
+        row["eager_error"] = max(_errors(in_fp32, expected))
     return row
 
 
@@ -186,13 +187,13 @@ def _gradients(model: Any, batch: Batch) -> Gradients:
     return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
-def _expected(model: Any, batch: Batch) -> Gradients:
-    """The gradients in float64, with attention written out."""
-    reference = copy.deepcopy(model).double()
+def _eager(model: Any, batch: Batch, dtype: torch.dtype = torch.float32) -> Gradients:
+    """The gradients in fp32 or float64, with attention written out."""
+    reference = copy.deepcopy(model).to(dtype)
     reference.set_attn_implementation("eager")
     reference.activation_checkpointing_disable()  # a backward computes anew without the mode
-    with Float64():
-        return _gradients(reference, {name: x.double() if _is_float(x) else x for name, x in batch.items()})
+    with Float64() if dtype is torch.float64 else contextlib.nullcontext():
+        return _gradients(reference, {name: x.to(dtype) if _is_float(x) else x for name, x in batch.items()})
 
 
 def _is_float(x: Any) -> bool:

@@ -14,27 +14,28 @@ Row = Mapping[str, Any]
 INTRODUCTION = f"""\
 # Models of transformers
 
-Written by `python -m benchmarks.models --out docs/models.md`: transformers {{transformers}}, torch {{torch}}, in the emulation. No GPU
-was asked, where SDPA takes other ops than on a CPU.
+Written by `python -m benchmarks.models --out docs/models.md`, with transformers {{transformers}} and torch {{torch}}, in the
+emulation, which runs on a CPU: on a GPU, SDPA takes other ops.
 
-Each model has {LAYERS} layers (of an encoder and of a decoder where there are both) and heads of 16, weights and inputs are fp32, and it is
-compiled as a whole with static shapes. It takes one step of training per case, on two sequences of {LENGTH} tokens, where a decoder reads
-another sequence on {SOURCE_LENGTH} of that.
+Each model has {LAYERS} layers, or {LAYERS} in its encoder and {LAYERS} in its decoder. Weights and inputs are fp32. It is compiled
+as a whole, with static shapes, and takes one step of training in each case: on two sequences of {LENGTH} tokens, or of
+{SOURCE_LENGTH} tokens for an encoder before a decoder of {LENGTH}.
 
 | case | |
 | --- | --- |
-| plain | no mask, and `use_cache` as configured, which is True of decoders |
-| mask of ones | `attention_mask` of ones, also `decoder_attention_mask` |
-| padded | the same with {PADDING} zeros on the right of one sequence; for models that only decode, and for BERT, also on the left of the other |
-| packed | one sequence of {len(DOCUMENTS)} documents, of {" and ".join(map(str, DOCUMENTS))} tokens, told by `position_ids`, with `use_cache=False` |
+| plain | no mask; `use_cache` as configured, which is True of decoders |
+| mask of ones | `attention_mask`, and `decoder_attention_mask` where there is one |
+| padded | the same with {PADDING} zeros, on the right of a sequence; in one stack of layers also on the left of another |
+| packed | documents of {" and ".join(map(str, DOCUMENTS))} tokens in a row, told by `position_ids`; `use_cache=False` |
 | `use_cache=False` | no mask |
 | checkpointing | `activation_checkpointing_enable()`, no mask |
-| dropout as configured | as the configuration's class has it; in all other cases there is none |
+| dropout as configured | as the configuration's class has it; the other cases are without |
 
-Calls are those of `F.scaled_dot_product_attention` and `flex_attention` in the forward of the model while it is not compiled, decided on
-are the attentions in `dash_inductor.decisions()`. By a BlockMask means that the kernel asks the mask, which it reads out of the graph.
-The error is that of the worst parameter's gradient against float64 with attention written out, relative to the largest element of
-that gradient. Bits are those of all gradients in two interleavings of the CTAs."""
+- *calls*: of `F.scaled_dot_product_attention` or `flex_attention` in a forward that is not compiled.
+- *decided on*: attentions in `dash_inductor.decisions()`. *by a mask*: the kernel asks a function that the graph or a BlockMask has.
+- *error*: of the worst parameter's gradient against float64 with attention written out, relative to the gradient's largest element;
+  in brackets, the same of fp32 with attention written out.
+- *bits*: of all gradients, in two interleavings of the CTAs."""
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -43,9 +44,11 @@ def page(rows: Sequence[Row]) -> str:
     parts += ["## Attentions rewritten, of those called", markdown(_summary(rows))]
     for name, family in FAMILIES.items():
         own = [line(row) for row in rows if row["family"] == name]
-        heading = f"## {name}\n\n`{family.model}`, `attn_implementation=\"{family.attention}\"`"
+        heading = f'## {name}\n\n`{family.model}`, `attn_implementation="{family.attention}"`'
         parts.append(f"{heading}{'; ' if family.note else ''}{family.note}.")
-        parts.append(markdown([{key: value for key, value in one.items() if key != "family"} for one in own]) if own else "Not run.")
+        parts.append(
+            markdown([{key: value for key, value in one.items() if key != "family"} for one in own]) if own else "Not run."
+        )
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,13 +64,13 @@ def line(row: Row) -> dict[str, str]:
         "decided on": str(row["decisions"]),
         "rewritten": ", ".join(f"{count} {_mask(mask)}" for mask, count in row["rewritten"].items()),
         "declined": "; ".join(f"{count}: {reason}" for reason, count in row["declined"].items()),
-        "error": f"{row['error']:.0e} ({row['worst']})" if "error" in row else "random",
+        "error": f"{row['error']:.0e} ({row['eager_error']:.0e})" if "error" in row else "random",
         "bits": f"{different} gradients differ" if different else "equal",
     }
 
 
 def _mask(mask: str) -> str:
-    return "by a BlockMask" if mask == "block_mask" else mask
+    return "by a mask" if mask == "block_mask" else mask
 
 
 def _summary(rows: Sequence[Row]) -> list[dict[str, str]]:
