@@ -18,6 +18,7 @@ from .proofs import constant, is_causal
 
 aten, prims = torch.ops.aten, torch.ops.prims
 NAMES = ("b", "h", "m", "n")
+HIDES = -1e38  # what is at most this takes up any score that it is added to, so that softmax gives 0 in a row that sees a key
 LARGEST = 2**26  # of a number in the function, whose positions are 32-bit integers
 MOST_PROVEN = 2**28  # elements of a mask that is evaluated for a proof
 CHUNK = 2**22  # of them at a time
@@ -90,7 +91,10 @@ class _OnCpu(fx.Interpreter):
 
 def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) -> MaskFunction:
     """The function of a mask on the device that broadcasts to [B, H, S_q, S_k]: bool, true where a query sees a key, or 0 there and
-    -inf elsewhere.
+    -inf elsewhere, or the least number of fp32 or bf16.
+
+    A row of least numbers alone is one that sees no key, and has gradients of 0. Stock makes a mean of the values there, whose
+    backward it takes for that of their sum (on the CPU): the least number takes up the logarithm in logsumexp too.
 
     causal: and where m >= n.
 
@@ -144,7 +148,7 @@ class _Reader:
         return MaskFunction(fx.GraphModule(torch.nn.Module(), self.graph), tuple(captures), "b" in used, "h" in used)
 
     def visible(self, node: Any, index: Index) -> Any:
-        """Whether what is added to a score is 0; UnreadableMaskError where it is neither 0 nor -inf."""
+        """Whether what is added to a score is 0; UnreadableMaskError where it is neither 0 nor hides the key."""
         if isinstance(node, (int, float)):
             return self._is_zero(node)
         op, args = _call_of(node)
@@ -163,7 +167,7 @@ class _Reader:
         return self._unknown(node)
 
     def _is_zero(self, value: float) -> bool:
-        if value not in (0, -float("inf")):
+        if value != 0 and not value <= HIDES:
             raise UnreadableMaskError(f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf: give SDPA a boolean mask")
         return value == 0
 
@@ -295,6 +299,8 @@ class _Reader:
     def _capture(self, node: fx.Node, index: Index) -> Any:
         if not self._may_capture(index):
             return self._unknown(node, "a mask")
+        rows = (self.variables["b"], self.variables["h"])
+        index = tuple(0 if x in rows and _is_same_along(node, dim) else x for dim, x in enumerate(index))
         if node not in self.captured:
             with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
                 self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
@@ -362,6 +368,13 @@ class _Reader:
             left, right = (right, left) if isinstance(left, bool) else (left, right)
             return True if right is True else left
         return self.call(aten.bitwise_or.Tensor, left, right)
+
+
+@unset_fake_temporarily()
+def _is_same_along(node: fx.Node, dim: int) -> bool:
+    """Whether a node is known to have the same elements all along a dimension, as positions have that are expanded to the batch."""
+    value = constant(node)
+    return value is not None and value.shape[dim] > 0 and torch.equal(value, value.narrow(dim, 0, 1).expand_as(value))
 
 
 def _call_of(node: fx.Node) -> tuple[Any, Any]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.models.families import FAMILIES
+
 ROOT = Path(__file__).parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 TEXTS = [
@@ -27,3 +29,12 @@ def stands(path: str, beside: Path) -> bool:
 def test_what_is_cited_is_there(path: str) -> None:
     text = (ROOT / path).read_text()
     assert [cited for cited in CITED.findall(text) if not stands(cited, (ROOT / path).parent)] == []
+
+
+def test_the_page_of_models_has_every_family_and_case():
+    """As the command that writes it knows them."""
+    page = (ROOT / "docs" / "models.md").read_text()
+    for name, family in FAMILIES.items():
+        _, _, rest = page.partition(f"\n## {name}\n")
+        table = [line.split(" | ")[0].removeprefix("| ") for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
+        assert table == ["case", "---", *family.cases], name

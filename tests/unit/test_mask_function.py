@@ -102,6 +102,13 @@ def selected(padding: Tensor) -> Tensor:
     return torch.where(odd, causal(), padding.bool()[:, None, None, :])
 
 
+def least(padding: Tensor) -> Tensor:
+    """Of T5, where the bias is no parameter: the least number hides, and twice that is -inf."""
+    bias = torch.zeros(1, HEADS, Q_LEN, KV_LEN)
+    padded_bias = torch.where(padding.bool()[:, None, None, :], bias, torch.finfo().min)
+    return torch.where(causal(), 0.0, torch.finfo(torch.bfloat16).min) + padded_bias
+
+
 def masked_fill(padding: Tensor) -> Tensor:
     return torch.zeros(BATCH, 1, Q_LEN, KV_LEN).masked_fill(~padded(padding), -float("inf"))
 
@@ -158,6 +165,7 @@ READABLE: list[tuple[Mask, tuple[Tensor, ...], int]] = [  # how many tensors it 
     (additive, (PADDING,), 1),
     (selected, (PADDING,), 1),
     (masked_fill, (PADDING,), 1),
+    (least, (PADDING,), 1),
     (distances, (), 0),
     (grid_of_pictures, (), 0),
     (by_query, (PADDING,), 2),
@@ -222,13 +230,31 @@ def test_constants_behind_a_mask():
 
     def one_after(jump: int) -> Mask:
         def mask() -> Tensor:
-            ids = torch.arange(KV_LEN).diff(prepend=torch.full((1,), -1)).ne(1 + jump).cumsum(0)
-            return causal() & (ids[:, None] == ids[None])
+            positions = torch.arange(KV_LEN).expand(BATCH, KV_LEN)
+            ids = positions.diff(prepend=positions[:, :1] - 1).ne(1 + jump).cumsum(1)
+            return causal() & (ids[:, None, :, None] == ids[:, None, None, :])
 
         return mask
 
     assert read_mask(one_after(0)).kind(Q_LEN, KV_LEN) == "causal"
     assert read_mask(one_after(1)).kind(Q_LEN, KV_LEN) is None
+
+
+def test_what_is_the_same_for_the_whole_batch():
+    """Positions that are expanded to it, as transformers does, differ between no two elements of it."""
+
+    def of_documents(later: int) -> MaskFunction:
+        def mask() -> Tensor:
+            batch = torch.arange(BATCH)[:, None, None, None]
+            ids = (torch.arange(KV_LEN) // 5).expand(BATCH, KV_LEN) * (torch.arange(BATCH)[:, None] * later + 1)
+            ids = ids.cumsum(1)
+            m, n = positions()
+            return causal() & (ids[batch, m] == ids[batch, n])
+
+        assert torch.equal(as_function(mask), as_tensor(mask))
+        return read_mask(mask)
+
+    assert [of_documents(later).by_batch for later in (0, 1)] == [False, True]
 
 
 def test_causal_is_seen_without_lengths():
@@ -246,7 +272,8 @@ UNREADABLE: list[tuple[Mask, tuple[Tensor, ...], str]] = [
     (lambda bias: bias[None, :].expand(Q_LEN, KV_LEN), (S_BY_S[0],), "a float bias is an input of the graph"),
     (lambda bias: bias > 0, (S_BY_S,), "a mask is an input of the graph"),
     (lambda: torch.where(causal(), 0.0, -1e9), (), "the mask adds -1e+09 to scores, which is neither 0 nor -inf"),
-    (lambda: torch.where(causal(), 0.0, torch.finfo().min), (), "the mask adds -3.403e+38 to scores"),
+    (lambda: torch.where(causal(), 0.0, torch.finfo(torch.float16).min), (), "the mask adds -6.55e+04 to scores"),
+    (lambda: torch.where(causal(), 0.0, float("nan")), (), "the mask adds nan to scores"),
     (lambda: (positions()[1] - positions()[0]).float(), (), "the mask comes from prims.convert_element_type.default"),
     (lambda x: (x @ x.mT) > 0, (S_BY_S,), "the mask comes from aten.mm.default"),
     (lambda: (positions()[0] * 0.1) > positions()[1], (), "in floating point, whose rounding may differ in a kernel"),

@@ -1,0 +1,1 @@
+"""Models of transformers, at toy size: which of their attentions are rewritten, and whether they train right."""

@@ -1,0 +1,38 @@
+"""Transformers' models, compiled as a whole at toy size: what docs/models.md says of each row."""
+
+import pytest
+
+pytest.importorskip("transformers")
+
+from benchmarks.models.families import CASES, CHECKPOINTING, DROPOUT, FAMILIES, NO_CACHE, PACKED, PADDED, PLAIN
+from benchmarks.models.measure import measure
+
+ERROR = 3  # times that of the worst gradient in fp32 with attention written out
+QUICK = [("BERT", PADDED), ("ViT", PLAIN), ("Qwen3", PACKED), ("GPT-2", NO_CACHE), ("BART", DROPOUT)]
+LEARNT_BIAS = {case: 4 for case in CASES} | {CHECKPOINTING: 6}  # T5's: transformers learns a bias of zeros when checkpointing
+UNDER_DROPOUT = {"GPT-2": 2, "BERT": 2, "T5": 6}  # where attention itself is
+ROWS = [
+    pytest.param(name, case, marks=[] if (name, case) in QUICK else pytest.mark.nightly)
+    for name, family in FAMILIES.items()
+    for case in family.cases
+]
+
+
+def not_rewritten(name: str, case: str) -> int:
+    """How many attentions keep the stock op."""
+    if case == DROPOUT:
+        return UNDER_DROPOUT.get(name, 0)
+    return LEARNT_BIAS[case] if name == "T5" else 0
+
+
+@pytest.mark.parametrize(("name", "case"), ROWS)
+def test_row(name, case):
+    row = measure(name, case)
+    if "left_out" in row:
+        assert case == DROPOUT and name not in (*UNDER_DROPOUT, "BART")
+        return
+    assert "failure" not in row, row["failure"]
+    assert row["decisions"] == row["calls"] > 0
+    assert sum(row["declined"].values()) == not_rewritten(name, case), row["declined"]
+    assert case == DROPOUT or row["error"] < ERROR * row["eager_error"], f"{row['worst']}: error {row['error']:.2e}"
+    assert row["different_bits"] == []
