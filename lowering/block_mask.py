@@ -75,11 +75,13 @@ def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
 def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Rows:
     """Made once for all attentions of a graph that have the same mask, tile and lengths."""
     sources: list[Any] = [in_memory(x) for name in LISTS if (x := getattr(mask, name)) is not None]
-    names = [x.get_name() for x in (*sources, *mods.captures) if isinstance(x, IRNode)]
+    # Where there is nothing that lists blocks, no score_mod captures anything either.
+    asked = [str(mask.mask_mod.graph_module.graph), *mods.captures] if not sources else []
+    source = tuple(x.get_name() if isinstance(x, IRNode) else str(x) for x in (*sources, *asked))
     q_block, kv_block = (V.graph.sizevars.guard_int(size) for size in (mask.q_block, mask.kv_block))
     n_q, n_kv = inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n)
     known = V.graph.__dict__.setdefault("dash_block_rows", {})
-    key = (str(mask.mask_mod.graph_module.graph), *names, q_block, kv_block, tile.block_m, tile.block_n, n_q, n_kv)
+    key = (source, q_block, kv_block, tile.block_m, tile.block_n, n_q, n_kv)
     if key not in known:
         if not sources:
             matrix = _asked(inputs, mask, mods, q_block, kv_block)
