@@ -59,16 +59,16 @@ def note_math_paths(graph: fx.Graph, settings: Config) -> int:
 
 
 def _softmaxes(graph: fx.Graph) -> list[list[fx.Node]]:
-    """The nodes of each SDPA's softmax."""
+    """The nodes of each SDPA's softmax. Attention by hand may have one as well, by a pattern of Inductor: it comes from no call."""
     found = defaultdict(list)
     for node in graph.nodes:
-        if _original(node) == "aten._safe_softmax.default":
+        if _original(node) == "aten._safe_softmax.default" and node.meta.get("source_fn_stack"):
             found[_call_of(node), node.meta.get("seq_nr")].append(node)
     return list(found.values())
 
 
 def _call_of(node: fx.Node) -> tuple[Any, ...]:
-    """What tells the user's call that the node comes from, () if nothing does. Bodies of checkpoints share names, not graphs."""
+    """What tells the user's call that the node comes from; () if nothing does. Bodies of checkpoints share names, not graphs."""
     names = (name for name, _ in node.meta.get("source_fn_stack") or ())
     return *names, *((source.name, source.graph_id) for source in node.meta.get("from_node") or ())
 
@@ -88,7 +88,7 @@ def _decision(softmax: list[fx.Node], weights: set[fx.Node]) -> Decision:
     """All but the origin, and UNKNOWN what the graph does not show. weights: from the softmax to the matmul with the values."""
     call = _Call(softmax, weights)
     scores = call.scores.meta["val"]
-    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (*scores.shape[:-2], 1, *scores.shape[-2:])
+    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
     why = _why(call, scores)
     return Decision(
         op=OP,
@@ -128,7 +128,7 @@ class _Call:
 
     def __init__(self, softmax: list[fx.Node], weights: set[fx.Node]) -> None:
         self._id = _call_of(softmax[0])
-        self._function = softmax[0].meta["source_fn_stack"][-1][1] if self._id else None
+        self._function = softmax[0].meta["source_fn_stack"][-1][1]
         self.scores = next(x for node in softmax for x in node.all_input_nodes if x not in softmax)
         self._to_scores = _reached([self.scores], lambda node: () if _is_matmul(node) else self._inputs(node))
         self._with_keys = _only(node for node in self._to_scores if node.target in MATMULS)
@@ -166,10 +166,10 @@ class _Call:
         key = self._given(self._with_keys, -1)
         if key is None:
             return UNKNOWN
-        return size_text(key.shape[-3]) if key.dim() > 3 else 1
+        return size_text(key.shape[-3]) if key.dim() > 2 else 1
 
     def _has(self, node: fx.Node) -> bool:
-        return bool(self._id) and _call_of(node) == self._id
+        return _call_of(node) == self._id
 
     def _inputs(self, node: fx.Node) -> list[fx.Node]:
         return node.all_input_nodes if self._has(node) else []
