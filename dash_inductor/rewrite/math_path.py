@@ -62,15 +62,17 @@ def _softmaxes(graph: fx.Graph) -> list[list[fx.Node]]:
     """The nodes of each SDPA's softmax. Attention by hand may have one as well, by a pattern of Inductor: it comes from no call."""
     found = defaultdict(list)
     for node in graph.nodes:
-        if _original(node) == "aten._safe_softmax.default" and node.meta.get("source_fn_stack"):
+        if _is_softmax(node):
             found[_call_of(node), node.meta.get("seq_nr")].append(node)
     return list(found.values())
 
 
 def _call_of(node: fx.Node) -> tuple[Any, ...]:
     """What tells the user's call that the node comes from; () if nothing does. Bodies of checkpoints share names, not graphs."""
-    names = (name for name, _ in node.meta.get("source_fn_stack") or ())
-    return *names, *((source.name, source.graph_id) for source in node.meta.get("from_node") or ())
+    names, sources = (name for name, _ in node.meta.get("source_fn_stack") or ()), node.meta.get("from_node") or []
+    while sources and sources[-1].from_node:
+        sources = sources[-1].from_node
+    return *names, *((source.name, source.graph_id) for source in sources)
 
 
 def _note(gradient: fx.Node, softmax: list[fx.Node], decision: Decision, settings: Config) -> None:
@@ -140,9 +142,12 @@ class _Call:
     def mask(self) -> str:
         if self._with_keys is None:
             return UNKNOWN
-        if any(not self._has(node) and _is_tensor(node) for node in self._to_scores):
+        added = self._to_scores - _reached([self._with_keys], lambda node: node.users)
+        if any(not self._has(node) and _is_tensor(node) for node in added):
             return "given"
-        return "causal" if any(_original(node) == "aten.tril.default" for node in self._to_scores) else "full"
+        if any(_original(node) == "aten.tril.default" for node in added):
+            return "causal"
+        return UNKNOWN if added else "full"
 
     @property
     def dtype(self) -> str:
@@ -185,6 +190,15 @@ class _Call:
 def _original(node: fx.Node) -> str:
     """The op that the node was decomposed from; by its name, for copies of graphs have copies of the op."""
     return str(node.meta.get("original_aten"))
+
+
+def _is_softmax(node: fx.Node) -> bool:
+    stack = node.meta.get("source_fn_stack")
+    if not stack:
+        return False
+    # A nested_compile_region is traced twice: the second time it is of other ops already.
+    again = _original(node) == str(node.target) == "aten.amax.default" and stack[-1][1] in SDPA
+    return again or _original(node) == "aten._safe_softmax.default"
 
 
 def _is_matmul(node: fx.Node) -> bool:

@@ -19,6 +19,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
+from torch.compiler import nested_compile_region
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
@@ -215,6 +216,18 @@ COUNTS: dict[str, tuple[int, Callable[..., Any]]] = {
 }
 
 
+def wide_and_causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, torch.cat([value, value], -1), is_causal=True)[..., :8]
+
+
+def test_a_nested_region():
+    """What is compiled once, to be called twice, has one decision."""
+    gradients(compiled(around(2, nested_compile_region(wide_and_causal))), of(1, 1, 20, 8))
+    (entry,) = set(decisions())
+    assert entry.reason == f"{REASON}: head dims differ (query 8, value 16)"
+    assert entry.mask in ("causal", UNKNOWN) and (entry.kv_heads, entry.source) == (1, line_of(wide_and_causal))
+
+
 @pytest.mark.parametrize("name", COUNTS)
 def test_one_decision_per_call(name):
     expected, function = COUNTS[name]
@@ -268,6 +281,7 @@ def test_path_of_the_module(wrap):
     assert noted(Projected(need_weights=True), of(2, 20, 8)) == []
 
 
+@pytest.mark.nightly
 def test_layers_of_transformers():
     """The frame that calls SDPA is in transformers."""
     transformers = pytest.importorskip("transformers")
