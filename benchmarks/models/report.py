@@ -32,7 +32,7 @@ as a whole, with static shapes, and takes one step of training in each case: on 
 | dropout as configured | as the configuration's class has it; the other cases are without |
 
 - *calls*: of `F.scaled_dot_product_attention` or `flex_attention` in a forward that is not compiled.
-- *decided on*: attentions in `dash_inductor.decisions()`. *by a mask*: the kernel asks a function that the graph or a BlockMask has.
+- *decided on*: attentions in `dash_inductor.decisions()`. *by a mask*: the kernel asks the function of a mask or of a BlockMask.
 - *error*: of the worst parameter's gradient against float64 with attention written out, relative to the gradient's largest element;
   in brackets, the same of fp32 with attention written out.
 - *bits*: of all gradients, in two interleavings of the CTAs."""
