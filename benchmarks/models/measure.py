@@ -63,7 +63,7 @@ def measure(name: str, case: str) -> dict[str, Any]:
 
 def _measured(family: Family, case: str) -> dict[str, Any]:
     """Attentions called and decided on, the largest error of a gradient relative to its largest element and that of fp32 with
-    attention written out, and which gradients have other bits in another interleaving. Under dropout, the error against eager fp32."""
+    attention written out, and which gradients have other bits in another interleaving. Under dropout, errors are against fp32."""
     if case == DROPOUT and not any(dropouts(config_of(family))):
         return {"left_out": "the configuration has none"}
     with _set_up(), inductor_config.patch(fallback_random=case == DROPOUT):  # what is dropped in eager mode is dropped then
