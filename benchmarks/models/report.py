@@ -32,9 +32,9 @@ as a whole, with static shapes, and takes one step of training in each case: on 
 | dropout as configured | as the configuration's class has it; the other cases are without |
 
 - *calls*: of `F.scaled_dot_product_attention` or `flex_attention` in a forward that is not compiled.
-- *decided on*: attentions in `dash_inductor.decisions()`. *by a mask*: the kernel asks a function of the graph's or a BlockMask's.
+- *decided on*: attentions in `dash_inductor.decisions()`. *by a mask*: the kernel asks the function of a mask or of a BlockMask.
 - *error*: of the worst parameter's gradient against float64 with attention written out, relative to the gradient's largest element;
-  in brackets, the same of fp32 with attention written out.
+  in brackets, the same of fp32 with attention written out. Under dropout, against fp32 that is not compiled and drops the same.
 - *bits*: of all gradients, in two interleavings of the CTAs."""
 
 
@@ -64,7 +64,7 @@ def line(row: Row) -> dict[str, str]:
         "decided on": str(row["decisions"]),
         "rewritten": ", ".join(f"{count} {_mask(mask)}" for mask, count in row["rewritten"].items()),
         "declined": "; ".join(f"{count}: {reason}" for reason, count in row["declined"].items()),
-        "error": f"{row['error']:.0e} ({row['eager_error']:.0e})" if "error" in row else "random",
+        "error": f"{row['error']:.0e}" + ("" if row["eager_error"] is None else f" ({row['eager_error']:.0e})"),
         "bits": f"{different} gradients differ" if different else "equal",
     }
 

@@ -4,11 +4,12 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from benchmarks.models.families import CASES, CHECKPOINTING, DROPOUT, FAMILIES, NO_CACHE, PACKED, PADDED, PLAIN
+from benchmarks.models.families import CASES, CHECKPOINTING, DROPOUT, FAMILIES, PACKED, PADDED, PLAIN
 from benchmarks.models.measure import measure
 
-ERROR = 3  # times that of the worst gradient in fp32 with attention written out
-QUICK = [("BERT", PADDED), ("ViT", PLAIN), ("Qwen3", PACKED), ("GPT-2", NO_CACHE), ("BART", DROPOUT)]
+ERROR = 3  # times that of the worst gradient in fp32 with attention written out, or, where that is what it is held against, times
+ROUNDING = 1e-6
+QUICK = [("BERT", PADDED), ("ViT", PLAIN), ("Qwen3", PACKED), ("BART", DROPOUT)]
 LEARNT_BIAS = {case: 4 for case in CASES} | {CHECKPOINTING: 6}  # T5's: transformers learns a bias of zeros when checkpointing
 UNDER_DROPOUT = {"GPT-2": 2, "BERT": 2, "T5": 6}  # where attention itself is
 ROWS = [
@@ -34,5 +35,5 @@ def test_row(name, case):
     assert "failure" not in row, row["failure"]
     assert row["decisions"] == row["calls"] > 0
     assert sum(row["declined"].values()) == not_rewritten(name, case), row["declined"]
-    assert case == DROPOUT or row["error"] < ERROR * row["eager_error"], f"{row['worst']}: error {row['error']:.2e}"
+    assert row["error"] < ERROR * (row["eager_error"] or ROUNDING), f"{row['worst']}: error {row['error']:.2e}"
     assert row["different_bits"] == []
