@@ -32,9 +32,10 @@ class Group:
     share: float
 
 
+MAIN = ("on_gpu", *(f"{name}_on_gpu" for name in ("flex", "stock_ops", "masked", "varlen", "eager")))
 # The most important first. Some want the GPU for themselves; the kernel that is off by default comes last, and hangs alone.
 GROUPS = (
-    Group(tuple(f"tests/gpu/test_{name}.py" for name in ("on_gpu", "flex_on_gpu", "varlen_on_gpu", "side_by_side")), True, 0.65),
+    Group(tuple(f"tests/gpu/test_{name}.py" for name in (*MAIN, "side_by_side")), True, 0.65),
     Group(("tests/gpu/test_benchmark_on_gpu.py", "tests/gpu/test_wait.py"), False, 0.85),
     Group(("tests/gpu/test_gluon.py",), True, 1.0),
 )

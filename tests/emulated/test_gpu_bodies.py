@@ -11,6 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent / "gpu"))
 import test_eager_on_gpu as eager
 import test_flex_on_gpu as flex
+import test_masked_on_gpu as masked
 import test_on_gpu as bodies
 import test_side_by_side as beside
 import test_stock_ops_on_gpu as stock_ops
@@ -67,6 +68,7 @@ def small(monkeypatch):
         (bodies.test_bits_of_the_chained_launch, (False,), SHAPE),
         (bodies.test_bits_and_gradients_of_two_passes, (True, 64), SHAPE),
         *((flex.test_flex_attention, (kind, 16), FLEX) for kind in ("window, soft-cap", "documents, ALiBi")),
+        (masked.test_padding, (16,), (2, *FLEX[1:])),
         (eager.test_eager_training, (True,), SHAPE),
         (beside.test_two_cooperative_launches_at_once, (), SIX_HEADS),
         (beside.test_eager_and_compiled_at_once, (), SHAPE),
