@@ -41,7 +41,8 @@ as a whole, with static shapes, and takes one step of training in each case: on 
 def page(rows: Sequence[Row]) -> str:
     """The page in Markdown."""
     parts = [INTRODUCTION.format(transformers=version("transformers"), torch=version("torch").partition("+")[0])]
-    parts += ["## Attentions rewritten, of those called", markdown(_summary(rows))]
+    parts += ["## Attentions rewritten, of those called", "A cell is empty where the case means nothing to the family."]
+    parts.append(markdown(_summary(rows)))
     for name, family in FAMILIES.items():
         own = [line(row) for row in rows if row["family"] == name]
         heading = f'## {name}\n\n`{family.model}`, `attn_implementation="{family.attention}"`'
@@ -82,4 +83,4 @@ def _summary(rows: Sequence[Row]) -> list[dict[str, str]]:
 def _cell(row: Row) -> str:
     if "failure" in row:
         return "failed"
-    return "none" if "left_out" in row else f"{sum(row['rewritten'].values())} of {row['calls']}"
+    return "no dropout" if "left_out" in row else f"{sum(row['rewritten'].values())} of {row['calls']}"
