@@ -142,8 +142,8 @@ class _Call:
     def mask(self) -> str:
         if self._with_keys is None:
             return UNKNOWN
-        added = self._to_scores - _reached([self._with_keys], lambda node: node.users)
-        if any(not self._has(node) and _is_tensor(node) for node in added):
+        added = {*filter(_is_tensor, self._to_scores)} - _reached([self._with_keys], lambda node: node.users)
+        if not all(map(self._has, added)):
             return "given"
         if any(_original(node) == "aten.tril.default" for node in added):
             return "causal"

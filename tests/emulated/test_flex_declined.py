@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,6 +132,9 @@ def test_one_graph_with_stock_kernels():
     with emulate():
         actual = gradients(compiled(three), BIAS)
     assert (rewritten(), counters["inductor"]["dash_declined"]) == (1, 2)
+    lines, first = inspect.getsourcelines(three)
+    assert [decision.source for decision in decisions()[-3:]].count(f"{__file__}:{first + len(lines) - 1}") == 2
+    assert f"{__file__}:{inspect.getsourcelines(biased)[1] + 1}" in [decision.source for decision in decisions()[-3:]]
     reasons = sorted(str(decision.reason) for decision in decisions()[-3:])
     assert reasons[0] == "None" and reasons[1].startswith("head dim 16/144 is more") and "summed by atomics" in reasons[2]
     query, key, value, bias = (x.double() for x in BIAS)

@@ -237,7 +237,8 @@ def test_one_decision_per_call(name):
 def test_sizes_known_at_run_time():
     """They guard on nothing."""
     (entry,) = noted(dropped, of(*SHAPE), dynamic=True)
-    assert entry.reason == DROPPED and isinstance(entry.q_len, str) and entry.head_dim != UNKNOWN
+    assert entry.reason == DROPPED and entry.mask == "full"
+    assert isinstance(entry.q_len, str) and UNKNOWN not in (entry.q_len, entry.kv_heads, entry.head_dim)
 
 
 # Where they are.
