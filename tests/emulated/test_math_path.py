@@ -221,7 +221,9 @@ def wide_and_causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def test_a_nested_region():
-    """What is compiled once, to be called twice, has one decision."""
+    """What is compiled once, to be called twice, has one decision. It is traced twice, of other ops then."""
+    (entry,) = noted(around(2, nested_compile_region(dropped)), of(*SHAPE))
+    assert ((entry.reason or "").startswith(REASON), entry.head_dim, entry.source) == (True, 8, line_of(dropped))
     gradients(compiled(around(2, nested_compile_region(wide_and_causal))), of(1, 1, 20, 8))
     (entry,) = set(decisions())
     assert entry.reason == f"{REASON}: head dims differ (query 8, value 16)"
