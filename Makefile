@@ -24,7 +24,7 @@ test-compiled:
 	$(BIN)/python -m pytest tests/unit tests/expect tests/gpu
 
 test-emulated:
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated --numprocesses=2 --dist=loadfile
 
 gates: $(VENV)/installed
 	$(MAKE) --jobs=2 --output-sync $(TRITONS:%=gates-%)
