@@ -201,7 +201,7 @@ FAMILIES: Mapping[str, Family] = {
             **{**SPECIAL, "decoder_start_token_id": 3},
         },
         *(of_text_pairs, WITHOUT_PACKING),
-        note="self-attention has a learnt bias",
+        note="self-attention has a learnt bias; under checkpointing both layers of the decoder run one graph, with its decisions",
     ),
     "Whisper": Family(
         *("WhisperForConditionalGeneration", "WhisperConfig"),

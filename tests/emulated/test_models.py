@@ -10,7 +10,8 @@ from benchmarks.models.measure import measure
 ERROR = 3  # times that of the worst gradient in fp32 with attention written out, or, where that is what it is held against, times
 ROUNDING = 1e-6
 QUICK = [("BERT", PADDED), ("ViT", PLAIN), ("Qwen3", PACKED), ("BART", DROPOUT)]
-LEARNT_BIAS = {case: 4 for case in CASES} | {CHECKPOINTING: 6}  # T5's: transformers learns a bias of zeros when checkpointing
+LEARNT_BIAS = dict.fromkeys(CASES, 4)  # T5's; under checkpointing transformers learns the zeros of cross attention too
+SHARED = {("T5", CHECKPOINTING): 2}  # calls of a decoder layer that runs the graph of another, with its decisions
 UNDER_DROPOUT = {"GPT-2": 2, "BERT": 2, "T5": 6}  # where attention itself is
 ROWS = [
     pytest.param(name, case, marks=[] if (name, case) in QUICK else pytest.mark.nightly)
@@ -33,7 +34,7 @@ def test_row(name, case):
         assert case == DROPOUT and name not in (*UNDER_DROPOUT, "BART")
         return
     assert "failure" not in row, row["failure"]
-    assert row["decisions"] == row["calls"] > 0
+    assert row["decisions"] + SHARED.get((name, case), 0) == row["calls"] > 0
     assert sum(row["declined"].values()) == not_rewritten(name, case), row["declined"]
     assert row["error"] < ERROR * (row["eager_error"] or ROUNDING), f"{row['worst']}: error {row['error']:.2e}"
     assert row["different_bits"] == []
