@@ -51,7 +51,7 @@ def test_one_program_for_all_lengths():
     [
         ({"dropout_p": 0.1}, "dropout_p=0.1"),
         ({"dtype": torch.float32}, "dtype fp32 is not one of bf16, fp16"),
-        ({"head_dim": 264}, "head dim 264 is outside 16..256"),
+        ({"head_dim": 264}, "head dim 264 is outside 1..256"),
     ],
 )
 def test_what_goes_to_stock(options, reason):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import re
 from collections.abc import Iterator
@@ -11,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.inspection import flex
 from dash_inductor.inspection.generate import TEMPLATE, Generated, deterministic, generate
 from dash_inductor.rewrite.install import install, is_enabled, uninstall
 from dash_inductor.rewrite.stock_ops import VARLEN
@@ -21,8 +19,7 @@ WINDOW = [200, 0]
 
 
 @pytest.fixture(autouse=True)
-def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(importlib.import_module("torch._higher_order_ops.flex_attention"), "_permute_strides", flex._permuted)
+def installed() -> Iterator[None]:
     was_enabled = is_enabled()
     install()
     yield
