@@ -82,7 +82,7 @@ NIGHTLY = {
     "rows that see nothing, bf16": Attention(with_blind_rows, softcap, 64, dtype=BF16),
     "window, D=128, values of 64, bf16": Attention(window, softcap, 100, heads=1, head_dim=128, value_dim=64, dtype=BF16),
     "prefix-LM, D=64, values of 128": Attention(prefix, None, 75, heads=1, head_dim=64, value_dim=128),
-    "no mask, D=24, values of 40, ALiBi, cross": Attention(None, alibi(2), 70, 100, head_dim=24, value_dim=40),
+    "no mask, D=24, values of 40, soft-cap, cross": Attention(None, softcap, 70, 100, head_dim=24, value_dim=40),
     "transfusion": Attention(pictures((20, 60), (80, 110)), None, 128, heads=1),
 }
 
