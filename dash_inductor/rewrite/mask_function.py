@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .proofs import constant, is_causal
+from .proofs import constant, is_causal, is_constant
 
 aten, prims = torch.ops.aten, torch.ops.prims
 NAMES = ("b", "h", "m", "n")
@@ -33,6 +33,7 @@ EVERY_POINTWISE = {
     prims.convert_element_type.default,
 }
 FILLS = {aten.full.default, aten.scalar_tensor.default}
+DTYPES = (torch.bool, torch.int32, torch.int64)  # in which positions are compared and computed with
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 SAME = {aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
@@ -130,9 +131,9 @@ class _Reader:
         self.graph = fx.Graph()
         self.variables = {name: self.graph.placeholder(name) for name in NAMES}
         self.depends = {node: frozenset(name) for name, node in self.variables.items()}  # on which variables a node does
+        self.in_range = {*self.variables.values()}  # what is an index of any dimension that it goes over
         self.captured: dict[fx.Node, fx.Node] = {}
         self.known: dict[tuple[fx.Node, Index], Any] = {}
-        self.is_constant: dict[fx.Node, bool] = {}
 
     def function(self, visible: Any) -> MaskFunction:
         """The function that returns `visible`."""
@@ -201,7 +202,7 @@ class _Reader:
             return self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[0], step), start)
         if (source := self._source(node, index)) is not None:
             return self.at(*source)
-        if not self._constant(node) and self._may_capture(index):
+        if not is_constant(node) and self._may_capture(index):
             return self._capture(node, index)
         if op is aten.index.Tensor and (at := self._positions(node, index)):
             return self._capture(args[0], at)
@@ -213,9 +214,13 @@ class _Reader:
             )
         if op is prims.convert_element_type.default:
             return self.call(op, self.at(args[0], _broadcast(args[0], index)), args[1])
-        values = [self.at(x, _broadcast(x, index)) for x in args]
-        if op is aten.bitwise_and.Tensor and node.meta["val"].dtype == torch.bool:
+        values, dtype = [self.at(x, _broadcast(x, index)) for x in args], node.meta["val"].dtype
+        if dtype not in DTYPES:
+            raise UnreadableMaskError(f"the mask computes {op} of positions in {dtype}, in which they may not fit")
+        if op is aten.bitwise_and.Tensor and dtype == torch.bool:
             return self.both(*values)
+        if op in PRODUCTS:  # positions are 32-bit integers in a kernel, whatever they are in the graph
+            values = [self.call(prims.convert_element_type.default, x, dtype) for x in values]
         return self.call(op, *values, **node.kwargs)
 
     def _source(self, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
@@ -275,13 +280,14 @@ class _Reader:
         if not (isinstance(start, int) and start >= 0 and isinstance(step, int)):
             return None
         at = self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[dim], step), start)
+        if index[dim] in self.in_range:
+            self.in_range.add(at)
         return source, (*index[:dim], at, *index[dim + 1 :])
 
     def _gathered(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
         at = self._positions(node, index)
-        # Of other positions it is not known that they are in range, which the op looks at, and negative ones count from the end.
-        if at is None or not all(x in self.variables.values() or (isinstance(x, int) and x >= 0) for x in at):
-            return None
+        if at is None or not all(x in self.in_range or (isinstance(x, int) and x >= 0) for x in at):
+            return None  # negative ones would count from the end
         return source, at
 
     def _positions(self, node: fx.Node, index: Index) -> Index | None:
@@ -305,21 +311,24 @@ class _Reader:
             with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
                 self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
             self.depends[self.captured[node]] = frozenset()
-        positions = [x if isinstance(x, fx.Node) else self._constant_of(x) for x in index]
+        positions = [self._place(x, size) for x, size in zip(index, node.meta["val"].shape, strict=True)]
         element = self.graph.call_function(aten.index.Tensor, (self.captured[node], positions)) if index else self.captured[node]
         self.depends[element] = frozenset().union(*(self.depends[x] for x in positions))
         return element
 
+    def _place(self, at: Any, size: Any) -> fx.Node:
+        """An index of a dimension: a kernel neither counts negative ones from the end nor keeps them in range, as the op does."""
+        if at in self.in_range:
+            return at
+        if not isinstance(at, fx.Node):
+            return self._constant_of(at if at >= 0 else at + self._number(size))
+        last, call = self._number(size) - 1, self.call
+        from_end = call(aten.where.self, call(aten.lt.Scalar, at, 0), call(aten.add.Tensor, at, last + 1), at)
+        return call(aten.minimum.default, call(aten.maximum.default, from_end, 0), last)
+
     def _constant_of(self, value: int) -> fx.Node:
         dtype = torch.bool if isinstance(value, bool) else torch.int64
         return self.call(aten.full.default, [], value, dtype=dtype, device=self.device)
-
-    def _constant(self, node: fx.Node) -> bool:
-        """Whether it depends on no input of the graph."""
-        if node not in self.is_constant:
-            inputs = node.all_input_nodes
-            self.is_constant[node] = node.op == "call_function" and all(self._constant(x) for x in inputs)
-        return self.is_constant[node]
 
     def _number(self, value: Any) -> Any:
         if isinstance(value, (bool, int)) and abs(value) < LARGEST:
@@ -331,11 +340,9 @@ class _Reader:
         nodes = [x for x in args if isinstance(x, fx.Node)]
         if not nodes and op is not aten.full.default:
             return self._folded(op, args, kwargs)
-        is_same = (op is aten.add.Tensor and 0 in args) or (op is aten.mul.Tensor and 1 in args)
+        is_same = not kwargs and ((op is aten.add.Tensor and 0 in args) or (op is aten.mul.Tensor and 1 in args))
         if is_same and nodes[0] in self.variables.values():
             return nodes[0]
-        if op in PRODUCTS:  # which may not fit into 32 bits
-            args = tuple(self.call(prims.convert_element_type.default, x, torch.int64) if x in nodes else x for x in args)
         takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
         args = tuple(
             self._constant_of(x) if tensor and not isinstance(x, fx.Node) else x

@@ -71,21 +71,23 @@ def is_causal(mask_mod: fx.GraphModule) -> bool:
 
 def constant(node: Any) -> Tensor | None:
     """The value of a node that depends on nothing but constants, computed on the CPU; None for another one, or a large one."""
-    values: dict[fx.Node, Any] = {}
-    try:
-        return _computed(node, values)
-    except _UnknownError:
-        return None
+    return _computed(node, {}) if is_constant(node) else None
 
 
-class _UnknownError(Exception):
-    pass
+def is_constant(node: fx.Node) -> bool:
+    """Whether a node depends on nothing but constants, none of them large."""
+    seen, left = set[fx.Node](), [node]
+    while left:
+        node = left.pop()
+        if not _is_computable(node):
+            return False
+        seen.add(node)
+        left += (x for x in node.all_input_nodes if x not in seen)
+    return True
 
 
 def _computed(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
     if node not in values:
-        if not _is_computable(node):
-            raise _UnknownError
         args, kwargs = tree_map(lambda x: _argument(x, values), (list(node.args), dict(node.kwargs)))
         op: Any = node.target
         values[node] = op(*args, **kwargs)

@@ -68,6 +68,12 @@ def added(query: Tensor, key: Tensor, padding: Tensor) -> Tensor:
     return causal_of_floats(query, key) + torch.where(padding[:, None, None] > 0, 0.0, HIDDEN).to(query.dtype)
 
 
+def by_distance(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
+    """A small tensor, indexed by distances that count from its end, says which ones are seen; a query sees itself in any case."""
+    m, n = positions(query, key)
+    return seen[n - m] | (n == m)
+
+
 def one_document(query: Tensor, key: Tensor) -> Tensor:
     """Positions that the graph makes start nowhere anew: the mask is causal, and a constant."""
     ids = torch.arange(query.shape[2])[None].diff(prepend=torch.full((1, 1), -1)).ne(1).cumsum(1)
@@ -149,6 +155,7 @@ def check(
         (documents, (STARTS,), "block_mask"),
         (by_head, (), "block_mask"),
         (added, (PADDING,), "block_mask"),
+        (by_distance, (torch.arange(2 * LENGTH) % 7 < 3,), "block_mask"),
     ],
 )
 def test_masks(mask, others, kind):

@@ -43,6 +43,16 @@ class _Values(fx.Interpreter):
         return self.values[node]
 
 
+class _InRange(fx.Interpreter):
+    """Runs a function as a kernel does, which reads whatever memory an index names: there must be an element."""
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target is torch.ops.aten.index.Tensor:
+            for size, at in zip(args[0].shape, args[1], strict=True):
+                assert bool(((at >= 0) & (at < size)).all())
+        return super().call_function(target, args, kwargs)
+
+
 def as_function(mask: Mask, *inputs: Tensor, causal: bool = False) -> Tensor:
     """bool [B, H, S_q, S_k]: what the function that was read says of every element, given the values of its captures."""
     module, node = recorded(mask, *inputs)
@@ -51,7 +61,7 @@ def as_function(mask: Mask, *inputs: Tensor, causal: bool = False) -> Tensor:
     run.run(*inputs)
     captures = [run.values[capture] for capture in function.captures]
     grid = torch.meshgrid(*(torch.arange(size) for size in (BATCH, HEADS, Q_LEN, KV_LEN)), indexing="ij")
-    visible = torch.as_tensor(function.module(*grid, *captures))
+    visible = torch.as_tensor(_InRange(function.module).run(*grid, *captures))
     return visible.bool().expand(BATCH, HEADS, Q_LEN, KV_LEN)
 
 
@@ -142,6 +152,30 @@ def cut_off() -> Tensor:
     return torch.nn.functional.pad(bias, (0, 7))[:, :KV_LEN]
 
 
+def from_the_end(distance: Tensor) -> Tensor:
+    """Of a small tensor that is indexed from its end, by negative distances."""
+    m, n = positions()
+    return distance[n - m].bool() & distance[torch.tensor([-1])].bool()
+
+
+def not_both() -> Tensor:
+    """A product of booleans, negated: as integers -1 and -2 would both be true."""
+    m, n = positions()
+    return ~((n > m) * (n > 2))
+
+
+def twice() -> Tensor:
+    """0 + 2m, which is not m."""
+    m, n = positions()
+    return torch.add(torch.zeros_like(m), m, alpha=2) >= n + 3
+
+
+def in_32_bits() -> Tensor:
+    """A product that wraps in the graph wraps in the function."""
+    m, n = (x.int() for x in positions())
+    return m * 60000000 * 60 >= n
+
+
 def everything() -> Tensor:
     return torch.ones(Q_LEN, KV_LEN, dtype=torch.bool)
 
@@ -175,6 +209,10 @@ READABLE: list[tuple[Mask, tuple[Tensor, ...], int]] = [  # how many tensors it 
     (everything, (), 0),
     (nothing, (), 0),
     (table, (torch.arange(2 * KV_LEN) % 3,), 1),
+    (from_the_end, (torch.arange(2 * KV_LEN) % 3,), 2),
+    (not_both, (), 0),
+    (twice, (), 0),
+    (in_32_bits, (), 0),
     (lambda padding: padding.bool()[:, None, None, :], (PADDING,), 1),
     (lambda ids: ids[:, None, :, None] == ids[:, None, None, :], (STARTS.float(),), 1),
 ]
@@ -278,6 +316,7 @@ UNREADABLE: list[tuple[Mask, tuple[Tensor, ...], str]] = [
     (lambda x: (x @ x.mT) > 0, (S_BY_S,), "the mask comes from aten.mm.default"),
     (lambda: (positions()[0] * 0.1) > positions()[1], (), "in floating point, whose rounding may differ in a kernel"),
     (lambda: positions()[0] * 2**30 > positions()[1], (), "with 1073741824, which is no whole number below 67108864"),
+    (lambda: positions()[0].to(torch.uint8) + 250 > positions()[1], (), "in torch.uint8, in which they may not fit"),
     (lambda: torch.rand(Q_LEN, KV_LEN) > 0.5, (), "which is no function of positions and small tensors"),
 ]
 
@@ -375,3 +414,14 @@ def test_random_masks(tree, floats, causal_too):
     assert torch.equal(actual, expected & (M >= N) if causal_too else expected)
     kind = read_mask(mask, PADDING, STARTS, causal=causal_too).kind(Q_LEN, KV_LEN)
     assert kind is None or torch.equal(actual, ((M >= N) if kind == "causal" else M >= 0).expand_as(actual))
+
+
+def test_behind_a_long_graph():
+    """A mask of what a deep model computes: small, and captured."""
+
+    def mask(x: Tensor) -> Tensor:
+        for _ in range(1500):
+            x = x.sin()
+        return (x > 0)[:, None, None, :]
+
+    assert len(read_mask(mask, torch.ones(BATCH, KV_LEN)).captures) == 1
