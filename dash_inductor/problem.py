@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,6 +57,11 @@ class Problem:
     def head_dims(self) -> tuple[int, int]:
         """Of query and key, and of value."""
         return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """Of the scores."""
+        return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
     def group(self) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import sympy
@@ -89,8 +88,7 @@ class Inputs:
     @property
     def scale(self) -> float:
         """Of the scores."""
-        problem = self.resolution.problem
-        return 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
+        return self.resolution.problem.softmax_scale
 
     def constants(self, tile: Tile | TwoPassTile) -> dict[str, object]:
         """What the kernels of one pass and of two know when they are compiled."""

@@ -69,13 +69,15 @@ def _measured(family: Family, case: str) -> dict[str, Any]:
     with _set_up(), inductor_config.patch(fallback_random=case == DROPOUT):  # what is dropped in eager mode is dropped then
         model, batch = model_of(family, case), family.batch(case)
         calls = _attention_calls(model, family, batch)
-        in_fp32 = _gradients(copy.deepcopy(model), batch) if case == DROPOUT else _eager(model, batch, torch.float32)
-        expected = in_fp32 if case == DROPOUT else _eager(model, batch, torch.float64)
+        in_fp32 = (
+            gradients_of(copy.deepcopy(model), batch) if case == DROPOUT else gradients_written_out(model, batch, torch.float32)
+        )
+        expected = in_fp32 if case == DROPOUT else gradients_written_out(model, batch, torch.float64)
         model.compile(dynamic=False)
         with emulation.emulate(seed=0):
-            actual = _gradients(model, batch)
+            actual = gradients_of(model, batch)
         with emulation.emulate(seed=1):
-            again = _gradients(model, batch)
+            again = gradients_of(model, batch)
         waits = sum(launch.waits for launch in emulation.launches())
         decided = decision.decisions()
     error, worst = max(zip(_errors(actual, expected), expected, strict=True))
@@ -111,7 +113,7 @@ def _set_up() -> Iterator[None]:
         stack.enter_context(dash_inductor.enabled())
         stack.enter_context(inductor_config.patch(fx_graph_cache=False))
         stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
-        stack.enter_context(_as_on_a_gpu())
+        stack.enter_context(as_on_a_gpu())
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         transformers.logging.set_verbosity_error()
@@ -125,7 +127,7 @@ def _set_up() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _as_on_a_gpu() -> Iterator[None]:
+def as_on_a_gpu() -> Iterator[None]:
     """FlexAttention is asked for its logsumexp, as transformers does except on a CPU, where it refuses attention sinks."""
     source = inspect.getsource(integration.flex_attention_forward)
     is_gpu = 'query.device.type != "cpu"'
@@ -180,7 +182,7 @@ def _attention_calls(model: Any, family: Family, batch: Batch) -> int:
     return count + calls.count
 
 
-def _gradients(model: Any, batch: Batch) -> Gradients:
+def gradients_of(model: Any, batch: Batch) -> Gradients:
     """Those of the loss, by parameter."""
     model.zero_grad()
     torch.manual_seed(0)  # of dropout
@@ -188,13 +190,13 @@ def _gradients(model: Any, batch: Batch) -> Gradients:
     return {name: x.grad.clone() for name, x in model.named_parameters() if x.grad is not None}
 
 
-def _eager(model: Any, batch: Batch, dtype: torch.dtype) -> Gradients:
+def gradients_written_out(model: Any, batch: Batch, dtype: torch.dtype) -> Gradients:
     """The gradients in fp32 or float64, with attention written out."""
     reference = copy.deepcopy(model).to(dtype)
     reference.set_attn_implementation("eager")
     reference.activation_checkpointing_disable()  # a backward computes anew without the mode
     with Float64() if dtype is torch.float64 else contextlib.nullcontext():
-        return _gradients(reference, {name: x.to(dtype) if _is_float(x) else x for name, x in batch.items()})
+        return gradients_of(reference, {name: x.to(dtype) if _is_float(x) else x for name, x in batch.items()})
 
 
 def _is_float(x: Any) -> bool:

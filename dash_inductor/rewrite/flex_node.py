@@ -13,7 +13,7 @@ from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, STOCK, BlockMask, FlexArg
 from ..problem import Problem, dtype_name
 from ..reference import LOG2E
 from .mask_function import MaskFunction
-from .stock_ops import call
+from .nodes import call
 
 
 def flex_backward(
@@ -21,7 +21,6 @@ def flex_backward(
     problem: Problem,
     mask: MaskFunction,
     tensors: Sequence[fx.Node],
-    scale: float,
     gradients: Sequence[Tensor],
     stock: str,
     block_matrix: fx.Node | None = None,
@@ -46,8 +45,8 @@ def flex_backward(
     block_mask = {**lists, "q_block": rows, "kv_block": keys, "mask_mod": mask_mod, "q_indices": block_matrix}
     base_2 = call(graph, torch.ops.aten.mul.Tensor, logsumexp, LOG2E)
     arguments = FlexArguments(
-        *(query, key, value, out, base_2, grad_out, None, score_mod, joint, tuple(block_mask.values()), scale),
-        *({DECIDED: problem.mask, STOCK: stock}, (), mask.captures),
+        *(query, key, value, out, base_2, grad_out, None, score_mod, joint, tuple(block_mask.values())),
+        *(problem.softmax_scale, {DECIDED: problem.mask, STOCK: stock}, (), mask.captures),
     )
     node = graph.call_function(FLEX_BACKWARD, tuple(arguments))
     node.meta["val"] = (*gradients, ())

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from .nodes import VIEWS, call_of
+
 aten = torch.ops.aten
-VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ def repeated(backward: fx.Node, x: fx.Node, output: int) -> Repeated | None:
             if view.target not in VIEWS or tuple(view.meta["val"].shape) != copies:
                 return None
             sums += view.users
-    if any(node.target is not aten.sum.dim_IntList or tuple(_arguments(node)[1]) != (2,) or node.kwargs for node in sums):
+    if any(node.target is not aten.sum.dim_IntList or tuple(call_of(node)[1][1]) != (2,) or node.kwargs for node in sums):
         return None
     return Repeated(source, tuple(sums))
 
@@ -57,14 +58,10 @@ def _source(x: fx.Node) -> fx.Node | None:
         expanded = expanded.args[0]
     if expanded.target is not aten.expand.default or expanded.args[0].target is not aten.unsqueeze.default:
         return None
-    source, dim = _arguments(expanded.args[0])
+    source, dim = call_of(expanded.args[0])[1]
     (batch, kv_heads, *rest), five = source.meta["val"].shape, expanded.meta["val"].shape
     same = dim == 2 and len(five) == 5 and tuple(five[:2]) == (batch, kv_heads) and list(five[3:]) == rest
     return source if same and tuple(x.meta["val"].shape) == (batch, kv_heads * five[2], *rest) else None
-
-
-def _arguments(node: fx.Node) -> Any:
-    return node.args
 
 
 def return_unrepeated(backward: fx.Node, output: int, keys: Repeated) -> None:

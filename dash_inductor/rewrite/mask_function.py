@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from .nodes import VIEWS, call_of
 from .proofs import constant, is_causal, is_constant
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -35,7 +36,6 @@ EVERY_POINTWISE = {
 FILLS = {aten.full.default, aten.scalar_tensor.default}
 DTYPES = (torch.bool, torch.int32, torch.int64)  # in which positions are compared and computed with
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
-VIEWS = {aten.view.default, aten.reshape.default, aten._unsafe_view.default}
 SAME = {aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
 Index = tuple[Any, ...]  # of an element: nodes of the function, or numbers
 
@@ -46,15 +46,10 @@ class UnreadableMaskError(ValueError):
 
 @dataclass(frozen=True)
 class MaskFunction:
-    """module(b, h, m, n, *captures) -> bool, whether query m sees key n; captures are nodes of the graph that has the mask.
-
-    by_batch, by_head: whether it differs between batch elements, and between query heads.
-    """
+    """module(b, h, m, n, *captures) -> bool, whether query m sees key n; captures are nodes of the graph that has the mask."""
 
     module: fx.GraphModule
     captures: tuple[fx.Node, ...]
-    by_batch: bool
-    by_head: bool
 
     def kind(self, q_len: Any, kv_len: Any) -> str | None:
         """full or causal, where the function shows it; else None. Lengths may be symbolic."""
@@ -67,7 +62,8 @@ class MaskFunction:
 
     @unset_fake_temporarily()
     def _evaluated(self, q_len: Any, kv_len: Any) -> str | None:
-        if self.by_batch or self.by_head or not (isinstance(q_len, int) and isinstance(kv_len, int)):
+        b, h, *_ = self.module.graph.nodes
+        if b.users or h.users or not (isinstance(q_len, int) and isinstance(kv_len, int)):
             return None
         values = [constant(node) for node in self.captures]
         if q_len * kv_len > MOST_PROVEN or any(value is None for value in values):
@@ -137,22 +133,19 @@ class _Reader:
 
     def function(self, visible: Any) -> MaskFunction:
         """The function that returns `visible`."""
-        used = self.depends.get(visible, frozenset())
-        self.graph.output(
-            self.call(aten.full.default, [], False, dtype=torch.bool, device=self.device) if visible is False else visible
-        )
+        self.graph.output(self._constant_of(False) if visible is False else visible)
         self.graph.eliminate_dead_code()
         self.graph.lint()
         captures = {node: capture for node, capture in self.captured.items() if capture.users}
         for capture in {*self.captured.values()} - {*captures.values()}:
             self.graph.erase_node(capture)
-        return MaskFunction(fx.GraphModule(torch.nn.Module(), self.graph), tuple(captures), "b" in used, "h" in used)
+        return MaskFunction(fx.GraphModule(torch.nn.Module(), self.graph), tuple(captures))
 
     def visible(self, node: Any, index: Index) -> Any:
         """Whether what is added to a score is 0; UnreadableMaskError where it is neither 0 nor hides the key."""
         if isinstance(node, (int, float)):
             return self._is_zero(node)
-        op, args = _call_of(node)
+        op, args = call_of(node)
         if op in FILLS:
             return self._is_zero(args[-1])
         if (source := self._source(node, index)) is not None:
@@ -192,7 +185,7 @@ class _Reader:
         return self.known[node, index]
 
     def _at(self, node: fx.Node, index: Index) -> Any:
-        op, args = _call_of(node)
+        op, args = call_of(node)
         if not isinstance(node.meta.get("val"), Tensor):
             raise UnreadableMaskError("the mask depends on a number that is known at run time only")
         if op in FILLS:
@@ -225,7 +218,7 @@ class _Reader:
 
     def _source(self, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
         """Where a view, or a gather by plain positions, has its element from; None for another op."""
-        op, args = _call_of(node)
+        op, args = call_of(node)
         if node.op != "call_function":
             return None
         if op in SAME:
@@ -269,12 +262,12 @@ class _Reader:
         return source, tuple(0 if _is_one(size) else next(rest) for size in source.meta["val"].shape)
 
     def _sliced(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
-        _, args = _call_of(node)
+        _, args = call_of(node)
         given: Any = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
         dim, start, _, step = given
         start = 0 if start is None else start
         if source.target is aten.constant_pad_nd.default:  # what SDPA pads for the alignment of rows, it cuts off again
-            inner, pads = _call_of(source)[1][:2]
+            inner, pads = call_of(source)[1][:2]
             whole = all(a == b for a, b in zip(node.meta["val"].shape, inner.meta["val"].shape, strict=True))
             return (inner, index) if whole and not any(pads[::2]) and (start, step) == (0, 1) else None
         if not (isinstance(start, int) and start >= 0 and isinstance(step, int)):
@@ -292,7 +285,7 @@ class _Reader:
 
     def _positions(self, node: fx.Node, index: Index) -> Index | None:
         """Where in its source a gather has its element from; None if not every dimension has an index."""
-        source, indices = _call_of(node)[1]
+        source, indices = call_of(node)[1]
         if len(indices) != source.meta["val"].dim() or any(x is None for x in indices):
             return None
         return tuple(self.at(x, _broadcast(x, index)) for x in indices)
@@ -382,11 +375,6 @@ def _is_same_along(node: fx.Node, dim: int) -> bool:
     """Whether a node is known to have the same elements all along a dimension, as positions have that are expanded to the batch."""
     value = constant(node)
     return value is not None and value.shape[dim] > 0 and torch.equal(value, value.narrow(dim, 0, 1).expand_as(value))
-
-
-def _call_of(node: fx.Node) -> tuple[Any, Any]:
-    """What a node calls, and with which arguments."""
-    return node.target, node.args
 
 
 def _broadcast(x: Any, index: Index) -> Index:

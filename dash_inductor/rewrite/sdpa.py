@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,7 +123,7 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
         logsumexp = contract_logsumexp(graph, stock)
         if rewriting.function:
             tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
-            new = flex_backward(graph, problem, rewriting.function, tensors, _scale(stock), gradients, str(stock.op))
+            new = flex_backward(graph, problem, rewriting.function, tensors, gradients, str(stock.op))
         else:
             tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
             options: dict[str, Any] = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
@@ -137,7 +136,3 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     graph.erase_node(node)
     for output, x in enumerate(rewriting.keys, start=1):
         return_unrepeated(new, output, x)
-
-
-def _scale(stock: SdpaBackward) -> float:
-    return 1 / math.sqrt(stock.query.meta["val"].shape[3]) if stock.scale is None else stock.scale

@@ -4,7 +4,6 @@ ends here."""
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch._ops import OpOverload
 from torch.nn.attention import varlen
 
 from ..op import FLEX_BACKWARD, FlexArguments
+from .nodes import call
 
 aten = torch.ops.aten
 
@@ -95,18 +95,6 @@ def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
     if stock.op is CUDNN:  # [B, H, S_q, 1]
         return call(graph, aten.squeeze.dim, stock.logsumexp, 3)
     return stock.logsumexp
-
-
-def call(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> fx.Node:
-    """A node of `op` with its fake value, which the arguments' values give."""
-    node = graph.call_function(op, args)
-    node.meta["val"] = op(*map(value_of, args))
-    return node
-
-
-def value_of(x: Any) -> Any:
-    """What an argument of a node is in the graph's fakes: a tensor, a number, a symbol."""
-    return x.meta["val"] if isinstance(x, fx.Node) else x
 
 
 def arguments(node: fx.Node) -> dict[str, Any]:

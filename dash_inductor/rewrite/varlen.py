@@ -29,9 +29,10 @@ from .cache_key import key
 from .declined import DECIDED_UNDER, leave, why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
+from .nodes import call, value_of
 from .origin import mark_origin
 from .sdpa import patterns
-from .stock_ops import VARLEN, arguments, call, value_of
+from .stock_ops import VARLEN, arguments
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
@@ -51,12 +52,11 @@ def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
     named = arguments(node)
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
     gradients = [_one_batch(x) for x in node.meta["val"]]
-    scale = 1 / math.sqrt(problem.head_dim) if problem.scale is None else problem.scale
     with graph.inserting_before(node):
         inputs = [named[name] for name in ("query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k")]
         *tensors, first, last, matrix = _traced(graph, functools.partial(_of_one_batch, window, problem.block_size), inputs)
-        mask = MaskFunction(_in_interval(), (first, last), by_batch=False, by_head=False)
-        new = flex_backward(graph, problem, mask, tensors, scale, gradients, str(node.target), matrix)
+        mask = MaskFunction(_in_interval(), (first, last))
+        new = flex_backward(graph, problem, mask, tensors, gradients, str(node.target), matrix)
         mark_origin(node)
         new.meta = {**node.meta, **new.meta, MASK_NAME: "varlen", DECIDED_UNDER: key()}
         for gradient in list(node.users):

@@ -1,33 +1,21 @@
 """Models of transformers train through FlexAttention: every attention rewritten, gradients right, the same bits again."""
 
-import copy
-import inspect
-
 import pytest
-import torch
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-from torch.overrides import TorchFunctionMode
 
+pytest.importorskip("transformers")
+
+import torch
+import transformers
+from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+from benchmarks.models.families import DECODER, LAYERS
+from benchmarks.models.measure import as_on_a_gpu, gradients_of, gradients_written_out
 from dash_inductor import decisions, emulation
 
-transformers = pytest.importorskip("transformers")
-integration = pytest.importorskip("transformers.integrations.flex_attention")
+pytestmark = pytest.mark.usefixtures("rewriting", "asked_for_logsumexp")
 
-pytestmark = pytest.mark.usefixtures("rewriting", "as_on_a_gpu")
-
-LAYERS, WINDOW = 2, 24
+WINDOW = 24
 DOCUMENTS = [50, 84]  # together more than one block of a BlockMask
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "pad_token_id": None,
-}
 MODELS = {
     "Llama": {},
     "Mistral": {"sliding_window": WINDOW},
@@ -38,27 +26,10 @@ MASK_KERNELS = 3  # that make rows and ranks of one BlockMask
 ERROR = 2e-6  # of the largest element; transformers' eager attention is up to 9e-7 off
 
 
-class Float64(TorchFunctionMode):
-    """What a model casts to fp32 becomes float64."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        def widened(x):
-            return torch.float64 if x is torch.float32 else x
-
-        function = torch.Tensor.double if function is torch.Tensor.float else function
-        return function(*map(widened, args), **{name: widened(x) for name, x in (kwargs or {}).items()})
-
-
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """Asks for the logsumexp, as transformers does except on a CPU, where it refuses attention sinks for the lack of it."""
-    source = inspect.getsource(integration.flex_attention_forward)
-    is_gpu = 'query.device.type != "cpu"'
-    assert source.count(is_gpu) == 1
-    scope = dict(vars(integration))
-    exec(source.replace(is_gpu, "True"), scope)
-    functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
-    monkeypatch.setitem(functions._global_mapping, "flex_attention", scope["flex_attention_forward"])
+def asked_for_logsumexp():
+    with as_on_a_gpu():
+        yield
 
 
 @pytest.fixture
@@ -79,33 +50,16 @@ def mask_kernels(monkeypatch):
 def model_of(name):
     """A small one that attends by FlexAttention."""
     torch.manual_seed(0)
-    config = getattr(transformers, f"{name}Config")(**SIZES, **MODELS[name])
+    config = getattr(transformers, f"{name}Config")(**DECODER, **MODELS[name])
     implementations = {"attn_implementation": "flex_attention", "experts_implementation": "eager"}
     return transformers.AutoModelForCausalLM.from_config(config, **implementations).train()
 
 
 def batch_of(packed):
     """Arguments of a step: one sequence, or several in a row, told apart by their positions."""
-    tokens = torch.randint(SIZES["vocab_size"], (1, sum(DOCUMENTS)), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(DECODER["vocab_size"], (1, sum(DOCUMENTS)), generator=torch.Generator().manual_seed(0))
     batch = {"input_ids": tokens, "labels": tokens, "use_cache": False}
     return {**batch, "position_ids": torch.cat([torch.arange(length) for length in DOCUMENTS])[None]} if packed else batch
-
-
-def gradients_of(model, batch):
-    """Those of the loss, by parameter."""
-    model.zero_grad()
-    model(**batch).loss.backward()
-    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
-
-
-def expected_of(model, batch):
-    """Its gradients in float64, with attention written out."""
-    reference = copy.deepcopy(model).double()
-    reference.set_attn_implementation("eager")
-    with Float64():
-        expected = gradients_of(reference, batch)
-    assert {gradient.dtype for gradient in expected.values()} == {torch.float64}
-    return expected
 
 
 @pytest.mark.parametrize(
@@ -123,7 +77,8 @@ def expected_of(model, batch):
 def test_training(mask_kernels, name, packed, whole, masks):
     """Compiled as a whole, or only FlexAttention by itself, which transformers does where the model is eager."""
     model, batch = model_of(name), batch_of(packed)
-    expected = expected_of(model, batch)
+    expected = gradients_written_out(model, batch, torch.float64)
+    assert {gradient.dtype for gradient in expected.values()} == {torch.float64}
     if whole:
         model.compile(dynamic=False)
     before = len(decisions())

@@ -1,0 +1,29 @@
+"""What passes do with the nodes of a joint graph, whatever they call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+
+
+def call(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> fx.Node:
+    """A node of `op` with its fake value, which the arguments' values give."""
+    node = graph.call_function(op, args)
+    node.meta["val"] = op(*map(value_of, args))
+    return node
+
+
+def value_of(x: Any) -> Any:
+    """What an argument of a node is in the graph's fakes: a tensor, a number, a symbol."""
+    return x.meta["val"] if isinstance(x, fx.Node) else x
+
+
+def call_of(node: fx.Node) -> tuple[Any, Any]:
+    """What a node calls, and with which positional arguments."""
+    return node.target, node.args
