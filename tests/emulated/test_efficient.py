@@ -252,7 +252,7 @@ def test_an_op_that_is_off_where_caches_are_warm(as_installed, off, strict):
 
     def warm() -> tuple[Tensor, ...]:
         PyCodeCache.cache_clear()
-        decision._loaded.clear()
+        decision.record._loaded.clear()
         return gradients(compiled(efficient()), INPUTS)
 
     with dash_inductor.enabled(), functorch_config.patch(strict_autograd_cache=strict):

@@ -311,7 +311,7 @@ def test_caches(caplog):
         torch._dynamo.reset()
         if hits == 2:
             PyCodeCache.cache_clear()
-            decision._loaded.clear()
+            decision.record._loaded.clear()
             caplog.clear()
         warm = train()
         assert counters["inductor"]["fxgraph_cache_miss"] == 2

@@ -62,7 +62,7 @@ def test_recorded_once_cold_and_warm(caplog):
     for run in ("cold", "warm", "another process"):
         if run == "another process":
             PyCodeCache.cache_clear()
-            decision._loaded.clear()
+            decision.record._loaded.clear()
             caplog.clear()
         compiled_gradients()
         assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (1, 0)
@@ -120,4 +120,4 @@ def test_silent_by_default():
 def test_decisions_survive_generated_code(sizes, monkeypatch):
     one = replace(decision.Decision(OP, "cpu", "fp32", "full", 1, 2, 2, 6, 6, 8, 'a "reason"'), **sizes)
     exec(decision.loading_line(3, one), {"__file__": "/graph.py"})
-    assert decision._loaded == {("/graph.py", 3): one}
+    assert decision.record._loaded == {("/graph.py", 3): one}

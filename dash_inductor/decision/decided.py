@@ -1,21 +1,13 @@
-"""The record of what was decided for each attention, and why.
-
-A decision is taken while a graph is compiled, but a warm cache skips that. So it is written into the generated code, whose
-loading records it: cold, warm and in another process alike. One entry per attention of every graph this process has loaded.
-"""
+"""What was decided for one attention, and why."""
 
 from __future__ import annotations
 
-import json
-import logging
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from .schedule.families import TWO_PASS
-from .templates.tiles import dims_text
-
-log = logging.getLogger("dash_inductor")
+from ..schedule.families import TWO_PASS
+from ..templates.tiles import dims_text
 
 # Key in a node's meta: the `source` and `module` of the decision that its lowering records.
 ORIGIN = "dash_origin"
@@ -108,14 +100,6 @@ class Decision:
         return f"{subject} -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"
 
 
-_loaded: dict[tuple[str, int], Decision] = {}
-
-
-def decisions() -> list[Decision]:
-    """One entry per attention of every graph that this process has compiled or loaded, in the order of loading."""
-    return list(_loaded.values())
-
-
 def size_text(size: object) -> int | str:
     """A size as it stands in a decision: an int, or the text of a symbolic expression."""
     try:
@@ -129,21 +113,3 @@ def sizes_in_text(query: Sequence[object], key: Sequence[object], value: Sequenc
     batch, heads, q_len, head_dim = map(size_text, query)
     lengths = {"q_len": q_len, "kv_len": size_text(key[2]), "head_dim": size_text(dims_text(head_dim, size_text(value[3])))}
     return {"batch": batch, "heads": heads, "kv_heads": size_text(key[1]), **lengths}
-
-
-def loading_line(index: int, decision: Decision) -> str:
-    """The line of generated code that records `decision`, the `index`-th of its graph."""
-    text = json.dumps(asdict(decision))
-    return f"from dash_inductor.decision import loaded as _loaded; _loaded(__file__, {index}, {text!r})"
-
-
-def loaded(module: str, index: int, text: str) -> None:
-    """Called by generated code when it is loaded; `module` is its file, which names the graph."""
-    add((module, index), Decision(**json.loads(text)))
-
-
-def add(key: tuple[str, int], decision: Decision) -> None:
-    """Records a decision under the graph it belongs to, and logs it, unless it stands there already."""
-    if _loaded.get(key) != decision:
-        _loaded[key] = decision
-        log.info("%s", decision)
