@@ -48,7 +48,7 @@ def rewriting(deterministic: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def as_installed(deterministic: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Under emulation, settings are the defaults, and nothing is recorded."""
     monkeypatch.setattr(config, "_current", config.Config())
-    monkeypatch.setattr(decision, "_loaded", {})
+    monkeypatch.setattr(decision.record, "_loaded", {})
     caplog.set_level(logging.INFO, "dash_inductor")
     with emulation.emulate():
         yield

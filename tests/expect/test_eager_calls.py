@@ -19,7 +19,7 @@ CUDA = torch.device("cuda:0")
 
 @pytest.fixture(autouse=True)
 def on_an_h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(decision, "_loaded", {})
+    monkeypatch.setattr(decision.record, "_loaded", {})
     torch.use_deterministic_algorithms(True)
     eager.program_for.cache_clear()
     with fake_gpu("h100"):

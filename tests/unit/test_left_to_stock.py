@@ -24,7 +24,7 @@ OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 @pytest.fixture(autouse=True)
 def enabled(switched_off: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    monkeypatch.setattr(decision, "_loaded", {})
+    monkeypatch.setattr(decision.record, "_loaded", {})
     caplog.set_level(logging.INFO, "dash_inductor")
     with dash_inductor.enabled():
         yield
