@@ -8,6 +8,7 @@ from typing import Any
 
 from ..schedule.families import TWO_PASS
 from ..templates.tiles import dims_text
+from .remedies import remedy_of
 
 # Key in a node's meta: the `source` and `module` of the decision that its lowering records.
 ORIGIN = "dash_origin"
@@ -72,6 +73,11 @@ class Decision:
         return self.reason is None
 
     @property
+    def remedy(self) -> str | None:
+        """What to change so that it is rewritten; None if it is, or where nothing is known to help."""
+        return None if self.reason is None else remedy_of(self.reason)
+
+    @property
     def shape(self) -> str:
         """Its sizes in one line."""
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
@@ -94,7 +100,7 @@ class Decision:
     def __str__(self) -> str:
         subject = f"{' '.join(filter(None, (self.op, self.place)))} ({self.shape}, mask {self.mask})"
         if self.reason is not None:
-            return f"{subject} keeps the stock kernel: {self.reason}"
+            return f"{subject} keeps the stock kernel: {self.reason}{f'. Remedy: {self.remedy}' if self.remedy else ''}"
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
         time = time if self.step_ns is None else f", predicted by mask: {self.step_ns} ns for each visited tile"
         return f"{subject} -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"

@@ -19,6 +19,7 @@ import dash_inductor
 from dash_inductor import decision
 
 REASON = "the stock op is already deterministic on the CPU (emulation is off)"
+REMEDY = "none needed: on a GPU it is rewritten; DASH_INDUCTOR_EMULATE=1 tries that on the CPU"
 OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 
@@ -70,7 +71,9 @@ def test_recorded_once_cold_and_warm(caplog):
         assert (counters["inductor"]["fxgraph_cache_miss"] > 0) == (run == "cold")
         (entry,) = dash_inductor.decisions()
         assert entry == expected and not entry.rewritten
-        assert caplog.messages == [f"{OP} at {SOURCE} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}"]
+        assert caplog.messages == [
+            f"{OP} at {SOURCE} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}. Remedy: {REMEDY}"
+        ]
 
 
 def test_mask_of_the_users():
@@ -87,7 +90,7 @@ def test_warn():
         with pytest.warns(UserWarning, match="dash_inductor leaves") as caught:
             compiled_gradients()
         assert [str(w.message) for w in caught if "dash" in str(w.message)] == [
-            f"dash_inductor leaves {OP} to the stock kernel: {REASON} (at {SOURCE})"
+            f"dash_inductor leaves {OP} to the stock kernel: {REASON} (at {SOURCE}). Remedy: {REMEDY}"
         ]
         assert counters["inductor"]["dash_declined"] == 1
         assert counters["aot_autograd"]["autograd_cache_hit"] == 0
