@@ -18,10 +18,17 @@ EFFICIENT = torch.ops.aten._scaled_dot_product_efficient_attention.default
 def install_efficient(patches: Patches) -> None:
     """Gives the op kernels for the CPU, and sends it the attentions that a GPU would."""
     library = torch.library.Library("aten", "IMPL")
+    patches.callback(forget_dispatch)  # when the library is gone
     patches.callback(library._destroy)
     library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
     library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")
     library.impl("scaled_dot_product_attention", attend, "AutogradCPU")
+    forget_dispatch()
+
+
+def forget_dispatch() -> None:
+    """Makes torch look up anew where SDPA of CPU tensors goes: while it traces it remembers that, also for a kernel that is gone."""
+    STOCK._uncache_dispatch(torch.DispatchKey.AutogradCPU)
 
 
 def attend(
