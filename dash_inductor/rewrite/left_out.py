@@ -29,10 +29,7 @@ def watch() -> None:
     @functools.wraps(stock)
     def watched(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
         gm = stock(gm, *args, **kwargs)
-        for name in SETTINGS:
-            if not getattr(inductor_config, name):
-                _say_left_out(gm, f"torch._inductor.config.{name} is off")
-                break
+        say_if_left_out(gm)
         return gm
 
     watched.dash_watches = stock  # type: ignore[attr-defined]
@@ -45,6 +42,14 @@ def unwatch() -> None:
     stock = getattr(getattr(compile_fx, PASSES, None), "dash_watches", None)
     if stock is not None:
         setattr(compile_fx, PASSES, stock)
+
+
+def say_if_left_out(gm: fx.GraphModule) -> bool:
+    """Declines the attentions of a graph if settings of Inductor leave out the pass; whether they do."""
+    name = next((name for name in SETTINGS if not getattr(inductor_config, name)), None)
+    if name is not None:
+        _say_left_out(gm, f"torch._inductor.config.{name} is off")
+    return name is not None
 
 
 def _say_left_out(gm: fx.GraphModule, reason: str) -> None:

@@ -1,0 +1,156 @@
+"""What is decided of the attentions of joint graphs: by the pass, and by the lowering of each attention alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import operator
+from collections.abc import Iterable, Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._inductor.config as inductor_config
+from torch import Tensor, fx
+from torch._guards import tracing
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.fx_passes import joint_graph
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ..decision import ORIGIN, Decision
+from ..op import FLEX_BACKWARD, FLEX_PROBLEM, NOTE, SDPA_BACKWARD
+from ..rewrite.declined import DECLINED, decision_of
+from ..rewrite.left_out import say_if_left_out
+from ..rewrite.sdpa import patterns
+from .fake_gpu import fake_gpu
+
+aten = torch.ops.aten
+CUDA = torch.device("cuda", 0)
+CONSTANTS = (aten.full.default, aten.lift_fresh_copy.default)  # which the lowering of a mask of blocks looks into
+# Of an attention alone: no kernel is compiled, written into a cache or tried.
+LOWERING = {
+    "fx_graph_cache": False,
+    "fx_graph_remote_cache": False,
+    "cpp_wrapper": False,
+    "compile_threads": 1,
+    "max_autotune": False,
+    "max_autotune_gemm": False,
+    "triton.autotune_at_compile_time": False,
+}
+
+
+def decisions_of(graphs: Iterable[fx.GraphModule]) -> list[Decision]:
+    """What became of each attention in graphs after the pass, in the order in which the model calls them."""
+    return [_decision(node) for graph in graphs for node in reversed([*_attentions(graph)])]
+
+
+def decide_on(gpu: str, graphs: Iterable[fx.GraphModule]) -> list[Decision]:
+    """The same of graphs of CPU tensors without the pass, as if their tensors were on the GPU, which need not be there.
+
+    Changes the graphs. Raises ValueError and RuntimeError as `fake_gpu`.
+    """
+    with fake_gpu(gpu):
+        found = []
+        for graph in graphs:
+            for module in _modules(graph):
+                _move(module)
+            for module in _modules(graph):
+                if not say_if_left_out(module):
+                    patterns.apply(module)
+            found += decisions_of([graph])
+        return found
+
+
+@contextlib.contextmanager
+def without_the_pass() -> Iterator[None]:
+    """Joint graphs made inside have gone through all of Inductor's passes but ours."""
+    others = [one for one in joint_graph.pass_patterns if one is not patterns]
+    with mock.patch.object(joint_graph, "pass_patterns", others):
+        yield
+
+
+def _modules(graph: fx.GraphModule) -> list[fx.GraphModule]:
+    """The graph and those inside, such as the bodies of nested regions."""
+    return [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
+
+
+def _attentions(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    for module in _modules(graph):
+        for node in module.graph.nodes:
+            if DECLINED in node.meta or FLEX_PROBLEM in node.meta or node.target in (SDPA_BACKWARD, NOTE):
+                yield node
+
+
+def _decision(node: fx.Node) -> Decision:
+    if node.target is NOTE:
+        return Decision(**json.loads(str(node.args[1])) | node.meta[ORIGIN])
+    return decision_of(node) or _lowered(node)
+
+
+class _Lowered(BaseException):
+    """Carries a lowered graph out of Inductor, past the handlers that would report it as a failed compilation."""
+
+
+def _stop(self: GraphLowering) -> Any:
+    raise _Lowered(self)
+
+
+def _lowered(node: fx.Node) -> Decision:
+    """What the lowering of a rewritten attention records, which depends on nothing around it."""
+    module = _alone(node)
+    inputs = [x.meta["val"] for x in module.graph.nodes if x.op == "placeholder"]
+    mode = next(x.fake_mode for x in inputs if isinstance(x, FakeTensor))
+    with inductor_config.patch(LOWERING), mock.patch.object(GraphLowering, "compile_to_module", _stop):
+        try:
+            with tracing(None), mode, V.set_fake_mode(mode):
+                compile_fx_inner(module, inputs)
+        except _Lowered as lowered:
+            (decision,) = lowered.args[0].dash_decisions
+            return decision
+    raise AssertionError("Inductor compiled nothing")
+
+
+def _alone(node: fx.Node) -> fx.GraphModule:
+    """A graph of the node, whose tensors are inputs."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+
+    def of(x: fx.Node) -> fx.Node:
+        if x not in copies:
+            if x.op == "get_attr" or x.target in CONSTANTS:
+                copies[x] = graph.node_copy(x, of)
+            else:
+                copies[x] = graph.placeholder(x.name)
+                copies[x].meta = {"val": x.meta["val"]}
+        return copies[x]
+
+    for x in node.all_input_nodes:
+        of(x)
+    new = graph.node_copy(node, of)
+    outputs = []
+    for index, val in enumerate(node.meta["val"]):
+        if isinstance(val, Tensor):
+            outputs.append(graph.call_function(operator.getitem, (new, index)))
+            outputs[-1].meta["val"] = val
+    graph.output(tuple(outputs))
+    return fx.GraphModule(node.graph.owning_module, graph)
+
+
+def _move(module: fx.GraphModule) -> None:
+    """Puts all tensors of a graph onto "cuda:0"."""
+    moved: dict[int, Tensor] = {}  # a tensor in several nodes stays one
+
+    def on_gpu(x: Any) -> Any:
+        if isinstance(x, FakeTensor) and x.device.type == "cpu":
+            if id(x) not in moved:
+                with x.fake_mode:
+                    moved[id(x)] = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA)
+            return moved[id(x)]
+        return CUDA if isinstance(x, torch.device) and x.type == "cpu" else x
+
+    for node in module.graph.nodes:
+        node.args, node.kwargs = (fx.node.map_aggregate(x, on_gpu) for x in (node.args, node.kwargs))
+        if "val" in node.meta:
+            node.meta["val"] = torch.utils._pytree.tree_map(on_gpu, node.meta["val"])

@@ -1,0 +1,235 @@
+"""The joint graphs of a model, as torch.compile would make them, without a kernel, a compiled graph or memory for a tensor.
+
+Dynamo runs on a copy of the model whose tensors are fake. Each graph that it finds goes through Inductor's front end up to the
+joint-graph passes, and ends there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import random
+import sys
+import traceback
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch._dynamo.config as dynamo_config
+import torch._functorch.config as functorch_config
+import torch._inductor.config as inductor_config
+from torch import Tensor, fx, nn
+from torch._dynamo import convert_frame, eval_frame, pgo
+from torch._dynamo.guards import DeletedGuardManagerWrapper
+from torch._dynamo.utils import counters
+from torch._functorch._aot_autograd import graph_compile
+from torch._inductor import compile_fx
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.overrides import TorchFunctionMode
+
+JOINT_PASSES, NESTED_PASSES = "_recursive_joint_graph_passes", "run_joint_graph_passes_on_hops"
+_TORCH = str(Path(torch.__file__).parent)
+# Graphs of one shape, of a process that has compiled as much as it likes; a failure is a failure.
+DYNAMO = {
+    "automatic_dynamic_shapes": False,
+    "automatic_dynamic_local_pgo": False,
+    "automatic_dynamic_remote_pgo": False,
+    "recompile_limit": 2**16,
+    "accumulated_recompile_limit": 2**16,
+    "suppress_errors": False,
+}
+NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
+
+
+def joint_graphs(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None = None
+) -> list[fx.GraphModule]:
+    """The joint graphs of a call of the model, in the order of their calls; of one without a gradient, its forward.
+
+    Args:
+        device: where all tensors are taken to be; None for where they are.
+
+    Raises:
+        ValueError: the call reads a tensor's value outside a graph, which nothing has computed.
+    """
+    found: list[fx.GraphModule] = []
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        outputs = _Outputs(gm)
+        with _stop_after_joint_passes():
+            try:
+                compile_fx.compile_fx(gm, inputs)
+            except _JointReady as ready:
+                found.append(ready.args[0])
+        return outputs
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with _AsFakes(mode, device):
+        # Of one deepcopy, so that tensors that the inputs share with the model stay shared.
+        model, args, kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
+    with _leaving_no_trace(), torch.enable_grad(), mode:
+        try:
+            torch.compile(model, backend=backend, dynamic=False)(*args, **kwargs)
+        except DataDependentOutputException as error:
+            raise ValueError(
+                f"{_place(error)} reads the value of a tensor between two graphs, and explain computes none: "
+                "take the read out, or explain the module that attends by itself"
+            ) from error
+    return found
+
+
+class _AsFakes(TorchFunctionMode):
+    """A deepcopy of a tensor is a fake one, of the same strides."""
+
+    def __init__(self, mode: FakeTensorMode, device: torch.device | None) -> None:
+        super().__init__()
+        self._mode, self._device = mode, device
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch._C.TensorBase.clone:  # of a Parameter's deepcopy
+            return self._fake(args[0])
+        if function is Tensor.__deepcopy__:
+            tensor, memo = args
+            if id(tensor) not in memo:
+                memo[id(tensor)] = self._fake(tensor)
+            return memo[id(tensor)]
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **kwargs or {})
+
+    def _fake(self, x: Tensor) -> Tensor:
+        device = self._device or x.device
+        with torch._C.DisableTorchFunctionSubclass():
+            if device == x.device:
+                return self._mode.from_tensor(x, static_shapes=True)
+            with self._mode:
+                fake = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=device)
+                return fake.requires_grad_(x.requires_grad)
+
+
+class _Outputs:
+    """Stands for a compiled graph: returns fake tensors like those that the graph would return."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        (output,) = (node for node in gm.graph.nodes if node.op == "output")
+        inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
+        # An input that is returned is returned; of anything else the example that Dynamo found.
+        self._outputs = [inputs.index(x) if x in inputs else x.meta["example_value"] for x in output.args[0]]
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        return tuple(inputs[x] if type(x) is int else _Made.apply(x, _anchor()) for x in self._outputs)
+
+
+class _Made(torch.autograd.Function):
+    """A tensor like another one, which is no leaf if that one requires a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, like: Tensor, anchor: Tensor) -> Tensor:
+        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        if not like.requires_grad:
+            ctx.mark_non_differentiable(made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        return None, torch.zeros(1)
+
+
+def _anchor() -> Tensor:
+    return torch.empty(1, requires_grad=True)
+
+
+class _JointReady(BaseException):
+    """Carries a joint graph out of Inductor, past the handlers that would report it as a failed compilation."""
+
+
+@contextlib.contextmanager
+def _stop_after_joint_passes() -> Iterator[None]:
+    """Inductor raises `_JointReady(graph)` where it would go on to partition it; nested regions go their own way."""
+    passes, nested_passes = getattr(compile_fx, JOINT_PASSES), getattr(graph_compile, NESTED_PASSES)
+    nested = 0
+
+    def stop(*args: Any, **kwargs: Any) -> Any:
+        gm = passes(*args, **kwargs)
+        if nested:
+            return gm
+        raise _JointReady(gm)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal nested
+        nested += 1
+        try:
+            return nested_passes(*args, **kwargs)
+        finally:
+            nested -= 1
+
+    with mock.patch.object(compile_fx, JOINT_PASSES, stop), mock.patch.object(graph_compile, NESTED_PASSES, counted):
+        yield
+
+
+@contextlib.contextmanager
+def _leaving_no_trace() -> Iterator[None]:
+    """What torch counts, draws and remembers is as before afterwards."""
+    counted, drawn = copy.deepcopy(dict(counters)), random.getstate()
+    numpy = sys.modules.get("numpy")
+    drawn_by_numpy = numpy.random.get_state() if numpy else None
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(dynamo_config.patch({name: x for name, x in DYNAMO.items() if hasattr(dynamo_config, name)}))
+        stack.enter_context(inductor_config.patch(NO_CACHE))
+        stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+        stack.enter_context(mock.patch.object(pgo, "_CODE_STATE", None))
+        stack.enter_context(_code_caches_restored())
+        try:
+            yield
+        finally:
+            counters.clear()
+            counters.update(counted)
+            random.setstate(drawn)
+            if numpy:
+                numpy.random.set_state(drawn_by_numpy)
+
+
+@contextlib.contextmanager
+def _code_caches_restored() -> Iterator[None]:
+    """What Dynamo compiles inside is found by nobody afterwards; what it compiled before, is."""
+    before: dict[types.CodeType, list[Any]] = {}
+
+    def remember(code: types.CodeType, new: types.CodeType) -> None:
+        before.setdefault(code, _guards(code))
+
+    handle = convert_frame.register_bytecode_hook(remember)
+    try:
+        yield
+    finally:
+        handle.remove()
+        for code, guards in before.items():
+            if not guards:
+                eval_frame.reset_code(code)
+            else:
+                _invalidate(code, guards)
+
+
+def _guards(code: types.CodeType) -> list[Any]:
+    return [entry.guard_manager for entry in eval_frame._debug_get_cache_entry_list(code)]
+
+
+def _invalidate(code: types.CodeType, kept: list[Any]) -> None:
+    """Entries of the code but those with the guards `kept`, which the user's own calls have made, never match again."""
+    for entry in eval_frame._debug_get_cache_entry_list(code):
+        guards = entry.guard_manager
+        if not any(guards is x for x in kept):
+            deleted: Any = DeletedGuardManagerWrapper("of dash_inductor.explain")
+            # Dynamo limits how often it compiles for one object: this is said to be of another one than any frame has.
+            deleted.id_matched_objs = {"dash_inductor.explain": weakref.ref(_invalidate)}
+            guards.extra_state.invalidate(entry, deleted)
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line outside torch."""
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = next((x for x in reversed(frames) if not x.filename.startswith((_TORCH, "<"))), frames[-1])
+    return f"{frame.filename}:{frame.lineno}"
