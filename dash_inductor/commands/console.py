@@ -1,4 +1,4 @@
-"""The look that all commands share: tables, lists of figures, JSON, errors, and progress (a bar where rich is installed).
+"""The look that all commands share: tables, lists of figures, JSON, errors, and with rich also bars of progress and code in colour.
 
 What goes into a file or a pipe is text without colours, of a fixed width. A terminal has its own width, and bold headings unless
 NO_COLOR is set.
@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 PROGRAM = "python -m dash_inductor"
 WIDTH = 110  # columns of what is no terminal
@@ -27,10 +27,10 @@ class CommandError(ValueError):
     """What the user can put right: the command line prints it in one line and ends with status 2."""
 
 
-def fail(command: str, message: object) -> int:
-    """Print an error in one line on stderr, and return the exit status, 2. `command` is "" where it is not known."""
+def fail(command: str, message: object) -> NoReturn:
+    """Print an error in one line on stderr, and end with status 2. `command` is "" where it is not known."""
     print(f"{f'{PROGRAM} {command}'.rstrip()}: error: {' '.join(str(message).split())}", file=sys.stderr)
-    return 2
+    sys.exit(2)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
@@ -68,8 +68,23 @@ def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
 
 def section(title: str, figures: Mapping[str, object]) -> None:
     """Print a heading, and below it name and figure, line by line."""
+    if not figures:
+        print(f"{_heading(title, _colours(sys.stdout))}: none")
+        return
     print(_heading(title, _colours(sys.stdout)))
     print(textwrap.indent(listed(figures, _width(sys.stdout) - len(GAP)), GAP))
+
+
+def code(title: str, text: str) -> None:
+    """Print a heading, and below it Python, in colour on a terminal where rich is installed."""
+    print(_heading(title, _colours(sys.stdout)), end="\n\n")
+    if _colours(sys.stdout):
+        with suppress(ImportError):
+            from rich.console import Console
+            from rich.syntax import Syntax
+
+            return Console().print(Syntax(text, "python", theme="ansi_dark", word_wrap=True))
+    print(text)
 
 
 @contextmanager

@@ -85,7 +85,10 @@ def test_figures_wrap_beside_their_names():
 
 
 def test_an_error_is_one_line(capsys):
-    assert console.fail("choose", ValueError("two\n  lines")) == console.fail("", "none") == 2
+    for command, message in (("choose", ValueError("two\n  lines")), ("", "none")):
+        with pytest.raises(SystemExit) as stopped:
+            console.fail(command, message)
+        assert stopped.value.code == 2
     assert capsys.readouterr() == ("", "python -m dash_inductor choose: error: two lines\npython -m dash_inductor: error: none\n")
 
 
