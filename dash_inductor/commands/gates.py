@@ -1,16 +1,21 @@
-"""The `gates` command: every kernel of the tile tables, compiled, and the rules that it breaks."""
+"""Compiles the kernels of the tile tables for GPUs that need not be there, and names the rules that their machine code breaks.
+
+Rules are, for example: nothing spills to memory, matrix instructions are asynchronous, an SM holds as many CTAs as the schedule
+counts on. All kernels take half an hour; select some by the options. The exit status is 1 if a rule is broken.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, cells, judged, predicted_cycles
 from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, dims_text
-from .console import table
+from .arguments import add_json
+from .console import CommandError, print_json, progress, table
+
+EXAMPLES = ("--arch sm_90 --dtype bf16 --head-dim 128", "--arch sm_80 --template two_pass --head-dim 64 --json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         parser.add_argument(f"--{name}", choices=choices, action="append", help="only this (repeatable)")
     parser.add_argument("--head-dim", choices=HEAD_DIMS, type=int, action="append", help="only this (repeatable)")
-    parser.add_argument("--json", action="store_true", help="every figure, as JSON")
+    add_json(parser)
 
 
 # What the table shows; the JSON has every figure.
@@ -35,7 +40,10 @@ COLUMNS = (
 
 def _line(row: Mapping[str, Any]) -> dict[str, Any]:
     judgement = "; ".join(row["gates"]) or "pass"
-    return {name: row.get(name) for name in COLUMNS} | {"cycles (estimate)": predicted_cycles(row), "gates": judgement}
+    return {name.replace("_", " "): row.get(name) for name in COLUMNS} | {
+        "cycles (estimate)": predicted_cycles(row),
+        "gates": judgement,
+    }
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,20 +53,17 @@ def main(args: argparse.Namespace) -> int:
     asked = {f"{name}s": getattr(args, name) for name in ("arch", "template", "dtype", "shape", "head_dim")}
     todo = cells(**{name: values for name, values in asked.items() if values})
     if not todo:
-        problem = f"nothing has all that was asked for: one pass takes head dims to {ONE_PASS_HEAD_DIM}"
-        print(f"python -m dash_inductor gates: error: {problem}", file=sys.stderr)
-        return 2
+        raise CommandError(f"no kernel has all that was asked for: one pass takes head dims up to {ONE_PASS_HEAD_DIM}")
     rows: list[dict[str, Any]] = []
-    for n, cell in enumerate(todo, 1):
-        dims = dims_text(cell.head_dim, cell.value_dim or cell.head_dim)
-        progress = f"[{n}/{len(todo)}] {cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}"
-        print(progress, file=sys.stderr, flush=True)
-        rows.append(judged(cell))
+    with progress("compiling", len(todo)) as step:
+        for cell in todo:
+            dims = dims_text(cell.head_dim, cell.value_dim or cell.head_dim)
+            step(f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}")
+            rows.append(judged(cell))
     failed = sum(bool(row["gates"]) for row in rows)
     if args.json:
-        print(json.dumps({"triton": triton.__version__, "rows": rows}, indent=2))
+        print_json({"triton": triton.__version__, "rows": rows})
     else:
-        title = f"Triton {triton.__version__}: {failed} of {len(rows)} kernels break a rule"
-        table(title, [_line(row) for row in rows])
-        print(title)
+        table("Kernels", [_line(row) for row in rows])
+        print(f"\nTriton {triton.__version__}: {failed} of {len(rows)} kernels break a rule")
     return 1 if failed else 0

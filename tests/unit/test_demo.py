@@ -37,8 +37,8 @@ def test_what_cannot_be_is_one_line(words, settings, message, monkeypatch, capsy
     ("other", "difference"),
     [
         ({}, None),
-        ({"gradient of head.weight in step 0": "c"}, "bitwise: the gradient of head.weight in step 0 differs"),
-        ({"more": "d"}, "bitwise: the runs have different tensors"),
+        ({"gradient of head.weight in step 0": "c"}, "the gradient of head.weight in step 0 differs"),
+        ({"more": "d"}, "the runs have different tensors"),
     ],
 )
 def test_the_first_difference_is_named(other, difference):
