@@ -39,15 +39,17 @@ if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(o
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .commands.explain import explain
     from .config import Config, configure
     from .decision import Decision, decisions
     from .emulation import emulate
     from .rewrite.declined import UnsupportedAttentionError
     from .rewrite.install import disable, enable, enabled
 
-__all__ = ["Config", "Decision", "UnsupportedAttentionError", "configure", "decisions", "disable", "emulate", "enable", "enabled"]
+__all__ = ["Config", "Decision", "UnsupportedAttentionError", "configure", "decisions", "disable", "emulate", "enable", "enabled", "explain"]
 
 _NAMES = {
+    "commands.explain": ("explain",),
     "config": ("Config", "configure"),
     "decision": ("Decision", "decisions"),
     "emulation": ("emulate",),

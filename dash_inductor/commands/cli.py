@@ -12,12 +12,13 @@ from collections.abc import Generator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from . import calibrate, choose, codegen, compare, demo, env, gates, replay, simulate
+from . import calibrate, choose, codegen, compare, demo, env, explain, gates, replay, simulate
 from .console import PROGRAM, CommandError, fail
 
 # By name: the module, whose docstring is the description in its help and which has EXAMPLES; and its purpose in one line.
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "demo": (demo, "train a small GPT twice and compare every bit; needs no GPU"),
+    "explain": (explain, "say what becomes of each attention of a model, and why"),
     "env": (env, "report versions, GPUs, settings and caches, ready to paste"),
     "choose": (choose, "say which schedule an attention gets on a GPU, and why"),
     "codegen": (codegen, "show the kernel for a GPU, and what its machine code says"),
@@ -76,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    if args.command in COMPILING and any(os.environ.get(name, "0") != "0" for name in EMULATING):
+    compiles = args.command in COMPILING or (args.command == "explain" and args.device is not None)
+    if compiles and any(os.environ.get(name, "0") != "0" for name in EMULATING):
         environment = {name: value for name, value in os.environ.items() if name not in EMULATING}
         return subprocess.run([sys.executable, "-m", "dash_inductor", *argv], env=environment).returncode
     try:

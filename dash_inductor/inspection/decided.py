@@ -63,6 +63,17 @@ def decide_on(gpu: str, graphs: Iterable[fx.GraphModule]) -> list[Decision]:
         return found
 
 
+def require_compiler() -> None:
+    """ValueError where Triton interprets, so that nothing can be generated for a GPU."""
+    import triton
+
+    if triton.knobs.runtime.interpret:
+        raise ValueError(
+            "device= needs Triton's compiler, and this process emulates (TRITON_INTERPRET, DASH_INDUCTOR_EMULATE): "
+            "unset both, or leave out device= to have the model explained for the emulated device"
+        )
+
+
 @contextlib.contextmanager
 def without_the_pass() -> Iterator[None]:
     """Joint graphs made inside have gone through all of Inductor's passes but ours."""

@@ -187,19 +187,19 @@ def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
 
 
 @contextmanager
-def deterministic(mode: bool = True) -> Iterator[None]:
-    """Strict deterministic mode, or none, and the caller's afterwards."""
+def deterministic(mode: bool = True, *, warn_only: bool = False) -> Iterator[None]:
+    """Deterministic mode, strict unless `warn_only`, or none, and the caller's afterwards."""
     import torch
     import torch._inductor.config as inductor_config
 
     enabled = torch.are_deterministic_algorithms_enabled()
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with inductor_config.patch(deterministic=inductor_config.deterministic):  # torch.use_... sets it as well
-        torch.use_deterministic_algorithms(mode)
+        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+            torch.use_deterministic_algorithms(enabled, warn_only=was_warn_only)
 
 
 class _WrapperReady(BaseException):

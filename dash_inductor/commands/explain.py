@@ -1,0 +1,190 @@
+"""What becomes of each attention of a model in deterministic mode, and why: nothing is run.
+
+FUNCTION returns (model, inputs), inputs being a tuple of arguments of the model's forward or a dict of keyword arguments, or
+(model, arguments, keyword arguments). The model may be on the CPU or on the meta device, and the GPU need not be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from .. import config
+from ..devices import DEVICES, device as named_device
+from .arguments import add_json
+from .explanation import Attention, Explanation
+from .function import load
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from ..decision import Decision
+
+EXAMPLES = ("train:setup --device h100", "my_package.models:tiny_llama --device b200 --json")
+AS_ON = 'explain(model, ..., device="h100") (on the command line --device h100) says what that GPU would do'
+EMULATED, CPU = "emulated", "cpu"
+
+
+def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwargs: Any) -> Explanation:
+    """What torch.compile of a training step of `model(*inputs, **kwargs)` would make of each attention, and why.
+
+    Forward and backward are compiled up to the choice of kernels, in strict deterministic mode, or with warn_only where that is set
+    already, for static shapes and whether or not the package is switched on. Nothing runs and nothing changes: parameters, gradients,
+    buffers, random numbers, what torch.compile has compiled and `decisions()` stay as they are. No memory is allocated for tensors:
+    model and inputs may be on the meta device.
+
+    >>> report = explain(model, tokens, device="h100")  # doctest: +SKIP
+    >>> assert report.all_rewritten, report  # doctest: +SKIP
+
+    Args:
+        model: compiled as a whole, in training or evaluation mode, as it is.
+        inputs, kwargs: as the model is called. A forward that has an argument called `device` takes that one by position.
+        device: a key of `dash_inductor.devices.DEVICES`, such as "h100": all tensors are taken to be on that GPU, which need not be
+            there. None for the device that they are on, where the meta device stands for the GPU if there is one.
+
+    Raises:
+        ValueError: with the remedy, in one line: there is no such device, the model is no module, it reads a tensor's value outside
+            of a graph, or the package is switched off.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise ValueError(f"explain takes a torch.nn.Module and its inputs, not {type(model).__name__}: pass the model itself")
+    if device is not None:
+        named_device(device)
+    if not config.ready().enabled:
+        raise ValueError("dash_inductor is switched off by DASH_INDUCTOR=0: unset it to have the model explained")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
+    with mock.patch.object(config, "_current", replace(config.current(), on_unsupported="fallback")):
+        decisions, graphs, where = _decided(model, inputs, kwargs, device)
+        guarantee = config.current().guarantee
+    rows = tuple(Attention.of(decision, _sms(decision)) for decision in decisions)
+    return Explanation(where, rows, guarantee, _versions(), tuple(_notes(model, rows, graphs, where)))
+
+
+def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], int, str]:
+    """The decisions, the number of graphs, and the name of the device."""
+    import torch
+
+    from .. import emulation
+    from ..inspection import decided, gpu_attention
+    from ..inspection.generate import deterministic
+    from ..inspection.joint_graphs import joint_graphs
+    from ..rewrite import install
+
+    def graphs_on(place: Any) -> Any:
+        return joint_graphs(model, inputs, kwargs, place)
+
+    cpu, was_enabled = torch.device("cpu"), install.is_enabled()
+    install.install()
+    try:
+        with deterministic(warn_only=torch.is_deterministic_algorithms_warn_only_enabled()):
+            if device is not None:
+                decided.require_compiler()
+                with gpu_attention.attention_of(named_device(device)), decided.without_the_pass():
+                    graphs = graphs_on(cpu)
+                return decided.decide_on(device, graphs), len(graphs), device
+            devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
+            place = None
+            if "meta" in devices:
+                place = torch.device("cuda", 0) if torch.cuda.is_available() else cpu
+            on_gpu = "cuda" in devices or (place is not None and place.type == "cuda")
+            where = torch.cuda.get_device_name() if on_gpu else EMULATED if emulation.active() else CPU
+            graphs = graphs_on(place)
+            return decided.decisions_of(graphs), len(graphs), where
+    finally:
+        if not was_enabled:
+            install.uninstall()
+
+
+def _sms(decision: Decision) -> int:
+    """SMs that the stock op would have, all of the device's."""
+    if decision.device in DEVICES:
+        return DEVICES[decision.device].sms
+    if decision.device.startswith("cuda"):
+        import torch
+
+        return torch.cuda.get_device_properties(decision.device).multi_processor_count
+    return config.current().sms
+
+
+def _versions() -> dict[str, str]:
+    import torch
+    import triton
+
+    from .. import __version__
+
+    return {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
+
+
+def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: str) -> list[str]:
+    """What a reader of the report should know beside its rows."""
+    notes = []
+    if not rows:
+        found = f"{graphs} graph{'s' if graphs != 1 else ''}"
+        notes.append(
+            f"no attention with a gradient was found in {found} that torch.compile makes of the model: calls of "
+            "scaled_dot_product_attention, flex_attention or varlen_attn are looked for, on tensors that require a gradient"
+        )
+    if where == CPU and rows:
+        notes.append(f"the model is on the CPU, where attention stays as it is: {AS_ON}")
+    if not model.training:
+        notes.append("the model is in evaluation mode, where dropout is off: call model.train() before, to see it as it trains")
+    return notes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `explain`."""
+    parser.add_argument("function", metavar="FUNCTION", help="package.module:function, which returns (model, inputs)")
+    parser.add_argument("--device", metavar="GPU", help=f"{', '.join(DEVICES)}: explain for it; it need not be there")
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report; ValueError, in one line, where there is none."""
+    if args.device is not None:
+        named_device(args.device)
+    model, inputs, kwargs = _called(args.function, load(args.function))
+    try:
+        report = explain(model, *inputs, **{"device": args.device, **kwargs})
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"compiling the model of {args.function} failed: {_line(error)}; does it train on these inputs?") from error
+    print(report.to_json() if args.json else report)
+    return 0
+
+
+def _called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The model, its arguments and its keyword arguments; ValueError where the function gives none."""
+    import torch
+
+    try:
+        returned = function()
+    except Exception as error:
+        raise ValueError(f"{name}() raised {_line(error)}; it must return (model, inputs)") from error
+    wanted = f"{name}() must return (model, inputs), where inputs are a tuple of arguments or a dict of keyword arguments"
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], torch.nn.Module):
+        raise ValueError(f"{wanted}, not {_kind(returned)}")
+    model, *rest = returned
+    args = next((tuple(x) for x in rest if isinstance(x, (tuple, list))), ())
+    kwargs = next((dict(x) for x in rest if isinstance(x, Mapping)), {})
+    if len(rest) != sum(isinstance(x, (tuple, list, Mapping)) for x in rest) or (len(rest) == 2 and not isinstance(rest[1], Mapping)):
+        raise ValueError(f"{wanted}, not {_kind(returned)}")
+    if "device" in kwargs:
+        raise ValueError(f"{name}() gives the model a keyword argument called device: give it by position")
+    return model, args, kwargs
+
+
+def _kind(returned: Any) -> str:
+    if isinstance(returned, tuple):
+        return f"({', '.join(type(x).__name__ for x in returned)})"
+    return type(returned).__name__
+
+
+def _line(error: BaseException) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,0 +1,253 @@
+"""The report of `dash_inductor.explain`: a row for each attention, as text, JSON and HTML."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any
+
+from ..decision import Decision, stock_workspace_bytes
+from ..schedule import TWO_PASS
+from .console import WIDTH, listed, rendered
+
+PROMISES = {
+    "run": "the same bits for the same inputs, shapes, software and GPU model",
+    "device": "the same bits for the same inputs, shapes and software, also on another number of SMs",
+    "batch": "the same bits for the same inputs and software, also at another batch size or number of heads",
+}
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What became of one attention: a `Decision`, and what a report says beside it.
+
+    source: the line that calls it, its file relative to the working folder or to the folder that Python imports it from.
+    template: "one_pass" (five matmuls a tile, in the order of a schedule) or "two_pass" (seven); None if stock's op stays.
+    stock_workspace_bytes: what the stock backward would allocate in strict deterministic mode; None where that is not known.
+    formula: of `predicted_us`, in ns; None where the cost model has none. Each candidate is what was chosen among.
+    """
+
+    decision: Decision
+    source: str | None
+    template: str | None
+    stock_workspace_bytes: int | None
+    formula: str | None
+    candidates: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def of(cls, decision: Decision, sms: int) -> Attention:
+        """The row of a decision, on a device of `sms` SMs."""
+        candidates = _candidates(decision)
+        template = None if decision.reason is not None else TWO_PASS if decision.family == TWO_PASS else "one_pass"
+        formula = next((row["formula_ns"] for row in candidates if row["family"] == decision.family), None)
+        stock = stock_workspace_bytes(decision, sms)
+        return cls(decision, _short(decision.source), template, stock, formula, candidates)
+
+    @property
+    def rewritten(self) -> bool:
+        """Whether it became kernels of ours."""
+        return self.decision.rewritten
+
+    @property
+    def reason(self) -> str | None:
+        """Why the stock op stays; None if it does not."""
+        return self.decision.reason
+
+    @property
+    def remedy(self) -> str | None:
+        """What to change, so that it is rewritten."""
+        return self.decision.remedy
+
+    @property
+    def module(self) -> str:
+        """The path of the module that calls it, in the model."""
+        return self.decision.module
+
+    @property
+    def op(self) -> str:
+        """The stock backward."""
+        return self.decision.op
+
+    def row(self) -> dict[str, Any]:
+        """Its fields, as JSON has them."""
+        d = self.decision
+        names = "op", "rewritten", "reason", "remedy", "shape", "dtype", "mask"
+        sizes = "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim"
+        schedule = "family", "tile", "launch", "roles", "heads_in_flight", "stride", "predicted_us", "step_ns"
+        return {
+            "module": d.module,
+            "source": self.source,
+            **{name: getattr(d, name) for name in (*names, *sizes)},
+            "template": self.template,
+            **{name: getattr(d, name) for name in schedule},
+            "formula_ns": self.formula,
+            "candidates": list(self.candidates),
+            "workspace_bytes": d.workspace_bytes,
+            "stock_workspace_bytes": self.stock_workspace_bytes,
+            "guarantee": d.guarantee,
+        }
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What became of a model's attentions, in the order in which it calls them; iterating gives `Attention`s.
+
+    device: a key such as "h100", the name of the GPU that is there, "emulated" or "cpu". guarantee: the level in force. versions: by
+    package. notes: sentences about the whole.
+    """
+
+    device: str
+    attentions: tuple[Attention, ...]
+    guarantee: str
+    versions: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    def __iter__(self) -> Iterator[Attention]:
+        return iter(self.attentions)
+
+    def __len__(self) -> int:
+        return len(self.attentions)
+
+    def __bool__(self) -> bool:
+        return True  # also without attentions
+
+    @property
+    def all_rewritten(self) -> bool:
+        """Whether there are attentions, and all of them became kernels of ours."""
+        return bool(self.attentions) and all(row.rewritten for row in self)
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """The report as JSON."""
+        figures = {
+            "all_rewritten": self.all_rewritten,
+            "device": self.device,
+            "guarantee": self.guarantee,
+            "versions": self.versions,
+            "notes": list(self.notes),
+            "attentions": [row.row() for row in self],
+        }
+        return json.dumps(figures, indent=indent)
+
+    def __str__(self) -> str:
+        """A table, and below it the details of each kind of attention."""
+        parts = [self._title()]
+        if self.attentions:
+            parts = [rendered(self._title(), self._table())]
+            parts += [f"{_numbers(at)}\n{textwrap.indent(listed(_details(self.attentions[at[0]])), '  ')}" for at in self._alike()]
+        parts += [textwrap.fill(f"Note: {note}.", WIDTH, subsequent_indent="  ") for note in self.notes]
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        rows = self._table()
+        head = "".join(f"<th>{escape(name)}</th>" for name in rows[0]) if rows else ""
+        body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row.values())}</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        details = "".join(
+            f"<dl><dt><b>{escape(_numbers(at))}</b></dt>"
+            + "".join(f"<dd>{escape(name)}: {escape(str(value))}</dd>" for name, value in _details(self.attentions[at[0]]).items())
+            + "</dl>"
+            for at in self._alike()
+        )
+        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        return f"<p><b>{escape(self._title())}</b></p>{table}{details}{notes}"
+
+    def _title(self) -> str:
+        count = sum(row.rewritten for row in self)
+        return f"{count} of {len(self)} attentions rewritten for {self.device}"
+
+    def _table(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "#": number,
+                "module": row.module or "(the model)",
+                "called at": row.source,
+                "shape": row.decision.shape,
+                "mask": row.decision.mask,
+                "backward": f"rewritten: {_schedule(row.decision)}" if row.rewritten else "keeps the stock kernel",
+            }
+            for number, row in enumerate(self, start=1)
+        ]
+
+    def _alike(self) -> list[list[int]]:
+        """Positions of attentions that differ in their place alone, together."""
+        kinds: dict[str, list[int]] = {}
+        for index, row in enumerate(self):
+            kinds.setdefault(json.dumps({**row.row(), "module": "", "source": ""}), []).append(index)
+        return list(kinds.values())
+
+
+def _details(row: Attention) -> dict[str, Any]:
+    """What the table has no room for."""
+    d = row.decision
+    stock = "" if row.stock_workspace_bytes is None else f"; the stock backward in strict mode {_bytes(row.stock_workspace_bytes)}"
+    if not row.rewritten:
+        return {"op": d.op, "why": d.reason, "to do": d.remedy or "nothing is known to help", "memory": stock[2:] or "-"}
+    others = ", ".join(f"{_schedule_of(c)} {c['predicted_us']:.1f}" for c in row.candidates if c["predicted_us"] is not None)
+    time = "known at run time: the mask decides" if d.predicted_us is None else f"{d.predicted_us:.1f} us, predicted by the cost model"
+    time = time if d.step_ns is None else f"{d.step_ns} ns for each visited tile of the mask, predicted by the cost model"
+    figures = {
+        "op": d.op,
+        "becomes": f"{row.template}, tile {d.tile}, launch {d.launch}",
+        "schedule": _schedule(d),
+        "guarantee": f"{d.guarantee}: {PROMISES.get(str(d.guarantee), '')}",
+        "time": time,
+        "formula": row.formula and f"{row.formula} (ns)",
+        "among": others and f"{others} (us)",
+        "memory": f"{_bytes(d.workspace_bytes)} beside inputs and outputs{stock}",
+    }
+    return {name: value for name, value in figures.items() if value}
+
+
+def _schedule(d: Decision) -> str:
+    if d.family == TWO_PASS:
+        return TWO_PASS
+    return f"{d.family}" if d.roles is None else f"{d.family}, A={d.roles}, G={d.heads_in_flight}"
+
+
+def _schedule_of(candidate: dict[str, Any]) -> str:
+    place = f" A={candidate['roles']} G={candidate['heads_in_flight']}" if candidate["roles"] else ""
+    return f"{candidate['family']}{place}"
+
+
+def _bytes(size: int | str | None) -> str:
+    """As people read it."""
+    if not isinstance(size, int):
+        return f"{size} bytes"
+    for unit, of in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size >= of:
+            return f"{size / of:.1f} {unit}"
+    return f"{size} bytes"
+
+
+def _numbers(indices: Sequence[int]) -> str:
+    """Numbers of rows, runs of them as "3-5".
+
+    >>> _numbers([0, 2, 3, 4])
+    '#1, #3-5'
+    """
+    runs: list[list[int]] = []
+    for index in indices:
+        if runs and runs[-1][1] == index:
+            runs[-1][1] = index + 1
+        else:
+            runs.append([index + 1, index + 1])
+    return ", ".join(f"#{first}" if first == last else f"#{first}-{last}" for first, last in runs)
+
+
+def _short(source: str | None) -> str | None:
+    """The line with its file relative to the working folder, or to the folder of sys.path that it is in."""
+    if source is None:
+        return None
+    folders = [os.path.join(os.path.abspath(folder), "") for folder in ("", *sys.path)]
+    return min((source.removeprefix(folder) for folder in folders), key=len)
+
+
+def _candidates(decision: Decision) -> tuple[dict[str, Any], ...]:
+    """What the cost model chose among, in order: family, place, time, formula."""
+    return ()
