@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
-from dash_inductor import Decision, UnsupportedAttentionError, decision, decisions, enabled
+from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled
 from dash_inductor.decision import ORIGIN, UNKNOWN
 from dash_inductor.op import NOTE
 from dash_inductor.rewrite import math_path
@@ -328,7 +328,7 @@ def test_recorded_once_cold_and_warm(caplog):
         caplog.clear()
         if run in ("another process", "graphs alone"):
             PyCodeCache.cache_clear()
-            decision.record._loaded.clear()
+            dash_inductor.clear_decisions()
         counters.clear()
         with functorch_config.patch(enable_autograd_cache=run != "graphs alone"):
             gradients(compiled(loop_of_two), inputs)
@@ -357,7 +357,7 @@ def test_where_inductor_leaves_out_the_pass(setting):
     inputs, off = of(1, 1, 20, 16), f"torch._inductor.config.{setting} is off"
     for run, settings in enumerate(({}, {}, {"on_unsupported": "warn"})):
         PyCodeCache.cache_clear()
-        decision.record._loaded.clear()
+        dash_inductor.clear_decisions()
         counters.clear()
         with enabled(**settings), inductor_config.patch({setting: False}), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
