@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from .. import config
-from ..devices import DEVICES, device as named_device
+from ..devices import DEVICES
+from ..devices import device as named_device
 from .arguments import add_json
 from .explanation import Attention, Explanation
 from .function import load
@@ -59,14 +60,14 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
         raise ValueError("dash_inductor is switched off by DASH_INDUCTOR=0: unset it to have the model explained")
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     with mock.patch.object(config, "_current", replace(config.current(), on_unsupported="fallback")):
-        decisions, graphs, where = _decided(model, inputs, kwargs, device)
+        decisions, graphs, where, sms = _decided(model, inputs, kwargs, device)
         guarantee = config.current().guarantee
-    rows = tuple(Attention.of(decision, _sms(decision)) for decision in decisions)
+    rows = tuple(Attention.of(decision, sms) for decision in decisions)
     return Explanation(where, rows, guarantee, _versions(), tuple(_notes(model, rows, graphs, where)))
 
 
-def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], int, str]:
-    """The decisions, the number of graphs, and the name of the device."""
+def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], int, str, int]:
+    """The decisions, the number of graphs, the name of the device, and its SMs."""
     import torch
 
     from .. import emulation
@@ -86,29 +87,21 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
                 decided.require_compiler()
                 with gpu_attention.attention_of(named_device(device)), decided.without_the_pass():
                     graphs = graphs_on(cpu)
-                return decided.decide_on(device, graphs), len(graphs), device
+                return decided.decide_on(device, graphs), len(graphs), device, named_device(device).sms
             devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
             place = None
             if "meta" in devices:
                 place = torch.device("cuda", 0) if torch.cuda.is_available() else cpu
             on_gpu = "cuda" in devices or (place is not None and place.type == "cuda")
-            where = torch.cuda.get_device_name() if on_gpu else EMULATED if emulation.active() else CPU
+            if on_gpu:
+                where, sms = torch.cuda.get_device_name(), torch.cuda.get_device_properties().multi_processor_count
+            else:
+                where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
             graphs = graphs_on(place)
-            return decided.decisions_of(graphs), len(graphs), where
+            return decided.decisions_of(graphs), len(graphs), where, sms
     finally:
         if not was_enabled:
             install.uninstall()
-
-
-def _sms(decision: Decision) -> int:
-    """SMs that the stock op would have, all of the device's."""
-    if decision.device in DEVICES:
-        return DEVICES[decision.device].sms
-    if decision.device.startswith("cuda"):
-        import torch
-
-        return torch.cuda.get_device_properties(decision.device).multi_processor_count
-    return config.current().sms
 
 
 def _versions() -> dict[str, str]:
@@ -153,7 +146,9 @@ def main(args: argparse.Namespace) -> int:
     except ValueError:
         raise
     except Exception as error:
-        raise ValueError(f"compiling the model of {args.function} failed: {_line(error)}; does it train on these inputs?") from error
+        raise ValueError(
+            f"compiling the model of {args.function} failed: {_line(error)}; does it train on these inputs?"
+        ) from error
     print(report.to_json() if args.json else report)
     return 0
 
@@ -172,7 +167,9 @@ def _called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...
     model, *rest = returned
     args = next((tuple(x) for x in rest if isinstance(x, (tuple, list))), ())
     kwargs = next((dict(x) for x in rest if isinstance(x, Mapping)), {})
-    if len(rest) != sum(isinstance(x, (tuple, list, Mapping)) for x in rest) or (len(rest) == 2 and not isinstance(rest[1], Mapping)):
+    if len(rest) != sum(isinstance(x, (tuple, list, Mapping)) for x in rest) or (
+        len(rest) == 2 and not isinstance(rest[1], Mapping)
+    ):
         raise ValueError(f"{wanted}, not {_kind(returned)}")
     if "device" in kwargs:
         raise ValueError(f"{name}() gives the model a keyword argument called device: give it by position")

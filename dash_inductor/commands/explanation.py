@@ -13,6 +13,7 @@ from typing import Any
 
 from ..decision import Decision, stock_workspace_bytes
 from ..schedule import TWO_PASS
+from ..schedule.candidates import Candidate, formula_of
 from .console import WIDTH, listed, rendered
 
 PROMISES = {
@@ -27,14 +28,12 @@ class Attention:
     """What became of one attention: a `Decision`, and what a report says beside it.
 
     source: the line that calls it, its file relative to the working folder or to the folder that Python imports it from.
-    template: "one_pass" (five matmuls a tile, in the order of a schedule) or "two_pass" (seven); None if stock's op stays.
     stock_workspace_bytes: what the stock backward would allocate in strict deterministic mode; None where that is not known.
     formula: of `predicted_us`, in ns; None where the cost model has none. Each candidate is what was chosen among.
     """
 
     decision: Decision
     source: str | None
-    template: str | None
     stock_workspace_bytes: int | None
     formula: str | None
     candidates: tuple[dict[str, Any], ...]
@@ -42,11 +41,10 @@ class Attention:
     @classmethod
     def of(cls, decision: Decision, sms: int) -> Attention:
         """The row of a decision, on a device of `sms` SMs."""
-        candidates = _candidates(decision)
-        template = None if decision.reason is not None else TWO_PASS if decision.family == TWO_PASS else "one_pass"
+        candidates = tuple(_candidate(candidate, decision.mask) for candidate in decision.candidates)
         formula = next((row["formula_ns"] for row in candidates if row["family"] == decision.family), None)
         stock = stock_workspace_bytes(decision, sms)
-        return cls(decision, _short(decision.source), template, stock, formula, candidates)
+        return cls(decision, _short(decision.source), stock, formula, candidates)
 
     @property
     def rewritten(self) -> bool:
@@ -83,7 +81,7 @@ class Attention:
             "module": d.module,
             "source": self.source,
             **{name: getattr(d, name) for name in (*names, *sizes)},
-            "template": self.template,
+            "template": d.template,
             **{name: getattr(d, name) for name in schedule},
             "formula_ns": self.formula,
             "candidates": list(self.candidates),
@@ -189,11 +187,13 @@ def _details(row: Attention) -> dict[str, Any]:
     if not row.rewritten:
         return {"op": d.op, "why": d.reason, "to do": d.remedy or "nothing is known to help", "memory": stock[2:] or "-"}
     others = ", ".join(f"{_schedule_of(c)} {c['predicted_us']:.1f}" for c in row.candidates if c["predicted_us"] is not None)
-    time = "known at run time: the mask decides" if d.predicted_us is None else f"{d.predicted_us:.1f} us, predicted by the cost model"
+    time = (
+        "known at run time: the mask decides" if d.predicted_us is None else f"{d.predicted_us:.1f} us, predicted by the cost model"
+    )
     time = time if d.step_ns is None else f"{d.step_ns} ns for each visited tile of the mask, predicted by the cost model"
     figures = {
         "op": d.op,
-        "becomes": f"{row.template}, tile {d.tile}, launch {d.launch}",
+        "becomes": f"{d.template}, tile {d.tile}, launch {d.launch}",
         "schedule": _schedule(d),
         "guarantee": f"{d.guarantee}: {PROMISES.get(str(d.guarantee), '')}",
         "time": time,
@@ -248,6 +248,7 @@ def _short(source: str | None) -> str | None:
     return min((source.removeprefix(folder) for folder in folders), key=len)
 
 
-def _candidates(decision: Decision) -> tuple[dict[str, Any], ...]:
-    """What the cost model chose among, in order: family, place, time, formula."""
-    return ()
+def _candidate(candidate: Candidate, mask: str) -> dict[str, Any]:
+    """What the cost model chose among: family, place, time, formula."""
+    formula = formula_of(candidate.family, mask)
+    return {**candidate.row(), "formula_ns": None if formula is None else str(formula)}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import operator
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -13,17 +13,18 @@ import torch
 import torch._inductor.config as inductor_config
 from torch import Tensor, fx
 from torch._guards import tracing
-from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor import compile_fx
 from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ..decision import ORIGIN, Decision
-from ..op import FLEX_BACKWARD, FLEX_PROBLEM, NOTE, SDPA_BACKWARD
+from ..decision import ORIGIN, Decision, decisions_in
+from ..op import FLEX_PROBLEM, NOTE, SDPA_BACKWARD
 from ..rewrite.declined import DECLINED, decision_of
-from ..rewrite.left_out import say_if_left_out
+from ..rewrite.left_out import PASSES, say_if_left_out
 from ..rewrite.sdpa import patterns
+from ..rewrite.wrapped import STOCK
 from .fake_gpu import fake_gpu
 
 aten = torch.ops.aten
@@ -78,7 +79,11 @@ def require_compiler() -> None:
 def without_the_pass() -> Iterator[None]:
     """Joint graphs made inside have gone through all of Inductor's passes but ours."""
     others = [one for one in joint_graph.pass_patterns if one is not patterns]
-    with mock.patch.object(joint_graph, "pass_patterns", others):
+    passes = getattr(compile_fx, PASSES)
+    with (
+        mock.patch.object(joint_graph, "pass_patterns", others),
+        mock.patch.object(compile_fx, PASSES, getattr(passes, STOCK, passes)),
+    ):
         yield
 
 
@@ -96,7 +101,7 @@ def _attentions(graph: fx.GraphModule) -> Iterator[fx.Node]:
 
 def _decision(node: fx.Node) -> Decision:
     if node.target is NOTE:
-        return Decision(**json.loads(str(node.args[1])) | node.meta[ORIGIN])
+        return replace(Decision.of_text(str(node.args[1])), **node.meta[ORIGIN])
     return decision_of(node) or _lowered(node)
 
 
@@ -116,9 +121,9 @@ def _lowered(node: fx.Node) -> Decision:
     with inductor_config.patch(LOWERING), mock.patch.object(GraphLowering, "compile_to_module", _stop):
         try:
             with tracing(None), mode, V.set_fake_mode(mode):
-                compile_fx_inner(module, inputs)
+                compile_fx.compile_fx_inner(module, inputs)
         except _Lowered as lowered:
-            (decision,) = lowered.args[0].dash_decisions
+            (decision,) = decisions_in("\n".join(lowered.args[0].dash_header))
             return decision
     raise AssertionError("Inductor compiled nothing")
 
