@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import random
 import sys
 import traceback
@@ -31,7 +32,9 @@ from torch._inductor import compile_fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-JOINT_PASSES, NESTED_PASSES = "_recursive_joint_graph_passes", "run_joint_graph_passes_on_hops"
+from ..rewrite.left_out import PASSES
+
+NESTED_PASSES = "run_joint_graph_passes_on_hops"
 _TORCH = str(Path(torch.__file__).parent)
 # Graphs of one shape, of a process that has compiled as much as it likes; a failure is a failure.
 DYNAMO = {
@@ -148,25 +151,26 @@ class _JointReady(BaseException):
 
 @contextlib.contextmanager
 def _stop_after_joint_passes() -> Iterator[None]:
-    """Inductor raises `_JointReady(graph)` where it would go on to partition it; nested regions go their own way."""
-    passes, nested_passes = getattr(compile_fx, JOINT_PASSES), getattr(graph_compile, NESTED_PASSES)
-    nested = 0
+    """Inductor raises `_JointReady(graph)` where it would go on to partition it; graphs in it, and nested regions, pass through."""
+    inside = 0
 
-    def stop(*args: Any, **kwargs: Any) -> Any:
-        gm = passes(*args, **kwargs)
-        if nested:
+    def entered(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        inside += 1
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            inside -= 1
+
+    def stop(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        gm = entered(stock, *args, **kwargs)
+        if inside:
             return gm
         raise _JointReady(gm)
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal nested
-        nested += 1
-        try:
-            return nested_passes(*args, **kwargs)
-        finally:
-            nested -= 1
-
-    with mock.patch.object(compile_fx, JOINT_PASSES, stop), mock.patch.object(graph_compile, NESTED_PASSES, counted):
+    with contextlib.ExitStack() as stack:
+        for owner, name, around in ((compile_fx, PASSES, stop), (graph_compile, NESTED_PASSES, entered)):
+            stack.enter_context(mock.patch.object(owner, name, functools.partial(around, getattr(owner, name))))
         yield
 
 
