@@ -7,6 +7,8 @@ FUNCTION returns (model, inputs), inputs being a tuple of arguments of the model
 from __future__ import annotations
 
 import argparse
+import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,7 @@ from unittest import mock
 from .. import config
 from ..devices import DEVICES
 from ..devices import device as named_device
+from ..devices.cost_files import numbers_of
 from .arguments import add_json
 from .explanation import Attention, Explanation
 from .function import load
@@ -32,10 +35,10 @@ EMULATED, CPU = "emulated", "cpu"
 def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwargs: Any) -> Explanation:
     """What torch.compile of a training step of `model(*inputs, **kwargs)` would make of each attention, and why.
 
-    Forward and backward are compiled up to the choice of kernels, in strict deterministic mode, or with warn_only where that is set
-    already, for static shapes and whether or not the package is switched on. Nothing runs and nothing changes: parameters, gradients,
-    buffers, random numbers, what torch.compile has compiled and `decisions()` stay as they are. No memory is allocated for tensors:
-    model and inputs may be on the meta device.
+    Forward and backward are compiled up to the choice of kernels, in strict deterministic mode, or with warn_only where that is
+    set already, for static shapes and whether or not the package is switched on. Nothing runs and nothing changes: parameters,
+    gradients, buffers, random numbers, what torch.compile has compiled and `decisions()` stay as they are. No memory is
+    allocated for tensors: model and inputs may be on the meta device.
 
     >>> report = explain(model, tokens, device="h100")  # doctest: +SKIP
     >>> assert report.all_rewritten, report  # doctest: +SKIP
@@ -97,7 +100,12 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
                 where, sms = torch.cuda.get_device_name(), torch.cuda.get_device_properties().multi_processor_count
             else:
                 where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
-            graphs = graphs_on(place)
+            try:
+                graphs = graphs_on(place)
+            except NotImplementedError as error:  # of flex_attention
+                if on_gpu:
+                    raise
+                raise ValueError(f"{_line(error)} {AS_ON}") from error
             return decided.decisions_of(graphs), len(graphs), where, sms
     finally:
         if not was_enabled:
@@ -119,11 +127,17 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
     if not rows:
         found = f"{graphs} graph{'s' if graphs != 1 else ''}"
         notes.append(
-            f"no attention with a gradient was found in {found} that torch.compile makes of the model: calls of "
-            "scaled_dot_product_attention, flex_attention or varlen_attn are looked for, on tensors that require a gradient"
+            f"no attention with a gradient was found in the {found} that torch.compile makes of the model. What counts are calls of "
+            "scaled_dot_product_attention, flex_attention and varlen_attn on tensors that require a gradient, and attention written "
+            "by hand where torch.compile recognises it"
+        )
+    keys = {row.decision.device for row in rows if row.rewritten}
+    if any(entry.get("estimate") for key in keys for entry in numbers_of(key).values() if isinstance(entry, dict)):
+        notes.append(
+            "times come from a cost model whose constants are estimates for this device: compare them, but do not trust them"
         )
     if where == CPU and rows:
-        notes.append(f"the model is on the CPU, where attention stays as it is: {AS_ON}")
+        notes.append(f"the model is taken to be on the CPU, where attention stays as it is: {AS_ON}")
     if not model.training:
         notes.append("the model is in evaluation mode, where dropout is off: call model.train() before, to see it as it trains")
     return notes
@@ -141,14 +155,18 @@ def main(args: argparse.Namespace) -> int:
     if args.device is not None:
         named_device(args.device)
     model, inputs, kwargs = _called(args.function, load(args.function))
+    if not os.environ.get("TORCH_LOGS"):
+        logging.disable(logging.CRITICAL)  # torch reports graph breaks and errors at length
     try:
-        report = explain(model, *inputs, **{"device": args.device, **kwargs})
+        report = explain(model, *inputs, device=args.device, **kwargs)
     except ValueError:
         raise
     except Exception as error:
         raise ValueError(
             f"compiling the model of {args.function} failed: {_line(error)}; does it train on these inputs?"
         ) from error
+    finally:
+        logging.disable(logging.NOTSET)
     print(report.to_json() if args.json else report)
     return 0
 

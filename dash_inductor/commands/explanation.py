@@ -95,8 +95,8 @@ class Attention:
 class Explanation:
     """What became of a model's attentions, in the order in which it calls them; iterating gives `Attention`s.
 
-    device: a key such as "h100", the name of the GPU that is there, "emulated" or "cpu". guarantee: the level in force. versions: by
-    package. notes: sentences about the whole.
+    device: a key such as "h100", the name of the GPU that is there, "emulated" or "cpu". guarantee: the level in force.
+    versions: by package. notes: sentences about the whole.
     """
 
     device: str
@@ -136,7 +136,11 @@ class Explanation:
         parts = [self._title()]
         if self.attentions:
             parts = [rendered(self._title(), self._table())]
-            parts += [f"{_numbers(at)}\n{textwrap.indent(listed(_details(self.attentions[at[0]])), '  ')}" for at in self._alike()]
+            for at in self._alike():
+                row, heading = self.attentions[at[0]], _numbers(at)
+                parts.append(f"{heading}\n{textwrap.indent(listed(_details(row), WIDTH - 2), '  ')}")
+                if row.formula:
+                    parts.append(f"  {row.decision.family} takes, in ns:\n{_formula_text(row.formula)}")
         parts += [textwrap.fill(f"Note: {note}.", WIDTH, subsequent_indent="  ") for note in self.notes]
         return "\n\n".join(parts)
 
@@ -149,6 +153,7 @@ class Explanation:
         details = "".join(
             f"<dl><dt><b>{escape(_numbers(at))}</b></dt>"
             + "".join(f"<dd>{escape(name)}: {escape(str(value))}</dd>" for name, value in _details(self.attentions[at[0]]).items())
+            + (f"<dd>formula, ns: {escape(self.attentions[at[0]].formula or '')}</dd>" if self.attentions[at[0]].formula else "")
             + "</dl>"
             for at in self._alike()
         )
@@ -164,10 +169,10 @@ class Explanation:
             {
                 "#": number,
                 "module": row.module or "(the model)",
-                "called at": row.source,
+                "called at": row.source and os.path.basename(row.source),
                 "shape": row.decision.shape,
                 "mask": row.decision.mask,
-                "backward": f"rewritten: {_schedule(row.decision)}" if row.rewritten else "keeps the stock kernel",
+                "backward": f"rewritten: {row.decision.family}" if row.rewritten else "keeps the stock kernel",
             }
             for number, row in enumerate(self, start=1)
         ]
@@ -197,11 +202,16 @@ def _details(row: Attention) -> dict[str, Any]:
         "schedule": _schedule(d),
         "guarantee": f"{d.guarantee}: {PROMISES.get(str(d.guarantee), '')}",
         "time": time,
-        "formula": row.formula and f"{row.formula} (ns)",
         "among": others and f"{others} (us)",
         "memory": f"{_bytes(d.workspace_bytes)} beside inputs and outputs{stock}",
     }
     return {name: value for name, value in figures.items() if value}
+
+
+def _formula_text(formula: str) -> str:
+    """The time, and what the names in it stand for, line by line."""
+    lines = (textwrap.fill(part, WIDTH, initial_indent="    ", subsequent_indent="        ") for part in formula.split("; "))
+    return "\n".join(lines)
 
 
 def _schedule(d: Decision) -> str:

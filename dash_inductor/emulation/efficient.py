@@ -27,7 +27,7 @@ def install_efficient(patches: Patches) -> None:
 
 
 def forget_dispatch() -> None:
-    """Makes torch look up anew where SDPA of CPU tensors goes: while it traces it remembers that, also for a kernel that is gone."""
+    """Makes torch look up anew where SDPA of CPU tensors goes: tracing remembers that, also of a kernel that is gone."""
     STOCK._uncache_dispatch(torch.DispatchKey.AutogradCPU)
 
 

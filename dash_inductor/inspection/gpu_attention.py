@@ -6,10 +6,11 @@ tensors before that of `scaled_dot_product_attention` in aten/src/ATen/native/tr
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import math
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -29,20 +30,35 @@ MASK_ALIGNMENT = 8  # elements
 _thread = threading.local()
 
 
-@contextlib.contextmanager
+@contextmanager
 def attention_of(gpu: NamedDevice) -> Iterator[None]:
-    """Inside, and in this thread, SDPA of CPU tensors becomes the op that it would on the GPU; flex_attention trains."""
+    """Inside, CPU tensors are taken for the GPU's: SDPA becomes the op that it would there, flex_attention trains, and autocast for
+    "cuda" acts on them. SDPA does so in this thread alone."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", _attend, "AutogradCPU")
     forget_dispatch()
     _thread.gpu = gpu
     try:
-        with mock.patch.object(flex_attention, "_validate_device", lambda query, key, value: None):
+        with (
+            mock.patch.object(flex_attention, "_validate_device", lambda query, key, value: None),
+            mock.patch.object(torch.autocast, "__init__", _autocast),
+            torch.autocast("cpu", torch.get_autocast_dtype("cuda"), enabled=True)
+            if torch.is_autocast_enabled("cuda")
+            else nullcontext(),
+        ):
             yield
     finally:
         _thread.gpu = None
         library._destroy()
         forget_dispatch()
+
+
+_init_autocast = torch.autocast.__init__
+
+
+@functools.wraps(_init_autocast)  # Dynamo looks at the signature
+def _autocast(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+    _init_autocast(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
 
 def _attend(
