@@ -35,14 +35,15 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `codegen`."""
-    add_attention(parser, devices=DEVICES, masks=MASKS, dtypes=HALF_DTYPES)
-    parser.add_argument("--mask-mod", choices=MASK_MODS, help="FlexAttention, under a BlockMask of this function, or none")
-    parser.add_argument("--score-mod", choices=SCORE_MODS, help="FlexAttention, with this function of the scores")
-    parser.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
+    add_attention(parser, devices=tuple(DEVICES), masks=MASKS, dtypes=HALF_DTYPES)
+    for name, mods in (("mask-mod", MASK_MODS), ("score-mod", SCORE_MODS)):
+        listed = ", ".join(mods)
+        parser.add_argument(
+            f"--{name}", choices=mods, metavar="MOD", help=f"FlexAttention with this {name.replace('-', '_')}: {listed}"
+        )
+    parser.add_argument("--dynamic", action="store_true", help="lengths of sequences are known only at run time")
     add_json(parser)
-    parser.add_argument(
-        "--cubin", type=Path, metavar="FILE", help="writes the main kernel's cubin; others beside it, with their names"
-    )
+    parser.add_argument("--cubin", type=Path, metavar="FILE", help="write the main kernel's machine code; other kernels' beside it")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ counts on. All kernels take half an hour; select some by the options. The exit s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, cells, judged, predicted_cycles
@@ -26,9 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("dtype", HALF_DTYPES),
         ("shape", (*SHAPES, *FLEX_SHAPES)),
     ):
-        parser.add_argument(f"--{name}", choices=choices, action="append", help="only this (repeatable)")
-    parser.add_argument("--head-dim", choices=HEAD_DIMS, type=int, action="append", help="only this (repeatable)")
+        _add_selection(parser, name, tuple(choices), str)
+    _add_selection(parser, "head-dim", HEAD_DIMS, int)
     add_json(parser)
+
+
+def _add_selection(parser: argparse.ArgumentParser, name: str, choices: Sequence[Any], kind: type) -> None:
+    listed = ", ".join(map(str, choices))
+    parser.add_argument(
+        f"--{name}", choices=choices, type=kind, metavar="X", action="append", help=f"only X (repeatable), one of {listed}"
+    )
 
 
 # What the table shows; the JSON has every figure.
