@@ -129,9 +129,14 @@ def _show_kernel(figures: dict[str, Any], title: str, sections: dict[str, str]) 
     of_kernel["broken rules"] = "; ".join(figures["gates"]) or "none"
     section(title, of_kernel)
     section("Main loop", of_loop)
-    for loop in figures["predicted_cycles"] or ():
+    loops = figures["predicted_cycles"] or ()
+    for n, loop in enumerate(loops, 1):
         by_cause = {"all": loop["cycles"], "tensor cores": loop["tensor_cycles"], **loop["exposed"]}
-        section("Cycles of a step, an estimate", {cause: round(cycles) for cause, cycles in by_cause.items() if cycles >= SMALLEST})
+        place = f" of loop {n}" if len(loops) > 1 else ""
+        section(
+            f"Cycles of a step{place}, an estimate",
+            {cause: round(cycles) for cause, cycles in by_cause.items() if cycles >= SMALLEST},
+        )
     for heading, text in (sections | {"Launch": "\n".join(figures["launch"]), "Kernel": figures["source"].strip()}).items():
         print()
         code(heading, text)
