@@ -106,7 +106,7 @@ class Problem:
         assert self.block_size
         (rows, keys), tiles = self.block_size, f"{tile.block_m} x {tile.block_n}"
         if rows % tile.block_m or keys % tile.block_n:
-            return f"BLOCK_SIZE ({rows}, {keys}) is no multiple of the tile's {tiles}: use (128, 128)"
+            return f"BLOCK_SIZE ({rows}, {keys}) is no multiple of the tile's {tiles}"
         if self.q_len > MAX_BLOCKS * rows or self.kv_len > MAX_N_KV * tile.block_n:
             return f"lengths S_q={self.q_len}, S_k={self.kv_len} have too many blocks or tiles for a table entry"
         return None

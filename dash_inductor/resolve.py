@@ -147,8 +147,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     asked = [name for name in ("template", "schedule") if getattr(settings, name) != "auto"]  # schedules are of one pass
     if most > ONE_PASS_HEAD_DIM and (asked or mask == BLOCKS_MASK):
         by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked) or f"mask={mask!r}"
-        remedy = f": with {' and '.join(f'{name}=%r' % 'auto' for name in asked)} it takes two passes" if asked else ""
-        raise ValueError(f"{_too_large(problem)}, which {by} asks for{remedy}")
+        raise ValueError(f"{_too_large(problem)}, which {by} asks for")
     if asked or mask == BLOCKS_MASK:
         return Template.ONE_PASS
     if most > ONE_PASS_HEAD_DIM:

@@ -117,7 +117,7 @@ def _install() -> None:
     try:
         import greenlet  # noqa: F401
     except ImportError as error:
-        raise ImportError("emulation needs greenlet: pip install 'dash-inductor[test]'") from error
+        raise ImportError("emulation needs greenlet: pip install 'dash-inductor[emulate]'") from error
     from .efficient import install_efficient
     from .flex import install_flex
     from .inductor import install_inductor

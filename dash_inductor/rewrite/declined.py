@@ -54,7 +54,8 @@ def say(decision: Decision, stack: str, settings: Config) -> None:
     if settings.on_unsupported == "fallback":
         return
     place = f" ({decision.place})" if decision.place else ""
-    message = f"dash_inductor leaves {decision.op} to the stock kernel: {decision.reason}{place}"
+    remedy = f". Remedy: {decision.remedy}" if decision.remedy else ""
+    message = f"dash_inductor leaves {decision.op} to the stock kernel: {decision.reason}{place}{remedy}"
     if settings.on_unsupported == "error":
         raise UnsupportedAttentionError(f"{message}\n{stack}")
     warnings.warn(message, stacklevel=2)

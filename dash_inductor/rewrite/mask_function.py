@@ -162,19 +162,13 @@ class _Reader:
 
     def _is_zero(self, value: float) -> bool:
         if value != 0 and not value <= HIDES:
-            raise UnreadableMaskError(f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf: give SDPA a boolean mask")
+            raise UnreadableMaskError(f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf")
         return value == 0
 
     def _unknown(self, node: fx.Node, kind: str = "a float bias") -> Any:
         if node.op == "placeholder":
-            raise UnreadableMaskError(
-                f"{kind} is an input of the graph: make the mask inside the compiled function, of positions and small tensors, "
-                "or use is_causal or flex_attention"
-            )
-        raise UnreadableMaskError(
-            f"the mask comes from {node.target}, which is no function of positions and small tensors: "
-            "use is_causal or flex_attention"
-        )
+            raise UnreadableMaskError(f"{kind} is an input of the graph")
+        raise UnreadableMaskError(f"the mask comes from {node.target}, which is no function of positions and small tensors")
 
     def at(self, node: Any, index: Index) -> Any:
         """The element of a node of bools or integers at the index."""

@@ -32,7 +32,7 @@ JAGGED = (
 # Matched only to say why they stay.
 UNSUPPORTED = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: "the op of another backend is not rewritten",
-    **dict.fromkeys(JAGGED, "jagged tensors are not rewritten: torch.nn.attention.varlen.varlen_attn takes packed sequences"),
+    **dict.fromkeys(JAGGED, "jagged tensors are not rewritten"),
 }
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 assert varlen  # importing it registers the op

@@ -19,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dash_inductor
 from dash_inductor import config, decisions, enabled
+from dash_inductor.decision.remedies import remedy_of
 from dash_inductor.emulation import emulate
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.declined import DECLINED
@@ -34,6 +35,7 @@ def declined(node: fx.Node) -> str | None:
     try:
         rewriting_of(node, config.current())
     except ValueError as reason:
+        assert remedy_of(str(reason))
         return str(reason)
     return None
 
@@ -67,10 +69,7 @@ def shapes(*names: str, to: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
 
 QKV, KV = ("query", "key", "value"), ("key", "value")
 TOO_MANY_Q, TOO_MANY_K = MAX_N_Q * TILE.block_m + 1, MAX_N_KV * TILE.block_n + 1
-FLOAT_BIAS = (
-    "a float bias is an input of the graph: make the mask inside the compiled function, of positions and small tensors, or use "
-    "is_causal or flex_attention"
-)
+FLOAT_BIAS = "a float bias is an input of the graph"
 OF_THE_OP_TOO: list[tuple[dict[str, Any], str]] = [
     ({"dtypes": dict.fromkeys(QKV, torch.float64)}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
     ({"like": shapes("value", to=(1, 2, 40, 264))}, "head dim 16/264 is outside 1..256"),
@@ -157,7 +156,7 @@ MORE = "is more than the 128 of one pass, which"
         ({"launch": "chained"}, False, 192, None),
         ({"guarantee": "batch"}, False, 256, None),
         *(
-            ({name: value}, False, dim, f"head dim {dim} {MORE} {name}={value!r} asks for: with {name}='auto' it takes two passes")
+            ({name: value}, False, dim, f"head dim {dim} {MORE} {name}={value!r} asks for")
             for name, value, dim in (("template", "one_pass", 192), ("schedule", "ascending", 256))
         ),
         ({"template": "two_pass"}, False, 264, "head dim 264 is outside 1..256"),

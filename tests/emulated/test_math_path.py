@@ -24,8 +24,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
-from dash_inductor import Decision, UnsupportedAttentionError, decision, decisions, enabled
+from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled
 from dash_inductor.decision import ORIGIN, UNKNOWN
+from dash_inductor.decision.remedies import remedy_of
 from dash_inductor.op import NOTE
 from dash_inductor.rewrite import math_path
 
@@ -328,7 +329,7 @@ def test_recorded_once_cold_and_warm(caplog):
         caplog.clear()
         if run in ("another process", "graphs alone"):
             PyCodeCache.cache_clear()
-            decision.record._loaded.clear()
+            dash_inductor.clear_decisions()
         counters.clear()
         with functorch_config.patch(enable_autograd_cache=run != "graphs alone"):
             gradients(compiled(loop_of_two), inputs)
@@ -357,7 +358,7 @@ def test_where_inductor_leaves_out_the_pass(setting):
     inputs, off = of(1, 1, 20, 16), f"torch._inductor.config.{setting} is off"
     for run, settings in enumerate(({}, {}, {"on_unsupported": "warn"})):
         PyCodeCache.cache_clear()
-        decision.record._loaded.clear()
+        dash_inductor.clear_decisions()
         counters.clear()
         with enabled(**settings), inductor_config.patch({setting: False}), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -376,10 +377,12 @@ def test_it_can_be_said_louder():
     """A warning for each; an error, with the user's stack."""
     with enabled(on_unsupported="warn"), pytest.warns(UserWarning, match="dash_inductor leaves") as caught:
         noted(around(2, dropped), of(*SHAPE))
-    assert [str(w.message) for w in caught] == [f"{LEAVES}{DROPPED} (at {line_of(dropped)})"] * 2
+    assert [str(w.message) for w in caught] == [f"{LEAVES}{DROPPED} (at {line_of(dropped)}). Remedy: {remedy_of(DROPPED)}"] * 2
     with enabled(on_unsupported="error"), pytest.raises(BackendCompilerFailed) as raised:
         compiled(wide)(*(x.requires_grad_() for x in of(*SHAPE)))
     assert isinstance(raised.value.inner_exception, UnsupportedAttentionError)
     message = str(raised.value.inner_exception)
-    assert message.startswith(f"{LEAVES}{REASON}: head dims differ (query 8, value 16) (at {line_of(wide)})\n")
+    assert message.startswith(
+        f"{LEAVES}{REASON}: head dims differ (query 8, value 16) (at {line_of(wide)}). Remedy: none needed: on a GPU another op "
+    )
     assert "return F.scaled_dot_product_attention(query, key, torch.cat" in message

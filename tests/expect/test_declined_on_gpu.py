@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.commands.cli import main
 from dash_inductor.config import current
+from dash_inductor.decision.remedies import remedy_of
 from dash_inductor.devices import target as target_module
 from dash_inductor.devices.target import Target, target_of
 from dash_inductor.inspection import flex
@@ -41,6 +42,7 @@ def declined(node: fx.Node) -> str | None:
     try:
         rewriting_of(node, current())
     except ValueError as reason:
+        assert remedy_of(str(reason))
         return str(reason)
     return None
 
@@ -70,20 +72,17 @@ def other_gpu(name: str, arch: int, sms: int = 72) -> Iterator[None]:
 
 
 DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
-JAGGED = "jagged tensors are not rewritten: torch.nn.attention.varlen.varlen_attn takes packed sequences"
+JAGGED = "jagged tensors are not rewritten"
 UNEQUAL = {"q_len": 64, "kv_len": 65}
 TILES = "(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103)"
-BIAS = (
-    "a float bias is an input of the graph: make the mask inside the compiled function, of positions and small tensors, or use "
-    "is_causal or flex_attention"
-)
+BIAS = "a float bias is an input of the graph"
 LEARNT = "the attention mask is learnt: the stock op computes its gradient, ours does not"
 TUNING = "triton.autotune_at_compile_time"
 ONE_PASS, SHIFT = partial(install.enabled, template="one_pass"), partial(install.enabled, schedule="shift")
 T4, RTX, L40S = (partial(other_gpu, *gpu) for gpu in (("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120), ("NVIDIA L40S", 89)))
 FP32 = {"dtype": torch.float32}
 OUTSIDE = "head dim {} is outside 1..256".format
-MORE = "head dim 192 is more than the 128 of one pass, which {0}='{1}' asks for: with {0}='auto' it takes two passes".format
+MORE = "head dim 192 is more than the 128 of one pass, which {0}='{1}' asks for".format
 LONG = 65536 * 64
 
 
@@ -232,6 +231,7 @@ def flex_declined(backward: Attention, arguments: Callable[[], Sequence[Tensor]]
         joint_graph_passes(module)
     (node,) = (node for node in module.graph.nodes if node.target is FLEX_BACKWARD)
     assert (DECLINED in node.meta) != (FLEX_PROBLEM in node.meta)
+    assert FLEX_PROBLEM in node.meta or remedy_of(node.meta[DECLINED])
     return node.meta.get(DECLINED)
 
 
@@ -244,7 +244,7 @@ ATOMICS = (
     "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "
     "stock's kernel differs from run to run, in deterministic mode too"
 )
-NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128: use (128, 128)".format
+NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128".format
 PAST_ONE_PASS = "head dim 192 is more than the 128 of one pass"
 FEW = (
     "32 KV tiles over all kv heads are fewer than the 129 from which one pass fills the device: stock's two passes, which are "

@@ -19,12 +19,13 @@ import dash_inductor
 from dash_inductor import decision
 
 REASON = "the stock op is already deterministic on the CPU (emulation is off)"
+REMEDY = "none needed: on a GPU it is rewritten; DASH_INDUCTOR_EMULATE=1 tries that on the CPU"
 OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 
 @pytest.fixture(autouse=True)
 def enabled(switched_off: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    monkeypatch.setattr(decision.record, "_loaded", {})
+    dash_inductor.clear_decisions()
     caplog.set_level(logging.INFO, "dash_inductor")
     with dash_inductor.enabled():
         yield
@@ -62,7 +63,7 @@ def test_recorded_once_cold_and_warm(caplog):
     for run in ("cold", "warm", "another process"):
         if run == "another process":
             PyCodeCache.cache_clear()
-            decision.record._loaded.clear()
+            dash_inductor.clear_decisions()
             caplog.clear()
         compiled_gradients()
         assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (1, 0)
@@ -70,7 +71,9 @@ def test_recorded_once_cold_and_warm(caplog):
         assert (counters["inductor"]["fxgraph_cache_miss"] > 0) == (run == "cold")
         (entry,) = dash_inductor.decisions()
         assert entry == expected and not entry.rewritten
-        assert caplog.messages == [f"{OP} at {SOURCE} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}"]
+        assert caplog.messages == [
+            f"{OP} at {SOURCE} (B=1 H=1 S=6 D=8 fp32, mask causal) keeps the stock kernel: {REASON}. Remedy: {REMEDY}"
+        ]
 
 
 def test_mask_of_the_users():
@@ -87,7 +90,7 @@ def test_warn():
         with pytest.warns(UserWarning, match="dash_inductor leaves") as caught:
             compiled_gradients()
         assert [str(w.message) for w in caught if "dash" in str(w.message)] == [
-            f"dash_inductor leaves {OP} to the stock kernel: {REASON} (at {SOURCE})"
+            f"dash_inductor leaves {OP} to the stock kernel: {REASON} (at {SOURCE}). Remedy: {REMEDY}"
         ]
         assert counters["inductor"]["dash_declined"] == 1
         assert counters["aot_autograd"]["autograd_cache_hit"] == 0

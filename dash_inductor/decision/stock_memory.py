@@ -1,0 +1,46 @@
+"""What the stock backward allocates beside its inputs and outputs in strict deterministic mode, as far as its source tells."""
+
+from __future__ import annotations
+
+from .decided import Decision
+
+HALF_BYTES, FP32_BYTES = 2, 4
+
+
+def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
+    """Bytes that the stock op of a decision would allocate on a device of `sms` SMs; None where its source does not tell them.
+
+    Flash attention keeps an fp32 dq for each of its splits, as many as fill the SMs, and in GQA a dk and dv for each query head
+    (`mha_bwd` in torch's flash_api.cpp). FlexAttention keeps delta alone (torch's `flex_attention_backward` lowering).
+    Memory-efficient attention keeps an fp32 dq and delta (`workspace_size` in torch's mem_eff_attention/kernel_backward.h); its
+    rows and columns are padded to blocks that differ from kernel to kernel, here to 64.
+
+    >>> sizes = {"batch": 1, "heads": 16, "kv_heads": 16, "q_len": 8192, "kv_len": 8192, "head_dim": 128}
+    >>> flash = "aten._scaled_dot_product_flash_attention_backward.default"
+    >>> stock_workspace_bytes(Decision(flash, "h100", "bf16", "causal", **sizes), sms=132) >> 20  # MiB; nine splits
+    576
+    """
+    d = decision
+    sizes = d.batch, d.heads, d.kv_heads, d.q_len, d.kv_len
+    if not all(isinstance(size, int) for size in sizes):
+        return None
+    batch, heads, kv_heads, q_len, kv_len = map(int, sizes)
+    head_dim, *_ = map(int, str(d.head_dim).split("/")) if str(d.head_dim).replace("/", "").isdigit() else (0,)
+    if not head_dim or d.mask == "varlen":  # its sequences are not counted
+        return None
+    total = batch * heads
+    if "_flash_attention_backward" in d.op:
+        splits = -(-sms // total)
+        rows = _rounded(q_len, 128)
+        expanded = 2 * total * kv_len * _rounded(head_dim, 8) * HALF_BYTES if kv_heads != heads else 0
+        dim = _rounded(head_dim, 32 if head_dim <= 128 else 64)
+        return FP32_BYTES * total * rows * (splits * dim + 1) + expanded
+    if "efficient_attention_backward" in d.op:
+        return FP32_BYTES * total * (_rounded(q_len, 64) * _rounded(head_dim, 64) + q_len)
+    if "flex_attention_backward" in d.op:
+        return FP32_BYTES * total * q_len
+    return None
+
+
+def _rounded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
