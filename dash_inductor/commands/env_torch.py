@@ -95,7 +95,7 @@ def in_torch(report: Report) -> dict[str, Any]:
     try:
         settings = current()
     except ValueError:  # which is among the problems
-        return {"pass": "raises at every compilation, since a setting is wrong"}
+        return {"attention pass": "raises at every compilation, since a setting is wrong"}
     if not settings.enabled:
         report.problems.append("DASH_INDUCTOR=0 switches everything off: unset it to have attention rewritten")
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
@@ -104,7 +104,7 @@ def in_torch(report: Report) -> dict[str, Any]:
     listed = "DASH" in torch.nn.attention.list_flash_attention_impls()
     active = torch.nn.attention.current_flash_attention_impl() == "DASH"
     return {
-        "pass": "installed" if installed.is_installed() else waiting,
+        "attention pass": "installed" if installed.is_installed() else waiting,
         'eager "DASH"': "active" if active else "listed, not activated" if listed else "not listed",
         "kernel": settings.kernel,
         "emulation": "on" if emulation.active() else "on as soon as Inductor is imported" if settings.emulate else "off",
