@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import IO, Any, NoReturn
 
 PROGRAM = "python -m dash_inductor"
-WIDTH = 110  # columns of what is no terminal
+WIDTH = 120  # columns of what is no terminal
 LEAST_WIDTH = 20  # for terminals that say they have none
 LONG_WORD = 24  # a longer word may be broken
 GAP = "  "  # between a name and its figure, and between the columns of a plain table
@@ -62,7 +62,7 @@ def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
     longest = max(map(len, figures), default=0)
     indent = " " * (longest + len(GAP))
     left = max(width - len(indent), LEAST_WIDTH)
-    wrapped = (f"\n{indent}".join(textwrap.wrap(_figure(value), left) or [""]) for value in figures.values())
+    wrapped = (f"\n{indent}".join(textwrap.wrap(_figure(value), left, break_on_hyphens=False) or [""]) for value in figures.values())
     return "\n".join(f"{name:<{longest}}{GAP}{text}".rstrip() for name, text in zip(figures, wrapped, strict=True))
 
 
@@ -163,7 +163,7 @@ def _drawn(title: str, rows: Sequence[Mapping[str, object]], width: int, *, colo
 
 def _wrapped(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     """A row of a table, of as many lines as its longest cell needs."""
-    wrapped = [textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    wrapped = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(cells, widths, strict=True)]
     return "\n".join(
         GAP.join(
             part.rjust(width) if flush else part.ljust(width) for part, width, flush in zip(parts, widths, right, strict=True)

@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, cells, judged, predicted_cycles
+from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, Cell, cells, judged, predicted_cycles
 from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, dims_text
 from .arguments import add_json
 from .console import CommandError, print_json, progress, table
@@ -38,19 +38,28 @@ def _add_selection(parser: argparse.ArgumentParser, name: str, choices: Sequence
     )
 
 
-# What the table shows; the JSON has every figure.
-COLUMNS = (
-    *("arch", "template", "dtype", "head_dim", "value_dim", "shape", "tile"),
-    *("registers", "shared_bytes", "ctas_per_sm", "instructions_in_loop", "stock_instructions", "local_in_loop", "copies_ahead"),
-)
+# What the table shows, by its name among the figures; the JSON has every figure.
+COLUMNS = {
+    "tile": "tile",
+    "registers": "registers",
+    "shared bytes": "shared_bytes",
+    "CTAs per SM": "ctas_per_sm",
+    "loop": "instructions_in_loop",
+    "stock loop": "stock_instructions",
+    "local in loop": "local_in_loop",
+    "copies ahead": "copies_ahead",
+}
 
 
-def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+def _line(cell: Cell, row: Mapping[str, Any]) -> dict[str, Any]:
+    figures = {column: row.get(name) for column, name in COLUMNS.items()}
     judgement = "; ".join(row["gates"]) or "pass"
-    return {name.replace("_", " "): row.get(name) for name in COLUMNS} | {
-        "cycles (estimate)": predicted_cycles(row),
-        "gates": judgement,
-    }
+    return {"kernel": _name(cell), **figures, "cycles (estimate)": predicted_cycles(row), "gates": judgement}
+
+
+def _name(cell: Cell) -> str:
+    dims = dims_text(cell.head_dim, cell.value_dim or cell.head_dim)
+    return f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -64,13 +73,12 @@ def main(args: argparse.Namespace) -> int:
     rows: list[dict[str, Any]] = []
     with progress("compiling", len(todo)) as step:
         for cell in todo:
-            dims = dims_text(cell.head_dim, cell.value_dim or cell.head_dim)
-            step(f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}")
+            step(_name(cell))
             rows.append(judged(cell))
     failed = sum(bool(row["gates"]) for row in rows)
     if args.json:
         print_json({"triton": triton.__version__, "rows": rows})
     else:
-        table("Kernels", [_line(row) for row in rows])
+        table("Kernels", list(map(_line, todo, rows)))
         print(f"\nTriton {triton.__version__}: {failed} of {len(rows)} kernels break a rule")
     return 1 if failed else 0
