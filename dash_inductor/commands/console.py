@@ -62,7 +62,9 @@ def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
     longest = max(map(len, figures), default=0)
     indent = " " * (longest + len(GAP))
     left = max(width - len(indent), LEAST_WIDTH)
-    wrapped = (f"\n{indent}".join(textwrap.wrap(_figure(value), left, break_on_hyphens=False) or [""]) for value in figures.values())
+    wrapped = (
+        f"\n{indent}".join(textwrap.wrap(_figure(value), left, break_on_hyphens=False) or [""]) for value in figures.values()
+    )
     return "\n".join(f"{name:<{longest}}{GAP}{text}".rstrip() for name, text in zip(figures, wrapped, strict=True))
 
 
