@@ -48,7 +48,7 @@ def rendered(title: str, rows: Sequence[Mapping[str, object]], width: int = WIDT
 
 def table(title: str, rows: Sequence[Mapping[str, object]]) -> None:
     """Print the table, as wide as the terminal."""
-    print(_drawn(title, rows, _width(sys.stdout), colours=_colours(sys.stdout)))
+    print(_drawn(title, rows, width_of_terminal(), colours=_colours(sys.stdout)))
 
 
 def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
@@ -74,7 +74,7 @@ def section(title: str, figures: Mapping[str, object]) -> None:
         print(f"{_heading(title, _colours(sys.stdout))}: none")
         return
     print(_heading(title, _colours(sys.stdout)))
-    print(textwrap.indent(listed(figures, _width(sys.stdout) - len(GAP)), GAP))
+    print(textwrap.indent(listed(figures, width_of_terminal() - len(GAP)), GAP))
 
 
 def code(title: str, text: str) -> None:
@@ -123,13 +123,14 @@ def _bar() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def width_of_terminal() -> int:
+    """The columns of the terminal that stdout is, or WIDTH where it is none."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+
+
 def _colours(stream: IO[str]) -> bool:
     """Whether `stream` is a terminal that takes more than text."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _width(stream: IO[str]) -> int:
-    return max(LEAST_WIDTH, shutil.get_terminal_size().columns) if stream.isatty() else WIDTH
 
 
 def _figure(value: object) -> str:

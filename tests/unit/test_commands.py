@@ -55,7 +55,7 @@ def test_every_command_explains_itself(name):
         module.__doc__,
         cli._parser().parse_args(shlex.split(f"{name} {module.EXAMPLES[0]}")).parser.format_help(),
     )
-    assert len(purpose) < 65 and len(description) > 150 and len(description.split("\n\n")) == 2
+    assert len(purpose) < 75 and len(description) > 150 and len(description.split("\n\n")) >= 2
     assert "--json" in options
 
 
