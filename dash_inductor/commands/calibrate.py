@@ -43,15 +43,23 @@ LAUNCHES = 20
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `calibrate`."""
-    parser.add_argument("--device-out", metavar="FILE", help="where to write (default: the device's own cost file)")
     parser.add_argument(
-        "--timings", type=Path, metavar="FILE", help="keep every timing as it comes; go on from those that are there"
+        "--device-out", metavar="FILE", help="the file to write (default: the cost file of this GPU in the package)"
     )
     parser.add_argument(
-        "--head-dims", type=_head_dims, default=HEAD_DIMS, metavar="D,...", help="which, in this order (default both)"
+        "--timings", type=Path, metavar="FILE", help="append every timing to FILE, and do not measure again what it has"
     )
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="measure nothing more after so long")
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in N processes first (default: do not)")
+    parser.add_argument(
+        "--head-dims",
+        type=_head_dims,
+        default=HEAD_DIMS,
+        metavar="D,...",
+        help="head dims to measure, in this order (default 128,64)",
+    )
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="begin no measurement after M minutes")
+    parser.add_argument(
+        "--jobs", type=int, default=0, metavar="N", help="compile in N processes first (default 0: compile one by one)"
+    )
     add_json(parser)
 
 

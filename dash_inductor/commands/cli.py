@@ -72,11 +72,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         fail("", f"there is no command {argv[0]!r}; {hint}")
     parser = _parser()
     args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        getattr(args, "parser", parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     if args.command is None:
         parser.print_help()
         return 0
-    if unknown:
-        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     compiles = args.command in COMPILING or (args.command == "explain" and args.device is not None)
     if compiles and any(os.environ.get(name, "0") != "0" for name in EMULATING):
         environment = {name: value for name, value in os.environ.items() if name not in EMULATING}
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"dash-inductor {env.own_version()}")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     for name, (module, purpose) in COMMANDS.items():
-        epilog = _examples(name, module.EXAMPLES)
+        epilog = _examples(name, getattr(module, "EXAMPLES", ()))
         command = commands.add_parser(name, help=purpose, description=module.__doc__, epilog=epilog, formatter_class=_Formatter)
         module.add_arguments(command)
         command.set_defaults(parser=command)

@@ -35,14 +35,15 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `codegen`."""
-    add_attention(parser, devices=DEVICES, masks=MASKS, dtypes=HALF_DTYPES)
-    parser.add_argument("--mask-mod", choices=MASK_MODS, help="FlexAttention, under a BlockMask of this function, or none")
-    parser.add_argument("--score-mod", choices=SCORE_MODS, help="FlexAttention, with this function of the scores")
-    parser.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
+    add_attention(parser, devices=tuple(DEVICES), masks=MASKS, dtypes=HALF_DTYPES)
+    for name, mods in (("mask-mod", MASK_MODS), ("score-mod", SCORE_MODS)):
+        listed = ", ".join(mods)
+        parser.add_argument(
+            f"--{name}", choices=mods, metavar="MOD", help=f"FlexAttention with this {name.replace('-', '_')}: {listed}"
+        )
+    parser.add_argument("--dynamic", action="store_true", help="lengths of sequences are known only at run time")
     add_json(parser)
-    parser.add_argument(
-        "--cubin", type=Path, metavar="FILE", help="writes the main kernel's cubin; others beside it, with their names"
-    )
+    parser.add_argument("--cubin", type=Path, metavar="FILE", help="write the main kernel's machine code; other kernels' beside it")
 
 
 def main(args: argparse.Namespace) -> int:
@@ -128,9 +129,14 @@ def _show_kernel(figures: dict[str, Any], title: str, sections: dict[str, str]) 
     of_kernel["broken rules"] = "; ".join(figures["gates"]) or "none"
     section(title, of_kernel)
     section("Main loop", of_loop)
-    for loop in figures["predicted_cycles"] or ():
+    loops = figures["predicted_cycles"] or ()
+    for n, loop in enumerate(loops, 1):
         by_cause = {"all": loop["cycles"], "tensor cores": loop["tensor_cycles"], **loop["exposed"]}
-        section("Cycles of a step, an estimate", {cause: round(cycles) for cause, cycles in by_cause.items() if cycles >= SMALLEST})
+        place = f" of loop {n}" if len(loops) > 1 else ""
+        section(
+            f"Cycles of a step{place}, an estimate",
+            {cause: round(cycles) for cause, cycles in by_cause.items() if cycles >= SMALLEST},
+        )
     for heading, text in (sections | {"Launch": "\n".join(figures["launch"]), "Kernel": figures["source"].strip()}).items():
         print()
         code(heading, text)

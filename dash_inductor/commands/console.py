@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from typing import IO, Any, NoReturn
 
 PROGRAM = "python -m dash_inductor"
-WIDTH = 110  # columns of what is no terminal
+WIDTH = 120  # columns of what is no terminal
 LEAST_WIDTH = 20  # for terminals that say they have none
 LONG_WORD = 24  # a longer word may be broken
 GAP = "  "  # between a name and its figure, and between the columns of a plain table
@@ -48,7 +48,7 @@ def rendered(title: str, rows: Sequence[Mapping[str, object]], width: int = WIDT
 
 def table(title: str, rows: Sequence[Mapping[str, object]]) -> None:
     """Print the table, as wide as the terminal."""
-    print(_drawn(title, rows, _width(sys.stdout), colours=_colours(sys.stdout)))
+    print(_drawn(title, rows, width_of_terminal(), colours=_colours(sys.stdout)))
 
 
 def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
@@ -62,7 +62,9 @@ def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
     longest = max(map(len, figures), default=0)
     indent = " " * (longest + len(GAP))
     left = max(width - len(indent), LEAST_WIDTH)
-    wrapped = (f"\n{indent}".join(textwrap.wrap(_figure(value), left) or [""]) for value in figures.values())
+    wrapped = (
+        f"\n{indent}".join(textwrap.wrap(_figure(value), left, break_on_hyphens=False) or [""]) for value in figures.values()
+    )
     return "\n".join(f"{name:<{longest}}{GAP}{text}".rstrip() for name, text in zip(figures, wrapped, strict=True))
 
 
@@ -72,7 +74,7 @@ def section(title: str, figures: Mapping[str, object]) -> None:
         print(f"{_heading(title, _colours(sys.stdout))}: none")
         return
     print(_heading(title, _colours(sys.stdout)))
-    print(textwrap.indent(listed(figures, _width(sys.stdout) - len(GAP)), GAP))
+    print(textwrap.indent(listed(figures, width_of_terminal() - len(GAP)), GAP))
 
 
 def code(title: str, text: str) -> None:
@@ -121,13 +123,14 @@ def _bar() -> AbstractContextManager[Any]:
     return nullcontext()
 
 
+def width_of_terminal() -> int:
+    """The columns of the terminal that stdout is, or WIDTH where it is none."""
+    return max(LEAST_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
+
+
 def _colours(stream: IO[str]) -> bool:
     """Whether `stream` is a terminal that takes more than text."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
-def _width(stream: IO[str]) -> int:
-    return max(LEAST_WIDTH, shutil.get_terminal_size().columns) if stream.isatty() else WIDTH
 
 
 def _figure(value: object) -> str:
@@ -163,7 +166,7 @@ def _drawn(title: str, rows: Sequence[Mapping[str, object]], width: int, *, colo
 
 def _wrapped(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
     """A row of a table, of as many lines as its longest cell needs."""
-    wrapped = [textwrap.wrap(cell, width) for cell, width in zip(cells, widths, strict=True)]
+    wrapped = [textwrap.wrap(cell, width, break_on_hyphens=False) for cell, width in zip(cells, widths, strict=True)]
     return "\n".join(
         GAP.join(
             part.rjust(width) if flush else part.ljust(width) for part, width, flush in zip(parts, widths, right, strict=True)

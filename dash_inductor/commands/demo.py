@@ -47,8 +47,7 @@ def main(args: argparse.Namespace) -> int:
         shown = (SEEDS[0],) if not args.json else ()
         children = [_start(seed, file, args.steps, shown=seed in shown) for seed, file in zip(SEEDS, files, strict=True)]
         if any([child.wait() for child in children]):
-            print("a training process failed", file=sys.stderr)
-            return 1
+            raise CommandError("a training process failed: what it said is above")
         runs = [json.loads(file.read_text()) for file in files]
     return report(*runs, as_json=args.json)
 
@@ -62,7 +61,7 @@ def report(first: dict[str, Any], second: dict[str, Any], *, as_json: bool) -> i
         print_json({"identical": problem is None, "difference": problem, "tensors": len(first["digests"]), "waits": waits} | shared)
         return int(problem is not None)
     print()
-    table("Attentions", first["attentions"])
+    table("Attentions", [{name.replace("_", " "): value for name, value in row.items()} for row in first["attentions"]])
     print()
     if problem is not None:
         print(f"bitwise: {problem}", file=sys.stderr)
@@ -142,8 +141,8 @@ def train(steps: int) -> dict[str, Any]:
             "shape": decision.shape,
             "mask": decision.mask,
             "schedule": decision.schedule if decision.rewritten else f"declined: {decision.reason}",
-            "predicted (us)": decision.predicted_us,
-            "workspace (bytes)": decision.workspace_bytes,
+            "predicted_us": decision.predicted_us,
+            "workspace_bytes": decision.workspace_bytes,
         }
         for decision in decisions()
     ]

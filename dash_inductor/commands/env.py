@@ -42,7 +42,7 @@ SMI = {
     "clocks.applications.graphics": "application clock, MHz",
     "clocks.max.sm": "highest SM clock, MHz",
 }
-ALWAYS_SHOWN = ("CUBLAS_WORKSPACE_CONFIG", "PYTHONHASHSEED")
+ALWAYS_SHOWN = {"CUBLAS_WORKSPACE_CONFIG": "deterministic cuBLAS wants :4096:8", "PYTHONHASHSEED": "hash() of text varies"}
 SHOWN_IF_SET = (
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_LAUNCH_BLOCKING", "NCCL_ALGO", "NCCL_PROTO"),
     *("TRITON_INTERPRET", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_LOGS", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"),
@@ -80,7 +80,7 @@ def main(args: argparse.Namespace) -> int:
         print_json(_keys({**sections, "gpus": gpus, "problems": problems}))
         return int(bool(problems))
     for title, figures in sections.items():
-        section(title, {name: _text(figure) for name, figure in figures.items()})
+        section(title, {name: _text(name, figure) for name, figure in figures.items()})
         if title == "Versions":
             for n, gpu in enumerate(gpus):
                 section(f"GPU {n}", gpu)
@@ -260,11 +260,11 @@ def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "_", name.lower()).strip("_") if " " in name or name.istitle() else name
 
 
-def _text(figure: Any) -> Any:
+def _text(name: str, figure: Any) -> Any:
     """A figure, a setting or a cache in one line."""
     if isinstance(figure, dict) and "folder" in figure:
         at_least = "at least " if figure["files"] > MOST_FILES else ""
         return f"{figure['folder']} ({at_least}{figure['files']:,} files, {figure['bytes'] / 2**20:,.1f} MiB)"
     if isinstance(figure, dict):
         return f"{figure['value']} ({figure['from']})"
-    return "not set" if figure is None else figure
+    return f"not set ({ALWAYS_SHOWN[name]})" if figure is None and name in ALWAYS_SHOWN else figure

@@ -13,6 +13,7 @@ from torch._inductor import config as inductor_config
 
 from .. import emulation
 from ..config import current
+from ..devices import key_for
 from ..devices.cost_files import load_costs
 from ..devices.target import target_of
 from ..rewrite import install, installed, left_out
@@ -94,7 +95,7 @@ def in_torch(report: Report) -> dict[str, Any]:
     try:
         settings = current()
     except ValueError:  # which is among the problems
-        return {"pass": "raises at every compilation, since a setting is wrong"}
+        return {"attention pass": "raises at every compilation, since a setting is wrong"}
     if not settings.enabled:
         report.problems.append("DASH_INDUCTOR=0 switches everything off: unset it to have attention rewritten")
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
@@ -103,7 +104,7 @@ def in_torch(report: Report) -> dict[str, Any]:
     listed = "DASH" in torch.nn.attention.list_flash_attention_impls()
     active = torch.nn.attention.current_flash_attention_impl() == "DASH"
     return {
-        "pass": "installed" if installed.is_installed() else waiting,
+        "attention pass": "installed" if installed.is_installed() else waiting,
         'eager "DASH"': "active" if active else "listed, not activated" if listed else "not listed",
         "kernel": settings.kernel,
         "emulation": "on" if emulation.active() else "on as soon as Inductor is imported" if settings.emulate else "off",
@@ -145,9 +146,11 @@ def _target(report: Report, device: torch.device) -> dict[str, Any]:
     except ValueError as error:
         report.problems.append(f"{device}: {error}: attention keeps its stock kernel there")
         return {"kernels": f"none: {error}"}
+    name = "" if device.type == "cpu" else torch.cuda.get_device_properties(device).name
+    own = not name or key_for(name, int(target.arch)) is not None
     return {
         "SMs for our kernels": target.sms,
-        "cost file": f"{target.key}.toml",
+        "cost file": f"{target.key}.toml" if own else f"{target.key}.toml, that of another GPU, with this one's SMs",
         "costs": "estimates" if costs.estimate else "measured",
         "tiles of": EMULATED if target.arch == EMULATED else f"sm_{target.arch}",
         f"tile at head dim {HEAD_DIM}": str(shown),

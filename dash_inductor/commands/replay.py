@@ -24,21 +24,25 @@ EXAMPLES = ("--constants", "kernel.cubin --sensitivity", "kernel.cubin --set bar
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `replay`."""
-    parser.add_argument("cubins", nargs="*", type=Path, metavar="FILE.cubin", help="of one kernel for sm_90 (codegen --cubin)")
-    parser.add_argument("--loops", type=int, default=1, metavar="N", help="main loops: 2 or 3 in two passes (default: 1)")
-    parser.add_argument("--warps", type=int, default=8, metavar="N", help="that run the loop (default: 8)")
-    parser.add_argument("--edge", action="store_true", help="in a tile that the causal diagonal crosses")
+    parser.add_argument("cubins", nargs="*", type=Path, metavar="FILE.cubin", help="machine code of one kernel for sm_90")
+    parser.add_argument(
+        "--loops", type=int, default=1, metavar="N", help="main loops in the kernel: 2 or 3 in two passes (default 1)"
+    )
+    parser.add_argument("--warps", type=int, default=8, metavar="N", help="warps that run the loop (default 8)")
+    parser.add_argument("--edge", action="store_true", help="a step in a tile that the causal diagonal crosses")
     parser.add_argument(
         "--tma",
         type=int,
         default=0,
         metavar="BYTES",
-        help="that TMA moves to and from shared memory a step (Gluon: 256 x head dim)",
+        help="bytes that TMA moves to and from shared memory in a step (Gluon: 256 x head dim)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value of a constant (repeatable)")
-    parser.add_argument("--constants", action="store_true", help="every constant with its source, and which are guesses")
-    parser.add_argument("--sensitivity", action="store_true", help="each guess halved and doubled")
-    parser.add_argument("--trace", action="store_true", help="one step, operation by operation")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="give a constant another value (repeatable)"
+    )
+    parser.add_argument("--constants", action="store_true", help="list every constant with its source, and whether it is a guess")
+    parser.add_argument("--sensitivity", action="store_true", help="print the cycles with each guess halved and doubled")
+    parser.add_argument("--trace", action="store_true", help="print one step, operation by operation")
     add_json(parser)
 
 
