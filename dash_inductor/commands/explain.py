@@ -77,6 +77,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     from ..inspection import decided, gpu_attention
     from ..inspection.generate import deterministic
     from ..inspection.joint_graphs import joint_graphs
+    from ..inspection.no_trace import leaving_no_trace
     from ..rewrite import install
 
     def graphs_on(place: Any) -> Any:
@@ -85,7 +86,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     cpu, was_enabled = torch.device("cpu"), install.is_enabled()
     install.install()
     try:
-        with deterministic(warn_only=torch.is_deterministic_algorithms_warn_only_enabled()):
+        with leaving_no_trace(), deterministic(warn_only=torch.is_deterministic_algorithms_warn_only_enabled()):
             if device is not None:
                 decided.require_compiler()
                 with gpu_attention.attention_of(named_device(device)), decided.without_the_pass():
@@ -127,9 +128,9 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
     if not rows:
         found = f"{graphs} graph{'s' if graphs != 1 else ''}"
         notes.append(
-            f"no attention with a gradient was found in the {found} that torch.compile makes of the model. What counts are calls of "
-            "scaled_dot_product_attention, flex_attention and varlen_attn on tensors that require a gradient, and attention written "
-            "by hand where torch.compile recognises it"
+            f"no attention with a gradient was found in the {found} that torch.compile makes of the model. What counts are calls "
+            "of scaled_dot_product_attention, flex_attention and varlen_attn on tensors that require a gradient, and attention "
+            "written by hand where torch.compile recognises it"
         )
     keys = {row.decision.device for row in rows if row.rewritten}
     if any(entry.get("estimate") for key in keys for entry in numbers_of(key).values() if isinstance(entry, dict)):

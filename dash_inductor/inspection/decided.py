@@ -151,7 +151,9 @@ def _alone(node: fx.Node) -> fx.GraphModule:
             outputs.append(graph.call_function(operator.getitem, (new, index)))
             outputs[-1].meta["val"] = val
     graph.output(tuple(outputs))
-    return fx.GraphModule(node.graph.owning_module, graph)
+    module = node.graph.owning_module
+    assert module
+    return fx.GraphModule(module, graph)
 
 
 def _move(module: fx.GraphModule) -> None:

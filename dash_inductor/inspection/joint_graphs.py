@@ -9,24 +9,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import random
-import sys
 import traceback
-import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-import torch._dynamo.config as dynamo_config
-import torch._functorch.config as functorch_config
-import torch._inductor.config as inductor_config
 from torch import Tensor, fx, nn
-from torch._dynamo import convert_frame, eval_frame, pgo
-from torch._dynamo.guards import DeletedGuardManagerWrapper
-from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd import graph_compile
 from torch._inductor import compile_fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
@@ -36,22 +26,14 @@ from ..rewrite.left_out import PASSES
 
 NESTED_PASSES = "run_joint_graph_passes_on_hops"
 _TORCH = str(Path(torch.__file__).parent)
-# Graphs of one shape, of a process that has compiled as much as it likes; a failure is a failure.
-DYNAMO = {
-    "automatic_dynamic_shapes": False,
-    "automatic_dynamic_local_pgo": False,
-    "automatic_dynamic_remote_pgo": False,
-    "recompile_limit": 2**16,
-    "accumulated_recompile_limit": 2**16,
-    "suppress_errors": False,
-}
-NO_CACHE = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
 
 
 def joint_graphs(
     model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None = None
 ) -> list[fx.GraphModule]:
     """The joint graphs of a call of the model, in the order of their calls; of one without a gradient, its forward.
+
+    Leaves traces in torch, which `leaving_no_trace` removes.
 
     Args:
         device: where all tensors are taken to be; None for where they are.
@@ -74,7 +56,7 @@ def joint_graphs(
     with _AsFakes(mode, device):
         # Of one deepcopy, so that tensors that the inputs share with the model stay shared.
         model, args, kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
-    with _leaving_no_trace(), torch.enable_grad(), mode:
+    with torch.enable_grad(), mode:
         try:
             torch.compile(model, backend=backend, dynamic=False)(*args, **kwargs)
         except DataDependentOutputException as error:
@@ -172,64 +154,6 @@ def _stop_after_joint_passes() -> Iterator[None]:
         for owner, name, around in ((compile_fx, PASSES, stop), (graph_compile, NESTED_PASSES, entered)):
             stack.enter_context(mock.patch.object(owner, name, functools.partial(around, getattr(owner, name))))
         yield
-
-
-@contextlib.contextmanager
-def _leaving_no_trace() -> Iterator[None]:
-    """What torch counts, draws and remembers is as before afterwards."""
-    counted, drawn = copy.deepcopy(dict(counters)), random.getstate()
-    numpy = sys.modules.get("numpy")
-    drawn_by_numpy = numpy.random.get_state() if numpy else None
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng())
-        stack.enter_context(dynamo_config.patch({name: x for name, x in DYNAMO.items() if hasattr(dynamo_config, name)}))
-        stack.enter_context(inductor_config.patch(NO_CACHE))
-        stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
-        stack.enter_context(mock.patch.object(pgo, "_CODE_STATE", None))
-        stack.enter_context(_code_caches_restored())
-        try:
-            yield
-        finally:
-            counters.clear()
-            counters.update(counted)
-            random.setstate(drawn)
-            if numpy:
-                numpy.random.set_state(drawn_by_numpy)
-
-
-@contextlib.contextmanager
-def _code_caches_restored() -> Iterator[None]:
-    """What Dynamo compiles inside is found by nobody afterwards; what it compiled before, is."""
-    before: dict[types.CodeType, list[Any]] = {}
-
-    def remember(code: types.CodeType, new: types.CodeType) -> None:
-        before.setdefault(code, _guards(code))
-
-    handle = convert_frame.register_bytecode_hook(remember)
-    try:
-        yield
-    finally:
-        handle.remove()
-        for code, guards in before.items():
-            if not guards:
-                eval_frame.reset_code(code)
-            else:
-                _invalidate(code, guards)
-
-
-def _guards(code: types.CodeType) -> list[Any]:
-    return [entry.guard_manager for entry in eval_frame._debug_get_cache_entry_list(code)]
-
-
-def _invalidate(code: types.CodeType, kept: list[Any]) -> None:
-    """Entries of the code but those with the guards `kept`, which the user's own calls have made, never match again."""
-    for entry in eval_frame._debug_get_cache_entry_list(code):
-        guards = entry.guard_manager
-        if not any(guards is x for x in kept):
-            deleted: Any = DeletedGuardManagerWrapper("of dash_inductor.explain")
-            # Dynamo limits how often it compiles for one object: this is said to be of another one than any frame has.
-            deleted.id_matched_objs = {"dash_inductor.explain": weakref.ref(_invalidate)}
-            guards.extra_state.invalidate(entry, deleted)
 
 
 def _place(error: BaseException) -> str:

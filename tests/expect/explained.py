@@ -1,0 +1,147 @@
+"""Models that are explained, and functions that the command is given: good ones and others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint
+
+from dash_inductor.commands.gpt import GPT
+
+LENGTH, WIDTH, HEADS = 256, 64, 2
+
+
+class Attention(nn.Module):
+    """Projects x [B, S, WIDTH], and attends as a subclass says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return self.attend(query, key, value).transpose(1, 2).flatten(2)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class Breaks(Attention):
+    """Twice, the second time under a mask that another graph made."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).tril(3)
+        torch._dynamo.graph_break()
+        query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+class Reads(Attention):
+    """Looks at its result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        return x + 1 if x.sum().item() > 0 else x
+
+
+class Autocast(Attention):
+    """Computes in bf16 on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            return super().forward(x)
+
+
+class Checkpointed(Attention):
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+class Flex(Attention):
+    def forward(self, x: Tensor, block_mask: Any) -> Tensor:
+        self.block_mask = block_mask
+        return super().forward(x)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return flex_attention(query, key, value, block_mask=self.block_mask)
+
+
+class Varlen(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).unbind(1)
+        return varlen_attn(query, key, value, offsets, offsets, LENGTH, LENGTH, window_size=(-1, 0))
+
+
+class OfTorch(nn.MultiheadAttention):
+    def __init__(self) -> None:
+        super().__init__(WIDTH, HEADS, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x, x, x, need_weights=False)[0]
+
+
+class ByHand(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (layer(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value))
+        return torch.softmax(query @ key.transpose(-2, -1) / 8.0, -1) @ value
+
+
+def tokens(dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(2, LENGTH, WIDTH, dtype=dtype)
+
+
+def causal_blocks(length: int = LENGTH) -> Any:
+    return create_block_mask(lambda b, h, q, k: q >= k, None, None, length, length, device="cpu")
+
+
+def gpt() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A small GPT and a batch."""
+    return GPT(1024, 512, 8, 2).bfloat16(), (torch.zeros(4, 1024, dtype=torch.long), torch.zeros(4, 1024, dtype=torch.long))
+
+
+def by_keyword() -> tuple[nn.Module, dict[str, Tensor]]:
+    model, (x, following) = gpt()
+    return model, {"x": x, "following": following}
+
+
+def both_ways() -> tuple[nn.Module, tuple[Tensor, ...], dict[str, Tensor]]:
+    model, (x, following) = gpt()
+    return model, (x,), {"following": following}
+
+
+def raises() -> Any:
+    raise KeyError("weights")
+
+
+def model_alone() -> nn.Module:
+    return gpt()[0]
+
+
+def tensor_as_inputs() -> tuple[nn.Module, Tensor]:
+    return gpt()[0], torch.zeros(2)
+
+
+def wrong_shape() -> tuple[nn.Module, tuple[Tensor]]:
+    return Attention().bfloat16(), (tokens()[..., :3],)
+
+
+def reads() -> tuple[nn.Module, tuple[Tensor]]:
+    return Reads().bfloat16(), (tokens(),)
+
+
+def in_fp32() -> tuple[nn.Module, tuple[Tensor]]:
+    return Attention(), (tokens(torch.float32),)

@@ -1,0 +1,282 @@
+"""What explain says of models for a GPU that is not there, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from explained import (
+    LENGTH,
+    WIDTH,
+    Attention,
+    Autocast,
+    Breaks,
+    ByHand,
+    Checkpointed,
+    Flex,
+    OfTorch,
+    Varlen,
+    causal_blocks,
+    gpt,
+    tokens,
+)
+from kernels import assert_expected
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch._dynamo.utils import counters
+
+import dash_inductor
+from dash_inductor import explain
+from dash_inductor.commands.cli import main
+
+FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
+NO_FP32 = "dtype fp32 is not one of bf16, fp16"
+
+
+def test_text(monkeypatch):
+    monkeypatch.chdir(Path(__file__).parents[2])
+    model, inputs = gpt()
+    assert_expected(str(explain(model, *inputs, device="h100")), "explain_gpt")
+
+
+def test_json():
+    """Of the command, by all forms of inputs."""
+    model, inputs = gpt()
+    figures = json.loads(explain(model, *inputs, device="h100").to_json())
+    assert figures["all_rewritten"] is True and figures["device"] == "h100" and figures["guarantee"] == "run"
+    assert set(figures["versions"]) == {"dash_inductor", "torch", "triton"}
+    first, second = figures["attentions"]
+    assert second == {**first, "module": "blocks.1"}
+    assert (first["module"], first["op"], first["rewritten"]) == ("blocks.0", FLASH, True)
+    assert first["source"].endswith("commands/gpt.py:24") and first["reason"] is first["remedy"] is None
+    chosen = next(row for row in first["candidates"] if row["family"] == first["family"])
+    assert chosen["predicted_us"] == first["predicted_us"] and chosen["formula_ns"] == first["formula_ns"]
+    assert all(row["formula_ns"] and row["predicted_us"] >= first["predicted_us"] for row in first["candidates"])
+    assert first["workspace_bytes"] < first["stock_workspace_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "expected"),
+    [
+        pytest.param(Attention, (tokens(),), [(FLASH, "causal", None)], id="bf16"),
+        pytest.param(
+            Attention, (tokens(torch.float32),), [(EFFICIENT, "causal", "dtype fp32 is not one of bf16, fp16")], id="fp32"
+        ),
+        pytest.param(Autocast, (tokens(torch.float32),), [(FLASH, "causal", None)], id="autocast"),
+        pytest.param(
+            *(Breaks, (tokens(),), [(FLASH, "causal", None), (EFFICIENT, "given", "a mask is an input of the graph")]), id="breaks"
+        ),
+        pytest.param(Checkpointed, (tokens(),), [(FLASH, "causal", None)], id="checkpointed"),
+        pytest.param(OfTorch, (tokens(),), [(FLASH, "full", None)], id="MultiheadAttention"),
+        pytest.param(ByHand, (tokens(),), [(FLASH, "full", None)], id="by hand"),
+        pytest.param(
+            *(Varlen, (tokens()[0], torch.tensor([0, LENGTH], dtype=torch.int32))),
+            [("torch_attn._varlen_attn_backward.default", "varlen", None)],
+            id="varlen",
+        ),
+        pytest.param(
+            *(Flex, (torch.zeros(64, LENGTH, WIDTH, dtype=torch.bfloat16), causal_blocks())),
+            [("flex_attention_backward", "block_mask", None)],
+            id="flex",
+        ),
+    ],
+)
+def test_attentions(model, inputs, expected):
+    """Their op on an H100, their mask and why they stay."""
+    model = model() if inputs[0].dtype == torch.float32 else model().bfloat16()
+    report = explain(model, *inputs, device="h100")
+    assert [(row.op, row.decision.mask, row.reason) for row in report] == expected
+    assert report.all_rewritten == all(reason is None for *_, reason in expected)
+    assert all((row.remedy is None) == row.rewritten for row in report)
+    assert all("explained.py:" in row.source or model.__class__ is OfTorch for row in report)
+
+
+def test_what_users_have_to_change():
+    """Llama with a mask is rewritten; GPT-2 drops, and T5 learns its mask."""
+    transformers = pytest.importorskip("transformers")
+    transformers.logging.set_verbosity_error()
+    from benchmarks.models.families import DROPOUT, FAMILIES, PADDED, PLAIN
+    from benchmarks.models.measure import model_of
+
+    def report(name: str, case: str) -> Any:
+        return explain(model_of(FAMILIES[name], case).bfloat16(), device="h100", **FAMILIES[name].batch(case))
+
+    llama, gpt2, t5 = report("Llama", PADDED), report("GPT-2", DROPOUT), report("T5", PLAIN)
+    assert llama.all_rewritten and [row.module for row in llama] == [f"model.layers.{layer}.self_attn" for layer in (0, 1)]
+    assert {row.decision.mask for row in llama} == {"block_mask"}
+    assert len(gpt2) == 2 and all("dropout_p=0.1" in row.reason and "attn_pdrop" in row.remedy for row in gpt2)
+    learnt = [row for row in t5 if not row.rewritten]
+    assert [row.module.split(".")[-1] for row in t5] == ["SelfAttention"] * 2 + ["SelfAttention", "EncDecAttention"] * 2
+    assert len(learnt) == 4 and all("mask is learnt" in row.reason and "warn_only" in row.remedy for row in learnt)
+    text = str(gpt2)
+    assert text.startswith("0 of 2 attentions rewritten for h100") and "keeps the stock kernel" in text
+    assert "train with an attention dropout of 0" in " ".join(text.split())
+
+
+def test_a_model_on_meta_and_on_the_cpu():
+    model, inputs = gpt()
+    expected = explain(model, *inputs, device="a100")
+    assert explain(model.to("meta"), *(x.to("meta") for x in inputs), device="a100") == expected
+    assert explain(model, *inputs, device="a100") == expected  # its inputs are on the CPU
+    on_cpu = explain(model, *inputs)
+    assert not on_cpu.all_rewritten and {row.reason for row in on_cpu} == {
+        "the stock op is already deterministic on the CPU (emulation is off)"
+    }
+    assert any('device="h100"' in note for note in on_cpu.notes)
+
+
+def test_warn_only_takes_cudnn():
+    """As torch does on an H100 then."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        (row,) = explain(Attention().bfloat16(), tokens(), device="h100")
+        assert torch.is_deterministic_algorithms_warn_only_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert row.rewritten and "cudnn" in row.op
+
+
+def test_no_attention():
+    report = explain(nn.Linear(WIDTH, WIDTH).eval(), tokens(torch.float32), device="h100")
+    assert len(report) == 0 and report and not report.all_rewritten
+    assert "no attention with a gradient was found in the 1 graph" in str(report) and "model.train()" in str(report)
+    assert json.loads(report.to_json())["attentions"] == []
+
+
+def test_html_is_escaped():
+    report = explain(Attention().bfloat16(), tokens(), device="h100")
+    (row,) = report
+    row = dataclasses.replace(row, decision=dataclasses.replace(row.decision, module="<b>", reason="a < b"))
+    html = dataclasses.replace(report, attentions=(row,), notes=("x & y",))._repr_html_()
+    assert "&lt;b&gt;" in html and "a &lt; b" in html and "x &amp; y" in html and html.count("<tr>") == 2
+
+
+def everything(model: nn.Module) -> list[Any]:
+    """What explain must leave as it is."""
+    return [
+        *(x.clone() for x in model.state_dict().values()),
+        *(x.grad.clone() for x in model.parameters()),
+        torch.get_rng_state(),
+        torch.tensor([random.getstate()[1]]),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch._inductor.config.deterministic,
+        torch.is_grad_enabled(),
+        dash_inductor.decisions(),
+        {name: dict(of) for name, of in counters.items()},
+        dict(vars(model)["_modules"]),
+        model.training,
+    ]
+
+
+def equal(a: Any, b: Any) -> bool:
+    return torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
+
+
+@pytest.mark.parametrize("device", [None, "h100"])
+def test_nothing_is_left_behind(device):
+    """Neither after a report nor after an error; calls that were compiled stay compiled, and those to come are not dynamic."""
+    torch._dynamo.reset()
+    model, frames = Breaks(), CompileCounter()
+    compiled = torch.compile(model, backend=frames)
+    x = tokens(torch.float32)
+    compiled(x).sum().backward()
+    count, before = frames.frame_count, everything(model)
+    assert count == 2
+    for length in (LENGTH, LENGTH, 2 * LENGTH):  # the last one does not fit the mask
+        try:
+            explain(model, torch.zeros(2, length, WIDTH), device=device)
+        except Exception:
+            assert length != LENGTH
+        after = everything(model)
+        assert [i for i, same in enumerate(map(equal, before, after)) if not same] == []
+    compiled(x)
+    assert frames.frame_count == count
+    torch._dynamo.reset()
+    shapes: list[Any] = []
+
+    def backend(gm: Any, inputs: list[Any]) -> Any:
+        shapes.extend(size for x in inputs if isinstance(x, torch.Tensor) for size in x.shape)
+        return gm.forward
+
+    explain(Attention(), tokens(torch.float32)[:, :128], device=device)
+    torch.compile(Attention(), backend=backend)(x)
+    assert shapes and all(type(size) is int for size in shapes)
+
+
+def test_many_calls_do_not_reach_the_limit_of_recompilation():
+    torch._dynamo.reset()
+    model, frames = Attention(), CompileCounter()
+    compiled = torch.compile(model, backend=frames, dynamic=False)
+    compiled(tokens(torch.float32))
+    with torch._dynamo.config.patch(recompile_limit=3, fail_on_recompile_limit_hit=True):
+        for _ in range(4):
+            explain(model, tokens(torch.float32))
+        compiled(tokens(torch.float32)[:, :32])
+    assert frames.frame_count == 2
+
+
+def test_settings_of_inductor_are_the_users():
+    with torch._inductor.config.patch(pattern_matcher=False):
+        (row,) = explain(Attention().bfloat16(), tokens(), device="h100")
+    assert row.reason == "torch._inductor.config.pattern_matcher is off" and "= True" in row.remedy
+    with dash_inductor.enabled(on_unsupported="error"), torch._inductor.config.patch(cpp_wrapper=True):
+        (row,) = explain(Attention().bfloat16(), tokens(), device="h100")
+    assert row.reason == "torch._inductor.config.cpp_wrapper is on"
+
+
+def test_off(monkeypatch):
+    monkeypatch.setattr("dash_inductor.config._current", dash_inductor.Config(enabled=False))
+    with pytest.raises(ValueError, match="unset it"):
+        explain(Attention(), tokens())
+
+
+def command(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:
+    """Status, stdout and stderr of explain."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    try:
+        status = main(["explain", *arguments])
+    except SystemExit as end:
+        status = end.code
+    return status, *capsys.readouterr()
+
+
+@pytest.mark.parametrize("function", ["gpt", "by_keyword", "both_ways"])
+def test_command(function, monkeypatch, capsys):
+    status, out, err = command(monkeypatch, capsys, f"explained:{function}", "--device", "h100", "--json")
+    assert (status, err) == (0, "") and json.loads(out)["all_rewritten"]
+
+
+def test_command_of_one_that_is_declined(monkeypatch, capsys):
+    """It could be explained: that is no error."""
+    status, out, _ = command(monkeypatch, capsys, "explained:in_fp32", "--device", "b200")
+    assert status == 0 and "to do" in out and "bf16" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["explained:raises"], "explained:raises() raised KeyError: 'weights'; it must return (model, inputs)"),
+        (["explained:model_alone"], "must return (model, inputs), where inputs are a tuple"),
+        (["explained:tensor_as_inputs"], "not (GPT, Tensor)"),
+        (["explained:nothing"], "no function 'nothing'"),
+        (["no_such_module:f"], "no module 'no_such_module'"),
+        (["explained:gpt", "--device", "h900"], "the known ones are h100, h200, a100, b200"),
+        (["explained:wrong_shape", "--device", "h100"], "does it train on these inputs?"),
+        (["explained:reads", "--device", "h100"], "take the read out"),
+    ],
+)
+def test_bad_input(arguments, words, monkeypatch, capsys):
+    """One line, with the remedy."""
+    status, out, err = command(monkeypatch, capsys, *arguments)
+    assert (status, out) == (2, "") and err.count("\n") == 1 and words in err, err
+
+
+def test_a_function_is_no_model():
+    with pytest.raises(ValueError, match="pass the model itself"):
+        explain(lambda x: x, tokens())
