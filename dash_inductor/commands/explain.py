@@ -19,6 +19,7 @@ from ..devices import DEVICES
 from ..devices import device as named_device
 from ..devices.cost_files import numbers_of
 from .arguments import add_json
+from .env import own_version
 from .explanation import Attention, Explanation
 from .function import load
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..decision import Decision
 
-EXAMPLES = ("train:setup --device h100", "my_package.models:tiny_llama --device b200 --json")
+EXAMPLES = ("train:setup --device h100", "models:llama --device b200 --json")
 AS_ON = 'explain(model, ..., device="h100") (on the command line --device h100) says what that GPU would do'
 EMULATED, CPU = "emulated", "cpu"
 
@@ -40,8 +41,8 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     gradients, buffers, random numbers, what torch.compile has compiled and `decisions()` stay as they are. No memory is
     allocated for tensors: model and inputs may be on the meta device.
 
-    >>> report = explain(model, tokens, device="h100")  # doctest: +SKIP
-    >>> assert report.all_rewritten, report  # doctest: +SKIP
+        report = explain(model, tokens, device="h100")
+        assert report.all_rewritten, report
 
     Args:
         model: compiled as a whole, in training or evaluation mode, as it is.
@@ -117,9 +118,7 @@ def _versions() -> dict[str, str]:
     import torch
     import triton
 
-    from .. import __version__
-
-    return {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
+    return {"dash_inductor": own_version(), "torch": torch.__version__, "triton": triton.__version__}
 
 
 def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: str) -> list[str]:

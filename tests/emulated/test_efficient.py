@@ -268,3 +268,20 @@ def test_an_op_that_is_off_where_caches_are_warm(as_installed, off, strict):
         else:
             assert_right(warm(), attention(), INPUTS)
             assert [entry.reason for entry in decisions()] == [SEEN]
+
+
+def test_sdpa_on_the_cpu_trains_after_an_emulation():
+    """torch remembers where the op went while it was traced: to a kernel that is gone."""
+    query = torch.randn(1, 2, 64, 16, requires_grad=True)
+
+    def gradient(attend):
+        return torch.autograd.grad(attend(query).sum(), query)[0]
+
+    def attend(x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    expected = gradient(attend)
+    with emulate():
+        torch.testing.assert_close(gradient(torch.compile(attend, backend="aot_eager")), expected)
+    torch._dynamo.reset()
+    torch.testing.assert_close(gradient(torch.compile(attend, backend="aot_eager")), expected)
