@@ -10,21 +10,17 @@ import types
 import weakref
 from collections.abc import Iterator
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo.config as dynamo_config
 import torch._functorch.config as functorch_config
 import torch._inductor.config as inductor_config
-from torch._dynamo import convert_frame, eval_frame, pgo
+from torch._dynamo import convert_frame, eval_frame
 from torch._dynamo.guards import DeletedGuardManagerWrapper
 from torch._dynamo.utils import counters
 
-# Graphs of one shape, of a process that has compiled as much as it likes; a failure is a failure.
+# Of a process that has compiled as much as it likes; a failure is a failure.
 DYNAMO = {
-    "automatic_dynamic_shapes": False,
-    "automatic_dynamic_local_pgo": False,
-    "automatic_dynamic_remote_pgo": False,
     "recompile_limit": 2**16,
     "accumulated_recompile_limit": 2**16,
     "suppress_errors": False,
@@ -41,10 +37,9 @@ def leaving_no_trace() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
         stack.enter_context(torch.random.fork_rng(devices))
-        stack.enter_context(dynamo_config.patch({name: x for name, x in DYNAMO.items() if hasattr(dynamo_config, name)}))
+        stack.enter_context(dynamo_config.patch(DYNAMO))
         stack.enter_context(inductor_config.patch(NO_CACHE))
         stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
-        stack.enter_context(mock.patch.object(pgo, "_CODE_STATE", None))
         stack.enter_context(_code_caches_restored())
         try:
             yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import torch
@@ -32,12 +33,13 @@ class Attention(nn.Module):
 
 
 class Breaks(Attention):
-    """Twice, the second time under a mask that another graph made."""
+    """Attends twice, the second time under a mask that another graph made; draws a number that does not matter."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = super().forward(x)
         mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool, device=x.device).tril(3)
         torch._dynamo.graph_break()
+        x = x * (random.random() < 2)
         query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
