@@ -27,15 +27,18 @@ include_patterns = ["*.md"]
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
+highlight_language = "none"
 default_role = "code"  # docstrings write `name`
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
+napoleon_use_ivar = True
 autodoc_member_order = "bysource"
 nitpicky = False
 
 html_theme = "furo"
 html_title = project
 html_static_path = ["_static"]
+html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
@@ -43,8 +46,11 @@ html_math_renderer = "mathml"
 
 
 def math(latex: str, display: str) -> str:
-    """MathML, which browsers set themselves."""
-    return str(latex2mathml.converter.convert(latex, display=display))
+    """MathML, which browsers set themselves; ValueError for LaTeX that the converter would leave as it is."""
+    mathml = str(latex2mathml.converter.convert(latex, display=display))
+    if "\\" in mathml or "<mi>&</mi>" in mathml:
+        raise ValueError(f"latex2mathml does not know all of {latex}")
+    return mathml
 
 
 def visit_math(translator: Any, node: nodes.math) -> None:

@@ -35,8 +35,9 @@ def written(text: str) -> str:
 def output(command: str) -> str:
     """What the command prints, fenced; RuntimeError if it cannot run. An exit status of 1 is an answer."""
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
-    environment = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DASH_INDUCTOR", "TRITON_INTERPRET"))}
+    environment |= {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8")
     if done.returncode > 1:
         raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr}")
     lines = [line.rstrip() for line in done.stdout.rstrip().splitlines()]

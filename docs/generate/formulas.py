@@ -61,13 +61,18 @@ def words(name: str) -> str:
 
 
 def latex(name: str) -> str:
-    r"""The time in ns, and below it what its parts are.
+    r"""The time in ns, and below it what its parts are; of "A but B" the lines that A alone has.
 
-    >>> print(latex("monotone full").splitlines()[-3])
-    \mathrm{turn} &= A \cdot \lambda \cdot \min\left(A - 1, 1\right)
+    >>> print(latex("shift_round_robin but shift").splitlines()[-3])
+    \mathrm{roles} &= \min\left(n_{kv}, A\right)
     """
+    wanted, _, known = name.partition(" but ")
+    lines = [line for line in _lines(wanted) if not known or line not in _lines(known)]
+    return "\n".join(["```math", r"\begin{align*}", " \\\\\n".join(lines), r"\end{align*}", "```"])
+
+
+def _lines(name: str) -> list[str]:
     formula = FORMULAS[name]()
     assert formula
     show = Printer({"mul_symbol": "dot"}).doprint
-    lines = [f"{words('ns')} &= {show(formula.ns)}", *(f"{show(part)} &= {show(value)}" for part, value in formula.parts.items())]
-    return "\n".join(["```math", r"\begin{aligned}", " \\\\\n".join(lines), r"\end{aligned}", "```"])
+    return [f"{words('ns')} &= {show(formula.ns)}", *(f"{show(part)} &= {show(value)}" for part, value in formula.parts.items())]
