@@ -115,5 +115,5 @@ def test_page(browser: Any, address: str, page: str, width: str, theme: str) -> 
     assert failed_requests(browser) == []
     assert browser.execute_script(MISSING) == [] and browser.execute_script(DRAWN)
     content, window = browser.execute_script(SIDEWAYS)
-    assert content <= window, "the page scrolls sideways"
+    assert content <= min(window, WIDTHS[width]), "the page scrolls sideways"  # a phone zooms out, and its window is wider then
     assert browser.execute_script(CONTRAST) == []
