@@ -80,8 +80,7 @@ def add_recipes(_app: Sphinx, page: str, source: list[str]) -> None:
     """Every file of docs/recipes/ at the end of the page of recipes: its docstring as text, and its code."""
     for path in sorted((DOCS / "recipes").glob("*.py")) if page == "recipes" else ():
         tree = ast.parse(path.read_text())
-        first = (tree.body[0].end_lineno or 0) + 1
-        code = f"```{{literalinclude}} recipes/{path.name}\n:language: python\n:lines: {first}-\n```"
+        code = f"```{{literalinclude}} recipes/{path.name}\n:language: python\n:lines: {tree.body[1].lineno}-\n```"
         source[0] += f"\n## `{path.name}`\n\n{ast.get_docstring(tree)}\n\n{code}\n"
 
 
