@@ -42,6 +42,7 @@ html_favicon = "_static/icon.svg"
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_copyright = False
+html_use_index = html_domain_indices = False
 html_math_renderer = "mathml"
 
 

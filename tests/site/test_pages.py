@@ -46,10 +46,11 @@ DRAWN = """
 const drawn = picture => picture.ariaLabel && picture.querySelector("svg").getBoundingClientRect().height > 50;
 return [...document.querySelectorAll(".picture")].every(drawn);
 """
-# How much wider the page is than its window, and so with each box that holds all of its text: Furo lets that scroll on a phone.
+# How much wider the page is than its window, or than a box that scrolls all of its text: Furo has one on a phone.
 SIDEWAYS = """
 const boxes = [];
-for (let box = document.querySelector("article"); box; box = box.parentElement) boxes.push(box);
+for (let box = document.querySelector("article"); box; box = box.parentElement)
+    if (["auto", "scroll"].includes(getComputedStyle(box).overflowX)) boxes.push(box);
 return Math.max(document.documentElement.scrollWidth - innerWidth, ...boxes.map(box => box.scrollWidth - box.clientWidth));
 """
 
