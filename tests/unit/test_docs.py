@@ -6,6 +6,7 @@ import doctest
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,6 +15,7 @@ import pytest
 
 import dash_inductor
 from benchmarks.models.families import FAMILIES
+from dash_inductor.config import CHOICES, Config
 from docs.generate import blocks, formulas
 from docs.generate.pictures import PICTURES, path_of
 
@@ -46,6 +48,14 @@ def test_the_page_of_models_has_every_family_and_case():
         lines = rest.partition("\n## ")[0].splitlines()
         cases = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("|")]
         assert cases == ["case", "---", *family.cases], name
+
+
+def test_the_page_of_settings_has_every_setting_and_value():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    rows = {line.split(" | ")[0].removeprefix("| ").strip("`"): line for line in page.splitlines() if line.startswith("| `")}
+    assert {field.name for field in fields(Config)} - {"enabled"} == set(rows)
+    for name, values in CHOICES.items():
+        assert all(f"`{value}`" in rows[name] for value in values), name
 
 
 def test_the_readme_is_one_screen():
