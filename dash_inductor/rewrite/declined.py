@@ -21,7 +21,7 @@ from .origin import mark_origin, stack_of
 from .stock_ops import JAGGED, TARGETS, arguments
 
 # Settings of Inductor under which nothing is rewritten. Each runs a kernel again on what its semaphores were left with, or before
-# that on made-up tables, or keeps sizes from being computed at run time. None of the last means that it is on where `cpp_wrapper` is.
+# that on made-up tables, or keeps sizes from being computed at run time. The last is None where it follows `cpp_wrapper`.
 REFUSED = ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time")
 # Keys in a node's meta.
 DECLINED = "dash_declined"  # the reason
