@@ -20,7 +20,7 @@ import dash_inductor
 
 GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
-WIDTH, HEADS, PACKS = (1024, 16, [(3000, 700, 396), (2048, 2048, 50, 1)]) if GPU else (32, 2, [(40, 20, 9), (33, 31)])
+WIDTH, HEADS, PACKS = (1024, 16, [(3000, 700, 396), (2048, 2048, 50, 1)]) if GPU else (32, 2, [(90, 25, 10), (70, 58)])
 CAUSAL = (-1, 0)  # a window: any number of keys to the left, none to the right
 
 
