@@ -40,16 +40,27 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from .config import Config, configure
-    from .decision import Decision, decisions
+    from .decision import Decision, clear_decisions, decisions
     from .emulation import emulate
     from .rewrite.declined import UnsupportedAttentionError
     from .rewrite.install import disable, enable, enabled
 
-__all__ = ["Config", "Decision", "UnsupportedAttentionError", "configure", "decisions", "disable", "emulate", "enable", "enabled"]
+__all__ = [
+    "Config",
+    "Decision",
+    "UnsupportedAttentionError",
+    "clear_decisions",
+    "configure",
+    "decisions",
+    "disable",
+    "emulate",
+    "enable",
+    "enabled",
+]
 
 _NAMES = {
     "config": ("Config", "configure"),
-    "decision": ("Decision", "decisions"),
+    "decision": ("Decision", "clear_decisions", "decisions"),
     "emulation": ("emulate",),
     "rewrite.declined": ("UnsupportedAttentionError",),
     "rewrite.install": ("disable", "enable", "enabled"),

@@ -1,4 +1,4 @@
-"""What lowerings write into the head of the generated module: decisions, which survive caches there, and what kernels call."""
+"""What lowerings write into the head of the generated code: decisions, which survive caches there, and what kernels call."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 
-from dash_inductor.decision import ORIGIN, Decision, add, loading_line
+from dash_inductor.decision import ORIGIN, Decision, comment
 from dash_inductor.op import AT_LOAD
 
 checks: list[Callable[[fx.Node], None]] = []  # what the pass wants to hold of a node that is lowered; they raise
 
 
 def record(decision: Decision) -> None:
-    """Counts the decision, and writes it into the generated code, which records it whenever it is loaded.
+    """Counts the decision, and writes it into the generated code, from where it is recorded whenever that is taken into use.
 
     Its `source` and `module` are those of the node that is lowered.
 
@@ -32,14 +32,10 @@ def record(decision: Decision) -> None:
         decision = replace(decision, **node.meta.get(ORIGIN, {}))
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph = root_graph()
-    if graph.cpp_wrapper:  # no Python is loaded there
-        add((f"cpp_wrapper graph {id(graph)}", len(graph.operations)), decision)
-        return
     if node is not None and AT_LOAD in node.meta:
         add_to_header(graph, node.meta[AT_LOAD])
-    noted = graph.__dict__.setdefault("dash_decisions", [])
-    noted.append(decision)
-    add_to_header(graph, loading_line(len(noted) - 1, decision))
+    index = graph.__dict__["dash_decisions"] = graph.__dict__.get("dash_decisions", -1) + 1
+    add_to_header(graph, comment(index, decision))
 
 
 def root_graph() -> GraphLowering:
@@ -51,13 +47,13 @@ def root_graph() -> GraphLowering:
 
 
 def add_to_header(graph: GraphLowering, source: str) -> None:
-    """Writes Python source at the top of the module generated for `graph`, once."""
+    """Writes Python source, or a comment, at the top of the code generated for `graph`, once."""
     sources = graph.__dict__.setdefault("dash_header", [])
     if source in sources:
         return
     sources.append(source)
     if graph.wrapper_code is not None:
-        graph.wrapper_code.header.splice(source)
+        _write(graph, source)
     elif len(sources) == 1:
         graph.init_wrapper_code = functools.partial(_init_with_header, graph, graph.init_wrapper_code)
 
@@ -66,4 +62,10 @@ def _init_with_header(graph: Any, init_wrapper_code: Any, is_subgraph: bool = Fa
     init_wrapper_code(is_subgraph, *args, **kwargs)
     if not is_subgraph:  # not again for each partition of a graph
         for source in graph.dash_header:
-            graph.wrapper_code.header.splice(source)
+            _write(graph, source)
+
+
+def _write(graph: Any, source: str) -> None:
+    if graph.cpp_wrapper:  # nothing of ours is in C++, where just the comments have a meaning
+        source = f"//{source[1:]}" if source.startswith("#") else ""
+    graph.wrapper_code.header.splice(source)

@@ -96,6 +96,7 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, stock: str | None) ->
         tile=str(resolution.tile),
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,
+        candidates=() if resolution.choice is None else resolution.choice.considered,
         workspace_bytes=size_text(4 * (2 * padded_rows + gradients.scratch_ints)),
         **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),
         **gradients.schedule,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,7 +22,7 @@ from .header import record
 @register_lowering(NOTE, type_promotion_kind=None)
 def note(x: TensorBox, decision: str) -> TensorBox:
     """x; what is around it is lowered as if there were no note."""
-    record(Decision(**json.loads(decision)))
+    record(Decision.of_text(decision))
     return x
 
 

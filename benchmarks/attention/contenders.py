@@ -226,14 +226,15 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     if variant is not None and not variant.changes(arch, shape.head_dim):
         raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
     torch._dynamo.reset()
+    dash_inductor.clear_decisions()
     with (
-        _recorded() as decisions,
         deterministic_mode(True),
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
         variant.applied() if variant else nullcontext(),
         dash_inductor.enabled(**{"on_unsupported": "fallback", "guarantee": "run", **settings}),
     ):
         out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs.leaves)
+    decisions = dash_inductor.decisions()
     if len(decisions) != 1:
         raise RefusedError(f"{len(decisions)} attentions were decided on, not one")
     if not decisions[0].rewritten:
@@ -250,25 +251,6 @@ def _scaled_dot_product_attention(shape: Shape) -> Callable[[Tensor, Tensor, Ten
         return scaled_dot_product_attention(query, key, value, is_causal=shape.causal, enable_gqa=gqa)
 
     return attend
-
-
-@contextmanager
-def _recorded() -> Iterator[list[Decision]]:
-    """The decisions that generated code records while it is loaded inside."""
-    import json
-    from unittest import mock
-
-    from dash_inductor import decision
-
-    found: list[decision.Decision] = []
-    loaded = decision.loaded
-
-    def recording(module: str, index: int, text: str) -> None:
-        found.append(decision.Decision(**json.loads(text)))
-        loaded(module, index, text)
-
-    with mock.patch.object(decision, "loaded", recording):
-        yield found
 
 
 def _compiled_unavailable(device: str) -> str | None:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.integrations import flex_attention as integration
 
 import dash_inductor
-from dash_inductor import decision, emulation
+from dash_inductor import emulation
 
 from .families import CHECKPOINTING, DROPOUT, FAMILIES, Batch, Family
 
@@ -79,7 +79,7 @@ def _measured(family: Family, case: str) -> dict[str, Any]:
         with emulation.emulate(seed=1):
             again = gradients_of(model, batch)
         waits = sum(launch.waits for launch in emulation.launches())
-        decided = decision.decisions()
+        decided = dash_inductor.decisions()
     error, worst = max(zip(_errors(actual, expected), expected, strict=True))
     return {
         "calls": calls,
@@ -109,7 +109,7 @@ def _set_up() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         stack.enter_context(mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder))
-        stack.enter_context(mock.patch.object(decision, "_loaded", {}))
+        dash_inductor.clear_decisions()
         stack.enter_context(dash_inductor.enabled())
         stack.enter_context(inductor_config.patch(fx_graph_cache=False))
         stack.enter_context(functorch_config.patch(enable_autograd_cache=False))

@@ -131,9 +131,7 @@ def _why(choice: ScheduleChoice) -> dict[str, Any]:
 def _row(candidate: Candidate, builder: CandidateBuilder) -> dict[str, Any]:
     formula = builder.formula(candidate.family)
     return {
-        **{name: getattr(candidate, name) or None for name in PLACE},
-        "default": candidate.is_default,
-        "predicted_us": None if candidate.ns is None else candidate.ns / 1000,
+        **candidate.row(),
         "formula_ns": None if formula is None else str(formula),
         "applies_if": None if formula is None else str(formula.applies),
     }

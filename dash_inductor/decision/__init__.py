@@ -1,18 +1,22 @@
 """What became of each attention, and why."""
 
-from .decided import ORIGIN, UNKNOWN, Decision, size_text, sizes_in_text
-from .record import add, decisions, loaded, loading_line
+from .decided import ORIGIN, UNKNOWN, Decision, Graph, size_text, sizes_in_text
+from .record import add_eager, clear_decisions, comment, decisions, decisions_in, report, take
 from .stock_memory import stock_workspace_bytes
 
 __all__ = [
     "ORIGIN",
     "UNKNOWN",
     "Decision",
-    "add",
+    "Graph",
+    "add_eager",
+    "clear_decisions",
+    "comment",
     "decisions",
-    "loaded",
-    "loading_line",
+    "decisions_in",
+    "report",
     "size_text",
     "sizes_in_text",
     "stock_workspace_bytes",
+    "take",
 ]

@@ -2,17 +2,42 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..schedule.candidates import Candidate
 from ..schedule.families import TWO_PASS
-from ..templates.tiles import dims_text
+from ..templates.tiles import Template, dims_text
 from .remedies import remedy_of
 
 # Key in a node's meta: the `source` and `module` of the decision that its lowering records.
 ORIGIN = "dash_origin"
 UNKNOWN = "?"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A compiled graph as this process took it into use, out of a cache or not.
+
+    Attributes:
+        number: which of the process's graphs with attention it is, from 0 on: no two have the same.
+        compile_id: torch's name of the compilation, as in its logs and traces, such as "0/0"; None outside Dynamo. After
+            `torch._dynamo.reset()` torch gives the same names again.
+        compiled: what was compiled: the class of the module, such as "GPT", or the name of the function; "" outside Dynamo.
+        is_backward: whether it computes gradients of another graph's outputs; an attention's gradients may be in either.
+    """
+
+    number: int
+    compile_id: str | None
+    compiled: str
+    is_backward: bool
+
+    def __str__(self) -> str:
+        name = f"graph {self.compile_id}" if self.compile_id else "graph"
+        of = f" of {self.compiled}" if self.compiled else ""
+        return f"{name}{of} ({'backward' if self.is_backward else 'forward'})"
 
 
 @dataclass(frozen=True)
@@ -40,6 +65,8 @@ class Decision:
             the same graph was compiled first, perhaps before lines moved, or in another file of the same code.
         module: the path, in the outermost module, of the innermost one that called it, such as "model.layers.0.self_attn"; "" in
             the outermost module itself, outside modules, and of hand-written attention. Warm caches as `source`.
+        candidates: the schedules among which the cost model chose, in order; () where it had no choice, or makes it at run time.
+        graph: the compiled graph that holds it; None until one is taken into use, and of a declined call of eager training.
     """
 
     op: str
@@ -66,6 +93,8 @@ class Decision:
     workspace_bytes: int | str | None = None
     source: str | None = None
     module: str = ""
+    candidates: tuple[Candidate, ...] = field(default=(), repr=False)
+    graph: Graph | None = None
 
     @property
     def rewritten(self) -> bool:
@@ -76,6 +105,14 @@ class Decision:
     def remedy(self) -> str | None:
         """What to change so that it is rewritten; None if it is, or where nothing is known to help."""
         return None if self.reason is None else remedy_of(self.reason)
+
+    @property
+    def template(self) -> str | None:
+        """Which kernels it became: "one_pass", "two_pass", or "by_size"; None if the stock op stays."""
+        if not self.rewritten:
+            return None
+        one_pass = self.family not in (Template.TWO_PASS, Template.BY_SIZE)
+        return str(Template.ONE_PASS if one_pass else self.family)
 
     @property
     def shape(self) -> str:
@@ -96,6 +133,16 @@ class Decision:
         if self.family == TWO_PASS:  # no sum crosses a CTA
             return f"{TWO_PASS} (deterministic by construction)"
         return f"{self.family}" if self.roles is None else f"{self.family} (A={self.roles}, G={self.heads_in_flight})"
+
+    def text(self) -> str:
+        """All but its graph, in one line of ASCII: what is written into graphs and into the code generated for them."""
+        return json.dumps({name: value for name, value in asdict(self).items() if name != "graph"})
+
+    @staticmethod
+    def of_text(text: str) -> Decision:
+        """The decision whose text this is."""
+        values = json.loads(text)
+        return Decision(**values | {"candidates": tuple(Candidate(*candidate) for candidate in values["candidates"])})
 
     def __str__(self) -> str:
         subject = f"{' '.join(filter(None, (self.op, self.place)))} ({self.shape}, mask {self.mask})"

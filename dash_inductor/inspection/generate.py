@@ -6,7 +6,6 @@ No GPU is needed, and nothing runs: inputs are fake tensors on "cuda".
 from __future__ import annotations
 
 import ast
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from ..decision import Decision
+from ..decision import Decision, decisions_in
 from ..problem import DTYPES
 from ..schedule import MASKS
 from ..templates.tiles import HALF_DTYPES, Template
@@ -237,7 +236,6 @@ def _read_wrapper(graph: str, wrapper: str) -> Generated:
     calls = [node for node in ast.walk(ast.parse(wrapper)) if isinstance(node, ast.Call)]
     kernels: dict[str, str] = {}
     launches: dict[str, tuple[str, ...]] = {}
-    decisions: list[Decision] = []
     for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset)):
         called = ast.unparse(call.func)
         owner, _, method = called.rpartition(".")
@@ -247,6 +245,4 @@ def _read_wrapper(graph: str, wrapper: str) -> Generated:
             launches[name] = ()
         elif owner in kernels and method == "run":
             launches[owner] += (ast.get_source_segment(wrapper, call) or "",)
-        elif called == "_loaded":  # as decision.loading_line writes it
-            decisions.append(Decision(**json.loads(ast.literal_eval(call.args[2]))))
-    return Generated(graph, wrapper, kernels, launches, tuple(decisions))
+    return Generated(graph, wrapper, kernels, launches, tuple(decisions_in(wrapper)))

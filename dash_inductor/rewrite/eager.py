@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .. import emulation
 from ..config import current, ready
-from ..decision import add
+from ..decision import add_eager
 from ..devices.target import target_of
 from ..schedule.families import SEARCHED
 from .backend import dash
@@ -153,7 +153,7 @@ class Program:
     """A stock backward in which the pass finds an attention to rewrite, compiled for whatever batch and lengths come."""
 
     def __init__(self, graph: fx.Graph) -> None:
-        function = fx.GraphModule({}, graph).forward
+        function = fx.GraphModule({}, graph, class_name="EagerAttention").forward
         self._compiled = torch.compile(function, fullgraph=True, backend=dash, options={"pattern_matcher": True})
 
     def __call__(self, strides: list[tuple[int, ...]], args: list[Any]) -> list[Tensor]:
@@ -208,7 +208,7 @@ def program_for(call: Call) -> Callable[[list[Any]], list[Tensor]] | None:
         decision = decision_of(node) if DECLINED in node.meta else None
         if decision is not None:
             counters["inductor"]["dash_declined"] += 1
-            add((f"eager: {decision}", 0), decision)
+            add_eager(decision)
             return None
         kind = call.kind()
         if kind not in _programs:

@@ -167,12 +167,12 @@ def install() -> None:
     from torch._inductor.codegen import common
     from torch._inductor.fx_passes import joint_graph
 
-    from . import flex, varlen  # noqa: F401 (their patterns register themselves)
+    from . import flex, in_use, left_out, varlen  # noqa: F401 (patterns register themselves)
     from .cache_key import CacheKey
-    from .left_out import watch
     from .sdpa import patterns
 
-    watch()
+    in_use.watch()
+    left_out.watch()
     if patterns not in joint_graph.pass_patterns:
         joint_graph.pass_patterns.append(patterns)
     if BACKEND_PASS not in common.custom_backend_passes:
@@ -186,10 +186,11 @@ def uninstall() -> None:
     """Takes pass and cache key out of Inductor, if it is there."""
     joint_graph = sys.modules.get(JOINT_GRAPH)
     if joint_graph is not None:
-        from .left_out import unwatch
+        from . import in_use, left_out
         from .sdpa import patterns
 
-        unwatch()
+        in_use.unwatch()
+        left_out.unwatch()
         if patterns in joint_graph.pass_patterns:
             joint_graph.pass_patterns.remove(patterns)
     common = sys.modules.get("torch._inductor.codegen.common")

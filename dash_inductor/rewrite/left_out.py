@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from torch import fx
@@ -14,6 +14,7 @@ from .declined import is_on, leave
 from .installed import COMPILE_FX
 from .math_path import note_math_paths
 from .stock_ops import TARGETS
+from .wrapped import unwrap, wrap
 
 PASSES = "_recursive_joint_graph_passes"
 SETTINGS = ("pattern_matcher", "use_joint_graph_passes")  # the pass is left out where one is off
@@ -21,30 +22,21 @@ SETTINGS = ("pattern_matcher", "use_joint_graph_passes")  # the pass is left out
 
 def watch() -> None:
     """Looks at joint graphs after Inductor's passes, from now on; as soon as Inductor has a function for them."""
-    compile_fx = sys.modules.get(COMPILE_FX)
-    stock = getattr(compile_fx, PASSES, None)
-    if stock is None or hasattr(stock, "dash_watches"):
-        return
-
-    @functools.wraps(stock)
-    def watched(gm: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
-        gm = stock(gm, *args, **kwargs)
-        for name in SETTINGS:
-            if not getattr(inductor_config, name):
-                _say_left_out(gm, f"torch._inductor.config.{name} is off")
-                break
-        return gm
-
-    watched.dash_watches = stock  # type: ignore[attr-defined]
-    setattr(compile_fx, PASSES, watched)
+    wrap(sys.modules.get(COMPILE_FX), PASSES, _passes)
 
 
 def unwatch() -> None:
     """Gives Inductor its own function back."""
-    compile_fx = sys.modules.get(COMPILE_FX)
-    stock = getattr(getattr(compile_fx, PASSES, None), "dash_watches", None)
-    if stock is not None:
-        setattr(compile_fx, PASSES, stock)
+    unwrap(sys.modules.get(COMPILE_FX), PASSES)
+
+
+def _passes(stock: Callable[..., fx.GraphModule], gm: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
+    gm = stock(gm, *args, **kwargs)
+    for name in SETTINGS:
+        if not getattr(inductor_config, name):
+            _say_left_out(gm, f"torch._inductor.config.{name} is off")
+            break
+    return gm
 
 
 def _say_left_out(gm: fx.GraphModule, reason: str) -> None:

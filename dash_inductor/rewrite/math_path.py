@@ -9,11 +9,10 @@ A call inside torch.cond is not found: its gradient is traced anew there, and no
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -78,12 +77,12 @@ def _call_of(node: fx.Node) -> tuple[Any, ...]:
 def _note(gradient: fx.Node, softmax: list[fx.Node], decision: Decision, settings: Config) -> None:
     """Puts the note behind `gradient`. Its text is in the keys of caches, which do not see a node's meta."""
     with gradient.graph.inserting_after(gradient):
-        note = gradient.graph.call_function(NOTE, (gradient, json.dumps(asdict(decision))))
+        note = gradient.graph.call_function(NOTE, (gradient, decision.text()))
     gradient.replace_all_uses_with(note, delete_user_cb=lambda user: user is not note)
     mark_origin(softmax[0])
     note.meta.update(gradient.meta)
     note.meta[ORIGIN] = softmax[0].meta[ORIGIN]
-    say(Decision(**asdict(decision) | note.meta[ORIGIN]), stack_of(softmax[0]), settings)
+    say(replace(decision, **note.meta[ORIGIN]), stack_of(softmax[0]), settings)
 
 
 def _decision(softmax: list[fx.Node], weights: set[fx.Node]) -> Decision:

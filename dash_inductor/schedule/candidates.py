@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from .costs import Costs, TwoPass
 from .families import MONOTONE, ROUND_ROBIN, TWO_PASS, why_impossible
@@ -34,6 +34,24 @@ class Candidate(NamedTuple):
     stride: int = 0  # 0 unless the family is shift or shift_round_robin
     mirrored: bool = False
     is_default: bool = False
+
+    def row(self) -> dict[str, Any]:
+        """Its fields as reports show them: what it has not is None, and its time is in microseconds."""
+        return {
+            "family": self.family,
+            "roles": self.roles or None,
+            "heads_in_flight": self.heads_in_flight or None,
+            "stride": self.stride or None,
+            "default": self.is_default,
+            "predicted_us": None if self.ns is None else self.ns / 1000,
+        }
+
+
+def formula_of(family: str, mask: str) -> Formula | None:
+    """The formula of a family, or of two passes, under a mask; None where there is none."""
+    if family == TWO_PASS:
+        return two_pass.FULL if mask == "full" else two_pass.CAUSAL
+    return formula_for(family, mask)
 
 
 Place = tuple[str, int, int]  # family, roles, heads in flight
@@ -106,9 +124,7 @@ class CandidateBuilder:
 
     def formula(self, family: str) -> Formula | None:
         """Of a family, or of two passes, under this problem's mask."""
-        if family == TWO_PASS:
-            return two_pass.FULL if self.problem.mask == "full" else two_pass.CAUSAL
-        return formula_for(family, self.problem.mask) if self.has_formulas else None
+        return formula_of(family, self.problem.mask) if self.has_formulas or family == TWO_PASS else None
 
     def candidate(self, family: str, roles: int, in_flight: int, is_default: bool) -> Candidate:
         """A candidate with its time."""
@@ -173,7 +189,8 @@ def two_pass_ns(problem: TiledProblem, two: TwoPass) -> int | None:
 
     The problem's own tiles do not matter.
     """
-    formula = two_pass.FULL if problem.mask == "full" else two_pass.CAUSAL
+    formula = formula_of(TWO_PASS, problem.mask)
+    assert formula
     tile = two.block_m, two.block_n, two.kv_rows, two.q_rows, two.kv_step_ns, two.q_step_ns, two.workers, int(two.split)
     time = formula(problem.q_len, problem.kv_len, problem.kv_heads_total, problem.group, *tile)
     return time.ns if time else None

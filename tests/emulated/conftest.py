@@ -11,7 +11,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 import dash_inductor
-from dash_inductor import config, decision, emulation, resolve
+from dash_inductor import config, emulation, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -48,8 +48,8 @@ def rewriting(deterministic: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def as_installed(deterministic: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Under emulation, settings are the defaults, and nothing is recorded."""
     monkeypatch.setattr(config, "_current", config.Config())
-    monkeypatch.setattr(decision.record, "_loaded", {})
-    caplog.set_level(logging.INFO, "dash_inductor")
+    dash_inductor.clear_decisions()
+    caplog.set_level(logging.DEBUG, "dash_inductor")
     with emulation.emulate():
         yield
 

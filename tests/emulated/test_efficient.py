@@ -18,7 +18,7 @@ from torch._functorch import config as functorch_config
 from torch._inductor.codecache import PyCodeCache
 
 import dash_inductor
-from dash_inductor import decision, decisions
+from dash_inductor import decisions
 from dash_inductor.emulation import emulate
 from dash_inductor.rewrite import probe
 
@@ -252,7 +252,7 @@ def test_an_op_that_is_off_where_caches_are_warm(as_installed, off, strict):
 
     def warm() -> tuple[Tensor, ...]:
         PyCodeCache.cache_clear()
-        decision.record._loaded.clear()
+        dash_inductor.clear_decisions()
         return gradients(compiled(efficient()), INPUTS)
 
     with dash_inductor.enabled(), functorch_config.patch(strict_autograd_cache=strict):

@@ -74,6 +74,11 @@ def by_distance(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
     return seen[n - m] | (n == m)
 
 
+def nothing(query: Tensor, key: Tensor) -> Tensor:
+    """No query sees any key."""
+    return torch.zeros(query.shape[2], key.shape[2], dtype=torch.bool)
+
+
 def one_document(query: Tensor, key: Tensor) -> Tensor:
     """Positions that the graph makes start nowhere anew: the mask is causal, and a constant."""
     ids = torch.arange(query.shape[2])[None].diff(prepend=torch.full((1, 1), -1)).ne(1).cumsum(1)
@@ -156,6 +161,7 @@ def check(
         (by_head, (), "block_mask"),
         (added, (PADDING,), "block_mask"),
         (by_distance, (torch.arange(2 * LENGTH) % 7 < 3,), "block_mask"),
+        (nothing, (), "block_mask"),
     ],
 )
 def test_masks(mask, others, kind):

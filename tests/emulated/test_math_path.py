@@ -24,7 +24,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
-from dash_inductor import Decision, UnsupportedAttentionError, decision, decisions, enabled
+from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled
 from dash_inductor.decision import ORIGIN, UNKNOWN
 from dash_inductor.decision.remedies import remedy_of
 from dash_inductor.op import NOTE
@@ -329,7 +329,7 @@ def test_recorded_once_cold_and_warm(caplog):
         caplog.clear()
         if run in ("another process", "graphs alone"):
             PyCodeCache.cache_clear()
-            decision.record._loaded.clear()
+            dash_inductor.clear_decisions()
         counters.clear()
         with functorch_config.patch(enable_autograd_cache=run != "graphs alone"):
             gradients(compiled(loop_of_two), inputs)
@@ -358,7 +358,7 @@ def test_where_inductor_leaves_out_the_pass(setting):
     inputs, off = of(1, 1, 20, 16), f"torch._inductor.config.{setting} is off"
     for run, settings in enumerate(({}, {}, {"on_unsupported": "warn"})):
         PyCodeCache.cache_clear()
-        decision.record._loaded.clear()
+        dash_inductor.clear_decisions()
         counters.clear()
         with enabled(**settings), inductor_config.patch({setting: False}), warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -19,7 +19,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
-from dash_inductor import Decision, decision, decisions, emulation
+from dash_inductor import Decision, decisions, emulation
 from dash_inductor.rewrite import install
 
 
@@ -311,7 +311,7 @@ def test_caches(caplog):
         torch._dynamo.reset()
         if hits == 2:
             PyCodeCache.cache_clear()
-            decision.record._loaded.clear()
+            dash_inductor.clear_decisions()
             caplog.clear()
         warm = train()
         assert counters["inductor"]["fxgraph_cache_miss"] == 2

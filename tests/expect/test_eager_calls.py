@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from dash_inductor import decision, decisions
+from dash_inductor import clear_decisions, decisions
 from dash_inductor.inspection.fake_gpu import fake_gpu
 from dash_inductor.rewrite import eager
 from dash_inductor.rewrite.cache_key import key
@@ -18,8 +18,8 @@ CUDA = torch.device("cuda:0")
 
 
 @pytest.fixture(autouse=True)
-def on_an_h100(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(decision.record, "_loaded", {})
+def on_an_h100() -> Iterator[None]:
+    clear_decisions()
     torch.use_deterministic_algorithms(True)
     eager.program_for.cache_clear()
     with fake_gpu("h100"):

@@ -25,7 +25,7 @@ OP = "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
 
 @pytest.fixture(autouse=True)
 def enabled(switched_off: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    monkeypatch.setattr(decision.record, "_loaded", {})
+    dash_inductor.clear_decisions()
     caplog.set_level(logging.INFO, "dash_inductor")
     with dash_inductor.enabled():
         yield
@@ -63,7 +63,7 @@ def test_recorded_once_cold_and_warm(caplog):
     for run in ("cold", "warm", "another process"):
         if run == "another process":
             PyCodeCache.cache_clear()
-            decision.record._loaded.clear()
+            dash_inductor.clear_decisions()
             caplog.clear()
         compiled_gradients()
         assert (counters["inductor"]["dash_declined"], counters["inductor"]["dash_rewritten"]) == (1, 0)

@@ -1,0 +1,60 @@
+"""Compiled graphs as they are taken into use: what was decided in them is recorded, logged and traced.
+
+Inductor hands out every graph through `CompiledFxGraph.post_compile`, whether it was compiled just now or comes out of a cache, and
+in the context of Dynamo's compilation, which a backward that is compiled late has too.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._guards import CompileContext
+from torch._logging import trace_structured
+
+from ..decision import decisions_in, report, take
+from .wrapped import unwrap, wrap
+
+OUTPUT_CODE = "torch._inductor.output_code"
+DYNAMO = "torch._dynamo.symbolic_convert"
+COMPILED = "dash_compiled"  # in a compile context: `compiled_by`
+
+
+def watch() -> None:
+    """Sees compiled graphs from now on, as soon as Inductor is imported."""
+    wrap(getattr(sys.modules.get(OUTPUT_CODE), "CompiledFxGraph", None), "post_compile", _post_compile)
+
+
+def unwatch() -> None:
+    """Gives Inductor its own function back."""
+    unwrap(getattr(sys.modules.get(OUTPUT_CODE), "CompiledFxGraph", None), "post_compile")
+
+
+def _post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], constants: Any, options: Any) -> None:
+    stock(graph, inputs, constants, options)
+    context = CompileContext.try_get()
+    name = _compiled_by_dynamo() or getattr(context, COMPILED, "")
+    if context is not None:
+        setattr(context, COMPILED, name)  # a backward that is compiled late has the forward's context, and no Dynamo around it
+    found = decisions_in(getattr(graph, "source_code", ""))
+    if not found:
+        return
+    compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
+    taken = take(found, compile_id=compile_id, compiled=name, is_backward=bool(options["is_backward"]))
+    trace_structured(
+        "artifact",
+        metadata_fn=lambda: {"name": "dash_inductor", "encoding": "json"},
+        payload_fn=lambda: json.dumps(report(taken, found), indent=1),
+    )
+
+
+def _compiled_by_dynamo() -> str:
+    """The class of the module whose method Dynamo compiles at the moment, or the name of the function; "" if it compiles nothing."""
+    translator = getattr(getattr(sys.modules.get(DYNAMO), "tls", None), "current_tx", None)
+    if translator is None:
+        return ""
+    first = translator.f_locals.get(next(iter(translator.f_code.co_varnames), None))
+    return type(first).__name__ if isinstance(first, torch.nn.Module) else translator.f_code.co_name
