@@ -1,6 +1,7 @@
-"""The `calibrate` command: measures the cost constants of the GPU that is there, and writes its cost file.
+"""Measures the cost constants of the GPU that is there, and writes its cost file, from which schedules are chosen.
 
-It never runs by itself: a choice depends on the cost file, and bits may depend on the choice.
+It never runs by itself: the choice of a schedule depends on the cost file, and the bits of dQ may depend on the choice. It takes
+some minutes. The exit status is 1 if a head dim could not be measured.
 """
 
 from __future__ import annotations
@@ -30,24 +31,36 @@ from ..schedule import TWO_PASS
 from ..schedule.costs import FLOP_PER_ELEMENT
 from ..templates.tiles import tile as one_pass_tile
 from ..templates.tiles import two_pass_tile
+from .arguments import add_json
+from .console import print_json, progress, section
 
 Fitted = tuple[Constants, "int | None"]  # and the percent of two passes, where they were measured
 HEAD_DIMS = (128, 64)
 ROUNDS = (1, 4)
+EXAMPLES = ("", "--device-out h100.toml --timings timings.jsonl --jobs 8 --minutes 20")
 LAUNCHES = 20
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `calibrate`."""
-    parser.add_argument("--device-out", metavar="FILE", help="where to write (default: the device's own cost file)")
     parser.add_argument(
-        "--timings", type=Path, metavar="FILE", help="keep every timing as it comes; go on from those that are there"
+        "--device-out", metavar="FILE", help="the file to write (default: the cost file of this GPU in the package)"
     )
     parser.add_argument(
-        "--head-dims", type=_head_dims, default=HEAD_DIMS, metavar="D,...", help="which, in this order (default both)"
+        "--timings", type=Path, metavar="FILE", help="append every timing to FILE, and do not measure again what it has"
     )
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="measure nothing more after so long")
-    parser.add_argument("--jobs", type=int, default=0, metavar="N", help="compile in N processes first (default: do not)")
+    parser.add_argument(
+        "--head-dims",
+        type=_head_dims,
+        default=HEAD_DIMS,
+        metavar="D,...",
+        help="head dims to measure, in this order (default 128,64)",
+    )
+    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="begin no measurement after M minutes")
+    parser.add_argument(
+        "--jobs", type=int, default=0, metavar="N", help="compile in N processes first (default 0: compile one by one)"
+    )
+    add_json(parser)
 
 
 def _head_dims(text: str) -> tuple[int, ...]:
@@ -73,25 +86,38 @@ def main(args: argparse.Namespace) -> int:
         compile_first([launch for launch in launches if launch not in known], args.jobs, 60 * args.minutes / 2)
     why: dict[int, str] = {}
     fitted, refused = fits(known, session)
-    for head_dim in args.head_dims:
-        for launch in (launch for launch in launches if launch.head_dim == head_dim and launch not in known):
-            if time.monotonic() >= deadline:
-                why[head_dim] = "the time limit"
-                break
-            known[launch] = measure(launch)
-            if args.timings is not None:
-                keep(args.timings, session, launch, known[launch])
-        fitted, refused = fits(known, session)
-        if fitted:
-            path.write_text(cost_file(session, fitted), encoding="utf-8")
-    for head_dim, (constants, percent) in fitted.items():
-        print(f"head dim {head_dim}: {constants}, two passes {'not measured' if percent is None else f'{percent} %'}")
+    with progress("measuring", sum(launch not in known for launch in launches)) as step:
+        for head_dim in args.head_dims:
+            for launch in (launch for launch in launches if launch.head_dim == head_dim and launch not in known):
+                if time.monotonic() >= deadline:
+                    why[head_dim] = "the time limit"
+                    break
+                step(f"head dim {head_dim}, {launch.family}, {launch.heads} heads, {launch.q_len} x {launch.kv_len}")
+                known[launch] = measure(launch)
+                if args.timings is not None:
+                    keep(args.timings, session, launch, known[launch])
+            fitted, refused = fits(known, session)
+            if fitted:
+                path.write_text(cost_file(session, fitted), encoding="utf-8")
     incomplete = {d: why.get(d) or refused[d] for d in args.head_dims if d in why or d in refused}
-    for head_dim, reason in incomplete.items():
-        print(f"head dim {head_dim} is not complete: {reason}")
     if not fitted:
-        raise ValueError("nothing is written: no head dim could be fitted")
-    print(f"written: {path}")
+        reasons = "; ".join(f"head dim {head_dim}: {reason}" for head_dim, reason in incomplete.items())
+        raise ValueError(f"nothing is written: no head dim could be fitted ({reasons})")
+    found: dict[int, dict[str, Any]] = {}
+    for head_dim, (constants, percent) in fitted.items():
+        found[head_dim] = asdict(constants) | {"two_pass_percent": percent}
+        found[head_dim]["mean_relative_error_of_fit"] = found[head_dim].pop("error")
+    if args.json:
+        print_json({"written": str(path), "head_dims": found, "incomplete": incomplete})
+        return int(bool(incomplete))
+    for head_dim, figures in found.items():
+        section(
+            f"Head dim {head_dim}",
+            {name.replace("_", " "): value if value is None else round(value, 3) for name, value in figures.items()},
+        )
+    for head_dim, reason in incomplete.items():
+        print(f"Head dim {head_dim} is not complete: {reason}")
+    print(f"Written: {path}")
     return int(bool(incomplete))
 
 

@@ -1,9 +1,14 @@
-"""The `choose` command: what an attention gets on a device, and what it was chosen among."""
+"""Says which schedule the backward of an attention gets on a GPU, and what it is chosen among.
+
+The choice is a pure function of sizes and of the GPU's cost file, which this command can ask on any machine: nothing is timed.
+Settings (DASH_INDUCTOR_*) are obeyed. The report has the tile, the family of schedules, the time predicted for every candidate
+with its formula, and the memory beside inputs and outputs. The exit status is 1 for an attention that keeps its stock kernel; the
+report says why then.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -17,28 +22,22 @@ from ..schedule.candidates import Candidate, CandidateBuilder
 from ..schedule.choice import ScheduleChoice, weight
 from ..schedule.packing import row_ints, table_ints
 from ..templates.tiles import HALF_DTYPES, Template, rows_of
-from .console import table
-from .simulate import at_least, show
+from .arguments import add_attention, add_json
+from .console import print_json, section, table
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
 FP32_BYTES = 4
 MOST_CHAINS = 2**22  # which are counted one by one
-MOST = 2**31 - 1  # of each size
 PLACE = ("family", "roles", "heads_in_flight", "stride")
+SIZES = "--q-len 8192 --kv-len 8192 --batch 2 --heads 16 --head-dim 128"
+EXAMPLES = (f"--device h100 --mask causal {SIZES}", f"--device a100 --guarantee batch --kv-heads 4 {SIZES} --json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `choose`."""
-    parser.add_argument("--mask", required=True, choices=MASKS)
-    for name in ("q-len", "kv-len", "batch", "heads"):
-        parser.add_argument(f"--{name}", required=True, type=at_least(1, MOST), metavar="N")
-    parser.add_argument("--kv-heads", type=at_least(1, MOST), metavar="N", help="key and value heads (default: as many as --heads)")
-    parser.add_argument("--head-dim", required=True, type=at_least(1, MOST), metavar="N")
-    parser.add_argument("--value-dim", type=at_least(1, MOST), metavar="N", help="head dim of the values (default: --head-dim)")
-    parser.add_argument("--dtype", default="bf16", choices=(*HALF_DTYPES, "fp32"))
-    parser.add_argument("--device", required=True, choices=known_devices(), help="the GPU; it need not be there")
+    add_attention(parser, devices=known_devices(), masks=MASKS, dtypes=(*HALF_DTYPES, "fp32"))
     parser.add_argument("--guarantee", choices=GUARANTEES, help="what the bits may not depend on (default: the setting, run)")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -46,13 +45,14 @@ def main(args: argparse.Namespace) -> int:
     figures = report(args)
     declined = figures["declined"] is not None
     if args.json:
-        print(json.dumps(figures, indent=2))
+        print_json(figures)
         return int(declined)
     hidden = ("candidates", "piecewise") if declined else ("candidates", "piecewise", "declined")
-    show({name: value for name, value in figures.items() if name not in hidden})
+    section("Attention", {name.replace("_", " "): value for name, value in figures.items() if name not in hidden})
     if declined:
         return 1
-    if considered := [{name: row[name] for name in (*PLACE, "predicted_us")} for row in figures["candidates"]]:
+    if considered := [{name.replace("_", " "): row[name] for name in (*PLACE, "predicted_us")} for row in figures["candidates"]]:
+        print()
         table("Candidates, in order; the first is the default", considered)
         for family, formula in {row["family"]: row["formula_ns"] for row in figures["candidates"]}.items():
             time, *parts = (formula or "no formula").split("; ")

@@ -1,13 +1,15 @@
-"""The `codegen` command: the kernels generated for a GPU that is not there, and what their cubins say."""
+"""Shows the kernels that torch.compile generates for the backward of an attention, for a GPU that need not be there.
+
+The report has their Triton source and launch, and what the machine code says, compiled by the Triton that is installed: registers,
+shared memory, CTAs per SM, the instructions of the main loop, and which rules they break; for Hopper also an estimate of the
+cycles of a step.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
-import json
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +17,40 @@ from ..devices import DEVICES, device
 from ..inspection import gates
 from ..inspection.flex import MASK_MODS, SCORE_MODS, flex_backward
 from ..inspection.replay import SMALLEST
-from ..templates.tiles import Template, tile, two_pass_tile
+from ..schedule import MASKS
+from ..templates.tiles import HALF_DTYPES, Template, tile, two_pass_tile
+from .arguments import add_attention, add_json
+from .console import code, print_json, section
 
 # Figures of the whole kernel; all others are of its main loop.
 OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes", "main_loops", "tmem_columns", "ctas_per_sm")
 
+SIZES = "--q-len 8192 --kv-len 8192 --batch 2 --heads 16 --head-dim 128"
+EXAMPLES = (
+    f"--device h100 --mask causal {SIZES}",
+    f"--device h100 --mask-mod documents --score-mod alibi {SIZES} --json",
+    f"--device a100 {SIZES} --cubin kernel.cubin",
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `codegen`."""
-    parser.add_argument("--device", required=True, choices=DEVICES, help="the GPU; it need not be there")
-    for name in ("q-len", "kv-len", "batch", "heads", "head-dim"):
-        parser.add_argument(f"--{name}", required=True, type=int, metavar="N")
-    parser.add_argument("--value-dim", type=int, metavar="N", help="head dim of the values (default: --head-dim)")
-    parser.add_argument("--kv-heads", type=int, metavar="N", help="key and value heads (default: as many as --heads)")
-    parser.add_argument("--mask", default="full", choices=("full", "causal"))
-    parser.add_argument("--mask-mod", choices=MASK_MODS, help="FlexAttention, under a BlockMask of this function, or none")
-    parser.add_argument("--score-mod", choices=SCORE_MODS, help="FlexAttention, with this function of the scores")
-    parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16"))
-    parser.add_argument("--dynamic", action="store_true", help="sequence lengths that are known only at run time")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
-    parser.add_argument(
-        "--cubin", type=Path, metavar="FILE", help="writes the main kernel's cubin; others beside it, with their names"
-    )
+    add_attention(parser, devices=tuple(DEVICES), masks=MASKS, dtypes=HALF_DTYPES)
+    for name, mods in (("mask-mod", MASK_MODS), ("score-mod", SCORE_MODS)):
+        listed = ", ".join(mods)
+        parser.add_argument(
+            f"--{name}", choices=mods, metavar="MOD", help=f"FlexAttention with this {name.replace('-', '_')}: {listed}"
+        )
+    parser.add_argument("--dynamic", action="store_true", help="lengths of sequences are known only at run time")
+    add_json(parser)
+    parser.add_argument("--cubin", type=Path, metavar="FILE", help="write the main kernel's machine code; other kernels' beside it")
 
 
 def main(args: argparse.Namespace) -> int:
     """Print the report; ValueError if the attention is not rewritten, or its sizes make none."""
     figures = report(args)
     if args.json:
-        print(json.dumps(figures, indent=2))
+        print_json(figures)
     else:
         _show(figures)
     return 0
@@ -105,7 +112,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _show(figures: dict[str, Any]) -> None:
-    """The report for people: figures and code of each kernel, in colour on a terminal where rich is installed."""
+    """The report for people: figures and code of each kernel."""
     versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     _show_kernel(figures, f"{figures['kernel']} on {figures['device']} ({versions})", {"Graph": figures["graph"]})
     for other in figures["others"]:
@@ -114,20 +121,22 @@ def _show(figures: dict[str, Any]) -> None:
 
 
 def _show_kernel(figures: dict[str, Any], title: str, sections: dict[str, str]) -> None:
-    numbers = {name: value for name, value in figures.items() if isinstance(value, int)}
-    rows = [(name if name in OF_KERNEL else f"{name} *", str(value)) for name, value in numbers.items()]
-    for loop in figures["predicted_cycles"] or ():
-        by_cause = {"tensor cores": loop["tensor_cycles"], **loop["exposed"]}
-        rows.append(("cycles a step, estimate *", f"{loop['cycles']:.0f}"))
-        rows += [(f"  {cause} *", f"{cycles:.0f}") for cause, cycles in by_cause.items() if cycles >= SMALLEST]
-    rows += [("broken rule", sentence) for sentence in figures["gates"]]
-    print(title, *(f"{name:<26}{value:>10}" for name, value in rows), "* in the main loop", sep="\n")
+    of_loop: dict[str, Any] = {}
+    of_kernel: dict[str, Any] = {}
+    for name, value in figures.items():
+        if isinstance(value, int):
+            (of_kernel if name in OF_KERNEL else of_loop)[name.replace("_", " ")] = value
+    of_kernel["broken rules"] = "; ".join(figures["gates"]) or "none"
+    section(title, of_kernel)
+    section("Main loop", of_loop)
+    loops = figures["predicted_cycles"] or ()
+    for n, loop in enumerate(loops, 1):
+        by_cause = {"all": loop["cycles"], "tensor cores": loop["tensor_cycles"], **loop["exposed"]}
+        place = f" of loop {n}" if len(loops) > 1 else ""
+        section(
+            f"Cycles of a step{place}, an estimate",
+            {cause: round(cycles) for cause, cycles in by_cause.items() if cycles >= SMALLEST},
+        )
     for heading, text in (sections | {"Launch": "\n".join(figures["launch"]), "Kernel": figures["source"].strip()}).items():
-        print(f"\n{heading}\n")
-        if sys.stdout.isatty() and importlib.util.find_spec("rich"):
-            from rich import print as show
-            from rich.syntax import Syntax
-
-            show(Syntax(text, "python", theme="ansi_dark", word_wrap=True))
-        else:
-            print(text)
+        print()
+        code(heading, text)

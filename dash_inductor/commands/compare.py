@@ -1,14 +1,23 @@
-"""The `compare` command: the time of every family over the number of KV tiles, as a multiple of the lower bound."""
+"""Compares the times of all schedules over the length of a sequence, each as a multiple of what no schedule can beat.
+
+Each family of schedules that serves the mask has its best number of roles (workers that share a head). 1.000 cannot be improved
+on. `simulate` explains tiles, workers and costs.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
 from ..schedule import FAMILIES, ROUND_ROBIN, SEARCHED, Geometry, make_order
-from .console import table
-from .simulate import add_problem, at_least, bound, geometry_of, kv_heads, plan_of, run
+from .arguments import add_json, at_least
+from .console import print_json, table
+from .simulate import COSTS, add_problem, bound, geometry_of, kv_heads, plan_of, run
+
+EXAMPLES = (
+    f"--mask causal --heads 8 --kv-tiles 6 --workers 12 {COSTS}",
+    f"--mask full --heads 8 --kv-tiles 32 --every 4 --workers 132 {COSTS} --plot families.svg",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=at_least(1), default=1, metavar="N", help="only multiples of N KV tiles")
     parser.add_argument("--ratio", type=at_least(1), default=2, metavar="K", help="Q tiles per KV tile (default 2)")
     parser.add_argument("--plot", metavar="FILE", help="write a chart, .png or .svg")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -31,7 +40,7 @@ def main(args: argparse.Namespace) -> int:
 
         save(over_bound(rows, title=f"{args.mask}, {args.heads} heads on {args.workers} workers"), args.plot)
     if args.json:
-        print(json.dumps(rows))
+        print_json(rows)
         return 0
     names = {name: None for row in rows for name in row["families"]}
     lines = []

@@ -1,4 +1,9 @@
-"""`python -m dash_inductor demo`: a small GPT trained in two processes whose CTAs interleave differently, compared bit for bit."""
+"""Trains a small GPT in two processes, and compares every loss, gradient and weight bit for bit.
+
+On a GPU both processes train at the same time, on the kernels of this package. Without a GPU Triton's interpreter runs these
+kernels on the CPU, and the two processes interleave their CTAs differently. The exit status is 0 if every bit is the same, and 1
+if not.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +18,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from .console import table
-from .simulate import at_least
+from .arguments import add_json, at_least
+from .console import CommandError, print_json, table
 
+EXAMPLES = ("", "--steps 5 --json")
 STEPS, MOST_STEPS = 20, 10_000
 SEEDS = (1, 2)  # of the CTAs' interleaving; the training's own seed is the same in both processes
 SMS = 16  # of the emulated device: twice the heads in a batch, so that CTAs share heads and have to wait
@@ -26,26 +32,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     steps = f"training steps, at most {MOST_STEPS} (default %(default)s)"
     parser.add_argument("--steps", type=at_least(1, MOST_STEPS), default=STEPS, metavar="N", help=steps)
     parser.add_argument("--train", type=Path, metavar="FILE", help="only train once, and write what happened to FILE (JSON)")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
     """0 if both trainings agree in every bit and every attention really had to wait, else 1."""
     if problem := _missing(alone=args.train is not None):
-        args.parser.error(problem)
+        raise CommandError(problem)
     if args.train is not None:
         args.train.write_text(json.dumps(train(args.steps)))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{seed}.json" for seed in SEEDS]
-        children = [_start(seed, file, args.steps, shown=seed == SEEDS[0]) for seed, file in zip(SEEDS, files, strict=True)]
+        shown = (SEEDS[0],) if not args.json else ()
+        children = [_start(seed, file, args.steps, shown=seed in shown) for seed, file in zip(SEEDS, files, strict=True)]
         if any([child.wait() for child in children]):
-            print("a training process failed", file=sys.stderr)
-            return 1
-        first, second = (json.loads(file.read_text()) for file in files)
-    table("attentions", first["attentions"])
+            raise CommandError("a training process failed: what it said is above")
+        runs = [json.loads(file.read_text()) for file in files]
+    return report(*runs, as_json=args.json)
+
+
+def report(first: dict[str, Any], second: dict[str, Any], *, as_json: bool) -> int:
+    """Print what two trainings came to; 1 if they differ."""
     problem = difference(first, second)
+    if as_json:
+        shared = {name: first[name] for name in ("emulated", "attentions")}
+        waits = [first["waits"], second["waits"]] if first["emulated"] else None
+        print_json({"identical": problem is None, "difference": problem, "tensors": len(first["digests"]), "waits": waits} | shared)
+        return int(problem is not None)
+    print()
+    table("Attentions", [{name.replace("_", " "): value for name, value in row.items()} for row in first["attentions"]])
+    print()
     if problem is not None:
-        print(problem, file=sys.stderr)
+        print(f"bitwise: {problem}", file=sys.stderr)
         return 1
     waited = f", {first['waits']} and {second['waits']} waits of CTAs" if first["emulated"] else ""
     print(f"bitwise: identical ({len(first['digests'])} tensors in two processes{waited})")
@@ -122,8 +141,8 @@ def train(steps: int) -> dict[str, Any]:
             "shape": decision.shape,
             "mask": decision.mask,
             "schedule": decision.schedule if decision.rewritten else f"declined: {decision.reason}",
-            "predicted (us)": decision.predicted_us,
-            "workspace (bytes)": decision.workspace_bytes,
+            "predicted_us": decision.predicted_us,
+            "workspace_bytes": decision.workspace_bytes,
         }
         for decision in decisions()
     ]
@@ -154,8 +173,8 @@ def _digest(tensor: Any) -> str:
 def difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
     """What differs between two runs first, or None."""
     if first["digests"].keys() != second["digests"].keys():
-        return "bitwise: the runs have different tensors"
+        return "the runs have different tensors"
     for name, digest in first["digests"].items():
         if digest != second["digests"][name]:
-            return f"bitwise: the {name} differs"
+            return f"the {name} differs"
     return None

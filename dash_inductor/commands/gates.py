@@ -1,16 +1,21 @@
-"""The `gates` command: every kernel of the tile tables, compiled, and the rules that it breaks."""
+"""Compiles the kernels of the tile tables for GPUs that need not be there, and names the rules that their machine code breaks.
+
+Rules are, for example: nothing spills to memory, matrix instructions are asynchronous, an SM holds as many CTAs as the schedule
+counts on. All kernels take half an hour; select some by the options. The exit status is 1 if a rule is broken.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, cells, judged, predicted_cycles
+from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, Cell, cells, judged, predicted_cycles
 from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, dims_text
-from .console import table
+from .arguments import add_json
+from .console import CommandError, print_json, progress, table
+
+EXAMPLES = ("--arch sm_90 --dtype bf16 --head-dim 128", "--arch sm_80 --template two_pass --head-dim 64 --json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,21 +26,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("dtype", HALF_DTYPES),
         ("shape", (*SHAPES, *FLEX_SHAPES)),
     ):
-        parser.add_argument(f"--{name}", choices=choices, action="append", help="only this (repeatable)")
-    parser.add_argument("--head-dim", choices=HEAD_DIMS, type=int, action="append", help="only this (repeatable)")
-    parser.add_argument("--json", action="store_true", help="every figure, as JSON")
+        _add_selection(parser, name, tuple(choices), str)
+    _add_selection(parser, "head-dim", HEAD_DIMS, int)
+    add_json(parser)
 
 
-# What the table shows; the JSON has every figure.
-COLUMNS = (
-    *("arch", "template", "dtype", "head_dim", "value_dim", "shape", "tile"),
-    *("registers", "shared_bytes", "ctas_per_sm", "instructions_in_loop", "stock_instructions", "local_in_loop", "copies_ahead"),
-)
+def _add_selection(parser: argparse.ArgumentParser, name: str, choices: Sequence[Any], kind: type) -> None:
+    listed = ", ".join(map(str, choices))
+    parser.add_argument(
+        f"--{name}", choices=choices, type=kind, metavar="X", action="append", help=f"only X (repeatable), one of {listed}"
+    )
 
 
-def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+# What the table shows, by its name among the figures; the JSON has every figure.
+COLUMNS = {
+    "tile": "tile",
+    "registers": "registers",
+    "shared bytes": "shared_bytes",
+    "CTAs per SM": "ctas_per_sm",
+    "loop": "instructions_in_loop",
+    "stock loop": "stock_instructions",
+    "local in loop": "local_in_loop",
+    "copies ahead": "copies_ahead",
+}
+
+
+def _line(cell: Cell, row: Mapping[str, Any]) -> dict[str, Any]:
+    figures = {column: row.get(name) for column, name in COLUMNS.items()}
     judgement = "; ".join(row["gates"]) or "pass"
-    return {name: row.get(name) for name in COLUMNS} | {"cycles (estimate)": predicted_cycles(row), "gates": judgement}
+    return {"kernel": _name(cell), **figures, "cycles (estimate)": predicted_cycles(row), "gates": judgement}
+
+
+def _name(cell: Cell) -> str:
+    dims = dims_text(cell.head_dim, cell.value_dim or cell.head_dim)
+    return f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}"
 
 
 def main(args: argparse.Namespace) -> int:
@@ -45,20 +69,16 @@ def main(args: argparse.Namespace) -> int:
     asked = {f"{name}s": getattr(args, name) for name in ("arch", "template", "dtype", "shape", "head_dim")}
     todo = cells(**{name: values for name, values in asked.items() if values})
     if not todo:
-        problem = f"nothing has all that was asked for: one pass takes head dims to {ONE_PASS_HEAD_DIM}"
-        print(f"python -m dash_inductor gates: error: {problem}", file=sys.stderr)
-        return 2
+        raise CommandError(f"no kernel has all that was asked for: one pass takes head dims up to {ONE_PASS_HEAD_DIM}")
     rows: list[dict[str, Any]] = []
-    for n, cell in enumerate(todo, 1):
-        dims = dims_text(cell.head_dim, cell.value_dim or cell.head_dim)
-        progress = f"[{n}/{len(todo)}] {cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}"
-        print(progress, file=sys.stderr, flush=True)
-        rows.append(judged(cell))
+    with progress("compiling", len(todo)) as step:
+        for cell in todo:
+            step(_name(cell))
+            rows.append(judged(cell))
     failed = sum(bool(row["gates"]) for row in rows)
     if args.json:
-        print(json.dumps({"triton": triton.__version__, "rows": rows}, indent=2))
+        print_json({"triton": triton.__version__, "rows": rows})
     else:
-        title = f"Triton {triton.__version__}: {failed} of {len(rows)} kernels break a rule"
-        table(title, [_line(row) for row in rows])
-        print(title)
+        table("Kernels", list(map(_line, todo, rows)))
+        print(f"\nTriton {triton.__version__}: {failed} of {len(rows)} kernels break a rule")
     return 1 if failed else 0

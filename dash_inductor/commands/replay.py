@@ -1,9 +1,12 @@
-"""The `replay` command: what the main loop of a Hopper cubin takes a step by estimate, and what its tensor cores wait for."""
+"""Estimates how many cycles a step of a Hopper kernel's main loop takes, and what its tensor cores wait for.
+
+FILE.cubin holds one kernel for sm_90, as `codegen --cubin FILE.cubin` writes it. Its instructions are issued one by one on a model
+of an SM, whose constants --constants lists with their sources. Some are guesses; --sensitivity says what hangs on them.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,30 +14,36 @@ from typing import Any
 
 from ..inspection.replay import CONSTANTS, Constants, Replay, Sensitivity, loops_of, replay_loop, sensitivity
 from ..inspection.replay.machine import Event
-from .console import table
+from .arguments import add_json
+from .console import print_json, table
 
 HIDDEN = ("arithmetic", "mufu", "constant", "shared load", "store")  # kinds that a trace leaves out
 WORTH_SHOWING = 15  # clocks that a guess moves
+EXAMPLES = ("--constants", "kernel.cubin --sensitivity", "kernel.cubin --set barrier=30 --json")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `replay`."""
-    parser.add_argument("cubins", nargs="*", type=Path, metavar="FILE.cubin", help="of one kernel for sm_90 (codegen --cubin)")
-    parser.add_argument("--loops", type=int, default=1, metavar="N", help="main loops: 2 or 3 in two passes (default: 1)")
-    parser.add_argument("--warps", type=int, default=8, metavar="N", help="that run the loop (default: 8)")
-    parser.add_argument("--edge", action="store_true", help="in a tile that the causal diagonal crosses")
+    parser.add_argument("cubins", nargs="*", type=Path, metavar="FILE.cubin", help="machine code of one kernel for sm_90")
+    parser.add_argument(
+        "--loops", type=int, default=1, metavar="N", help="main loops in the kernel: 2 or 3 in two passes (default 1)"
+    )
+    parser.add_argument("--warps", type=int, default=8, metavar="N", help="warps that run the loop (default 8)")
+    parser.add_argument("--edge", action="store_true", help="a step in a tile that the causal diagonal crosses")
     parser.add_argument(
         "--tma",
         type=int,
         default=0,
         metavar="BYTES",
-        help="that TMA moves to and from shared memory a step (Gluon: 256 x head dim)",
+        help="bytes that TMA moves to and from shared memory in a step (Gluon: 256 x head dim)",
     )
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another value of a constant (repeatable)")
-    parser.add_argument("--constants", action="store_true", help="every constant with its source, and which are guesses")
-    parser.add_argument("--sensitivity", action="store_true", help="each guess halved and doubled")
-    parser.add_argument("--trace", action="store_true", help="one step, operation by operation")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="give a constant another value (repeatable)"
+    )
+    parser.add_argument("--constants", action="store_true", help="list every constant with its source, and whether it is a guess")
+    parser.add_argument("--sensitivity", action="store_true", help="print the cycles with each guess halved and doubled")
+    parser.add_argument("--trace", action="store_true", help="print one step, operation by operation")
+    add_json(parser)
 
 
 def main(args: argparse.Namespace) -> int:
@@ -53,7 +62,7 @@ def main(args: argparse.Namespace) -> int:
         hangs_on = [sensitivity(loop, **settings) if args.sensitivity else [] for loop in loops]
         replayed.append((path, replays, hangs_on))
     if args.json:
-        print(json.dumps(_report(replayed, constants, args), indent=2))
+        print_json(_report(replayed, constants, args))
         return 0
     if args.constants:
         table("Constants", [{"name": name, **row} for name, row in _constants(constants).items()])

@@ -1,11 +1,14 @@
-"""The `simulate` command: one schedule, its time, its bounds, who runs what in which order, and a picture of it."""
+"""Replays one schedule of an attention's backward step by step, and draws it.
+
+A head is cut into tiles of queries (Q) and of keys and values (KV). A worker (a CTA of the GPU) owns a KV tile and walks the Q
+tiles that see it; each step computes, then adds its part of dQ, and waits for the parts that come before it. The report has the
+time, what a formula says of it, what no schedule can beat, and how long workers wait. --plot draws a row per worker.
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..schedule import (
@@ -26,10 +29,17 @@ from ..schedule import (
 )
 from ..schedule.formulas import time_of
 from ..schedule.geometry import check_range
+from .arguments import add_json, at_least
+from .console import print_json, section
 
 WINDOW = "window:"
 MOST_STEPS = 2**20  # half a minute's work
 MOST_WORKERS = 2**16
+COSTS = "--compute-ns 800 --reduce-ns 200 --sync-ns 550"
+EXAMPLES = (
+    f"--mask causal --q-tiles 16 --kv-tiles 8 --heads 4 --workers 8 --family symmetric --roles 4 {COSTS} --plot gantt.png",
+    f"--mask full --q-tiles 6 --kv-tiles 3 --heads 2 --workers 6 --family shift --roles 3 {COSTS} --json",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser)
     parser.add_argument("--q-tiles", required=True, type=at_least(1), metavar="N", help="Q tiles of a head")
     parser.add_argument("--kv-tiles", required=True, type=at_least(1), metavar="N", help="KV tiles of a head, each a chain")
-    parser.add_argument("--family", required=True, choices=(*FAMILIES, *ROUND_ROBIN, SEARCHED))
+    families = (*FAMILIES, *ROUND_ROBIN, SEARCHED)
+    parser.add_argument("--family", required=True, choices=families, metavar="FAMILY", help=f"of schedules: {', '.join(families)}")
     parser.add_argument(
         "--roles", required=True, type=at_least(1), metavar="A", help="workers that share a head; of a round robin, all that run"
     )
@@ -50,12 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", help="write a Gantt chart, .png or .svg")
     parser.add_argument("--from-ns", type=at_least(0), default=0, metavar="NS", help="where the chart begins")
     parser.add_argument("--to-ns", type=at_least(1), metavar="NS", help="where the chart ends (default: with the schedule)")
-    parser.add_argument("--json", action="store_true", help="everything, as JSON")
+    add_json(parser)
 
 
 def add_problem(parser: argparse.ArgumentParser) -> None:
     """What is scheduled, on how many workers, and at which costs."""
-    parser.add_argument("--mask", required=True, type=mask, metavar="{full,causal,window:N}")
+    parser.add_argument("--mask", required=True, type=mask, metavar="MASK", help="full, causal or window:N (N more KV tiles)")
     parser.add_argument("--heads", required=True, type=at_least(1), metavar="N", help="query heads, batch included")
     parser.add_argument("--kv-group", type=at_least(1), default=1, metavar="N", help="query heads per kv head (default 1)")
     parser.add_argument("--workers", required=True, type=at_least(1, MOST_WORKERS), metavar="P", help="CTAs resident at a time")
@@ -63,23 +74,6 @@ def add_problem(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reduce-ns", required=True, type=at_least(0), metavar="NS", help="its reduction into dq")
     parser.add_argument("--sync-ns", required=True, type=at_least(0), metavar="NS", help="hand-off to another worker")
     parser.add_argument("--overlap", action="store_true", help="a step computes while the one before it reduces")
-
-
-def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
-    """An argparse type: an int of at least `least`, and at most `most`."""
-
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"must be an integer, got {text!r}") from None
-        if value < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, got {value}")
-        if most is not None and value > most:
-            raise argparse.ArgumentTypeError(f"must be at most {most}, got {value}")
-        return value
-
-    return parse
 
 
 def mask(text: str) -> str:
@@ -214,15 +208,7 @@ def main(args: argparse.Namespace) -> int:
         title = f"{args.mask}, {schedule}: {figures['makespan_ns'] / 1000:,} us, {ratio:.3f} of the lower bound"
         save(gantt(simulation, title=title, from_ns=args.from_ns, to_ns=args.to_ns), args.plot)
     if args.json:
-        print(json.dumps(figures))
+        print_json(figures, indent=None)
     else:
-        show({name: value for name, value in figures.items() if name != "workers"})
+        section("Schedule", {name.replace("_", " "): value for name, value in figures.items() if name != "workers"})
     return 0
-
-
-def show(figures: dict[str, Any]) -> None:
-    """Name and value, line by line."""
-    width = max(map(len, figures))
-    for name, value in figures.items():
-        text = "-" if value is None else f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
-        print(f"{name.replace('_', ' '):<{width}}  {text}")

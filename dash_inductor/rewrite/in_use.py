@@ -52,7 +52,7 @@ def _post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any],
 
 
 def _compiled_by_dynamo() -> str:
-    """The class of the module whose method Dynamo compiles at the moment, or the name of the function; "" if it compiles nothing."""
+    """The class of the module whose method Dynamo compiles at the moment, or the name of the function; "" if there is none."""
     translator = getattr(getattr(sys.modules.get(DYNAMO), "tls", None), "current_tx", None)
     if translator is None:
         return ""

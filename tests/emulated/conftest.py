@@ -46,11 +46,11 @@ def rewriting(deterministic: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 
 @pytest.fixture
 def as_installed(deterministic: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """Under emulation, settings are the defaults, and nothing is recorded."""
+    """Under emulation, settings are the defaults, nothing is recorded, and caplog has what the package logs."""
     monkeypatch.setattr(config, "_current", config.Config())
     dash_inductor.clear_decisions()
     caplog.set_level(logging.DEBUG, "dash_inductor")
-    with emulation.emulate():
+    with caplog.filtering(logging.Filter("dash_inductor")), emulation.emulate():
         yield
 
 

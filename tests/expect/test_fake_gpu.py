@@ -193,10 +193,10 @@ SIZES = ["--q-len", "256", "--kv-len", "256", "--batch", "1", "--heads", "4", "-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["codegen", "--device", "h101", *SIZES], "invalid choice: 'h101' (choose from"),
+        (["codegen", "--device", "h101", *SIZES], "there is no cost file for 'h101'; take one of h100, h200, a100, b200"),
         (["codegen", "--device", "h100", *SIZES, "--kv-heads", "3"], "3 does not divide 4"),
         (["codegen", "--device", "h100", *SIZES, "--batch", "0"], "must be at least 1"),
-        (["codegen", "--device", "h100", *SIZES, "--batch", "two"], "invalid int value: 'two'"),
+        (["codegen", "--device", "h100", *SIZES, "--batch", "two"], "must be an integer, got 'two'"),
         (["codegen", "--device", "h100"], "the following arguments are required"),
     ],
 )

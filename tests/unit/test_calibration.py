@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -193,7 +194,13 @@ def test_the_command(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest
     assert {name: entry["value"] for name, entry in found.items()} == FITTED
     assert not any(entry["estimate"] for entry in found.values())
     assert "d = 64" in found["hop_ns"]["source"] and "as torch reports it" in found["l2_bytes"]["source"]
-    assert capsys.readouterr().out.count("error=") == 2
+    text, progress = capsys.readouterr()
+    assert text.startswith("Head dim 128\n") and text.count("hop ns") == 2 and progress.count("\n") == 52
+    assert main(["calibrate", "--json", "--device-out", str(out)]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["written"] == str(out) and list(report["head_dims"]) == ["128", "64"] and report["incomplete"] == {}
+    assert report["head_dims"]["64"]["two_pass_percent"] == PERCENT[64]
+    assert report["head_dims"]["64"]["step_ns"] == pytest.approx(TRUTH["step_ns"])
 
 
 def test_a_head_dim_alone_keeps_the_rest_of_the_file(gpu: list[calibrate.Launch], tmp_path: Path) -> None:
@@ -228,7 +235,7 @@ def test_a_run_that_is_cut_goes_on(
     compiled: list[calibrate.Launch] = []
     monkeypatch.setattr(calibrate, "compile_first", lambda launches, jobs, seconds: compiled.extend(launches))
     assert main([*arguments, "--minutes", "0"]) == 1  # 4 timings of d = 64 tell nothing
-    assert "head dim 64 is not complete: the time limit" in capsys.readouterr().out and len(gpu) == 30
+    assert "Head dim 64 is not complete: the time limit" in capsys.readouterr().out and len(gpu) == 30
     assert main([*arguments, "--jobs", "3"]) == 0
     assert compiled == gpu[30:] and len(gpu) == len(set(gpu)) == 52
     assert {name: entry["value"] for name, entry in values(out.read_text()).items()} == FITTED

@@ -1,5 +1,6 @@
 """What the demo must notice."""
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -37,8 +38,8 @@ def test_what_cannot_be_is_one_line(words, settings, message, monkeypatch, capsy
     ("other", "difference"),
     [
         ({}, None),
-        ({"gradient of head.weight in step 0": "c"}, "bitwise: the gradient of head.weight in step 0 differs"),
-        ({"more": "d"}, "bitwise: the runs have different tensors"),
+        ({"gradient of head.weight in step 0": "c"}, "the gradient of head.weight in step 0 differs"),
+        ({"more": "d"}, "the runs have different tensors"),
     ],
 )
 def test_the_first_difference_is_named(other, difference):
@@ -57,3 +58,23 @@ def test_an_attention_without_a_wait_proves_nothing(launches):
 
 def test_the_text_is_real_and_long():
     assert len(demo._text()) > 100_000
+
+
+@pytest.mark.parametrize(("other", "difference"), [({}, None), ({"loss of step 0": "c"}, "the loss of step 0 differs")])
+def test_the_report(other, difference, capsys):
+    """The exit status, and the same in text and JSON."""
+    attentions = [{"shape": "B=1", "mask": "causal", "schedule": "shift", "predicted_us": 1.5, "workspace_bytes": 64}]
+    runs = [run(**digests) | {"emulated": True, "attentions": attentions, "waits": 3} for digests in ({}, other)]
+    assert demo.report(*runs, as_json=True) == demo.report(*runs, as_json=False) == (difference is not None)
+    out, err = capsys.readouterr()
+    report, end = json.JSONDecoder().raw_decode(out)
+    assert report == {
+        "identical": difference is None,
+        "difference": difference,
+        "tensors": 2,
+        "waits": [3, 3],
+        "emulated": True,
+        "attentions": attentions,
+    }
+    assert "predicted us" in out[end:] and ("bitwise: identical (2 tensors" in out[end:]) == (difference is None)
+    assert err == (f"bitwise: {difference}\n" if difference else "")

@@ -1,5 +1,7 @@
 """The `gates` command where it compiles nothing."""
 
+import pytest
+
 from dash_inductor.commands.cli import main
 
 
@@ -8,6 +10,8 @@ def test_a_selection_without_a_kernel(capsys, monkeypatch):
     for name in ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE"):  # else another process is started
         monkeypatch.delenv(name, raising=False)
     chosen = ["--arch", "sm_100", "--template", "one_pass", "--head-dim", "192", "--head-dim", "256"]
-    assert main(["gates", *chosen]) == 2
-    line = "python -m dash_inductor gates: error: nothing has all that was asked for: one pass takes head dims to 128\n"
+    with pytest.raises(SystemExit) as stopped:
+        main(["gates", *chosen])
+    assert stopped.value.code == 2
+    line = "python -m dash_inductor gates: error: no kernel has all that was asked for: one pass takes head dims up to 128\n"
     assert capsys.readouterr() == ("", line)

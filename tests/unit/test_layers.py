@@ -25,6 +25,7 @@ LAZY = {
     "dash_inductor.commands.codegen": "the command line does without torch",
     "dash_inductor.commands.compare": "matplotlib may be missing",
     "dash_inductor.commands.demo": "the command line does without torch",
+    "dash_inductor.commands.env": "torch may be missing, or fail when it is imported",
     "dash_inductor.commands.simulate": "matplotlib may be missing",
     "dash_inductor.config": "emulation imports Triton when it starts",
     "dash_inductor.emulation": "emulation imports Triton when it starts",

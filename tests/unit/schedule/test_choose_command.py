@@ -89,7 +89,7 @@ def test_what_the_pass_declines(change: str, reason: str, capsys: pytest.Capture
     assert main([*EXAMPLE.split(), *change.split(), "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"device": "h100", "guarantee": "run", "declined": reason}
     assert main([*EXAMPLE.split(), *change.split()]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == f"declined   {reason}"
+    assert capsys.readouterr().out.splitlines()[-1] == f"  declined   {reason}"
 
 
 def test_fp32_is_of_the_emulated_device(capsys: pytest.CaptureFixture[str]) -> None:

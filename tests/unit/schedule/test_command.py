@@ -229,8 +229,10 @@ def test_whoever_reads_may_stop_early() -> None:
 
 def test_the_report_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments(EXAMPLE, family="searched")) == 0
-    lines = dict(re.split(r"  +", line, maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert lines["makespan ns"] == "36,000" and lines["formula ns"] == "-" and "workers" not in lines
+    title, *lines = capsys.readouterr().out.splitlines()
+    assert title == "Schedule"
+    figures = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in lines)
+    assert figures["makespan ns"] == "36,000" and figures["formula ns"] == "-" and "workers" not in figures
 
 
 COMPARE = "compare --heads 8 --kv-tiles 6 --workers 12 --compute-ns 800 --reduce-ns 200 --sync-ns 550"

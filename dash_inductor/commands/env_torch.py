@@ -1,0 +1,157 @@
+"""The parts of `env` that need torch."""
+
+from __future__ import annotations
+
+import operator
+import os
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+
+from .. import emulation
+from ..config import current
+from ..devices import key_for
+from ..devices.cost_files import load_costs
+from ..devices.target import target_of
+from ..rewrite import install, installed, left_out
+from ..rewrite.declined import why_no_target
+from ..templates.tiles import EMULATED, tile
+
+if TYPE_CHECKING:
+    from .env import Report
+
+# The settings of Inductor that rewrite/declined.py refuses when they are on; left_out.SETTINGS are refused when they are off.
+REFUSED = ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time")
+CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
+AOT_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache")
+MODES = (
+    *("utils.deterministic.fill_uninitialized_memory", "backends.cudnn.deterministic", "backends.cudnn.benchmark"),
+    *("backends.cudnn.allow_tf32", "backends.cuda.matmul.allow_tf32"),
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+)
+HEAD_DIM = 128  # of the tile that is shown
+
+
+def add_to(report: Report) -> None:
+    """Add all that torch knows."""
+    report.sections["Versions"] |= versions()
+    report.add("Modes of torch", modes)
+    report.add("Settings of Inductor", inductor)
+    report.add("This package in torch", in_torch)
+    add_gpus(report)
+
+
+def versions() -> dict[str, Any]:
+    """Of torch and of what came with it."""
+    figures: dict[str, Any] = {
+        "torch": torch.__version__,
+        "torch commit": torch.version.git_version,
+        "CUDA of torch": torch.version.cuda or (f"ROCm {torch.version.hip}" if torch.version.hip else "none, a CPU build"),
+        "cuDNN": torch.backends.cudnn.version() or "none",
+    }
+    try:
+        import triton
+
+        figures["triton"] = triton.__version__
+        figures["ptxas"] = triton.knobs.nvidia.ptxas.version
+    except Exception as error:
+        figures.setdefault("triton", f"cannot be imported ({error})")
+        figures["ptxas"] = "none"
+    return {name: str(figure) for name, figure in figures.items()}
+
+
+def modes(report: Report) -> dict[str, Any]:
+    """What torch does for determinism and precision, in a new process."""
+    return {
+        "use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
+        "float32_matmul_precision": torch.get_float32_matmul_precision(),
+        **{name: _mode(name) for name in MODES},
+    }
+
+
+def _mode(name: str) -> Any:
+    try:
+        return operator.attrgetter(name)(torch)
+    except (AttributeError, RuntimeError) as error:  # torch refuses to say where old and new settings of TF32 are mixed
+        return f"not readable: {error}"
+
+
+def inductor(report: Report) -> dict[str, Any]:
+    """Settings of Inductor: those under which attention keeps its stock kernel, and the caches."""
+    figures = {name: operator.attrgetter(name)(inductor_config) for name in (*REFUSED, *left_out.SETTINGS)}
+    off = (f"torch._inductor.config.{name} is off" for name in left_out.SETTINGS if not figures[name])
+    for reason in filter(None, (why_no_target(torch.device("meta")), *off)):
+        report.problems.append(f"{reason}, so that attention keeps its stock kernel: give it its default again")
+    figures |= {name: getattr(inductor_config, name, None) for name in CACHES}
+    return figures | {name: getattr(functorch_config, name, None) for name in AOT_CACHES}
+
+
+def in_torch(report: Report) -> dict[str, Any]:
+    """What of this package is in torch now."""
+    try:
+        settings = current()
+    except ValueError:  # which is among the problems
+        return {"attention pass": "raises at every compilation, since a setting is wrong"}
+    if not settings.enabled:
+        report.problems.append("DASH_INDUCTOR=0 switches everything off: unset it to have attention rewritten")
+    elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        report.problems.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the package off: unset it, or call dash_inductor.enable()")
+    waiting = "installed as soon as Inductor is imported" if install.is_enabled() else "off"
+    listed = "DASH" in torch.nn.attention.list_flash_attention_impls()
+    active = torch.nn.attention.current_flash_attention_impl() == "DASH"
+    return {
+        "attention pass": "installed" if installed.is_installed() else waiting,
+        'eager "DASH"': "active" if active else "listed, not activated" if listed else "not listed",
+        "kernel": settings.kernel,
+        "emulation": "on" if emulation.active() else "on as soon as Inductor is imported" if settings.emulate else "off",
+    }
+
+
+def add_gpus(report: Report) -> None:
+    """The GPUs that torch sees, with what nvidia-smi says of them and what this package does on them."""
+    seen = []
+    smi = {gpu["uuid"]: gpu for gpu in report.gpus}
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        figures = {
+            "name": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
+            "SMs": properties.multi_processor_count,
+            "memory, GiB": round(properties.total_memory / 2**30, 1),
+        }
+        known = smi.pop(f"GPU-{getattr(properties, 'uuid', '')}", {})
+        seen.append(
+            figures
+            | {name: value for name, value in known.items() if name != "uuid"}
+            | _target(report, torch.device("cuda", index))
+        )
+    why = "torch is a CPU build: install one for CUDA" if torch.version.cuda is None else "see CUDA_VISIBLE_DEVICES, and the driver"
+    report.gpus = [*seen, *(gpu | {"torch": f"does not see it; {why}"} for gpu in smi.values())]
+    report.problems += [f"torch does not see the {gpu['name']}: {why}" for gpu in smi.values() if not seen]
+    with suppress(ValueError):  # a wrong setting, which is among the problems
+        if current().enabled and current().emulate:
+            report.gpus.append({"name": "emulated on the CPU"} | _target(report, torch.device("cpu")))
+
+
+def _target(report: Report, device: torch.device) -> dict[str, Any]:
+    """What this package generates for a device, or why it does not."""
+    try:
+        target = target_of(device, current())
+        shown = tile(target.arch, "bf16", HEAD_DIM)
+        costs = load_costs(target.key, block_m=shown.block_m, block_n=shown.block_n, head_dim=HEAD_DIM, sms=target.sms)
+    except ValueError as error:
+        report.problems.append(f"{device}: {error}: attention keeps its stock kernel there")
+        return {"kernels": f"none: {error}"}
+    name = "" if device.type == "cpu" else torch.cuda.get_device_properties(device).name
+    own = not name or key_for(name, int(target.arch)) is not None
+    return {
+        "SMs for our kernels": target.sms,
+        "cost file": f"{target.key}.toml" if own else f"{target.key}.toml, that of another GPU, with this one's SMs",
+        "costs": "estimates" if costs.estimate else "measured",
+        "tiles of": EMULATED if target.arch == EMULATED else f"sm_{target.arch}",
+        f"tile at head dim {HEAD_DIM}": str(shown),
+    }
