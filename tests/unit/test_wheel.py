@@ -1,4 +1,4 @@
-"""The wheel has every file of the package, and works in a project of its own, in an environment that has torch and not this checkout."""
+"""The wheel has every file of the package, and works in a project of its own, beside a torch and without this checkout."""
 
 from __future__ import annotations
 
