@@ -39,15 +39,28 @@ if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(o
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .commands.check import check
     from .config import Config, configure
     from .decision import Decision, decisions
     from .emulation import emulate
     from .rewrite.declined import UnsupportedAttentionError
     from .rewrite.install import disable, enable, enabled
 
-__all__ = ["Config", "Decision", "UnsupportedAttentionError", "configure", "decisions", "disable", "emulate", "enable", "enabled"]
+__all__ = [
+    "Config",
+    "Decision",
+    "UnsupportedAttentionError",
+    "check",
+    "configure",
+    "decisions",
+    "disable",
+    "emulate",
+    "enable",
+    "enabled",
+]
 
 _NAMES = {
+    "commands.check": ("check",),
     "config": ("Config", "configure"),
     "decision": ("Decision", "decisions"),
     "emulation": ("emulate",),
