@@ -44,7 +44,7 @@ KINDS = {
 RUNS = 2
 TIMEOUT = 3600.0  # seconds
 ATTEMPTS = 3  # of showing a difference again, operation by operation
-FIRST = "first"
+FIRST = "first run"
 CACHE, SEED = "TORCHINDUCTOR_CACHE_DIR", "DASH_INDUCTOR_SEED"
 CHILD = "dash_inductor.commands.check_child"
 GONE = (
@@ -82,7 +82,8 @@ def check(
     job = {"function": function, "settings": settings.of_torch()}
     name = getattr(step, "__qualname__", type(step).__name__)
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        return _checked(_Target(name, step, job, settings.variables(), Path(folder), timeout), runs, kinds, notes)
+        target = _Target(name, step, job, settings.variables(), Path(folder), timeout)
+        return _checked(target, runs, kinds, notes, lambda name: None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,8 +104,10 @@ def main(args: argparse.Namespace) -> int:
     module, _, name = args.function.partition(":")
     job = {"function": {"module": module, "name": name}, "settings": None}
     try:
-        with tempfile.TemporaryDirectory(prefix="check-") as folder:
-            report = _checked(_Target(args.function, None, job, {}, Path(folder), args.timeout), args.runs, args.kinds, ())
+        total = 1 + len(set(args.kinds or KINDS) - {"same"})
+        with tempfile.TemporaryDirectory(prefix="check-") as folder, progress("check", total) as began:
+            target = _Target(args.function, None, job, {}, Path(folder), args.timeout)
+            report = _checked(target, args.runs, args.kinds, (), began)
     except StepError as error:
         if args.traceback:
             print(error.traceback, file=sys.stderr)
@@ -190,37 +193,45 @@ class _Target:
             return run_process(whole, {**self.environ, **place.environ, **environ}, self.new_folder(), self.timeout)
 
 
-def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Sequence[str]) -> Report:
-    """Run everything, and look for the first operation that differs where a run does."""
+def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Sequence[str], began: Callable[[str], None]) -> Report:
+    """Run everything, and look for the first operation that differs where a run does; `began` hears what begins."""
     if type(runs) is not int or runs < 1:
         raise ValueError(f"runs={runs!r} is not a whole number of at least 1")
     for kind in kinds or ():
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is none of the kinds {', '.join(KINDS)}")
     wanted = kinds or (tuple(KINDS) if target.job["function"] else ("same",))
+    if runs == 1 and set(wanted) == {"same"}:
+        raise ValueError("one run has nothing to agree with: ask for at least 2 runs")
     # A command's caches are its own, and cold at first; those of a session that calls check() stay what they are.
     warm = {} if target.step else {CACHE: str(target.new_folder())}
     first = _Place("same", warm, here=target.step is not None)
-    done: list[tuple[_Place, Run, dict[str, Any]]] = []
-    with progress("check", 1 + len(set(wanted) - {"same"})) as began:
-        began("first run")
-        results, facts = target.measure(first, runs if "same" in wanted else 1, first=True)
-        done += ((first, _run(FIRST if n == 0 else KINDS["same"], 1, each), each) for n, each in enumerate(results))
-        for process, place in enumerate(_others(target, wanted, kinds, warm, facts), 2):
-            began(KINDS[place.kind])
-            results, _ = target.measure(place, runs, first=False)
-            done += ((place, _run(KINDS[place.kind], process, each), each) for each in results)
-        difference, hints = None, []
-        number = next((n for n, (_, run, _) in enumerate(done) if not run.identical), None)
-        if number is not None:
-            began("operation by operation")
-            place, _, result = done[number]
-            parted, cause = _parted(target, first, place, runs)
-            values = {**result["difference"], "index": result["difference"]["index"] and tuple(result["difference"]["index"])}
-            op, source = (parted.op, parted.source) if parted else (None, None)
-            difference = Difference(run=number, parameter=result["parameter"], op=op, source=source, cause=cause, **values)
-            hints = list(_hints(parted, facts, elsewhere=place is not first))
-    return Report(target.name, tuple(run for _, run, _ in done), difference, (*notes, *hints))
+    began(FIRST)
+    results, facts = target.measure(first, runs if "same" in wanted else 1, first=True)
+    done = [(first, _run(KINDS["same"] if number else FIRST, 1, each), each) for number, each in enumerate(results)]
+    for process, place in enumerate(_others(target, wanted, kinds, warm, facts), 2):
+        began(KINDS[place.kind])
+        results, _ = target.measure(place, runs, first=False)
+        done += ((place, _run(KINDS[place.kind], process, each), each) for each in results)
+    all_runs = tuple(run for _, run, _ in done)
+    number = next((number for number, run in enumerate(all_runs) if not run.identical), None)
+    if number is None:
+        return Report(target.name, all_runs, None, tuple(notes))
+    began("operation by operation")
+    place, _, result = done[number]
+    parted, cause = _parted(target, first, place, runs)
+    tensors = result["difference"]
+    difference = Difference(
+        run=number,
+        parameter=result["parameter"],
+        index=None if tensors["index"] is None else tuple(tensors["index"]),
+        ulps=tensors["ulps"],
+        what=tensors["what"],
+        op=parted and parted.op,
+        source=parted and parted.source,
+        cause=cause,
+    )
+    return Report(target.name, all_runs, difference, (*notes, *_hints(parted, facts, elsewhere=place is not first)))
 
 
 def _run(kind: str, process: int, result: Mapping[str, Any]) -> Run:

@@ -53,10 +53,8 @@ def difference(first: Tensor | None, second: Tensor | None) -> TensorDifference 
     flat = int(differs.flatten().to(torch.uint8).argmax())  # of several, the first
     index = tuple(map(int, torch.unravel_index(torch.tensor(flat), first.shape)))
     a, b = first[index], second[index]
-    values = f"{_text(a)} in the first run and {_text(b)} in this one"
-    return TensorDifference(
-        f"{int(differs.sum()):,} of {differs.numel():,} elements differ; the first is {values}", index, ulps(a, b)
-    )
+    counted = f"{int(differs.sum()):,} of {differs.numel():,} elements differ"
+    return TensorDifference(f"{counted}; the first is {_text(a)} in the first run and {_text(b)} in this one", index, ulps(a, b))
 
 
 def ulps(first: Tensor, second: Tensor) -> int | None:

@@ -18,16 +18,22 @@ class Operation:
         name: torch's name, or that of the kernel.
         inputs, outputs: fingerprints of tensors, and plain values.
         random: the random number generators before it.
-        source: the user's line, "file.py:12", or None where none is known.
-        backward: whether it belongs to a backward; `source` is then the line of the forward, where one is known.
+        lines: the user's, "file.py:12", of a compiled kernel all that it computes, the likeliest first. Of a backward those of the
+            forward.
+        backward: whether it belongs to a backward.
     """
 
     name: str
     inputs: Any
     outputs: Any
     random: list[str]
-    source: str | None
+    lines: list[str]
     backward: bool
+
+    @property
+    def source(self) -> str | None:
+        """The likeliest of its lines, or None where none is known."""
+        return self.lines[0] if self.lines else None
 
 
 @dataclass(frozen=True)
@@ -59,13 +65,18 @@ def parting(first: Sequence[Operation], second: Sequence[Operation]) -> Parting 
         if a is None or b is None:
             alone = alone or _alone(a, b)
         elif a.inputs != b.inputs:
-            return alone or Parting("python", b.name, b.source, f"its inputs differ already{_which(a, b)}: {PYTHON}")
+            return alone or _parting("python", b, f"its inputs differ already{_which(a, b)}: {PYTHON}")
+        elif a.outputs != b.outputs and a.random != b.random:
+            return _parting("random", b, "its inputs are equal, but the random number generator is in another state")
         elif a.outputs != b.outputs:
-            if a.random != b.random:
-                cause = "its inputs are equal, but the random number generator is in another state: nothing seeds it in step"
-                return Parting("random", b.name, b.source, cause)
-            return Parting("operation", b.name, b.source, "its inputs are equal, and its output is not: it is not deterministic")
+            return _parting("operation", b, "its inputs are equal, and its output is not: it is not deterministic")
     return alone
+
+
+def _parting(kind: str, operation: Operation, cause: str) -> Parting:
+    backward = " in the backward of this line" if operation.backward and operation.lines else ""
+    others = f" (the kernel also computes {', '.join(operation.lines[1:])})" if operation.lines[1:] else ""
+    return Parting(kind, operation.name, operation.source, f"{cause}{backward}{others}")
 
 
 def _aligned(first: Sequence[Operation], second: Sequence[Operation]) -> Iterator[tuple[Operation | None, Operation | None]]:
@@ -83,7 +94,7 @@ def _alone(a: Operation | None, b: Operation | None) -> Parting | None:
     if (op := a or b) is None:
         return None
     which = "the first run" if b is None else "this run"
-    return Parting("python", op.name, op.source, f"only {which} does it: {PYTHON}")
+    return _parting("python", op, f"only {which} does it: {PYTHON}")
 
 
 def _which(a: Operation, b: Operation) -> str:

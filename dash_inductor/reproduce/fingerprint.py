@@ -42,7 +42,7 @@ def _weights(device: torch.device) -> Tensor:
 
 
 def describe(value: Any) -> Any:
-    """A tensor's fingerprint; a number, a string or a dtype as it is written; the type of anything else, which may have an address."""
+    """A tensor's fingerprint; a number, a string or a dtype as it is written; the type of all else, which may have an address."""
     if isinstance(value, Tensor):
         return fingerprint(value)
     if isinstance(value, (list, tuple)):

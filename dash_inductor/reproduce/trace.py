@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):
 
     def record(self, name: str, run: Callable[[], Any], given: Any, written: Any, *, alone: bool = True) -> Any:
         """Run one operation on `given` that may change `written`; `alone`: what runs inside it is not written down."""
-        line, backward = self._line()
+        lines, backward = self._lines()
         with self.paused():
             inputs, random = describe(given), generators()
             result = run() if alone else None
@@ -85,32 +85,35 @@ class Recorder(TorchDispatchMode):
             result = run()
         with self.paused():
             outputs = describe([result, written])
-        self._find_source(line, given, (result, written))
-        self.operations.append(Operation(name, inputs, outputs, random, line, backward))
+        self._find_source(lines, given, (result, written))
+        self.operations.append(Operation(name, inputs, outputs, random, lines, backward))
         return result
 
-    def _find_source(self, line: str | None, given: Any, made: Any) -> None:
-        """Who draws the seeds of a compiled graph has no line: it gets that of the first kernel that reads them."""
-        if line is None:
+    def _find_source(self, lines: list[str], given: Any, made: Any) -> None:
+        """What draws the seeds of a compiled graph has no line: it gets those of the first kernel that reads them."""
+        if not lines:
             self._without_source |= {x.data_ptr(): len(self.operations) for x in tree_leaves(made) if isinstance(x, Tensor)}
         elif self._without_source:
             for x in tree_leaves(given):
                 if isinstance(x, Tensor) and (at := self._without_source.pop(x.data_ptr(), None)) is not None:
-                    self.operations[at] = replace(self.operations[at], source=line)
+                    self.operations[at] = replace(self.operations[at], lines=lines[::-1])
 
-    def _line(self) -> tuple[str | None, bool]:
-        """The user's line that asked for the operation that runs now, and whether that is a backward."""
+    def _lines(self) -> tuple[list[str], bool]:
+        """The user's lines that asked for the operation that runs now, the likeliest first, and whether that is a backward."""
         stack = list(source.frames(sys._getframe(2)))
         node = torch._C._current_autograd_node()
         for code, number in stack:
             if code.co_filename in self.wrappers:
-                # A kernel's sum or scatter comes last in it: what it fuses before is on lines above, of a backward below.
-                lines = sorted(self.wrappers.sources(code.co_filename, number), key=lambda line: int(line.rpartition(":")[2]))
-                return (lines[0 if node is not None else -1] if lines else None), node is not None
+                # A kernel's sum or scatter comes last in it: what it computes before stands above, of a backward below.
+                lines = set(self.wrappers.sources(code.co_filename, number))
+                backward = node is not None
+                return sorted(lines, key=lambda line: (int(line.rpartition(":")[2]), line), reverse=not backward), backward
         line = source.innermost(source.in_backward(stack), libraries=node is None)
         if line is None and node is not None:
-            line = source.of_text("".join(node.metadata.get("traceback_") or ()))
-        return line or source.innermost((code.co_filename, number) for code, number in stack), node is not None
+            metadata: Any = node.metadata
+            line = source.of_text("".join(metadata.get("traceback_") or ()))
+        line = line or source.innermost((code.co_filename, number) for code, number in stack)
+        return [line] if line else [], node is not None
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
