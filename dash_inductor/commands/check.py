@@ -227,8 +227,8 @@ def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Seq
         index=None if tensors["index"] is None else tuple(tensors["index"]),
         ulps=tensors["ulps"],
         what=tensors["what"],
-        op=parted and parted.op,
-        source=parted and parted.source,
+        op=parted.op if parted else None,
+        source=parted.source if parted else None,
         cause=cause,
     )
     return Report(target.name, all_runs, difference, (*notes, *_hints(parted, facts, elsewhere=place is not first)))

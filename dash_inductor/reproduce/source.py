@@ -18,7 +18,7 @@ _OURS = tuple(f"{folder}{os.sep}" for folder in (_PACKAGE, _TOP / "lowering", _T
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib", "platstdlib")})
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
-_ENGINE = "_engine_run_backward"  # of torch/autograd/graph.py: what runs inside it is a backward
+_ENGINE = "_engine_run_backward"  # of torch.autograd.graph: what runs inside it is a backward
 
 Line = tuple[str, int]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import StepError, compare, source
+from .trace import recording
 
 Step = Callable[[], Any]
 RETURN = "step must return the model whose gradients count, or a dict of tensors"
@@ -114,8 +115,6 @@ def measure(step: Step, runs: int, folder: Path, *, first: bool) -> Iterator[dic
 
 def trace(step: Step, runs: int) -> list[list[dict[str, Any]]]:
     """The operations of each of so many runs, which are compiled anew."""
-    from .trace import recording
-
     traces = []
     with recording() as recorder:
         for _ in range(runs):

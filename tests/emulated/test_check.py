@@ -21,6 +21,8 @@ NOT_DETERMINISTIC = "its inputs are equal, and its output is not: it is not dete
 
 @pytest.fixture(autouse=True)
 def emulated(rewriting):
+    """Not in deterministic mode, where Inductor generates no atomics."""
+    torch.use_deterministic_algorithms(False)
     with emulation.emulate(sms=4):
         yield
 

@@ -22,6 +22,7 @@ ROOMS = (
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
     "dash_inductor.commands.calibrate": "the command line does without torch",
+    "dash_inductor.commands.check": "the command line does without torch",
     "dash_inductor.commands.codegen": "the command line does without torch",
     "dash_inductor.commands.compare": "matplotlib may be missing",
     "dash_inductor.commands.demo": "the command line does without torch",
