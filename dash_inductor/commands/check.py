@@ -229,6 +229,7 @@ def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Seq
         what=tensors["what"],
         op=parted.op if parted else None,
         source=parted.source if parted else None,
+        lines=tuple(line for line in parted.lines if parted.lines != (parted.source,)) if parted else (),
         cause=cause,
     )
     return Report(target.name, all_runs, difference, (*notes, *_hints(parted, facts, elsewhere=place is not first)))

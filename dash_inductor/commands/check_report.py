@@ -9,6 +9,8 @@ from typing import Any
 
 from .console import WIDTH, rendered
 
+MOST_LINES = 6
+
 
 @dataclass(frozen=True)
 class Run:
@@ -44,6 +46,8 @@ class Difference:
         what: the difference in words.
         op: the first operation or kernel that did not do the same, or None where it did not show again.
         source: the user's line that called it, "file.py:12", of a backward the line of the forward.
+        lines: lines that it computes, the likeliest first, where they are not that line alone: of a kernel that fuses several
+            operations, or in an installed package.
         cause: what was not the same there, in words.
     """
 
@@ -54,6 +58,7 @@ class Difference:
     what: str
     op: str | None
     source: str | None
+    lines: tuple[str, ...]
     cause: str
 
 
@@ -119,4 +124,10 @@ def _text(difference: Difference) -> str:
     if difference.op is None:
         return f"{textwrap.fill(first, WIDTH)}\n{textwrap.fill(difference.cause, WIDTH)}"
     op = f"First operation: {difference.op}" + (f" at {difference.source}" if difference.source else "")
-    return f"{textwrap.fill(first, WIDTH)}\n{op}\n{textwrap.indent(textwrap.fill(difference.cause, WIDTH - 2), '  ')}"
+    details = [difference.cause]
+    if difference.lines:
+        shown = ", ".join(difference.lines[:MOST_LINES])
+        more = f", and {len(difference.lines) - MOST_LINES} more" if len(difference.lines) > MOST_LINES else ""
+        details.append(f"computed at {shown}{more}")
+    body = [textwrap.indent(textwrap.fill(each, WIDTH - 2, break_on_hyphens=False), "  ") for each in details]
+    return "\n".join([textwrap.fill(first, WIDTH), op, *body])

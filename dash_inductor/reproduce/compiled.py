@@ -31,12 +31,11 @@ class Wrappers:
     def __contains__(self, file: str) -> bool:
         return file in self._modules
 
-    def sources(self, file: str, line: int) -> list[str]:
-        """The user's lines behind the kernel or operation that a wrapper calls at `line`."""
+    def stacks(self, file: str, line: int) -> list[str]:
+        """The stacks of what the kernel or operation computes that a wrapper calls at `line`, in the order in which they ran."""
         text, stacks = self._modules[file]
-        handles = filter(None, map(_HANDLE.search, reversed(text[:line])))
-        handle = next(handles, None)
-        return [] if handle is None else list(filter(None, map(source.of_text, stacks.get(handle[1], ()))))
+        handle = next(filter(None, map(_HANDLE.search, reversed(text[:line]))), None)
+        return [] if handle is None else sorted(stacks.get(handle[1], ()), key=source.position)
 
     @contextmanager
     def hooked(self) -> Iterator[None]:

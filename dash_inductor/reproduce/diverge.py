@@ -18,8 +18,8 @@ class Operation:
         name: torch's name, or that of the kernel.
         inputs, outputs: fingerprints of tensors, and plain values.
         random: the random number generators before it.
-        lines: the user's, "file.py:12", of a compiled kernel all that it computes, the likeliest first. Of a backward those of the
-            forward.
+        source: the user's line, "file.py:12"; of a backward that of the forward; None where none is known.
+        lines: what else is known, the likeliest first: of a kernel all lines that it computes, else an installed package's.
         backward: whether it belongs to a backward.
     """
 
@@ -27,13 +27,9 @@ class Operation:
     inputs: Any
     outputs: Any
     random: list[str]
+    source: str | None
     lines: list[str]
     backward: bool
-
-    @property
-    def source(self) -> str | None:
-        """The likeliest of its lines, or None where none is known."""
-        return self.lines[0] if self.lines else None
 
 
 @dataclass(frozen=True)
@@ -45,12 +41,14 @@ class Parting:
             differ, or only one run comes to it).
         op: its name.
         source: the user's line, or None.
+        lines: what else is known of it, as in `Operation`.
         cause: what is not the same, in words.
     """
 
     kind: str
     op: str
     source: str | None
+    lines: tuple[str, ...]
     cause: str
 
 
@@ -74,9 +72,8 @@ def parting(first: Sequence[Operation], second: Sequence[Operation]) -> Parting 
 
 
 def _parting(kind: str, operation: Operation, cause: str) -> Parting:
-    backward = " in the backward of this line" if operation.backward and operation.lines else ""
-    others = f" (the kernel also computes {', '.join(operation.lines[1:])})" if operation.lines[1:] else ""
-    return Parting(kind, operation.name, operation.source, f"{cause}{backward}{others}")
+    backward = " in the backward of this line" if operation.backward and operation.source else ""
+    return Parting(kind, operation.name, operation.source, tuple(operation.lines), f"{cause}{backward}")
 
 
 def _aligned(first: Sequence[Operation], second: Sequence[Operation]) -> Iterator[tuple[Operation | None, Operation | None]]:

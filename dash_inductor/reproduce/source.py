@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
+from typing import NamedTuple
 
 import torch
 
@@ -23,17 +24,23 @@ _ENGINE = "_engine_run_backward"  # of torch.autograd.graph: what runs inside it
 Line = tuple[str, int]
 
 
-def innermost(lines: Iterable[Line], *, libraries: bool = True) -> str | None:
-    """The user's among these lines, innermost first, as "file.py:12"; `libraries`: if there is none, an installed package's."""
-    library = None
-    for file, line in lines:
+class Place(NamedTuple):
+    """Two lines, as "file.py:12", or None: the user's, and that of an installed package which it has come to."""
+
+    user: str | None
+    package: str | None
+
+
+def innermost(lines: Iterable[Line]) -> Place:
+    """The first of the user's among these lines, innermost first, and the first of a package's before it; torch's do not count."""
+    package = None
+    for file, number in lines:
         if file.startswith((_TORCH, *_OURS)) or file.startswith("<"):
             continue
-        if file.startswith(_INSTALLED):
-            library = library or (file, line)
-            continue
-        return shown(file, line)
-    return shown(*library) if library and libraries else None
+        if not file.startswith(_INSTALLED):
+            return Place(shown(file, number), package)
+        package = package or shown(file, number)
+    return Place(None, package)
 
 
 def shown(file: str, line: int) -> str:
@@ -59,15 +66,21 @@ def in_backward(stack: Iterable[tuple[CodeType, int]]) -> Iterator[Line]:
         yield code.co_filename, line
 
 
-def of_text(stack: str) -> str | None:
-    """The user's line of a stack that torch wrote down."""
+def of_text(stack: str) -> Place:
+    """Where a stack is that torch wrote down."""
     return innermost((frame["file"], int(frame["line"])) for frame in reversed(list(_FRAME.finditer(stack))))
 
 
+def position(stack: str) -> list[int]:
+    """By this, stacks under one call stand in the order in which they ran: where they part, they are in one function."""
+    return [int(frame["line"]) for frame in _FRAME.finditer(stack)]
+
+
 def of_error(trace: TracebackType | None) -> str | None:
-    """The user's line where an exception was raised."""
+    """Where an exception was raised: the user's line, or a package's."""
     lines: list[Line] = []
     while trace is not None:
         lines.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
         trace = trace.tb_next
-    return innermost(reversed(lines))
+    place = innermost(reversed(lines))
+    return place.user or place.package

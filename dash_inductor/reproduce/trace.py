@@ -17,10 +17,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from . import source
 from .compiled import Wrappers
 from .diverge import Operation
 from .fingerprint import describe, generators
+from .source import Place, frames, in_backward, innermost, of_text
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 
@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):
 
     def record(self, name: str, run: Callable[[], Any], given: Any, written: Any, *, alone: bool = True) -> Any:
         """Run one operation on `given` that may change `written`; `alone`: what runs inside it is not written down."""
-        lines, backward = self._lines()
+        user, lines, backward, known = self._place()
         with self.paused():
             inputs, random = describe(given), generators()
             result = run() if alone else None
@@ -85,35 +85,43 @@ class Recorder(TorchDispatchMode):
             result = run()
         with self.paused():
             outputs = describe([result, written])
-        self._find_source(lines, given, (result, written))
-        self.operations.append(Operation(name, inputs, outputs, random, lines, backward))
+        operation = Operation(name, inputs, outputs, random, user, lines, backward)
+        self._find_source(operation, known, given, (result, written))
+        self.operations.append(operation)
         return result
 
-    def _find_source(self, lines: list[str], given: Any, made: Any) -> None:
+    def _find_source(self, operation: Operation, known: bool, given: Any, made: Any) -> None:
         """What draws the seeds of a compiled graph has no line: it gets those of the first kernel that reads them."""
-        if not lines:
+        if not known:
             self._without_source |= {x.data_ptr(): len(self.operations) for x in tree_leaves(made) if isinstance(x, Tensor)}
-        elif self._without_source:
+        elif operation.lines and self._without_source:
             for x in tree_leaves(given):
                 if isinstance(x, Tensor) and (at := self._without_source.pop(x.data_ptr(), None)) is not None:
-                    self.operations[at] = replace(self.operations[at], lines=lines[::-1])
+                    lines = operation.lines[::-1]  # the first of what it computes may be what draws
+                    user = lines[0] if operation.source in lines else operation.source
+                    self.operations[at] = replace(self.operations[at], source=user, lines=lines)
 
-    def _lines(self) -> tuple[list[str], bool]:
-        """The user's lines that asked for the operation that runs now, the likeliest first, and whether that is a backward."""
-        stack = list(source.frames(sys._getframe(2)))
+    def _place(self) -> tuple[str | None, list[str], bool, bool]:
+        """Of the operation that runs now: the user's line, lines below it, whether it is a backward's, whether they are known."""
+        stack = list(frames(sys._getframe(2)))
+        wrapper = next(((code.co_filename, number) for code, number in stack if code.co_filename in self.wrappers), None)
+        stack = [(code, number) for code, number in stack if code.co_filename not in self.wrappers]
         node = torch._C._current_autograd_node()
-        for code, number in stack:
-            if code.co_filename in self.wrappers:
-                # A kernel's sum or scatter comes last in it: what it computes before stands above, of a backward below.
-                lines = set(self.wrappers.sources(code.co_filename, number))
-                backward = node is not None
-                return sorted(lines, key=lambda line: (int(line.rpartition(":")[2]), line), reverse=not backward), backward
-        line = source.innermost(source.in_backward(stack), libraries=node is None)
-        if line is None and node is not None:
+        called = innermost(in_backward(stack))
+        if node is not None and called.user is None:
             metadata: Any = node.metadata
-            line = source.of_text("".join(metadata.get("traceback_") or ()))
-        line = line or source.innermost((code.co_filename, number) for code, number in stack)
-        return [line] if line else [], node is not None
+            forward = of_text("".join(metadata.get("traceback_") or ()))
+            called = forward if forward.user else called
+        if called.user is None:
+            called = Place(innermost((code.co_filename, number) for code, number in stack).user, called.package)
+        if wrapper is None:
+            return called.user or called.package, [called.package] if called.package else [], node is not None, True
+        # A kernel's sum or scatter is the last that it computes, which in a backward is the first of the forward.
+        stacks = self.wrappers.stacks(*wrapper)
+        places = [of_text(stack) for stack in (stacks if node is not None else reversed(stacks))]
+        lines = list(dict.fromkeys(line for place in places if (line := place.package or place.user)))
+        user = next((place.user for place in places if place.user), called.user)
+        return user or next(iter(lines), None), lines, node is not None, bool(lines)
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:

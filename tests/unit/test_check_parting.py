@@ -10,8 +10,8 @@ A, B = "float32[2]:aa", "float32[2]:bb"
 PYTHON = "the Python code before this line did not do the same"
 
 
-def op(name="add", inputs=(A,), outputs=(A,), random=("s",), lines=("train.py:1",), backward=False) -> Operation:
-    return Operation(name, list(inputs), list(outputs), list(random), list(lines), backward)
+def op(name="add", inputs=(A,), outputs=(A,), random=("s",), source="train.py:1", lines=(), backward=False) -> Operation:
+    return Operation(name, list(inputs), list(outputs), list(random), source, list(lines), backward)
 
 
 @pytest.mark.parametrize(
@@ -24,12 +24,11 @@ def op(name="add", inputs=(A,), outputs=(A,), random=("s",), lines=("train.py:1"
             ("operation", "mul", "train.py:1", "its inputs are equal, and its output is not: it is not deterministic"),
         ),
         (
-            [op("mul", lines=["train.py:3", "train.py:2"], backward=True)],
-            [op("mul", lines=["train.py:3", "train.py:2"], backward=True, outputs=[B])],
+            [op("mul", source="train.py:3", lines=["a.py:2"], backward=True)],
+            [op("mul", source="train.py:3", lines=["a.py:2"], backward=True, outputs=[B])],
             (
                 *("operation", "mul", "train.py:3"),
-                "its inputs are equal, and its output is not: it is not deterministic in the backward of this line "
-                "(the kernel also computes train.py:2)",
+                "its inputs are equal, and its output is not: it is not deterministic in the backward of this line",
             ),
         ),
         (
@@ -60,7 +59,7 @@ def op(name="add", inputs=(A,), outputs=(A,), random=("s",), lines=("train.py:1"
             ("operation", "mul", "train.py:1", "its inputs are equal, and its output is not: it is not deterministic"),
         ),
         ([op("sin"), op("sum")], [op("sum", inputs=[B])], ("python", "sin", "train.py:1", f"only the first run does it: {PYTHON}")),
-        ([op("sum")], [op("sum"), op("sin", lines=[])], ("python", "sin", None, f"only this run does it: {PYTHON}")),
+        ([op("sum")], [op("sum"), op("sin", source=None)], ("python", "sin", None, f"only this run does it: {PYTHON}")),
     ],
 )
 def test_the_first_that_differs(first, second, found):
