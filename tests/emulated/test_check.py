@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +62,18 @@ def test_the_operation_at_fault_is_named(name, op, cause):
     assert difference.op.startswith(op or "aten.")
     assert cause in difference.cause
     assert json.loads(report.to_json())["first_difference"]["source"] == here(name)
+
+
+def test_an_operation_of_autograd_has_the_line_of_the_forward():
+    """As torch's own scatters in backwards do."""
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("tanh_backward", lambda grad, output: grad * (1 - output * output) * (1 + random.random()), "CPU")
+    try:
+        difference = check(training_steps.squashed, kinds=["same"]).first_difference
+    finally:
+        library._destroy()
+    assert (difference.op, difference.source) == ("aten.tanh_backward.default", here("squashed"))
+    assert difference.cause == f"{NOT_DETERMINISTIC} in the backward of this line"
 
 
 @pytest.mark.parametrize("step", [training_steps.clean, training_steps.uninitialised])
