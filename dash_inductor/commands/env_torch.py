@@ -17,14 +17,12 @@ from ..devices import key_for
 from ..devices.cost_files import load_costs
 from ..devices.target import target_of
 from ..rewrite import install, installed, left_out
-from ..rewrite.declined import why_no_target
+from ..rewrite.declined import REFUSED, why_no_target
 from ..templates.tiles import EMULATED, tile
 
 if TYPE_CHECKING:
     from .env import Report
 
-# The settings of Inductor that rewrite/declined.py refuses when they are on; left_out.SETTINGS are refused when they are off.
-REFUSED = ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time")
 CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
 AOT_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache")
 MODES = (

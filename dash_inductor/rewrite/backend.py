@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+# Before Dynamo traces, as plain torch.compile does: emulation starts with it, and lets FlexAttention train on the CPU.
+import torch._inductor.compile_fx
+
 from ..config import ready
 from . import install
 

@@ -20,6 +20,9 @@ from .installed import is_installed
 from .origin import mark_origin, stack_of
 from .stock_ops import JAGGED, TARGETS, arguments
 
+# Settings of Inductor under which nothing is rewritten. Each runs a kernel again on what its semaphores were left with, or before
+# that on made-up tables, or keeps sizes from being computed at run time. The last is None where it follows `cpp_wrapper`.
+REFUSED = ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time")
 # Keys in a node's meta.
 DECLINED = "dash_declined"  # the reason
 DECIDED_UNDER = "dash_decided_under"  # `key()` when the node was rewritten
@@ -27,9 +30,7 @@ DECIDED_UNDER = "dash_decided_under"  # `key()` when the node was rewritten
 
 def why_no_target(device: torch.device) -> str | None:
     """The reason that lies in Inductor's settings or in the device, whatever the attention; None if there is none."""
-    # Each of these runs a kernel again on what its semaphores were left with, or before that on made-up tables, or keeps sizes from
-    # being computed at run time. None of the last means that it is on where `cpp_wrapper` is.
-    for name in ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time"):
+    for name in REFUSED:
         if operator.attrgetter(name)(inductor_config):
             return f"torch._inductor.config.{name} is on"
     if device.type == "cpu" and not emulation.active():

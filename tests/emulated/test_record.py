@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -119,16 +118,16 @@ def test_for_each_length_that_is_compiled():
 
 
 def test_while_the_package_is_off():
-    """Nothing is recorded; what was recorded stays until it is cleared."""
-    train(First())
-    before = decisions()
+    """Nothing is recorded, also of a backward whose attention was declined before; what was recorded stays."""
+    train(attend)
+    (entry,) = decisions()
+    bias = torch.zeros(40, 40)
+    out = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x, bias))(normal(1, 1, 40, 16).requires_grad_())
     dash_inductor.disable()
-    with contextlib.suppress(RuntimeError):
-        train(Second())
-    assert decisions() == before
-    dash_inductor.clear_decisions()
-    dash_inductor.enable()
-    assert len(train(Second())) == 2
+    out.sum().backward()
+    assert counters["inductor"]["dash_declined"] == 1
+    train(attend)
+    assert decisions() == [entry]
 
 
 def test_threads_that_compile_at_once():

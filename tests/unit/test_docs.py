@@ -1,14 +1,23 @@
-"""What pages, comments and docstrings cite stands in the repository."""
+"""What pages and comments cite stands in the repository; the site builds without a warning, and its links lead somewhere."""
 
 from __future__ import annotations
 
+import doctest
 import re
 import subprocess
+import sys
+from dataclasses import fields
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+import dash_inductor
 from benchmarks.models.families import FAMILIES
+from dash_inductor.config import CHOICES, Config
+from docs.generate import blocks, formulas
+from docs.generate.pictures import PICTURES, path_of
 
 ROOT = Path(__file__).parents[2]
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
@@ -39,3 +48,96 @@ def test_the_page_of_models_has_every_family_and_case():
         lines = rest.partition("\n## ")[0].splitlines()
         cases = [line.split(" | ")[0].removeprefix("| ") for line in lines if line.startswith("|")]
         assert cases == ["case", "---", *family.cases], name
+
+
+def test_the_page_of_settings_has_every_setting_and_value():
+    page = (ROOT / "docs" / "settings.md").read_text()
+    rows = {line.split(" | ")[0].removeprefix("| ").strip("`"): line for line in page.splitlines() if line.startswith("| `")}
+    assert {field.name for field in fields(Config)} - {"enabled"} == set(rows)
+    for name, values in CHOICES.items():
+        assert all(f"`{value}`" in rows[name] for value in values), name
+
+
+def test_the_readme_is_one_screen():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 65
+
+
+@pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
+def test_generated_blocks_are_what_the_code_says(page: Path) -> None:
+    text = page.read_text()
+    assert blocks.written(text) == text, "python -m docs.generate writes it anew"
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_pictures_are_what_the_code_draws(name: str) -> None:
+    assert path_of(name).read_text() == PICTURES[name](), "python -m docs.generate draws it anew"
+
+
+def test_examples_of_formulas() -> None:
+    results = doctest.testmod(formulas)
+    assert results.attempted and not results.failed
+
+
+class Links(HTMLParser):
+    """Of one page: ids, where its links lead, and images without a text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.without_text: list[str] = []
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        named = dict(attrs)
+        self.ids.add(named.get("id") or "")
+        self.links |= {named.get(name) or "" for name in ("href", "src")} - {""}
+        if (tag == "img" and not named.get("alt")) or (named.get("role") == "img" and not named.get("aria-label")):
+            self.without_text.append(str(named))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("sphinx", reason="pip install 'dash-inductor[docs]'")
+    folder = tmp_path_factory.mktemp("site")
+    arguments = ["--builder", "html", "--fail-on-warning", "--keep-going", "--quiet", "--doctree-dir", str(folder / "doctrees")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *arguments, "docs", str(folder)], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+def test_the_site_has_every_page(site: Path) -> None:
+    built = {path.stem for path in site.glob("*.html")}
+    assert built >= {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert built >= {
+        "index",
+        "start",
+        "guarantees",
+        "support",
+        "models",
+        "how-it-works",
+        "schedules",
+        "kernel",
+        "performance",
+        "recipes",
+    }
+
+
+def test_the_api_page_has_every_public_name(site: Path) -> None:
+    ids = Links(site / "api.html").ids
+    assert {f"dash_inductor.{name}" for name in dash_inductor.__all__} <= ids
+
+
+def test_links_lead_somewhere(site: Path) -> None:
+    """Anchors included; of other sites nothing is asked."""
+    pages = {path.name: Links(path) for path in site.glob("*.html")}
+    for name, page in pages.items():
+        assert page.without_text == [], name
+        for link in map(urlsplit, page.links):
+            if link.scheme:
+                continue
+            target = link.path or name
+            assert (site / target).exists(), (name, link)
+            assert not link.fragment or target not in pages or link.fragment in pages[target].ids, (name, link)

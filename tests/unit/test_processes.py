@@ -108,7 +108,8 @@ SCRIPT = """
 import logging, sys
 import torch, torch.nn.functional as F
 
-logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
+logging.basicConfig(format="%(name)s: %(message)s")
+logging.getLogger("dash_inductor").setLevel(logging.DEBUG)
 torch.use_deterministic_algorithms(True)
 torch.manual_seed(0)
 wide, narrow = torch.randn(3, 1, 2, 100, 16), torch.randn(3, 1, 1, 4, 264)
@@ -176,7 +177,8 @@ def test_an_unchanged_script_and_its_caches(tmp_path):
     assert (sdpa["q_len"], sdpa["heads"], sdpa["mask"], sdpa["reason"]) == (100, 2, "causal", None)
     assert (flex["q_len"], flex["heads"], flex["mask"], flex["reason"]) == (100, 2, "block_mask", None)
     assert (declined["q_len"], declined["head_dim"], declined["reason"]) == (4, 264, "head dim 264 is outside 1..256")
-    assert len(log) == 3
+    assert log[0] == "dash_inductor: graph 0/0 of loss (backward): 2 attentions rewritten, 1 declined"
+    assert len(log) == 4
     assert sum("keeps the stock kernel: head dim 264 is outside 1..256" in line for line in log) == 1
 
     warm, warm_log = report(tmp_path, WITH_FLEX, **emulated | {"DASH_INDUCTOR_SEED": "4"})
@@ -222,7 +224,8 @@ def test_the_backend_without_autoload(tmp_path):
     assert (found["counters"]["dash_rewritten"], found["counters"]["dash_declined"]) == (2, 2)
     assert (found["counters"]["autograd_cache_miss"], found["counters"]["autograd_cache_hit"]) == (1, 1)
     assert len(found["turns"]) == 2
-    assert len(log) == 2
+    assert log[0] == log[3] == "dash_inductor: graph 0/0 of loss (backward): 1 attention rewritten, 1 declined"
+    assert len(log) == 6
 
 
 OFF = """

@@ -1,0 +1,1 @@
+"""The pages, and the commands that write their generated parts."""

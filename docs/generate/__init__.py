@@ -1,0 +1,1 @@
+"""What pages show of the code: pictures of schedules, formulas, tables, the output of commands."""

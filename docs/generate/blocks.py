@@ -1,0 +1,54 @@
+"""Blocks of the pages that the code writes. Each stands below a comment that says what of, and above `<!-- end -->`.
+
+<!-- formula: shift -->                               a formula of the cost model
+<!-- output: python -m dash_inductor --help -->       what a command prints, in 100 columns
+<!-- commands: -->                                    a table of the commands
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from dash_inductor.commands.cli import COMMANDS
+
+from .formulas import latex
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"(<!-- (formula|output|commands):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """The pages that may have blocks."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def written(text: str) -> str:
+    """A page with its blocks written anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{WRITERS[match[2]](match[3].strip())}\n\n{match[5]}", text)
+
+
+def output(command: str) -> str:
+    """What the command prints, fenced; RuntimeError if it cannot run. An exit status of 1 is an answer."""
+    words = [sys.executable if word == "python" else word for word in shlex.split(command)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("DASH_INDUCTOR", "TRITON_INTERPRET"))}
+    environment |= {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8")
+    if done.returncode > 1:
+        raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr}")
+    lines = [line.rstrip() for line in done.stdout.rstrip().splitlines()]
+    return "\n".join(["```text", f"$ {command}", *lines, "```"])
+
+
+def commands(_: str) -> str:
+    """A row per command."""
+    return "\n".join(
+        ["| command | what it shows |", "| --- | --- |", *(f"| `{name}` | {what} |" for name, (_, what) in COMMANDS.items())]
+    )
+
+
+WRITERS = {"formula": latex, "output": output, "commands": commands}

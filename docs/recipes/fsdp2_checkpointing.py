@@ -1,0 +1,74 @@
+"""FSDP2 with activation checkpointing, put together as torchtitan does: two runs have the same bits on every rank.
+
+    torchrun --nproc-per-node 8 docs/recipes/fsdp2_checkpointing.py                            # on GPUs
+    DASH_INDUCTOR_EMULATE=1 torchrun --nproc-per-node 2 docs/recipes/fsdp2_checkpointing.py    # without one, at toy size, over gloo
+
+Needs dash-inductor; torchtitan itself is not needed: the three steps of its parallelize() stand below. Promises the same losses and
+weights for the same software, GPU model and number of ranks: run it twice and compare the last line. Emulated, another
+`DASH_INDUCTOR_SEED` is another order of thread blocks, and the same line. How ranks' gradients are summed is up to NCCL, which
+has one order for one algorithm and topology: NCCL_ALGO=Ring pins it.
+"""
+
+import hashlib
+import os
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import fully_shard
+
+import dash_inductor
+
+GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
+LAYERS, WIDTH, HEADS, BATCH, LENGTH = (8, 1024, 16, 2, 4096) if GPU else (2, 32, 2, 1, 96)
+TOKENS, STEPS = 256, 2
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.qkv, self.out = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x):
+        query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        return x + self.out(F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
+
+
+dist.init_process_group("nccl" if GPU else "gloo")
+rank = dist.get_rank()
+if GPU:
+    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(0)  # the same weights on every rank
+model = nn.Sequential(nn.Embedding(TOKENS, WIDTH), *(Layer() for _ in range(LAYERS)), nn.Linear(WIDTH, TOKENS, bias=False))
+model.to(DEVICE, DTYPE)
+for index in range(1, LAYERS + 1):
+    layer = checkpoint_wrapper(model[index], preserve_rng_state=False)
+    model[index] = torch.compile(layer, backend="dash", fullgraph=True)
+    fully_shard(model[index])
+fully_shard(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+data = torch.Generator().manual_seed(1 + rank)  # other data on every rank
+for step in range(STEPS):
+    tokens = torch.randint(TOKENS, (BATCH, LENGTH + 1), generator=data).to(DEVICE)
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1).float(), tokens[:, 1:].flatten())
+    loss.backward()
+    norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0).full_tensor()
+    optimizer.step()
+    if rank == 0:
+        print(f"step {step}  loss of rank 0 {loss.item().hex()}  grad norm {norm.item().hex()}")  # hex shows every bit
+
+attentions = dash_inductor.decisions()
+assert attentions and all(decision.rewritten for decision in attentions), attentions
+weights = torch.cat([p.detach().full_tensor().float().flatten() for p in model.parameters()])
+if rank == 0:
+    digest = hashlib.sha256(weights.cpu().numpy()).hexdigest()[:16]
+    print(f"attentions rewritten: {len(attentions)}; weights of all {dist.get_world_size()} ranks: {digest}")
+dist.destroy_process_group()

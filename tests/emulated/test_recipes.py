@@ -1,0 +1,77 @@
+"""The recipes of docs/recipes, at toy size: every attention is rewritten, and the digest is the same in another interleaving."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from torch._dynamo.utils import counters
+
+import dash_inductor
+from dash_inductor import emulation
+
+ROOT = Path(dash_inductor.__file__).parents[1]
+RECIPES = {path.stem: path for path in (ROOT / "docs" / "recipes").glob("*.py")}
+OF_SEVERAL_PROCESSES = {"fsdp2_checkpointing", "bisect_loss_spike"}
+
+
+@pytest.fixture
+def as_in_a_script(as_installed: None) -> Iterator[None]:
+    """The pass is on, and variables that a recipe sets are unset afterwards."""
+    with mock.patch.dict(os.environ), dash_inductor.enabled():
+        yield
+
+
+def digest(output: str) -> str:
+    """Of the last line, which also counts attentions."""
+    line = re.fullmatch(r"attentions rewritten: [1-9]\d*; (.*: [0-9a-f]{16})", output.splitlines()[-1])
+    assert line
+    return line[1]
+
+
+@pytest.mark.usefixtures("as_in_a_script")
+@pytest.mark.parametrize("name", sorted(RECIPES.keys() - OF_SEVERAL_PROCESSES))
+def test_the_same_bits_in_another_interleaving(name, capsys):
+    """The first run compiles, the second takes the same graphs out of the caches."""
+    digests, turns = [], []
+    for seed in (0, 1):
+        emulation.clear_launches()
+        with emulation.emulate(seed):
+            runpy.run_path(str(RECIPES[name]), run_name="__main__")
+        digests.append(digest(capsys.readouterr().out))
+        turns.append([launch.schedule for launch in emulation.launches()])
+    assert digests[0] == digests[1]
+    assert turns[0] and all(a != b for a, b in zip(*turns, strict=True))
+    assert counters["inductor"]["dash_declined"] == 0
+
+
+def script(command: list[str], folder: Path, seed: int) -> str:
+    """The output of a process whose only settings are emulation and its seed."""
+    environ = {
+        name: value for name, value in os.environ.items() if not name.startswith("DASH_INDUCTOR") and name != "TRITON_INTERPRET"
+    }
+    environ |= {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SEED": str(seed), "OMP_NUM_THREADS": "1"}
+    environ |= {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
+    result = subprocess.run([sys.executable, *command], env=environ, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def test_as_a_script(tmp_path, as_in_a_script, capsys):
+    """What a user types, in another folder: FlexAttention trains on the CPU only if emulation has begun before it is traced."""
+    output = script([str(RECIPES["packed_documents"])], tmp_path, seed=2)
+    runpy.run_path(str(RECIPES["packed_documents"]), run_name="__main__")
+    assert digest(output) == digest(capsys.readouterr().out)
+
+
+def test_two_ranks(tmp_path):
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(RECIPES["fsdp2_checkpointing"])]
+    first, second = (digest(script(command, tmp_path, seed)) for seed in (1, 2))
+    assert first == second and "of all 2 ranks" in first
