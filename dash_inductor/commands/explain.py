@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -163,7 +164,7 @@ def main(args: argparse.Namespace) -> int:
         raise
     except Exception as error:
         raise ValueError(
-            f"compiling the model of {args.function} failed: {_line(error)}; does it train on these inputs?"
+            f"compiling the model of {args.function} failed: {_line(error).rstrip('.')}; does it train on these inputs?"
         ) from error
     finally:
         logging.disable(logging.NOTSET)
@@ -201,5 +202,8 @@ def _kind(returned: Any) -> str:
 
 
 def _line(error: BaseException) -> str:
+    """The error in one line; of one that Dynamo reports, what it reports."""
+    if match := re.search(r"\bgot (\w+)\(['\"](.+?)['\"]\)\s*$", str(error), re.MULTILINE):
+        return f"{match[1]}: {match[2]}"
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

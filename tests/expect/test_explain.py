@@ -268,7 +268,7 @@ def test_command_of_one_that_is_declined(monkeypatch, capsys):
         (["explained:nothing"], "no function 'nothing'"),
         (["no_such_module:f"], "no module 'no_such_module'"),
         (["explained:gpt", "--device", "h900"], "the known ones are h100, h200, a100, b200"),
-        (["explained:wrong_shape", "--device", "h100"], "does it train on these inputs?"),
+        (["explained:wrong_shape", "--device", "h100"], "a and b must have same reduction dim, but got [512, 3] X [64, 192]"),
         (["explained:reads", "--device", "h100"], "take the read out"),
     ],
 )
