@@ -39,6 +39,7 @@ if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(o
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from .commands.check import check
     from .config import Config, configure
     from .decision import Decision, clear_decisions, decisions
     from .emulation import emulate
@@ -49,6 +50,7 @@ __all__ = [
     "Config",
     "Decision",
     "UnsupportedAttentionError",
+    "check",
     "clear_decisions",
     "configure",
     "decisions",
@@ -59,6 +61,7 @@ __all__ = [
 ]
 
 _NAMES = {
+    "commands.check": ("check",),
     "config": ("Config", "configure"),
     "decision": ("Decision", "clear_decisions", "decisions"),
     "emulation": ("emulate",),

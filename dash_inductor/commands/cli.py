@@ -12,11 +12,12 @@ from collections.abc import Generator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from . import calibrate, choose, codegen, compare, demo, env, gates, replay, simulate
+from . import calibrate, check, choose, codegen, compare, demo, env, gates, replay, simulate
 from .console import PROGRAM, CommandError, fail
 
 # By name: the module, whose docstring is the description in its help and which has EXAMPLES; and its purpose in one line.
 COMMANDS: dict[str, tuple[ModuleType, str]] = {
+    "check": (check, "run a training step again and again, and name the first op that differs"),
     "demo": (demo, "train a small GPT twice and compare every bit; needs no GPU"),
     "env": (env, "report versions, GPUs, settings and caches, ready to paste"),
     "choose": (choose, "say which schedule an attention gets on a GPU, and why"),

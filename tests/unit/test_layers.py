@@ -17,11 +17,12 @@ OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "file
 # From the bottom up: a room imports rooms before it.
 ROOMS = (
     *("templates", "schedule", "import_hook", "emulation", "decision", "config", "problem", "devices", "reference", "resolve"),
-    *("op", "lowering", "rewrite", "inspection", "commands", "__main__"),
+    *("op", "lowering", "rewrite", "inspection", "reproduce", "commands", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
     "dash_inductor.commands.calibrate": "the command line does without torch",
+    "dash_inductor.commands.check": "the command line does without torch",
     "dash_inductor.commands.codegen": "the command line does without torch",
     "dash_inductor.commands.compare": "matplotlib may be missing",
     "dash_inductor.commands.demo": "the command line does without torch",

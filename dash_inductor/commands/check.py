@@ -1,0 +1,299 @@
+"""Runs a training step several times, compares every bit of its gradients, and names the first operation that differs.
+
+FUNCTION does one training step, from its seeds on: it takes no arguments, makes model and data anew, calls backward(), and
+returns the model, whose gradients are compared, or a dict of tensors.
+
+It runs again in the same process, in a fresh process with warm compile caches and in one with cold caches; under emulation with the
+CTAs of each kernel in another order, and on a GPU beside a process that keeps it busy. Where a bit differs, the step runs once more
+operation by operation, compiled graphs kernel by kernel, and the first one that makes something else of the same inputs is named
+with your line. The gradients of the first run lie in the temporary folder meanwhile (TMPDIR); no setting is changed.
+
+The exit status is 0 if all runs agree, 1 if one differs, 2 if the step cannot be run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import operator
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from ..reproduce import StepError
+from ..reproduce.diverge import Operation, Parting, parting
+from ..reproduce.processes import busy_gpu
+from ..reproduce.processes import run as run_process
+from .arguments import add_json, at_least
+from .check_report import Difference, Report, Run
+from .console import progress
+
+EXAMPLES = ("train:step", "train:step --runs 5 --kinds same cold", "train:step --json")
+KINDS = {
+    "same": "again in the same process",
+    "fresh": "another process, warm caches",
+    "cold": "another process, cold caches",
+    "seed": "another process, CTAs in another order",
+    "busy": "another process, busy GPU",
+}
+RUNS = 2
+TIMEOUT = 3600.0  # seconds
+ATTEMPTS = 3  # of showing a difference again, operation by operation
+FIRST = "first run"
+CACHE, SEED = "TORCHINDUCTOR_CACHE_DIR", "DASH_INDUCTOR_SEED"
+CHILD = "dash_inductor.commands.check_child"
+GONE = (
+    "Run operation by operation, where each one ends before the next begins, the step did not differ: the difference may need "
+    "operations that overlap, memory that nothing has written (which is filled with zeros there), or more runs (--runs)."
+)
+in_child = False  # whether this process was started by `check`
+
+
+def check(
+    step: Callable[[], Any], runs: int = RUNS, *, kinds: Sequence[str] | None = None, timeout: float | None = TIMEOUT
+) -> Report:
+    """Run a training step several times, and compare every bit of its gradients.
+
+    `step()` does one training step, from its seeds on, and returns the model whose gradients count, or a dict of tensors. It runs
+    in this process, and then in fresh ones with this one's settings, which import it. A function that cannot be imported, such as
+    a lambda or a notebook's function, runs in this process alone, and the report says so.
+
+    Args:
+        runs: how many times each process runs the step.
+        kinds: some of "same", "fresh", "cold", "seed", "busy" (see `KINDS`); None: all that can be had here.
+        timeout: seconds that each fresh process may take.
+
+    Raises:
+        ValueError: the step raises, or returns something else, or a process that runs it dies or takes too long.
+    """
+    if in_child:
+        raise ValueError('check() runs again where its script is imported: put it under `if __name__ == "__main__":`')
+    from ..reproduce import settings
+
+    if not callable(step):
+        raise ValueError(f"check takes a function that does one training step, not one of type {type(step).__name__}")
+    function, reason = _importable(step)
+    notes = [] if function is not None else [f"step ran in this process alone, because {reason}"]
+    job = {"function": function, "settings": settings.of_torch()}
+    name = getattr(step, "__qualname__", type(step).__name__)
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        target = _Target(name, step, job, settings.variables(), Path(folder), timeout)
+        return _checked(target, runs, kinds, notes, lambda name: None)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `check`."""
+    parser.add_argument("function", metavar="FUNCTION", help="package.module:function, which does one training step")
+    parser.add_argument("--runs", type=at_least(1), default=RUNS, metavar="N", help="runs in each process (default %(default)s)")
+    kinds = "; ".join(f"{name}: {purpose}" for name, purpose in KINDS.items())
+    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), metavar="KIND", help=f"which runs (default: all); {kinds}")
+    parser.add_argument(
+        "--timeout", type=at_least(1), default=int(TIMEOUT), metavar="SECONDS", help="of each process (default %(default)s)"
+    )
+    parser.add_argument("--traceback", action="store_true", help="where the step cannot be run: show the whole traceback")
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report; 1 if a run differs."""
+    module, _, name = args.function.partition(":")
+    job = {"function": {"module": module, "name": name}, "settings": None}
+    try:
+        total = 1 + len(set(args.kinds or KINDS) - {"same"})
+        with tempfile.TemporaryDirectory(prefix="check-") as folder, progress("check", total) as began:
+            target = _Target(args.function, None, job, {}, Path(folder), args.timeout)
+            report = _checked(target, args.runs, args.kinds, (), began)
+    except StepError as error:
+        if args.traceback:
+            print(error.traceback, file=sys.stderr)
+        raise
+    print(report.to_json() if args.json else report)
+    return int(not report.identical)
+
+
+def _importable(step: Callable[..., Any]) -> tuple[dict[str, str] | None, str]:
+    """By which name another process can import the function, or why it cannot."""
+    name, module = getattr(step, "__qualname__", None), getattr(step, "__module__", None)
+    if not name or not module:
+        return None, f"one of type {type(step).__name__} has no name by which another process could import it"
+    if "<lambda>" in name:
+        return None, "a lambda has no name by which another process could import it"
+    if "<locals>" in name:
+        return None, f"{name.rpartition('.')[2]} is defined inside another function, where another process cannot import it"
+    home = sys.modules.get(module)
+    try:
+        found = operator.attrgetter(name)(home)
+    except AttributeError:
+        found = None
+    if found is not step:
+        return None, f"{module}.{name} is not this function, which another process would import by that name"
+    if module != "__main__":
+        return {"module": module, "name": name}, ""
+    spec, file = getattr(home, "__spec__", None), getattr(home, "__file__", None)
+    if spec is not None:
+        return {"module": spec.name, "name": name}, ""
+    if file is None or not os.path.isfile(file):
+        return None, "a notebook's or an interactive session's function cannot be imported by another process"
+    return {"file": os.path.abspath(file), "name": name}, ""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A process, or this one (`here`), and what is different there; `kind` is a key of KINDS."""
+
+    kind: str
+    environ: dict[str, str] = field(default_factory=dict)
+    here: bool = False
+
+
+@dataclass(frozen=True)
+class _Target:
+    """The step that is checked, and how other processes run it; everything written is in `folder`."""
+
+    name: str
+    step: Callable[[], Any] | None
+    job: Mapping[str, Any]
+    environ: Mapping[str, str]
+    folder: Path
+    timeout: float | None
+
+    def new_folder(self) -> Path:
+        """An empty one."""
+        return Path(tempfile.mkdtemp(dir=self.folder))
+
+    def measure(self, place: _Place, runs: int, *, first: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """(Each run beside the first one, what hints depend on)."""
+        if place.here and self.step is not None:
+            from ..reproduce import settings, step
+
+            return list(step.measure(self.step, runs, self.folder, first=first)), settings.facts()
+        *results, last = self._in_process(place, {"runs": runs, "first": first, "trace": False})
+        return results, last["facts"]
+
+    def trace(self, place: _Place, runs: int) -> list[list[Operation]]:
+        """The operations of each run, by caches that are cold."""
+        if place.here and self.step is not None:
+            from ..reproduce import step
+
+            traces = step.trace(self.step, runs)
+        else:
+            traces = self._in_process(place, {"runs": runs, "trace": True}, {CACHE: str(self.new_folder())})[0]["traces"]
+        return [[Operation(**operation) for operation in operations] for operations in traces]
+
+    def _in_process(
+        self, place: _Place, job: dict[str, Any], environ: Mapping[str, str] = MappingProxyType({})
+    ) -> list[dict[str, Any]]:
+        whole = {**self.job, **job, "folder": str(self.folder), "main": CHILD}
+        with busy_gpu() if place.kind == "busy" else nullcontext():
+            return run_process(whole, {**self.environ, **place.environ, **environ}, self.new_folder(), self.timeout)
+
+
+def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Sequence[str], began: Callable[[str], None]) -> Report:
+    """Run everything, and look for the first operation that differs where a run does; `began` hears what begins."""
+    if type(runs) is not int or runs < 1:
+        raise ValueError(f"runs={runs!r} is not a whole number of at least 1")
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise ValueError(f"{kind!r} is none of the kinds {', '.join(KINDS)}")
+    wanted = kinds or (tuple(KINDS) if target.job["function"] else ("same",))
+    if runs == 1 and set(wanted) == {"same"}:
+        raise ValueError("one run has nothing to agree with: ask for at least 2 runs")
+    # A command's caches are its own, and cold at first; those of a session that calls check() stay what they are.
+    warm = {} if target.step else {CACHE: str(target.new_folder())}
+    first = _Place("same", warm, here=target.step is not None)
+    began(FIRST)
+    results, facts = target.measure(first, runs if "same" in wanted else 1, first=True)
+    done = [(first, _run(KINDS["same"] if number else FIRST, 1, each), each) for number, each in enumerate(results)]
+    for process, place in enumerate(_others(target, wanted, kinds, warm, facts), 2):
+        began(KINDS[place.kind])
+        results, _ = target.measure(place, runs, first=False)
+        done += ((place, _run(KINDS[place.kind], process, each), each) for each in results)
+    all_runs = tuple(run for _, run, _ in done)
+    number = next((number for number, run in enumerate(all_runs) if not run.identical), None)
+    if number is None:
+        return Report(target.name, all_runs, None, tuple(notes))
+    began("operation by operation")
+    place, _, result = done[number]
+    parted, cause = _parted(target, first, place, runs)
+    tensors = result["difference"]
+    difference = Difference(
+        run=number,
+        parameter=result["parameter"],
+        index=None if tensors["index"] is None else tuple(tensors["index"]),
+        ulps=tensors["ulps"],
+        what=tensors["what"],
+        op=parted.op if parted else None,
+        source=parted.source if parted else None,
+        lines=tuple(line for line in parted.lines if parted.lines != (parted.source,)) if parted else (),
+        cause=cause,
+    )
+    return Report(target.name, all_runs, difference, (*notes, *_hints(parted, facts, elsewhere=place is not first)))
+
+
+def _run(kind: str, process: int, result: Mapping[str, Any]) -> Run:
+    return Run(kind, process, result["tensors"], result["differing"])
+
+
+def _others(
+    target: _Target, wanted: Sequence[str], asked: Sequence[str] | None, warm: Mapping[str, str], facts: Mapping[str, Any]
+) -> Iterator[_Place]:
+    """The other processes; of kinds that nobody asked for, those that can be had."""
+    if not target.job["function"]:
+        return
+    environs = {"fresh": {}, "cold": {CACHE: str(target.new_folder())}, "seed": {SEED: str(facts["seed"] + 1)}, "busy": {}}
+    cannot = {
+        "seed": None if facts["emulated"] else "the kind seed needs emulation: set DASH_INDUCTOR_EMULATE=1",
+        "busy": None if facts["gpu"] else "the kind busy needs a GPU that torch can use",
+    }
+    for kind, environ in environs.items():
+        if kind not in wanted:
+            continue
+        if (problem := cannot.get(kind)) is None:
+            yield _Place(kind, {**warm, **environ})
+        elif asked:
+            raise ValueError(problem)
+
+
+def _parted(target: _Target, first: _Place, other: _Place, runs: int) -> tuple[Parting | None, str]:
+    """The first operation of `other` that is not that of `first`, and why, or why there is none."""
+    try:
+        for _ in range(ATTEMPTS):
+            if other is first:
+                reference, *traces = target.trace(first, max(runs, 2))
+            else:
+                (reference,), traces = target.trace(first, 1), target.trace(other, runs)
+            for trace in traces:
+                if (parted := parting(reference, trace)) is not None:
+                    return parted, parted.cause
+    except StepError as error:
+        return None, f"Run operation by operation, {error}."
+    return None, GONE
+
+
+def _hints(parted: Parting | None, facts: Mapping[str, Any], *, elsewhere: bool) -> Iterator[str]:
+    """What may be the reason, of what a user can set."""
+    kind = parted.kind if parted else None
+    if kind == "python":
+        yield "Python's random, numpy.random, the clock, the order of sets, and a DataLoader's workers may differ from run to run"
+        if elsewhere and os.environ.get("PYTHONHASHSEED", "random") == "random":
+            yield "PYTHONHASHSEED is not set: the order of a set of strings is another in each process"
+    if kind == "random":
+        yield "step must seed what draws: torch.manual_seed(0) before the model is made seeds the CPU and every GPU"
+    if kind not in ("operation", None):
+        return
+    if facts["deterministic"] == 0:
+        yield (
+            "torch.use_deterministic_algorithms(True) was not on when step returned: with it, torch takes the deterministic form "
+            "of an operation, or raises where there is none"
+        )
+    if facts["deterministic"] == 1:
+        yield "deterministic mode is on with warn_only=True: operations that have no deterministic form run all the same"
+    if facts["gpu"] and facts["benchmark"]:
+        yield "torch.backends.cudnn.benchmark is on: cuDNN chooses convolutions by time"
+    if facts["gpu"] and not os.environ.get("CUBLAS_WORKSPACE_CONFIG"):
+        yield "CUBLAS_WORKSPACE_CONFIG is not set: matrix products on several streams may differ; :4096:8 makes them deterministic"

@@ -1,0 +1,58 @@
+"""What of a process's state decides bits: carried into the processes that it starts, and read for hints."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import torch
+
+from .. import config, emulation
+from ..rewrite import install
+
+
+def of_torch() -> dict[str, Any]:
+    """torch's settings here that a fresh process would not have."""
+    return {
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "fill": torch._C._get_deterministic_fill_uninitialized_memory(),
+        "cudnn": [torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark],
+        "precision": torch.get_float32_matmul_precision(),
+        "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "enabled": install.is_enabled(),
+    }
+
+
+def apply(settings: dict[str, Any]) -> None:
+    """Make them those of this process."""
+    torch.set_deterministic_debug_mode(settings["deterministic"])
+    torch._C._set_deterministic_fill_uninitialized_memory(settings["fill"])
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = settings["cudnn"]
+    torch.set_float32_matmul_precision(settings["precision"])
+    torch.set_default_dtype(getattr(torch, settings["dtype"]))
+    torch.set_num_threads(settings["threads"])
+    if settings["enabled"] != install.is_enabled():
+        (install.enable if settings["enabled"] else install.disable)()
+
+
+def variables() -> dict[str, str]:
+    """The environment variables by which a fresh process has this one's settings of the package, and its emulation."""
+    settings = config.current()
+    device = emulation.settings()
+    if device is not None:
+        settings = replace(settings, emulate=True, seed=device.seed, sms=device.sms)
+    values = {config.variable(each.name): getattr(settings, each.name) for each in fields(settings)}
+    return {name: str(int(value) if isinstance(value, bool) else value) for name, value in values.items()}
+
+
+def facts() -> dict[str, Any]:
+    """What a report's hints, and the choice of runs, depend on."""
+    settings = config.current()
+    return {
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "benchmark": torch.backends.cudnn.benchmark,
+        "gpu": torch.cuda.is_available(),
+        "seed": settings.seed,
+        "emulated": emulation.active() or (settings.enabled and settings.emulate),
+    }
