@@ -39,6 +39,7 @@ $(VENV)/triton-%: | $(VENV)/installed
 
 nightly: $(VENV)/installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule tests/unit/test_mask_function.py
+	$(BIN)/python -m pytest tests/unit -m nightly
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated -m nightly
 
 docs: $(VENV)/installed

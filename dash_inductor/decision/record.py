@@ -95,4 +95,4 @@ def report(graph: Graph, found: Sequence[Decision]) -> dict[str, Any]:
 def _row(decision: Decision) -> dict[str, Any]:
     values = asdict(decision) | {"remedy": decision.remedy, "candidates": [candidate.row() for candidate in decision.candidates]}
     del values["graph"]
-    return {"rewritten": decision.rewritten, "template": decision.template, **values}
+    return {"rewritten": decision.rewritten, "template": decision.template, "remedy": decision.remedy, **values}

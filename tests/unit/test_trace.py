@@ -72,6 +72,7 @@ def test_tlparse_shows_each_graph(tmp_path):
             assert {name: attention[name] for name in REPORTED.split()} == {name: decision[name] for name in REPORTED.split()}
         declined, rewritten = sorted(report["attentions"], key=lambda attention: attention["rewritten"])
         assert declined["reason"].startswith("a float bias is an input of the graph")
+        assert "compiled function" in declined["remedy"] and rewritten["remedy"] is None
         assert (declined["template"], declined["mask"], declined["candidates"]) == (None, "given", [])
         assert (rewritten["reason"], rewritten["template"], rewritten["mask"]) == (None, "one_pass", "causal")
         assert rewritten["source"] == f"{tmp_path}/train.py:13"
