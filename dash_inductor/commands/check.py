@@ -283,7 +283,10 @@ def _hints(parted: Parting | None, facts: Mapping[str, Any], *, elsewhere: bool)
         if elsewhere and os.environ.get("PYTHONHASHSEED", "random") == "random":
             yield "PYTHONHASHSEED is not set: the order of a set of strings is another in each process"
     if kind == "random":
-        yield "step must seed what draws: torch.manual_seed(0) before the model is made seeds the CPU and every GPU"
+        yield (
+            "step must seed what draws: torch.manual_seed(0) before the model is made seeds the CPU and every GPU, and a "
+            "torch.Generator of your own needs its own manual_seed(0)"
+        )
     if kind not in ("operation", None):
         return
     if facts["deterministic"] == 0:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
+GENERATOR = "generator:"  # what stands before the state of a torch.Generator among inputs
 PYTHON = "the Python code before this line did not do the same"
 
 
@@ -62,6 +63,8 @@ def parting(first: Sequence[Operation], second: Sequence[Operation]) -> Parting 
     for a, b in _aligned(first, second):
         if a is None or b is None:
             alone = alone or _alone(a, b)
+        elif a.inputs != b.inputs and _only_generators_differ(a, b):
+            return _parting("random", b, "its inputs are equal, but the torch.Generator that it draws from is in another state")
         elif a.inputs != b.inputs:
             return alone or _parting("python", b, f"its inputs differ already{_which(a, b)}: {PYTHON}")
         elif a.outputs != b.outputs and a.random != b.random:
@@ -94,9 +97,19 @@ def _alone(a: Operation | None, b: Operation | None) -> Parting | None:
     return _parting("python", op, f"only {which} does it: {PYTHON}")
 
 
+def _only_generators_differ(a: Operation, b: Operation) -> bool:
+    differing = _differing(a, b)
+    return bool(differing) and all(x.startswith(GENERATOR) for pair in differing for x in pair)
+
+
+def _differing(a: Operation, b: Operation) -> list[tuple[str, str]]:
+    """The inputs that differ."""
+    return [(x, y) for x, y in zip(_leaves(a.inputs), _leaves(b.inputs), strict=False) if x != y]
+
+
 def _which(a: Operation, b: Operation) -> str:
-    """The input that differs, in brackets."""
-    x, y = next((x, y) for x, y in zip(_leaves(a.inputs), _leaves(b.inputs), strict=False) if x != y)
+    """The first input that differs, in brackets."""
+    x, y = _differing(a, b)[0]
     return " (a tensor that no operation of torch has made or changed)" if "[" in x else f" ({x} and {y})"
 
 

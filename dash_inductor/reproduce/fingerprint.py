@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .compare import bits
+from .diverge import GENERATOR
 
 CHUNK = 1 << 20  # elements hashed at a time: what bounds the memory that it takes
 _MIX = 0x9E3779B97F4A7C15 - (1 << 64)  # 2^64 over the golden ratio, as a signed number
@@ -50,7 +51,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): describe(each) for name, each in value.items()}
     if isinstance(value, torch.Generator):
-        return f"generator:{fingerprint(value.get_state())}"
+        return f"{GENERATOR}{fingerprint(value.get_state())}"
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return str(value)
     return repr(value) if isinstance(value, _WRITTEN) else type(value).__name__

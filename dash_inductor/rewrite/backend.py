@@ -23,8 +23,10 @@ def dash(
     """Compiles `gm` with Inductor; `mode` and `options` are those of torch.compile."""
     inductor = torch._TorchCompileInductorWrapper(mode, options, None)
     if not ready().enabled:
-        _warn_off()
-    elif torch.are_deterministic_algorithms_enabled():
+        _warn_off("DASH_INDUCTOR=0")
+    elif not torch.are_deterministic_algorithms_enabled():
+        _warn_off("torch.use_deterministic_algorithms is off")
+    else:
         with _installed(), install.eager_backward():
             return inductor(gm, example_inputs)
     return inductor(gm, example_inputs)
@@ -52,5 +54,5 @@ def _installed() -> Any:
 
 
 @functools.cache
-def _warn_off() -> None:
-    warnings.warn('DASH_INDUCTOR=0: backend="dash" is plain Inductor', stacklevel=2)
+def _warn_off(why: str) -> None:
+    warnings.warn(f'{why}: backend="dash" is plain Inductor', stacklevel=2)

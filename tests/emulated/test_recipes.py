@@ -75,3 +75,12 @@ def test_two_ranks(tmp_path):
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(RECIPES["fsdp2_checkpointing"])]
     first, second = (digest(script(command, tmp_path, seed)) for seed in (1, 2))
     assert first == second and "of all 2 ranks" in first
+
+
+@pytest.mark.parametrize("kinds", [["same"], pytest.param([], marks=pytest.mark.nightly)])
+def test_the_generator_that_nobody_seeds_is_found(tmp_path, kinds):
+    recipe = RECIPES["bisect_loss_spike"]
+    (line,) = (number for number, text in enumerate(recipe.read_text().splitlines(), 1) if "torch.rand(" in text)
+    found, repaired = script([str(recipe), *kinds], tmp_path, seed=1).split("repaired_step: ")
+    assert found.startswith("step: DIFFERENT") and re.search(rf"aten.rand.generator at\s+\S*{recipe.name}:{line}\n", found)
+    assert repaired.startswith("identical")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.attention import restore_flash_attention_impl
 
 import dash_inductor
 from dash_inductor.commands.gpt import GPT
@@ -48,9 +49,12 @@ def test_blocks_run(page, as_installed):
     """If one of them trains, every attention is rewritten."""
     names = preamble()
     blocks, _ = python_blocks(page)
-    with dash_inductor.enabled():
-        for text in blocks:
-            exec(compile(text, str(page), "exec"), names)
+    try:
+        with dash_inductor.enabled():
+            for text in blocks:
+                exec(compile(text, str(page), "exec"), names)
+    finally:
+        restore_flash_attention_impl()
     decisions = dash_inductor.decisions()
     assert all(decision.rewritten for decision in decisions)
     assert decisions or not any(".backward()" in text for text in blocks)

@@ -38,6 +38,16 @@ def op(name="add", inputs=(A,), outputs=(A,), random=("s",), source="train.py:1"
         ),
         ([op()], [op(random=["t"])], None),  # it does not draw
         (
+            [op("fill"), op("rand", inputs=["2", "generator:aa"])],
+            [op("rand", inputs=["2", "generator:bb"])],
+            (
+                "random",
+                "rand",
+                "train.py:1",
+                "its inputs are equal, but the torch.Generator that it draws from is in another state",
+            ),
+        ),
+        (
             [op(inputs=["0.5"])],
             [op(inputs=["0.25"])],
             ("python", "add", "train.py:1", f"its inputs differ already (0.5 and 0.25): {PYTHON}"),

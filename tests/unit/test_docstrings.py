@@ -11,7 +11,7 @@ import pytest
 import dash_inductor.schedule
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = {folder: folder for folder in ("dash_inductor", "benchmarks")}
+FOLDERS = {folder: folder for folder in ("dash_inductor", "benchmarks", "docs")}
 FOLDERS |= {folder: f"dash_inductor.{folder}" for folder in ("lowering", "templates")}
 FILES = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py") if ">>> " in path.read_text()]
 
