@@ -5,6 +5,7 @@ Importing this costs nothing; Triton and Inductor are imported when emulation st
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 from collections.abc import Iterator
@@ -75,6 +76,7 @@ def prepare_environment(seed: int = 0, *, sms: int = 6) -> None:
 
     Raises:
         RuntimeError: Triton was imported before and compiles instead of interpreting.
+        ImportError: the packages of the extra `emulate` are missing.
     """
     if "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -98,6 +100,9 @@ def _enter(emulation: Emulation) -> Session:
 
 
 def _require_interpreter() -> None:
+    missing = [name for name in ("greenlet", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ImportError(f"emulation needs {' and '.join(missing)}: pip install 'dash-inductor[emulate]'")
     # Triton reads the variable at every @triton.jit, those of its own library included, so its first import decides.
     language = sys.modules.get("triton.language.standard")
     interprets = language is None or type(language.cdiv).__name__ == "InterpretedFunction"
@@ -114,10 +119,6 @@ def _require_interpreter() -> None:
 
 
 def _install() -> None:
-    try:
-        import greenlet  # noqa: F401
-    except ImportError as error:
-        raise ImportError("emulation needs greenlet: pip install 'dash-inductor[emulate]'") from error
     from .efficient import install_efficient
     from .flex import install_flex
     from .inductor import install_inductor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 
 import pytest
@@ -17,7 +18,7 @@ from torch._inductor.fx_passes import joint_graph
 from torch._inductor.lowering import lowerings
 
 import dash_inductor
-from dash_inductor import config
+from dash_inductor import config, emulation
 from dash_inductor.rewrite import autoload, backend, install, stock_ops
 
 pytestmark = pytest.mark.usefixtures("switched_off")
@@ -253,3 +254,9 @@ def test_blocks_of_threads_that_overlap():
     assert graph_compile.collect_bw_donated_buffer_idxs is not stock
     second.__exit__(None, None, None)
     assert graph_compile.collect_bw_donated_buffer_idxs is stock
+
+
+def test_emulation_names_what_it_lacks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "greenlet", None)
+    with pytest.raises(ImportError, match=r"emulation needs greenlet: pip install 'dash-inductor\[emulate\]'"):
+        emulation.start()
