@@ -6,10 +6,13 @@ import re
 
 IN_FUNCTION = "make the mask inside the compiled function, of positions and small tensors, or use is_causal or flex_attention"
 DROPOUT = (
-    "train with an attention dropout of 0 (configurations call it attention_dropout, attn_pdrop or attention_probs_dropout_prob); "
-    "other dropout may stay"
+    "train with an attention dropout of 0 (configurations call it attention_dropout, attn_pdrop, attention_probs_dropout_prob or "
+    "dropout_rate); dropout elsewhere in the model may stay"
 )
-STRICT = "none here: stock's kernel is deterministic under torch.use_deterministic_algorithms(True), not with warn_only=True"
+STRICT = (
+    "none needed in strict mode, torch.use_deterministic_algorithms(True), where stock's kernel is deterministic; "
+    "with warn_only=True it is not, and there is none"
+)
 
 # A pattern of reasons, and what to do; the first that is found counts.
 REMEDIES: tuple[tuple[str, str], ...] = (
