@@ -71,8 +71,8 @@ run  process  how                           bits
   2        1  again in the same process     identical
   3        2  another process, warm caches  3 of 21 tensors differ
 
-First difference: embed.weight[5, 2] in run 3, 4 ulps apart: 835 of 8,192 elements differ; the first is 0.5 in
-the first run and 0.25 in this one.
+First difference: embed.weight[5, 2] in run 3, 4 ulps apart: 835 of 8,192 elements differ; the first is 0.5 in the first
+run and 0.25 in this one.
 First operation: triton_per_fused_embedding_dense_backward_0 at train.py:11
   its inputs are equal, and its output is not: it is not deterministic in the backward of this line
   computed at models/llama.py:370, models/llama.py:64

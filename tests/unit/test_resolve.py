@@ -54,13 +54,13 @@ MORE = "is more than the 128 of one pass, which"
 @pytest.mark.parametrize(
     ("settings", "head_dim", "mask", "message"),
     [
-        ({"template": "one_pass"}, 129, "full", f"head dim 129 {MORE} template='one_pass' asks for: with template='auto' it takes"),
-        ({"schedule": "shift"}, 256, "full", f"head dim 256 {MORE} schedule='shift' asks for: with schedule='auto' it takes two"),
+        ({"template": "one_pass"}, 129, "full", f"head dim 129 {MORE} template='one_pass' asks for"),
+        ({"schedule": "shift"}, 256, "full", f"head dim 256 {MORE} schedule='shift' asks for"),
         (
             {"schedule": "ascending", "launch": "chained", "template": "one_pass"},
             192,
             "full",
-            f"head dim 192 {MORE} template='one_pass' and schedule='ascending' asks for: with template='auto' and schedule='auto'",
+            f"head dim 192 {MORE} template='one_pass' and schedule='ascending' asks for",
         ),
         ({}, 192, "blocks", f"head dim 192 {MORE} mask='blocks' asks for"),
         ({"template": "two_pass"}, 64, "blocks", "template='two_pass' takes no mask='blocks'"),

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -180,11 +178,3 @@ def test_how_far_a_bound_is_off(case: str) -> None:
     found = ratios(case)
     assert min(found) >= 1
     assert (round(sum(found) / len(found), 3), round(max(found), 3)) == BOUNDS[case]
-
-
-def test_the_docs_print_the_formulas() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "schedules.md").read_text()
-    printed = set(re.sub(r"^ +", "", page, flags=re.MULTILINE).splitlines())
-    for family, mask in (("ascending", "full"), ("descending", "causal"), ("shift", "full"), ("symmetric", "causal")):
-        formula = formula_for(family, mask)
-        assert formula and set(formula.lines[1:]) < printed, family
