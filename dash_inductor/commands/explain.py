@@ -67,8 +67,9 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     with mock.patch.object(config, "_current", replace(config.current(), on_unsupported="fallback")):
         decisions, graphs, where, sms = _decided(model, inputs, kwargs, device)
         guarantee = config.current().guarantee
-    rows = tuple(Attention.of(decision, sms) for decision in decisions)
-    return Explanation(where, rows, guarantee, _versions(), tuple(_notes(model, rows, graphs, where)))
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
+    return Explanation(where, rows, guarantee, warn_only, _versions(), tuple(_notes(model, rows, graphs, where)))
 
 
 def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], int, str, int]:
@@ -135,7 +136,7 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
     keys = {row.decision.device for row in rows if row.rewritten}
     if any(entry.get("estimate") for key in keys for entry in numbers_of(key).values() if isinstance(entry, dict)):
         notes.append(
-            "times come from a cost model whose constants are estimates for this device: compare them, but do not trust them"
+            "times come from a cost model whose constants are estimates for this device: they rank schedules, but measure nothing"
         )
     if where == CPU and rows:
         notes.append(f"the model is taken to be on the CPU, where attention stays as it is: {AS_ON}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..decision import Decision, stock_workspace_bytes
+from ..decision import Decision, stock_is_deterministic, stock_workspace_bytes
 from ..schedule import TWO_PASS
 from ..schedule.candidates import Candidate, formula_of
 from .console import WIDTH, listed, rendered
@@ -21,30 +21,38 @@ PROMISES = {
     "device": "the same bits for the same inputs, shapes and software, also on another number of SMs",
     "batch": "the same bits for the same inputs and software, also at another batch size or number of heads",
 }
+MASKS = {
+    "block_mask": "the kernel asks the mask for each element, and skips tiles that it hides",
+    "varlen": "packed sequences; the kernel skips tiles between them",
+}
 
 
 @dataclass(frozen=True)
 class Attention:
     """What became of one attention: a `Decision`, and what a report says beside it.
 
+    deterministic: whether it gives the same bits in every run as it stands, by our kernel or by PyTorch's; None where that is up
+        to other operations.
     source: the line that calls it, its file relative to the working folder or to the folder that Python imports it from.
     stock_workspace_bytes: what the stock backward would allocate in strict deterministic mode; None where that is not known.
     formula: of `predicted_us`, in ns; None where the cost model has none. Each candidate is what was chosen among.
     """
 
     decision: Decision
+    deterministic: bool | None
     source: str | None
     stock_workspace_bytes: int | None
     formula: str | None
     candidates: tuple[dict[str, Any], ...]
 
     @classmethod
-    def of(cls, decision: Decision, sms: int) -> Attention:
+    def of(cls, decision: Decision, sms: int, *, warn_only: bool) -> Attention:
         """The row of a decision, on a device of `sms` SMs."""
+        deterministic = decision.rewritten or stock_is_deterministic(decision, warn_only=warn_only)
         candidates = tuple(_candidate(candidate, decision.mask) for candidate in decision.candidates)
         formula = next((row["formula_ns"] for row in candidates if row["family"] == decision.family), None)
         stock = stock_workspace_bytes(decision, sms)
-        return cls(decision, _short(decision.source), stock, formula, candidates)
+        return cls(decision, deterministic, _short(decision.source), stock, formula, candidates)
 
     @property
     def rewritten(self) -> bool:
@@ -81,6 +89,7 @@ class Attention:
             "module": d.module,
             "source": self.source,
             **{name: getattr(d, name) for name in (*names, *sizes)},
+            "deterministic": self.deterministic,
             "template": d.template,
             **{name: getattr(d, name) for name in schedule},
             "formula_ns": self.formula,
@@ -96,12 +105,13 @@ class Explanation:
     """What became of a model's attentions, in the order in which it calls them; iterating gives `Attention`s.
 
     device: a key such as "h100", the name of the GPU that is there, "emulated" or "cpu". guarantee: the level in force.
-    versions: by package. notes: sentences about the whole.
+    warn_only: the kind of deterministic mode that it is compiled under. versions: by package. notes: sentences about the whole.
     """
 
     device: str
     attentions: tuple[Attention, ...]
     guarantee: str
+    warn_only: bool
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -125,6 +135,7 @@ class Explanation:
             "all_rewritten": self.all_rewritten,
             "device": self.device,
             "guarantee": self.guarantee,
+            "warn_only": self.warn_only,
             "versions": self.versions,
             "notes": list(self.notes),
             "attentions": [row.row() for row in self],
@@ -135,7 +146,7 @@ class Explanation:
         """A table, and below it the details of each kind of attention."""
         parts = [self._title()]
         if self.attentions:
-            parts = [rendered(self._title(), self._table())]
+            parts = [self._title(), textwrap.fill(self._summary(), WIDTH), rendered("Attentions", self._table())]
             for at in self._alike():
                 row, heading = self.attentions[at[0]], _numbers(at)
                 parts.append(f"{heading}\n{textwrap.indent(listed(_details(row), WIDTH - 2), '  ')}")
@@ -158,11 +169,18 @@ class Explanation:
             for at in self._alike()
         )
         notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
-        return f"<p><b>{escape(self._title())}</b></p>{table}{details}{notes}"
+        return f"<p><b>{escape(self._title())}</b></p><p>{escape(self._summary())}</p>{table}{details}{notes}"
 
     def _title(self) -> str:
         count = sum(row.rewritten for row in self)
         return f"{count} of {len(self)} attentions rewritten for {self.device}"
+
+    def _summary(self) -> str:
+        """Under which mode, and what the model's bits are worth as it stands."""
+        mode = f"torch.use_deterministic_algorithms(True{', warn_only=True' if self.warn_only else ''})"
+        unsure = [number for number, row in enumerate(self) if not row.deterministic]
+        verdict = f"{_numbers(unsure)} may differ from run to run" if unsure else "All of them have the same bits in every run"
+        return f"Compiled, not run, under {mode}. {verdict}. Other operations were not looked at: dash_inductor.check does."
 
     def _table(self) -> list[dict[str, Any]]:
         return [
@@ -172,7 +190,7 @@ class Explanation:
                 "called at": row.source and os.path.basename(row.source),
                 "shape": row.decision.shape,
                 "mask": row.decision.mask,
-                "backward": f"rewritten: {row.decision.family}" if row.rewritten else "keeps the stock kernel",
+                "backward": "rewritten" if row.rewritten else "keeps PyTorch's",
             }
             for number, row in enumerate(self, start=1)
         ]
@@ -185,12 +203,20 @@ class Explanation:
         return list(kinds.values())
 
 
+_AS_IT_IS = {
+    True: "deterministic: the same bits in every run, by PyTorch's kernel",
+    False: "not deterministic: bits may differ from run to run",
+    None: "as deterministic as the matrix products that it is made of",
+}
+
+
 def _details(row: Attention) -> dict[str, Any]:
     """What the table has no room for."""
     d = row.decision
-    stock = "" if row.stock_workspace_bytes is None else f"; the stock backward in strict mode {_bytes(row.stock_workspace_bytes)}"
+    stock = "" if row.stock_workspace_bytes is None else f"; PyTorch's in strict mode {_bytes(row.stock_workspace_bytes)}"
     if not row.rewritten:
-        return {"op": d.op, "why": d.reason, "to do": d.remedy or "nothing is known to help", "memory": stock[2:] or "-"}
+        figures = {"op": d.op, "why": d.reason, "to do": d.remedy or "nothing is known to help"}
+        return figures | {"as it is": _AS_IT_IS[row.deterministic], "extra memory": stock[2:] or "-"}
     others = ", ".join(f"{_schedule_of(c)} {c['predicted_us']:.1f}" for c in row.candidates if c["predicted_us"] is not None)
     time = (
         "known at run time: the mask decides" if d.predicted_us is None else f"{d.predicted_us:.1f} us, predicted by the cost model"
@@ -200,10 +226,11 @@ def _details(row: Attention) -> dict[str, Any]:
         "op": d.op,
         "becomes": f"{d.template}, tile {d.tile}, launch {d.launch}",
         "schedule": _schedule(d),
-        "guarantee": f"{d.guarantee}: {PROMISES.get(str(d.guarantee), '')}",
+        "guarantee": f"{PROMISES.get(str(d.guarantee), '')} (level {d.guarantee})",
+        "mask": MASKS.get(d.mask, ""),
         "time": time,
-        "among": others and f"{others} (us)",
-        "memory": f"{_bytes(d.workspace_bytes)} beside inputs and outputs{stock}",
+        "chosen among": others and f"{others} (us; A CTAs share a head, G heads at a time)",
+        "extra memory": f"{_bytes(d.workspace_bytes)}{stock}",
     }
     return {name: value for name, value in figures.items() if value}
 

@@ -2,7 +2,7 @@
 
 from .decided import ORIGIN, UNKNOWN, Decision, Graph, size_text, sizes_in_text
 from .record import add_eager, clear_decisions, comment, decisions, decisions_in, report, take
-from .stock_memory import stock_workspace_bytes
+from .stock import stock_is_deterministic, stock_workspace_bytes
 
 __all__ = [
     "ORIGIN",
@@ -17,6 +17,7 @@ __all__ = [
     "report",
     "size_text",
     "sizes_in_text",
+    "stock_is_deterministic",
     "stock_workspace_bytes",
     "take",
 ]

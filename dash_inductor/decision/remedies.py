@@ -10,8 +10,8 @@ DROPOUT = (
     "dropout_rate); dropout elsewhere in the model may stay"
 )
 STRICT = (
-    "none needed in strict mode, torch.use_deterministic_algorithms(True), where stock's kernel is deterministic; "
-    "with warn_only=True it is not, and there is none"
+    "nothing here computes the gradient of a mask; under torch.use_deterministic_algorithms(True), without warn_only, "
+    "PyTorch's kernel is deterministic"
 )
 
 # A pattern of reasons, and what to do; the first that is found counts.

@@ -61,10 +61,10 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if node.target in UNSUPPORTED:
         raise ValueError(UNSUPPORTED[node.target])
     stock = sdpa_backward_of(node)
-    if stock.dropout_p != 0.0:
-        raise ValueError(f"dropout_p={stock.dropout_p}: its random bits have a layout that only the stock op knows")
     if stock.trains_mask:
         raise ValueError("the attention mask is learnt: the stock op computes its gradient, ours does not")
+    if stock.dropout_p != 0.0:
+        raise ValueError(f"dropout_p={stock.dropout_p}: its random bits have a layout that only the stock op knows")
     if not isinstance(stock.scale, (float, int, type(None))):
         raise ValueError("a scale that is not a constant")
     device = stock.query.meta["val"].device

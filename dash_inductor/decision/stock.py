@@ -1,10 +1,11 @@
-"""What the stock backward allocates beside its inputs and outputs in strict deterministic mode, as far as its source tells."""
+"""What the stock backward is, as far as its source tells: whether it is deterministic, and what it allocates."""
 
 from __future__ import annotations
 
 from .decided import Decision
 
 HALF_BYTES, FP32_BYTES = 2, 4
+CAPTURED, CUDNN = "captures a tensor that requires a gradient", "takes cuDNN"  # in reasons
 
 
 def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
@@ -40,6 +41,21 @@ def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
     if "flex_attention_backward" in d.op:
         return FP32_BYTES * total * q_len
     return None
+
+
+def stock_is_deterministic(decision: Decision, *, warn_only: bool) -> bool | None:
+    """Whether the stock op of a decision gives the same bits in every run under `torch.use_deterministic_algorithms(True)`.
+
+    None where that is up to others: SDPA's math path is what its matmuls are. Flash and memory-efficient attention ask for
+    strict mode (`mha_bwd` as above, `attention_backward.cu`); FlexAttention adds gradients of captured tensors by atomics.
+    """
+    if decision.device == "cpu":
+        return True
+    if "flex_attention_backward" in decision.op:
+        return CAPTURED not in (decision.reason or "")
+    if any(name in decision.op for name in ("flash_attention", "efficient_attention", "varlen_attn")):
+        return not warn_only and CUDNN not in (decision.reason or "")
+    return False if "cudnn" in decision.op else None
 
 
 def _rounded(size: int, multiple: int) -> int:
