@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from ..decision import Decision
 
-EXAMPLES = ("train:setup --device h100", "models:llama --device b200 --json")
+EXAMPLES = ("dash_inductor.commands.gpt:example --device h100", "train:setup --device b200 --json")
 AS_ON = 'explain(model, ..., device="h100") (on the command line --device h100) says what that GPU would do'
 EMULATED, CPU = "emulated", "cpu"
 

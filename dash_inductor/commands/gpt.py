@@ -1,4 +1,4 @@
-"""The demo's model: a small GPT that attends by `F.scaled_dot_product_attention`."""
+"""The model of the demo, and of examples: a small GPT that attends by `F.scaled_dot_product_attention`."""
 
 from __future__ import annotations
 
@@ -41,3 +41,10 @@ class GPT(nn.Module):
         """The mean cross-entropy of the bytes `following` those of x, [B, S] each."""
         logits = self.head(self.norm(self.blocks(self.bytes(x) + self.positions)))
         return F.cross_entropy(logits.flatten(0, 1).float(), following.flatten())
+
+
+def example() -> tuple[GPT, tuple[Tensor, Tensor]]:
+    """A model of 12 heads and two layers in bf16 and a batch for it, to try `explain` on."""
+    length = 2048
+    tokens = torch.zeros(8, length + 1, dtype=torch.long)
+    return GPT(length, width=768, heads=12, layers=2).bfloat16(), (tokens[:, :-1], tokens[:, 1:])
