@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import re
 import subprocess
@@ -24,6 +25,7 @@ TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, tex
 TEXTS = [
     path for path in TRACKED if path.endswith((".md", ".py", ".jinja", ".toml")) and not path.startswith(("tests/", "benchmarks/"))
 ]
+NAMED = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 CITED = re.compile(r"(?<![\w/.-])((?:[\w.]+/)+[\w.]+\.(?:py\.jinja|py|md|sh|toml|csv|txt)|\w+\.md)\b")
 
 
@@ -32,6 +34,13 @@ def stands(path: str, beside: Path) -> bool:
     return any((folder / path).exists() for folder in (ROOT, ROOT / "dash_inductor", beside)) or any(
         tracked.endswith(f"/{path}") for tracked in TRACKED
     )
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_tests_that_are_named_exist(path: str) -> None:
+    for file, name in NAMED.findall((ROOT / path).read_text()):
+        functions = (node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if isinstance(node, ast.FunctionDef))
+        assert name in functions, f"{file}::{name}"
 
 
 @pytest.mark.parametrize("path", TEXTS)
