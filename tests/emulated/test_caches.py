@@ -23,7 +23,6 @@ from caching import COLD, WARM, Step, named, result, step, train
 from torch._dynamo.utils import counters
 
 import dash_inductor
-from dash_inductor.emulation import emulate
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 LEVELS: list[dict[str, Any]] = [{"sms": 6, "guarantee": level} for level in ("run", "device", "batch")]
