@@ -308,6 +308,9 @@ def test_causal_is_seen_without_lengths():
     """Lengths known at run time only: by the function's own text."""
     assert read_mask(causal).kind("s0", "s0") == "causal"
     assert read_mask(window).kind("s0", "s0") is None
+    m, n = 0, 1
+    assert read_mask(lambda: positions()[m] >= positions()[n]).kind("s0", "s0") == "causal"
+    assert read_mask(lambda: positions()[n] >= positions()[m]).kind("s0", "s0") is None, "it looks ahead"
 
 
 S_BY_S = torch.ones(Q_LEN, KV_LEN)
