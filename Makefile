@@ -1,6 +1,7 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in half an hour.
 # make nightly: properties of schedules and masks on thousands of random cases each, and more attentions.
+# make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
 PYTHON ?= python3
@@ -13,7 +14,7 @@ PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 96 128 192 256)
 
-.PHONY: demo test test-compiled test-emulated gates nightly docs docs-check lint clean
+.PHONY: demo test test-compiled test-emulated gates nightly mutants docs docs-check lint clean
 demo: $(VENV)/installed
 	$(BIN)/python -m dash_inductor demo
 
@@ -41,6 +42,9 @@ nightly: $(VENV)/installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule tests/unit/test_mask_function.py
 	$(BIN)/python -m pytest tests/unit -m nightly
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated -m nightly
+
+mutants: $(VENV)/installed
+	$(BIN)/python tests/mutants $(MUTANTS)
 
 docs: $(VENV)/installed
 	$(BIN)/python -m docs.generate

@@ -50,6 +50,23 @@ def reserved_sms(settings: Config) -> int:
     return max(settings.sm_reserve, carve_out or 0)
 
 
+def sms_of_gpus() -> tuple[int, ...]:
+    """SMs of each GPU that the process sees, one number where all have as many; () where there is none.
+
+    For cache keys: torch's have a GPU's name, and not its SMs.
+    """
+    from torch._dynamo.device_interface import get_interface_for_device
+
+    gpus = get_interface_for_device("cuda")
+    if not gpus.is_available():
+        return ()
+    try:
+        sms = tuple(gpus.get_device_properties(gpu).multi_processor_count for gpu in range(gpus.device_count()))
+    except RuntimeError:  # a fork of a process that uses CUDA; there torch's key has no GPU either
+        return ()
+    return sms if len(set(sms)) > 1 else sms[:1]
+
+
 def _device(device: torch.device, settings: Config) -> tuple[str, int | str, int]:
     """(Key of the cost file, architecture, SMs)."""
     import torch

@@ -15,7 +15,7 @@ from torch._inductor.utils import get_donated_idxs
 
 from .. import emulation
 from ..config import current
-from ..devices.target import reserved_sms
+from ..devices.target import reserved_sms, sms_of_gpus
 
 PACKAGES = ("dash_inductor", "dash_inductor.lowering", "dash_inductor.templates")
 SUFFIXES = (".py", ".jinja", ".toml")
@@ -50,7 +50,7 @@ def key() -> tuple[Any, ...]:
     settings = current()
     ours = tuple((name, value) for name, value in asdict(settings).items() if name not in NOT_IN_KEY)
     emulated = emulation.settings()
-    return sources_digest(), ours, reserved_sms(settings), None if emulated is None else emulated.sms
+    return sources_digest(), ours, reserved_sms(settings), sms_of_gpus(), None if emulated is None else emulated.sms
 
 
 class CacheKey(CustomGraphModulePass):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dynamo import device_interface
 from torch._dynamo.utils import counters
 from torch._inductor.codegen import common
 
@@ -115,6 +117,35 @@ def test_another_sm_carve_out_misses(cached):
             assert compiled() == expected, carve_out
         finally:
             torch._C._set_sm_carveout_experimental(None)
+
+
+@pytest.mark.parametrize("sms", [(114,), (132, 114), (114, 132)])
+def test_the_sms_of_gpus_are_in_the_key(sms, monkeypatch):
+    """Which torch's own keys lack: they have the GPU's name."""
+
+    class Gpus:
+        is_available = staticmethod(lambda: True)
+        device_count = staticmethod(lambda: len(counts))
+        get_device_properties = staticmethod(lambda gpu: SimpleNamespace(multi_processor_count=counts[gpu]))
+
+    without = cache_key.key()
+    monkeypatch.setitem(device_interface.device_interfaces, "cuda", Gpus)
+    counts: tuple[int, ...] = (132,)
+    one = cache_key.key()
+    counts = (132,) * 8
+    assert cache_key.key() == one != without, "how many GPUs there are decides nothing"
+    counts = sms
+    assert cache_key.key() not in (one, without)
+
+
+def test_a_fork_that_cannot_use_its_gpu_has_a_key(monkeypatch):
+    def refuse(gpu: int) -> None:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
+
+    without = cache_key.key()
+    for name, answer in {"is_available": lambda: True, "device_count": lambda: 1, "get_device_properties": refuse}.items():
+        monkeypatch.setattr(device_interface.get_interface_for_device("cuda"), name, staticmethod(answer))
+    assert cache_key.key() == without
 
 
 def test_sources_that_changed_miss(cached, monkeypatch):

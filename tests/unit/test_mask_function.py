@@ -147,6 +147,12 @@ def sliced() -> Tensor:
     return (longer[None, :] <= longer[:, None])[2 : Q_LEN + 2, 2 : KV_LEN + 2]
 
 
+def sliced_apart() -> Tensor:
+    """By another start in each dimension: from a longer causal mask, one that begins earlier."""
+    longer = torch.arange(KV_LEN + 4)
+    return (longer[None, :] <= longer[:, None])[3 : Q_LEN + 3, 1 : KV_LEN + 1]
+
+
 def cut_off() -> Tensor:
     """Padded to a multiple of 16, and cut again, as SDPA aligns a mask."""
     bias = torch.where(causal(), 0.0, -float("inf"))
@@ -206,6 +212,7 @@ READABLE: list[tuple[Mask, tuple[Tensor, ...], int]] = [  # how many tensors it 
     (by_query, (PADDING,), 2),
     (transposed, (), 0),
     (sliced, (), 0),
+    (sliced_apart, (), 0),
     (cut_off, (), 0),
     (everything, (), 0),
     (nothing, (), 0),
@@ -301,6 +308,9 @@ def test_causal_is_seen_without_lengths():
     """Lengths known at run time only: by the function's own text."""
     assert read_mask(causal).kind("s0", "s0") == "causal"
     assert read_mask(window).kind("s0", "s0") is None
+    m, n = 0, 1
+    assert read_mask(lambda: positions()[m] >= positions()[n]).kind("s0", "s0") == "causal"
+    assert read_mask(lambda: positions()[n] >= positions()[m]).kind("s0", "s0") is None, "it looks ahead"
 
 
 S_BY_S = torch.ones(Q_LEN, KV_LEN)
