@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attention import backward, compiled, differing
-from flex import Attention, backward_of, causal, documents, window
+from flex import Attention, backward_of, documents, everything, window
 from tensors import CAUSAL, FULL, arguments
 from test_varlen import Packed
 from torch import Tensor
@@ -65,28 +65,28 @@ def op(family: str, mask: str, sizes: tuple[int, int, int, int, int], sms: int, 
 
 ALL = (None,)
 ANY = (None, 3, None, 2, None, 1)
-# By family: what runs, the kernel that sums, and how many of its programs are resident, in turn.
+# What runs, and how many of its programs are resident, in turn.
 CASES: dict[str, tuple[OfTheOp | OfAttention, Sequence[int | None]]] = {
-    "ascending": (op("ascending", FULL, (1, 2, 2, 48, 96), 6), ALL),
-    "ascending, causal": (op("ascending", CAUSAL, (1, 2, 2, 64, 64), 4), ALL),
-    "descending": (op("descending", FULL, (1, 2, 1, 33, 96), 3), ALL),
-    "descending, causal": (op("descending", CAUSAL, (1, 1, 1, 128, 128), 2), ALL),
-    "shift": (op("shift", FULL, (1, 2, 2, 48, 96), 6), ALL),
-    "shift, more passes": (op("shift", FULL, (1, 1, 1, 48, 130), 3), ALL),
-    "symmetric": (op("symmetric", CAUSAL, (1, 2, 2, 96, 96), 4), ALL),
-    "shift round robin": (op("shift_round_robin", FULL, (1, 2, 2, 48, 96), 4), ALL),
-    "symmetric round robin": (op("symmetric_round_robin", CAUSAL, (1, 3, 3, 96, 96), 4), ALL),
-    "searched": (op("searched", FULL, (1, 2, 2, 53, 96), 6), ALL),
-    "searched, causal": (op("searched", CAUSAL, (1, 2, 2, 96, 96), 4), ALL),
-    "chained ascending": (op("ascending", FULL, (1, 2, 2, 48, 96), 6, launch="chained"), ANY),
-    "chained descending, causal": (op("descending", CAUSAL, (1, 2, 2, 64, 64), 6, launch="chained"), ANY),
-    "two passes": (op("auto", FULL, (1, 2, 2, 48, 96), 6, template="two_pass"), ANY),
-    "two passes, causal": (op("auto", CAUSAL, (1, 2, 1, 64, 64), 6, template="two_pass"), ANY),
-    "block mask": (OfAttention(Attention(causal, q_len=64)), ANY),
-    "block mask of documents": (OfAttention(Attention(documents(30, 34), q_len=64)), ANY),
-    "block mask, GQA": (OfAttention(Attention(window, q_len=64, kv_heads=1)), ANY),
-    "varlen": (OfAttention(Packed((20, 40, 9))), ANY),
-    "varlen, full": (OfAttention(Packed((30, 34), window=(-1, -1))), ANY),
+    "ascending": (op("ascending", FULL, (1, 1, 1, 48, 96), 3), ALL),
+    "ascending, causal": (op("ascending", CAUSAL, (1, 2, 2, 48, 48), 4), ALL),
+    "descending": (op("descending", FULL, (1, 2, 1, 33, 64), 2), ALL),
+    "descending, causal, more passes": (op("descending", CAUSAL, (1, 1, 1, 96, 96), 2), ALL),
+    "shift": (op("shift", FULL, (1, 1, 1, 48, 96), 3), ALL),
+    "shift, more passes": (op("shift", FULL, (1, 1, 1, 33, 130), 3), ALL),
+    "symmetric": (op("symmetric", CAUSAL, (1, 1, 1, 96, 96), 2), ALL),
+    "shift round robin": (op("shift_round_robin", FULL, (1, 2, 2, 32, 64), 3), ALL),
+    "symmetric round robin": (op("symmetric_round_robin", CAUSAL, (1, 2, 2, 66, 66), 3), ALL),
+    "searched": (op("searched", FULL, (1, 1, 1, 48, 96), 3), ALL),
+    "searched, causal": (op("searched", CAUSAL, (1, 1, 1, 96, 96), 2), ALL),
+    "chained ascending": (op("ascending", FULL, (1, 2, 2, 32, 64), 6, launch="chained"), ANY),
+    "chained descending, causal": (op("descending", CAUSAL, (1, 2, 2, 48, 48), 6, launch="chained"), ANY),
+    "two passes": (op("auto", FULL, (1, 2, 2, 48, 64), 6, template="two_pass"), ANY),
+    "two passes, causal": (op("auto", CAUSAL, (1, 2, 2, 48, 48), 6, template="two_pass"), ANY),
+    "block mask": (OfAttention(Attention(window, q_len=48)), ANY),
+    "block mask of documents": (OfAttention(Attention(documents(20, 28), q_len=48)), ANY),
+    "block mask, GQA": (OfAttention(Attention(everything, q_len=32, kv_len=96, kv_heads=1)), ANY),
+    "varlen": (OfAttention(Packed((20, 25))), ANY),
+    "varlen, full": (OfAttention(Packed((24, 24), window=(-1, -1))), ANY),
 }
 SLICE = ("block mask of documents", "varlen")
 

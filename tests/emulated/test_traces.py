@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,13 +10,10 @@ import networkx
 import numpy as np
 import pytest
 from attention import backward, compiled, differing, mutate
-from flex import Attention, backward_of, causal, everything
 from recorded_launches import Recorded, Recorder, recording
 from tensors import CAUSAL, FULL, TILE, exact
 from test_mutants import RELEASE as RELEASES
 from test_mutants import WAIT as WAITS
-from test_varlen import Packed
-from torch import Tensor
 from traces import ADD, END, RELEASE, START, STORE, WAIT, Event, Launch, Operation, State, conflicts, count_orders, normal_form
 
 from dash_inductor import enabled
