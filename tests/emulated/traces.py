@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 START, WAIT, RELEASE, STORE, ADD, END = "start", "wait", "release", "store", "add", "end"
 
 
@@ -54,6 +56,10 @@ class State:
     polled: tuple[int | None, ...]
     semaphores: Mapping[int, int]
     tiles: Mapping[int, Any]
+
+    def bits(self) -> bytes:
+        """Those of all tiles."""
+        return b"".join(np.asarray(self.tiles[place]).tobytes() for place in sorted(self.tiles))
 
 
 class Launch:
@@ -190,3 +196,31 @@ def count_orders(events: Sequence[Event]) -> int:
         return 1 if done == everything else sum(count(done | 1 << n) for n in ready)
 
     return count(0)
+
+
+@dataclass
+class Found:
+    """Of a search: traces, those that end in a deadlock, and what the others leave in the tiles."""
+
+    traces: int = 0
+    deadlocks: int = 0
+    bits: frozenset[bytes] = frozenset()
+
+
+def search(launch: Launch) -> Found:
+    """To the end."""
+    found = Found()
+    for _, state in launch.traces():
+        found.traces += 1
+        if launch.ended(state):
+            found.bits |= {state.bits()}
+        else:
+            found.deadlocks += 1
+    return found
+
+
+def assert_complete(launch: Launch) -> None:
+    """The traces are all different, and their interleavings are as many as there are in all."""
+    traces = [events for events, _ in launch.traces()]
+    assert len({normal_form(events) for events in traces}) == len(traces)
+    assert sum(map(count_orders, traces)) == launch.count_interleavings()
