@@ -1,4 +1,4 @@
-"""Programs of one launch, interleaved: each is a greenlet, and a seeded stream says who goes on.
+"""Programs of one launch, interleaved: each is a greenlet, and a seed says who goes on.
 
 A program gives the turn away before and after every atomic, so that whatever two programs order only by luck comes out
 in both orders: a load before its wait, a store after its release. A wait is `tl.atomic_cas(semaphore, rank, rank)`,
@@ -9,14 +9,13 @@ put aside, that is a deadlock.
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import greenlet
 
 from .deadlock import DeadlockError, Release, Stop, Wait, explain
-from .session import Launch
+from .session import Launch, Turns
 
 __all__ = ["Index", "Program", "interleave"]
 
@@ -101,7 +100,7 @@ def interleave(
     body: Callable[[], None],
     indices: Sequence[Index],
     turn: Callable[[Index], None],
-    stream: random.Random,
+    turns: Turns,
     resident: int | None,
 ) -> Launch:
     """Run `body` once for each of `indices`, as one launch of `kernel`, and say how it went.
@@ -113,7 +112,7 @@ def interleave(
         DeadlockError: no program can go on.
     """
     programs = [Program(body, index, name) for name, index in enumerate(indices)]
-    unstarted = stream.sample(programs, len(programs))
+    unstarted = turns.starts(programs)
     ready: list[Program] = []
     blocked: list[Program] = []
     schedule: list[int] = []
@@ -127,7 +126,7 @@ def interleave(
                 blocked = [program for program in blocked if program not in woken]
             if not ready:
                 break
-            at = stream.randrange(len(ready))
+            at = turns.next(ready)
             ready[at], ready[-1] = ready[-1], ready[at]
             program = ready.pop()
             schedule.append(program.name)

@@ -76,8 +76,7 @@ class _Grid:
         def turn(index: Index) -> None:
             builder.grid_idx = index
 
-        stream = self.session.next_stream()
-        launch = interleave(self.__name__, body, indices, turn, stream, self.session.emulation.resident)
+        launch = interleave(self.__name__, body, indices, turn, self.session.next_turns(), self.session.emulation.resident)
         if len(launch.schedule) > launch.programs:
             LAUNCHES.append(launch)
 

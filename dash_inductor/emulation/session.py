@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 import threading
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
-__all__ = ["ACTIVE", "LAUNCHES", "LOCK", "Emulation", "Launch", "Session"]
+__all__ = ["ACTIVE", "LAUNCHES", "LOCK", "Emulation", "Launch", "Session", "Turns"]
+
+Program = TypeVar("Program")
 
 
 @dataclass(frozen=True)
@@ -56,21 +60,35 @@ class Launch:
         return sum(a != b for a, b in zip(self.schedule, self.schedule[1:], strict=False))
 
 
+class Turns:
+    """Who starts when and who goes on, at random."""
+
+    def __init__(self, seed: str) -> None:
+        self.random = random.Random(seed)
+
+    def starts(self, programs: Sequence[Program]) -> list[Program]:
+        """The programs, the one that starts last first."""
+        return self.random.sample(programs, len(programs))
+
+    def next(self, ready: Sequence[object]) -> int:
+        """Which of the programs that can go on does."""
+        return self.random.randrange(len(ready))
+
+
 class Session:
     """One `emulate()`: the device and how many kernels it has launched.
 
-    Each launch draws from a stream of its own, so that a launch's interleaving depends on the seed and its number
-    alone.
+    Each launch has turns of its own, so that a launch's interleaving depends on the seed and its number alone.
     """
 
     def __init__(self, emulation: Emulation) -> None:
         self.emulation = emulation
         self.count = 0
 
-    def next_stream(self) -> random.Random:
-        """The random numbers of the next launch."""
+    def next_turns(self) -> Turns:
+        """Those of the next launch."""
         self.count += 1
-        return random.Random(f"{self.emulation.seed}/{self.count}")
+        return Turns(f"{self.emulation.seed}/{self.count}")
 
 
 LOCK = threading.RLock()
