@@ -5,19 +5,16 @@ from __future__ import annotations
 import os
 import re
 import runpy
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from unittest import mock
 
 import pytest
+from processes import ROOT, script
 from torch._dynamo.utils import counters
 
 import dash_inductor
 from dash_inductor import emulation
 
-ROOT = Path(dash_inductor.__file__).parents[1]
 RECIPES = {path.stem: path for path in (ROOT / "docs" / "recipes").glob("*.py")}
 OF_SEVERAL_PROCESSES = {"fsdp2_checkpointing", "bisect_loss_spike"}
 
@@ -50,18 +47,6 @@ def test_the_same_bits_in_another_interleaving(name, capsys):
     assert digests[0] == digests[1]
     assert turns[0] and all(a != b for a, b in zip(*turns, strict=True))
     assert counters["inductor"]["dash_declined"] == 0
-
-
-def script(command: list[str], folder: Path, seed: int) -> str:
-    """The output of a process whose only settings are emulation and its seed."""
-    environ = {
-        name: value for name, value in os.environ.items() if not name.startswith("DASH_INDUCTOR") and name != "TRITON_INTERPRET"
-    }
-    environ |= {"DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SEED": str(seed), "OMP_NUM_THREADS": "1"}
-    environ |= {"PYTHONPATH": str(ROOT), "TORCHINDUCTOR_CACHE_DIR": str(folder / "cache")}
-    result = subprocess.run([sys.executable, *command], env=environ, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 def test_as_a_script(tmp_path, as_in_a_script, capsys):
