@@ -93,10 +93,18 @@ class Layer(nn.Module):
         return x + self.mlp(self.mlp_norm(x))
 
 
-def transformer() -> nn.Sequential:
-    """The same weights on every rank."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Embedding(TOKENS, WIDTH), Layer(), Layer(), nn.Linear(WIDTH, TOKENS, bias=False))
+class Transformer(nn.Module):
+    """Two layers; the same weights on every rank."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding, self.first, self.second = nn.Embedding(TOKENS, WIDTH), Layer(), Layer()
+        self.head = nn.Linear(WIDTH, TOKENS, bias=False)
+        self.layers = self.first, self.second
+
+    def forward(self, x):
+        return self.head(self.second(self.first(self.embedding(x))))
 
 
 def data(shard: int) -> Tensor:
@@ -124,7 +132,7 @@ def training(model: nn.Module, tokens: Tensor) -> Step:
 
 def ddp(*, optimizer: bool) -> Step:
     dist._DEFAULT_FIRST_BUCKET_BYTES = int(BUCKET_MB * 2**20)  # no bucket may be smaller than the first
-    model = torch.compile(DistributedDataParallel(transformer(), bucket_cap_mb=BUCKET_MB), backend="dash")
+    model = torch.compile(DistributedDataParallel(Transformer(), bucket_cap_mb=BUCKET_MB), backend="dash")
     step = training(model, data(dist.get_rank()))
 
     def with_setting() -> dict[str, Tensor]:
@@ -136,7 +144,7 @@ def ddp(*, optimizer: bool) -> Step:
 
 def eager() -> Step:
     """DDP without torch.compile."""
-    step = training(DistributedDataParallel(transformer()), data(dist.get_rank()))
+    step = training(DistributedDataParallel(Transformer()), data(dist.get_rank()))
 
     def activated() -> dict[str, Tensor]:
         activate_flash_attention_impl("DASH")
@@ -150,8 +158,8 @@ def eager() -> Step:
 
 def fsdp2(*, whole: bool) -> Step:
     """Compiled as a whole, or layer by layer."""
-    model = transformer()
-    for layer in model[1:3]:
+    model = Transformer()
+    for layer in model.layers:
         if not whole:
             layer.compile(backend="dash", fullgraph=True)
         fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
@@ -165,16 +173,16 @@ PARALLEL |= {"attention.project": RowwiseParallel(), "mlp.0": ColwiseParallel(),
 
 def tensor_parallel() -> Step:
     """Each rank has some heads of the same batch."""
-    model, mesh = transformer(), init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in model[1:3]:
+    model, mesh = Transformer(), init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.layers:
         parallelize_module(layer, mesh, PARALLEL)
     return training(torch.compile(model, backend="dash"), data(0))
 
 
 def two_dimensions() -> Step:
     """Tensor parallel over pairs of ranks, FSDP2 over the pairs."""
-    model, mesh = transformer(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))
-    for layer in model[1:3]:
+    model, mesh = Transformer(), init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "heads"))
+    for layer in model.layers:
         parallelize_module(layer, mesh["heads"], PARALLEL)
         layer.compile(backend="dash", fullgraph=True)
         fully_shard(layer, mesh=mesh["data"])
@@ -184,11 +192,11 @@ def two_dimensions() -> Step:
 
 def pipeline(kind: type) -> Step:
     """Two stages of a layer each; microbatches of one row."""
-    model, rank, tokens = transformer(), dist.get_rank(), data(0)
-    part = model[:2] if rank == 0 else model[2:]
+    model, rank, tokens = Transformer(), dist.get_rank(), data(0)
+    part = nn.Sequential(*((model.embedding, model.first) if rank == 0 else (model.second, model.head)))
     rows = BATCH // MICROBATCHES
     numbers = torch.empty(rows, LENGTH, dtype=torch.long, device="meta")
-    between, logits = torch.empty(rows, LENGTH, WIDTH, device="meta"), torch.empty(rows, LENGTH, TOKENS, device="meta")
+    between, logits = (torch.empty(rows, LENGTH, n, device="meta", requires_grad=True) for n in (WIDTH, TOKENS))
     shapes = {"input_args": numbers, "output_args": between} if rank == 0 else {"input_args": between, "output_args": logits}
     stage = PipelineStage(torch.compile(part, backend="dash"), rank, 2, torch.device("cpu"), **shapes)
     schedule = kind(stage, MICROBATCHES, loss_fn=loss_of)

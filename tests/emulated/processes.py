@@ -31,7 +31,7 @@ def script(command: Sequence[str], folder: Path, seed: int) -> str:
     return result.stdout
 
 
-def ranks(count: int, command: Sequence[str], folder: Path, timeout: float = 400) -> list[tuple[int, str, float]]:
+def ranks(count: int, command: Sequence[str], folder: Path, timeout: float = 900) -> list[tuple[int, str, float]]:
     """Of `count` ranks, processes of `python command...`: exit status, output, and seconds from the first one's end to its own.
 
     Raises:
