@@ -56,10 +56,12 @@ def test_as_a_script(tmp_path, as_in_a_script, capsys):
     assert digest(output) == digest(capsys.readouterr().out)
 
 
-def test_two_ranks(tmp_path):
+@pytest.mark.parametrize("seeds", [(1,), pytest.param((1, 2), marks=pytest.mark.nightly)])
+def test_two_ranks(tmp_path, seeds):
+    """Other interleavings are in test_distributed.py too, of more ways to train."""
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(RECIPES["fsdp2_checkpointing"])]
-    first, second = (digest(script(command, tmp_path, seed)) for seed in (1, 2))
-    assert first == second and "of all 2 ranks" in first
+    (found,) = {digest(script(command, tmp_path, seed)) for seed in seeds}
+    assert "of all 2 ranks" in found
 
 
 @pytest.mark.parametrize("kinds", [["same"], pytest.param([], marks=pytest.mark.nightly)])
