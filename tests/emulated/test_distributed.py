@@ -25,8 +25,9 @@ ERROR = 1e-5
 SOON = 60.0  # seconds: half of what a collective waits
 IN_CI = ["ddp"]
 RINGS = ["context_parallel", "context_parallel_balanced"]
-GROUPS = [(2, tuple(IN_CI)), (4, ("two_dimensions",))]  # ranks, and the cases of one start
-GROUPS += [(2, tuple(workers.CASES.keys() - {case for _, cases in GROUPS for case in cases}))]
+OF_FOUR = ["two_dimensions"]
+OTHERS = [case for case in workers.CASES if case not in IN_CI + OF_FOUR]
+GROUPS = [(2, IN_CI), (2, OTHERS), (4, OF_FOUR)]  # ranks, and the cases of one start
 IN_TWO = ("ddp", "ddp_in_one_graph", "fsdp2_whole", "tensor_parallel")  # each layer is in a graph of its own, or both are in one
 BACKWARDS = 2  # of a rank: of two layers, or of two microbatches
 
@@ -55,7 +56,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reports
 
     def of_case(case: str) -> Reports:
         (group,) = (group for group in GROUPS if case in group[1])
-        return [report[case] for report in of_group(*group)]
+        return [report[case] for report in of_group(group[0], tuple(group[1]))]
 
     return of_case
 
