@@ -28,7 +28,7 @@ RINGS = ["context_parallel", "context_parallel_balanced"]
 OF_FOUR = ["two_dimensions"]
 OTHERS = [case for case in workers.CASES if case not in IN_CI + OF_FOUR]
 GROUPS = [(2, IN_CI), (2, OTHERS), (4, OF_FOUR)]  # ranks, and the cases of one start
-IN_TWO = ("ddp", "ddp_in_one_graph", "fsdp2_whole", "tensor_parallel")  # each layer is in a graph of its own, or both are in one
+IN_TWO = ("ddp", "ddp_in_one_graph", "tensor_parallel")  # each layer is in a graph of its own, or both are in one
 BACKWARDS = 2  # of a rank: of two layers, or of two microbatches
 
 cases = pytest.mark.parametrize(
