@@ -47,8 +47,8 @@ def emulate(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> Iter
 
 
 def start(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> None:
-    """`emulate` for the rest of the process."""
-    _enter(Emulation(seed, sms, resident))
+    """`emulate` for the rest of the process, and around the blocks of `emulate` that have begun."""
+    _enter(Emulation(seed, sms, resident), outermost=True)
 
 
 def active() -> bool:
@@ -84,11 +84,11 @@ def prepare_environment(seed: int = 0, *, sms: int = 6) -> None:
     after_import("torch._inductor.compile_fx", lambda: start(seed, sms=sms), required=True)
 
 
-def _enter(emulation: Emulation) -> Session:
+def _enter(emulation: Emulation, *, outermost: bool = False) -> Session:
     _require_interpreter()
     session = Session(emulation)
     with LOCK:
-        ACTIVE.append(session)
+        ACTIVE.insert(0 if outermost else len(ACTIVE), session)
         if len(ACTIVE) == 1:
             try:
                 _install()

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from attention import attention, error, gradients
+from processes import script
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor import utils as inductor_utils
@@ -525,3 +526,9 @@ def test_prepare_environment_is_enough_for_an_unchanged_script(tmp_path):
     """
     done = run_script(script, TORCH_DEVICE_BACKEND_AUTOLOAD="0", TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
     assert done.returncode == 0, done.stderr
+
+
+def test_a_block_is_inside_the_environments_emulation(tmp_path):
+    """Which begins when Inductor is imported, perhaps by the block itself."""
+    code = "from dash_inductor import emulation\nwith emulation.emulate(sms=16): print(emulation.settings().sms)"
+    assert script(["-c", f"import torch\n{code}\nprint(emulation.settings().sms)"], tmp_path, seed=1).split() == ["16", "6"]

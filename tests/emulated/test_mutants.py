@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from attention import backward, compiled, differing_when_compiled, mutate
+from attention import WAIT, backward, compiled, differing_when_compiled, mutate
 from tensors import CAUSAL, FULL, exact, normal
 from torch._inductor.codegen.common import WorkspaceZeroMode
 
@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("rewriting")
 
 FAMILIES = [("ascending", FULL), ("descending", CAUSAL), ("shift", FULL), ("symmetric", CAUSAL), ("searched", FULL)]
 FAMILIES += [("searched", CAUSAL)]
-WAIT = "wait(SEMAPHORES + pending, rank, INTERPRET)"
 RELEASE = "release(SEMAPHORES + pending, INTERPRET)"
 FIRST_STORES = """    if ATOMIC_ADD:
         tl.store(ptrs, part, mask=tl.full(ptrs.shape, 1, tl.int1) & (rank == 0))
