@@ -109,7 +109,7 @@ def test_every_interleaving_of_two_by_two_tiles_on_the_emulated_kernel():
 def test_the_search_finds_the_deadlock_of_a_grouped_launch():
     """One CTA of two is resident, and waits in its second chain for the first one of the other."""
     with recording() as recorder, enabled(schedule="descending"):
-        programs, _ = recorded_in(recorder, of_the_op(CAUSAL, 96, 96, sms=2))
+        programs, _ = recorded_in(recorder, of_the_op(CAUSAL, 128, 128, sms=2))
     assert search(Launch(programs, 2)).deadlocks == 0
     assert search(Launch(programs, 1)).deadlocks > 0
 
@@ -192,17 +192,16 @@ def test_every_interleaving_of_a_chained_launch(family, mask, resident, counts):
             counts.add(*recorded_in(recorder, of_the_op(mask, q_len, kv_len, 3), resident=resident), resident)
 
 
+MASKED: dict[str, Attention | Packed] = {
+    **{f"{q_len} x {kv_len}": Attention(everything, q_len=q_len, kv_len=kv_len, heads=1) for q_len, kv_len in GRIDS},
+    "documents": Attention(documents(40, 56), q_len=96, heads=1),
+    "varlen": Packed((40, 56), heads=1, kv_heads=1),
+}
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("resident", [None, 1, 2])
-@pytest.mark.parametrize(
-    "attention",
-    [
-        *(Attention(everything, q_len=q_len, kv_len=kv_len, heads=1) for q_len, kv_len in GRIDS),
-        Attention(documents(40, 56), q_len=96, heads=1),
-        Packed((40, 56), heads=1, kv_heads=1),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("attention", MASKED.values(), ids=MASKED)
 def test_every_interleaving_under_a_block_mask(attention, resident, counts):
     with recording() as recorder:
         run = backward_of(attention.function(), attention.tensors())

@@ -85,10 +85,10 @@ CASES: dict[str, tuple[OfTheOp | OfAttention, Sequence[int | None]]] = {
     "block mask": (OfAttention(Attention(window, q_len=48)), ANY),
     "block mask of documents": (OfAttention(Attention(documents(20, 28), q_len=48)), ANY),
     "block mask, GQA": (OfAttention(Attention(everything, q_len=32, kv_len=96, kv_heads=1)), ANY),
-    "varlen": (OfAttention(Packed((20, 25))), ANY),
+    "varlen": (OfAttention(Packed((9, 50))), ANY),
     "varlen, full": (OfAttention(Packed((24, 24), window=(-1, -1))), ANY),
 }
-SLICE = ("block mask of documents", "varlen")
+SLICE = ("chained ascending", "block mask of documents")
 
 
 @contextmanager
