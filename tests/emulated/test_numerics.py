@@ -159,7 +159,7 @@ def table(ratios: Ratios) -> str:
     return "\n".join([*lines, *(f"{ratios[case]:.2f} {case}" for case in sorted(ratios, key=ratios.__getitem__)[-5:])])
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(500), marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("seeds", [(2, 6, 19, 22), pytest.param(range(500), marks=pytest.mark.nightly)])
 def test_errors_beside_those_of_stock(seeds):
     ratios = {case: ratio(case) for case in map(Case.of, seeds)}
     values = list(ratios.values())
@@ -218,14 +218,27 @@ def test_rows_that_are_not_finite(case):
                 assert torch.equal(ours.isnan(), stock.isnan()), what
 
 
-@pytest.mark.parametrize("value", [INF, -INF, NAN])
-def test_a_logsumexp_that_is_not_finite(value):
-    """Of one row, under finite scores: inf is that of infinite scores, -inf that of a row that sees no key; out is finite."""
-    query, key, value_, grad_out = HARMED.tensors()
-    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value_)
-    lse[0, 0, ROW] = value
-    with enabled(), emulation.emulate():
-        ours = compiled(backward(FULL))(grad_out, query, key, value_, out, lse)
-    stock = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(grad_out, query, key, value_, out, lse, 0.0, False)
-    for name, actual, expected in zip(GRADIENTS, ours, stock, strict=True):
-        print(name, broken(actual).sum(), broken(expected).sum())
+def test_a_logsumexp_that_is_not_finite():
+    """Of one row. inf and NaN break what they break in stock's backward; -inf is a row that sees no key, its gradient 0."""
+    query, key, value, grad_out = HARMED.tensors()
+    out, lse = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+    stock = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    function = compiled(backward(FULL))
+    for harm in (INF, -INF, NAN):
+        lse[0, 0, ROW] = harm
+        args = (grad_out, query, key, value, out, lse)
+        with enabled(), emulation.emulate():
+            ours = function(*args)
+        if harm == -INF:
+            assert not any(broken(x).any() for x in ours) and ours[0][0, 0, ROW].eq(0).all()
+        else:
+            assert all(torch.equal(broken(a), broken(s)) for a, s in zip(ours, stock(*args, 0.0, False), strict=True)), harm
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", [FP16, BF16])
+def test_logits_in_the_thousands(dtype):
+    """Between two scores of 4,000 fp32 has steps of 2**-12, and P an error of as much in any form."""
+    huge = replace(HARMED, dtype=dtype, head_dim=128, scale=64.0)
+    ratios = {case: ratio(case) for case in (replace(huge, seed=seed) for seed in range(3))}
+    assert max(ratios.values()) <= WORST, table(ratios)
