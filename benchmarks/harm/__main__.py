@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from .suites import SUITES
 
 ROOT = Path(__file__).parents[2]
 Outcomes = dict[str, dict[str, list[dict[str, Any]]]]  # by suite and setting
-CACHES = {"TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE"}
+CACHES = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--torch-tests", type=Path, metavar="FOLDER", help="run torch's test files too: test/ of a checkout")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the page, such as docs/no_harm.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the outcomes here")
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep compiled C++ here, for a next run (default nowhere)")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="one case of N, for a quick look (default all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="processes at a time (default %(default)s)")
     args = parser.parse_args(argv)
@@ -47,11 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.torch_tests is not None and not files:
         parser.error(f"--torch-tests {args.torch_tests}: no test file of torch is there")
     outcomes: Outcomes = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else {}
-    with ThreadPoolExecutor(max(args.jobs, 1)) as pool:
-        running = {name: pool.submit(_suite, name, args.every) for name in args.suites or SUITES}
-        running |= {file.name: pool.submit(_torch_file, file) for file in files}
-        for name, done in running.items():
-            outcomes[name] = done.result()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(args.jobs, 1)) as pool:
+        cache = str(args.cache or folder)
+        running = {pool.submit(_suite, name, args.every, cache): name for name in args.suites or SUITES}
+        running |= {pool.submit(_torch_file, file): file.name for file in files}
+        for done in as_completed(running):
+            outcomes[running[done]] = done.result()
             if args.json is not None:
                 args.json.write_text(json.dumps(outcomes, indent=1) + "\n")
     rows = lines(outcomes)
@@ -61,17 +63,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(any(row[DIFFERS] for row in rows))
 
 
-def _suite(name: str, every: int) -> dict[str, list[dict[str, Any]]]:
-    """The outcomes of a suite, by setting. Settings share a folder of compiled C++, which is found by its text alone."""
+def _suite(name: str, every: int, cache: str) -> dict[str, list[dict[str, Any]]]:
+    """The outcomes of a suite, by setting. All share a folder of caches: of compiled C++, which is found by its text, and where
+    torch's are on, of graphs too, so that one setting that took those of another would count other hits."""
     suite = SUITES[name]
-    caches = {variable: str(int(suite.caches)) for variable in CACHES}
+    variables = {**dict.fromkeys(CACHES, str(int(suite.caches))), "TORCHINDUCTOR_CACHE_DIR": cache}
     found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for setting in (one for pair in PAIRS.values() for one in pair if suite.emulated or not SETTINGS[one].emulated):
-            cache = Path(folder) / (setting if suite.caches else "shared")
-            command = ["-m", "benchmarks.harm.measure", name, setting, str(every)]
-            found[setting] = _in_a_process(command, SETTINGS[setting], {**caches, "TORCHINDUCTOR_CACHE_DIR": str(cache)})
-            print(f"{name}, {setting}: {len(found[setting])} cases", file=sys.stderr)
+    for setting in (one for pair in PAIRS.values() for one in pair if suite.emulated or not SETTINGS[one].emulated):
+        command = ["-m", "benchmarks.harm.measure", name, setting, str(every)]
+        found[setting] = _in_a_process(command, SETTINGS[setting], variables)
+        print(f"{name}, {setting}: {len(found[setting])} cases", file=sys.stderr)
     return found
 
 

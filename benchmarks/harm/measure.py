@@ -148,6 +148,8 @@ def main(argv: Sequence[str]) -> None:
     with Path(file).open("w") as out:
         for outcome in outcomes(cases, SETTINGS[setting], twice=suite.caches):
             print(json.dumps(outcome), file=out, flush=True)
+    if "dash_inductor" in sys.modules and not (SETTINGS[setting].installed or SETTINGS[setting].emulated):
+        raise RuntimeError("the package was imported, where it should not be")
 
 
 if __name__ == "__main__":
