@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"--torch-tests {args.torch_tests}: no test file of torch is there")
     outcomes: Outcomes = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(args.jobs, 1)) as pool:
-        cache = str(args.cache or folder)
-        running = {pool.submit(_suite, name, args.every, cache): name for name in args.suites or SUITES}
+        caches = {name: folder if suite.caches or args.cache is None else str(args.cache) for name, suite in SUITES.items()}
+        running = {pool.submit(_suite, name, args.every, caches[name]): name for name in args.suites or SUITES}
         running |= {pool.submit(_torch_file, file): file.name for file in files}
         for done in as_completed(running):
             outcomes[running[done]] = done.result()

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..attention.report_md import markdown
 from .compare import DIFFERS, FAILED_THE_SAME, PASSED, REWRITTEN, SAME, verdicts
-from .settings import PAIRS
+from .settings import PAIRS, SETTINGS
 from .suites import SUITES
 
 Outcomes = Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]]  # by suite and setting
@@ -39,6 +39,11 @@ def page(outcomes: Outcomes, every: int = 1) -> str:
     if every > 1:
         parts.append(f"This page was written of one case of {every} in each suite, not of all.")
     parts.append(markdown(rows))
+    missing = [
+        f"{name}, {pair}" for name, pair in _wanted() if (name, pair) not in {(row["suite"], row["compared"]) for row in rows}
+    ]
+    if missing:
+        parts.append(f"Not run yet: {'; '.join(missing)}.")
     parts.append("\n".join(f"- *{name}*: {suite.text}." for name, suite in SUITES.items()))
     parts += ["## What failed the same", _failures(outcomes), "## What differs", _differences(outcomes)]
     return "\n\n".join(parts) + "\n"
@@ -61,7 +66,17 @@ def _compared(outcomes: Outcomes) -> list[tuple[str, str, dict[str, str]]]:
         (name, pair, verdicts(outcomes[name][without], outcomes[name][with_package]))
         for name in names
         for pair, (without, with_package) in PAIRS.items()
-        if without in outcomes[name]
+        if without in outcomes[name] and with_package in outcomes[name]
+    ]
+
+
+def _wanted() -> list[tuple[str, str]]:
+    """What a page of all suites has rows of."""
+    return [
+        (name, pair)
+        for name, suite in SUITES.items()
+        for pair, settings in PAIRS.items()
+        if suite.emulated or not SETTINGS[settings[0]].emulated
     ]
 
 
