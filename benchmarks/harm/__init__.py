@@ -1,0 +1,1 @@
+"""Whether anything but the backward of attention changes: suites of cases, compiled with the package and without it."""
