@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
-from ..config import current
 from .wrapped import unwrap, wrap
 
 BACKENDS = "torch._dynamo.backends.common"
@@ -39,7 +38,7 @@ def note_rewritten() -> None:
 
 
 def why_failed() -> str | None:
-    """The reason for which the graph that is compiled now, for the second time, keeps its stock kernels; None for the first time."""
+    """Why the graph that is compiled now, for the second time, keeps its stock kernels; None where it is the first time."""
     return _reason.get()
 
 
@@ -49,7 +48,7 @@ def _compile(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return stock(*args, **kwargs)
     except Exception as failure:
         # Whose failure it is shows in the second try: what is not ours fails there as well.
-        if not _rewritten.get() or why_failed() or current().on_unsupported == "error":
+        if not _rewritten.get() or why_failed():
             raise
         return _second_try(lambda: stock(*args, **kwargs), failure)
     finally:
@@ -62,7 +61,7 @@ def _second_try(compile_graph: Callable[[], Any], failure: Exception) -> Any:
     was = _reason.set(reason)
     try:
         compiled = compile_graph()
-    except Exception:
+    except Exception:  # under on_unsupported="error" too, where a stock kernel is none
         raise failure from None
     finally:
         _reason.reset(was)

@@ -1,4 +1,4 @@
-"""What goes wrong around a rewritten attention ends in its stock kernel, or in one error; never in a half, a hang or a wrong gradient.
+"""What goes wrong around a rewritten attention ends in its stock kernel, or in one error; never in a hang or a wrong gradient.
 
 Threads are in test_emulation.py, a wait that is bounded on a GPU in gpu/test_wait.py.
 """
@@ -142,7 +142,7 @@ def test_a_cta_whose_partner_never_comes_ends_in_an_error(monkeypatch):
     """Of a launch one CTA is killed before its first tile."""
     mutate(monkeypatch, "ONE_PASS", "killed", {"if j >= 0:": "if (j >= 0) & (tl.program_id(0) != 1):"})
     inputs = qkv(1, 2, 130, 130, 16)[:3]
-    with pytest.raises(DeadlockError, match=r"deadlock in .*one_pass_killed"):
+    with pytest.raises(DeadlockError, match=r"deadlock in triton_.* of 6 programs wait"):
         gradients(compiled(), inputs)
 
 

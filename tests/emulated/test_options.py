@@ -10,7 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
@@ -18,16 +18,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention import error
-from hypothesis import HealthCheck, example, given, note, settings
+from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
-from tensors import BF16, FP16, FP32, columns, expanded, normal, padded, permuted
+from tensors import BF16, FP16, FP32, columns, normal, padded, permuted
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._functorch import config as functorch_config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
-import dash_inductor
 from dash_inductor import UnsupportedAttentionError, clear_decisions, decisions, emulation, enabled
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
@@ -81,7 +81,9 @@ class Attention:
         """query, key, value, and what the mask or the bias is made of."""
         q = (self.batch, self.heads, self.q_len, self.head_dim)
         k, v = ((self.batch, self.kv_heads, self.kv_len, dim) for dim in (self.head_dim, self.value_dim))
-        tensors = [normal(*shape, seed=seed).to(dtype) for seed, (shape, dtype) in enumerate(zip((q, k, v), self.dtypes, strict=True))]
+        tensors = [
+            normal(*shape, seed=seed).to(dtype) for seed, (shape, dtype) in enumerate(zip((q, k, v), self.dtypes, strict=True))
+        ]
         if self.call == "varlen":
             tensors = [x[0].transpose(0, 1) for x in tensors]
         elif not (self.layout == "one memory for all three" and len({*self.dtypes}) > 1):
@@ -105,6 +107,8 @@ class Attention:
         if self.mask == "documents":
             ids = torch.arange(max(self.q_len, self.kv_len)) // 8 if ids is None else ids
             return (ids[m] == ids[n]) | (n == 0)
+        if self.mask == "constant":
+            return (m >= 0) & (n % 3 != 1)
         return ((n <= m) & (n > m - WINDOW)) | (n == 0)
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Any:
@@ -119,7 +123,7 @@ class Attention:
         if self.mask in ("input", "learnt"):
             (mask,) = others
         elif self.mask == "constant":
-            mask = self.constant
+            mask = torch.tensor([key % 3 != 1 for key in range(self.kv_len)])
         elif self.mask in ("window", "documents"):
             mask = self.visible(*others)
         elif self.mask == "float window":
@@ -135,11 +139,6 @@ class Attention:
             scale=scale,
             enable_gqa=self.heads != self.kv_heads,
         )
-
-    @property
-    def constant(self) -> Tensor:
-        """Of the closure."""
-        return self.visible()
 
     def by_hand(self, query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
         """What Inductor makes SDPA of."""
@@ -215,6 +214,7 @@ class Step:
     autocast: torch.dtype | None = None
     checkpointed: bool = False
     backward: str = "once"
+    late: bool = False
     seed: int = 0
     sms: int = 6
 
@@ -226,6 +226,11 @@ class Step:
         ]
         with torch.autocast("cpu", self.autocast) if self.autocast else contextlib.nullcontext():
             return [call(*x) for call, x in zip(attend, inputs, strict=True)]
+
+    @property
+    def adds_by_atomics(self) -> bool:
+        """Stock's flex_attention does, for tensors that score_mod captures: its bits differ between interleavings."""
+        return any(a.score_mod == "learnt" for a in self.attentions)
 
     @property
     def emulated(self) -> dict[str, int]:
@@ -243,30 +248,40 @@ def deterministic_mode(mode: str) -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
 
 
-def gradients_of(step: Step, compiled: bool) -> list[list[Tensor | None]]:
-    """Of the outputs and the inputs that train, attention by attention; what a second backward gives must be the same bits."""
+def gradients_of(step: Step) -> list[list[Tensor | None]]:
+    """The outputs, and the gradients of the inputs that train, of each attention; compiled.
+
+    A second backward takes another interleaving and must give the same bits. Double backward is refused, as of everything compiled.
+    """
+    torch._dynamo.reset()
     inputs = [a.inputs() for a in step.attentions]
     leaves = [x for of_one in inputs for x in of_one if x.requires_grad]
-    if compiled:
-        torch._dynamo.reset()
-    function = torch.compile(step.function, dynamic=step.dynamic, fullgraph=step.fullgraph, mode=step.mode) if compiled else step.function
+    function = torch.compile(step.function, dynamic=step.dynamic, fullgraph=step.fullgraph, mode=step.mode)
     torch.manual_seed(5)
     outs = function(*inputs)
-    grad_outs = [normal(*out.shape, seed=11).to(out.dtype) for out in outs]
-    trained = [(out, grad) for out, grad in zip(outs, grad_outs, strict=True) if out.requires_grad]
-    grads: tuple[Tensor | None, ...] = ()
+    trained = [(out, grad_out(out)) for out in outs if out.requires_grad]
+    gradient_of: dict[int, Tensor | None] = {}
     if trained:
         of, by = zip(*trained, strict=True)
-
-        def backward(**keywords: Any) -> tuple[Tensor | None, ...]:
-            return torch.autograd.grad(of, leaves, by, allow_unused=True, **keywords)
-
-        grads = backward(retain_graph=step.backward == "twice")
+        options = {"once": {}, "twice": {"retain_graph": True}, "double": {"create_graph": True}}[step.backward]
+        grads = torch.autograd.grad(of, leaves, by, allow_unused=True, **options)
         if step.backward == "twice":
-            again = backward()
-            assert all(a is b is None or torch.equal(a, b) for a, b in zip(grads, again, strict=True)), "the second backward differs"
-    by_leaf = dict(zip(map(id, leaves), grads, strict=True)) if trained else {}
-    return [[out.detach(), *(by_leaf.get(id(x)) for x in of_one)] for out, of_one in zip(outs, inputs, strict=True)]
+            others = step.emulated | {"seed": step.seed + (not step.adds_by_atomics)}
+            with emulation.emulate(**others) if emulation.active() else contextlib.nullcontext():
+                again = torch.autograd.grad(of, leaves, by, allow_unused=True)
+            assert all(a is b is None or torch.equal(a, b) for a, b in zip(grads, again, strict=True)), (
+                "the second backward differs"
+            )
+        if step.backward == "double" and (of_grads := [x.sum() for x in grads if x is not None and x.requires_grad]):
+            with pytest.raises(RuntimeError, match=r"double backward|is not implemented|does not require grad"):
+                torch.autograd.grad(of_grads, leaves, allow_unused=True)
+        gradient_of = dict(zip(map(id, leaves), grads, strict=True))
+    return [[out.detach(), *(gradient_of.get(id(x)) for x in of_one)] for out, of_one in zip(outs, inputs, strict=True)]
+
+
+def grad_out(out: Tensor) -> Tensor:
+    """The gradient that a backward begins with."""
+    return normal(*out.shape, seed=11).to(out.dtype)
 
 
 def references(step: Step) -> list[list[Tensor | None]]:
@@ -279,19 +294,18 @@ def references(step: Step) -> list[list[Tensor | None]]:
             x.requires_grad_(needed)
         out = a.wide(*inputs)
         leaves = [x for x in inputs if x.requires_grad]
-        grads = iter(torch.autograd.grad(out, leaves, normal(*out.shape, seed=11).to(FP64), allow_unused=True) if leaves else ())
+        grads = iter(torch.autograd.grad(out, leaves, grad_out(out), allow_unused=True) if leaves else ())
         wide.append([out.detach(), *(next(grads) if needed else None for needed in trains)])
     return wide
 
 
 def fails_alike(step: Step, raised: Exception) -> bool:
-    """Whether the same step raises the same type without this package: neither its pass nor, where the CPU has the op, its emulation."""
-    varlen = any(a.call == "varlen" for a in step.attentions)
-    flex = any(a.call == "flex" for a in step.attentions)
-    device = emulation.emulate(**step.emulated) if varlen or flex else contextlib.nullcontext()
+    """Whether the same step raises the same type without this package. Emulation stays where a CPU has no such op."""
+    of_gpus = any(a.call in ("varlen", "flex") for a in step.attentions)
+    device = emulation.emulate(**step.emulated) if of_gpus else contextlib.nullcontext()
     try:
         with device, deterministic_mode(step.deterministic):
-            gradients_of(step, compiled=True)
+            gradients_of(step)
     except Exception as stock:
         return type(stock) is type(raised)
     return False
@@ -303,8 +317,9 @@ def check(step: Step) -> list[Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            with deterministic_mode(step.deterministic), enabled(**step.settings), emulation.emulate(**step.emulated):
-                actual = gradients_of(step, compiled=True)
+            late = functorch_config.patch(force_non_lazy_backward_lowering=not step.late)
+            with deterministic_mode(step.deterministic), enabled(**step.settings), emulation.emulate(**step.emulated), late:
+                actual = gradients_of(step)
     except ValueError as refused:
         if any(name in str(refused).partition("=")[0] for name in ("launch", "template", "kernel", "sm_reserve")):
             assert "\n" not in str(refused)  # settings that exclude one another
@@ -327,7 +342,9 @@ def check(step: Step) -> list[Any]:
         assert not taken
     for decision in taken:
         assert decision.rewritten or (decision.reason and decision.remedy), decision
-    trained = [a for a in step.attentions if any(a.trains) or "learnt" in (a.mask, a.score_mod)]
+    if any(a.dropout for a in step.attentions):
+        assert sum(d.rewritten for d in taken) <= sum(not a.dropout for a in step.attentions)
+    trained = [a for a in step.attentions if a.call != "by hand" and any(a.trains) or "learnt" in (a.mask, a.score_mod)]
     if step.deterministic != "off":
         assert len(taken) >= len(trained), f"{len(taken)} decisions for {len(trained)} attentions: {taken}"
     with warnings.catch_warnings():
@@ -366,7 +383,9 @@ def attentions(draw: Any) -> Attention:
     q_len, head_dim = draw(LENGTHS), draw(HEAD_DIMS)
     kv_len = draw(st.one_of(st.just(q_len), LENGTHS))
     value_dim = draw(st.one_of(st.just(head_dim), st.just(head_dim), HEAD_DIMS))
-    mask = draw(st.sampled_from({"sdpa": SDPA_MASKS, "flex": FLEX_MASKS, "varlen": ["none", "is_causal"], "by hand": ["none"]}[call]))
+    mask = draw(
+        st.sampled_from({"sdpa": SDPA_MASKS, "flex": FLEX_MASKS, "varlen": ["none", "is_causal"], "by hand": ["none"]}[call])
+    )
     return Attention(
         call=call,
         mask=mask,
@@ -382,7 +401,9 @@ def attentions(draw: Any) -> Attention:
         layout=draw(st.sampled_from([*LAYOUTS])),
         scale=draw(st.sampled_from([None, None, None, 0.2, "tensor", 1 if head_dim <= 16 else 0])),
         dropout=draw(st.sampled_from([0.0] * 9 + [0.3])) if call == "sdpa" else 0.0,
-        trains=draw(st.sampled_from([(True,) * 3] * 5 + [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])),
+        trains=draw(
+            st.sampled_from([(True,) * 3] * 5 + [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
+        ),
     )
 
 
@@ -410,7 +431,8 @@ def steps(draw: Any) -> Step:
         mode=draw(st.sampled_from([None] * 9 + ["reduce-overhead", "max-autotune-no-cudagraphs", "max-autotune"])),
         autocast=draw(st.sampled_from([None] * 5 + [BF16, FP16])),
         checkpointed=draw(st.sampled_from([False] * 4 + [True])),
-        backward=draw(st.sampled_from(["once", "once", "twice"])),
+        backward=draw(st.sampled_from(["once", "once", "twice", "double"])),
+        late=draw(st.booleans()),
         seed=draw(st.integers(0, 3)),
         sms=draw(st.sampled_from([6, 1, 3, 8])),
     )
