@@ -13,6 +13,8 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from torch._dynamo.exc import RestartAnalysis
+
 from .wrapped import unwrap, wrap
 
 BACKENDS = "torch._dynamo.backends.common"
@@ -46,6 +48,8 @@ def _compile(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     was_rewritten = _rewritten.set(False)
     try:
         return stock(*args, **kwargs)
+    except RestartAnalysis:  # Dynamo's, and no failure
+        raise
     except Exception as failure:
         # Whose failure it is shows in the second try: what is not ours fails there as well.
         if not _rewritten.get() or why_failed():
@@ -61,9 +65,11 @@ def _second_try(compile_graph: Callable[[], Any], failure: Exception) -> Any:
     was = _reason.set(reason)
     try:
         compiled = compile_graph()
-    except Exception:  # under on_unsupported="error" too, where a stock kernel is none
-        raise failure from None
+    except Exception:  # under on_unsupported="error" always
+        compiled = None
     finally:
         _reason.reset(was)
+    if compiled is None:
+        raise failure
     warnings.warn(f"dash_inductor leaves a graph to the stock kernels: {reason}", stacklevel=2)
     return compiled

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +29,7 @@ from torch.utils.data import DataLoader
 import dash_inductor
 from dash_inductor import decisions, emulation
 from dash_inductor.emulation.deadlock import DeadlockError
+from dash_inductor.emulation.session import LOCK
 from dash_inductor.lowering import kernels
 
 attend = attention(causal=True)
@@ -191,27 +193,22 @@ def test_a_fork_after_use(busy):
     function = compiled()
     before = gradients(function, INPUTS, GRAD_OUT)
     again = torch.compile(lambda *qkv: attend(*qkv), dynamic=False)
+    launching = threading.Event()
+
+    def launch() -> None:
+        """What a launch holds as long as it runs."""
+        with LOCK:
+            launching.set()
+            time.sleep(0.5)
 
     def work() -> bool:
         return all(all(map(torch.equal, gradients(f, INPUTS, GRAD_OUT), before)) for f in (function, again))
 
-    launching, stop = threading.Event(), threading.Event()
-
-    def launch() -> None:
-        while not stop.is_set():
-            gradients(function, INPUTS, GRAD_OUT)
-            launching.set()
-
     with ThreadPoolExecutor(1) as pool:
-        running = pool.submit(launch) if busy else None
-        if running:
-            launching.wait(60)
-        try:
-            assert in_child(work)
-        finally:
-            stop.set()
-        if running:
-            running.result()
+        if busy:
+            pool.submit(launch)
+            launching.wait()
+        assert in_child(work)
 
 
 class Attended(torch.utils.data.Dataset):

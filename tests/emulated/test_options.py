@@ -344,7 +344,7 @@ def check(step: Step) -> list[Any]:
         assert decision.rewritten or (decision.reason and decision.remedy), decision
     if any(a.dropout for a in step.attentions):
         assert sum(d.rewritten for d in taken) <= sum(not a.dropout for a in step.attentions)
-    trained = [a for a in step.attentions if a.call != "by hand" and any(a.trains) or "learnt" in (a.mask, a.score_mod)]
+    trained = [a for a in step.attentions if (a.call != "by hand" and any(a.trains)) or "learnt" in (a.mask, a.score_mod)]
     if step.deterministic != "off":
         assert len(taken) >= len(trained), f"{len(taken)} decisions for {len(trained)} attentions: {taken}"
     with warnings.catch_warnings():
