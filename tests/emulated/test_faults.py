@@ -72,7 +72,8 @@ def broken_compiler(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AsyncCompile, "triton", triton)
 
 
-FAULTS = pytest.mark.parametrize("fault", [broken_lowering, broken_compiler])
+NIGHTLY = pytest.mark.nightly
+FAULTS = pytest.mark.parametrize("fault", [broken_compiler, pytest.param(broken_lowering, marks=NIGHTLY)])
 WINDOW = Attention(mask=lambda b, h, m, n: (m >= n) & (m - n < 40), q_len=80)
 
 
@@ -95,6 +96,7 @@ def test_a_graph_that_does_not_compile_keeps_its_stock_kernels(fault, monkeypatc
     assert [d.rewritten for d in decisions()[2:]] == [True, True] and len(emulation.launches()) == 2
 
 
+@NIGHTLY
 def test_flex_attention_that_does_not_compile(monkeypatch):
     *inputs, grad_out = WINDOW.tensors()
     dash_inductor.configure(guarantee="device")
@@ -186,7 +188,7 @@ def in_child(work: Callable[[], bool]) -> bool:
     return os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("busy", [False, True], ids=["alone", "while another thread launches"])
+@pytest.mark.parametrize("busy", [pytest.param(False, marks=NIGHTLY), True], ids=["alone", "while another thread launches"])
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
 def test_a_fork_after_use(busy):
     """The child runs what was compiled before, and compiles anew; with the same bits."""
@@ -224,6 +226,7 @@ class Attended(torch.utils.data.Dataset):
         return gradients(self.function, INPUTS, GRAD_OUT)[0]
 
 
+@NIGHTLY
 def test_a_worker_of_a_data_loader():
     function = compiled()
     before = gradients(function, INPUTS, GRAD_OUT)

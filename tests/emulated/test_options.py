@@ -10,7 +10,7 @@ import math
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from dash_inductor import UnsupportedAttentionError, clear_decisions, decisions, emulation, enabled
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-EXAMPLES = 2000 if NIGHTLY else 3
+EXAMPLES = 2000 if NIGHTLY else 4
 FP64 = torch.float64
 FLOOR = {FP64: 1e-12, FP32: 4e-6, FP16: 2**-8, BF16: 2**-5}  # errors that rounding explains
 LAYOUTS = {
@@ -211,6 +211,7 @@ class Step:
     dynamic: bool | None = False
     fullgraph: bool = True
     mode: str | None = None
+    backend: str = "inductor"
     autocast: torch.dtype | None = None
     checkpointed: bool = False
     backward: str = "once"
@@ -256,15 +257,16 @@ def gradients_of(step: Step) -> list[list[Tensor | None]]:
     torch._dynamo.reset()
     inputs = [a.inputs() for a in step.attentions]
     leaves = [x for of_one in inputs for x in of_one if x.requires_grad]
-    function = torch.compile(step.function, dynamic=step.dynamic, fullgraph=step.fullgraph, mode=step.mode)
+    options: dict[str, Any] = {"mode": step.mode} if step.backend == "inductor" else {"backend": step.backend}
+    function = torch.compile(step.function, dynamic=step.dynamic, fullgraph=step.fullgraph, **options)
     torch.manual_seed(5)
     outs = function(*inputs)
     trained = [(out, grad_out(out)) for out in outs if out.requires_grad]
     gradient_of: dict[int, Tensor | None] = {}
     if trained:
         of, by = zip(*trained, strict=True)
-        options = {"once": {}, "twice": {"retain_graph": True}, "double": {"create_graph": True}}[step.backward]
-        grads = torch.autograd.grad(of, leaves, by, allow_unused=True, **options)
+        keep = {"once": {}, "twice": {"retain_graph": True}, "double": {"create_graph": True}}[step.backward]
+        grads = torch.autograd.grad(of, leaves, by, allow_unused=True, **keep)
         if step.backward == "twice":
             others = step.emulated | {"seed": step.seed + (not step.adds_by_atomics)}
             with emulation.emulate(**others) if emulation.active() else contextlib.nullcontext():
@@ -272,7 +274,12 @@ def gradients_of(step: Step) -> list[list[Tensor | None]]:
             assert all(a is b is None or torch.equal(a, b) for a, b in zip(grads, again, strict=True)), (
                 "the second backward differs"
             )
-        if step.backward == "double" and (of_grads := [x.sum() for x in grads if x is not None and x.requires_grad]):
+        by_hand = any(a.call == "by hand" for a in step.attentions)
+        if (
+            step.backward == "double"
+            and not by_hand
+            and (of_grads := [x.sum() for x in grads if x is not None and x.requires_grad])
+        ):
             with pytest.raises(RuntimeError, match=r"double backward|is not implemented|does not require grad"):
                 torch.autograd.grad(of_grads, leaves, allow_unused=True)
         gradient_of = dict(zip(map(id, leaves), grads, strict=True))
@@ -300,14 +307,15 @@ def references(step: Step) -> list[list[Tensor | None]]:
 
 
 def fails_alike(step: Step, raised: Exception) -> bool:
-    """Whether the same step raises the same type without this package. Emulation stays where a CPU has no such op."""
-    of_gpus = any(a.call in ("varlen", "flex") for a in step.attentions)
-    device = emulation.emulate(**step.emulated) if of_gpus else contextlib.nullcontext()
-    try:
-        with device, deterministic_mode(step.deterministic):
-            gradients_of(step)
-    except Exception as stock:
-        return type(stock) is type(raised)
+    """Whether the same step raises the same type without this package's pass: traced alone, or by Inductor under emulation."""
+    ways = (replace(step, backend="aot_eager"), contextlib.nullcontext()), (step, emulation.emulate(**step.emulated))
+    for way, device in ways:
+        try:
+            with device, deterministic_mode(step.deterministic):
+                gradients_of(way)
+        except Exception as stock:
+            if type(stock) is type(raised):
+                return True
     return False
 
 
@@ -365,6 +373,8 @@ def assert_close(step: Step, a: Attention, got: list[Tensor | None], right: list
         if x is not None and y is not None:
             assert x.isfinite().all(), f"{name} is not finite: {a}"
             allowed = FLOOR[low] * max(1.0, a.q_len / 16) ** 0.5
+            if name == "other":  # stock's, a sum over batch elements or rows of what was rounded
+                allowed *= 4 * a.batch
             assert error(x, y) <= allowed, f"{name}: error {error(x, y):.2e}, allowed {allowed:.2e}: {a}"
 
 
