@@ -16,6 +16,10 @@ STRICT = (
 
 # A pattern of reasons, and what to do; the first that is found counts.
 REMEDIES: tuple[tuple[str, str], ...] = (
+    (
+        r"^the graph did not compile with our kernels",
+        "report it to dash_inductor with your versions; DASH_INDUCTOR=0 saves the first try",
+    ),
     (r"^dropout_p=|dropout on the CPU", DROPOUT),
     (r"mask is learnt", STRICT),
     (

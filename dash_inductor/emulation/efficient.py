@@ -72,7 +72,7 @@ def forward(
     lse = lse.where(lse != -math.inf, 0.0)
     out = _in_bshd((scores - lse[..., None]).exp() @ value.float(), value)
     padded = torch.nn.functional.pad(lse, (0, -query.shape[2] % ALIGNED), value=math.inf)
-    seed, offset = torch.zeros(2, dtype=torch.long)
+    seed, offset = (torch.zeros((), dtype=torch.long) for _ in range(2))  # of memory of their own, which Inductor takes for aligned
     return out, padded if compute_log_sumexp else padded[..., :0], seed, offset
 
 
@@ -103,8 +103,14 @@ def backward(
         _in_bshd(grad_scores @ key.float() * factor, query),
         _in_bshd(grad_scores.mT @ query.float() * factor, key),
         _in_bshd(probabilities.mT @ wide, value),
-        grad_scores.to(query.dtype) if attn_bias is not None and grad_input_mask[3] else None,
+        _with_padded_rows(grad_scores.to(query.dtype)) if attn_bias is not None and grad_input_mask[3] else None,
     )
+
+
+def _with_padded_rows(grad_bias: Tensor) -> Tensor:
+    """In memory as stock's, whose rows are multiples of 16 elements."""
+    length = grad_bias.shape[-1]
+    return torch.nn.functional.pad(grad_bias, (0, -length % 16))[..., :length]
 
 
 def _scores(query: Tensor, key: Tensor, bias: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 from collections import deque
@@ -92,6 +93,8 @@ class Session:
 
 
 LOCK = threading.RLock()
+# Whoever forks waits for a launch of another thread: in the child that thread would never go on, and hold the lock for ever.
+os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
 """Held by the thread that compiles, launches, or starts or ends an emulation: what these patch is the process's."""
 
 ACTIVE: list[Session] = []

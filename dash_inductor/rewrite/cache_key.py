@@ -16,6 +16,7 @@ from torch._inductor.utils import get_donated_idxs
 from .. import emulation
 from ..config import current
 from ..devices.target import reserved_sms, sms_of_gpus
+from .failed import why_failed
 
 PACKAGES = ("dash_inductor", "dash_inductor.lowering", "dash_inductor.templates")
 SUFFIXES = (".py", ".jinja", ".toml")
@@ -61,6 +62,6 @@ class CacheKey(CustomGraphModulePass):
 
     def uuid(self) -> Any:
         """The key, anew for each graph where a cache hit would skip a warning or an error."""
-        nonce = None if current().on_unsupported == "fallback" else os.urandom(16)
+        nonce = None if current().on_unsupported == "fallback" and not why_failed() else os.urandom(16)
         # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
         return *key(), nonce, tuple(get_donated_idxs() or ())

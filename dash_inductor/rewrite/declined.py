@@ -16,6 +16,7 @@ from ..config import Config, ready
 from ..decision import ORIGIN, Decision, sizes_in_text
 from ..problem import dtype_name
 from .cache_key import key
+from .failed import why_failed
 from .installed import is_installed
 from .origin import mark_origin, stack_of
 from .stock_ops import JAGGED, TARGETS, arguments
@@ -35,7 +36,7 @@ def why_no_target(device: torch.device) -> str | None:
             return f"torch._inductor.config.{name} is on"
     if device.type == "cpu" and not emulation.active():
         return "the stock op is already deterministic on the CPU (emulation is off)"
-    return None
+    return why_failed()
 
 
 class UnsupportedAttentionError(RuntimeError):

@@ -17,6 +17,7 @@ from ..problem import BLOCK_MASK, Problem
 from ..resolve import mask_block, resolve
 from .cache_key import key
 from .declined import DECIDED_UNDER, is_on, leave, why_no_target
+from .failed import note_rewritten
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, read
@@ -35,7 +36,11 @@ class DashPass(PatternMatcherPass):
         """Rewrites the graph module; returns how many attentions it has met."""
         if not is_on():
             return 0
-        return super().apply(gm) + note_math_paths(gm if isinstance(gm, fx.Graph) else gm.graph, current())
+        graph = gm if isinstance(gm, fx.Graph) else gm.graph
+        met = super().apply(gm)
+        if any(DECIDED_UNDER in node.meta for node in graph.nodes):
+            note_rewritten()
+        return met + note_math_paths(graph, current())
 
 
 patterns = DashPass(pass_name="dash_inductor")

@@ -136,6 +136,21 @@ def test_head_dims_that_differ_go_there(deterministic, options):
     assert ops.count(EFFICIENT.replace("_backward", "")) == 1
 
 
+@pytest.mark.parametrize("options", [{"on": True}, {"on": False}], ids=["declined", "deterministic mode off"])
+def test_a_learnt_bias_keeps_the_stock_op(rewriting, options):
+    """In generated code, which asserts that strides and alignment are those of a GPU; rows of 20 elements are padded there."""
+    torch.use_deterministic_algorithms(options["on"])
+    *inputs, grad_out = qkv(1, 2, 20, 20, 16, value_dim=24)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+    with emulate():
+        actual = gradients(compiled(attend), [*inputs, normal(1, 2, 20, 20)], grad_out)
+    assert rewritten() == 0
+    assert_right(actual, attend, [*inputs, normal(1, 2, 20, 20)], grad_out)
+
+
 def test_logsumexp_and_layout_of_a_gpu():
     query, key, value = qkv(1, 2, 40, 72, 16)[:3]
     bias = torch.zeros(1, 2, 40, 72).masked_fill(~WITHOUT_KEYS, -math.inf)
