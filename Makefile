@@ -41,6 +41,8 @@ $(VENV)/triton-%: | $(VENV)/installed
 nightly: $(VENV)/installed
 	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule tests/unit/test_mask_function.py
 	$(BIN)/python -m pytest tests/unit -m nightly
+	$(BIN)/python -m pytest tests/expect -m nightly
+	TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/emulated/test_options.py
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated -m nightly
 
 mutants: $(VENV)/installed

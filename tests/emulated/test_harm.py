@@ -1,4 +1,4 @@
-"""The emulated half of docs/no_harm.md: an attention that is rewritten passes where stock's does; rewritten wrongly, it differs."""
+"""The emulated half of `python -m benchmarks.harm`: an attention rewritten rightly passes; one rewritten wrongly differs."""
 
 from __future__ import annotations
 
