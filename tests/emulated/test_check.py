@@ -101,6 +101,7 @@ def test_attention_in_another_process_and_interleaving():
     assert sum(launch.waits for launch in emulation.launches()) > 0
 
 
+@pytest.mark.nightly  # four processes
 def test_the_command(tmp_path):
     """In processes of its own, the operation by operation runs included: nothing of this one is needed."""
     environ = {
