@@ -36,7 +36,6 @@ def install_interpreter(patches: Patches) -> None:
     _interleave_launches(patches)
     _hand_over_at_atomics(patches)
     _cheap_device_calls(patches)
-    _matmuls_of_torch(patches)
     _correct_bf16(patches)
     _fused_multiply_add(patches)
     _fast_erf(patches)
@@ -141,22 +140,6 @@ def _cheap_device_calls(patches: Patches) -> None:
         return self.rewrite()(*args, **kwargs)
 
     patches.set(InterpretedFunction, "__call__", call)
-
-
-def _matmuls_of_torch(patches: Patches) -> None:
-    """A backward computes the scores anew, and P = exp(S - lse) shows where a large S is rounded otherwise than in the forward. The
-    forward is torch's here, and numpy's BLAS adds in another order than torch's.
-
-    Operands are copied: memory of torch is aligned, on which the bits of a BLAS may depend.
-    """
-    stock = InterpreterBuilder.create_dot
-
-    def create_dot(self: Any, a: Any, b: Any, d: Any, input_precision: Any, max_num_imprecise_acc: Any) -> Any:
-        if not a.data.dtype == b.data.dtype == d.data.dtype == np.float32:
-            return stock(self, a, b, d, input_precision, max_num_imprecise_acc)
-        return TensorHandle((torch.tensor(a.data) @ torch.tensor(b.data)).numpy() + d.data, d.dtype.scalar)
-
-    patches.set(InterpreterBuilder, "create_dot", create_dot)
 
 
 def _to_bf16(x: Array) -> Array:
