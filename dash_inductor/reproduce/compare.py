@@ -9,6 +9,12 @@ import torch
 from torch import Tensor
 
 INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BY_ROWS, _BY_COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), _BY_ROWS),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), _BY_COLUMNS),
+}
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,11 @@ class TensorDifference:
     what: str
     index: tuple[int, ...] | None = None
     ulps: int | None = None
+
+
+def parts(tensor: Tensor) -> dict[str, Tensor]:
+    """What a sparse tensor consists of, by name; of another, itself by an empty name."""
+    return {name.strip("_"): getattr(tensor, name)() for name in _PARTS.get(tensor.layout, ())} or {"": tensor}
 
 
 def bits(tensor: Tensor) -> Tensor:

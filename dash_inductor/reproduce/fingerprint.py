@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .compare import bits
+from .compare import bits, parts
 from .diverge import GENERATOR
 
 CHUNK = 1 << 20  # elements hashed at a time: what bounds the memory that it takes
@@ -22,13 +22,8 @@ def fingerprint(tensor: Tensor) -> str:
 
     The sum is of integers, so it has no order; the weight of a place is odd, so no single element can change unseen.
     """
-    if tensor.layout is torch.strided:
-        pieces = [bits(tensor).flatten()]
-    else:
-        tensor = tensor.coalesce() if tensor.layout is torch.sparse_coo and not tensor.is_coalesced() else tensor
-        pieces = [bits(tensor.values()).flatten()]
     total = 0
-    for piece in pieces[0].split(CHUNK):
+    for piece in (piece for part in parts(tensor).values() for piece in bits(part).flatten().split(CHUNK)):
         weighted = piece.to(torch.int64) * _weights(piece.device)[: piece.numel()]
         total = (total * _PRIME + int(weighted.sum())) & 0xFFFF_FFFF_FFFF_FFFF
     shape = "x".join(map(str, tensor.shape))

@@ -61,11 +61,10 @@ def _pieces(name: str, tensor: Tensor | None) -> Iterator[tuple[str, Tensor | No
     """What one consists of: of a distributed tensor this process's part, of a sparse one indices and values."""
     if tensor is not None and hasattr(tensor, "to_local"):
         tensor = tensor.to_local()
-    if tensor is not None and tensor.layout is torch.sparse_coo:
-        yield f"{name}, indices", tensor._indices()
-        yield f"{name}, values", tensor._values()
+    if tensor is None:
+        yield name, None
     else:
-        yield name, tensor
+        yield from ((f"{name}, {part}" if part else name, each) for part, each in compare.parts(tensor).items())
 
 
 def _kind(value: Any) -> str:

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dash_inductor.reproduce.compare import TensorDifference, difference, ulps
+from dash_inductor.reproduce.fingerprint import fingerprint
 
 SMALL = (torch.bfloat16, torch.float16)
 WIDE = {torch.float32: torch.int32, torch.float64: torch.int64}
@@ -128,3 +129,13 @@ def test_a_difference_has_words():
     assert difference(torch.zeros(1), torch.ones(1)) == TensorDifference(
         "1 of 1 elements differ; the first is 0 in the first run and 1 in this one", (0,), 0x3F800000
     )
+
+
+DIAGONAL = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+
+
+@pytest.mark.parametrize("to_sparse", [torch.Tensor.to_sparse_coo, torch.Tensor.to_sparse_csr, torch.Tensor.to_sparse_csc])
+def test_a_sparse_tensor_is_its_places_too(to_sparse):
+    """The same values elsewhere are another tensor."""
+    same, other = to_sparse(DIAGONAL.clone()), to_sparse(DIAGONAL.flip(0))
+    assert fingerprint(to_sparse(DIAGONAL)) == fingerprint(same) != fingerprint(other)
