@@ -33,7 +33,6 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True
 autodoc_member_order = "bysource"
-nitpicky = False
 
 html_theme = "furo"
 html_title = project

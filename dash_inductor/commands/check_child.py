@@ -38,7 +38,7 @@ def main(job: dict[str, Any]) -> None:
             tell({"facts": settings.facts()})
         except StepError as error:
             tell({"error": str(error), "traceback": error.traceback})
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, SystemExit) as error:
             tell({"error": " ".join(str(error).split()), "traceback": traceback.format_exc()})
 
 

@@ -28,7 +28,7 @@ def load(name: str) -> Callable[..., Any]:
         raise ValueError(f"there is no module {error.name!r} here: run in the folder that has it, or install it") from None
     except AttributeError as error:
         raise ValueError(f"{module} has no function {function!r}: {error}") from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ValueError(f"importing {module} failed: {type(error).__name__}: {error}") from error
     if not callable(found):
         raise ValueError(f"{name} is no function but of type {type(found).__name__}")

@@ -15,12 +15,12 @@ from typing import Any
 
 from . import StepError
 
-# A process finds what this one finds, the package itself included. The module named in the job has main(job).
+# A process finds what this one finds, the package itself included, and has its arguments. The module named in the job has main(job).
 PROGRAM = """
 import importlib, json, sys
 with open(sys.argv[1]) as file:
     job = json.load(file)
-sys.path[:] = job["path"]
+sys.path[:], sys.argv = job["path"], job["argv"]
 importlib.import_module(job["main"]).main(job)
 """
 HOG = """
@@ -44,7 +44,7 @@ def run(job: Mapping[str, Any], environ: Mapping[str, str], folder: Path, timeou
     """
     results, log = folder / "results.jsonl", folder / "output.txt"
     results.write_text("")
-    (folder / "job.json").write_text(json.dumps({**job, "path": sys.path, "results": str(results)}))
+    (folder / "job.json").write_text(json.dumps({**job, "path": sys.path, "argv": sys.argv, "results": str(results)}))
     command = [sys.executable, "-c", PROGRAM, str(folder / "job.json")]
     with open(log, "wb") as output:
         child = subprocess.Popen(

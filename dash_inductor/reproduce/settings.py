@@ -10,12 +10,17 @@ import torch
 from .. import config, emulation
 from ..rewrite import install
 
+SDP = ("flash", "mem_efficient", "math", "cudnn")  # attention's kernels
+REDUCED = tuple(f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16"))
+
 
 def of_torch() -> dict[str, Any]:
     """torch's settings here that a fresh process would not have."""
     return {
         "deterministic": torch.get_deterministic_debug_mode(),
         "fill": torch._C._get_deterministic_fill_uninitialized_memory(),
+        "sdp": {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP},
+        "reduced": {name: getattr(torch.backends.cuda.matmul, name) for name in REDUCED},
         "cudnn": [torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark],
         "precision": torch.get_float32_matmul_precision(),
         "dtype": str(torch.get_default_dtype()).removeprefix("torch."),
@@ -28,6 +33,10 @@ def apply(settings: dict[str, Any]) -> None:
     """Make them those of this process."""
     torch.set_deterministic_debug_mode(settings["deterministic"])
     torch._C._set_deterministic_fill_uninitialized_memory(settings["fill"])
+    for name, value in settings["sdp"].items():
+        getattr(torch.backends.cuda, f"enable_{name}_sdp")(value)
+    for name, value in settings["reduced"].items():
+        setattr(torch.backends.cuda.matmul, name, value)
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = settings["cudnn"]
     torch.set_float32_matmul_precision(settings["precision"])
     torch.set_default_dtype(getattr(torch, settings["dtype"]))

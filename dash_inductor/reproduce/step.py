@@ -28,7 +28,7 @@ def run(step: Step) -> dict[str, Tensor | None]:
     """
     try:
         returned = step()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         message = str(error).strip().splitlines() or [""]
         line = source.of_error(error.__traceback__)
         where = f" at {line}" if line else ""

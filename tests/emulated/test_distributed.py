@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,13 @@ GROUPS = [(2, IN_CI), (2, OTHERS), (4, OF_FOUR)]  # ranks, and the cases of one 
 IN_TWO = ("ddp", "ddp_in_one_graph", "tensor_parallel")  # each layer is in a graph of its own, or both are in one
 BACKWARDS = 2  # of a rank: of two layers, or of two microbatches
 
-cases = pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[] if case in IN_CI else pytest.mark.nightly) for case in workers.CASES]
-)
 Reports = list[dict[str, Any]]
+
+
+def each_of(cases: Iterable[str]) -> pytest.MarkDecorator:
+    """One test per case; in CI but one of them."""
+    marked = [pytest.param(case, marks=[] if case in IN_CI else pytest.mark.nightly) for case in cases]
+    return pytest.mark.parametrize("case", marked)
 
 
 def start(folder: Path, count: int, names: tuple[str, ...], *options: str, seeds: tuple[int, ...] = SEEDS) -> Reports:
@@ -61,7 +64,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reports
     return of_case
 
 
-@cases
+@each_of(workers.CASES)
 def test_same_bits_in_other_interleavings(case, reports):
     for report in reports(case):
         first, second = report["runs"]
@@ -70,7 +73,7 @@ def test_same_bits_in_other_interleavings(case, reports):
         assert first["waits"] and second["waits"]
 
 
-@cases
+@each_of(workers.CASES)
 def test_every_attention_is_rewritten(case, reports):
     for report in reports(case):
         texts = [text for text, _, _ in report["attentions"]]
@@ -78,12 +81,10 @@ def test_every_attention_is_rewritten(case, reports):
         assert len(texts) >= (2 if case in IN_TWO else 1), texts  # one where layers, or microbatches, share a graph
 
 
-@cases
+@each_of(case for case in workers.CASES if case not in RINGS)
 @pytest.mark.usefixtures("rewriting")
 def test_bits_of_a_single_process(case, reports):
     """The gradients of every attention on each rank are those that this process computes of the same inputs."""
-    if case in RINGS:
-        pytest.skip("its backward is held against this process's below")
     alone = compiled(attention(causal=True))
     for report in reports(case):
         (queries, keys, values, outs) = (report["runs"][0]["seen"][name] for name in ("query", "key", "value", "out"))

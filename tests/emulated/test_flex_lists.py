@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from attention import compiled, error, rewritten
+from attention import compiled, differing, error, rewritten
 from flex import causal
 from tensors import qkv
 from torch import Tensor
@@ -114,12 +114,13 @@ def drawn(seed: int) -> list[Tensor]:
     ids=["valid", "hostile", "drawn"],
 )
 def test_gradients_are_those_of_what_the_lists_say(cases, valid, margins):
-    """By whatever number of resident CTAs; the same compiled code for all lists."""
+    """By whatever number of resident CTAs; the same compiled code for all lists. Those of one mask give the same bits."""
     *inputs, grad_out = tensors = qkv(1, 2, LENGTH, LENGTH, 16)
     made = create_block_mask(causal, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=BLOCK)
     kv_lists = (made.kv_num_blocks, made.kv_indices, made.full_kv_num_blocks, made.full_kv_indices)
     attend = compiled(lambda query, key, value, mask: flex_attention(query, key, value, block_mask=mask))
     leaves = [x.requires_grad_() for x in inputs]
+    bits: list[tuple[Tensor, ...]] = []
     for index, (name, q_lists) in enumerate(cases.items()):
         mask = BlockMask((LENGTH, LENGTH), *kv_lists, *q_lists, (BLOCK, BLOCK), causal)
         resident = (1, 2, None)[index % 3]
@@ -131,4 +132,6 @@ def test_gradients_are_those_of_what_the_lists_say(cases, valid, margins):
             errors = [error(a, e) for a, e in zip(actual, expected(tensors, seen), strict=True)]
         assert max(errors) < 2e-6, (name, errors)
         assert margins(), name
+        bits.append(actual)
+    assert not valid or all(differing(other, bits[0]) == [] for other in bits)
     assert (rewritten(), decisions()[-1].mask) == (1, "block_mask")

@@ -20,7 +20,7 @@ from dash_inductor.emulation import Launch, emulate, interpreter
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 NIGHTLY = 500
-QUICK = 40
+QUICK = 50  # of each of the SLICE
 
 Gradients = Callable[[int, int | None], Sequence[Tensor]]
 
@@ -136,7 +136,7 @@ def distinct(name: str, wanted: int) -> int:
 
 @pytest.mark.parametrize("name", SLICE)
 def test_a_hundred_interleavings(name):
-    distinct(name, 50)
+    distinct(name, QUICK)
 
 
 @pytest.mark.nightly

@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from explained import (
@@ -31,8 +32,9 @@ from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 
 import dash_inductor
-from dash_inductor import explain
+from dash_inductor import config, explain
 from dash_inductor.commands.cli import main
+from dash_inductor.rewrite import install
 
 FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
 NO_FP32 = "dtype fp32 is not one of bf16, fp16"
@@ -170,11 +172,15 @@ def everything(model: nn.Module) -> list[Any]:
         *(x.clone() for x in model.state_dict().values()),
         *(x.grad.clone() for x in model.parameters()),
         torch.get_rng_state(),
-        torch.tensor([random.getstate()[1]]),
+        random.getstate(),
+        numpy.random.get_state()[1].tolist(),
+        numpy.random.get_state()[2],
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch._inductor.config.deterministic,
         torch.is_grad_enabled(),
+        install.is_enabled(),
+        config.current(),
         dash_inductor.decisions(),
         {name: dict(of) for name, of in counters.items()},
         dict(vars(model)["_modules"]),

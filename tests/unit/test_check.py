@@ -41,6 +41,10 @@ def raises():
     raise KeyError("no such\nkey")
 
 
+def leaves():
+    sys.exit(0)
+
+
 REPORT = Report(
     "train:step",
     (Run("first run", 1, 21, 0), Run("again in the same process", 1, 21, 0), Run("another process, warm caches", 2, 21, 3)),
@@ -135,58 +139,11 @@ def test_the_json_of_a_report():
     )
 
 
-def test_the_help(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "100")
-    with pytest.raises(SystemExit):
-        main(["check", "--help"])
-    assert_expected_inline(
-        capsys.readouterr().out,
-        """\
-usage: python -m dash_inductor check [-h] [--runs N] [--kinds KIND [KIND ...]] [--timeout SECONDS]
-                                     [--traceback] [--json]
-                                     FUNCTION
-
-Runs a training step several times, compares every bit of its gradients, and names the first
-operation that differs.
-
-FUNCTION does one training step, from its seeds on: it takes no arguments, makes model and data
-anew, calls backward(), and returns the model, whose gradients are compared, or a dict of tensors.
-
-It runs again in the same process, in a fresh process with warm compile caches and in one with
-cold caches; under emulation with the CTAs of each kernel in another order, and on a GPU beside a
-process that keeps it busy. Where a bit differs, the step runs once more operation by operation,
-compiled graphs kernel by kernel, and the first one that makes something else of the same inputs
-is named with your line. The gradients of the first run lie in the temporary folder meanwhile
-(TMPDIR); no setting is changed.
-
-The exit status is 0 if all runs agree, 1 if one differs, 2 if the step cannot be run.
-
-positional arguments:
-  FUNCTION              package.module:function, which does one training step
-
-options:
-  -h, --help            show this help message and exit
-  --runs N              runs in each process (default 2)
-  --kinds KIND [KIND ...]
-                        which runs (default: all); same: again in the same process; fresh: another
-                        process, warm caches; cold: another process, cold caches; seed: another
-                        process, CTAs in another order; busy: another process, busy GPU
-  --timeout SECONDS     of each process (default 3600)
-  --traceback           where the step cannot be run: show the whole traceback
-  --json                print the result as JSON
-
-examples:
-  python -m dash_inductor check train:step
-  python -m dash_inductor check train:step --runs 5 --kinds same cold
-  python -m dash_inductor check train:step --json
-""",
-    )
-
-
 @pytest.mark.parametrize(
     ("step", "settings", "message"),
     [
         (raises, {}, r"^step raised KeyError at tests/unit/test_check.py:\d+: 'no such\\nkey'$"),
+        (leaves, {}, r"^step raised SystemExit at tests/unit/test_check.py:\d+: 0$"),
         (lambda: 3, {}, "^step must return the model whose gradients count, or a dict of tensors; it returned one of type int$"),
         (lambda: None, {}, "it returned nothing$"),
         (dict, {}, "it returned an empty dict$"),
@@ -281,7 +238,12 @@ def test_a_process_that_writes(tmp_path):
 
 
 SCRIPT = """
+import sys
 import dash_inductor, torch
+from dash_inductor import config
+from dash_inductor.reproduce import settings
+
+assert sys.argv[1:] == ["--lr", "3"], sys.argv
 
 def step():
     names = {{"sin", "cos", "tanh", "exp"}}
@@ -289,20 +251,31 @@ def step():
     for name in names:
         x = getattr(x, name)()
     x.sum().backward()
-    return {{"grad": weight.grad}}
+    told = repr([settings.of_torch(), config.current()])
+    return {{"grad": weight.grad, "settings": torch.tensor(list(told.encode()), dtype=torch.uint8)}}
 
-torch.set_default_dtype(torch.float64)
+if __name__ == "__main__":
+    before = settings.of_torch()
+    changed = {{"deterministic": 2, "fill": False, "cudnn": [True, True], "precision": "high", "dtype": "float64"}}
+    changed |= {{"sdp": dict.fromkeys(before["sdp"], False), "reduced": dict.fromkeys(before["reduced"], False)}}
+    changed |= {{"threads": before["threads"] + 1, "enabled": not before["enabled"]}}
+    settings.apply(changed)
+    assert settings.of_torch() == changed and all(changed[name] != before[name] for name in changed)
+    dash_inductor.configure(guarantee="batch", sm_reserve=2, emulate=False)
 {guard}print(dash_inductor.check(step, runs=1, kinds=["fresh"]))
 """
 
 
 def test_a_script(tmp_path):
-    """Its functions are imported from its file, with its settings, and without what is under its guard."""
-    (tmp_path / "train.py").write_text(SCRIPT.format(guard='if __name__ == "__main__":\n    '))
+    """Its functions are imported from its file, with its settings and arguments, and without what is under its guard."""
+    (tmp_path / "train.py").write_text(SCRIPT.format(guard="    "))
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    environ.pop("PYTHONHASHSEED", None)
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environ | {"PYTHONHASHSEED": "1"}, capture_output=True, text=True
+        [sys.executable, "train.py", "--lr", "3"],
+        cwd=tmp_path,
+        env=environ | {"PYTHONHASHSEED": "1"},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0 and "step: identical, 2 runs in 2 processes" in done.stdout, done.stderr
 
@@ -310,7 +283,11 @@ def test_a_script(tmp_path):
 def test_an_unguarded_script_is_told(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT.format(guard=""))
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+        [sys.executable, "train.py", "--lr", "3"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
     )
     assert 'StepError: check() runs again where its script is imported: put it under `if __name__ == "__main__":`' in done.stderr
 
