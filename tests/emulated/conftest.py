@@ -72,8 +72,10 @@ def cheap_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What the tests that passed have counted, by record_property."""
+    passed = {report.nodeid for report in terminalreporter.getreports("passed")}
     counts: Counter[str] = Counter()
-    for report in terminalreporter.getreports("passed"):
-        counts.update(dict(report.user_properties))
+    for report in terminalreporter.getreports(""):
+        if report.when == "teardown" and report.nodeid in passed:  # that has what fixtures counted, too
+            counts.update(dict(report.user_properties))
     for name, count in counts.items():
         terminalreporter.write_line(f"{name}: {count:,}")

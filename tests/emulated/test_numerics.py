@@ -1,7 +1,4 @@
-"""Errors against float64 beside those of stock's backward in half precision; what NaN and infinities in the inputs become.
-
-In fp32, which runs under emulation alone, there is no such bound: stock's forward and backward round a score alike, so that the
-rounding cancels in exp(S - lse), and the emulated matmul adds in an order of its own.
+"""Errors against float64 beside those of stock's backward in the same dtype; what NaN and infinities in the inputs become.
 
 Stock's is the backward that does as ours does on a GPU: matmuls of the inputs' dtype that add in fp32, P and dS rounded to that
 dtype for the next matmul. For SDPA that is flash for CPU; for FlexAttention it is stock's Triton kernel, emulated. Attention
@@ -14,10 +11,11 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,6 +23,7 @@ from attention import GRADIENTS, backward, compiled, gradients, rewritten
 from flex import Attention, alibi, documents, softcap, window
 from tensors import BF16, FP16, FP32, FULL, normal
 from torch import Tensor
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from dash_inductor import emulation, enabled
 
@@ -56,6 +55,28 @@ def stock_kernels() -> Iterator[None]:
         torch.use_deterministic_algorithms(True)
 
 
+@contextmanager
+def matmuls_of_torch() -> Iterator[None]:
+    """The emulated matmuls of fp32 by torch, as the forward has them.
+
+    P = exp(S - lse) shows where a large S is rounded otherwise than in the forward. Numpy's BLAS, which the interpreter takes, adds
+    in another order than torch's, and torch's adds a head dim that zeros pad in another order than one without: either makes errors
+    up to 10 times stock's, where a scale of 1 makes scores of 50. So zeros at the end of both operands are left out.
+    """
+    stock = InterpreterBuilder.create_dot
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *options: Any) -> Any:
+        size = max(np.flatnonzero(a.data.any(0) | b.data.any(1)), default=0) + 1
+        product = torch.tensor(a.data[:, :size]) @ torch.tensor(b.data[:size])  # of copies: a BLAS may add by alignment
+        return TensorHandle(product.numpy() + d.data, d.dtype.scalar)
+
+    InterpreterBuilder.create_dot = create_dot
+    try:
+        yield
+    finally:
+        InterpreterBuilder.create_dot = stock
+
+
 @dataclass(frozen=True)
 class Case:
     """One attention; kind is full, causal, masked, or one of FLEX."""
@@ -75,14 +96,16 @@ class Case:
         """The `seed`-th random case."""
         choose = random.Random(seed)
         kind = choose.choice(["full", "full", "causal", "causal", "masked", *FLEX])
-        q_len = choose.randint(2, 110)
+        dtype = choose.choice([FP32, BF16, FP16])
+        least = 16 if dtype == FP32 else 2  # torch's BLAS adds otherwise for few rows than for those of a tile
+        q_len = choose.randint(least, 110)
         return Case(
             kind,
-            choose.choice([BF16, FP16]),
+            dtype,
             choose.choice(["auto", "two_pass"]) if kind in ("full", "causal") else "auto",
             2,
             q_len,
-            choose.randint(2, 110) if kind == "full" else q_len,
+            choose.randint(least, 110) if kind == "full" else q_len,
             choose.choice([16, 24, 64, 96, 128] if kind == "masked" or kind in FLEX else [8, 16, 40, 64, 96, 128, 192, 256]),
             choose.choice([None, 1.0, 4.0]),
             seed,
@@ -110,7 +133,8 @@ class Case:
     def ours(self, *inputs: Sequence[Tensor]) -> list[Gradients]:
         """dq, dk, dv for each query, key, value and grad_out, compiled once."""
         before, function = rewritten(), compiled(self.function())
-        with enabled(template=self.template), emulation.emulate(self.seed):
+        matmuls = matmuls_of_torch() if self.dtype == FP32 else nullcontext()
+        with enabled(template=self.template), emulation.emulate(self.seed), matmuls:
             found = [gradients(function, tensors[:3], tensors[3]) for tensors in inputs]
         assert rewritten() == before + 1, self
         return found
@@ -121,7 +145,8 @@ class Case:
         if self.flex is None:
             return [gradients(function, tensors[:3], tensors[3]) for tensors in inputs]
         before, function = rewritten(), compiled(function)
-        with stock_kernels(), emulation.emulate(self.seed):
+        matmuls = matmuls_of_torch() if self.dtype == FP32 else nullcontext()
+        with stock_kernels(), emulation.emulate(self.seed), matmuls:
             found = [gradients(function, tensors[:3], tensors[3]) for tensors in inputs]
         assert rewritten() == before, self
         return found
@@ -159,7 +184,10 @@ def table(ratios: Ratios) -> str:
     return "\n".join([*lines, *(f"{ratios[case]:.2f} {case}" for case in sorted(ratios, key=ratios.__getitem__)[-5:])])
 
 
-@pytest.mark.parametrize("seeds", [(2, 6, 19, 22), pytest.param(range(500), marks=pytest.mark.nightly)])
+HUNDREDS = [pytest.param(range(first, first + 100), marks=pytest.mark.nightly) for first in range(0, 500, 100)]
+
+
+@pytest.mark.parametrize("seeds", [(2, 6, 19, 22), *HUNDREDS])
 def test_errors_beside_those_of_stock(seeds):
     ratios = {case: ratio(case) for case in map(Case.of, seeds)}
     values = list(ratios.values())

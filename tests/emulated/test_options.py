@@ -31,7 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from dash_inductor import UnsupportedAttentionError, clear_decisions, decisions, emulation, enabled
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-EXAMPLES = 2000 if NIGHTLY else 4
+PARTS, EXAMPLES = (8, 250) if NIGHTLY else (1, 4)  # parts run side by side, on so many examples each
 FP64 = torch.float64
 FLOOR = {FP64: 1e-12, FP32: 4e-6, FP16: 2**-8, BF16: 2**-5}  # errors that rounding explains
 LAYOUTS = {
@@ -448,6 +448,7 @@ def steps(draw: Any) -> Step:
     )
 
 
+@pytest.mark.parametrize("part", range(PARTS))
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -457,5 +458,5 @@ def steps(draw: Any) -> Step:
     report_multiple_bugs=False,
 )
 @given(step=steps())
-def test_right_or_declined(rewriting, step):
+def test_right_or_declined(rewriting, part, step):
     note(str(check(step)))
