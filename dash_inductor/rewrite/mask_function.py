@@ -36,7 +36,7 @@ EVERY_POINTWISE = {
 FILLS = {aten.full.default, aten.scalar_tensor.default}
 DTYPES = (torch.bool, torch.int32, torch.int64)  # in which positions are compared and computed with
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
-SAME = {aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default}
+SAME = {aten.clone.default, aten.alias.default, aten.detach.default}
 Index = tuple[Any, ...]  # of an element: nodes of the function, or numbers
 
 

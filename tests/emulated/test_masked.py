@@ -74,6 +74,11 @@ def by_distance(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
     return seen[n - m] | (n == m)
 
 
+def listed(query: Tensor, key: Tensor) -> Tensor:
+    """A tensor that the graph has as it is."""
+    return torch.tensor([[position % 3 != 1 for position in range(LENGTH)]])
+
+
 def nothing(query: Tensor, key: Tensor) -> Tensor:
     """No query sees any key."""
     return torch.zeros(query.shape[2], key.shape[2], dtype=torch.bool)
@@ -161,6 +166,7 @@ def check(
         (by_head, (), "block_mask"),
         (added, (PADDING,), "block_mask"),
         (by_distance, (torch.arange(2 * LENGTH) % 7 < 3,), "block_mask"),
+        (listed, (), "block_mask"),
         (nothing, (), "block_mask"),
     ],
 )
