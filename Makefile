@@ -1,6 +1,6 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in half an hour.
-# make nightly: properties of schedules and masks on thousands of random cases each, and more attentions.
+# make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
@@ -39,11 +39,7 @@ $(VENV)/triton-%: | $(VENV)/installed
 	$(BIN)/python -m pip install -q --no-deps --target $@ triton==$* || { rm -rf $@; exit 1; }
 
 nightly: $(VENV)/installed
-	HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/unit/schedule tests/unit/test_mask_function.py
-	$(BIN)/python -m pytest tests/unit -m nightly
-	$(BIN)/python -m pytest tests/expect -m nightly
-	TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=nightly $(BIN)/python -m pytest tests/emulated/test_options.py
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated -m nightly
+	$(BIN)/python tests/nightly $(PARTS)
 
 mutants: $(VENV)/installed
 	$(BIN)/python tests/mutants $(MUTANTS)

@@ -1,7 +1,6 @@
 """Fixtures of the tests that run generated code in Triton's interpreter."""
 
 import logging
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,14 +67,3 @@ def cheap_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         patch.setattr("dash_inductor.devices.cost_files.two_pass_percent", lambda device, head_dim: (170, True))
         yield
     forget()
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What the tests that passed have counted, by record_property."""
-    passed = {report.nodeid for report in terminalreporter.getreports("passed")}
-    counts: Counter[str] = Counter()
-    for report in terminalreporter.getreports(""):
-        if report.when == "teardown" and report.nodeid in passed:  # that has what fixtures counted, too
-            counts.update(dict(report.user_properties))
-    for name, count in counts.items():
-        terminalreporter.write_line(f"{name}: {count:,}")

@@ -161,11 +161,11 @@ class Counts:
 
 @pytest.fixture
 def counts(record_property: Callable[[str, object], None]) -> Iterator[Counts]:
-    """Printed in the end."""
+    """For tests/nightly."""
     counts = Counts()
     yield counts
     for name, count in (("launches", counts.launches), ("traces", counts.traces), ("interleavings", counts.interleavings)):
-        record_property(f"searched to the end: {name}", count)
+        record_property(f"{name} searched to the end", count)
 
 
 @pytest.mark.nightly

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 from tensors import BF16, FP16, FP32, columns, normal, padded, permuted
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
@@ -256,9 +257,11 @@ def deterministic_mode(mode: str) -> Iterator[None]:
 def gradients_of(step: Step) -> list[list[Tensor | None]]:
     """The outputs, and the gradients of the inputs that train, of each attention; compiled.
 
-    A second backward takes another interleaving and must give the same bits. Double backward is refused, as of everything compiled.
+    A second backward takes another interleaving and must give the same bits. Second derivatives are refused, or not there, as of
+    everything compiled.
     """
     torch._dynamo.reset()
+    counters.clear()
     inputs = [a.inputs() for a in step.attentions]
     leaves = [x for of_one in inputs for x in of_one if x.requires_grad]
     options: dict[str, Any] = {"mode": step.mode} if step.backend == "inductor" else {"backend": step.backend}
@@ -278,14 +281,11 @@ def gradients_of(step: Step) -> list[list[Tensor | None]]:
             assert all(a is b is None or torch.equal(a, b) for a, b in zip(grads, again, strict=True)), (
                 "the second backward differs"
             )
-        by_hand = any(a.call == "by hand" for a in step.attentions)
-        if (
-            step.backward == "double"
-            and not by_hand
-            and (of_grads := [x.sum() for x in grads if x is not None and x.requires_grad])
-        ):
-            with pytest.raises(RuntimeError, match=r"double backward|is not implemented|does not require grad"):
-                torch.autograd.grad(of_grads, leaves, allow_unused=True)
+        of_grads = [x.sum() for x in grads if x is not None and x.requires_grad]
+        if step.backward == "double" and of_grads and not counters["graph_break"]:
+            with contextlib.suppress(RuntimeError):
+                second = torch.autograd.grad(of_grads, leaves, allow_unused=True)
+                assert all(x is None for x in second), "a second derivative of a compiled graph"
         gradient_of = dict(zip(map(id, leaves), grads, strict=True))
     return [[out.detach(), *(gradient_of.get(id(x)) for x in of_one)] for out, of_one in zip(outs, inputs, strict=True)]
 
@@ -363,7 +363,7 @@ def check(step: Step) -> str:
     if any(a.dropout for a in step.attentions):
         assert sum(d.rewritten for d in taken) <= sum(not a.dropout for a in step.attentions)
     trained = [a for a in step.attentions if (a.call != "by hand" and any(a.trains)) or "learnt" in (a.mask, a.score_mod)]
-    if step.deterministic != "off":
+    if step.deterministic != "off" and not counters["graph_break"]:  # at which torch leaves attention to eager mode
         assert len(taken) >= len(trained), f"{len(taken)} decisions for {len(trained)} attentions: {taken}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -422,7 +422,9 @@ def attentions(draw: Any) -> Attention:
         value_dim=head_dim if call == "varlen" else value_dim,
         dtypes=draw(DTYPES),
         layout=draw(st.sampled_from([*LAYOUTS])),
-        scale=draw(st.sampled_from([None, None, None, 0.2, "tensor", 1 if head_dim <= 16 else 0])),
+        scale=draw(
+            st.sampled_from([None, None, None, 0.2, "tensor", 1 if head_dim <= 16 else 0.1, *([0] if mask == "none" else [])])
+        ),
         dropout=draw(st.sampled_from([0.0] * 9 + [0.3])) if call == "sdpa" else 0.0,
         trains=draw(
             st.sampled_from([(True,) * 3] * 8 + [(True, False, False), (False, True, False), (False, False, True), (False,) * 3])
@@ -463,11 +465,11 @@ def steps(draw: Any) -> Step:
 
 @pytest.fixture
 def outcomes(record_property: Callable[[str, object], None]) -> Iterator[Counter[str]]:
-    """What became of the examples; printed in the end."""
+    """What became of the examples, counted for tests/nightly."""
     counts: Counter[str] = Counter()
     yield counts
     for outcome, count in counts.items():
-        record_property(f"random options: {outcome}", count)
+        record_property(outcome, count)
     assert counts[FAILED] <= counts.total() / 4, "too few examples try anything"
 
 

@@ -18,7 +18,6 @@ from torch import nn
 import dash_inductor
 from dash_inductor.commands import check as command
 from dash_inductor.commands.check_report import Difference, Report, Run
-from dash_inductor.commands.cli import main
 from dash_inductor.reproduce import StepError
 from dash_inductor.reproduce.processes import run
 

@@ -1,0 +1,82 @@
+"""The tests that are too long for every change, two commands at a time, and a table of what they tried: `make nightly`.
+
+`python tests/nightly` runs all parts, `python tests/nightly WORDS...` those whose name has one of the words. What pytest prints
+goes into a file per part under build/nightly; what failed is printed too. Exits with 1 if a test fails, or if none ran.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+LOGS = ROOT / "build" / "nightly"
+EMULATED = {"TRITON_INTERPRET": "1"}
+MANY = {"HYPOTHESIS_PROFILE": "nightly"}
+# By name, the longest first: pytest's arguments, and variables.
+PARTS: dict[str, tuple[str, dict[str, str]]] = {
+    "random options": ("tests/emulated/test_options.py", EMULATED | MANY),
+    "interleavings": ("-m nightly tests/emulated/test_interleavings.py tests/emulated/test_every_interleaving.py", EMULATED),
+    "errors": ("-m nightly tests/emulated/test_numerics.py", EMULATED),
+    "schedules and masks": ("tests/unit/schedule tests/unit/test_mask_function.py", MANY),
+    "processes": ("-m nightly tests/emulated/test_distributed.py tests/emulated/test_caches.py", EMULATED),
+    "models": ("-m nightly tests/emulated/test_models.py tests/emulated/test_transformers.py", EMULATED),
+    "other emulated": ("-m nightly tests/emulated", EMULATED),
+    "compiled": ("-m nightly tests/expect tests/unit", {}),
+}
+
+
+def run(name: str) -> tuple[Counter[str], Counter[str], float]:
+    """Tests by outcome, what tests that passed counted by record_property, and seconds, of a part."""
+    arguments, variables = PARTS[name]
+    files = [word for word in arguments.split() if word.endswith(".py")]
+    # What has a part of its own is in no other.
+    elsewhere = {word for other, _ in PARTS.values() for word in other.split() if word.endswith(".py")} - {*files}
+    log, results = (LOGS / f"{name.replace(' ', '_')}{suffix}" for suffix in (".txt", ".xml"))
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", "--tb=short", f"--junitxml={results}"]
+    command += [*arguments.split(), *(f"--ignore={file}" for file in sorted(elsewhere) if not files)]
+    begin = time.monotonic()
+    with open(log, "w") as output:
+        status = subprocess.run(command, cwd=ROOT, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT).returncode
+    seconds = time.monotonic() - begin
+    outcomes, counts = Counter[str](), Counter[str]()
+    for case in ElementTree.parse(results).iter("testcase") if results.exists() else ():
+        failed = next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None)
+        outcomes[failed or "passed"] += 1
+        if failed is None:
+            counts.update({each.attrib["name"]: int(each.attrib["value"]) for each in case.iter("property")})
+    if status:
+        print(f"{log.read_text()}\n{name}: pytest ended with {status}", file=sys.stderr, flush=True)
+        outcomes["failure"] += outcomes.total() == 0  # it did not come to a test
+    return outcomes, counts, seconds
+
+
+def main(words: list[str]) -> int:
+    chosen = [name for name in PARTS if not words or any(word in name for word in words)]
+    if not chosen:
+        print(f"no part has {' or '.join(words)} in its name; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
+    LOGS.mkdir(parents=True, exist_ok=True)
+    for old in LOGS.iterdir():
+        old.unlink()
+    begin = time.monotonic()
+    with ThreadPoolExecutor(2) as pool:
+        results = dict(zip(chosen, pool.map(run, chosen), strict=True))
+    print(f"{'part':20}  {'passed':>6}  {'failed':>6}  {'skipped':>7}  {'minutes':>7}")
+    for name, (outcomes, _, seconds) in results.items():
+        failed = outcomes["failure"] + outcomes["error"]
+        print(f"{name:20}  {outcomes['passed']:6}  {failed:6}  {outcomes['skipped']:7}  {seconds / 60:7.1f}")
+    for name, (_, counts, _) in results.items():
+        print(*(f"{name}: {count:,} {counted}" for counted, count in sorted(counts.items())), sep="\n", end="\n" * bool(counts))
+    print(f"{(time.monotonic() - begin) / 60:.0f} minutes")
+    return int(any(outcomes["failure"] + outcomes["error"] or not outcomes["passed"] for outcomes, _, _ in results.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
