@@ -296,13 +296,15 @@ def leaves(q_len: int, kv_len: int, head_dim: int, dtype: torch.dtype = FP32) ->
     return [x.requires_grad_() for x in qkv(1, 2, q_len, kv_len, head_dim, dtype=dtype)[:3]]
 
 
+OLD = torch.__version__ < "2.13"
 CASES: list[tuple[tuple[Any, ...], dict[str, Any], str | None]] = [
     ((20, 20, 16), {"is_causal": True}, None),
     ((20, 24, 16), {"attn_mask": normal(20, 24)}, FLOAT_BIAS),
     ((20, 20, 257), {"is_causal": True}, "head dim 257 is outside 1..256"),
     ((20, 20, 264), {}, "head dim 264 is outside 1..256"),
-    ((20, 20, 16, torch.float64), {}, "dtype torch.float64 is not one of bf16, fp16, fp32"),
 ]
+if not OLD:  # whose compiled backward takes an fp32 logsumexp for float64, and fails
+    CASES.append(((20, 20, 16, torch.float64), {}, "dtype torch.float64 is not one of bf16, fp16, fp32"))
 
 
 def attend_all(*inputs: Tensor) -> list[Tensor]:
@@ -317,23 +319,27 @@ def gradients_of_all(function: Any) -> tuple[Tensor, ...]:
 
 
 def test_one_graph(on, caplog):
-    """One attention of five is rewritten; the gradients of the others are the stock op's to the bit."""
+    """The first attention is rewritten; the gradients of the others are the stock op's to the bit."""
+    others = len(CASES) - 1
     with joint_graph() as ops:
         actual = gradients_of_all(torch.compile(attend_all, fullgraph=True))
-    assert (ops.count(str(FLASH_CPU)), ops.count(OURS)) == (4, 1)
-    assert (counters["inductor"]["dash_declined"], rewritten()) == (4, 1)
+    assert (ops.count(str(FLASH_CPU)), ops.count(OURS)) == (others, 1)
+    assert (counters["inductor"]["dash_declined"], rewritten()) == (others, 1)
     assert sorted(str(d.reason) for d in decisions()) == sorted(str(reason) for *_, reason in CASES)
     for entry in decisions():
         assert caplog.messages.count(str(entry)) == 1
         assert entry.rewritten or f"keeps the stock kernel: {entry.reason}" in str(entry)
-    assert caplog.messages[0] == "graph 0/0 of attend_all (backward): 1 attention rewritten, 4 declined"
+    assert caplog.messages[0] == f"graph 0/0 of attend_all (backward): 1 attention rewritten, {others} declined"
     assert len(caplog.messages[1:]) == len(decisions()) == len(CASES)
     expected = gradients_of_all(attend_all)
     torch.testing.assert_close(actual[:3], expected[:3], rtol=0, atol=1e-5)
     assert all(map(torch.equal, actual[3:], expected[3:]))
 
 
-@pytest.mark.parametrize("name", ["benchmark_fusion", "triton.autotune_at_compile_time"])
+NO_PYTHON = pytest.mark.skipif(OLD, reason="this torch's code for autotuning Triton on a CPU has a syntax error")
+
+
+@pytest.mark.parametrize("name", ["benchmark_fusion", pytest.param("triton.autotune_at_compile_time", marks=NO_PYTHON)])
 def test_an_option_of_the_user(on, name):
     torch.compile(attention(), options={name: True})(*leaves(20, 20, 16)).sum().backward()
     assert [d.reason for d in decisions()] == [f"torch._inductor.config.{name} is on"]
