@@ -15,7 +15,7 @@ from typing import Any
 
 from . import StepError
 
-# A process finds what this one finds, the package itself included, and has its arguments. The module named in the job has main(job).
+# A process has the path of this one, the package itself included, and its arguments. The module named in the job has main(job).
 PROGRAM = """
 import importlib, json, sys
 with open(sys.argv[1]) as file:

@@ -1,8 +1,7 @@
 """Graphs with rewritten attention that do not compile: compiled once more without the pass, so that they keep their stock kernels.
 
 That is possible as long as no part of a graph has run: where the backward is compiled together with the forward, as under
-backend="dash" and inside `enabled()`. A backward that is compiled late raises what the compiler does: its forward has kept nothing
-for the stock kernel.
+backend="dash" and inside `enabled()`. late.py has the others.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .wrapped import unwrap, wrap
 BACKENDS = "torch._dynamo.backends.common"
 COMPILER = "AotAutograd"  # a call compiles a graph and, unless that comes late, its backward
 
-_rewritten: ContextVar[bool] = ContextVar("rewritten", default=False)
+_rewritten: ContextVar[bool | None] = ContextVar("rewritten", default=None)  # None where no graph is compiled
 _reason: ContextVar[str | None] = ContextVar("reason", default=None)
 
 
@@ -36,7 +35,19 @@ def unwatch() -> None:
 
 def note_rewritten() -> None:
     """The graph that is compiled now has attentions that were rewritten."""
-    _rewritten.set(True)
+    if compiles_as_a_whole():
+        _rewritten.set(True)
+
+
+def compiles_as_a_whole() -> bool:
+    """Whether what is compiled now can be tried again with all of its graph: nothing of it has run."""
+    return _rewritten.get() is not None
+
+
+def reason_of(failure: Exception) -> str:
+    """The reason of attentions that lose their kernels for it."""
+    first_line = next(iter(str(failure).splitlines()), "")
+    return f"the graph did not compile with our kernels ({type(failure).__name__}: {first_line})"
 
 
 def why_failed() -> str | None:
@@ -60,8 +71,7 @@ def _compile(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _second_try(compile_graph: Callable[[], Any], failure: Exception) -> Any:
-    first_line = next(iter(str(failure).splitlines()), "")
-    reason = f"the graph did not compile with our kernels ({type(failure).__name__}: {first_line})"
+    reason = reason_of(failure)
     was = _reason.set(reason)
     try:
         compiled = compile_graph()

@@ -167,13 +167,14 @@ def install() -> None:
     from torch._inductor.codegen import common
     from torch._inductor.fx_passes import joint_graph
 
-    from . import failed, flex, in_use, left_out, varlen  # noqa: F401 (patterns register themselves)
+    from . import failed, flex, in_use, late, left_out, varlen  # noqa: F401 (patterns register themselves)
     from .cache_key import CacheKey
     from .sdpa import patterns
 
     in_use.watch()
     left_out.watch()
     failed.watch()
+    late.watch()
     if patterns not in joint_graph.pass_patterns:
         joint_graph.pass_patterns.append(patterns)
     if BACKEND_PASS not in common.custom_backend_passes:
@@ -187,12 +188,13 @@ def uninstall() -> None:
     """Takes pass and cache key out of Inductor, if it is there."""
     joint_graph = sys.modules.get(JOINT_GRAPH)
     if joint_graph is not None:
-        from . import failed, in_use, left_out
+        from . import failed, in_use, late, left_out
         from .sdpa import patterns
 
         in_use.unwatch()
         left_out.unwatch()
         failed.unwatch()
+        late.unwatch()
         if patterns in joint_graph.pass_patterns:
             joint_graph.pass_patterns.remove(patterns)
     common = sys.modules.get("torch._inductor.codegen.common")

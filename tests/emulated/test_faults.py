@@ -16,9 +16,11 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from attention import assert_right, attention, backward, gradients, mutate
 from flex import Attention
 from tensors import CAUSAL, arguments, qkv
+from test_masked import window
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config as functorch_config
@@ -119,17 +121,55 @@ def test_an_error_if_so_asked(fault, monkeypatch):
     assert not decisions()
 
 
+def late_gradients(function: Callable[..., Any], inputs: list[Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:
+    """As plain torch.compile has them: a backward is compiled when it first runs."""
+    with functorch_config.patch(force_non_lazy_backward_lowering=False):
+        return gradients(compiled(function), inputs, grad_out)
+
+
+GROUPED = qkv(1, 4, 40, 30, 16, kv_heads=2)
+
+
 @FAULTS
-def test_a_backward_that_is_compiled_late_raises(fault, monkeypatch):
-    """Its forward has run, and kept nothing for the stock kernel. When nothing fails any more, the same function trains."""
-    function, leaves = compiled(), [x.clone().requires_grad_() for x in INPUTS]
-    late = functorch_config.patch(force_non_lazy_backward_lowering=False)
-    with monkeypatch.context() as patch, late, pytest.raises(Exception, match=NO_CODE):
+@pytest.mark.parametrize(
+    ("function", "tensors"),
+    [
+        (two_layers, [*INPUTS, GRAD_OUT]),
+        pytest.param(attention(gqa=True), GROUPED, marks=NIGHTLY),
+        pytest.param(WINDOW.function(), WINDOW.tensors(), marks=NIGHTLY),
+    ],
+    ids=["two layers", "GQA", "FlexAttention"],
+)
+def test_a_backward_that_is_compiled_late(fault, function, tensors, monkeypatch):
+    """Its forward has run. It takes the stock kernels, with one warning; no cache has that."""
+    *inputs, grad_out = tensors
+    dash_inductor.configure(guarantee="device")
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="dash_inductor leaves a backward") as said:
         fault(patch)
-        function(*leaves).sum().backward()
-    assert not decisions() and all(x.grad is None for x in leaves)
-    assert_right(gradients(function, INPUTS, GRAD_OUT), attend, INPUTS, GRAD_OUT)
+        actual = late_gradients(function, inputs, grad_out)
+    assert len([x for x in said if "dash_inductor leaves" in str(x.message)]) == 1
+    failed = decisions()
+    assert failed and all(NO_CODE in (d.reason or "") and d.source and d.graph.is_backward for d in failed)
+    again = late_gradients(function, inputs, grad_out)
+    assert [d.rewritten for d in decisions()[len(failed) :]] == [True] * len(failed)
+    for x, y in zip(actual, again, strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-5)
+    dash_inductor.configure(guarantee="run")
+
+
+@NIGHTLY
+@pytest.mark.parametrize("asked", ["error", "fallback"])
+def test_a_late_backward_that_cannot_be_stock_s(asked, monkeypatch):
+    """An error is asked for, or the mask is gone, which the stock kernel would take. When nothing fails any more, it trains."""
+    masked = attention(causal=True) if asked == "error" else lambda q, k, v: F.scaled_dot_product_attention(q, k, v, window(q, k))
+    dash_inductor.configure(on_unsupported=asked)
+    with monkeypatch.context() as patch, pytest.raises(Exception, match=NO_CODE):
+        broken_compiler(patch)
+        late_gradients(masked, INPUTS, GRAD_OUT)
+    assert not decisions()
+    late_gradients(masked, INPUTS, GRAD_OUT)
     assert [d.rewritten for d in decisions()] == [True]
+    dash_inductor.configure(on_unsupported="fallback")
 
 
 def test_the_failures_of_others_are_theirs(recwarn):
