@@ -32,6 +32,7 @@ def test_flash_attention() -> None:
     assert_expected("\n".join(lines), "late_flash")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("attention", [stock_ops.cudnn, stock_ops.efficient])
 def test_others_stay(attention) -> None:
     """Their ops take what is not in the graph any more."""
