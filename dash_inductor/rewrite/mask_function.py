@@ -325,12 +325,12 @@ class _Reader:
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """A node of the function, or the value of one without variables."""
         nodes = [x for x in args if isinstance(x, fx.Node)]
+        takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
         if not nodes and op is not aten.full.default:
-            return self._folded(op, args, kwargs)
+            return self._folded(op, args, kwargs, takes_tensor)
         is_same = not kwargs and ((op is aten.add.Tensor and 0 in args) or (op is aten.mul.Tensor and 1 in args))
         if is_same and nodes[0] in self.variables.values():
             return nodes[0]
-        takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
         args = tuple(
             self._constant_of(x) if tensor and not isinstance(x, fx.Node) else x
             for x, tensor in zip(args, takes_tensor, strict=False)
@@ -339,9 +339,9 @@ class _Reader:
         self.depends[node] = frozenset().union(*(self.depends[x] for x in nodes))
         return node
 
-    def _folded(self, op: Any, args: Sequence[Any], kwargs: Any) -> Any:
+    def _folded(self, op: Any, args: Sequence[Any], kwargs: Any, takes_tensor: Sequence[bool]) -> Any:
         with unset_fake_temporarily():
-            value = op(*(torch.tensor(x) if isinstance(x, (bool, int)) else x for x in args), **kwargs).item()
+            value = op(*(torch.tensor(x) if tensor else x for x, tensor in zip(args, takes_tensor, strict=False)), **kwargs).item()
         return self._number(value)
 
     def both(self, x: Any, y: Any) -> Any:
