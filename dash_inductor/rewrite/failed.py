@@ -6,9 +6,10 @@ backend="dash" and inside `enabled()`. late.py has the others.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -37,6 +38,15 @@ def note_rewritten() -> None:
     """The graph that is compiled now has attentions that were rewritten."""
     if compiles_as_a_whole():
         _rewritten.set(True)
+
+
+@contextlib.contextmanager
+def ours_if_it_fails() -> Iterator[None]:
+    """What fails inside is taken for a failure of rewritten attentions."""
+    was = _rewritten.get()
+    note_rewritten()
+    yield
+    _rewritten.set(was)
 
 
 def compiles_as_a_whole() -> bool:

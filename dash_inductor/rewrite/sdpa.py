@@ -17,7 +17,7 @@ from ..problem import BLOCK_MASK, Problem
 from ..resolve import mask_block, resolve
 from .cache_key import key
 from .declined import DECIDED_UNDER, is_on, leave, why_no_target
-from .failed import note_rewritten
+from .failed import note_rewritten, ours_if_it_fails
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, read
@@ -37,7 +37,8 @@ class DashPass(PatternMatcherPass):
         if not is_on():
             return 0
         graph = gm if isinstance(gm, fx.Graph) else gm.graph
-        met = super().apply(gm)
+        with ours_if_it_fails():
+            met = super().apply(gm)
         if any(DECIDED_UNDER in node.meta for node in graph.nodes):
             note_rewritten()
         return met + note_math_paths(graph, current())

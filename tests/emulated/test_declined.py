@@ -378,9 +378,15 @@ def written_by_hand(query, key, value):
     return weights @ value  # the culprit
 
 
+NO_TRACE = pytest.mark.skipif(torch.__version__ < "2.12", reason="this torch's patterns drop the stack traces of what they replace")
+
+
 @pytest.mark.parametrize(
     ("function", "sizes", "reason"),
-    [(two, (20, 24, 16), "a float bias is an input of the graph"), (written_by_hand, (20, 24, 260), "head dim 260 is outside")],
+    [
+        (two, (20, 24, 16), "a float bias is an input of the graph"),
+        pytest.param(written_by_hand, (20, 24, 260), "head dim 260 is outside", marks=NO_TRACE),
+    ],
 )
 def test_error_names_the_line(on, function, sizes, reason):
     """The line of the attention that is declined, also where not the user but Inductor made SDPA of it."""

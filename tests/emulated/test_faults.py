@@ -33,6 +33,7 @@ from dash_inductor import decisions, emulation
 from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.emulation.session import LOCK
 from dash_inductor.lowering import kernels
+from dash_inductor.rewrite import sdpa
 
 attend = attention(causal=True)
 *INPUTS, GRAD_OUT = qkv(1, 2, 40, 40, 16)
@@ -75,6 +76,15 @@ def broken_compiler(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(AsyncCompile, "triton", triton)
 
 
+def broken_pass(patch: pytest.MonkeyPatch) -> None:
+    """The pass itself fails, with what is no reason to decline."""
+
+    def resolve(*args: Any) -> Any:
+        raise RuntimeError(NO_CODE)
+
+    patch.setattr(sdpa, "resolve", resolve)
+
+
 NIGHTLY = pytest.mark.nightly
 FAULTS = pytest.mark.parametrize("fault", [broken_compiler, pytest.param(broken_lowering, marks=NIGHTLY)])
 WINDOW = Attention(mask=lambda b, h, m, n: (m >= n) & (m - n < 40), q_len=80)
@@ -84,7 +94,7 @@ def two_layers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(attend(query.sin(), key, value), key, value)
 
 
-@FAULTS
+@pytest.mark.parametrize("fault", [broken_compiler, broken_pass, pytest.param(broken_lowering, marks=NIGHTLY)])
 def test_a_graph_that_does_not_compile_keeps_its_stock_kernels(fault, monkeypatch):
     """All of them, with one warning. What is compiled afterwards, when nothing fails, is rewritten: no cache has the fallback."""
     with monkeypatch.context() as patch, pytest.warns(UserWarning, match="dash_inductor leaves") as said:
