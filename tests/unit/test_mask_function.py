@@ -437,3 +437,9 @@ def test_behind_a_long_graph():
         return (x > 0)[:, None, None, :]
 
     assert len(read_mask(mask, torch.ones(BATCH, KV_LEN)).captures) == 1
+
+
+def test_of_one_key():
+    """Its position is a number, which the op compares with a number."""
+    function = read_mask(lambda: (torch.arange(1)[None] == 0) & (torch.arange(Q_LEN)[:, None] >= 0))
+    assert function.kind(Q_LEN, 1) == "full"
