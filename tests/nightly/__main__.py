@@ -50,7 +50,8 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
         failed = next((tag for tag in ("failure", "error", "skipped") if case.find(tag) is not None), None)
         outcomes[failed or "passed"] += 1
         if failed is None:
-            counts.update({each.attrib["name"]: int(each.attrib["value"]) for each in case.iter("property")})
+            properties = {each.attrib["name"]: each.attrib["value"] for each in case.iter("property")}
+            counts.update({name: int(value) for name, value in properties.items() if value.isdigit()})  # hypothesis has texts
     if status:
         print(f"{log.read_text()}\n{name}: pytest ended with {status}", file=sys.stderr, flush=True)
         outcomes["failure"] += outcomes.total() == 0  # it did not come to a test
