@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ def _has_all(node: fx.Node) -> bool:
     return node.target is SDPA_BACKWARD and node.kwargs["stock"] in (str(FLASH), str(FLASH_CPU))
 
 
-def _flash(graph: fx.Graph, node: fx.Node) -> tuple[Any, Sequence[Any], dict[str, Any]]:
+def _flash(graph: fx.Graph, node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """The call that becomes of one of our op; without dropout nobody reads random bits."""
     causal, scale = node.kwargs["mask"] == "causal", {"scale": node.kwargs["scale"]}
     if node.kwargs["stock"] == str(FLASH_CPU):
