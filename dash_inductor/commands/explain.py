@@ -77,7 +77,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     import torch
 
     from .. import emulation
-    from ..inspection import decided, gpu_attention
+    from ..inspection import decisions, gpu_attention
     from ..inspection.generate import deterministic
     from ..inspection.joint_graphs import joint_graphs
     from ..inspection.no_trace import leaving_no_trace
@@ -91,10 +91,10 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     try:
         with leaving_no_trace(), deterministic(warn_only=torch.is_deterministic_algorithms_warn_only_enabled()):
             if device is not None:
-                decided.require_compiler()
-                with gpu_attention.attention_of(named_device(device)), decided.without_the_pass():
+                decisions.require_compiler()
+                with gpu_attention.attention_of(named_device(device)), decisions.without_the_pass():
                     graphs = graphs_on(cpu)
-                return decided.decide_on(device, graphs), len(graphs), device, named_device(device).sms
+                return decisions.decide_on(device, graphs), len(graphs), device, named_device(device).sms
             devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
             place = None
             if "meta" in devices:
@@ -110,7 +110,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
                 if on_gpu:
                     raise
                 raise ValueError(f"{_line(error)} {AS_ON}") from error
-            return decided.decisions_of(graphs), len(graphs), where, sms
+            return decisions.decisions_of(graphs), len(graphs), where, sms
     finally:
         if not was_enabled:
             install.uninstall()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .reasons import CAPTURED, CUDNN, NOT_COMPILED
+
 IN_FUNCTION = "make the mask inside the compiled function, of positions and small tensors, or use is_causal or flex_attention"
 DROPOUT = (
     "train with an attention dropout of 0 (configurations call it attention_dropout, attn_pdrop, attention_probs_dropout_prob or "
@@ -17,7 +19,7 @@ STRICT = (
 # A pattern of reasons, and what to do; the first that is found counts.
 REMEDIES: tuple[tuple[str, str], ...] = (
     (
-        r"^the graph did not compile with our kernels",
+        f"^{NOT_COMPILED}",
         "report it to dash_inductor with your versions; DASH_INDUCTOR=0 saves the first try",
     ),
     (r"^dropout_p=|dropout on the CPU", DROPOUT),
@@ -54,9 +56,9 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     ),
     (r"two passes, which are deterministic too, are faster", "none needed: template='one_pass' takes ours all the same"),
     (r"^BACKEND=", "leave BACKEND out of kernel_options"),
-    (r"captures a tensor that requires a gradient", "detach the tensor, or add the bias outside of score_mod"),
+    (f"^{CAPTURED}", "detach the tensor, or add the bias outside of score_mod"),
     (r"shares its keys", "expand key and value to the batch of the query"),
-    (r"varlen_attn takes cuDNN", "call it under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)"),
+    (f"^{CUDNN}", "call it under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)"),
     (r"^offsets cu_seq", "give offsets as int32 tensors of one shape, [sequences + 1]"),
     (r"^a window to the left alone", "give both sides of window_size"),
     (r"^jagged tensors", "use torch.nn.attention.varlen.varlen_attn, which takes packed sequences"),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .decided import Decision
+from .reasons import CAPTURED, CUDNN
 
 HALF_BYTES, FP32_BYTES = 2, 4
-CAPTURED, CUDNN = "captures a tensor that requires a gradient", "takes cuDNN"  # in reasons
 
 
 def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
@@ -52,9 +52,9 @@ def stock_is_deterministic(decision: Decision, *, warn_only: bool) -> bool | Non
     if decision.device == "cpu":
         return True
     if "flex_attention_backward" in decision.op:
-        return CAPTURED not in (decision.reason or "")
+        return not (decision.reason or "").startswith(CAPTURED)
     if any(name in decision.op for name in ("flash_attention", "efficient_attention", "varlen_attn")):
-        return not warn_only and CUDNN not in (decision.reason or "")
+        return not warn_only and not (decision.reason or "").startswith(CUDNN)
     return False if "cudnn" in decision.op else None
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from torch._dynamo.exc import RestartAnalysis
 
+from ..decision import NOT_COMPILED
 from .wrapped import unwrap, wrap
 
 BACKENDS = "torch._dynamo.backends.common"
@@ -57,7 +58,7 @@ def compiles_as_a_whole() -> bool:
 def reason_of(failure: Exception) -> str:
     """The reason of attentions that lose their kernels for it."""
     first_line = next(iter(str(failure).splitlines()), "")
-    return f"the graph did not compile with our kernels ({type(failure).__name__}: {first_line})"
+    return f"{NOT_COMPILED} ({type(failure).__name__}: {first_line})"
 
 
 def why_failed() -> str | None:

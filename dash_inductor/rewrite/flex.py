@@ -12,6 +12,7 @@ from torch import fx
 from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, register_graph_pattern
 
 from ..config import Config, current
+from ..decision import CAPTURED
 from ..devices.target import target_of
 from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, FlexArguments
 from ..problem import BLOCK_MASK, Problem
@@ -93,7 +94,7 @@ def _functions_decline(node: fx.Node, arguments: FlexArguments) -> str | None:
     (output,) = (n for n in _graph(node, arguments.joint).graph.nodes if n.op == "output")
     if any(gradient is not None for gradient in output.args[0][5:]):  # after those of score, b, h, m, n
         return (
-            "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "
+            f"{CAPTURED}, which is summed by atomics, in no fixed order: "
             "stock's kernel differs from run to run, in deterministic mode too"
         )
     return None

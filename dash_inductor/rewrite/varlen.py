@@ -21,6 +21,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, varlen
 
 from ..config import Config, current
+from ..decision import CUDNN
 from ..devices.target import target_of
 from ..op import MASK_NAME
 from ..problem import BLOCK_MASK, Problem
@@ -78,7 +79,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Problem, Window]:
     if reason := why_no_target(query.device):
         raise ValueError(reason)
     if not _takes_flash(named, query.device):
-        raise ValueError("varlen_attn takes cuDNN, which is not rewritten")
+        raise ValueError(f"{CUDNN}, which is not rewritten")
     if not isinstance(named["scale"], (float, int, type(None))):
         raise ValueError("a scale that is not a constant")
     if cu_q.dtype != torch.int32 or cu_k.dtype != torch.int32 or cu_q.shape != cu_k.shape or cu_q.shape[0] < 2:

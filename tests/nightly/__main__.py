@@ -40,7 +40,7 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     elsewhere = {word for other, _ in PARTS.values() for word in other.split() if word.endswith(".py")} - {*files}
     log, results = (LOGS / f"{name.replace(' ', '_')}{suffix}" for suffix in (".txt", ".xml"))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", "--tb=short", f"--junitxml={results}"]
-    command += [*arguments.split(), *(f"--ignore={file}" for file in sorted(elsewhere) if not files)]
+    command += ["-o", "junit_family=xunit1", *arguments.split(), *(f"--ignore={file}" for file in sorted(elsewhere) if not files)]
     begin = time.monotonic()
     with open(log, "w") as output:
         status = subprocess.run(command, cwd=ROOT, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT).returncode
