@@ -1,6 +1,6 @@
 """Random attentions under random settings and modes of torch: rewritten and right, or declined with a reason, or stock's own error.
 
-An example is one training step, a graph of a few attentions. HYPOTHESIS_PROFILE=nightly tries 2,000 of them, else a fixed handful.
+An example is one training step, a graph of one attention or two. HYPOTHESIS_PROFILE=nightly tries 2,000 of them, all else 150.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dash_inductor import UnsupportedAttentionError, clear_decisions, decisions,
 from dash_inductor.inspection.decisions import without_the_pass
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
-PARTS, EXAMPLES = (8, 250) if NIGHTLY else (1, 4)  # parts can run side by side; examples of each
+PARTS, EXAMPLES = (8, 250) if NIGHTLY else (1, 150)  # parts can run side by side; examples of each
 FP64 = torch.float64
 FAILED, WRONG = "failed as stock does", "wrong as stock is"
 FLOOR = {FP64: 1e-12, FP32: 4e-6, FP16: 2**-8, BF16: 2**-5}  # errors that rounding explains
@@ -464,7 +464,7 @@ SETTINGS: dict[str, list[Any]] = {
 @st.composite
 def steps(draw: Any) -> Step:
     names = draw(st.lists(st.sampled_from([*SETTINGS]), max_size=2, unique=True))
-    several = draw(st.lists(attentions(), min_size=1, max_size=2))
+    several = draw(st.lists(attentions(), min_size=1, max_size=2 if NIGHTLY else 1))  # two take twice as long
     return Step(
         attentions=tuple(several),
         settings={name: draw(st.sampled_from(SETTINGS[name])) for name in names},
@@ -488,7 +488,7 @@ def outcomes(record_property: Callable[[str, object], None]) -> Iterator[Counter
     yield counts
     for outcome, count in counts.items():
         record_property(outcome, count)
-    assert counts[FAILED] + counts[WRONG] <= counts.total() / 4, "too few examples try anything"
+    assert counts[FAILED] + counts[WRONG] <= counts.total() / 3, f"too few examples try anything: {counts}"
 
 
 @pytest.mark.parametrize("part", range(PARTS))
