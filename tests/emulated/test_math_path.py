@@ -106,9 +106,9 @@ def wide(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def flat(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Of three dimensions, which the math path alone takes."""
-    query, key, value = (x.flatten(0, 1) for x in (query, key, value))
-    return F.scaled_dot_product_attention(query, key, value)[None]
+    """Of two dimensions, which the math path alone takes; flash attention takes three from torch 2.14 on."""
+    query, key, value = (x[0, 0] for x in (query, key, value))
+    return F.scaled_dot_product_attention(query, key, value)[None, None]
 
 
 SHAPE = (2, 4, 20, 8)

@@ -1,5 +1,6 @@
 """A backward for an H100 that is not there, given back to stock's flash attention after it was rewritten."""
 
+import re
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -29,7 +30,7 @@ def test_flash_attention() -> None:
         assert [(d.rewritten, d.reason) for d in generated.decisions] == [(False, "a test")]
         lines += [line.strip() for line in generated.source.splitlines() if FLASH in line]
         lines += [line for line in generated.graph.splitlines() if line.startswith("full")]
-    assert_expected("\n".join(lines), "late_flash")
+    assert_expected(re.sub(r"\bs\d+\b", "S", "\n".join(lines)), "late_flash")
 
 
 @pytest.mark.nightly
