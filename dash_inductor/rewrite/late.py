@@ -40,10 +40,10 @@ def unwatch() -> None:
 
 
 def _compile(stock: Callable[..., Any], gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-    under = [node.meta[DECIDED_UNDER] for node in gm.graph.nodes if DECIDED_UNDER in node.meta]
-    if compiles_as_a_whole() or current().on_unsupported == "error" or not under or any(each != key() for each in under):
+    under = {node.meta[DECIDED_UNDER] for node in gm.graph.nodes if DECIDED_UNDER in node.meta}
+    if compiles_as_a_whole() or current().on_unsupported == "error" or under != {key()}:
         return stock(gm, *args, **kwargs)
-    spare = copy.deepcopy(gm)  # passes change the other one
+    spare = _copied(gm)  # passes change the other one
     try:
         return stock(gm, *args, **kwargs)
     except Exception as failure:
@@ -54,6 +54,16 @@ def _compile(stock: Callable[..., Any], gm: fx.GraphModule, *args: Any, **kwargs
     compiled = stock(spare, *args, **kwargs)
     warnings.warn(f"dash_inductor leaves a backward to the stock kernels: {reason}", stacklevel=2)
     return _without_cache(compiled)
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """Graphs of its own, inner ones too, over the same tensors."""
+    spare = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    spare.meta = gm.meta
+    for name, inner in gm.named_children():
+        if isinstance(inner, fx.GraphModule):
+            setattr(spare, name, _copied(inner))
+    return spare
 
 
 def _without_cache(compiled: Callable[[Any], Any]) -> Callable[[Any], Any]:

@@ -303,7 +303,7 @@ CASES: list[tuple[tuple[Any, ...], dict[str, Any], str | None]] = [
     ((20, 20, 257), {"is_causal": True}, "head dim 257 is outside 1..256"),
     ((20, 20, 264), {}, "head dim 264 is outside 1..256"),
 ]
-if not OLD:  # whose compiled backward takes an fp32 logsumexp for float64, and fails
+if not OLD:  # whose own compiled backward takes an fp32 logsumexp for float64, and fails
     CASES.append(((20, 20, 16, torch.float64), {}, "dtype torch.float64 is not one of bf16, fp16, fp32"))
 
 
@@ -336,7 +336,7 @@ def test_one_graph(on, caplog):
     assert all(map(torch.equal, actual[3:], expected[3:]))
 
 
-NO_PYTHON = pytest.mark.skipif(OLD, reason="this torch's code for autotuning Triton on a CPU has a syntax error")
+NO_PYTHON = pytest.mark.skipif(OLD, reason="torch's own code for autotuning Triton has a syntax error, without the pass too")
 
 
 @pytest.mark.parametrize("name", ["benchmark_fusion", pytest.param("triton.autotune_at_compile_time", marks=NO_PYTHON)])
@@ -378,21 +378,24 @@ def written_by_hand(query, key, value):
     return weights @ value  # the culprit
 
 
-NO_TRACE = pytest.mark.skipif(torch.__version__ < "2.12", reason="this torch's patterns drop the stack traces of what they replace")
+TRACED = torch.__version__ >= "2.12"  # before, torch's patterns drop the stack traces of what they replace
 
 
 @pytest.mark.parametrize(
-    ("function", "sizes", "reason"),
+    ("function", "inputs", "options", "reason", "named"),
     [
-        (two, (20, 24, 16), "a float bias is an input of the graph"),
-        pytest.param(written_by_hand, (20, 24, 260), "head dim 260 is outside", marks=NO_TRACE),
+        (two, (20, 24, 16), {}, FLOAT_BIAS, True),
+        (written_by_hand, (20, 24, 260), {}, "head dim 260 is outside 1..256", TRACED),
+        (two, (20, 24, 16, torch.float64), {}, "dtype torch.float64 is not one of bf16, fp16, fp32", False),
+        *((two, (20, 24, 16), {name: True}, f"torch._inductor.config.{name} is on", False) for name in SETTINGS),
     ],
 )
-def test_error_names_the_line(on, function, sizes, reason):
-    """The line of the attention that is declined, also where not the user but Inductor made SDPA of it."""
+def test_an_error(on, function, inputs, options, reason, named):
+    """With the line of the attention that is declined, also where not the user but Inductor made SDPA of it."""
     dash_inductor.configure(on_unsupported="error")
-    with pytest.raises(BackendCompilerFailed, match=reason) as caught:
-        torch.compile(function)(*leaves(*sizes))
-    assert "# the culprit" in str(caught.value)
-    assert "first = " not in str(caught.value)
+    with pytest.raises(BackendCompilerFailed) as caught:
+        torch.compile(function, options=options)(*leaves(*inputs))
+    assert reason in str(caught.value)
+    assert ("# the culprit" in str(caught.value)) == named
+    assert ("first = " in str(caught.value)) == (function is two and not named)
     assert isinstance(caught.value.inner_exception, dash_inductor.UnsupportedAttentionError)

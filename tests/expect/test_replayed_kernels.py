@@ -59,7 +59,7 @@ def test_two_passes(head_dim):
 def test_a_tile_that_the_diagonal_crosses():
     """Its mask is applied to S before exp2."""
     (off,), (on,) = (replay(cubin(Template.ONE_PASS, 128, "causal"), edge=edge) for edge in (False, True))
-    assert on.cycles > off.cycles * 1.01  # Triton 3.9: 1.018
+    assert on.cycles > off.cycles * 1.015  # 1.018 with Triton 3.9
 
 
 @pytest.mark.parametrize("template", [Template.ONE_PASS, Template.TWO_PASS])
