@@ -10,7 +10,7 @@ VENV := .venv$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 
-# What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch.
+# What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 96 128 192 256)
 

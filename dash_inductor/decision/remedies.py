@@ -58,9 +58,14 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     (r"^BACKEND=", "leave BACKEND out of kernel_options"),
     (f"^{CAPTURED}", "detach the tensor, or add the bias outside of score_mod"),
     (r"shares its keys", "expand key and value to the batch of the query"),
-    (f"^{CUDNN}", "call it under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION)"),
+    (
+        f"^{CUDNN}",
+        "call it under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION); torch 2.14, which does not look at that, "
+        "takes flash attention for a window_size as long as the sequences",
+    ),
     (r"^offsets cu_seq", "give offsets as int32 tensors of one shape, [sequences + 1]"),
     (r"^a window to the left alone", "give both sides of window_size"),
+    (r"^a window to the right of all keys", "give window_size a right side of -1, or of less than the keys"),
     (r"^jagged tensors", "use torch.nn.attention.varlen.varlen_attn, which takes packed sequences"),
     (r"^\d+ SMs are reserved", "reserve fewer: sm_reserve, torch's SM carve-out"),
     (r"^no tile for sm_|^no cost file for|^ROCm|^device ", "use an NVIDIA GPU of compute capability 8.0 to 10.3"),

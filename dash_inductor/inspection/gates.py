@@ -45,6 +45,7 @@ SHARES_OF_STOCK: dict[tuple[str, int], dict[str, float]] = {("3.9", 128): {"flex
 MOST_LOCAL: dict[tuple[str, int], dict[str, int]] = {
     ("3.6", 128): {"flex-window-soft-cap": 38},
     ("3.7", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
+    ("3.8", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
     ("3.9", 128): {"flex-window-soft-cap": 22},
     # MLA in two passes: dK of 256 columns and dV of 128 take 192. In CTAs of their own nothing would spill, and a tile take 28 %
     # more cycles by the replay.
@@ -58,6 +59,8 @@ MOST_INSTRUCTIONS: dict[tuple[str, int], dict[str, int]] = {
     ("3.6", 128): {"full": 481, "causal": 563, "causal-ragged-gqa": 595, "flex": 481, "flex-causal": 736},
     ("3.7", 64): {"full": 397, "causal": 458, "causal-ragged-gqa": 493, "flex": 397, "flex-causal": 552},
     ("3.7", 128): {"full": 473, "causal": 550, "causal-ragged-gqa": 582, "flex": 473, "flex-causal": 688},
+    ("3.8", 64): {"full": 397, "causal": 457, "causal-ragged-gqa": 493, "flex": 397, "flex-causal": 551},
+    ("3.8", 128): {"full": 498, "causal": 559, "causal-ragged-gqa": 616, "flex": 498, "flex-causal": 688},
     ("3.9", 64): {"full": 460, "causal": 518, "causal-ragged-gqa": 553, "flex": 460, "flex-causal": 548},
     ("3.9", 128): {"full": 569, "causal": 631, "causal-ragged-gqa": 686, "flex": 569, "flex-causal": 666},
 }

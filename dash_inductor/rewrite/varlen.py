@@ -78,7 +78,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Problem, Window]:
     query, key, value, cu_q, cu_k = (value_of(named[name]) for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k"))
     if reason := why_no_target(query.device):
         raise ValueError(reason)
-    if not _takes_flash(named, query.device):
+    if not _takes_flash(named):
         raise ValueError(f"{CUDNN}, which is not rewritten")
     if not isinstance(named["scale"], (float, int, type(None))):
         raise ValueError("a scale that is not a constant")
@@ -92,19 +92,30 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Problem, Window]:
     return problem, _window(named)
 
 
-def _takes_flash(named: dict[str, Any], device: torch.device) -> bool:
+def _takes_flash(named: dict[str, Any]) -> bool:
+    """As the op decides: since torch 2.15 by an argument, in 2.14 by the problem, before by the GPU."""
     if "backend" in named:
         return named["backend"] == FLASH
-    return device.type != "cuda" or not varlen._should_use_cudnn(device.index)  # before torch 2.15
+    query, key, value, max_q = (value_of(named[name]) for name in ("query", "key", "value", "max_q"))
+    if hasattr(varlen, "_can_use_cudnn"):
+        return not varlen._can_use_cudnn(query, key, value, max_q, [*_sides(named)])
+    return not query.is_cuda or not varlen._should_use_cudnn(query.device.index)
+
+
+def _sides(named: dict[str, Any]) -> tuple[int, int]:
+    left, right = (int(value_of(size)) for size in named["window_size"] or (-1, -1))
+    return left, right
 
 
 def _window(named: dict[str, Any]) -> Window:
-    left, right = (int(value_of(size)) for size in named["window_size"] or (-1, -1))
+    left, right = _sides(named)
     if named["is_causal"]:
         right = 0
     max_q, max_k = value_of(named["max_q"]), value_of(named["max_k"])
     if 0 <= left < max_k and not 0 <= right < max_k and max_q > max_k:
         raise ValueError("a window to the left alone, and more queries than keys: flash attention then ends it on the right too")
+    if right >= 0 and max_k <= right < max_q:
+        raise ValueError("a window to the right of all keys, and more queries than that: flash attention then has none")
     before, behind = (None if size < 0 else min(size, LARGEST) for size in (left, right))
     return before, behind
 

@@ -18,6 +18,8 @@ from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import varlen as torch_varlen
 from torch.nn.attention.varlen import varlen_attn
 
 from dash_inductor import decisions, enabled
@@ -114,6 +116,7 @@ NIGHTLY = {
     "one token each": Packed((1,) * 40),
     "tokens of no sequence": Packed((30, 34), window=FULL, tail=64),
     "wide window": Packed((30, 34), window=(2**40, 2**40)),
+    "window as wide as the queries": Packed((20, 22), (20, 12), window=(20, 22)),
     "head dim 128": Packed((50, 31), heads=1, kv_heads=1, head_dim=128),
     "head dim 24": Packed((50, 31), head_dim=24),
     "MQA": Packed((30, 34), heads=6, kv_heads=1),
@@ -238,6 +241,8 @@ ENDS_ON_THE_RIGHT = Packed((20, 22), (20, 12), window=(4, -1))
         (replace(SHORT, head_dim=144), {}, "head dim 144 is more than the 128 of one pass"),
         (SHORT, {"template": "two_pass"}, "template='two_pass' takes no mask but full and causal"),
         (ENDS_ON_THE_RIGHT, {}, "a window to the left alone, and more queries than keys: "),
+        (replace(ENDS_ON_THE_RIGHT, window=(-1, 20)), {}, "a window to the right of all keys, and more queries than that: "),
+        (replace(ENDS_ON_THE_RIGHT, window=(30, 21)), {}, "a window to the right of all keys, and more queries than that: "),
     ],
 )
 def test_reasons(attention, settings, expected):
@@ -249,11 +254,29 @@ def test_settings_of_inductor():
         assert reason_of(SHORT) == "torch._inductor.config.pattern_matcher is off"
 
 
-def test_cudnn_stays():
-    """Which torch 2.15 prefers where it can."""
-    backend = {"backend": 7}
-    device = torch.device("cuda", 0)
-    assert not rewriting._takes_flash(backend, device) and rewriting._takes_flash({"backend": rewriting.FLASH}, device)
+def takes_flash(**named: Any) -> bool:
+    """Of an op with these arguments, the tensors of a GPU."""
+    with FakeTensorMode():
+        on_gpu = {name: torch.empty(200, 2, 16, device="cuda") for name in ("query", "key", "value")}
+    return rewriting._takes_flash(on_gpu | named)
+
+
+def test_cudnn_stays(monkeypatch):
+    """By what torch 2.15's op is given, what 2.14 says of the problem, and earlier ones of the GPU."""
+    assert not takes_flash(backend=7) and takes_flash(backend=rewriting.FLASH)
+    asked = []
+
+    def can_use_cudnn(query: Tensor, key: Tensor, value: Tensor, max_q: int, window_size: list[int]) -> bool:
+        asked.append((query.shape, max_q))
+        return window_size == [-1, -1]
+
+    monkeypatch.setattr(torch_varlen, "_can_use_cudnn", can_use_cudnn, raising=False)
+    assert not takes_flash(window_size=None, max_q=200) and not takes_flash(window_size=[-1, -1], max_q=200)
+    assert takes_flash(window_size=[-1, 0], max_q=200) and asked == [((200, 2, 16), 200)] * 3
+    monkeypatch.delattr(torch_varlen, "_can_use_cudnn")
+    for uses_cudnn in (True, False):
+        monkeypatch.setattr(torch_varlen, "_should_use_cudnn", lambda index, uses_cudnn=uses_cudnn: uses_cudnn)
+        assert takes_flash(max_q=200) != uses_cudnn
 
 
 def test_without_emulation_the_cpu_has_no_kernel():
