@@ -169,11 +169,12 @@ class Program:
             _running.compiled = False
 
     def _run(self, args: list[Any]) -> Any:
-        try:
-            return self._compiled(*args)
-        except FailOnRecompileLimitHit:
-            with _lock, dynamo_config.patch(recompile_limit=MOST_VARIANTS, accumulated_recompile_limit=MOST_VARIANTS):
+        with _lock:  # two threads in functions of a full graph leave torch 2.11 without Dynamo, for good
+            try:
                 return self._compiled(*args)
+            except FailOnRecompileLimitHit:
+                with dynamo_config.patch(recompile_limit=MOST_VARIANTS, accumulated_recompile_limit=MOST_VARIANTS):
+                    return self._compiled(*args)
 
 
 def _with_stride(x: Tensor, stride: tuple[int, ...]) -> Tensor:

@@ -372,6 +372,21 @@ def test_ways_in(way, launches):
     torch.testing.assert_close(actual, expected, rtol=0, atol=0.05 if way is in_autocast else 1e-5)
 
 
+def test_after_threads_dynamo_is_as_before():
+    """Frames after a graph break are compiled too."""
+
+    def in_two_graphs(x: Tensor) -> Tensor:
+        x = x.cos()
+        torch._dynamo.graph_break()
+        return x.sin()
+
+    with activated():
+        in_threads()
+    before = counters["stats"]["unique_graphs"]
+    torch.compile(in_two_graphs, backend="eager")(GRAD_OUT)
+    assert counters["stats"]["unique_graphs"] == before + 2
+
+
 def test_second_derivatives():
     """There are none, with stock's error."""
 
