@@ -52,7 +52,8 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         return [stock.create_placeholder(name, torch.int32 if name in ARGUMENTS else dtype, device) for name in names]
 
     def built(graph: Any, captures: list[Any], *names: str) -> Any:
-        buffers = stock.build_subgraph_buffer([*placeholders(*names), *captures], graph)
+        with ComputedBuffer.force_realize():  # a capture that reads nothing is loaded too, not computed from its index
+            buffers = stock.build_subgraph_buffer([*placeholders(*names), *captures], graph)
         stock.freeze_irnodes(buffers)
         return buffers
 

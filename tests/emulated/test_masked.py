@@ -14,6 +14,7 @@ from flex import INTERLEAVINGS
 from tensors import BF16, FP32, normal, qkv
 from torch import Tensor
 from torch._inductor.utils import run_fw_bw_and_get_code
+from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import decisions, emulation
 
@@ -206,6 +207,12 @@ def test_dynamic_lengths():
         expected = reference(attention(padded), tensors, (padding,))
         assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < 2e-6, length
     assert rewritten() == 1
+
+
+def test_one_key_of_any_number_of_queries():
+    """The mask is not read: the checkpoint computes it anew, and the kernel loads it. dk is rounding alone: few queries."""
+    masked = attention(window)
+    check(lambda *inputs: checkpoint(masked, *inputs, use_reentrant=False), (), "block_mask", lengths=(10, 1), dynamic=True)
 
 
 def test_rows_that_see_no_key():
