@@ -102,10 +102,10 @@ def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_ou
     return torch.autograd.grad(out.sum() if grad_out is None else out, leaves, grad_out)
 
 
-def error(actual: Tensor, reference: Tensor) -> float:
-    """max|x - ref| / max(max|ref|, 1), in float64."""
+def error(actual: Tensor, reference: Tensor, least: float = 1.0) -> float:
+    """max|x - ref| / max(max|ref|, least), in float64."""
     assert actual.shape == reference.shape
-    return ((actual.double() - reference.double()).abs().max() / max(reference.abs().max().item(), 1.0)).item()
+    return ((actual.double() - reference.double()).abs().max() / max(reference.abs().max().item(), least)).item()
 
 
 def rewritten() -> int:
