@@ -12,7 +12,7 @@ PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
 
 # What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
 TRITONS := 3.6.0 3.9.0
-GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 96 128 192 256)
+GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256)
 
 .PHONY: demo test test-compiled test-emulated gates nightly mutants docs docs-check lint clean
 demo: $(VENV)/installed

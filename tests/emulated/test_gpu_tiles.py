@@ -11,6 +11,10 @@ from dash_inductor.templates import tiles
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 SEEDS = {"one_pass": range(3), "two_pass": range(1)}  # where nobody waits, one interleaving is as good as many
+TILES = [
+    *((arch, CAUSAL) for arch in (80, 90, 100)),
+    *(pytest.param(arch, FULL, marks=pytest.mark.nightly) for arch in (80, 90, 100)),
+]
 LENGTH = 270  # ragged; three KV tiles of 128 rows
 
 
@@ -33,9 +37,8 @@ def check(template, tile, mask, head_dim, monkeypatch, value_dim=None):
     assert (waits > 0) == (template == "one_pass")
 
 
-@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+@pytest.mark.parametrize(("arch", "mask"), TILES)
 @pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("arch", [80, 90, 100])
 def test_one_pass(arch, head_dim, mask, monkeypatch):
     check("one_pass", tiles.tile(arch, "bf16", head_dim), mask, head_dim, monkeypatch)
 
@@ -60,8 +63,7 @@ def test_where_a_step_is_released(release_after, monkeypatch):
     check("one_pass", tiles.tile(90, "bf16", 64), CAUSAL, 64, monkeypatch)
 
 
-@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+@pytest.mark.parametrize(("arch", "mask"), TILES)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
-@pytest.mark.parametrize("arch", [80, 90, 100])
 def test_two_passes(arch, head_dim, mask, monkeypatch):
     check("two_pass", tiles.two_pass_tile(arch, "bf16", head_dim), mask, head_dim, monkeypatch)

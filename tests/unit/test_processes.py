@@ -248,7 +248,7 @@ print([name for name in counters["inductor"] if "dash" in name], "dash_inductor"
 """
 
 
-@pytest.mark.parametrize("environ", [{}, {"DASH_INDUCTOR_EMULATE": "1"}])
+@pytest.mark.parametrize("environ", [{}, pytest.param({"DASH_INDUCTOR_EMULATE": "1"}, marks=pytest.mark.nightly)])
 def test_switched_off(tmp_path, environ):
     """DASH_INDUCTOR=0: plain Inductor everywhere, with one warning of the backend and one of enable(); nothing is emulated."""
     output = python("-c", OFF, DASH_INDUCTOR="0", TORCHINDUCTOR_CACHE_DIR=str(tmp_path), **environ).stdout
