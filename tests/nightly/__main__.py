@@ -22,13 +22,13 @@ MANY = {"HYPOTHESIS_PROFILE": "nightly"}
 # By name, the longest first: pytest's arguments, and variables.
 PARTS: dict[str, tuple[str, dict[str, str]]] = {
     "random options": ("tests/emulated/test_options.py", EMULATED | MANY),
+    "compiled": ("-m nightly tests/expect tests/unit", {}),
     "interleavings": ("-m nightly tests/emulated/test_interleavings.py tests/emulated/test_every_interleaving.py", EMULATED),
     "errors": ("-m nightly tests/emulated/test_numerics.py", EMULATED),
     "schedules and masks": ("tests/unit/schedule tests/unit/test_mask_function.py", MANY),
     "processes": ("-m nightly tests/emulated/test_distributed.py tests/emulated/test_caches.py", EMULATED),
     "models": ("-m nightly tests/emulated/test_models.py tests/emulated/test_transformers.py", EMULATED),
     "other emulated": ("-m nightly tests/emulated", EMULATED),
-    "compiled": ("-m nightly tests/expect tests/unit", {}),
 }
 
 

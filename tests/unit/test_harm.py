@@ -187,8 +187,8 @@ def test_torchs_test_files(tmp_path, capsys):
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", SUITES)
 def test_suite(name, tmp_path):
-    """All of it, in processes of its own."""
+    """One case of three, in processes of its own; `python -m benchmarks.harm` has all."""
     file = tmp_path / "outcomes.json"
-    assert harm.main([name, "--json", str(file)]) == 0
+    assert harm.main([name, "--every", "3", "--json", str(file)]) == 0
     rows = lines(json.loads(file.read_text()))
     assert rows and all(row[SAME] + row[REWRITTEN] > 0 for row in rows)
