@@ -30,8 +30,8 @@ def pytest_configure() -> None:
 
 
 def pytest_runtest_logreport(report: Any) -> None:
-    """A test that failed has the outcome of its exception."""
-    if report.when != "call" and report.passed:
+    """A test that failed has the outcome of its exception. One that is skipped tried nothing."""
+    if report.skipped or (report.when != "call" and report.passed):
         return
     crash = getattr(report.longrepr, "reprcrash", None)
     outcome = crash.message.partition("\n")[0].partition(":")[0] if crash is not None else report.outcome
