@@ -36,11 +36,11 @@ def launched(monkeypatch):
     [
         ({}, FULL, 16, 1),
         ({}, CAUSAL, 16, 2),
-        ({}, FULL, 128, 2),  # dq transposed
+        pytest.param({}, FULL, 128, 2, marks=pytest.mark.nightly),  # dq transposed
         ({}, CAUSAL, 120, 1),
         ({"launch": "chained"}, FULL, 16, 1),
         ({"launch": "chained"}, CAUSAL, 64, 1),
-        ({}, CAUSAL, (128, 8), 1),
+        pytest.param({}, CAUSAL, (128, 8), 1, marks=pytest.mark.nightly),
         pytest.param({}, CAUSAL, (8, 40), 2, marks=pytest.mark.nightly),
     ],
 )

@@ -35,12 +35,9 @@ TWO_DOCUMENTS = documents_per_batch([60, 36], [20, 32, 44])
 # Those that attention-gym names bear its names.
 CASES = {
     "no mask, soft-cap, ragged, cross": Attention(None, softcap, 70, 100, head_dim=24),
-    "no mask, ALiBi, GQA, bf16": Attention(None, alibi(4), 64, heads=4, kv_heads=2, dtype=BF16),
     "causal, NaN where hidden, ragged": Attention(causal, not_finite_where_hidden, 75),
     "causal, D=128": Attention(causal, softcap, 64, heads=1, head_dim=128),
     "sliding window, soft-cap, GQA, ragged, bf16": Attention(window, softcap, 75, heads=4, kv_heads=2, dtype=BF16),
-    "two-sided window, bias, cross": Attention(two_sided, bias_by_distance(160), 90, 130, heads=1),
-    "document per batch, ALiBi, GQA": Attention(TWO_DOCUMENTS, alibi(2), 96, batch=2, kv_heads=1, mask_sizes=(2, None)),
     "mask by head and batch, bias, GQA": Attention(
         window_by_head, bias_by_distance(64), 64, batch=2, heads=4, kv_heads=1, mask_sizes=(2, 4)
     ),
@@ -50,6 +47,9 @@ CASES = {
     "captures by b, h, m, n": Attention(causal, captures(2, 4, 64), 64, batch=2, heads=4, kv_heads=2),
 }
 NIGHTLY = {
+    "document per batch, ALiBi, GQA": Attention(TWO_DOCUMENTS, alibi(2), 96, batch=2, kv_heads=1, mask_sizes=(2, None)),
+    "two-sided window, bias, cross": Attention(two_sided, bias_by_distance(160), 90, 130, heads=1),
+    "no mask, ALiBi, GQA, bf16": Attention(None, alibi(4), 64, heads=4, kv_heads=2, dtype=BF16),
     "causal, soft-cap": Attention(causal, softcap, 128, heads=1, block=(64, 64), head_dim=64),
     "causal, ALiBi, ragged": Attention(causal, alibi(2), 101),
     "sliding window, ALiBi": Attention(window, alibi(2), 128, block=(32, 64)),

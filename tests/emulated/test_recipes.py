@@ -49,6 +49,7 @@ def test_the_same_bits_in_another_interleaving(name, capsys):
     assert counters["inductor"]["dash_declined"] == 0
 
 
+@pytest.mark.nightly
 def test_as_a_script(tmp_path, as_in_a_script, capsys):
     """What a user types, in another folder: FlexAttention trains on the CPU only if emulation has begun before it is traced."""
     output = script([str(RECIPES["packed_documents"])], tmp_path, seed=2)
