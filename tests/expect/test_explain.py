@@ -99,6 +99,7 @@ def test_attentions(model, inputs, expected):
     assert all("explained.py:" in (row.source or "") for row in report if type(model) not in (OfTorch, ByHand))
 
 
+@pytest.mark.nightly
 def test_what_users_have_to_change():
     """Llama with a mask is rewritten; GPT-2 drops, and T5 learns its mask."""
     transformers = pytest.importorskip("transformers")

@@ -34,10 +34,16 @@ def nothing_prefetched(row: dict[str, Any]) -> str:
     return f"nothing is prefetched: the first wait is for {-row['copies_ahead']} groups of copies of the step before"
 
 
+OF_CAUSAL = cells(["sm_80", "sm_90", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"])
+OTHERS = [cell for cell in cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]) if cell not in OF_CAUSAL]
+
+
 @pytest.mark.parametrize(
     "cell",
-    cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]) + cells(["sm_80", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"]),
-    ids=name,
+    [
+        *(pytest.param(cell, id=name(cell)) for cell in OF_CAUSAL),
+        *(pytest.param(cell, id=name(cell), marks=pytest.mark.nightly if cell.head_dim == 64 else []) for cell in OTHERS),
+    ],
 )
 def test_one_pass(cell):
     """By the installed Triton; `make gates` has others."""
@@ -75,9 +81,10 @@ def refused(monkeypatch, capsys, *sizes):
     ("sizes", "sentences"),
     [
         ((128, 128, 128, 8, 2), {"the main loop spills: {local_in_loop} LDL and STL"}),
-        (
+        pytest.param(
             (64, 256, 128, 8, 4),
             {"{shared_bytes} bytes of shared memory of 232448", "an SM holds 0 CTAs, where the tile table has 1"},
+            marks=pytest.mark.nightly,
         ),
     ],
 )
@@ -147,5 +154,5 @@ def test_a_cubin_that_cannot_be_written(capsys, tmp_path):
 
 def test_every_shape_is_its_own_code():
     """What tells the shapes apart, and that no two compile to the same."""
-    rows = [as_it_is(Cell("sm_90", ONE_PASS, "bf16", 64, shape)) for shape in SHAPES]
+    rows = [as_it_is(Cell("sm_90", ONE_PASS, "bf16", 128, shape)) for shape in SHAPES]
     assert len({(row["instructions_in_loop"], row["stack_bytes"], row["registers"]) for row in rows}) == len(SHAPES)
