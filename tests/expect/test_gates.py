@@ -34,15 +34,14 @@ def nothing_prefetched(row: dict[str, Any]) -> str:
     return f"nothing is prefetched: the first wait is for {-row['copies_ahead']} groups of copies of the step before"
 
 
-OF_CAUSAL = cells(["sm_80", "sm_90", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"])
-OTHERS = [cell for cell in cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]) if cell not in OF_CAUSAL]
+CELLS = cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]) + cells(["sm_80", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"])
 
 
 @pytest.mark.parametrize(
     "cell",
     [
-        *(pytest.param(cell, id=name(cell)) for cell in OF_CAUSAL),
-        *(pytest.param(cell, id=name(cell), marks=pytest.mark.nightly if cell.head_dim == 64 else []) for cell in OTHERS),
+        pytest.param(cell, id=name(cell), marks=[] if cell.head_dim == 128 or cell.shape == "causal" else pytest.mark.nightly)
+        for cell in CELLS
     ],
 )
 def test_one_pass(cell):
