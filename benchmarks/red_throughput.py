@@ -24,7 +24,7 @@ import triton.language as tl
 from benchmarks.attention.environment import environment
 from benchmarks.attention.runner import require_gpu
 from benchmarks.attention.samples import interleaved, named, ratios, summary
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 
 FILE = "red_throughput.csv"
 RESULTS = Path(__file__).parent / "results" / "red_throughput"

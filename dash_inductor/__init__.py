@@ -39,13 +39,13 @@ if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(o
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .commands.check import check
-    from .commands.explain import explain
+    from .cli.check import check
+    from .cli.explain import explain
     from .config import Config, configure
     from .decision import Decision, clear_decisions, decisions
     from .emulation import emulate
+    from .hooks.install import disable, enable, enabled
     from .rewrite.declined import UnsupportedAttentionError
-    from .rewrite.install import disable, enable, enabled
 
 __all__ = [
     "Config",
@@ -63,13 +63,13 @@ __all__ = [
 ]
 
 _NAMES = {
-    "commands.check": ("check",),
-    "commands.explain": ("explain",),
+    "cli.check": ("check",),
+    "cli.explain": ("explain",),
     "config": ("Config", "configure"),
     "decision": ("Decision", "clear_decisions", "decisions"),
     "emulation": ("emulate",),
     "rewrite.declined": ("UnsupportedAttentionError",),
-    "rewrite.install": ("disable", "enable", "enabled"),
+    "hooks.install": ("disable", "enable", "enabled"),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
 
 if __name__ == "__main__":
     try:

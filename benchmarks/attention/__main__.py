@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 
 from . import runner
 from .contenders import Contender, baseline_of, contenders

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 from dash_inductor.schedule import TWO_PASS
 from dash_inductor.templates.tiles import padded
 

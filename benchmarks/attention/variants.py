@@ -53,8 +53,8 @@ class Variant:
     @contextmanager
     def applied(self) -> Iterator[None]:
         """What is compiled inside is the variant; caches keep it apart from the kernel itself."""
+        from dash_inductor.hooks import cache_key
         from dash_inductor.lowering import kernels
-        from dash_inductor.rewrite import cache_key
 
         uuid, digest = cache_key.CacheKey.uuid, self.digest
 

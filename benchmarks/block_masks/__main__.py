@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 
 from .grid import HEADS, HOP_PERCENT, ORDERS, WORKERS, masks, points, row
 

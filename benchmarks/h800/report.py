@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 
 from .constants import Constants
 from .evaluation import CASE, Evaluation, errors, picks

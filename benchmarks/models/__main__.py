@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 
 from .families import FAMILIES
 from .report import line, page

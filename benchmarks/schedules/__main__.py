@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 
 from .grid import HOP_PERCENT, KV_TILES, MASKS, WORKERS, Row, points, row
 

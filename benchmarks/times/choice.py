@@ -14,7 +14,7 @@ import sys
 import time
 import timeit
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.schedule import MASKS
 from dash_inductor.schedule.choice import RunTimeChoice

@@ -23,7 +23,7 @@ print(1e3 * (time.process_time() - begin))
 ENTRY_POINT = """
 import time, torch
 begin = time.process_time()
-from dash_inductor.rewrite.autoload import autoload
+from dash_inductor.hooks.autoload import autoload
 autoload()
 print(1e3 * (time.process_time() - begin))
 """

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from dash_inductor.commands.console import table
+from dash_inductor.cli.console import table
 from dash_inductor.schedule import (
     Ascending,
     Descending,

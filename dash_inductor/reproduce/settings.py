@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from .. import config, emulation
-from ..rewrite import install
+from ..hooks import install
 
 SDP = ("flash", "mem_efficient", "math", "cudnn")  # attention's kernels
 REDUCED = tuple(f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16"))

@@ -14,10 +14,10 @@ from torch._inductor import config as inductor_config
 from .. import emulation
 from ..config import Config, ready
 from ..decision import ORIGIN, Decision, sizes_in_text
+from ..hooks.cache_key import key
+from ..hooks.failed import why_failed
+from ..hooks.installed import is_installed
 from ..problem import dtype_name
-from .cache_key import key
-from .failed import why_failed
-from .installed import is_installed
 from .origin import mark_origin, stack_of
 from .stock_ops import JAGGED, TARGETS, arguments
 

@@ -26,9 +26,9 @@ from .. import emulation
 from ..config import current, ready
 from ..decision import add_eager
 from ..devices.target import target_of
+from ..hooks.backend import dash
+from ..hooks.cache_key import key
 from ..schedule.families import SEARCHED
-from .backend import dash
-from .cache_key import key
 from .declined import DECLINED, decision_of, why_no_target
 from .sdpa import patterns
 from .stock_ops import FLASH, FLASH_CPU

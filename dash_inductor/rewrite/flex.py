@@ -14,10 +14,10 @@ from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, register
 from ..config import Config, current
 from ..decision import CAPTURED
 from ..devices.target import target_of
+from ..hooks.cache_key import key
 from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, FlexArguments
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import StockIsFaster, resolve
-from .cache_key import key
 from .declined import DECIDED_UNDER, leave, why_no_target
 from .origin import mark_origin
 from .proofs import mask_of

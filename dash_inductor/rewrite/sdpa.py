@@ -13,11 +13,11 @@ from torch._ops import OpOverload
 from .. import op
 from ..config import Config, current
 from ..devices.target import target_of
+from ..hooks.cache_key import key
+from ..hooks.failed import note_rewritten, ours_if_it_fails
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import mask_block, resolve
-from .cache_key import key
 from .declined import DECIDED_UNDER, is_on, leave, why_no_target
-from .failed import note_rewritten, ours_if_it_fails
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, read

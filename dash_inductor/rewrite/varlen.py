@@ -23,10 +23,10 @@ from torch.nn.attention import SDPBackend, varlen
 from ..config import Config, current
 from ..decision import CUDNN
 from ..devices.target import target_of
+from ..hooks.cache_key import key
 from ..op import MASK_NAME
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import mask_block, resolve
-from .cache_key import key
 from .declined import DECIDED_UNDER, leave, why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction

@@ -14,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dash_inductor.commands.cli import COMMANDS
+from dash_inductor.cli.main import COMMANDS
 
 from .formulas import latex
 

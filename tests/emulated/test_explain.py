@@ -11,7 +11,7 @@ from torch._inductor import config as inductor_config
 
 import dash_inductor
 from dash_inductor import emulation, explain
-from dash_inductor.commands.gpt import GPT
+from dash_inductor.cli.gpt import GPT
 
 BATCH = (torch.zeros(2, 128, dtype=torch.long), torch.ones(2, 128, dtype=torch.long))
 

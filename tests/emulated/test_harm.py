@@ -18,7 +18,7 @@ from benchmarks.harm.case import Case
 from benchmarks.harm.compare import DIFFERS, REWRITTEN, verdicts
 from benchmarks.harm.measure import outcomes
 from benchmarks.harm.settings import SETTINGS
-from dash_inductor.rewrite import install
+from dash_inductor.hooks import install
 from dash_inductor.rewrite.sdpa import patterns
 
 

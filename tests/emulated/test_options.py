@@ -31,7 +31,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import UnsupportedAttentionError, clear_decisions, decisions, emulation, enabled
-from dash_inductor.inspection.decisions import without_the_pass
+from dash_inductor.explanation.decisions import without_the_pass
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 PARTS, EXAMPLES = (8, 250) if NIGHTLY else (1, 150)  # parts can run side by side; examples of each

@@ -15,7 +15,7 @@ import torch
 from torch.nn.attention import restore_flash_attention_impl
 
 import dash_inductor
-from dash_inductor.commands.gpt import GPT
+from dash_inductor.cli.gpt import GPT
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor import Decision, decisions, emulation
-from dash_inductor.rewrite import install
+from dash_inductor.hooks import install
 
 
 @pytest.fixture(autouse=True)

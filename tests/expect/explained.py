@@ -13,7 +13,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
-from dash_inductor.commands.gpt import GPT
+from dash_inductor.cli.gpt import GPT
 
 LENGTH, WIDTH, HEADS = 256, 64, 2
 

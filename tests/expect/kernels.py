@@ -10,10 +10,10 @@ from typing import Any
 import expecttest
 
 from dash_inductor import enabled
+from dash_inductor.codegen.flex import flex_backward
+from dash_inductor.codegen.generate import Generated, attention_backward, compile_kernel
 from dash_inductor.devices import device
-from dash_inductor.inspection.flex import flex_backward
-from dash_inductor.inspection.gates import figures, violated
-from dash_inductor.inspection.generate import Generated, attention_backward, compile_kernel
+from dash_inductor.sass.gates import figures, violated
 from dash_inductor.templates.tiles import Template, tile, two_pass_tile
 
 EXPECTED = Path(__file__).parent / "expected"

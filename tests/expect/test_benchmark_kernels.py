@@ -14,8 +14,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from benchmarks.attention.contenders import contenders
 from benchmarks.attention.variants import VARIANTS, Variant
 from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
-from dash_inductor.inspection.cubin import CubinReport, disassemble, inspect
-from dash_inductor.inspection.flex import flex_backward
+from dash_inductor.codegen.flex import flex_backward
+from dash_inductor.sass.cubin import CubinReport, disassemble, inspect
 from dash_inductor.schedule import MASKS
 
 BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}

@@ -9,10 +9,10 @@ import kernels
 import pytest
 
 from dash_inductor import enabled
+from dash_inductor.codegen.generate import Generated
 from dash_inductor.config import current
 from dash_inductor.devices import device
 from dash_inductor.devices.target import Target
-from dash_inductor.inspection.generate import Generated
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.templates.tiles import Template

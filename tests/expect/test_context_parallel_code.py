@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dash_inductor import enabled
-from dash_inductor.inspection.generate import deterministic, generate
+from dash_inductor.codegen.generate import deterministic, generate
 
 RANKS, LENGTH = 4, 1024
 aten = torch.ops.aten

@@ -20,16 +20,16 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
+from dash_inductor.codegen import flex
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.codegen.generate import generate
 from dash_inductor.config import current
 from dash_inductor.decision.remedies import remedy_of
 from dash_inductor.devices import target as target_module
 from dash_inductor.devices.target import Target, target_of
-from dash_inductor.inspection import flex
-from dash_inductor.inspection.fake_gpu import fake_gpu
-from dash_inductor.inspection.generate import generate
+from dash_inductor.hooks import install
 from dash_inductor.op import FLEX_BACKWARD, FLEX_PROBLEM
-from dash_inductor.rewrite import install
 from dash_inductor.rewrite.declined import DECLINED, UnsupportedAttentionError
 from dash_inductor.rewrite.sdpa import rewriting_of
 from dash_inductor.rewrite.stock_ops import TARGETS
@@ -220,7 +220,7 @@ def flex_generated(change: Change | None = None, make: Callable[..., Any] = gene
     def changed(backward: Attention, arguments: Callable[[], Sequence[Tensor]], device: str) -> Any:
         return make(backward, (lambda: change(*arguments())) if change else arguments, device)
 
-    with mock.patch("dash_inductor.inspection.generate.generate", changed):
+    with mock.patch("dash_inductor.codegen.generate.generate", changed):
         return flex.flex_backward("h100", **(FLEX | sizes))
 
 

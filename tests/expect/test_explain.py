@@ -33,8 +33,8 @@ from torch._dynamo.utils import counters
 
 import dash_inductor
 from dash_inductor import config, explain
-from dash_inductor.commands.cli import main
-from dash_inductor.rewrite import install
+from dash_inductor.cli.main import main
+from dash_inductor.hooks import install
 
 FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
 NO_FP32 = "dtype fp32 is not one of bf16, fp16"
@@ -55,7 +55,7 @@ def test_json():
     first, second = figures["attentions"]
     assert second == {**first, "module": "blocks.1"}
     assert (first["module"], first["op"], first["rewritten"]) == ("blocks.0", FLASH, True)
-    assert first["source"].endswith("commands/gpt.py:24") and first["reason"] is first["remedy"] is None
+    assert first["source"].endswith("cli/gpt.py:24") and first["reason"] is first["remedy"] is None
     chosen = next(row for row in first["candidates"] if row["family"] == first["family"])
     assert chosen["predicted_us"] == first["predicted_us"] and chosen["formula_ns"] == first["formula_ns"]
     assert all(row["formula_ns"] and row["predicted_us"] >= first["predicted_us"] for row in first["candidates"])

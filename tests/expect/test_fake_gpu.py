@@ -14,10 +14,10 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.hints import DeviceProperties
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.codegen.generate import Generated, compile_kernel, generate
 from dash_inductor.devices import DEVICES, device, key_for
-from dash_inductor.inspection.fake_gpu import fake_gpu
-from dash_inductor.inspection.generate import Generated, compile_kernel, generate
 
 aten = torch.ops.aten
 TARGETS = {"h100": "sm_90a", "h200": "sm_90a", "a100": "sm_80", "b200": "sm_100a"}

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from kernels import FLEX_SIZES, MAIN, PREPROCESS, assert_expected, generated, generated_flex, kernel, text
 
-from dash_inductor.inspection import flex
-from dash_inductor.inspection.generate import TEMPLATE, Generated, generate
+from dash_inductor.codegen import flex
+from dash_inductor.codegen.generate import TEMPLATE, Generated, generate
 
 MATRIX, RANKS, ROWS = (f"template: block_{name}\n" for name in ("matrix", "ranks", "rows"))
 ALIBI = {"mask_mod": "documents", "score_mod": "alibi"}
@@ -82,7 +82,7 @@ def test_attentions_of_one_mask_share_rows_and_ranks(monkeypatch: pytest.MonkeyP
 
         return generate(both, arguments, device)
 
-    monkeypatch.setattr("dash_inductor.inspection.generate.generate", twice)
+    monkeypatch.setattr("dash_inductor.codegen.generate.generate", twice)
     code = flex.flex_backward("h100", **FLEX_SIZES, **ALIBI)
     launched = {}
     for name, source in code.kernels.items():

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
 from dash_inductor.devices import DEVICES, GIB, MIB, NamedDevice
-from dash_inductor.inspection import gates
-from dash_inductor.inspection.cubin import inspect
-from dash_inductor.inspection.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
+from dash_inductor.sass import gates
+from dash_inductor.sass.cubin import inspect
+from dash_inductor.sass.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
 from dash_inductor.templates import tiles
 
 ONE_PASS, TWO_PASS = "one_pass", "two_pass"

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from dash_inductor import templates
+from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.devices import device
-from dash_inductor.inspection.cubin import disassemble, indirect_targets, innermost_loops, inspect, parse
-from dash_inductor.inspection.fake_gpu import fake_gpu
+from dash_inductor.sass.cubin import disassemble, indirect_targets, innermost_loops, inspect, parse
 from dash_inductor.schedule.packing import HEADER
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.tiles import gluon_tile

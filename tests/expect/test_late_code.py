@@ -11,8 +11,8 @@ from torch import Tensor, fx
 from torch._inductor import config as inductor_config
 
 import dash_inductor
-from dash_inductor.inspection.generate import Generated, deterministic, generate
-from dash_inductor.rewrite import late
+from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.hooks import late
 
 FLASH = "torch.ops.aten._scaled_dot_product_flash_attention_backward.default("
 

@@ -10,9 +10,9 @@ from kernels import MAIN, assert_expected, compiled, kernel, text
 from torch import Tensor
 
 import dash_inductor
+from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, generate
 from dash_inductor.devices import device
-from dash_inductor.inspection.gates import figures, violated
-from dash_inductor.inspection.generate import TEMPLATE, Generated, deterministic, generate
+from dash_inductor.sass.gates import figures, violated
 from dash_inductor.templates.tiles import tile
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -10,11 +10,11 @@ import pytest
 import triton
 from kernels import compiled, generated
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
 from dash_inductor.devices.cost_files import numbers_of
-from dash_inductor.inspection import gates
-from dash_inductor.inspection.gates import Cell, judged
-from dash_inductor.inspection.replay import Replay, pricing, replay
+from dash_inductor.sass import gates
+from dash_inductor.sass.gates import Cell, judged
+from dash_inductor.sass.replay import Replay, pricing, replay
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Template
 

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from dash_inductor import enabled
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
+from dash_inductor.codegen.generate import attention_backward
 from dash_inductor.decision import Decision
-from dash_inductor.inspection.generate import attention_backward
 
 BASE = {"q_len": 2048, "kv_len": 2048, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 128, "mask": "causal"}
 SAID = ("family", "roles", "heads_in_flight", "stride", "tile", "predicted_us", "workspace_bytes", "guarantee")

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 
 import dash_inductor
-from dash_inductor.inspection.fake_gpu import fake_gpu
-from dash_inductor.inspection.generate import Generated, deterministic, generate
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.codegen.generate import Generated, deterministic, generate
 from dash_inductor.rewrite import probe
 
 EFFICIENT, CUDNN = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("efficient", "cudnn"))

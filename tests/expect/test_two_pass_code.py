@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kernels import PREPROCESS, TWO_PASS, broken_gates, compiled, generated, kernel
 
-from dash_inductor.inspection.cubin import inspect
+from dash_inductor.sass.cubin import inspect
 
 two_passes = partial(generated, settings={"template": "two_pass"})
 

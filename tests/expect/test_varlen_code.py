@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from dash_inductor.inspection.generate import TEMPLATE, Generated, deterministic, generate
-from dash_inductor.rewrite.install import install, is_enabled, uninstall
+from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, generate
+from dash_inductor.hooks.install import install, is_enabled, uninstall
 from dash_inductor.rewrite.stock_ops import VARLEN
 
 TOKENS, SEQUENCES, HEADS, KV_HEADS, HEAD_DIM = 8192, 16, 8, 2, 64

@@ -6,7 +6,7 @@ import torch
 from torch.nn.attention import SDPBackend, activate_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 
 import dash_inductor
-from dash_inductor.rewrite import install
+from dash_inductor.hooks import install
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -22,7 +22,7 @@ def switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
     import dash_inductor
     from dash_inductor import config
-    from dash_inductor.rewrite import install
+    from dash_inductor.hooks import install
 
     was_enabled = install.is_enabled()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))

@@ -15,11 +15,11 @@ from benchmarks.attention.merge import main
 from benchmarks.attention.report import not_run, rows_of
 from benchmarks.attention.rows import Row, append, read
 from benchmarks.attention.shapes import SHAPES
-from dash_inductor.commands import calibrate
+from dash_inductor.cli import calibrate
 from dash_inductor.devices.calibration import NAMES
 from dash_inductor.devices.cost_files import tomllib
 from dash_inductor.devices.target import Target
-from dash_inductor.rewrite.cache_key import sources_digest
+from dash_inductor.hooks.cache_key import sources_digest
 from dash_inductor.templates import tiles
 
 SAID = {

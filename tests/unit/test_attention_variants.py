@@ -6,7 +6,7 @@ import pytest
 from jinja2 import Template
 
 from benchmarks.attention import variants
-from dash_inductor.rewrite import cache_key
+from dash_inductor.hooks import cache_key
 from dash_inductor.templates import tiles
 
 AS_IS = variants.Variant("as-is", "as it is")

@@ -25,7 +25,7 @@ from benchmarks.attention.rows import OK, read
 from benchmarks.attention.shapes import MODELS, QUICK, SWEEP, Shape
 from benchmarks.block_masks import __main__ as block_masks
 from benchmarks.schedules import __main__ as schedules
-from dash_inductor.commands import cli
+from dash_inductor.cli import main as cli
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "benchmarks" / "gpu_first_run.sh"

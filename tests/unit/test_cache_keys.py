@@ -16,8 +16,8 @@ from torch._inductor.codegen import common
 
 import dash_inductor
 from dash_inductor import config
-from dash_inductor.rewrite import cache_key
-from dash_inductor.rewrite.cache_key import CacheKey, digest_of, sources_digest
+from dash_inductor.hooks import cache_key
+from dash_inductor.hooks.cache_key import CacheKey, digest_of, sources_digest
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 PACKAGES = ("dash_inductor", "lowering", "templates")

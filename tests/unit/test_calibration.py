@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from dash_inductor.commands import calibrate
-from dash_inductor.commands.cli import main
+from dash_inductor.cli import calibrate
+from dash_inductor.cli.main import main
 from dash_inductor.devices.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
 from dash_inductor.devices.cost_files import FOLDER, load_costs, load_two_pass, tomllib
 from dash_inductor.devices.target import Target

@@ -16,10 +16,10 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 import dash_inductor
-from dash_inductor.commands import check as command
-from dash_inductor.commands.check_report import Difference, Report, Run
+from dash_inductor.cli import check as command
 from dash_inductor.reproduce import StepError
 from dash_inductor.reproduce.processes import run
+from dash_inductor.reproduce.report import Difference, Report, Run
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 check = dash_inductor.check

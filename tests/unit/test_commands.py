@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dash_inductor import config
-from dash_inductor.commands import cli
+from dash_inductor.cli import main as cli
 from tests.unit.expected_text import assert_expected
 
 ROOT = Path(__file__).parents[2]

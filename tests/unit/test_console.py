@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dash_inductor.commands import console
+from dash_inductor.cli import console
 
 ROWS = [
     {"module": "blocks.0.attention", "op": "aten._scaled_dot_product_flash_attention_for_cpu", "shape": "[2, 16]", "us": 12.5},

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from dash_inductor import config
-from dash_inductor.commands import demo
-from dash_inductor.commands.cli import main
+from dash_inductor.cli import demo
+from dash_inductor.cli.main import main
 
 
 def run(**digests: str) -> dict:

@@ -17,9 +17,9 @@ import torch
 from torch._inductor import config as inductor_config
 
 from dash_inductor import config
-from dash_inductor.commands import env, env_torch
-from dash_inductor.commands.cli import main
-from dash_inductor.inspection.fake_gpu import fake_gpu
+from dash_inductor.cli import env, env_torch
+from dash_inductor.cli.main import main
+from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.rewrite.declined import REFUSED
 from tests.unit.expected_text import assert_expected
 

@@ -11,17 +11,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from dash_inductor.devices import LIMITS, occupancy, stand_in
 from dash_inductor.devices.load_check import Checked, check, expect
-from dash_inductor.inspection.gates import (
-    DEVICES,
-    FLEX_SHAPES,
-    HEAD_DIMS,
-    MOST_INSTRUCTIONS,
-    MOST_LOCAL,
-    SHAPES,
-    Cell,
-    cells,
-    violated,
-)
+from dash_inductor.sass.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, MOST_INSTRUCTIONS, MOST_LOCAL, SHAPES, Cell, cells, violated
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.

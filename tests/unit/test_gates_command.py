@@ -2,7 +2,7 @@
 
 import pytest
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
 
 
 def test_a_selection_without_a_kernel(capsys, monkeypatch):

@@ -19,7 +19,8 @@ from torch._inductor.lowering import lowerings
 
 import dash_inductor
 from dash_inductor import config, emulation
-from dash_inductor.rewrite import autoload, backend, install, stock_ops
+from dash_inductor.hooks import autoload, backend, install
+from dash_inductor.rewrite import stock_ops
 
 pytestmark = pytest.mark.usefixtures("switched_off")
 

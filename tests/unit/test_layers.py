@@ -21,23 +21,23 @@ ROOMS = (
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
-    "dash_inductor.commands.calibrate": "the command line does without torch",
-    "dash_inductor.commands.check": "the command line does without torch",
-    "dash_inductor.commands.codegen": "the command line does without torch",
-    "dash_inductor.commands.compare": "matplotlib may be missing",
-    "dash_inductor.commands.demo": "the command line does without torch",
-    "dash_inductor.commands.explain": "the command line does without torch",
-    "dash_inductor.commands.env": "torch may be missing, or fail when it is imported",
-    "dash_inductor.commands.simulate": "matplotlib may be missing",
+    "dash_inductor.cli.calibrate": "the command line does without torch",
+    "dash_inductor.cli.check": "the command line does without torch",
+    "dash_inductor.cli.codegen": "the command line does without torch",
+    "dash_inductor.cli.compare": "matplotlib may be missing",
+    "dash_inductor.cli.demo": "the command line does without torch",
+    "dash_inductor.cli.explain": "the command line does without torch",
+    "dash_inductor.cli.env": "torch may be missing, or fail when it is imported",
+    "dash_inductor.cli.simulate": "matplotlib may be missing",
     "dash_inductor.config": "emulation imports Triton when it starts",
     "dash_inductor.emulation": "emulation imports Triton when it starts",
-    "dash_inductor.inspection.fake_gpu": "the command line does without torch",
-    "dash_inductor.inspection.flex": "the command line does without torch",
-    "dash_inductor.inspection.gates": "the command line does without torch",
-    "dash_inductor.inspection.generate": "tests of generated code do without the pass",
-    "dash_inductor.rewrite.autoload": "`import torch` runs it, and must not fail or be slow",
+    "dash_inductor.codegen.fake_gpu": "the command line does without torch",
+    "dash_inductor.codegen.flex": "the command line does without torch",
+    "dash_inductor.sass.gates": "the command line does without torch",
+    "dash_inductor.codegen.generate": "tests of generated code do without the pass",
+    "dash_inductor.hooks.autoload": "`import torch` runs it, and must not fail or be slow",
     "dash_inductor.rewrite.declined": "the lowering needs the whole of Inductor",
-    "dash_inductor.rewrite.install": "`import torch` imports it, and Inductor comes when the user imports it",
+    "dash_inductor.hooks.install": "`import torch` imports it, and Inductor comes when the user imports it",
 }
 
 

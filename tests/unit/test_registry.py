@@ -7,7 +7,8 @@ import torch
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl, list_flash_attention_impls
 
 from dash_inductor import config
-from dash_inductor.rewrite import eager, install
+from dash_inductor.hooks import install
+from dash_inductor.rewrite import eager
 
 pytestmark = pytest.mark.usefixtures("switched_off")
 

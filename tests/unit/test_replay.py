@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from dash_inductor.commands.cli import main
-from dash_inductor.inspection.cubin import parse
-from dash_inductor.inspection.replay import Constants, Replay, pricing, replay_loop, sensitivity
-from dash_inductor.inspection.replay.operations import ControlCode, Operation, control_codes, decoded, step_of
+from dash_inductor.cli.main import main
+from dash_inductor.sass.cubin import parse
+from dash_inductor.sass.replay import Constants, Replay, pricing, replay_loop, sensitivity
+from dash_inductor.sass.replay.operations import ControlCode, Operation, control_codes, decoded, step_of
 
 # Of the kernel for an H100 at d = 128, as cuobjdump prints it.
 SASS = """

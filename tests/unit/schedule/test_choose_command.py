@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
 from dash_inductor.devices.cost_files import load_costs, load_two_pass
 from dash_inductor.schedule import TiledProblem
 from dash_inductor.schedule.choice import choose

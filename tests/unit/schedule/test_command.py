@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dash_inductor.commands.cli import main
+from dash_inductor.cli.main import main
 from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, SEARCHED
 
 EXAMPLE = (

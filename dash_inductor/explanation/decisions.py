@@ -19,13 +19,13 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ..codegen.fake_gpu import fake_gpu
 from ..decision import ORIGIN, Decision, decisions_in
+from ..hooks.left_out import PASSES, say_if_left_out
+from ..hooks.wrapped import STOCK
 from ..op import FLEX_PROBLEM, NOTE, SDPA_BACKWARD
 from ..rewrite.declined import DECLINED, decision_of
-from ..rewrite.left_out import PASSES, say_if_left_out
 from ..rewrite.sdpa import patterns
-from ..rewrite.wrapped import STOCK
-from .fake_gpu import fake_gpu
 
 aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)

@@ -19,17 +19,17 @@ from .. import config
 from ..devices import DEVICES
 from ..devices import device as named_device
 from ..devices.cost_files import numbers_of
+from ..explanation.report import Attention, Explanation
+from ..reproduce.function import load
 from .arguments import add_json
 from .env import own_version
-from .explanation import Attention, Explanation
-from .function import load
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ..decision import Decision
 
-EXAMPLES = ("dash_inductor.commands.gpt:example --device h100", "train:setup --device b200 --json")
+EXAMPLES = ("dash_inductor.cli.gpt:example --device h100", "train:setup --device b200 --json")
 AS_ON = 'explain(model, ..., device="h100") (on the command line --device h100) says what that GPU would do'
 EMULATED, CPU = "emulated", "cpu"
 
@@ -77,11 +77,11 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     import torch
 
     from .. import emulation
-    from ..inspection import decisions, gpu_attention
-    from ..inspection.generate import deterministic
-    from ..inspection.joint_graphs import joint_graphs
-    from ..inspection.no_trace import leaving_no_trace
-    from ..rewrite import install
+    from ..codegen.generate import deterministic
+    from ..explanation import decisions, gpu_attention
+    from ..explanation.joint_graphs import joint_graphs
+    from ..explanation.no_trace import leaving_no_trace
+    from ..hooks import install
 
     def graphs_on(place: Any) -> Any:
         return joint_graphs(model, inputs, kwargs, place)

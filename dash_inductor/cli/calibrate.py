@@ -142,7 +142,7 @@ class Session:
     @classmethod
     def of(cls, target: Any, gpu: str, l2_bytes: int) -> Session:
         """The session of the GPU that is there, with the sources as they are."""
-        from ..rewrite.cache_key import sources_digest
+        from ..hooks.cache_key import sources_digest
 
         return cls(target.key, gpu, target.arch, target.sms, l2_bytes, sources_digest())
 
@@ -276,7 +276,7 @@ def _compile(launches: Sequence[Launch]) -> None:
 
 
 def _settings_of(launch: Launch) -> Any:
-    from ..rewrite.install import enabled
+    from ..hooks.install import enabled
 
     forced = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family}
     return enabled(guarantee="run", on_unsupported="error", **forced)

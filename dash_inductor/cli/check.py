@@ -29,8 +29,8 @@ from ..reproduce import StepError
 from ..reproduce.diverge import Operation, Parting, parting
 from ..reproduce.processes import busy_gpu
 from ..reproduce.processes import run as run_process
+from ..reproduce.report import Difference, Report, Run
 from .arguments import add_json, at_least
-from .check_report import Difference, Report, Run
 from .console import progress
 
 EXAMPLES = ("train:step", "train:step --runs 5 --kinds same cold", "train:step --json")
@@ -46,7 +46,7 @@ TIMEOUT = 3600.0  # seconds
 ATTEMPTS = 3  # of showing a difference again, operation by operation
 FIRST = "first run"
 CACHE, SEED = "TORCHINDUCTOR_CACHE_DIR", "DASH_INDUCTOR_SEED"
-CHILD = "dash_inductor.commands.check_child"
+CHILD = "dash_inductor.reproduce.child"
 GONE = (
     "Run operation by operation, where each one ends before the next begins, the step did not differ: the difference may need "
     "operations that overlap, memory that nothing has written (which is filled with zeros there), or more runs (--runs)."

@@ -10,10 +10,10 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from ..config import current
-from .declined import is_on, leave
+from ..rewrite.declined import is_on, leave
+from ..rewrite.math_path import note_math_paths
+from ..rewrite.stock_ops import TARGETS
 from .installed import COMPILE_FX
-from .math_path import note_math_paths
-from .stock_ops import TARGETS
 from .wrapped import unwrap, wrap
 
 PASSES = "_recursive_joint_graph_passes"

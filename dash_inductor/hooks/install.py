@@ -167,9 +167,10 @@ def install() -> None:
     from torch._inductor.codegen import common
     from torch._inductor.fx_passes import joint_graph
 
-    from . import failed, flex, in_use, late, left_out, varlen  # noqa: F401 (patterns register themselves)
+    from ..rewrite import flex, varlen  # noqa: F401 (patterns register themselves)
+    from ..rewrite.sdpa import patterns
+    from . import failed, in_use, late, left_out
     from .cache_key import CacheKey
-    from .sdpa import patterns
 
     in_use.watch()
     left_out.watch()
@@ -188,8 +189,8 @@ def uninstall() -> None:
     """Takes pass and cache key out of Inductor, if it is there."""
     joint_graph = sys.modules.get(JOINT_GRAPH)
     if joint_graph is not None:
+        from ..rewrite.sdpa import patterns
         from . import failed, in_use, late, left_out
-        from .sdpa import patterns
 
         in_use.unwatch()
         left_out.unwatch()

@@ -121,8 +121,8 @@ def attention_backward(
 
     import torch
 
+    from ..hooks.install import install, is_enabled, uninstall
     from ..op import SDPA_BACKWARD
-    from ..rewrite.install import install, is_enabled, uninstall
 
     aten = torch.ops.aten
     causal = mask == "causal"

@@ -80,7 +80,7 @@ def flex_backward(
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.nn.attention.flex_attention import BlockMask
 
-    from ..rewrite.install import install, is_enabled, uninstall
+    from ..hooks.install import install, is_enabled, uninstall
     from .generate import TORCH_DTYPES, deterministic, generate, require_sizes
 
     value_dim = head_dim if value_dim is None else value_dim

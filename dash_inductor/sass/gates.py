@@ -15,7 +15,7 @@ from .cubin import inspect
 from .replay import replay
 
 if TYPE_CHECKING:
-    from .generate import CompiledKernel, Generated
+    from ..codegen.generate import CompiledKernel, Generated
 
 Number = TypeVar("Number", int, float)
 DEVICES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200"}
@@ -28,7 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "causal-ragged-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "q_len": LENGTH - 33, "kv_len": LENGTH - 33},
     "causal-dynamic-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "dynamic": True},
 }
-# FlexAttentions, in one pass: names of inspection/flex.py's functions.
+# FlexAttentions, in one pass: names of codegen/flex.py's functions.
 FLEX_SHAPES: dict[str, dict[str, str]] = {
     "flex": {"score_mod": "none", "mask_mod": "none"},
     "flex-causal": {"score_mod": "none", "mask_mod": "causal"},
@@ -237,9 +237,9 @@ def violated(
 
 def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
     """The code of a cell's backward; stock's own if not `rewrite`, of a FlexAttention alone."""
-    from ..rewrite.install import enabled
-    from .flex import flex_backward
-    from .generate import attention_backward
+    from ..codegen.flex import flex_backward
+    from ..codegen.generate import attention_backward
+    from ..hooks.install import enabled
 
     key = DEVICES[cell.arch]
     sizes: dict[str, Any] = {"batch": 2, "heads": HEADS, "head_dim": cell.head_dim, "dtype": cell.dtype}
@@ -252,7 +252,7 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
 
 def instructions_of_stock(cell: Cell) -> int:
     """In the two loops of stock's kernel of a FlexAttention."""
-    from .generate import compile_kernel
+    from ..codegen.generate import compile_kernel
 
     (source,) = (text for text in generated(cell, rewrite=False).kernels.values() if "tl.dot(" in text)
     compiled = compile_kernel(source, DEVICES[cell.arch])
@@ -261,7 +261,7 @@ def instructions_of_stock(cell: Cell) -> int:
 
 def judged(cell: Cell) -> dict[str, Any]:
     """The main kernel of a cell: figures and violated gates."""
-    from .generate import compile_kernel
+    from ..codegen.generate import compile_kernel
 
     key = DEVICES[cell.arch]
     code = generated(cell)

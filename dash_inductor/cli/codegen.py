@@ -13,10 +13,10 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from ..codegen.flex import MASK_MODS, SCORE_MODS, flex_backward
 from ..devices import DEVICES, device
-from ..inspection import gates
-from ..inspection.flex import MASK_MODS, SCORE_MODS, flex_backward
-from ..inspection.replay import SMALLEST
+from ..sass import gates
+from ..sass.replay import SMALLEST
 from ..schedule import MASKS
 from ..templates.tiles import HALF_DTYPES, Template, tile, two_pass_tile
 from .arguments import add_attention, add_json
@@ -61,7 +61,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import triton
 
-    from ..inspection.generate import attention_backward, compile_kernel
+    from ..codegen.generate import attention_backward, compile_kernel
 
     heads = {"heads": args.heads, "kv_heads": args.heads if args.kv_heads is None else args.kv_heads}
     sizes: dict[str, Any] = {

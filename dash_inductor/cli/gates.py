@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..inspection.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, Cell, cells, judged, predicted_cycles
+from ..sass.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, Cell, cells, judged, predicted_cycles
 from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, dims_text
 from .arguments import add_json
 from .console import CommandError, print_json, progress, table

@@ -17,12 +17,12 @@ from torch import fx
 
 from ..config import current
 from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, SDPA_BACKWARD, STOCK, FlexArguments
+from ..rewrite.declined import DECIDED_UNDER, DECLINED
+from ..rewrite.nodes import call
+from ..rewrite.stock_ops import FLASH, FLASH_CPU
 from .cache_key import key
-from .declined import DECIDED_UNDER, DECLINED
 from .failed import compiles_as_a_whole, reason_of
 from .installed import COMPILE_FX
-from .nodes import call
-from .stock_ops import FLASH, FLASH_CPU
 from .wrapped import unwrap, wrap
 
 COMPILER = "compile_fx_backward"

@@ -16,7 +16,7 @@ from ..config import current
 from ..devices import key_for
 from ..devices.cost_files import load_costs
 from ..devices.target import target_of
-from ..rewrite import install, installed, left_out
+from ..hooks import install, installed, left_out
 from ..rewrite.declined import REFUSED, why_no_target
 from ..templates.tiles import EMULATED, tile
 

@@ -104,7 +104,7 @@ def train(steps: int) -> dict[str, Any]:
 
     from .. import emulation
     from ..decision import decisions
-    from ..rewrite.install import enable
+    from ..hooks.install import enable
     from .gpt import GPT
 
     emulated = not torch.cuda.is_available()

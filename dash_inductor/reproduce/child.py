@@ -13,8 +13,8 @@ from typing import Any
 
 import torch  # noqa: F401 (before the step's module: it may switch on the package, and emulation)
 
-from ..reproduce import StepError, settings, step
-from . import check
+from ..cli import check
+from . import StepError, settings, step
 from .function import load
 
 

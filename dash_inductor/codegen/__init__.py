@@ -1,0 +1,1 @@
+"""Code for a GPU that is not there: generated and compiled."""

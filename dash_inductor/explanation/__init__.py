@@ -1,0 +1,1 @@
+"""What becomes of the attentions of a model, without running it."""

@@ -1,0 +1,1 @@
+"""Torch, Triton and Python as the package changes them: how the pass gets into Inductor, and out again."""

@@ -1,1 +1,0 @@
-"""Code for a GPU that is not there: generated, compiled, read back and judged."""
