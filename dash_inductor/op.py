@@ -21,14 +21,20 @@ score_mod, its derivative (joint) and mask_mod are graphs. Where the pass puts s
 or a varlen attention, score_mod is the identity, and the lists of the block mask are None: its blocks are those of the matrix that
 q_indices then is, or where that is None too, those of mask_mod.
 
+    dash::rewritten(grad_out, mask, stock) -> grad_out
+
+is grad_out itself, on its way into such a node that becomes kernels of ours. It puts into the text of the graph what the joint graph
+proved of the mask, and the op that the node stands for, None for itself.
+
     dash::note(x, decision) -> x
 
-is x itself. Its lowering records the decision, JSON of a `Decision`: it stands for an attention that has no backward op.
+is x itself. Its lowering records the decision, JSON of a `Decision`: that of an attention that keeps its stock kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -38,7 +44,7 @@ from .config import current
 from .devices.target import target_of
 from .problem import Problem
 from .reference import planned
-from .resolve import resolve
+from .resolve import Resolution, resolve
 from .schedule import BLOCKS_MASK, MASKS, Blocks
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # dq, dk, dv
@@ -112,19 +118,33 @@ def blocks_of(blocks: Tensor) -> Blocks:
 _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
 SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
-AT_LOAD = "dash_at_load"  # in the meta of a node: a line of Python that the code generated for it runs when it is loaded
 
-_library.define("note(Tensor(a) x, str decision) -> Tensor(a)", tags=(torch.Tag.pt2_compliant_tag,))
-_library.impl("note", lambda x, decision: torch.ops.aten.alias(x), "CompositeExplicitAutograd")
-NOTE = torch.ops.dash.note.default
-
-
+for _name, _other in (("note", "str decision"), ("rewritten", "str mask, str? stock")):
+    _library.define(f"{_name}(Tensor(a) x, {_other}) -> Tensor(a)", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, lambda x, *_: torch.ops.aten.alias(x), "CompositeExplicitAutograd")
+NOTE, REWRITTEN = torch.ops.dash.note.default, torch.ops.dash.rewritten.default
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
-FLEX_PROBLEM = "dash_problem"  # in the meta of a node that is lowered by us: what the pass resolved
-# In the kernel_options of such a node, so that the graph's text has them: its mask, which the pass proved, and the op that it
-# stands for, where that is another.
-DECIDED, STOCK = "dash_mask", "dash_stock"
-MASK_NAME = "dash_mask_name"  # in the meta of a node that is lowered by us: what a decision calls its mask, if not by the problem's
+MARK = "dash_inductor"  # key in a node's meta: its Mark
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the pass says of a node to those that lower it; no cache sees it.
+
+    Attributes:
+        resolution: what the attention gets; None where it keeps its stock kernel.
+        stock: the op that the node stands for.
+        mask: what a decision calls its mask.
+        source, module: of its decision.
+        at_load: a line of Python that the code generated for it runs when it is loaded, if there is one.
+    """
+
+    resolution: Resolution | None = None
+    stock: str = ""
+    mask: str = ""
+    source: str | None = None
+    module: str = ""
+    at_load: str | None = None
 
 
 class FlexArguments(NamedTuple):

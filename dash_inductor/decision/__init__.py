@@ -1,18 +1,16 @@
 """What became of each attention, and why."""
 
-from .decided import ORIGIN, UNKNOWN, Decision, Graph, size_text, sizes_in_text
-from .reasons import CAPTURED, CUDNN, NOT_COMPILED
+from .decided import UNKNOWN, Decision, Graph, size_text, sizes_in_text
+from .declined import Declined, LeftToStock
 from .record import add_eager, clear_decisions, comment, decisions, decisions_in, report, take
 from .stock import stock_is_deterministic, stock_workspace_bytes
 
 __all__ = [
-    "CAPTURED",
-    "CUDNN",
-    "NOT_COMPILED",
-    "ORIGIN",
     "UNKNOWN",
     "Decision",
+    "Declined",
     "Graph",
+    "LeftToStock",
     "add_eager",
     "clear_decisions",
     "comment",

@@ -10,10 +10,7 @@ from typing import Any
 from ..schedule.candidates import Candidate
 from ..schedule.families import TWO_PASS
 from ..templates.tiles import Template, dims_text
-from .remedies import remedy_of
 
-# Key in a node's meta: the `source` and `module` of the decision that its lowering records.
-ORIGIN = "dash_origin"
 UNKNOWN = "?"
 
 
@@ -54,7 +51,8 @@ class Decision:
             makes), "varlen" (packed sequences, one batch element), or "blocks" (of a caller of `dash::sdpa_backward`).
         head_dim: of query and key; "192/128" where that of value is another.
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
-        reason: why the stock op stays, None if it was rewritten.
+        reason: why the stock op stays, None if it was rewritten. remedy: what to change so that it is.
+        stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles, heads_in_flight: A and G, see `dash_inductor.schedule`.
         predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless the device is calibrated.
@@ -80,6 +78,8 @@ class Decision:
     kv_len: int | str
     head_dim: int | str
     reason: str | None = None
+    remedy: str | None = None
+    stock_differs: bool = False
     tile: str | None = None
     family: str | None = None
     roles: int | None = None
@@ -100,11 +100,6 @@ class Decision:
     def rewritten(self) -> bool:
         """Whether the attention became our kernels."""
         return self.reason is None
-
-    @property
-    def remedy(self) -> str | None:
-        """What to change so that it is rewritten; None if it is, or where nothing is known to help."""
-        return None if self.reason is None else remedy_of(self.reason)
 
     @property
     def template(self) -> str | None:

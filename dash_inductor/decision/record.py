@@ -93,6 +93,6 @@ def report(graph: Graph, found: Sequence[Decision]) -> dict[str, Any]:
 
 
 def _row(decision: Decision) -> dict[str, Any]:
-    values = asdict(decision) | {"remedy": decision.remedy, "candidates": [candidate.row() for candidate in decision.candidates]}
+    values = asdict(decision) | {"candidates": [candidate.row() for candidate in decision.candidates]}
     del values["graph"]
-    return {"rewritten": decision.rewritten, "template": decision.template, "remedy": decision.remedy, **values}
+    return {"rewritten": decision.rewritten, "template": decision.template, **values}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .decided import Decision
-from .reasons import CAPTURED, CUDNN
 
 HALF_BYTES, FP32_BYTES = 2, 4
 
@@ -51,10 +50,12 @@ def stock_is_deterministic(decision: Decision, *, warn_only: bool) -> bool | Non
     """
     if decision.device == "cpu":
         return True
+    if decision.stock_differs:
+        return False
     if "flex_attention_backward" in decision.op:
-        return not (decision.reason or "").startswith(CAPTURED)
+        return True
     if any(name in decision.op for name in ("flash_attention", "efficient_attention", "varlen_attn")):
-        return not warn_only and not (decision.reason or "").startswith(CUDNN)
+        return not warn_only
     return False if "cudnn" in decision.op else None
 
 

@@ -1,10 +1,11 @@
-"""Attentions that keep their stock kernel: marked by the pass, recorded, warned of or refused with the reason."""
+"""Attentions that keep their stock kernel: recorded, warned of or refused with the reason."""
 
 from __future__ import annotations
 
-import functools
+import logging
 import operator
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,92 +13,119 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from .. import emulation
-from ..config import Config, ready
-from ..decision import ORIGIN, Decision, sizes_in_text
-from ..hooks.cache_key import key
-from ..hooks.failed import why_failed
-from ..hooks.installed import is_installed
+from ..config import Config
+from ..decision import UNKNOWN, Decision, Declined, LeftToStock, sizes_in_text
+from ..op import MARK, NOTE, Mark
 from ..problem import dtype_name
-from .origin import mark_origin, stack_of
-from .stock_ops import JAGGED, TARGETS, arguments
+from .origin import Origin, origin_of
+from .stock_ops import JAGGED, arguments
 
-# Settings of Inductor under which nothing is rewritten. Each runs a kernel again on what its semaphores were left with, or before
-# that on made-up tables, or keeps sizes from being computed at run time. The last is None where it follows `cpp_wrapper`.
+# Settings of Inductor under which nothing is rewritten. Each re-runs kernels with dirty semaphores or made-up tables, or prevents
+# sizes from being computed at run time. The last is None where it follows `cpp_wrapper`.
 REFUSED = ("benchmark_fusion", "profile_bandwidth", "benchmark_kernel", "cpp_wrapper", "triton.autotune_at_compile_time")
-# Keys in a node's meta.
-DECLINED = "dash_declined"  # the reason
-DECIDED_UNDER = "dash_decided_under"  # `key()` when the node was rewritten
+DROPOUT = (
+    "train with an attention dropout of 0 (configurations call it attention_dropout, attn_pdrop, attention_probs_dropout_prob or "
+    "dropout_rate); dropout elsewhere in the model may stay"
+)
+REPORT = "report it to dash_inductor with your versions and the traceback in the log; DASH_INDUCTOR=0 switches the package off"
 
-
-def why_no_target(device: torch.device) -> str | None:
-    """The reason that lies in Inductor's settings or in the device, whatever the attention; None if there is none."""
-    for name in REFUSED:
-        if operator.attrgetter(name)(inductor_config):
-            return f"torch._inductor.config.{name} is on"
-    if device.type == "cpu" and not emulation.active():
-        return "the stock op is already deterministic on the CPU (emulation is off)"
-    return why_failed()
+log = logging.getLogger("dash_inductor")
 
 
 class UnsupportedAttentionError(RuntimeError):
     """Raised under on_unsupported="error"."""
 
 
-def leave(node: fx.Node, reason: str, settings: Config, *, unsupported: bool = True) -> None:
-    """Marks the node for the lowering, which records the reason; warns or raises if it is unsupported and settings say so."""
-    node.meta[DECLINED] = reason
-    mark_origin(node)
-    if unsupported:
-        say(_decision_of(node), stack_of(node), settings)
+class InternalErrorWarning(RuntimeWarning):
+    """A bug of this package, which an attention survived with its stock kernel."""
 
 
-def say(decision: Decision, stack: str, settings: Config) -> None:
-    """Warns of an attention that is left alone, or raises, if settings say so."""
-    if settings.on_unsupported == "fallback":
-        return
-    place = f" ({decision.place})" if decision.place else ""
-    remedy = f". Remedy: {decision.remedy}" if decision.remedy else ""
-    message = f"dash_inductor leaves {decision.op} to the stock kernel: {decision.reason}{place}{remedy}"
-    if settings.on_unsupported == "error":
-        raise UnsupportedAttentionError(f"{message}\n{stack}")
-    warnings.warn(message, stacklevel=2)
+class InternalError(Declined):
+    """An attention that keeps its stock kernel because of a bug of ours, which is the cause (`__cause__`)."""
+
+    def __init__(self, bug: Exception, doing: str = "") -> None:
+        first_line = next(iter(str(bug).splitlines()), "")
+        super().__init__(f"internal error, please report: {doing}{type(bug).__name__}: {first_line}", REPORT)
+        self.__cause__ = bug
 
 
-def is_on() -> bool:
-    """Whether attentions are decided on; raises what is wrong with the settings."""
-    if not ready().enabled or not torch.are_deterministic_algorithms_enabled():
-        return False
-    _prepare_lowering()
-    return True
-
-
-@functools.cache
-def _prepare_lowering() -> None:
-    """Imports the lowering, lazily since it needs the whole of Inductor, and tells it what only the pass knows of nodes."""
-    from ..lowering import flex, header, stock
-
-    flex.take_over()
-    header.checks.append(_require_same_settings)
-    stock.record_declined(TARGETS, decision_of)
-
-
-def _require_same_settings(node: fx.Node) -> None:
-    """Raises if the settings are not those under which the pass rewrote the node: caches would take the code for theirs."""
-    decided_under = node.meta.get(DECIDED_UNDER)
-    if decided_under is not None and not (is_installed() and decided_under == key()):
-        raise RuntimeError(
-            "dash_inductor was disabled, or its settings were changed, between the forward and the first backward of a graph "
-            "(torch's SM carve-out is one of them): "
-            "run the backward before that, or compile with backend='dash' or inside `with dash_inductor.enabled()`"
+def why_no_target(device: torch.device) -> Declined | None:
+    """The reason that lies in Inductor's settings or in the device, whatever the attention; None if there is none."""
+    for name in REFUSED:
+        if operator.attrgetter(name)(inductor_config):
+            return Declined(
+                f"torch._inductor.config.{name} is on", f"switch it off: torch._inductor.config.{name} = False"
+            )
+    if device.type == "cpu" and not emulation.active():
+        return Declined(
+            "the stock op is already deterministic on the CPU (emulation is off)",
+            "none needed: on a GPU it is rewritten; DASH_INDUCTOR_EMULATE=1 tries that on the CPU",
         )
+    return None
 
 
-def decision_of(node: fx.Node) -> Decision | None:
-    """What is recorded of a stock op that is lowered; None if nobody declined it."""
-    return _decision_of(node) if DECLINED in node.meta else None
+def leave(node: fx.Node, declined: Declined, settings: Config) -> None:
+    """Leaves a stock backward as it is, and says so: to its decision, and as settings ask to the user."""
+    try:
+        decision, origin = decision_of(node, declined), origin_of(node)
+    except Exception as bug:  # in what reads a node
+        declined = declined if isinstance(declined, InternalError) else InternalError(bug)
+        decision, origin = Decision(str(node.target), *[UNKNOWN] * 9, **_told(declined)), Origin()
+    note(first_gradient(node), decision, origin)
+    tell(declined, decision, origin, settings)
 
 
-def _decision_of(node: fx.Node) -> Decision:
+def note(gradient: fx.Node | None, decision: Decision, origin: Origin) -> None:
+    """Puts a note of the decision behind a gradient of its attention; without a gradient, the attention is dead code.
+
+    The text of the note is in the keys of caches, which do not see a node's meta. So it is without the source line.
+    """
+    if gradient is None:
+        return
+    with gradient.graph.inserting_after(gradient):
+        noted = gradient.graph.call_function(NOTE, (gradient, decision.text()))
+    gradient.replace_all_uses_with(noted, delete_user_cb=lambda user: user is not noted)
+    noted.meta = {**gradient.meta, MARK: Mark(source=origin.source, module=origin.module)}
+
+
+def is_noted(node: fx.Node) -> bool:
+    """Whether a backward is declined already."""
+    gradient = first_gradient(node)
+    return gradient is not None and any(user.target is NOTE for user in gradient.users)
+
+
+def noted(node: fx.Node) -> Decision:
+    """The decision of a note."""
+    return replace(Decision.of_text(str(node.args[1])), source=node.meta[MARK].source, module=node.meta[MARK].module)
+
+
+def first_gradient(node: fx.Node) -> fx.Node | None:
+    """The first tensor among a node's outputs that somebody uses; None if nobody uses one."""
+    outputs = [user for user in node.users if user.target is operator.getitem and user.users]
+    for output in sorted(outputs, key=lambda output: output.args[1]):  # type: ignore[arg-type, return-value]
+        gradient = output if isinstance(output.meta["val"], torch.Tensor) else first_gradient(output)
+        if gradient is not None:
+            return gradient
+    return None
+
+
+def tell(declined: Declined, decision: Decision, origin: Origin, settings: Config) -> None:
+    """Warns of an attention that is left alone, or raises, if settings say so. Of a bug of ours it always warns."""
+    is_bug = isinstance(declined, InternalError)
+    if isinstance(declined, LeftToStock) or (settings.on_unsupported == "fallback" and not is_bug):
+        return
+    place = replace(decision, source=origin.source, module=origin.module).place
+    message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"
+    message = f"{message}. Remedy: {declined.remedy}"
+    if is_bug:
+        log.error(message, exc_info=declined.__cause__)
+    if settings.on_unsupported == "error":
+        raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from declined.__cause__
+    warnings.warn(message, InternalErrorWarning if is_bug else UserWarning, stacklevel=2)
+
+
+def decision_of(node: fx.Node, declined: Declined) -> Decision:
+    """What is recorded of a stock backward that stays, its origin apart."""
     named = arguments(node)
     query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
     if query.dim() == 3 or node.target in JAGGED:  # [T, H, D], packed, or [B, S, H, D]
@@ -107,10 +135,14 @@ def _decision_of(node: fx.Node) -> Decision:
         device=str(query.device),
         dtype=dtype_name(query.dtype),
         mask=_mask(named),
-        reason=node.meta[DECLINED],
+        **_told(declined),
         **sizes_in_text(query.shape, key.shape, value.shape),
-        **node.meta[ORIGIN],
     )
+
+
+def _told(declined: Declined) -> dict[str, Any]:
+    """What a decision says of why."""
+    return {"reason": str(declined), "remedy": declined.remedy, "stock_differs": declined.stock_differs}
 
 
 def _mask(named: dict[str, Any]) -> str:

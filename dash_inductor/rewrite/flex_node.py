@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from ..op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, STOCK, BlockMask, FlexArguments
-from ..problem import Problem, dtype_name
+from ..op import FLEX_BACKWARD, MARK, REWRITTEN, BlockMask, FlexArguments, Mark
+from ..problem import dtype_name
 from ..reference import LOG2E
 from .mask_function import MaskFunction
 from .nodes import call
@@ -18,20 +18,20 @@ from .nodes import call
 
 def flex_backward(
     graph: fx.Graph,
-    problem: Problem,
     mask: MaskFunction,
     tensors: Sequence[fx.Node],
     gradients: Sequence[Tensor],
-    stock: str,
+    mark: Mark,
     block_matrix: fx.Node | None = None,
 ) -> fx.Node:
     """The node of query, key, value, out, logsumexp (natural) and grad_out, [B, H, S, D] and [B, H, S], under the mask alone.
 
-    gradients: fakes of dq, dk, dv as the nodes after it take them. stock: the op that it stands for. block_matrix: as `BlockMask`
-    has it; None where the mask function is to be asked of every element.
+    gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix: as `BlockMask` has it; None where the mask function
+    is to be asked of every element.
     """
     query, key, value, out, logsumexp, grad_out = tensors
-    like = query.meta["val"]
+    assert mark.resolution
+    problem, like = mark.resolution.problem, query.meta["val"]
     with like.fake_mode:
         score = torch.empty((), dtype=like.dtype, device=like.device)
         positions = [torch.empty((), dtype=torch.int32, device=like.device) for _ in range(4)]
@@ -46,12 +46,24 @@ def flex_backward(
     base_2 = call(graph, torch.ops.aten.mul.Tensor, logsumexp, LOG2E)
     arguments = FlexArguments(
         *(query, key, value, out, base_2, grad_out, None, score_mod, joint, tuple(block_mask.values())),
-        *(problem.softmax_scale, {DECIDED: problem.mask, STOCK: stock}, (), mask.captures),
+        *(problem.softmax_scale, {}, (), mask.captures),
     )
     node = graph.call_function(FLEX_BACKWARD, tuple(arguments))
     node.meta["val"] = (*gradients, ())
-    node.meta[FLEX_PROBLEM] = problem
+    say_rewritten(node, mark)
     return node
+
+
+def say_rewritten(node: fx.Node, mark: Mark) -> None:
+    """Marks a node of FlexAttention's backward for the lowering, and says so in the text of the graph, by which caches know it."""
+    arguments = FlexArguments(*node.args)
+    name = "grad_logsumexp" if arguments.grad_out is None else "grad_out"
+    grad = getattr(arguments, name)
+    with node.graph.inserting_before(node):
+        said = node.graph.call_function(REWRITTEN, (grad, mark.mask, mark.stock or None))
+    said.meta = {key: value for key, value in grad.meta.items() if key != MARK}
+    node.update_arg(FlexArguments._fields.index(name), said)
+    node.meta[MARK] = mark
 
 
 def _identity(inputs: int, output: int, others: int = 0) -> fx.GraphModule:

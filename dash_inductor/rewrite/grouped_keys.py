@@ -64,19 +64,19 @@ def _source(x: fx.Node) -> fx.Node | None:
     return source if same and tuple(x.meta["val"].shape) == (batch, kv_heads * five[2], *rest) else None
 
 
-def return_unrepeated(backward: fx.Node, output: int, keys: Repeated) -> None:
-    """Puts the gradient that `backward` now returns in the place of the sums of its copies."""
-    graph = backward.graph
+def return_unrepeated(backward: fx.Node, output: int, keys: Repeated) -> list[fx.Node]:
+    """Puts the gradient that `backward` now returns in the place of the sums of its copies; returns the nodes that are obsolete."""
+    graph, sums, views = backward.graph, list[fx.Node](), list[fx.Node]()
     for gradient in (user for user in backward.users if user.target is operator.getitem and user.args[1] == output):
         gradient.meta["val"] = keys.gradient
-        views = list(gradient.users)
-        for node in (node for view in views for node in list(view.users)):
-            new = gradient
-            if node.meta["val"].dim() == 5:
-                with graph.inserting_before(node):
-                    new = graph.call_function(aten.unsqueeze.default, (gradient, 2))
-                    new.meta["val"] = node.meta["val"]
-            node.replace_all_uses_with(new)
-            graph.erase_node(node)
-        for view in views:
-            graph.erase_node(view)
+        for view in list(gradient.users):
+            for node in list(view.users):
+                new = gradient
+                if node.meta["val"].dim() == 5:
+                    with graph.inserting_before(node):
+                        new = graph.call_function(aten.unsqueeze.default, (gradient, 2))
+                        new.meta["val"] = node.meta["val"]
+                node.replace_all_uses_with(new)
+                sums.append(node)
+            views.append(view)
+    return [*sums, *views]

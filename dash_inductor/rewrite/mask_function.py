@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ..decision import Declined
 from .nodes import VIEWS, call_of
 from .proofs import constant, is_causal, is_constant
 
@@ -37,11 +38,9 @@ FILLS = {aten.full.default, aten.scalar_tensor.default}
 DTYPES = (torch.bool, torch.int32, torch.int64)  # in which positions are compared and computed with
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 SAME = {aten.clone.default, aten.alias.default, aten.detach.default}
+IN_FUNCTION = "make the mask inside the compiled function, of positions and small tensors, or use is_causal or flex_attention"
+WHOLE_NUMBERS = "compute the mask with comparisons and whole numbers of 32 or 64 bits"
 Index = tuple[Any, ...]  # of an element: nodes of the function, or numbers
-
-
-class UnreadableMaskError(ValueError):
-    """With the reason why a mask cannot be read."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +95,7 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
     causal: and where m >= n.
 
     Raises:
-        UnreadableMaskError: with the reason.
+        Declined: it cannot be read.
     """
     reader = _Reader(device)
     visible: Any = True
@@ -142,7 +141,7 @@ class _Reader:
         return MaskFunction(fx.GraphModule(torch.nn.Module(), self.graph), tuple(captures))
 
     def visible(self, node: Any, index: Index) -> Any:
-        """Whether what is added to a score is 0; UnreadableMaskError where it is neither 0 nor hides the key."""
+        """Whether what is added to a score is 0; Declined where it is neither 0 nor hides the key."""
         if isinstance(node, (int, float)):
             return self._is_zero(node)
         op, args = call_of(node)
@@ -162,13 +161,16 @@ class _Reader:
 
     def _is_zero(self, value: float) -> bool:
         if value != 0 and not value <= HIDES:
-            raise UnreadableMaskError(f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf")
+            raise Declined(
+                f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf",
+                "give SDPA a boolean mask; a bias that is a function of positions goes to flex_attention as its score_mod",
+            )
         return value == 0
 
     def _unknown(self, node: fx.Node, kind: str = "a float bias") -> Any:
         if node.op == "placeholder":
-            raise UnreadableMaskError(f"{kind} is an input of the graph")
-        raise UnreadableMaskError(f"the mask comes from {node.target}, which is no function of positions and small tensors")
+            raise Declined(f"{kind} is an input of the graph", IN_FUNCTION)
+        raise Declined(f"the mask comes from {node.target}, which is no function of positions and small tensors", IN_FUNCTION)
 
     def at(self, node: Any, index: Index) -> Any:
         """The element of a node of bools or integers at the index."""
@@ -181,7 +183,7 @@ class _Reader:
     def _at(self, node: fx.Node, index: Index) -> Any:
         op, args = call_of(node)
         if not isinstance(node.meta.get("val"), Tensor):
-            raise UnreadableMaskError("the mask depends on a number that is known at run time only")
+            raise Declined("the mask depends on a number that is known at run time only", IN_FUNCTION)
         if op in FILLS:
             return self._number(args[-1])
         if op is prims.iota.default:
@@ -196,14 +198,13 @@ class _Reader:
         if op not in EVERY_POINTWISE:
             return self._capture(node, index)
         if node.meta["val"].is_floating_point():
-            raise UnreadableMaskError(
-                f"the mask computes {op} of positions in floating point, whose rounding may differ in a kernel"
-            )
+            rounding = "whose rounding may differ in a kernel"
+            raise Declined(f"the mask computes {op} of positions in floating point, {rounding}", WHOLE_NUMBERS)
         if op is prims.convert_element_type.default:
             return self.call(op, self.at(args[0], _broadcast(args[0], index)), args[1])
         values, dtype = [self.at(x, _broadcast(x, index)) for x in args], node.meta["val"].dtype
         if dtype not in DTYPES:
-            raise UnreadableMaskError(f"the mask computes {op} of positions in {dtype}, in which they may not fit")
+            raise Declined(f"the mask computes {op} of positions in {dtype}, in which they may not fit", WHOLE_NUMBERS)
         if op is aten.bitwise_and.Tensor and dtype == torch.bool:
             return self.both(*values)
         if op in PRODUCTS:  # positions are 32-bit integers in a kernel, whatever they are in the graph
@@ -320,7 +321,7 @@ class _Reader:
     def _number(self, value: Any) -> Any:
         if isinstance(value, (bool, int)) and abs(value) < LARGEST:
             return value
-        raise UnreadableMaskError(f"the mask compares positions with {value}, which is no whole number below {LARGEST}")
+        raise Declined(f"the mask compares positions with {value}, which is no whole number below {LARGEST}", IN_FUNCTION)
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """A node of the function, or the value of one without variables."""

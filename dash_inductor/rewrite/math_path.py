@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -20,41 +19,50 @@ import torch.nn.functional as F
 from torch import fx
 
 from ..config import Config
-from ..decision import ORIGIN, UNKNOWN, Decision, size_text
+from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
-from .declined import say
-from .origin import mark_origin, stack_of
+from .declined import DROPOUT, InternalError, note, tell
+from .origin import Origin, origin_of
 
 aten = torch.ops.aten
 
 OP = "aten.scaled_dot_product_attention.default"
 REASON = "SDPA took the math path"
+REMEDY = "let torch take flash attention: bf16 or fp16, no sdpa_kernel(MATH), query, key and value of four dimensions"
 MATMULS = (aten.bmm.default, aten.mm.default)
 UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dynamo does not look into them
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 
 
-def note_math_paths(graph: fx.Graph, settings: Config) -> int:
-    """Puts a note into the backward of each call through which a gradient flows, and warns or raises as settings say.
-
-    Returns the number of notes.
-    """
-    calls = _softmaxes(graph)
-    if not calls:
+def leave_math_paths(graph: fx.Graph, settings: Config) -> int:
+    """Says so of each call through which a gradient flows, in its backward; returns how many there are."""
+    try:
+        calls = list(_calls(graph))
+    except Exception as bug:
+        tell(InternalError(bug), Decision(OP, *[UNKNOWN] * 9), Origin(), settings)
         return 0
+    for gradient, softmax, decision, declined in calls:
+        origin = origin_of(softmax)
+        note(gradient, decision, origin)
+        tell(declined, decision, origin, settings)
+    return len(calls)
+
+
+def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, Decision, Declined]]:
+    """Of each call a gradient in its backward, its softmax, and what becomes of it."""
+    softmaxes = _softmaxes(graph)
+    if not softmaxes:
+        return
     place = {node: index for index, node in enumerate(graph.nodes)}
     tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
     backward = _reached(tangents, lambda node: node.users)
-    notes = 0
-    for softmax in calls:
+    for softmax in softmaxes:
         # Up to the matmul with the values, and into the backward up to the first nodes that depend on a tangent.
         weights = _reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)
-        gradients = [node for node in weights & backward if _is_tensor(node)]
-        if gradients:
-            _note(min(gradients, key=place.__getitem__), softmax, _decision(softmax, weights - backward), settings)
-            notes += 1
-    return notes
+        gradient = min(filter(_is_tensor, weights & backward), key=place.__getitem__, default=None)
+        if gradient is not None and not any(user.target is NOTE for user in gradient.users):
+            yield gradient, softmax[0], *_decided(softmax, weights - backward)
 
 
 def _softmaxes(graph: fx.Graph) -> list[list[fx.Node]]:
@@ -74,24 +82,13 @@ def _call_of(node: fx.Node) -> tuple[Any, ...]:
     return *names, *((source.name, source.graph_id) for source in sources)
 
 
-def _note(gradient: fx.Node, softmax: list[fx.Node], decision: Decision, settings: Config) -> None:
-    """Puts the note behind `gradient`. Its text is in the keys of caches, which do not see a node's meta."""
-    with gradient.graph.inserting_after(gradient):
-        note = gradient.graph.call_function(NOTE, (gradient, decision.text()))
-    gradient.replace_all_uses_with(note, delete_user_cb=lambda user: user is not note)
-    mark_origin(softmax[0])
-    note.meta.update(gradient.meta)
-    note.meta[ORIGIN] = softmax[0].meta[ORIGIN]
-    say(replace(decision, **note.meta[ORIGIN]), stack_of(softmax[0]), settings)
-
-
-def _decision(softmax: list[fx.Node], weights: set[fx.Node]) -> Decision:
+def _decided(softmax: list[fx.Node], weights: set[fx.Node]) -> tuple[Decision, Declined]:
     """All but the origin, and UNKNOWN what the graph does not show. weights: from the softmax to the matmul with the values."""
     call = _Call(softmax, weights)
     scores = call.scores.meta["val"]
     *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
-    why = _why(call, scores)
-    return Decision(
+    declined = _declined(call, scores)
+    decision = Decision(
         op=OP,
         device=str(scores.device),
         dtype=call.dtype,
@@ -102,26 +99,31 @@ def _decision(softmax: list[fx.Node], weights: set[fx.Node]) -> Decision:
         q_len=size_text(q_len),
         kv_len=size_text(kv_len),
         head_dim=call.head_dims[0],
-        reason=f"{REASON}: {why}" if why else REASON,
+        reason=str(declined),
+        remedy=declined.remedy,
     )
+    return decision, declined
 
 
-def _why(call: _Call, scores: torch.Tensor) -> str | None:
-    """What kept all other ops from being taken, whatever the user asked for; None if that is not seen."""
+def _declined(call: _Call, scores: torch.Tensor) -> Declined:
+    """With what kept all other ops from being taken, whatever the user asked for, if that is seen."""
     if scores.dim() < 4:
-        return f"inputs of {scores.dim()} dimensions, not 4"
+        dims = "give query, key and value four dimensions: [batch, heads, length, head dim]"
+        return Declined(f"{REASON}: inputs of {scores.dim()} dimensions, not 4", dims)
     if scores.device.type != "cpu":  # more than one op to refuse it
-        return None
+        return Declined(REASON, REMEDY)
     if call.has_dropout:
-        return "dropout on the CPU"
+        return Declined(f"{REASON}: dropout on the CPU", DROPOUT)
     of_query, of_value = call.head_dims
     if isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value:
-        return f"head dims differ (query {of_query}, value {of_value})"
+        differ = f"head dims differ (query {of_query}, value {of_value})"
+        return Declined(f"{REASON}: {differ}", "none needed: on a GPU another op takes such head dims")
     for name, x in (("query", call.query), ("value", call.value)):  # the key is transposed, perhaps back to what it was before
         stride = 1 if x is None or x.shape[-1] == 1 else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
-            return f"the last stride of the {name} is {stride}, not 1"
-    return None
+            strided = f"the last stride of the {name} is {stride}, not 1"
+            return Declined(f"{REASON}: {strided}", "make it contiguous in its last dimension")
+    return Declined(REASON, REMEDY)
 
 
 class _Call:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import fx
 
-from ..decision import ORIGIN
 from .stock_ops import TARGETS, arguments
 
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
@@ -17,18 +17,19 @@ _ROOT = re.compile(r"[LG]\['\w+'\](\.|$)")  # Dynamo's name of the variable that
 _TORCH = str(Path(torch.__file__).parent)
 
 
-def mark_origin(node: fx.Node) -> None:
-    """Puts into the node's meta the source line and the module of the call of attention that it belongs to."""
+class Origin(NamedTuple):
+    """Of a call of attention: its source line and module, as a decision has them, and the user's stack."""
+
+    source: str | None = None
+    module: str = ""
+    stack: str = "(no stack trace was recorded)"
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """Of the call that the node belongs to."""
     nodes = list(_of_one_call(node))
-    node.meta[ORIGIN] = {
-        "source": next(filter(None, map(_source, nodes)), None),
-        "module": next(filter(None, map(_module, nodes)), ""),
-    }
-
-
-def stack_of(node: fx.Node) -> str:
-    """The user's stack at the call."""
-    return next((n.stack_trace for n in _of_one_call(node) if n.stack_trace), "(no stack trace was recorded)")
+    found = (next(filter(None, map(of, nodes)), None) for of in (_source, _module, lambda node: node.stack_trace))
+    return Origin(**{name: value for name, value in zip(Origin._fields, found, strict=True) if value})
 
 
 def _of_one_call(node: fx.Node) -> Iterator[fx.Node]:

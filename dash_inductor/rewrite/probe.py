@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import emulation
+from ..decision import Declined
 from ..reference import LOG2E
 from .stock_ops import CUDNN, EFFICIENT, SdpaBackward
 
@@ -27,6 +28,7 @@ ALLOWED = 0.01  # by which a logsumexp in fp32 may be off; another base, or a ke
 # Kinds of attention, each of which is tried by itself: an op need not have all. CAUSAL is of equal lengths and TOP_LEFT of others,
 # MASKED is by a tensor, with rows that see no key.
 FULL, CAUSAL, TOP_LEFT, MASKED = KINDS = ("full", "causal", "top_left", "masked")
+REPORT = "report it to dash_inductor with your versions, and take flash attention until then (sdpa_kernel)"
 FORWARDS = {
     str(EFFICIENT): aten._scaled_dot_product_efficient_attention.default,
     str(CUDNN): aten._scaled_dot_product_cudnn_attention.default,
@@ -42,9 +44,10 @@ def kind_of(stock: SdpaBackward) -> str:
     return CAUSAL if stock.query.meta["val"].shape[2] == stock.key.meta["val"].shape[2] else TOP_LEFT
 
 
-def why_distrusted(stock: SdpaBackward) -> str | None:
+def why_distrusted(stock: SdpaBackward) -> Declined | None:
     """What was seen of the op's forward that our backward cannot take; None where all is well, or where there is no such device."""
-    return _probed(*_question(stock)) if str(stock.op) in FORWARDS else None
+    seen = _probed(*_question(stock)) if str(stock.op) in FORWARDS else None
+    return seen and Declined(seen, REPORT)
 
 
 def line_at_load(stock: SdpaBackward) -> str | None:

@@ -1,5 +1,7 @@
-"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op. What differs between those of SDPA
-ends here."""
+"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op.
+
+Normalises SDPA's four backward ops into one record.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,16 @@ JAGGED = (
     aten._efficient_attention_backward.default,
     aten._cudnn_attention_backward.default,
 )
-# Matched only to say why they stay.
+# Matched only to say why they stay: the reason, and the remedy.
 UNSUPPORTED = {
-    aten._scaled_dot_product_fused_attention_overrideable_backward.default: "the op of another backend is not rewritten",
-    **dict.fromkeys(JAGGED, "jagged tensors are not rewritten"),
+    aten._scaled_dot_product_fused_attention_overrideable_backward.default: (
+        "the op of another backend is not rewritten",
+        "take flash or memory-efficient attention (torch.nn.attention.sdpa_kernel)",
+    ),
+    **dict.fromkeys(
+        JAGGED,
+        ("jagged tensors are not rewritten", "use torch.nn.attention.varlen.varlen_attn, which takes packed sequences"),
+    ),
 }
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 assert varlen  # importing it registers the op

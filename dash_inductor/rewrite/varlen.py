@@ -1,4 +1,4 @@
-"""Finds backwards of `varlen_attn` in a joint graph, and turns each into FlexAttention's, or says why not.
+"""Turns backwards of `varlen_attn` in a joint graph into FlexAttention's.
 
 Packed sequences are one batch element, in which a query sees an interval of the keys: what its own sequence, the diagonal and the
 window leave. So the mask is two numbers for each query, and the blocks of the mask come from bounds of these.
@@ -16,80 +16,79 @@ import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, register_graph_pattern
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, varlen
 
-from ..config import Config, current
-from ..decision import CUDNN
+from ..config import Config
+from ..decision import Declined
 from ..devices.target import target_of
-from ..hooks.cache_key import key
-from ..op import MASK_NAME
+from ..op import MARK, Mark
 from ..problem import BLOCK_MASK, Problem
-from ..resolve import mask_block, resolve
-from .declined import DECIDED_UNDER, leave, why_no_target
+from ..resolve import Resolution, mask_block, resolve
+from .declined import why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
 from .nodes import call, value_of
-from .origin import mark_origin
-from .sdpa import patterns
-from .stock_ops import VARLEN, arguments
+from .origin import origin_of
+from .sdpa import SCALE
+from .stock_ops import arguments
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
 Window = tuple[int | None, int | None]  # how far before and behind its own place a query sees; None: all
 
 
-@register_graph_pattern(CallFunctionVarArgs([VARLEN]), pass_dict=patterns)
-def rewrite(match: Match, *args: Any, **kwargs: Any) -> None:
-    """Replaces a node of the stock op by FlexAttention's, or marks it with the reason why not."""
-    node, settings, graph = match.output_node(), current(), match.graph
-    try:
-        problem, window = rewriting_of(node, settings)
-    except ValueError as reason:
-        leave(node, str(reason), settings)
-        return
-    assert problem.block_size
+def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
+    """Puts FlexAttention's node in the place of the stock op's; returns the nodes that are obsolete. Raises as `rewriting_of`."""
+    (resolution, window), graph = rewriting_of(node, settings), node.graph
+    assert resolution.problem.block_size
     named = arguments(node)
+    mark = Mark(resolution, str(node.target), "varlen", *origin_of(node)[:2])
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
     gradients = [_one_batch(x) for x in node.meta["val"]]
+    users = list(node.users)
     with graph.inserting_before(node):
         inputs = [named[name] for name in ("query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k")]
-        *tensors, first, last, matrix = _traced(graph, functools.partial(_of_one_batch, window, problem.block_size), inputs)
-        mask = MaskFunction(_in_interval(), (first, last))
-        new = flex_backward(graph, problem, mask, tensors, gradients, str(node.target), matrix)
-        mark_origin(node)
-        new.meta = {**node.meta, **new.meta, MASK_NAME: "varlen", DECIDED_UNDER: key()}
-        for gradient in list(node.users):
-            of_one_batch = call(graph, operator.getitem, new, gradient.args[1])
-            (packed,) = _traced(graph, lambda x: [x.squeeze(0).permute(1, 0, 2)], [of_one_batch])
+        of_one_batch = functools.partial(_of_one_batch, window, resolution.problem.block_size)
+        *tensors, first, last, matrix = _traced(graph, of_one_batch, inputs)
+        new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, gradients, mark, matrix)
+        new.meta = {**node.meta, **new.meta}
+        for gradient in users:
+            unpacked = call(graph, operator.getitem, new, gradient.args[1])
+            (packed,) = _traced(graph, lambda x: [x.squeeze(0).permute(1, 0, 2)], [unpacked])
             gradient.replace_all_uses_with(packed)
-            graph.erase_node(gradient)
-    graph.erase_node(node)
+    return [*users, node]
 
 
-def rewriting_of(node: fx.Node, settings: Config) -> tuple[Problem, Window]:
-    """The problem of a node, and its window. Comparisons of symbolic sizes guard: the answer holds for all shapes.
+def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
+    """What a node gets, and its window. Comparisons of symbolic sizes guard: the answer holds for all shapes.
 
     Raises:
-        ValueError: with the reason why it keeps the stock kernel.
+        Declined: it keeps the stock kernel.
     """
     named = arguments(node)
     query, key, value, cu_q, cu_k = (value_of(named[name]) for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k"))
-    if reason := why_no_target(query.device):
-        raise ValueError(reason)
+    if declined := why_no_target(query.device):
+        raise declined
     if not _takes_flash(named):
-        raise ValueError(f"{CUDNN}, which is not rewritten")
+        raise Declined(
+            "varlen_attn takes cuDNN, which is not rewritten",
+            "call it under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION); torch 2.14, which does not look at that, "
+            "takes flash attention for a window_size as long as the sequences",
+            stock_differs=True,
+        )
     if not isinstance(named["scale"], (float, int, type(None))):
-        raise ValueError("a scale that is not a constant")
+        raise Declined(*SCALE)
     if cu_q.dtype != torch.int32 or cu_k.dtype != torch.int32 or cu_q.shape != cu_k.shape or cu_q.shape[0] < 2:
         offsets = " and ".join(f"{x.dtype} {list(x.shape)}" for x in (cu_q, cu_k))
-        raise ValueError(f"offsets cu_seq_q and cu_seq_k of {offsets} are none of flash attention's")
+        raise Declined(
+            f"offsets cu_seq_q and cu_seq_k of {offsets} are none of flash attention's",
+            "give offsets as int32 tensors of one shape, [sequences + 1]",
+        )
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target))
-    resolve(problem, settings, target)
-    return problem, _window(named)
+    return resolve(problem, settings, target), _window(named)
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:
@@ -113,9 +112,11 @@ def _window(named: dict[str, Any]) -> Window:
         right = 0
     max_q, max_k = value_of(named["max_q"]), value_of(named["max_k"])
     if 0 <= left < max_k and not 0 <= right < max_k and max_q > max_k:
-        raise ValueError("a window to the left alone, and more queries than keys: flash attention then ends it on the right too")
+        reason = "a window to the left alone, and more queries than keys: flash attention then ends it on the right too"
+        raise Declined(reason, "give both sides of window_size")
     if right >= 0 and max_k <= right < max_q:
-        raise ValueError("a window to the right of all keys, and more queries than that: flash attention then has none")
+        reason = "a window to the right of all keys, and more queries than that: flash attention then has none"
+        raise Declined(reason, "give window_size a right side of -1, or of less than the keys")
     before, behind = (None if size < 0 else min(size, LARGEST) for size in (left, right))
     return before, behind
 

@@ -1,0 +1,57 @@
+"""The attentions of a joint graph: each becomes kernels of ours, or keeps its stock kernel and says why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import fx
+
+from ..config import Config
+from ..decision import Declined
+from ..op import FLEX_BACKWARD, MARK
+from . import flex, sdpa, varlen
+from .declined import InternalError, is_noted, leave
+from .math_path import leave_math_paths
+from .stock_ops import SDPA_TARGETS, VARLEN
+from .undo import whole_or_not_at_all
+
+# By stock backward. Each changes the graph around a node, and returns the nodes that are obsolete, users before what they use.
+REWRITERS: dict[Any, Callable[[fx.Node, Config], list[fx.Node]]] = {
+    **dict.fromkeys(SDPA_TARGETS, sdpa.rewrite),
+    FLEX_BACKWARD: flex.rewrite,
+    VARLEN: varlen.rewrite,
+}
+
+
+def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) -> int:
+    """Decides on every attention of a graph that is not decided on yet; returns how many it has met. refused: why all are declined.
+
+    Raises:
+        UnsupportedAttentionError: one is declined, under on_unsupported="error".
+    """
+    met = [node for node in graph.nodes if node.op == "call_function" and node.target in REWRITERS and not is_noted(node)]
+    for node in reversed(met):
+        declined = refused or _rewrite(node, settings)
+        if declined is not None:
+            leave(node, declined, settings)
+    return len(met) + leave_math_paths(graph, settings)
+
+
+def _rewrite(node: fx.Node, settings: Config) -> Declined | None:
+    """Rewrites one attention; returns why it is declined, None where it is not."""
+    try:
+        with whole_or_not_at_all(node):
+            obsolete = REWRITERS[node.target](node, settings)
+    except Declined as declined:
+        return declined
+    except Exception as bug:
+        return InternalError(bug)
+    for each in obsolete:
+        node.graph.erase_node(each)
+    return None
+
+
+def rewritten(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes of attentions that became ours."""
+    return [node for node in graph.nodes if (mark := node.meta.get(MARK)) is not None and mark.resolution is not None]
