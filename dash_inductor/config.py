@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 from .import_hook import forget_compiled
-from .schedule.families import FAMILIES, GUARANTEES, ROUND_ROBIN, SEARCHED
+from .schedule.families import FAMILIES, GUARANTEES, ROUND_ROBIN
 from .templates.tiles import Template
 
 PREFIX = "DASH_INDUCTOR"
@@ -15,7 +15,7 @@ TRITON, GLUON = "triton", "gluon"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),
     "guarantee": GUARANTEES,
-    "schedule": ("auto", *FAMILIES, *ROUND_ROBIN, SEARCHED),
+    "schedule": ("auto", *FAMILIES, *ROUND_ROBIN),
     "launch": ("grouped", "chained"),
     "template": ("auto", Template.ONE_PASS.value, Template.TWO_PASS.value),
     "kernel": (TRITON, GLUON),
@@ -30,7 +30,7 @@ class Config:
         enabled: False switches the package off altogether.
         on_unsupported: what happens at an attention that is not rewritten: keep the stock op silently, with a warning, or raise.
         guarantee: same bits for the same `run`, also on another SM count (`device`), also for another batch (`batch`).
-        schedule: a family to force, or `auto` for the cost model's choice. `searched` (list scheduling) is for static shapes.
+        schedule: a family to force, or `auto` for the cost model's choice.
         launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
         template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
         sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels.

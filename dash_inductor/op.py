@@ -1,15 +1,10 @@
 """The contracts of an attention backward: the op that SDPA becomes, its fake and its specification; and FlexAttention's HOP.
 
-    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, blocks=None, scale=None, stock=None) -> (dq, dk, dv)
+    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, scale=None, stock=None) -> (dq, dk, dv)
 
 query is [B, H, S_q, D]; key [B, H_kv, S_k, D] and value [B, H_kv, S_k, D_v] with H_kv dividing H; out and grad_out are
-[B, H, S_q, D_v]; logsumexp is the natural log, fp32 [B, H, S_q]. `mask` is full, causal or blocks; `scale` that of the scores,
+[B, H, S_q, D_v]; logsumexp is the natural log, fp32 [B, H, S_q]. `mask` is full or causal; `scale` that of the scores,
 None for 1 / sqrt(D). dq, dk, dv have the strides of `torch.empty_like`.
-
-`blocks` goes with mask="blocks" alone: bool [KV tiles, Q tiles], the same for all heads, true where all keys of the one and all
-queries of the other meet. Tiles are those of the device for the dtype and head dims (templates/tiles.py): block_n keys,
-block_m queries, the last ones cut off. Compiled, it must be a constant of the graph, such as `torch.tensor([[True, ...], ...])`
-in the compiled function, and shapes must be static.
 
 `stock` names the op that it stands for: what its gradients look like in memory, and what is recorded of it, follow from that, so
 that it is in the text of the graph, by which Inductor's caches know it.
@@ -45,27 +40,23 @@ from .devices.target import target_of
 from .problem import Problem
 from .reference import planned
 from .resolve import Resolution, resolve
-from .schedule import BLOCKS_MASK, MASKS, Blocks
+from .schedule import MASKS
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # dq, dk, dv
 
 _library = torch.library.Library("dash", "DEF")
 _library.define(
     "sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, *, "
-    "str mask, Tensor? blocks=None, float? scale=None, str? stock=None) -> (Tensor, Tensor, Tensor)",
+    "str mask, float? scale=None, str? stock=None) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 
-def check(tensors: Sequence[Tensor], mask: str, blocks: Tensor | None) -> None:
+def check(tensors: Sequence[Tensor], mask: str) -> None:
     """Raises ValueError, naming the argument, for what the op does not take; sizes may be symbolic."""
     grad_out, query, key, value, out, logsumexp = tensors
-    if mask not in (*MASKS, BLOCKS_MASK):
-        raise ValueError(f"mask={mask!r} is not one of {', '.join((*MASKS, BLOCKS_MASK))}")
-    if (mask == BLOCKS_MASK) != (blocks is not None):
-        raise ValueError(f"blocks must be {'a tensor' if blocks is None else 'None'} with mask={mask!r}")
-    if blocks is not None and (blocks.dtype != torch.bool or blocks.dim() != 2):
-        raise ValueError(f"blocks {tuple(blocks.shape)} is {blocks.dtype}, it must be torch.bool [KV tiles, Q tiles]")
+    if mask not in MASKS:
+        raise ValueError(f"mask={mask!r} is not one of {', '.join(MASKS)}")
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.dim() != 4 or any(size == 0 for size in x.shape):
             raise ValueError(f"{name} {tuple(x.shape)} is not [B, H, S, D] with at least one element")
@@ -85,34 +76,25 @@ def check(tensors: Sequence[Tensor], mask: str, blocks: Tensor | None) -> None:
             raise ValueError(f"{name} {tuple(x.shape)} must be {shape}, for query {tuple(query.shape)} and key {tuple(key.shape)}")
         if x.dtype != dtype or x.device != query.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}, it must be {dtype} on {query.device} like query")
-    if reason := Problem.of(query, key, value, mask=mask).why_not_taken():
-        raise ValueError(reason)
+    if declined := Problem.of(query, key, value, mask=mask).why_not_taken():
+        raise declined
 
 
-def sdpa_backward_fake(
-    *tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None, stock: str | None = None
-) -> Gradients:
+def sdpa_backward_fake(*tensors: Tensor, mask: str, scale: float | None = None, stock: str | None = None) -> Gradients:
     """Empty gradients; ValueError as `check`."""
-    check(tensors, mask, blocks)
+    check(tensors, mask)
     _, query, key, value, *_ = tensors
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def sdpa_backward_eager(
-    *tensors: Tensor, mask: str, blocks: Tensor | None = None, scale: float | None = None, stock: str | None = None
-) -> Gradients:
+def sdpa_backward_eager(*tensors: Tensor, mask: str, scale: float | None = None, stock: str | None = None) -> Gradients:
     """The gradients by the specification, under the settings in force; ValueError as `check` and `resolve`."""
-    check(tensors, mask, blocks)
+    check(tensors, mask)
     grad_out, query, key, value, out, logsumexp = tensors
     settings = current()
-    problem = Problem.of(query, key, value, mask=mask, scale=scale, blocks=None if blocks is None else blocks_of(blocks))
+    problem = Problem.of(query, key, value, mask=mask, scale=scale)
     plan, _ = resolve(problem, settings, target_of(query.device, settings)).schedule
     return planned(grad_out, query, key, value, out, logsumexp, plan, scale)
-
-
-def blocks_of(blocks: Tensor) -> Blocks:
-    """`blocks` as a geometry takes them."""
-    return tuple(map(tuple, blocks.tolist()))
 
 
 _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")

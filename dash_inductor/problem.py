@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .schedule import Blocks, TiledProblem
+from .decision import Declined
+from .schedule import TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
-from .templates.tiles import AnyTile, Tile, rows_of, why_head_dims
+from .templates.tiles import HALF, HEAD_DIMS, AnyTile, Tile, why_head_dims
 
 MAX_BLOCKS = 2**15  # blocks of Q that an entry of a row can name (templates/block_rows.py.jinja)
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
@@ -20,10 +21,10 @@ class Problem:
     """query is [batch, heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]; value, out and grad_out have value_dim in
     the place of head_dim.
 
-    mask: full, causal, blocks, which `blocks` then has, or block_mask, with `block_size` rows and keys to a block. dtype: bf16,
-    fp16, fp32, or torch's name of another. scale: of the scores, None for 1 / sqrt(head_dim). mods: of FlexAttention, how many
-    operations its functions do for an element of the scores; else None. value_dim: None for head_dim. All sizes but these two may
-    be torch.SymInt; comparisons of them guard.
+    mask: full, causal or block_mask, with `block_size` rows and keys to a block. dtype: bf16, fp16, fp32, or torch's name of
+    another. scale: of the scores, None for 1 / sqrt(head_dim). mods: of FlexAttention, how many operations its functions do for an
+    element of the scores; else None. value_dim: None for head_dim. All sizes but these two may be torch.SymInt; comparisons of them
+    guard.
     """
 
     mask: str
@@ -35,20 +36,20 @@ class Problem:
     head_dim: int
     dtype: str
     scale: float | None = None
-    blocks: Blocks | None = None
     block_size: tuple[int, int] | None = None
     mods: int | None = None
     value_dim: int | None = None
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:
-        """The problem of three tensors, real or fake; ValueError where they make no attention that is taken."""
+        """The problem of three tensors, real or fake; Declined where they make no attention that is taken."""
         if not query.dtype == key.dtype == value.dtype:
-            raise ValueError(f"dtypes differ: query {query.dtype}, key {key.dtype}, value {value.dtype}")
+            dtypes = f"query {query.dtype}, key {key.dtype}, value {value.dtype}"
+            raise Declined(f"dtypes differ: {dtypes}", "cast query, key and value to one dtype")
         if query.shape[3] != key.shape[3]:
-            raise ValueError(f"head dims differ: query {query.shape[3]}, key {key.shape[3]}")
+            raise Declined(f"head dims differ: query {query.shape[3]}, key {key.shape[3]}", HEAD_DIMS)
         if key.shape[1] != value.shape[1]:
-            raise ValueError(_uneven(query.shape[1], key.shape[1], value.shape[1]))
+            raise _uneven(query.shape[1], key.shape[1], value.shape[1])
         (batch, heads, q_len, head_dim), (kv_heads, kv_len) = query.shape, key.shape[1:3]
         others["value_dim"] = int(value.shape[3])
         return cls(mask, batch, heads, kv_heads, q_len, kv_len, int(head_dim), dtype_name(query.dtype), scale, **others)
@@ -80,42 +81,48 @@ class Problem:
 
     def tiled(self, tile: AnyTile) -> TiledProblem:
         """The problem in tiles, of known sizes."""
-        lengths, rows = (self.q_len, self.kv_len, self.kv_heads_total, self.group), rows_of(tile)
-        return TiledProblem(*lengths, rows.mean_dim, rows.block_m, rows.block_n, self.mask, self.blocks)
+        lengths = self.q_len, self.kv_len, self.kv_heads_total, self.group
+        return TiledProblem(*lengths, tile.mean_dim, tile.block_m, tile.block_n, self.mask)
 
-    def why_not_taken(self) -> str | None:
+    def why_not_taken(self) -> Declined | None:
         """The reason that lies in the attention itself, whatever the device and the settings; None if there is none."""
         if self.dtype not in DTYPES.values():
-            return f"dtype {self.dtype} is not one of {', '.join(DTYPES.values())}"
+            return Declined(f"dtype {self.dtype} is not one of {', '.join(DTYPES.values())}", HALF)
         if reason := why_head_dims(*self.head_dims):
-            return reason
+            return Declined(reason, HEAD_DIMS)
         if any(size == 0 for size in (self.batch, self.heads, self.q_len, self.kv_heads, self.kv_len)):
-            return "an empty tensor"
+            return Declined("an empty tensor", "none needed: there is nothing to compute")
         if self.heads % self.kv_heads != 0:
             return _uneven(self.heads, self.kv_heads, self.kv_heads)
         if self.mask == "causal" and self.q_len != self.kv_len:
-            return f"causal with S_q={self.q_len} and S_k={self.kv_len}"
+            as_mask = "give the mask as a boolean tensor made inside the compiled function, or use flex_attention"
+            return Declined(f"causal with S_q={self.q_len} and S_k={self.kv_len}", as_mask)
         return None
 
     def chains(self, tile: Tile) -> Any:
         """KV tiles of all kv heads."""
         return self.kv_heads_total * ((self.kv_len + tile.block_n - 1) // tile.block_n)
 
-    def why_no_blocks(self, tile: Tile) -> str | None:
+    def why_no_blocks(self, tile: Tile) -> Declined | None:
         """Why tiles do not fit the blocks of the mask; None if they do."""
         assert self.block_size
         (rows, keys), tiles = self.block_size, f"{tile.block_m} x {tile.block_n}"
         if rows % tile.block_m or keys % tile.block_n:
-            return f"BLOCK_SIZE ({rows}, {keys}) is no multiple of the tile's {tiles}"
+            whole = "make the BlockMask with BLOCK_SIZE=(128, 128)"
+            return Declined(f"BLOCK_SIZE ({rows}, {keys}) is no multiple of the tile's {tiles}", whole)
         if self.q_len > MAX_BLOCKS * rows or self.kv_len > MAX_N_KV * tile.block_n:
-            return f"lengths S_q={self.q_len}, S_k={self.kv_len} have too many blocks or tiles for a table entry"
+            return self._too_long("blocks or tiles")
         return None
 
-    def why_no_table(self, tile: Tile) -> str | None:
+    def why_no_table(self, tile: Tile) -> Declined | None:
         """Why no table of one pass holds the tiles; None if one does."""
         if self.q_len > MAX_N_Q * tile.block_m or self.kv_len > MAX_N_KV * tile.block_n:
-            return f"lengths S_q={self.q_len}, S_k={self.kv_len} have too many tiles for a table entry"
+            return self._too_long("tiles")
         return None
+
+    def _too_long(self, parts: str) -> Declined:
+        lengths = f"lengths S_q={self.q_len}, S_k={self.kv_len}"
+        return Declined(f"{lengths} have too many {parts} for a table entry", "use shorter sequences")
 
 
 def dtype_name(dtype: object) -> str:
@@ -123,5 +130,8 @@ def dtype_name(dtype: object) -> str:
     return DTYPES.get(str(dtype), str(dtype))
 
 
-def _uneven(heads: Any, key_heads: Any, value_heads: Any) -> str:
-    return f"kv heads ({key_heads}, {value_heads}) do not divide the query heads ({heads})"
+def _uneven(heads: Any, key_heads: Any, value_heads: Any) -> Declined:
+    return Declined(
+        f"kv heads ({key_heads}, {value_heads}) do not divide the query heads ({heads})",
+        "use as many kv heads as query heads, or a number that divides it, the same of key and value",
+    )

@@ -5,44 +5,65 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import Any
 
 from .config import GLUON, Config
+from .decision import Declined, LeftToStock
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
 from .devices.target import Target
 from .problem import BLOCK_MASK, Problem
-from .schedule import BLOCKS_MASK, MONOTONE, ROUND_ROBIN, SEARCHED, TWO_PASS, Costs, Plan, TwoPass
+from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
 from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
 from .schedule.costs import FLOP_PER_ELEMENT, two_pass_margin
-from .schedule.families import may_round_robin, why_guarantee_too_weak, why_impossible
+from .schedule.families import may_round_robin, why_impossible
 from .schedule.formulas.chained import chained_plan, chained_time
 from .schedule.packing import why_no_round_robin
-from .schedule.searched import searched_plan
 from .templates import tiles
-from .templates.tiles import ONE_PASS_HEAD_DIM, AnyTile, EitherTile, Template, Tile, TwoPassTile
+from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Template, Tile, TwoPassTile
 
 # What an operation of FlexAttention's functions costs, in FLOP of the kernel's matmuls: an SM does 128 of them in a clock, its
-# tensor cores 4,096 FLOP, of which the kernel gets about 0.4. A proxy, of which nothing has been measured: by it a step of the
-# kernels in docs/kernel.md takes 32 % less to 48 % more cycles than by their replay.
+# tensor cores 4,096 FLOP, of which the kernel gets about 0.4. Unmeasured proxy; error against the replay -32 % to +48 %.
 MOD_FLOP = 13
+FP32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Resolution:
     """What an attention gets on a device under settings.
 
-    tile: that of the template, or of both where sizes known at run time decide.
+    one_pass, two_pass: the tiles of the templates that it takes, None for one that it does not; both where sizes known at run time
+        decide.
     costs: those of one pass, with two_pass in them where sizes decide; None under two passes.
-    choice: of a grouped launch of one pass, for sizes that are known and masks that have formulas.
+    choice: of a grouped launch of one pass, for sizes that are known.
     """
 
     problem: Problem
     settings: Config
     target: Target
-    template: Template
-    tile: AnyTile
+    one_pass: Tile | None
+    two_pass: TwoPassTile | None
     costs: Costs | None = None
     choice: ScheduleChoice | None = None
+
+    @property
+    def template(self) -> Template:
+        """One pass, two, or by size."""
+        if self.two_pass is None:
+            return Template.ONE_PASS
+        return Template.TWO_PASS if self.one_pass is None else Template.BY_SIZE
+
+    @property
+    def tile(self) -> AnyTile:
+        """The tile of one pass if there is one: that of two has the same block_m, to which delta and logsumexp are padded."""
+        tile = self.one_pass or self.two_pass
+        assert tile
+        return tile
+
+    @property
+    def tile_text(self) -> str:
+        """As a decision has it."""
+        return " or ".join(str(tile) for tile in (self.one_pass, self.two_pass) if tile)
 
     @property
     def chained(self) -> bool:
@@ -60,8 +81,6 @@ class Resolution:
             return "descending"
         if forced == "auto" and self.chained:
             return "ascending" if self.problem.mask == "full" else "descending"
-        if forced == "auto" and self.problem.mask == BLOCKS_MASK:
-            return SEARCHED if self.settings.guarantee == "run" else "descending"
         return forced
 
     @property
@@ -70,58 +89,76 @@ class Resolution:
         return not self.chained and may_round_robin(self.settings.guarantee, self.settings.schedule)
 
     @property
-    def two_pass(self) -> TwoPass:
+    def two_pass_costs(self) -> TwoPass:
         """What two passes cost on the target."""
-        assert not isinstance(self.tile, Tile)
-        return _two_pass_costs(self.target, self.tile.two_pass if isinstance(self.tile, EitherTile) else self.tile)
+        assert self.two_pass
+        return _two_pass_costs(self.target, self.two_pass)
 
     @cached_property
     def schedule(self) -> tuple[Plan, int | None]:
         """(The order placed for all heads, its time in ns or None where the cost model has none), for sizes that are known."""
         tiled = self.problem.tiled(self.tile)
-        if self.template == Template.TWO_PASS:
-            return two_pass_plan(tiled, self.two_pass), two_pass_ns(tiled, self.two_pass)
+        if self.one_pass is None:
+            return two_pass_plan(tiled, self.two_pass_costs), two_pass_ns(tiled, self.two_pass_costs)
         assert self.costs
         if self.chained:
-            time_ns = None if tiled.blocks else chained_time(tiled, self.costs, self.family)
-            return chained_plan(tiled.geometry, self.family, tiled.kv_heads_total, tiled.group), time_ns
-        if self.choice:
-            return self.choice.plan(), self.choice.time_ns
-        return searched_plan(tiled, self.costs, self.family)
+            plan = chained_plan(tiled.geometry, self.family, tiled.kv_heads_total, tiled.group)
+            return plan, chained_time(tiled, self.costs, self.family)
+        assert self.choice
+        return self.choice.plan(), self.choice.time_ns
+
+    def workspace_bytes(self, q_tiles: Any, schedule_ints: Any) -> Any:
+        """Memory beside inputs and outputs, for so many Q tiles of all query heads and ints of the schedule; sizes may be symbolic.
+
+        fp32 delta and logsumexp of each row. Of one pass also fp32 dq, a semaphore for each Q tile, the ticket and a dummy.
+        """
+        block_m, of_delta_and_lse = self.tile.block_m, 2
+        if self.one_pass is None:
+            return FP32_BYTES * q_tiles * block_m * of_delta_and_lse
+        return FP32_BYTES * (q_tiles * (block_m * (self.one_pass.block_d + of_delta_and_lse) + 1) + 2 + schedule_ints)
 
 
 def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     """The template, tile and schedule of an attention, a pure function of its arguments and the target's cost file.
 
     Raises:
-        ValueError: with the reason why the attention is left to its stock kernel.
+        Declined: the attention is left to its stock kernel.
     """
-    if reason := problem.why_not_taken():
-        raise ValueError(reason)
+    if declined := problem.why_not_taken():
+        raise declined
     template = template_for(problem, settings, target)
-    arguments = target.arch, problem.dtype, *problem.head_dims
-    one_pass = (tiles.gluon_tile if settings.kernel == GLUON else tiles.tile)(*arguments) if template != Template.TWO_PASS else None
-    two_pass = tiles.two_pass_tile(*arguments) if template != Template.ONE_PASS else None
+    try:
+        one_pass, two_pass = _tiles(template, problem, settings, target)
+    except NoTile as no_tile:
+        raise Declined(str(no_tile), no_tile.remedy) from None
     if one_pass is None:
-        assert two_pass
-        return Resolution(problem, settings, target, template, two_pass)
-    if reason := problem.why_no_table(one_pass):
-        raise ValueError(reason)
-    if problem.mask == BLOCK_MASK and (reason := problem.why_no_blocks(one_pass)):
-        raise ValueError(reason)
+        return Resolution(problem, settings, target, None, two_pass)
+    if declined := problem.why_no_table(one_pass):
+        raise declined
+    if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(one_pass)):
+        raise declined
     costs = _costs(target, one_pass, two_pass)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     asked = settings.template != "auto" or settings.schedule != "auto"
     if problem.mods is not None and settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
-        _require_chains(problem, one_pass, costs, _two_pass_costs(target, tiles.two_pass_tile(*arguments)))
-    either: AnyTile = EitherTile(one_pass, two_pass) if two_pass else one_pass
-    resolution = Resolution(problem, settings, target, template, either, costs)
+        _require_chains(problem, one_pass, costs, _two_pass_costs(target, _two_pass_tile(problem, target)))
+    resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
     if reason := _why_no_schedule(resolution):
-        raise ValueError(reason)
+        raise Declined(reason, DEFAULTS)
     if not problem.is_static or problem.mask == BLOCK_MASK:
         return resolution
-    return _decided(resolution, one_pass, two_pass)
+    return _with_schedule(resolution, one_pass)
+
+
+def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
+    find = tiles.gluon_tile if settings.kernel == GLUON else tiles.tile
+    one_pass = None if template == Template.TWO_PASS else find(target.arch, problem.dtype, *problem.head_dims)
+    return one_pass, None if template == Template.ONE_PASS else _two_pass_tile(problem, target)
+
+
+def _two_pass_tile(problem: Problem, target: Target) -> TwoPassTile:
+    return tiles.two_pass_tile(target.arch, problem.dtype, *problem.head_dims)
 
 
 def mask_block(target: Target) -> tuple[int, int]:
@@ -130,25 +167,23 @@ def mask_block(target: Target) -> tuple[int, int]:
 
 
 def template_for(problem: Problem, settings: Config, target: Target) -> Template:
-    """One pass, two, or by size; ValueError where the settings cannot be met.
+    """One pass, two, or by size; Declined where the settings cannot be met.
 
     Bits differ between the two. So sizes and the number of SMs decide under the guarantee `run` alone, for graphs of one shape as
     for graphs of any; under `device` and `batch` settings and compile-time facts do.
     """
-    mask, most = problem.mask, max(problem.head_dims)
-    if problem.mods is not None or mask == BLOCK_MASK:
+    if problem.mods is not None or problem.mask == BLOCK_MASK:
         return _template_of_flex(problem, settings)
-    if settings.template == Template.TWO_PASS and mask == BLOCKS_MASK:
-        raise ValueError(f"template='two_pass' takes no mask={mask!r}")
     if settings.kernel == GLUON:
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
         return Template.TWO_PASS
     asked = [name for name in ("template", "schedule") if getattr(settings, name) != "auto"]  # schedules are of one pass
-    if most > ONE_PASS_HEAD_DIM and (asked or mask == BLOCKS_MASK):
-        by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked) or f"mask={mask!r}"
-        raise ValueError(f"{_too_large(problem)}, which {by} asks for")
-    if asked or mask == BLOCKS_MASK:
+    most = max(problem.head_dims)
+    if asked:
+        if most > ONE_PASS_HEAD_DIM:
+            by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked)
+            raise Declined(f"{_too_large(problem)}, which {by} asks for", f"{DEFAULTS}: two passes take such head dims")
         return Template.ONE_PASS
     if most > ONE_PASS_HEAD_DIM:
         return Template.TWO_PASS
@@ -159,14 +194,17 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
 
 
 def _template_of_flex(problem: Problem, settings: Config) -> Template:
-    """One pass, which alone takes functions of positions; ValueError where settings or head dim ask for another template."""
+    """One pass, which alone takes functions of positions; Declined where settings or head dim ask for another template."""
     for name, other in (("template", Template.TWO_PASS.value), ("kernel", GLUON)):
         if getattr(settings, name) == other:
-            raise ValueError(f"{name}={other!r} takes no {'mask but full and causal' if problem.mods is None else 'FlexAttention'}")
+            others = "mask but full and causal" if problem.mods is None else "FlexAttention"
+            raise Declined(f"{name}={other!r} takes no {others}", DEFAULTS)
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
-        raise ValueError(f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order")
+        reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
+        raise Declined(reason, DEFAULTS)
     if max(problem.head_dims) > ONE_PASS_HEAD_DIM:
-        raise ValueError(_too_large(problem))
+        others = "under this mask head dims up to 128 are taken: use more heads, or is_causal or no mask, which take 256"
+        raise Declined(_too_large(problem), others)
     return Template.ONE_PASS
 
 
@@ -174,12 +212,8 @@ def _too_large(problem: Problem) -> str:
     return f"head dim {tiles.dims_text(*problem.head_dims)} is more than the {ONE_PASS_HEAD_DIM} of one pass"
 
 
-class StockIsFaster(ValueError):
-    """The stock kernel is deterministic as well, and expected to be faster."""
-
-
 def _require_chains(problem: Problem, tile: Tile, costs: Costs, two_pass: TwoPass) -> None:
-    """Raises StockIsFaster where one pass has too few chains to fill the device, and two passes, as stock makes them, finish first.
+    """Raises LeftToStock where one pass has too few chains to fill the device, and two passes, as stock makes them, finish first.
 
     Two passes cost more for an element of the scores, in which the functions of the attention count twice, and fill the device
     from a few chains on: so much fewer workers may one pass keep busy. The mask is not known here, and divides both times.
@@ -189,9 +223,10 @@ def _require_chains(problem: Problem, tile: Tile, costs: Costs, two_pass: TwoPas
     two_ns = two_pass.kv_step_ns / (two_pass.block_m * two_pass.kv_rows) + two_pass.q_step_ns / (two_pass.q_rows * two_pass.block_n)
     least = math.ceil(costs.workers * one_ns / (two_ns + 2 * one_ns * share / (1 + share)))
     if problem.chains(tile) < least:
-        raise StockIsFaster(
+        raise LeftToStock(
             f"{problem.chains(tile)} KV tiles over all kv heads are fewer than the {least} from which one pass fills the device: "
-            "stock's two passes, which are deterministic too, are faster"
+            "stock's two passes, which are deterministic too, are faster",
+            "none needed: template='one_pass' takes ours all the same",
         )
 
 
@@ -202,42 +237,28 @@ def _share_of_mods(problem: Problem, tile: Tile) -> float:
 
 def _why_no_schedule(resolution: Resolution) -> str | None:
     """Why one pass has no schedule for what is asked; None if it has one."""
-    problem, settings, family = resolution.problem, resolution.settings, resolution.family
+    problem, settings = resolution.problem, resolution.settings
     if problem.mask == BLOCK_MASK:
         return None
     if settings.kernel == GLUON and resolution.may_round_robin:
         reason = f"with guarantee {settings.guarantee!r} and schedule {settings.schedule!r} there may be one"
         return f"the Gluon kernel takes no round robin, and {reason}: force a family, or guarantee device or batch"
-    if SEARCHED not in (family, settings.schedule) and problem.mask != BLOCKS_MASK:
-        return why_impossible(problem.mask, settings.guarantee, settings.schedule)
-    if not problem.is_static:
-        sizes = f"B={problem.batch}, H={problem.heads}/{problem.kv_heads}, S_q={problem.q_len}, S_k={problem.kv_len}"
-        return f"family {family!r} is made for static shapes (dynamic=False), not for {sizes}"
-    if family not in (*MONOTONE, SEARCHED):
-        return f"family {family!r} does not serve every mask: use ascending, descending or searched"
-    return why_guarantee_too_weak(settings.guarantee, family)
+    return why_impossible(problem.mask, settings.guarantee, settings.schedule)
 
 
-def _decided(resolution: Resolution, one_pass: Tile, two_pass: TwoPassTile | None) -> Resolution:
+def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
     """One pass or two, and the choice of a schedule, for sizes that are known."""
-    problem, settings, costs = resolution.problem, resolution.settings, resolution.costs
+    settings, costs, tiled = resolution.settings, resolution.costs, resolution.problem.tiled(one_pass)
     assert costs
-    tiled = problem.tiled(one_pass)
-    in_one_pass = replace(resolution, template=Template.ONE_PASS, tile=one_pass)
+    choice = None
     if resolution.chained:
         takes_two = choose_chained(tiled, costs, resolution.family) == TWO_PASS
-    elif resolution.family == SEARCHED or problem.blocks is not None:
-        return in_one_pass
     else:
         choice = choose(tiled, costs, settings.guarantee, settings.schedule)
         takes_two = choice.family == TWO_PASS
-        in_one_pass = replace(in_one_pass, choice=choice)
         if choice.family in ROUND_ROBIN and (reason := why_no_round_robin(tiled.geometry, choice.family)):
-            raise ValueError(reason)
-    if not takes_two:
-        return in_one_pass
-    assert two_pass
-    return replace(in_one_pass, template=Template.TWO_PASS, tile=two_pass)
+            raise Declined(reason, DEFAULTS)
+    return replace(resolution, choice=choice, **{"one_pass": None} if takes_two else {"two_pass": None})
 
 
 @cache

@@ -18,17 +18,17 @@ Visited = Callable[[sympy.Expr, sympy.Expr, sympy.Expr], OpsValue]
 
 def scaled_dq(
     scratch: TensorBox,
-    visited: Visited | None,
     block_m: int,
     place: Callable[[sympy.Expr, sympy.Expr], list[sympy.Expr]],
     size: Sequence[sympy.Expr],
     dtype: torch.dtype,
     scale: float,
+    visited: Visited | None = None,
 ) -> TensorBox:
     """scale * scratch in `dtype`, [B, H, S_q, D] = `size`; scratch is [B * H, Q tiles, ...], `place(m, d)` the rest of the index.
 
-    0 where `visited` says that nothing was written. By index and not by views, which would guard on whether there is one Q tile
-    or more.
+    0 where `visited` says that nothing was written; all was where it is None. By index and not by views, which would guard on
+    whether there is one Q tile or more.
     """
     load = scratch.make_loader()
 

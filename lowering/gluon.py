@@ -35,8 +35,7 @@ def launch(*arguments: Any) -> None:
 
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
     padded to whole Q tiles with -inf and 0; table int32, of heads that stay whole; dq fp32 [B * H, Q tiles, elements of a Q tile],
-    each tile in accumulator order, not scaled and not written where no KV tile sees the Q tile. `cooperative` if the CTAs must be
-    resident together.
+    each tile in accumulator order, not scaled. `cooperative` if the CTAs must be resident together.
 
     Raises:
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
@@ -78,6 +77,6 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
         inputs.scale,
     )
     place = in_accumulator_order(tile)
-    dq = scaled_dq(scratch, table.visited, tile.block_m, place, inputs.query.get_size(), dtype, inputs.scale)
+    dq = scaled_dq(scratch, tile.block_m, place, inputs.query.get_size(), dtype, inputs.scale)
     ints = inputs.query_heads_total * inputs.n_q * (tile_elements + 1) + 2 + table.table_ints
     return kernels.Gradients(dq, dk, dv, ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})

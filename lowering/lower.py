@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import operator
-from typing import Any
-
 import sympy
 import torch
-from torch._inductor.freezing_utils import is_frozen_param
 from torch._inductor.ir import IRNode, TensorBox
 from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.config import GLUON, current
 from dash_inductor.decision import Decision, size_text, sizes_in_text
 from dash_inductor.devices.target import target_of
-from dash_inductor.op import MASK_NAME, SDPA_BACKWARD, blocks_of
+from dash_inductor.op import MASK_NAME, SDPA_BACKWARD
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import Resolution, resolve
 from dash_inductor.templates.tiles import Template, rows_of
@@ -38,14 +33,12 @@ def lower(
     logsumexp: IRNode,
     *,
     mask: str,
-    blocks: TensorBox | None = None,
     scale: float | None = None,
     stock: str | None = None,
 ) -> tuple[TensorBox, TensorBox, TensorBox]:
     """dq, dk, dv; ValueError where the settings in force give the attention no kernel."""
     settings = current()
-    rows = None if blocks is None else blocks_of(_constant_of_graph("blocks"))
-    problem = Problem.of(*traced_gradients(), mask=mask, scale=scale, blocks=rows)
+    problem = Problem.of(*traced_gradients(), mask=mask, scale=scale)
     resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
 
     query, key, value, grad_out, out = (with_aligned_rows(x) for x in (query, key, value, grad_out, out))
@@ -101,19 +94,3 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, stock: str | None) ->
         **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),
         **gradients.schedule,
     )
-
-
-def _constant_of_graph(name: str) -> torch.Tensor:
-    """The value of a tensor argument of the node that is lowered; ValueError unless it stands in the graph itself."""
-    node: Any = V.graph.current_node.kwargs[name]
-    if node.target is torch.ops.aten.lift_fresh_copy.default:
-        (node,) = node.args
-    value = None
-    if node.target is torch.ops.aten.full.default:  # what Inductor makes of equal elements
-        value = torch.full(*node.args)
-    elif node.op == "get_attr":
-        value = operator.attrgetter(node.target)(V.graph.module)
-    # A frozen parameter's value is not in the key of Inductor's cache.
-    if not isinstance(value, torch.Tensor) or isinstance(value, FakeTensor) or is_frozen_param(value):
-        raise ValueError(f"{name} must be a constant of the graph, such as torch.tensor([...]) in the compiled function")
-    return value

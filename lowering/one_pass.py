@@ -42,9 +42,7 @@ def gradients(inputs: Inputs, mods: Mods = NONE) -> kernels.Gradients:
     )
     if isinstance(inputs.resolution.tile, EitherTile):
         two_pass.into_buffers(inputs, inputs.resolution.tile, launched.scratch, launched.dk, launched.dv, table.is_two_pass)
-    return kernels.Gradients(
-        launched.dq(inputs, table.visited), launched.dk, launched.dv, launched.ints + table.table_ints, table.record
-    )
+    return kernels.Gradients(launched.dq(inputs), launched.dk, launched.dv, launched.ints + table.table_ints, table.record)
 
 
 def one_pass_tile(inputs: Inputs) -> Tile:
@@ -67,11 +65,11 @@ class Launched:
     dv: TensorBox
     ints: sympy.Expr | int
 
-    def dq(self, inputs: Inputs, visited: Visited | None) -> TensorBox:
-        """dq [B, H, S_q, D]; `visited` says whether anything was written to a Q tile."""
+    def dq(self, inputs: Inputs, visited: Visited | None = None) -> TensorBox:
+        """dq [B, H, S_q, D]; `visited` says whether anything was written to a Q tile, None if to each."""
         tile = one_pass_tile(inputs)
         size = inputs.query.get_size()
-        return scaled_dq(self.scratch, visited, tile.block_m, in_accumulator_order(tile), size, inputs.dtype, inputs.scale)
+        return scaled_dq(self.scratch, tile.block_m, in_accumulator_order(tile), size, inputs.dtype, inputs.scale, visited)
 
 
 def launch(

@@ -18,7 +18,6 @@ from dash_inductor.schedule.packing import FAMILY_CODES, most_ints, row_ints
 from dash_inductor.templates.tiles import Template, Tile
 
 from . import kernels
-from .dq import Visited
 from .header import add_to_header, root_graph
 from .inputs import Inputs
 
@@ -33,7 +32,6 @@ class KernelTable:
     """`table` is int32 [table_ints]; `workers` CTAs are launched.
 
     round_robin: whether the workers may have to write their rows themselves, into `row_ints` of int32.
-    visited: 0 for a Q tile that no KV tile sees: its part of dq is never written. None if there is none.
     is_two_pass: 1 for sizes that take two passes instead, else 0; then no worker is launched, and the table means nothing.
     record: what a `Decision` says of the schedule.
     """
@@ -43,7 +41,6 @@ class KernelTable:
     workers: sympy.Expr | int
     round_robin: bool = False
     row_ints: sympy.Expr | int = 0
-    visited: Visited | None = None
     is_two_pass: sympy.Expr | int = 0
     record: dict[str, object] = field(default_factory=dict)
 
@@ -57,13 +54,10 @@ def _constant_table(inputs: Inputs) -> KernelTable:
     resolution = inputs.resolution
     plan, time_ns = resolution.schedule
     ints = pack_plan(plan)
-    seen = [int(any(column)) for column in zip(*resolution.problem.blocks or (), strict=True)]
-    load = None if all(seen) else _constant(seen, inputs.device).make_loader()
     return KernelTable(
         table=_constant(ints, inputs.device),
         table_ints=len(ints),
         workers=plan.workers,
-        visited=None if load is None else lambda b, h, i: load([i]),
         round_robin=isinstance(plan, RoundRobinPlan),
         row_ints=row_ints(plan),
         record={

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import NamedTuple
 
 MAX_HEAD_DIM = 256
 LEAST_BLOCK_D = 16  # columns that a matmul takes
@@ -12,6 +11,11 @@ ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
 GLUON_HEAD_DIMS = (64, 128)
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
+# What a user can change where there is no tile.
+NVIDIA = "use an NVIDIA GPU of compute capability 8.0 to 10.3"
+DEFAULTS = "leave the settings template, schedule and kernel at their defaults"
+HEAD_DIMS = "use heads of 1 to 256 columns, the same of query and key"
+HALF = "compute attention in bf16 or fp16, for instance under torch.autocast"
 # How many matmuls of the next step (S, dP, dV) stand before the release of a step: 0, 1 or 3. To tune: it decides no bits.
 RELEASE_AFTER = 0
 
@@ -102,22 +106,15 @@ class TwoPassTile:
         return f"{self.block_m}x{self.kv_rows}x{dims} and {self.q_rows}x{self.block_n}x{dims}"
 
 
-class EitherTile(NamedTuple):
-    """Both tiles, where sizes decide which is taken."""
-
-    one_pass: Tile
-    two_pass: TwoPassTile
-
-    def __str__(self) -> str:
-        return f"{self.one_pass} or {self.two_pass}"
+AnyTile = Tile | TwoPassTile
 
 
-AnyTile = Tile | TwoPassTile | EitherTile
+class NoTile(ValueError):
+    """Why there is no tile for what is asked; `remedy` is what a user can change."""
 
-
-def rows_of(tile: AnyTile) -> Tile | TwoPassTile:
-    """The tile by whose block_m the rows of delta and logsumexp are padded: of two, either, since it is the same in both."""
-    return tile.one_pass if isinstance(tile, EitherTile) else tile
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(reason)
+        self.remedy = remedy
 
 
 # (arch, largest padded head dim) -> tile. Three stages: with two, the loads of a step are issued at the end of the step before it,
@@ -167,7 +164,7 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
     that of value, None for the same.
 
     Raises:
-        ValueError: with the reason, when there is none.
+        NoTile: there is none.
     """
     dims = _checked(arch, dtype, head_dim, value_dim, ONE_PASS_HEAD_DIM)
     block_d, block_dv = _columns(arch, *dims)
@@ -188,13 +185,13 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
 
 
 def tiles_of(arch: int | str) -> int:
-    """The architecture whose tiles an architecture takes, mostly its own; ValueError if there are none.
+    """The architecture whose tiles an architecture takes, mostly its own; NoTile if there are none.
 
     >>> tiles_of(90), tiles_of(89)
     (90, 80)
     """
     if arch not in _TILES_OF:
-        raise ValueError(f"no tile for sm_{arch} (there are tiles for {', '.join(f'sm_{a}' for a in _TILES_OF)})")
+        raise NoTile(f"no tile for sm_{arch} (there are tiles for {', '.join(f'sm_{a}' for a in _TILES_OF)})", NVIDIA)
     return _TILES_OF[int(arch)]
 
 
@@ -202,13 +199,13 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None
     """The tile of the Gluon kernel: twice as many rows of Q as one pass takes at head dim 64, which registers hold in two parts.
 
     Raises:
-        ValueError: with the reason, when there is none.
+        NoTile: there is none.
     """
     if arch != 90:
-        raise ValueError(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}")
+        raise NoTile(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}", DEFAULTS)
     if head_dim not in GLUON_HEAD_DIMS or value_dim not in (None, head_dim):
         dims = dims_text(head_dim, value_dim or head_dim)
-        raise ValueError(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {dims}")
+        raise NoTile(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {dims}", DEFAULTS)
     block_m = 128 if head_dim == 64 else 64
     # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
     return replace(
@@ -220,7 +217,7 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | N
     """The tile of two passes, as `tile`.
 
     Raises:
-        ValueError: with the reason, when there is none.
+        NoTile: there is none.
     """
     dims = _checked(arch, dtype, head_dim, value_dim, MAX_HEAD_DIM)
     block_d, block_dv = _columns(arch, *dims)
@@ -230,7 +227,7 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | N
         # Nothing waits, but sums still have several terms.
         return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=split, num_warps=4, block_dv=block_dv)
     if arch in _SMALL and most == 256:
-        raise ValueError(f"no tile for head dim {dims_text(*dims)} fits the shared memory of sm_{arch}")
+        raise NoTile(f"no tile for head dim {dims_text(*dims)} fits the shared memory of sm_{arch}", HEAD_DIMS)
     entry = _TWO_PASS_TILES[tiles_of(arch), max(64, most)]
     return replace(entry, block_d=block_d, block_dv=block_dv, split=entry.split and split, num_stages=_stages(entry, arch))
 
@@ -254,10 +251,10 @@ def _checked(arch: int | str, dtype: str, head_dim: int, value_dim: int | None, 
     """Both head dims."""
     dims = head_dim, head_dim if value_dim is None else value_dim
     if reason := why_head_dims(*dims, most):
-        raise ValueError(reason)
+        raise NoTile(reason, HEAD_DIMS)
     dtypes = (*HALF_DTYPES, "fp32") if arch == EMULATED else HALF_DTYPES
     if dtype not in dtypes:
-        raise ValueError(f"dtype {dtype} is not one of {', '.join(dtypes)}")
+        raise NoTile(f"dtype {dtype} is not one of {', '.join(dtypes)}", HALF)
     if arch != EMULATED:
         tiles_of(arch)
     return dims

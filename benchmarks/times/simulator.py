@@ -1,5 +1,5 @@
-"""How long schedules take: to build, place and simulate one of 262,144 tile steps (at most 0.5 s is aimed at), to search for one
-(at most 5 s), and the recursion that stands in for a simulation (at most 0.2 s, however many Q tiles).
+"""How long schedules take: to build, place and simulate one of 262,144 tile steps (at most 0.5 s is aimed at), and the
+recursion that stands in for a simulation (at most 0.2 s, however many Q tiles).
 
 python -m benchmarks.times.simulator
 """
@@ -22,8 +22,6 @@ from dash_inductor.schedule import (
     RoundRobinPlan,
     Shift,
     Symmetric,
-    make_order,
-    search_order,
     simulate,
 )
 from dash_inductor.schedule.formulas.chained import monotone_makespan
@@ -53,7 +51,6 @@ SHAPES: dict[str, tuple[Callable[[], Plan], dict[str, Any]]] = {
     "16 x 4 heads in groups, 64 x 64": (lambda: GroupedPlan(Ascending(full(64, 64), 64), 16, 2, 4), {}),
     "16 heads, causal, descending, mirrored": (lambda: GroupedPlan(Descending(causal(128, 2), 16, True), 16, 8), {}),
     "126 heads, causal, a ticket per chain": (lambda: GroupedPlan(Descending(causal(64), 64), 126, 126), {"resident": 132}),
-    "126 heads, causal, searched": (lambda: GroupedPlan(make_order("searched", causal(64), 64), 126, 2), {}),
     "8 heads, 181 x 181, shift, round robin": (lambda: RoundRobinPlan(Shift(full(181, 181), 132), 8, 132), {}),
     "1 head, 512 x 512, shift": (lambda: GroupedPlan(Shift(full(512, 512), 128), 1, 1), {}),
     "1 head, 724 x 724, causal, symmetric": (lambda: GroupedPlan(Symmetric(causal(724), 66), 1, 1), {}),
@@ -67,7 +64,6 @@ SHAPES: dict[str, tuple[Callable[[], Plan], dict[str, Any]]] = {
 
 LARGE = GroupedPlan(Ascending(full(65536, 128), 128), 16, 1)
 OTHERS: dict[str, Callable[[], object]] = {
-    "search: 128 chains, causal": lambda: search_order(causal(128, 2), 128, 1000, 750),
     "recursion: 16 heads, 65,536 x 128, ascending": lambda: monotone_makespan(LARGE, step_ns=1000, hop_ns=750),
 }
 

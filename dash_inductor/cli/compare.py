@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..schedule import FAMILIES, ROUND_ROBIN, SEARCHED, Geometry, make_order
+from ..schedule import FAMILIES, ROUND_ROBIN, Geometry, make_order
 from .arguments import add_json, at_least
 from .console import print_json, table
 from .simulate import COSTS, add_problem, bound, geometry_of, kv_heads, plan_of, run
@@ -56,7 +56,7 @@ def compare(args: argparse.Namespace, n_kv: int) -> dict[str, Any]:
     """Every family that serves the mask, each with its best number of roles."""
     geometry = geometry_of(args.mask, n_kv * args.ratio, n_kv)
     families: dict[str, dict[str, int]] = {}
-    for family in (*FAMILIES, *ROUND_ROBIN, SEARCHED):
+    for family in (*FAMILIES, *ROUND_ROBIN):
         plans = [plan_of(args, geometry, family, roles) for roles in roles_of(family, geometry, args.workers)]
         times = [
             {"makespan_ns": run(args, plan).makespan_ns, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}

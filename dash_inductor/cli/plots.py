@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..schedule import FAMILIES, ROUND_ROBIN, SEARCHED, Simulation
+from ..schedule import FAMILIES, ROUND_ROBIN, Simulation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 COMPUTE, REDUCE, WAIT, CRITICAL = "#4c78a8", "#f2a541", "#c9c9c9", "#c2185b"
 TOP, BOTTOM, STRIPE = -0.36, 0.22, 0.33  # of a row: its bars, and the critical path
 MOST_LABELLED_ROWS, LEAST_LABELLED_SHARE = 40, 0.01  # text needs rows that high, and steps that wide
-LINES = {"ascending": "#4c78a8", "descending": "#54a24b", "shift": "#f2a541", "symmetric": "#c2185b", "searched": "#333333"}
+LINES = {"ascending": "#4c78a8", "descending": "#54a24b", "shift": "#f2a541", "symmetric": "#c2185b"}
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -117,7 +117,7 @@ def over_bound(rows: Sequence[Mapping[str, Any]], *, title: str) -> Figure:
     """Time over the lower bound by the number of KV tiles, a line per family; the rows of the command `compare`."""
     figure = new_figure(9, 5.5)
     axes = figure.subplots()
-    for family in (*FAMILIES, *ROUND_ROBIN, SEARCHED):
+    for family in (*FAMILIES, *ROUND_ROBIN):
         served = [row for row in rows if family in row["families"]]
         ratios = [row["families"][family]["makespan_ns"] / row["lower_bound_ns"] for row in served]
         if served:

@@ -16,7 +16,6 @@ from ..schedule import (
     MASKS,
     MONOTONE,
     ROUND_ROBIN,
-    SEARCHED,
     Geometry,
     GroupedPlan,
     Plan,
@@ -25,7 +24,6 @@ from ..schedule import (
     make_order,
     place_heads,
     simulate,
-    slack,
 )
 from ..schedule.formulas import time_of
 from ..schedule.geometry import check_range
@@ -47,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_problem(parser)
     parser.add_argument("--q-tiles", required=True, type=at_least(1), metavar="N", help="Q tiles of a head")
     parser.add_argument("--kv-tiles", required=True, type=at_least(1), metavar="N", help="KV tiles of a head, each a chain")
-    families = (*FAMILIES, *ROUND_ROBIN, SEARCHED)
+    families = (*FAMILIES, *ROUND_ROBIN)
     parser.add_argument("--family", required=True, choices=families, metavar="FAMILY", help=f"of schedules: {', '.join(families)}")
     parser.add_argument(
         "--roles", required=True, type=at_least(1), metavar="A", help="workers that share a head; of a round robin, all that run"
@@ -138,8 +136,6 @@ def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: in
         roles,
         stride=stride,
         mirrored=family in MONOTONE and geometry.is_causal if mirrored is None else mirrored,
-        step_ns=pace(args).step_ns * args.kv_group,
-        hop_ns=pace(args).hop_ns,
     )
     return GroupedPlan.fit(order, heads, args.workers, args.kv_group)
 
@@ -178,7 +174,6 @@ def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
         "formula_ns": None if time is None else time.ns + extra_ns,
         "formula": None if time is None else "exact" if time.exact else "upper bound",
         "lower_bound_ns": bound(args, geometry),
-        "slack": min_slack(plan),
         "residency": simulation.residency,
         "steps": len(simulation.steps),
         "waits": len(simulation.waits),
@@ -187,12 +182,6 @@ def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
         "workers": [list(map(list, row)) for row in rows] + [[]] * (args.workers - plan.workers),
     }
     return figures, simulation
-
-
-def min_slack(plan: Plan) -> int | None:
-    """The least slack of the orders of all heads; None if nobody hands over to another."""
-    orders = dict.fromkeys(map(plan.order_of, range(plan.heads)))
-    return min((steps for steps in map(slack, orders) if steps is not None), default=None)
 
 
 def main(args: argparse.Namespace) -> int:

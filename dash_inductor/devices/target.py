@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .. import emulation
-from ..templates.tiles import EMULATED
+from ..decision import Declined
+from ..templates.tiles import EMULATED, NVIDIA, NoTile
 from . import key_for, stand_in
 
 if TYPE_CHECKING:
@@ -33,12 +34,15 @@ def target_of(device: torch.device, settings: Config) -> Target:
     """The target of a torch device.
 
     Raises:
-        ValueError: with the reason why nothing can be generated for it.
+        Declined: nothing can be generated for it.
     """
     key, arch, sms = _device(device, settings)
     reserved = reserved_sms(settings)
     if reserved >= sms:
-        raise ValueError(f"{reserved} SMs are reserved (sm_reserve, torch's SM carve-out), and the device has {sms}")
+        raise Declined(
+            f"{reserved} SMs are reserved (sm_reserve, torch's SM carve-out), and the device has {sms}",
+            "reserve fewer: sm_reserve, torch's SM carve-out",
+        )
     return Target(key, arch, sms - reserved, reserved)
 
 
@@ -76,9 +80,9 @@ def _device(device: torch.device, settings: Config) -> tuple[str, int | str, int
         emulated = emulation.settings()
         return EMULATED, EMULATED, settings.sms if emulated is None else emulated.sms
     if torch.version.hip is not None:
-        raise ValueError("ROCm is not supported")
+        raise Declined("ROCm is not supported", NVIDIA)
     if device.type != "cuda":
-        raise ValueError(f"device {device.type} is not supported")
+        raise Declined(f"device {device.type} is not supported", NVIDIA)
     properties = get_interface_for_device("cuda").Worker.get_device_properties(device)
     arch = properties.major * 10 + properties.minor
     return key_for(properties.name, arch) or _stand_in(properties.name, arch), arch, properties.multi_processor_count
@@ -89,8 +93,8 @@ def _stand_in(name: str, arch: int) -> str:
     """The cost file that an unknown GPU takes; the log says so once."""
     try:
         key = stand_in(arch)
-    except ValueError as error:
-        raise ValueError(f"no cost file for {name}, and {error}") from None
+    except NoTile as no_tile:
+        raise Declined(f"no cost file for {name}, and {no_tile}", no_tile.remedy) from None
     log.warning(
         "no cost file for %s (sm_%d): its schedules are chosen with the costs of %s and its own number of SMs", name, arch, key
     )

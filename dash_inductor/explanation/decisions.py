@@ -27,9 +27,7 @@ from ..op import FLEX_PROBLEM, NOTE, SDPA_BACKWARD
 from ..rewrite.declined import DECLINED, decision_of
 from ..rewrite.sdpa import patterns
 
-aten = torch.ops.aten
 CUDA = torch.device("cuda", 0)
-CONSTANTS = (aten.full.default, aten.lift_fresh_copy.default)  # which the lowering of a mask of blocks looks into
 # Of an attention alone: no kernel is compiled, written into a cache or tried.
 LOWERING = {
     "fx_graph_cache": False,
@@ -135,7 +133,7 @@ def _alone(node: fx.Node) -> fx.GraphModule:
 
     def of(x: fx.Node) -> fx.Node:
         if x not in copies:
-            if x.op == "get_attr" or x.target in CONSTANTS:
+            if x.op == "get_attr":
                 copies[x] = graph.node_copy(x, of)
             else:
                 copies[x] = graph.placeholder(x.name)

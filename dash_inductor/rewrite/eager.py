@@ -23,12 +23,11 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .. import emulation
-from ..config import current, ready
+from ..config import ready
 from ..decision import add_eager
 from ..devices.target import target_of
 from ..hooks.backend import dash
 from ..hooks.cache_key import key
-from ..schedule.families import SEARCHED
 from .declined import DECLINED, decision_of, why_no_target
 from .sdpa import patterns
 from .stock_ops import FLASH, FLASH_CPU
@@ -106,9 +105,7 @@ class Call(NamedTuple):
     kwargs: tuple[tuple[str, Any], ...]
 
     def kind(self) -> Call:
-        """What its program is made for: any batch and any lengths, unless the schedule is searched for one size."""
-        if current().schedule == SEARCHED:
-            return self
+        """What its program is made for: any batch and any lengths."""
         return self._replace(args=tuple(map(_kind, self.args)), kwargs=tuple((name, _kind(x)) for name, x in self.kwargs))
 
     def graph(self) -> tuple[fx.Graph, fx.Node]:

@@ -7,7 +7,6 @@ from .geometry import MASKS
 MONOTONE = ("ascending", "descending")
 FAMILIES = (*MONOTONE, "shift", "symmetric")  # those with a formula, whose tables a device can compute
 ROUND_ROBIN = {"shift_round_robin": "shift", "symmetric_round_robin": "symmetric"}  # all heads in one queue; its order
-SEARCHED = "searched"  # any other order, found by list scheduling or edge colouring
 TWO_PASS = "two_pass"  # stands where a family does: dK/dV and dQ by CTAs of their own need none
 GUARANTEES = ("run", "device", "batch")
 
@@ -25,11 +24,6 @@ def why_impossible(mask: object, guarantee: object, family: object) -> str | Non
         return f"family {family!r} serves the full mask only, this one is causal: use symmetric or descending"
     if order == "symmetric" and mask == "full":
         return f"family {family!r} serves causal masks only, this one is full: use shift or ascending"
-    return why_guarantee_too_weak(str(guarantee), str(family))
-
-
-def why_guarantee_too_weak(guarantee: str, family: str) -> str | None:
-    """Why a family's bits depend on more than a guarantee allows; None if they do not."""
     if guarantee == "run" or family in ("auto", *MONOTONE):
         return None
     reason = f"family {family!r} adds in an order that depends on the SM count"

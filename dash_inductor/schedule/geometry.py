@@ -2,7 +2,7 @@
 
 Q tile i holds rows [i * block_m, (i + 1) * block_m), KV tile j columns [j * block_n, (j + 1) * block_n). Full, causal and
 sliding-window masks are staircases: KV tile j sees the Q tiles first_q_tile(j) <= i < end_q_tile(j), and neither
-bound ever decreases with j. The mask "blocks" allows any set of tiles, given one by one.
+bound ever decreases with j. A block mask (`Geometry.of_blocks`) allows any set of tiles, given one by one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 MASKS = ("full", "causal")
-BLOCKS_MASK = "blocks"
-Blocks = tuple[tuple[bool, ...], ...]  # [KV tiles][Q tiles], true where the two meet
+_BLOCKS = "blocks"  # the mask of a geometry that has blocks
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,7 @@ class Geometry:
     """Tiles of one head. Lengths and blocks in rows; ValueError names the parameter that is wrong.
 
     window, in rows and under a causal mask only: how far before its diagonal a row still sees, None for all the way.
-    blocks, under mask="blocks" only: [n_kv][n_q], true where KV tile j and Q tile i meet.
+    blocks, by `of_blocks` only: [n_kv][n_q], true where KV tile j and Q tile i meet.
 
     Three KV tiles, six Q tiles, causal, two Q tiles per KV tile; then the same with a window of two rows:
 
@@ -41,7 +40,7 @@ class Geometry:
     block_n: int
     mask: str
     window: int | None = None
-    blocks: Blocks | None = None
+    blocks: tuple[tuple[bool, ...], ...] | None = None
 
     @classmethod
     def of_blocks(cls, blocks: Sequence[Sequence[bool]]) -> Geometry:
@@ -53,19 +52,19 @@ class Geometry:
         """
         if not len(blocks) or not len(blocks[0]):
             raise ValueError("blocks must hold at least one KV tile and one Q tile")
-        return cls(len(blocks[0]), len(blocks), 1, 1, BLOCKS_MASK, blocks=blocks)  # type: ignore[arg-type]
+        return cls(len(blocks[0]), len(blocks), 1, 1, _BLOCKS, blocks=blocks)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         for name in ("q_len", "kv_len", "block_m", "block_n"):
             check_count(name, getattr(self, name))
-        if self.mask not in (*MASKS, BLOCKS_MASK):
-            raise ValueError(f"mask must be one of {', '.join(MASKS)}, {BLOCKS_MASK}, got {self.mask!r}")
+        if self.mask not in (*MASKS, _BLOCKS):
+            raise ValueError(f"mask must be one of {', '.join(MASKS)}, got {self.mask!r}")
         if self.window is not None:
             check_count("window", self.window, least=0)
             if self.mask != "causal":
                 raise ValueError(f"window needs a causal mask, got mask={self.mask!r}")
-        if (self.mask == BLOCKS_MASK) != (self.blocks is not None):
-            raise ValueError(f"blocks go with mask={BLOCKS_MASK!r} and with no other, got mask={self.mask!r}")
+        if (self.mask == _BLOCKS) != (self.blocks is not None):
+            raise ValueError(f"blocks go with mask={_BLOCKS!r} and with no other, got mask={self.mask!r}")
         if self.blocks is not None:
             rows = tuple(tuple(bool(allowed) for allowed in row) for row in self.blocks)
             object.__setattr__(self, "blocks", rows)
@@ -125,7 +124,7 @@ class Geometry:
         return len(self.tiles(j))
 
     def contributors(self, i: int) -> Sequence[int]:
-        """KV tiles that add to dq of Q tile i, ascending; without gaps unless the mask is a table."""
+        """KV tiles that add to dq of Q tile i, ascending; without gaps unless the mask is of blocks."""
         if self.blocks is not None:
             return self._contributors[i]
         if self.mask == "full":

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from .families import FAMILIES, MONOTONE, ROUND_ROBIN, SEARCHED
+from .families import FAMILIES, MONOTONE, ROUND_ROBIN
 from .geometry import Geometry, check_count, check_range
 from .orders.base import Order
-from .orders.list_scheduling import search_order
 from .orders.monotone import Ascending, Descending
 from .orders.shift import Shift
 from .orders.symmetric import Symmetric
@@ -186,25 +185,14 @@ class RoundRobinPlan(Plan):
         return {}  # one order, with its ranks, for all heads that begin alike
 
 
-def make_order(
-    family: str,
-    geometry: Geometry,
-    roles: int,
-    *,
-    stride: int | None = None,
-    mirrored: bool = False,
-    step_ns: int = 1,
-    hop_ns: int = 1,
-) -> Order:
+def make_order(family: str, geometry: Geometry, roles: int, *, stride: int | None = None, mirrored: bool = False) -> Order:
     """The order of a family; ValueError when there is none, or it does not take the argument or mask.
-
-    step_ns and hop_ns (under GQA the step of the whole group) shape the family "searched" alone.
 
     >>> make_order("descending", Geometry(6, 6, 1, 2, "causal"), 2, mirrored=True).passes
     2
     """
-    if family not in (*FAMILIES, SEARCHED):
-        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, {SEARCHED}, got {family!r}")
+    if family not in FAMILIES:
+        raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
     if stride is not None and family != "shift":
         raise ValueError(f"stride is for shift, not for {family}")
     if stride is not None:
@@ -217,9 +205,7 @@ def make_order(
         return Descending(geometry, roles, mirrored)
     if family == "shift":
         return Shift(geometry, roles) if stride is None else Shift(geometry, roles, stride)
-    if family == "symmetric":
-        return Symmetric(geometry, roles)
-    return search_order(geometry, roles, step_ns, hop_ns)
+    return Symmetric(geometry, roles)
 
 
 def place_heads(

@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from .geometry import Blocks, Geometry
+from .geometry import Geometry
 
 
 @dataclass(frozen=True)
 class TiledProblem:
-    """Lengths in rows, kv heads of the whole batch, query heads of each, head dim as padded, the mean of all matmuls.
-
-    blocks go with mask="blocks" alone.
-    """
+    """Lengths in rows, kv heads of the whole batch, query heads of each, head dim as padded, the mean of all matmuls."""
 
     q_len: int
     kv_len: int
@@ -23,9 +20,8 @@ class TiledProblem:
     block_m: int
     block_n: int
     mask: str
-    blocks: Blocks | None = None
 
     @cached_property
     def geometry(self) -> Geometry:
-        """The grid of one head; ValueError for sizes that are no positive ints, or blocks that do not fit."""
-        return Geometry(self.q_len, self.kv_len, self.block_m, self.block_n, self.mask, blocks=self.blocks)
+        """The grid of one head; ValueError for sizes that are no positive ints."""
+        return Geometry(self.q_len, self.kv_len, self.block_m, self.block_n, self.mask)

@@ -68,7 +68,7 @@ class Drawing:
 
 def tiles() -> str:
     """One head as a grid: a row is a CTA, a column a sum of dQ; ranks are those of shift."""
-    drawing, order = Drawing(), make_order("shift", Geometry(6, 6, 1, 2, "full"), 3, step_ns=STEP, hop_ns=HOP)
+    drawing, order = Drawing(), make_order("shift", Geometry(6, 6, 1, 2, "full"), 3)
     left, top, side, marked = 190, 62, 58, 2
     ranks = [dict(zip(order.visits(j), order.ranks(j), strict=True)) for j in range(3)]
     for i in range(6):
@@ -144,7 +144,7 @@ def schedules() -> str:
     """The same attention twice: a schedule in which CTAs wait, and one in which nobody does."""
     drawing, geometry, end = Drawing(), Geometry(8, 8, 1, 2, "causal"), 0.0
     for family, roles, said in (("ascending", 4, "CTAs wait for each other"), ("symmetric", 2, "nobody waits")):
-        plan = GroupedPlan(make_order(family, geometry, roles, step_ns=STEP, hop_ns=HOP), 2, 4 // roles)
+        plan = GroupedPlan(make_order(family, geometry, roles), 2, 4 // roles)
         simulation = simulate(plan, compute_ns=STEP, reduce_ns=0, sync_ns=HOP)
         drawing.text(8, end + 18, f"{family}: {said}; {simulation.makespan_ns / STEP:g} steps long")
         end = gantt(drawing, simulation, end + 26, 3.5, lambda head, _: HEADS[head]) + 16

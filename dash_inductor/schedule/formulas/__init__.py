@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..families import MONOTONE, SEARCHED
+from ..families import MONOTONE
 from ..orders.shift import Shift
 from ..placement import GroupedPlan, Plan
 from . import monotone, shift, symmetric
@@ -35,8 +35,6 @@ def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:
     True
     """
     order, g = plan.order, plan.order.geometry
-    if order.name == SEARCHED:
-        return None
     if isinstance(plan, GroupedPlan) and order.roles == 1:  # under any mask: nobody waits
         return Time(plan.rounds * (plan.steps // plan.heads) * step_ns, True)
     if not (g.is_triangle or g.mask == "full"):

@@ -1,9 +1,9 @@
 """What an order is: for each chain the sequence of its Q tiles, for each Q tile the sequence of its additions.
 
 An order spreads the n_kv chains of one head over `roles` CTAs in `passes` passes. Under shift and symmetric the first pass may have
-fewer roles, for a head that begins in the middle of a round (`RoundRobinPlan`). The virtual clock of an order increases along every
-role, and a rank is a place in the order of (clock, role) among the contributors of a tile: that makes every order acyclic, whatever
-the clock.
+fewer roles, for a head that begins in the middle of a round (`RoundRobinPlan`). An order has a virtual clock, which increases along
+every role, and a rank is a place in the order of (clock, role) among the contributors of a tile: that makes every order acyclic,
+whatever the clock.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..geometry import Geometry, check_range
 class Order(ABC):
     """What the table, the placement, the simulator and the checks ask of a family.
 
-    slots[s][a]: the chain that role a runs s-th, -1 for none. A step takes clock_unit ticks of the virtual clock.
+    slots[s][a]: the chain that role a runs s-th, -1 for none.
     """
 
     name: str
@@ -29,7 +29,6 @@ class Order(ABC):
     mirrored: bool  # roles, in odd rounds
     passes: int  # chains, or pairs of them, that a role runs for one head, at most
     slots: tuple[tuple[int, ...], ...]
-    clock_unit: int = 1
 
     @abstractmethod
     def pass_and_role(self, j: int) -> tuple[int, int]:
@@ -38,10 +37,6 @@ class Order(ABC):
     @abstractmethod
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
-
-    @abstractmethod
-    def clock(self, i: int, j: int) -> int:
-        """Virtual time of (i, j)."""
 
     @abstractmethod
     def commits(self) -> Iterable[tuple[int, int]]:

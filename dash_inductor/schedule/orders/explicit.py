@@ -1,4 +1,4 @@
-"""The family `table`: any placement and any order, given step by step."""
+"""Any placement and any order, given step by step. It is no family: benchmarks place steps with it, under any mask."""
 
 from __future__ import annotations
 
@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..families import SEARCHED
 from ..geometry import Geometry
 from .base import Order
 
 
 @dataclass(frozen=True)
 class Explicit(Order):
-    """Orders and clocks as data. list_scheduling.py and edge_colouring.py make them, for any mask.
+    """Orders and clocks as data.
 
-    slots[s][a]: the chain that role a runs s-th, -1 for none. steps[j]: (Q tile, clock) of chain j in visiting order;
-    a step takes clock_unit ticks.
+    slots[s][a]: the chain that role a runs s-th, -1 for none. steps[j]: (Q tile, clock) of chain j in visiting order.
 
     A document mask of three KV and six Q tiles: chain 0 alone, chains 1 and 2 at the same tiles in opposite orders.
 
@@ -30,8 +28,7 @@ class Explicit(Order):
     geometry: Geometry
     slots: tuple[tuple[int, ...], ...]
     steps: tuple[tuple[tuple[int, int], ...], ...]
-    clock_unit: int = 1
-    name = SEARCHED
+    name = "explicit"
     mirrored = False
 
     @cached_property
@@ -52,10 +49,6 @@ class Explicit(Order):
         """Q tiles of chain j in visiting order."""
         return tuple(i for i, _ in self.steps[j])
 
-    def clock(self, i: int, j: int) -> int:
-        """Virtual time of (i, j)."""
-        return self._clocks[j][i]
-
     def commits(self) -> Iterator[tuple[int, int]]:
         """By (clock, role)."""
         every = [(clock, self.pass_and_role(j)[1], i, j) for j, steps in enumerate(self.steps) for i, clock in steps]
@@ -64,7 +57,3 @@ class Explicit(Order):
     @cached_property
     def _places(self) -> dict[int, tuple[int, int]]:
         return {j: (s, a) for s, row in enumerate(self.slots) for a, j in enumerate(row) if j >= 0}
-
-    @cached_property
-    def _clocks(self) -> list[dict[int, int]]:
-        return [dict(steps) for steps in self.steps]

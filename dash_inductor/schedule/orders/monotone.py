@@ -18,7 +18,7 @@ class Monotone(InPasses):
     mirrored: bool = False
 
     def commits(self) -> Iterator[tuple[int, int]]:
-        """Chain by chain: at equal clocks the lower role comes first, and a pass after the one before it."""
+        """Chain by chain: all roles of a pass sweep the tiles together, the lower one first, pass after pass."""
         return ((i, j) for j in range(self.geometry.n_kv) for i in self.visits(j))
 
     def ranks(self, j: int) -> tuple[int, ...]:
@@ -47,10 +47,6 @@ class Ascending(Monotone):
         """Q tiles of chain j in visiting order."""
         return tuple(self.geometry.tiles(j))
 
-    def clock(self, i: int, j: int) -> int:
-        """Virtual time of (i, j): all roles of a pass sweep the tiles together."""
-        return (j // self.roles) * self.geometry.n_q + i
-
 
 @dataclass(frozen=True)
 class Descending(Monotone):
@@ -69,7 +65,3 @@ class Descending(Monotone):
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
         return tuple(reversed(self.geometry.tiles(j)))
-
-    def clock(self, i: int, j: int) -> int:
-        """Virtual time of (i, j): all roles of a pass sweep the tiles together."""
-        return (j // self.roles) * self.geometry.n_q + self.geometry.n_q - 1 - i

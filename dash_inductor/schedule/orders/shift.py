@@ -30,7 +30,7 @@ class Shift(InPasses):
         super().__post_init__()
         n_q = self.geometry.n_q
         if self.geometry.mask != "full":
-            raise ValueError(f"family shift needs mask='full', got {self.geometry.mask!r}: use symmetric, descending or searched")
+            raise ValueError(f"family shift needs mask='full', got {self.geometry.mask!r}: use symmetric or descending")
         check_range("roles", self.roles, n_q, "one per Q tile at most for shift")
         if not self.stride:
             object.__setattr__(self, "stride", n_q // self.roles)
@@ -39,8 +39,3 @@ class Shift(InPasses):
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
         return ring(self.pass_and_role(j)[1], self.stride, 0, self.geometry.n_q)
-
-    def clock(self, i: int, j: int) -> int:
-        """Virtual time of (i, j): its step, counted through the passes."""
-        p, a = self.pass_and_role(j)
-        return p * self.geometry.n_q + (i - self.stride * a) % self.geometry.n_q

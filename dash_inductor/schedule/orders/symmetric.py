@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from ..geometry import check_count
 from .base import InPasses, ring
@@ -14,7 +13,7 @@ class Symmetric(InPasses):
     """Roles take pairs of chains (u, n_kv - 1 - u), an odd n_kv's middle chain alone. For causal masks.
 
     The big chains of a pass first go round the rectangle of tiles that they all see, as a ring, then up their own part
-    below it; then the small chains go down. The step on the worker, through both chains and all passes, is the clock.
+    below it; then the small chains go down.
 
     >>> from ..geometry import Geometry
     >>> s = Symmetric(Geometry(6, 6, 1, 2, "causal"), roles=2)
@@ -34,7 +33,7 @@ class Symmetric(InPasses):
     def __post_init__(self) -> None:
         if not self.geometry.is_causal:
             window = "" if self.geometry.window is None else f" with window={self.geometry.window}"
-            use = "shift" if self.geometry.mask == "full" else "descending or searched"
+            use = "shift" if self.geometry.mask == "full" else "descending"
             raise ValueError(f"family symmetric needs a causal mask, got mask={self.geometry.mask!r}{window}: use {use}")
         super().__post_init__()
         check_count("most_stride", self.most_stride, least=0)
@@ -64,17 +63,3 @@ class Symmetric(InPasses):
         rect = g.n_q - r0
         stride = max(1, min(self.most_stride or g.ratio, rect // active))
         return ring(a, stride, r0, g.n_q) + tuple(range(g.first_q_tile(j), r0))
-
-    def clock(self, i: int, j: int) -> int:
-        """Virtual time of (i, j): its step on the worker, counted through the passes."""
-        return self._clocks[j][i]
-
-    @cached_property
-    def _clocks(self) -> list[dict[int, int]]:
-        clocks: list[dict[int, int]] = [{} for _ in range(self.geometry.n_kv)]
-        pairs = [list(self.steps_of(u)) for u in range(self.units)]
-        width = max(map(len, pairs))  # the same start of a pass for every role
-        for u, steps in enumerate(pairs):
-            for t, (i, j) in enumerate(steps):
-                clocks[j][i] = self.pass_and_role(u)[0] * width + t
-        return clocks
