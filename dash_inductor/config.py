@@ -52,6 +52,10 @@ class Config:
     seed: int = 0
     sms: int = 6
 
+    def deciding(self) -> Config:
+        """The settings without what decides neither bits nor code: how an emulated run is interleaved."""
+        return replace(self, seed=0)
+
     def __post_init__(self) -> None:
         for field in fields(self):
             value, kind = getattr(self, field.name), type(field.default)

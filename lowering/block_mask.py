@@ -69,7 +69,7 @@ def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
     assert inputs.resolution.costs
     record = {"family": inputs.resolution.family, "launch": "chained", "step_ns": inputs.resolution.costs.step_ns}
     dq = launched.dq(inputs, rows.is_visited)
-    return kernels.Gradients(dq, launched.dk, launched.dv, launched.ints + rows.ints, record)
+    return kernels.Gradients(dq, launched.dk, launched.dv, rows.ints, record)
 
 
 def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Rows:

@@ -1,56 +1,52 @@
-"""Lowers `flex_attention_backward` where the pass has decided so; all others go to the stock lowering."""
+"""Lowers `flex_attention_backward` where the pass has decided so."""
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Callable
 from typing import Any
 
 import sympy
 import torch
 from torch._inductor.ir import Pointwise, TensorBox
-from torch._inductor.lowering import expand, full_like, lowerings
+from torch._inductor.lowering import expand, full_like, register_lowering
 from torch._inductor.virtualized import V, ops
 
-from dash_inductor.config import current
-from dash_inductor.devices.target import target_of
-from dash_inductor.op import DECIDED, FLEX_BACKWARD, FLEX_PROBLEM, STOCK, FlexArguments
-from dash_inductor.problem import BLOCK_MASK, Problem
-from dash_inductor.resolve import resolve
+from dash_inductor.op import MARK, REWRITTEN, FlexArguments, Mark
+from dash_inductor.problem import BLOCK_MASK
+from dash_inductor.resolve import Resolution
 
-from . import block_mask, one_pass
+from . import block_mask, header, one_pass
 from .buffers import in_memory, with_aligned_rows
-from .header import record
 from .inputs import Inputs
 from .lower import decision, preprocessed
 from .mods import mods_of
 
 
-def take_over() -> None:
-    """From now on, the lowering of the HOP asks the node's meta."""
-    stock = lowerings[FLEX_BACKWARD]
-
-    @functools.wraps(stock)
-    def lower_or_stock(*args: Any, **kwargs: Any) -> Any:
-        node = V.graph.current_node
-        if node is not None and FLEX_PROBLEM in node.meta:
-            return lower(*args, **kwargs)
-        if DECIDED in FlexArguments(*args).kernel_options:
-            raise RuntimeError("a pass of the graph dropped the meta of a node of flex_attention_backward: dash_inductor needs it")
-        return stock(*args, **kwargs)
-
-    lowerings[FLEX_BACKWARD] = lower_or_stock
+@register_lowering(REWRITTEN, type_promotion_kind=None)
+def rewritten(x: TensorBox, mask: str, stock: str | None) -> TensorBox:
+    """x; RuntimeError where the node that takes it would go to the stock lowering, which may lack what it needs."""
+    if not header.is_in_use():
+        raise RuntimeError(header.NOT_IN_FORCE)
+    if not all(MARK in user.meta for user in V.graph.current_node.users):
+        raise RuntimeError("a pass of the graph dropped the meta of a node of flex_attention_backward: dash_inductor needs it")
+    return x
 
 
-def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]]:
-    """dq, dk, dv, and no gradient of any capture; ValueError where the settings in force give the attention no kernel."""
-    settings, arguments = current(), FlexArguments(*args)
-    problem: Problem = V.graph.current_node.meta[FLEX_PROBLEM]
-    query = arguments.query
-    resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
-    mods = mods_of(arguments, masked=problem.mask == BLOCK_MASK)
+def lower_or_stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Stands around the stock lowering."""
+    mark = header.mark_in_force()
+    return stock(*args, **kwargs) if mark.resolution is None else _lower(mark, mark.resolution, FlexArguments(*args))
+
+
+def _lower(
+    mark: Mark, resolution: Resolution, arguments: FlexArguments
+) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]]:
+    """dq, dk, dv, and no gradient of any capture."""
+    masked = resolution.problem.mask == BLOCK_MASK
+    mods = mods_of(arguments, masked=masked)
     grad_out = full_like(arguments.out, 0.0) if arguments.grad_out is None else arguments.grad_out  # None: nobody uses out
     query, key, value, grad_out, out = (
-        with_aligned_rows(x) for x in (query, arguments.key, arguments.value, grad_out, arguments.out)
+        with_aligned_rows(x) for x in (arguments.query, arguments.key, arguments.value, grad_out, arguments.out)
     )
     grad_lse = arguments.grad_logsumexp
     others = [] if grad_lse is None else [in_memory(grad_lse)]
@@ -62,11 +58,8 @@ def lower(*args: Any) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]
     if broadcast:  # the same keys for the whole batch
         key, value = (in_memory(expand(TensorBox(x), [batch, *x.get_size()[1:]])) for x in (key, value))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
-    if problem.mask == BLOCK_MASK:
-        gradients = block_mask.gradients(inputs, arguments.mask, mods)
-    else:
-        gradients = one_pass.gradients(inputs, mods)
-    record(decision(inputs, gradients, arguments.kernel_options.get(STOCK)))
+    gradients = block_mask.gradients(inputs, arguments.mask, mods) if masked else one_pass.gradients(inputs, mods)
+    header.record(decision(inputs, gradients, mark))
     dk, dv = (summed_over_batch(x) if broadcast else x for x in (gradients.dk, gradients.dv))
     return gradients.dq, dk, dv, tuple(None for _ in arguments.score_mod_captures)
 

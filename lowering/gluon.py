@@ -13,7 +13,7 @@ from torch._inductor.lowering import empty_strided, fallback_handler
 
 from dash_inductor.problem import dtype_name
 from dash_inductor.templates import gluon_kernel
-from dash_inductor.templates.tiles import Tile, gluon_tile
+from dash_inductor.templates.tiles import gluon_tile
 
 from . import kernels
 from .buffers import empty, size_and_strides, traced_gradients
@@ -57,8 +57,8 @@ torch.library.register_fake("dash::sdpa_backward_gluon", lambda *_: None, lib=_l
 def gradients(inputs: Inputs) -> kernels.Gradients:
     """dq, dk, dv, and what to record of them."""
     resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
-    tile = resolution.tile
-    assert isinstance(tile, Tile)
+    tile = resolution.one_pass
+    assert tile
     table = kernel_table(inputs, tile)
     _, dk_meta, dv_meta = traced_gradients()
     tile_elements = tile.block_m * resolution.problem.head_dim
@@ -78,5 +78,4 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
     )
     place = in_accumulator_order(tile)
     dq = scaled_dq(scratch, tile.block_m, place, inputs.query.get_size(), dtype, inputs.scale)
-    ints = inputs.query_heads_total * inputs.n_q * (tile_elements + 1) + 2 + table.table_ints
-    return kernels.Gradients(dq, dk, dv, ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})
+    return kernels.Gradients(dq, dk, dv, table.table_ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})

@@ -3,19 +3,52 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from torch import fx
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
+from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V
 
-from dash_inductor.decision import ORIGIN, Decision, comment
-from dash_inductor.op import AT_LOAD
+from dash_inductor.config import current
+from dash_inductor.decision import Decision, comment
+from dash_inductor.devices.target import target_of
+from dash_inductor.op import FLEX_BACKWARD, MARK, Mark
 
-checks: list[Callable[[fx.Node], None]] = []  # what the pass wants to hold of a node that is lowered; they raise
+NOT_IN_FORCE = (
+    "dash_inductor was disabled, or its settings were changed, between the forward and the first backward of a graph "
+    "(torch's SM carve-out is one of them): "
+    "run the backward before that, or compile with backend='dash' or inside `with dash_inductor.enabled()`"
+)
+
+
+def is_in_use() -> bool:
+    """Whether the package is in Inductor, its cache key too: then the lowering of FlexAttention's backward is ours."""
+    return hasattr(lowerings.get(FLEX_BACKWARD), "dash_inductor")
+
+
+def mark_in_force() -> Mark:
+    """What the pass says of the node that is lowered; an empty mark where it says nothing.
+
+    Raises:
+        RuntimeError: the package was disabled, or its settings were changed, since the pass saw the node: caches would take the code
+            for that of other settings.
+    """
+    node = V.graph.current_node
+    mark = _mark_of(node)
+    if mark.resolution is None:
+        return mark
+    settings = current()
+    same_settings = settings.deciding() == mark.resolution.settings.deciding()
+    if is_in_use() and same_settings and target_of(node.meta["val"][0].device, settings) == mark.resolution.target:
+        return mark
+    raise RuntimeError(NOT_IN_FORCE)
+
+
+def _mark_of(node: fx.Node | None) -> Mark:
+    return Mark() if node is None else node.meta.get(MARK, Mark())
 
 
 def record(decision: Decision) -> None:
@@ -25,15 +58,12 @@ def record(decision: Decision) -> None:
 
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
-    node = V.graph.current_node
-    if node is not None:
-        for check in checks:
-            check(node)
-        decision = replace(decision, **node.meta.get(ORIGIN, {}))
+    mark = _mark_of(V.graph.current_node)
+    decision = replace(decision, source=mark.source, module=mark.module)
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph = root_graph()
-    if node is not None and AT_LOAD in node.meta:
-        add_to_header(graph, node.meta[AT_LOAD])
+    if mark.at_load:
+        add_to_header(graph, mark.at_load)
     index = graph.__dict__["dash_decisions"] = graph.__dict__.get("dash_decisions", -1) + 1
     add_to_header(graph, comment(index, decision))
 

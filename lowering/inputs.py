@@ -12,7 +12,7 @@ from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.reference import LOG2E
 from dash_inductor.resolve import Resolution
-from dash_inductor.templates.tiles import EMULATED, Tile, TwoPassTile, rows_of
+from dash_inductor.templates.tiles import EMULATED, AnyTile, Tile
 
 from .buffers import multiple, size_and_strides, traced_gradients
 
@@ -40,8 +40,8 @@ class Inputs:
 
     @property
     def gradients(self) -> list[tuple[list[sympy.Expr], list[sympy.Expr]]]:
-        """(Size, strides) of dq, dk and dv as the graph was traced with them; of dk and dv the whole batch of query, where key and
-        value are the same for all of it."""
+        """(Size, strides) of dq, dk and dv as the graph was traced with them. If keys are shared by the batch, dk and dv get
+        query's batch size."""
         metas = [size_and_strides(meta) for meta in traced_gradients()]
         if V.graph.sizevars.statically_known_equals(self.key.get_size()[0], metas[1][0][0]):
             return metas
@@ -83,14 +83,14 @@ class Inputs:
     @property
     def n_q(self) -> sympy.Expr:
         """Q tiles."""
-        return CeilDiv(self.q_len, rows_of(self.resolution.tile).block_m)
+        return CeilDiv(self.q_len, self.resolution.tile.block_m)
 
     @property
     def scale(self) -> float:
         """Of the scores."""
         return self.resolution.problem.softmax_scale
 
-    def constants(self, tile: Tile | TwoPassTile) -> dict[str, object]:
+    def constants(self, tile: AnyTile) -> dict[str, object]:
         """What the kernels of one pass and of two know when they are compiled."""
         problem = self.resolution.problem
         head_dim, value_dim = problem.head_dims

@@ -16,8 +16,9 @@ from torch._inductor.codegen.triton import texpr
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 from torch._inductor.virtualized import V
 
-from dash_inductor.devices import load_check
 from dash_inductor.templates import source
+
+from . import load_check
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
 # The kernel's names for the arguments of FlexAttention's functions; its name for each function's result, with the function's number
@@ -123,13 +124,13 @@ BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS, MASK_MATRIX = map(_template, ("block_matr
 
 @dataclass(frozen=True)
 class Gradients:
-    """dq, dk, dv with the strides that the graph was traced with; ints of memory beside them, delta and logsumexp; and what a
-    `Decision` says of the schedule."""
+    """dq, dk, dv with the strides that the graph was traced with; ints of memory that the schedule takes, its table and rows; and what
+    a `Decision` says of it."""
 
     dq: ir.TensorBox
     dk: ir.TensorBox
     dv: ir.TensorBox
-    scratch_ints: sympy.Expr | int
+    schedule_ints: sympy.Expr | int
     schedule: dict[str, Any]
 
 

@@ -12,14 +12,13 @@ from torch.utils._sympy.functions import CeilDiv
 from dash_inductor.config import GLUON, current
 from dash_inductor.decision import Decision, size_text, sizes_in_text
 from dash_inductor.devices.target import target_of
-from dash_inductor.op import MASK_NAME, SDPA_BACKWARD
+from dash_inductor.op import SDPA_BACKWARD, Mark
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import Resolution, resolve
-from dash_inductor.templates.tiles import Template, rows_of
 
 from . import gluon, kernels, one_pass, two_pass
 from .buffers import contiguous, empty, in_memory, traced_gradients, with_aligned_rows
-from .header import record
+from .header import mark_in_force, record
 from .inputs import Inputs
 
 
@@ -36,20 +35,23 @@ def lower(
     scale: float | None = None,
     stock: str | None = None,
 ) -> tuple[TensorBox, TensorBox, TensorBox]:
-    """dq, dk, dv; ValueError where the settings in force give the attention no kernel."""
-    settings = current()
-    problem = Problem.of(*traced_gradients(), mask=mask, scale=scale)
-    resolution = resolve(problem, settings, target_of(query.get_device_or_error(), settings))
-
+    """dq, dk, dv; of a node that the pass has not made Declined where the settings in force give it no kernel."""
+    mark = mark_in_force()
+    resolution = mark.resolution or _resolved(mask, scale)
     query, key, value, grad_out, out = (with_aligned_rows(x) for x in (query, key, value, grad_out, out))
     neg_lse, delta = preprocessed(resolution, out, grad_out, in_memory(logsumexp))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
-    if resolution.template == Template.TWO_PASS:
+    if resolution.one_pass is None:
         gradients = two_pass.gradients(inputs)
     else:
-        gradients = (gluon if settings.kernel == GLUON else one_pass).gradients(inputs)
-    record(decision(inputs, gradients, stock))
+        gradients = (gluon if resolution.settings.kernel == GLUON else one_pass).gradients(inputs)
+    record(decision(inputs, gradients, mark))
     return gradients.dq, gradients.dk, gradients.dv
+
+
+def _resolved(mask: str, scale: float | None) -> Resolution:
+    gradients, settings = traced_gradients(), current()
+    return resolve(Problem.of(*gradients, mask=mask, scale=scale), settings, target_of(gradients[0].device, settings))
 
 
 def preprocessed(
@@ -60,7 +62,7 @@ def preprocessed(
     FLEX=True: logsumexp is in base 2, and with HAS_GRAD_LSE=True its gradient follows it.
     """
     batch, heads, q_len = map(sympy.sympify, out.get_size()[:3])
-    tile, device = rows_of(resolution.tile), out.get_device_or_error()
+    tile, device = resolution.tile, out.get_device_or_error()
     _, value_dim = resolution.problem.head_dims
     n_q = CeilDiv(q_len, tile.block_m)
     size = [batch, heads, n_q * tile.block_m]
@@ -77,20 +79,20 @@ def preprocessed(
     return neg_lse, delta
 
 
-def decision(inputs: Inputs, gradients: kernels.Gradients, stock: str | None) -> Decision:
-    """What generated code records; `stock` is the op that the node stands for, None for itself."""
+def decision(inputs: Inputs, gradients: kernels.Gradients, mark: Mark) -> Decision:
+    """What generated code records."""
     resolution = inputs.resolution
-    padded_rows = inputs.query_heads_total * inputs.n_q * rows_of(resolution.tile).block_m
+    workspace_bytes = resolution.workspace_bytes(inputs.query_heads_total * inputs.n_q, gradients.schedule_ints)
     return Decision(
-        op=stock or str(V.graph.current_node.target).removesuffix(".default"),
+        op=mark.stock or str(V.graph.current_node.target).removesuffix(".default"),
         device=resolution.target.key,
         dtype=resolution.problem.dtype,
-        mask=V.graph.current_node.meta.get(MASK_NAME, resolution.problem.mask),
-        tile=str(resolution.tile),
+        mask=mark.mask or resolution.problem.mask,
+        tile=resolution.tile_text,
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,
         candidates=() if resolution.choice is None else resolution.choice.considered,
-        workspace_bytes=size_text(4 * (2 * padded_rows + gradients.scratch_ints)),
+        workspace_bytes=size_text(workspace_bytes),
         **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),
         **gradients.schedule,
     )

@@ -13,7 +13,7 @@ from torch._inductor.lowering import empty_strided
 
 from dash_inductor.schedule.packing import ROUND_ROBIN_MAX_N_Q
 from dash_inductor.templates import tiles
-from dash_inductor.templates.tiles import EitherTile, Tile
+from dash_inductor.templates.tiles import Tile
 
 from . import kernels, two_pass
 from .buffers import empty
@@ -40,30 +40,26 @@ def gradients(inputs: Inputs, mods: Mods = NONE) -> kernels.Gradients:
         cooperative=not inputs.resolution.chained,
         constants={"STRADDLING": table.round_robin, "ROW_BLOCK": ROUND_ROBIN_MAX_N_Q},
     )
-    if isinstance(inputs.resolution.tile, EitherTile):
-        two_pass.into_buffers(inputs, inputs.resolution.tile, launched.scratch, launched.dk, launched.dv, table.is_two_pass)
-    return kernels.Gradients(launched.dq(inputs), launched.dk, launched.dv, launched.ints + table.table_ints, table.record)
+    if inputs.resolution.two_pass:
+        two_pass.into_buffers(inputs, tile, launched.scratch, launched.dk, launched.dv, table.is_two_pass)
+    schedule_ints = table.table_ints + table.row_ints
+    return kernels.Gradients(launched.dq(inputs), launched.dk, launched.dv, schedule_ints, table.record)
 
 
 def one_pass_tile(inputs: Inputs) -> Tile:
     """The tile of one pass, alone or beside that of two."""
-    tile = inputs.resolution.tile
-    tile = tile.one_pass if isinstance(tile, EitherTile) else tile
-    assert isinstance(tile, Tile)
+    tile = inputs.resolution.one_pass
+    assert tile
     return tile
 
 
 @dataclass(frozen=True)
 class Launched:
-    """What one pass fills: dk, dv, and the scratch of dq, fp32 [B * H, Q tiles, elements of a Q tile].
-
-    ints: of memory beside dk and dv.
-    """
+    """What one pass fills: dk, dv, and the scratch of dq, fp32 [B * H, Q tiles, elements of a Q tile]."""
 
     scratch: TensorBox
     dk: TensorBox
     dv: TensorBox
-    ints: sympy.Expr | int
 
     def dq(self, inputs: Inputs, visited: Visited | None = None) -> TensorBox:
         """dq [B, H, S_q, D]; `visited` says whether anything was written to a Q tile, None if to each."""
@@ -90,10 +86,8 @@ def launch(
     device, dtype, tile = inputs.device, inputs.dtype, one_pass_tile(inputs)
     _, dk_meta, dv_meta = inputs.gradients
     tiles_in_all = inputs.query_heads_total * inputs.n_q
-    elements = tile.block_m * tile.block_d
-    scratch = empty([inputs.query_heads_total, inputs.n_q, elements], torch.float32, device)
+    scratch = empty([inputs.query_heads_total, inputs.n_q, tile.block_m * tile.block_d], torch.float32, device)
     dv = empty_strided(*dv_meta, dtype=dtype, device=device)
-    ints = 2 + tiles_in_all + row_ints  # the ticket, a dummy, a semaphore for each (head, Q tile)
     dk = kernels.call(
         template,
         grid=grid,
@@ -101,7 +95,7 @@ def launch(
         mutated=[scratch, dv],
         output=FixedLayout(device, dtype, *dk_meta),
         workspace_arg=WorkspaceArg(
-            count=ints,
+            count=2 + tiles_in_all + row_ints,  # the ticket, a dummy, a semaphore for each (head, Q tile)
             zero_mode=WorkspaceZeroMode.ZERO_ON_CALL,
             device=device,
             outer_name=WorkspaceArg.unique_name(),
@@ -119,4 +113,4 @@ def launch(
         subgraphs=mods.subgraphs,
     )
     mods.note(dk)
-    return Launched(scratch, dk, dv, tiles_in_all * elements + ints)
+    return Launched(scratch, dk, dv)

@@ -12,7 +12,7 @@ from torch._inductor.lowering import empty_strided
 from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.schedule import TWO_PASS
-from dash_inductor.templates.tiles import EitherTile, TwoPassTile, dims_text
+from dash_inductor.templates.tiles import Tile, TwoPassTile, dims_text
 
 from . import kernels
 from .buffers import contiguous, size_and_strides, traced_gradients
@@ -24,7 +24,7 @@ log = logging.getLogger("dash_inductor")
 def gradients(inputs: Inputs) -> kernels.Gradients:
     """dq, dk, dv in a plain launch: no CTA waits for another."""
     resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
-    assert isinstance(resolution.tile, TwoPassTile)
+    assert resolution.two_pass
     if resolution.target.reserved_sms:
         none_kept_free(
             resolution.target.reserved_sms, f"attention of head dim {dims_text(*resolution.problem.head_dims)} takes two passes"
@@ -32,7 +32,7 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
     dq_meta, dk_meta, dv_meta = traced_gradients()
     dq, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dq_meta, dv_meta))
     dk_layout = FixedLayout(device, dtype, *size_and_strides(dk_meta))
-    dk = _launch(inputs, resolution.tile, [dv, dq], dk_layout, {"BY_SIZE": False})
+    dk = _launch(inputs, resolution.two_pass, [dv, dq], dk_layout, {"BY_SIZE": False})
     time_ns = resolution.schedule[1] if resolution.problem.is_static else None
     predicted_us = None if time_ns is None else time_ns / 1000
     return kernels.Gradients(dq, dk, dv, 0, {"family": TWO_PASS, "launch": "plain", "predicted_us": predicted_us})
@@ -44,14 +44,13 @@ def none_kept_free(reserved: int, launch: str) -> None:
     log.warning("%d SMs are reserved, but %s, which use whatever SMs are free", reserved, launch)
 
 
-def into_buffers(
-    inputs: Inputs, tile: EitherTile, scratch: TensorBox, dk: TensorBox, dv: TensorBox, launched: sympy.Expr | int
-) -> None:
+def into_buffers(inputs: Inputs, of_dq: Tile, scratch: TensorBox, dk: TensorBox, dv: TensorBox, launched: sympy.Expr | int) -> None:
     """Launch two passes into the buffers of one pass, its scratch for dq included (dynamic shapes hold both); launched = 0 launches
     nothing."""
     nothing = contiguous([0], torch.float32, inputs.device)  # every template has an output
-    constants = {"BY_SIZE": True} | accumulator_order(tile.one_pass)
-    _launch(inputs, tile.two_pass, [dv, scratch, dk], nothing, constants, launched)
+    constants = {"BY_SIZE": True} | accumulator_order(of_dq)
+    assert inputs.resolution.two_pass
+    _launch(inputs, inputs.resolution.two_pass, [dv, scratch, dk], nothing, constants, launched)
 
 
 def _launch(

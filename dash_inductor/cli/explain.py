@@ -82,6 +82,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     from ..explanation.joint_graphs import joint_graphs
     from ..explanation.no_trace import leaving_no_trace
     from ..hooks import install
+    from ..hooks.hook import PATCHES
 
     def graphs_on(place: Any) -> Any:
         return joint_graphs(model, inputs, kwargs, place)
@@ -92,7 +93,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
         with leaving_no_trace(), deterministic(warn_only=torch.is_deterministic_algorithms_warn_only_enabled()):
             if device is not None:
                 decisions.require_compiler()
-                with gpu_attention.attention_of(named_device(device)), decisions.without_the_pass():
+                with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
                     graphs = graphs_on(cpu)
                 return decisions.decide_on(device, graphs), len(graphs), device, named_device(device).sms
             devices = {x.device.type for x in (*model.parameters(), *model.buffers())}

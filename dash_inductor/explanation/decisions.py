@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import operator
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -14,18 +12,15 @@ import torch._inductor.config as inductor_config
 from torch import Tensor, fx
 from torch._guards import tracing
 from torch._inductor import compile_fx
-from torch._inductor.fx_passes import joint_graph
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ..codegen.fake_gpu import fake_gpu
-from ..decision import ORIGIN, Decision, decisions_in
-from ..hooks.left_out import PASSES, say_if_left_out
-from ..hooks.wrapped import STOCK
-from ..op import FLEX_PROBLEM, NOTE, SDPA_BACKWARD
-from ..rewrite.declined import DECLINED, decision_of
-from ..rewrite.sdpa import patterns
+from ..decision import Decision, decisions_in
+from ..hooks.joint_pass import PASS, decline_if_left_out
+from ..op import MARK, NOTE
+from ..rewrite.declined import noted
 
 CUDA = torch.device("cuda", 0)
 # Of an attention alone: no kernel is compiled, written into a cache or tried.
@@ -42,7 +37,7 @@ LOWERING = {
 
 def decisions_of(graphs: Iterable[fx.GraphModule]) -> list[Decision]:
     """What became of each attention in graphs after the pass, in the order in which the model calls them."""
-    return [_decision(node) for graph in graphs for node in reversed([*_attentions(graph)])]
+    return [noted(node) if node.target is NOTE else _lowered(node) for graph in graphs for node in reversed([*_attentions(graph)])]
 
 
 def decide_on(gpu: str, graphs: Iterable[fx.GraphModule]) -> list[Decision]:
@@ -56,8 +51,8 @@ def decide_on(gpu: str, graphs: Iterable[fx.GraphModule]) -> list[Decision]:
             for module in _modules(graph):
                 _move(module)
             for module in _modules(graph):
-                if not say_if_left_out(module):
-                    patterns.apply(module)
+                if not decline_if_left_out(module):
+                    PASS.apply(module)
             found += decisions_of([graph])
         return found
 
@@ -73,34 +68,13 @@ def require_compiler() -> None:
         )
 
 
-@contextlib.contextmanager
-def without_the_pass() -> Iterator[None]:
-    """Joint graphs made inside have gone through all of Inductor's passes but ours."""
-    others = [one for one in joint_graph.pass_patterns if one is not patterns]
-    passes = getattr(compile_fx, PASSES)
-    with (
-        mock.patch.object(joint_graph, "pass_patterns", others),
-        mock.patch.object(compile_fx, PASSES, getattr(passes, STOCK, passes)),
-    ):
-        yield
-
-
 def _modules(graph: fx.GraphModule) -> list[fx.GraphModule]:
     """The graph and those inside, such as the bodies of nested regions."""
     return [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
 
 
 def _attentions(graph: fx.GraphModule) -> Iterator[fx.Node]:
-    for module in _modules(graph):
-        for node in module.graph.nodes:
-            if DECLINED in node.meta or FLEX_PROBLEM in node.meta or node.target in (SDPA_BACKWARD, NOTE):
-                yield node
-
-
-def _decision(node: fx.Node) -> Decision:
-    if node.target is NOTE:
-        return replace(Decision.of_text(str(node.args[1])), **node.meta[ORIGIN])
-    return decision_of(node) or _lowered(node)
+    return (node for module in _modules(graph) for node in module.graph.nodes if MARK in node.meta)
 
 
 class _Lowered(BaseException):

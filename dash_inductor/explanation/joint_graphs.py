@@ -22,8 +22,7 @@ from torch._inductor import compile_fx
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.overrides import TorchFunctionMode
 
-from ..hooks.left_out import PASSES
-
+PASSES = "_recursive_joint_graph_passes"
 NESTED_PASSES = "run_joint_graph_passes_on_hops"
 _TORCH = str(Path(torch.__file__).parent)
 

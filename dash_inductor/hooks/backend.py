@@ -6,30 +6,44 @@ import contextlib
 import functools
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 # Before Dynamo traces, as plain torch.compile does: emulation starts with it, and lets FlexAttention train on the CPU.
 import torch._inductor.compile_fx
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from ..config import ready
-from . import install
+from .failures import compile_graph
+from .hook import PATCHES
+from .install import eager_backward, is_enabled
+from .joint_pass import PASS
+from .table import COMPILATION
+
+CUSTOM = "joint_custom_post_pass"
 
 
 def dash(
     gm: torch.fx.GraphModule, example_inputs: list[Any], *, mode: str | None = None, options: dict[str, Any] | None = None
 ) -> Any:
     """Compiles `gm` with Inductor; `mode` and `options` are those of torch.compile."""
-    inductor = torch._TorchCompileInductorWrapper(mode, options, None)
     if not ready().enabled:
         _warn_off("DASH_INDUCTOR=0")
     elif not torch.are_deterministic_algorithms_enabled():
         _warn_off("torch.use_deterministic_algorithms is off")
+    elif is_enabled():
+        with eager_backward():
+            return torch._TorchCompileInductorWrapper(mode, options, None)(gm, example_inputs)
     else:
-        with _installed(), install.eager_backward():
-            return inductor(gm, example_inputs)
-    return inductor(gm, example_inputs)
+        options = dict(options or {})
+        of_user = options.pop(CUSTOM, getattr(inductor_config, CUSTOM))
+        inductor = torch._TorchCompileInductorWrapper(mode, options, None)
+        with _patched(), inductor_config.patch({CUSTOM: after(of_user)}), eager_backward():
+            return compile_graph(inductor, gm, example_inputs)
+    return torch._TorchCompileInductorWrapper(mode, options, None)(gm, example_inputs)
 
 
 def _reset() -> None:
@@ -42,15 +56,36 @@ def _reset() -> None:
 dash.reset = _reset  # type: ignore[attr-defined]
 
 
+class Chain(CustomGraphPass):
+    """Passes one after the other, as one: torch 2.11 takes no more."""
+
+    def __init__(self, passes: tuple[Any, ...]) -> None:
+        self._passes = passes
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        """Runs them all."""
+        for each in self._passes:
+            each(graph)
+
+    def uuid(self) -> Any:
+        """Theirs; None, which keeps graphs out of caches, where one has none."""
+        uuids = [each.uuid() if isinstance(each, CustomGraphPass) else None for each in self._passes]
+        return None if None in uuids else tuple(uuids)
+
+
+def after(of_user: Any) -> CustomGraphPass:
+    """Our pass after the user's own, which may be none, one, or since torch 2.13 a list or tuple of them."""
+    passes = of_user if isinstance(of_user, (list, tuple)) else [] if of_user is None else [of_user]
+    return Chain((*passes, PASS)) if passes else PASS
+
+
 @contextlib.contextmanager
-def _installed() -> Any:
-    """Pass and cache key are in Inductor while this graph is compiled."""
-    install.install()
+def _patched() -> Iterator[None]:
+    PATCHES.ask(*COMPILATION)
     try:
         yield
     finally:
-        if not install.is_enabled():
-            install.uninstall()
+        PATCHES.leave()
 
 
 @functools.cache

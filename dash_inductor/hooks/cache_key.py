@@ -6,7 +6,6 @@ import functools
 import hashlib
 import importlib.util
 import os
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,10 @@ from torch._inductor.utils import get_donated_idxs
 from .. import emulation
 from ..config import current
 from ..devices.target import reserved_sms, sms_of_gpus
-from .failed import why_failed
+from . import failures
 
 PACKAGES = ("dash_inductor", "dash_inductor.lowering", "dash_inductor.templates")
 SUFFIXES = (".py", ".jinja", ".toml")
-# They say how an emulated run is interleaved, which decides no bits and no code.
-NOT_IN_KEY = ("seed",)
 
 
 @functools.cache
@@ -48,20 +45,26 @@ def digest_of(roots: list[Path]) -> str:
 
 def key() -> tuple[Any, ...]:
     """All of ours that decides what is generated."""
-    settings = current()
-    ours = tuple((name, value) for name, value in asdict(settings).items() if name not in NOT_IN_KEY)
-    emulated = emulation.settings()
-    return sources_digest(), ours, reserved_sms(settings), sms_of_gpus(), None if emulated is None else emulated.sms
+    settings, emulated = current(), emulation.settings()
+    return sources_digest(), settings.deciding(), reserved_sms(settings), sms_of_gpus(), None if emulated is None else emulated.sms
+
+
+def uuid() -> tuple[Any, ...]:
+    """The key, anew for each graph where a cache hit would skip a warning or an error."""
+    nonce = None if current().on_unsupported == "fallback" and not failures.failure() else os.urandom(16)
+    # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
+    return *key(), nonce, tuple(get_donated_idxs() or ())
 
 
 class CacheKey(CustomGraphModulePass):
     """A pass that does nothing: its uuid is part of the FX graph cache's and the AOTAutograd cache's keys."""
 
     def __call__(self, gm: Any) -> None:
-        pass
+        """Nothing."""
 
     def uuid(self) -> Any:
-        """The key, anew for each graph where a cache hit would skip a warning or an error."""
-        nonce = None if current().on_unsupported == "fallback" and not why_failed() else os.urandom(16)
-        # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
-        return *key(), nonce, tuple(get_donated_idxs() or ())
+        """As `uuid`."""
+        return uuid()
+
+
+KEY = CacheKey()

@@ -1,4 +1,4 @@
-"""Puts the pass into Inductor and takes it out again.
+"""Puts the package into Inductor and takes it out again.
 
 The pass runs on the joint graph after the built-in patterns, so that hand-written attention has become SDPA by then, and the
 decision is taken under Dynamo's guard on deterministic mode. A user's own custom passes are not touched. Nothing here imports
@@ -11,19 +11,21 @@ import contextlib
 import functools
 import pkgutil
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 from ..import_hook import after_import, forget_compiled
-from .installed import BACKEND_PASS, COMPILE_FX
+from .hook import PATCHES, Hooks
+from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY
 
-JOINT_GRAPH = "torch._inductor.fx_passes.joint_graph"
+INDUCTOR = "torch._inductor.compile_fx"
 REGISTRY = "torch.nn.attention"
-EAGER = "dash_inductor.rewrite.eager:activate"  # by name: it is above this module, which it imports
+EAGER = "dash_inductor.hooks.eager:activate"  # by name: it imports Inductor
 
 _wanted = False
+_installed = False
+_eager_backward = Hooks()
 
 
 def enable(**settings: Any) -> None:
@@ -78,13 +80,12 @@ def enabled(**settings: Any) -> Iterator[None]:
 
 
 def want(*, required: bool = False) -> None:
-    """Installs the pass, as soon as the user imports Inductor; a failure is logged, or raised if the pass is `required`."""
+    """Installs the package, as soon as the user imports Inductor; a failure is logged, or raised if the package is `required`."""
     global _wanted
     if not _wanted:
         _wanted = True
         forget_compiled()
-    for module in (JOINT_GRAPH, COMPILE_FX):
-        after_import(module, _install_if_wanted, required=required)
+    after_import(INDUCTOR, _install_if_wanted, required=required)
 
 
 def offer_eager() -> None:
@@ -101,7 +102,7 @@ def _activate() -> Any:
 
 
 def is_enabled() -> bool:
-    """Whether the pass is to be in Inductor."""
+    """Whether the package is to be in Inductor."""
     return _wanted
 
 
@@ -124,80 +125,47 @@ def prepare_emulation() -> None:
 def eager_backward() -> Iterator[None]:
     """Backwards are compiled with their forwards, not when they first run: pass, cache key and settings may be others by then.
 
-    Whether the graph is retained is not known yet, so that no backward may overwrite what its forward saved: nothing is donated.
+    Whether the graph is retained is not known yet, so that no backward may overwrite what its forward saved: nothing is donated. Not
+    by `config.donated_buffer`, which torch reads again when a backward runs. Blocks of several threads may overlap.
     """
     from torch._functorch import config
 
-    with config.patch(force_non_lazy_backward_lowering=True), _nothing_donated():
-        yield
-
-
-_blocks = 0
-_blocks_lock = threading.Lock()
-_patched = contextlib.ExitStack()
-
-
-@contextlib.contextmanager
-def _nothing_donated() -> Iterator[None]:
-    """Not by `config.donated_buffer`, which torch reads again when a backward runs.
-
-    Blocks of several threads may overlap: the first patches torch, and the last one restores it.
-    """
-    global _blocks
-    from unittest import mock
-
-    from torch._functorch._aot_autograd import graph_compile
-
-    with _blocks_lock:
-        if not _blocks:
-            nothing: Any = mock.patch.object(graph_compile, "collect_bw_donated_buffer_idxs", lambda *_: [], create=True)
-            _patched.enter_context(nothing)
-        _blocks += 1
+    _eager_backward.ask(*EAGER_BACKWARD)
     try:
-        yield
+        with config.patch(force_non_lazy_backward_lowering=True):
+            yield
     finally:
-        with _blocks_lock:
-            _blocks -= 1
-            if not _blocks:
-                _patched.close()
+        _eager_backward.leave()
+
+
+def nothing_donated(*_: Any) -> list[int]:
+    """The indices of what a backward may overwrite."""
+    return []
 
 
 def install() -> None:
-    """Puts the pass and the cache key into Inductor (which this imports), and watches where it leaves out the pass."""
-    from torch._inductor.codegen import common
-    from torch._inductor.fx_passes import joint_graph
-
-    from ..rewrite import flex, varlen  # noqa: F401 (patterns register themselves)
-    from ..rewrite.sdpa import patterns
-    from . import failed, in_use, late, left_out
-    from .cache_key import CacheKey
-
-    in_use.watch()
-    left_out.watch()
-    failed.watch()
-    late.watch()
-    if patterns not in joint_graph.pass_patterns:
-        joint_graph.pass_patterns.append(patterns)
-    if BACKEND_PASS not in common.custom_backend_passes:
-        # In front, because their order is in the cache keys, and Inductor may or may not have registered its own by now.
-        others = dict(common.custom_backend_passes)
-        common.custom_backend_passes.clear()
-        common.custom_backend_passes.update({BACKEND_PASS: CacheKey(), **others})
+    """Puts the package into Inductor, which this imports, for all compilations."""
+    global _installed
+    if not _installed:
+        _installed = True
+        PATCHES.ask(*EVERYBODY, *COMPILATION)
 
 
 def uninstall() -> None:
-    """Takes pass and cache key out of Inductor, if it is there."""
-    joint_graph = sys.modules.get(JOINT_GRAPH)
-    if joint_graph is not None:
-        from ..rewrite.sdpa import patterns
-        from . import failed, in_use, late, left_out
+    """Takes it out of Inductor, if it is there."""
+    global _installed
+    if _installed:
+        _installed = False
+        PATCHES.leave()
 
-        in_use.unwatch()
-        left_out.unwatch()
-        failed.unwatch()
-        late.unwatch()
-        if patterns in joint_graph.pass_patterns:
-            joint_graph.pass_patterns.remove(patterns)
-    common = sys.modules.get("torch._inductor.codegen.common")
-    if common is not None:
-        common.custom_backend_passes.pop(BACKEND_PASS, None)
+
+@contextlib.contextmanager
+def installed() -> Iterator[None]:
+    """Inside, the package is in Inductor, whether or not it is enabled."""
+    was_installed = _installed
+    install()
+    try:
+        yield
+    finally:
+        if not was_installed:
+            uninstall()

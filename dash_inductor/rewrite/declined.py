@@ -41,21 +41,19 @@ class InternalErrorWarning(RuntimeWarning):
 
 
 class InternalError(Declined):
-    """An attention that keeps its stock kernel because of a bug of ours, which is the cause (`__cause__`)."""
+    """A bug of ours, because of which attentions keep their stock kernels. is_told: nothing is said of it, or was said already."""
 
-    def __init__(self, bug: Exception, doing: str = "") -> None:
+    def __init__(self, bug: Exception, doing: str = "", *, is_told: bool = False) -> None:
         first_line = next(iter(str(bug).splitlines()), "")
         super().__init__(f"internal error, please report: {doing}{type(bug).__name__}: {first_line}", REPORT)
-        self.__cause__ = bug
+        self.bug, self.is_told = bug, is_told
 
 
 def why_no_target(device: torch.device) -> Declined | None:
     """The reason that lies in Inductor's settings or in the device, whatever the attention; None if there is none."""
     for name in REFUSED:
         if operator.attrgetter(name)(inductor_config):
-            return Declined(
-                f"torch._inductor.config.{name} is on", f"switch it off: torch._inductor.config.{name} = False"
-            )
+            return Declined(f"torch._inductor.config.{name} is on", f"switch it off: torch._inductor.config.{name} = False")
     if device.type == "cpu" and not emulation.active():
         return Declined(
             "the stock op is already deterministic on the CPU (emulation is off)",
@@ -110,18 +108,26 @@ def first_gradient(node: fx.Node) -> fx.Node | None:
 
 
 def tell(declined: Declined, decision: Decision, origin: Origin, settings: Config) -> None:
-    """Warns of an attention that is left alone, or raises, if settings say so. Of a bug of ours it always warns."""
+    """Warns of an attention that is left alone, or raises, if settings say so. A bug of ours is told whatever they say."""
     is_bug = isinstance(declined, InternalError)
-    if isinstance(declined, LeftToStock) or (settings.on_unsupported == "fallback" and not is_bug):
-        return
-    place = replace(decision, source=origin.source, module=origin.module).place
-    message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"
-    message = f"{message}. Remedy: {declined.remedy}"
-    if is_bug:
-        log.error(message, exc_info=declined.__cause__)
-    if settings.on_unsupported == "error":
-        raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from declined.__cause__
-    warnings.warn(message, InternalErrorWarning if is_bug else UserWarning, stacklevel=2)
+    if is_bug and settings.on_unsupported != "error":
+        report_bug(declined)
+    elif settings.on_unsupported != "fallback" and not isinstance(declined, LeftToStock):
+        place = replace(decision, source=origin.source, module=origin.module).place
+        message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"
+        message = f"{message}. Remedy: {declined.remedy}"
+        if settings.on_unsupported == "error":
+            raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from (declined.bug if is_bug else None)
+        warnings.warn(message, stacklevel=2)
+
+
+def report_bug(error: InternalError) -> None:
+    """One warning, and the traceback in the log."""
+    if not error.is_told:
+        error.is_told = True
+        message = f"dash_inductor leaves attentions to their stock kernels: {error}. Remedy: {error.remedy}"
+        log.error(message, exc_info=error.bug)
+        warnings.warn(message, InternalErrorWarning, stacklevel=2)
 
 
 def decision_of(node: fx.Node, declined: Declined) -> Decision:

@@ -22,7 +22,7 @@ from torch.nn.attention import SDPBackend, varlen
 from ..config import Config
 from ..decision import Declined
 from ..devices.target import target_of
-from ..op import MARK, Mark
+from ..op import Mark
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block, resolve
 from .declined import why_no_target

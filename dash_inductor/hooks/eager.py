@@ -9,6 +9,7 @@ in its graph.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import warnings
 from collections.abc import Callable
@@ -24,13 +25,15 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .. import emulation
 from ..config import ready
-from ..decision import add_eager
+from ..decision import Declined, add_eager
 from ..devices.target import target_of
-from ..hooks.backend import dash
-from ..hooks.cache_key import key
-from .declined import DECLINED, decision_of, why_no_target
-from .sdpa import patterns
-from .stock_ops import FLASH, FLASH_CPU
+from ..op import NOTE
+from ..rewrite.declined import noted, why_no_target
+from ..rewrite.nodes import call
+from ..rewrite.stock_ops import FLASH, FLASH_CPU
+from .backend import dash
+from .cache_key import key
+from .joint_pass import PASS
 
 REMEMBERED = 4096  # calls, by their sizes, for which the pass is not asked again
 MOST_VARIANTS = 2**16  # of one program, by sizes and strides: no bound in practice
@@ -67,8 +70,8 @@ def activate() -> Override | None:
         try:
             target_of(torch.device("cuda"), settings)
             ops["CUDA"] = FLASH
-        except ValueError as error:
-            reason = str(error)
+        except Declined as declined:
+            reason = str(declined)
     if not ops:
         remedy = "DASH_INDUCTOR_EMULATE=1, set when Python starts, emulates one on the CPU"
         raise RuntimeError(f'activate_flash_attention_impl("DASH"): {reason}; {remedy}')
@@ -79,9 +82,9 @@ def backward(op: OpOverload, stock: Any, keyset: Any, *args: Any, **kwargs: Any)
     """The gradients of `op`: by our kernels or, where the pass declines the attention, by the kernel `stock`."""
     if torch.are_deterministic_algorithms_enabled() and ready().enabled:
         _require_outermost()
-        settings = (*key(), why_no_target(args[0].device))
-        call = Call(settings, op, tuple(map(_like, args)), tuple((name, _like(x)) for name, x in kwargs.items()))
-        program = program_for(call)
+        settings = (*key(), str(why_no_target(args[0].device)))
+        called = Call(settings, op, tuple(map(_like, args)), tuple((name, _like(x)) for name, x in kwargs.items()))
+        program = program_for(called)
         if program is not None:
             return program([x for x in (*args, *kwargs.values()) if _varies(x)])
     return stock.call_boxed(keyset, *args, **kwargs)
@@ -108,8 +111,8 @@ class Call(NamedTuple):
         """What its program is made for: any batch and any lengths."""
         return self._replace(args=tuple(map(_kind, self.args)), kwargs=tuple((name, _kind(x)) for name, x in self.kwargs))
 
-    def graph(self) -> tuple[fx.Graph, fx.Node]:
-        """A graph that calls the op with its tensors and integers as inputs, and the op's node; on fake tensors."""
+    def graph(self) -> tuple[fx.Graph, list[fx.Node]]:
+        """A graph that calls the op with its tensors and integers as inputs, and the gradients; on fake tensors."""
         graph = fx.Graph()
 
         def argument(x: Any) -> Any:
@@ -123,8 +126,9 @@ class Call(NamedTuple):
             node = graph.call_function(self.op, tuple(map(argument, self.args)), {name: argument(x) for name, x in self.kwargs})
             args, kwargs = fx.map_arg((node.args, node.kwargs), lambda x: x.meta["val"])
             node.meta["val"] = self.op(*args, **kwargs)
-        graph.output(node)
-        return graph, node
+        gradients = [call(graph, operator.getitem, node, index) for index in range(len(node.meta["val"]))]
+        graph.output(gradients)
+        return graph, gradients
 
 
 def _varies(x: Any) -> bool:
@@ -193,22 +197,21 @@ _programs: dict[Call, Program] = {}
 
 
 @functools.lru_cache(REMEMBERED)
-def program_for(call: Call) -> Callable[[list[Any]], list[Tensor]] | None:
+def program_for(called: Call) -> Callable[[list[Any]], list[Tensor]] | None:
     """What runs in place of a stock backward; None if the pass declines it, which is recorded as of a graph.
 
     Raises:
         UnsupportedAttentionError: it is declined, under on_unsupported="error".
     """
     with _lock:
-        graph, node = call.graph()
-        strides = [grad.stride() for grad in node.meta["val"]]
-        patterns.apply(fx.GraphModule({}, graph))
-        decision = decision_of(node) if DECLINED in node.meta else None
-        if decision is not None:
+        graph, gradients = called.graph()
+        strides = [gradient.meta["val"].stride() for gradient in gradients]
+        PASS.apply(fx.GraphModule({}, graph))
+        for note in (node for node in graph.nodes if node.target is NOTE):
             counters["inductor"]["dash_declined"] += 1
-            add_eager(decision)
+            add_eager(noted(note))
             return None
-        kind = call.kind()
+        kind = called.kind()
         if kind not in _programs:
-            _programs[kind] = Program(call.graph()[0])
+            _programs[kind] = Program(called.graph()[0])
         return functools.partial(_programs[kind], strides)

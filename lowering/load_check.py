@@ -11,7 +11,7 @@ from typing import Any
 
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from . import LIMITS, occupancy
+from dash_inductor.devices import LIMITS, occupancy
 
 
 class Checked(CachingAutotuner):

@@ -16,24 +16,13 @@ from torch._guards import CompileContext
 from torch._logging import trace_structured
 
 from ..decision import decisions_in, report, take
-from .wrapped import unwrap, wrap
 
-OUTPUT_CODE = "torch._inductor.output_code"
 DYNAMO = "torch._dynamo.symbolic_convert"
 COMPILED = "dash_compiled"  # in a compile context: `compiled_by`
 
 
-def watch() -> None:
-    """Sees compiled graphs from now on, as soon as Inductor is imported."""
-    wrap(getattr(sys.modules.get(OUTPUT_CODE), "CompiledFxGraph", None), "post_compile", _post_compile)
-
-
-def unwatch() -> None:
-    """Gives Inductor its own function back."""
-    unwrap(getattr(sys.modules.get(OUTPUT_CODE), "CompiledFxGraph", None), "post_compile")
-
-
-def _post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], constants: Any, options: Any) -> None:
+def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], constants: Any, options: Any) -> None:
+    """Stands around the function that takes a graph into use."""
     stock(graph, inputs, constants, options)
     context = CompileContext.try_get()
     name = _compiled_by_dynamo() or getattr(context, COMPILED, "")

@@ -1,0 +1,104 @@
+"""Graphs with rewritten attention that do not compile: compiled once more without ours, so that they keep their stock kernels.
+
+Where the backward is compiled together with the forward, as under backend="dash" and inside `enabled()`, that is possible for all of
+a graph, since nothing of it has run. Else the backward is compiled when it first runs: there the ops that stock would need are put
+back as far as the forward has kept what they take. Where that is not all, the compiler's error stays.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+from torch import fx
+from torch._dynamo.exc import RestartAnalysis
+
+from ..config import current
+from ..op import MARK
+from ..rewrite.back_to_stock import give_back
+from ..rewrite.declined import InternalError, UnsupportedAttentionError, report_bug
+from ..rewrite.graph import rewritten
+
+WHAT = "the graph did not compile with our kernels: "
+
+_has_ours: ContextVar[bool | None] = ContextVar("has_ours", default=None)  # None where no graph is compiled as a whole
+_failure: ContextVar[InternalError | None] = ContextVar("failure", default=None)
+
+
+def note_rewritten() -> None:
+    """The graph that is compiled now has attentions that were rewritten."""
+    if _has_ours.get() is not None:
+        _has_ours.set(True)
+
+
+def failure() -> InternalError | None:
+    """Why the graph that is compiled now, for the second time, keeps its stock kernels; None where it is the first time."""
+    return _failure.get()
+
+
+def compile_graph(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Stands around what compiles a graph and, unless that comes late, its backward."""
+    had_ours = _has_ours.set(False)
+    try:
+        return stock(*args, **kwargs)
+    except (RestartAnalysis, UnsupportedAttentionError):  # Dynamo's, and no failure; and what the user has asked for
+        raise
+    except Exception as error:
+        # Whose failure it is shows in the second try: what is not ours fails there as well.
+        if not _has_ours.get() or failure():
+            raise
+        bug = InternalError(error, WHAT, is_told=True)
+        was = _failure.set(bug)
+        try:
+            compiled = stock(*args, **kwargs)
+        except Exception:
+            raise error from None
+        finally:
+            _failure.reset(was)
+    finally:
+        _has_ours.reset(had_ours)
+    report_bug(bug)
+    return compiled
+
+
+def compile_late(stock: Callable[..., Any], gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+    """Stands around what compiles a backward, perhaps when it first runs."""
+    settings = current()
+    ours = rewritten(gm.graph)
+    if not ours or _has_ours.get() is not None or settings.on_unsupported == "error":
+        return stock(gm, *args, **kwargs)
+    if any(node.meta[MARK].resolution.settings.deciding() != settings.deciding() for node in ours):
+        return stock(gm, *args, **kwargs)  # which says that the settings were changed
+    spare = _copied(gm)  # passes change the other one
+    try:
+        return stock(gm, *args, **kwargs)
+    except Exception as error:
+        bug = InternalError(error, WHAT, is_told=True)
+        if not give_back(spare.graph, bug, settings):
+            raise
+    spare.recompile()  # its code is what Inductor's cache knows a graph by
+    compiled = stock(spare, *args, **kwargs)
+    report_bug(bug)
+    return _without_cache(compiled)
+
+
+def _copied(gm: fx.GraphModule) -> fx.GraphModule:
+    """Graphs of its own, inner ones too, over the same tensors."""
+    spare = fx.GraphModule(gm, copy.deepcopy(gm.graph))
+    spare.meta = gm.meta
+    for name, inner in gm.named_children():
+        if isinstance(inner, fx.GraphModule):
+            setattr(spare, name, _copied(inner))
+    return spare
+
+
+def _without_cache(compiled: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """As a function that AOTAutograd's cache does not take: the key is that of the graph that did not compile."""
+
+    def run(inputs: Any) -> Any:
+        return compiled(inputs)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

@@ -1,0 +1,174 @@
+"""Places of torch that are something else while the package is on, and afterwards what they were."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import logging
+import pkgutil
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger("dash_inductor")
+
+Undo = Callable[[], None]
+Put = Callable[[Any, str], Undo]  # fills an attribute of an owner
+
+
+@dataclass(frozen=True)
+class Hook:
+    """One place of torch that the package fills.
+
+    Attributes:
+        owner: the module that has it, or "module:Class".
+        name: of the attribute there.
+        purpose: what it is for.
+        put: how it is patched. None for a place that torch offers to others: no release of torch should move it.
+        key: of the entry, by its name, where the attribute is a dict of which one entry is patched.
+        needed: whether no attention is rewritten where torch has lost it; else just the purpose is lost.
+        since: the first torch that has it.
+    """
+
+    owner: str
+    name: str
+    purpose: str
+    put: Put | None = None
+    key: str | None = None
+    needed: bool = True
+    since: str = "2.11"
+
+    @property
+    def place(self) -> str:
+        """Where it is, in one word."""
+        return f"{self.owner.replace(':', '.')}.{self.name}{'' if self.key is None else f'[{self.key}]'}"
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether this torch does not have it. Imports its module."""
+        try:
+            value = getattr(self.found_owner(), self.name)
+        except (ImportError, AttributeError):
+            return True
+        return self.key is not None and pkgutil.resolve_name(self.key) not in value
+
+    def found_owner(self) -> Any:
+        """The module or class."""
+        module, _, name = self.owner.partition(":")
+        found = importlib.import_module(module)
+        return getattr(found, name) if name else found
+
+
+class Hooks:
+    """Patches that are put when they are first asked for, and undone when nobody asks for them any more."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._askers = 0
+        self._put: dict[Hook, Undo] = {}
+
+    def ask(self, *hooks: Hook) -> None:
+        """Puts those that are not there yet, for one more asker. One that torch does not have is logged."""
+        with self._lock:
+            self._askers += 1
+            self.add(*hooks)
+
+    def add(self, *hooks: Hook) -> None:
+        """Puts those that are not there yet, for those that ask already."""
+        with self._lock:
+            for hook in hooks:
+                if hook.is_missing:
+                    log.warning("torch has lost %s, which dash_inductor needs: %s", hook.place, hook.purpose)
+                elif hook.put is not None and hook not in self._put:
+                    self._put[hook] = hook.put(hook.found_owner(), hook.name)
+
+    def leave(self) -> None:
+        """One asker less; the last one's leaving undoes all."""
+        with self._lock:
+            self._askers -= 1
+            if not self._askers:
+                self._undo()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Inside, torch is as it was."""
+        with self._lock:
+            hooks = [*self._put]
+            self._undo()
+        try:
+            yield
+        finally:
+            self.add(*hooks)
+
+    def _undo(self) -> None:
+        while self._put:
+            _, undo = self._put.popitem()
+            undo()
+
+
+PATCHES = Hooks()
+
+
+def replaced(value: str) -> Put:
+    """The attribute is what has the name `value`. Names are "module:name", and imported when a hook is put."""
+    return lambda owner, name: _set(owner, name, pkgutil.resolve_name(value))
+
+
+def around(function: str) -> Put:
+    """A call of the attribute is `function(stock, ...)`."""
+    return lambda owner, name: _set(owner, name, _standing_around(getattr(owner, name), function))
+
+
+def around_entry(key: str, function: str) -> Put:
+    """A call of the dict's entry is `function(stock, ...)`."""
+
+    def put(owner: Any, name: str) -> Undo:
+        entries, entry = getattr(owner, name), pkgutil.resolve_name(key)
+        stock = entries[entry]
+        entries[entry] = _standing_around(stock, function)
+        return lambda: entries.__setitem__(entry, stock)
+
+    return put
+
+
+def last_member(member: str) -> Put:
+    """The list ends with `member`."""
+
+    def put(owner: Any, name: str) -> Undo:
+        members, ours = getattr(owner, name), pkgutil.resolve_name(member)
+        members.append(ours)
+        return lambda: members.remove(ours)
+
+    return put
+
+
+def first_entry(key: str, value: str) -> Put:
+    """The dict begins with this entry, for its order counts, and others may come sooner or later."""
+
+    def put(owner: Any, name: str) -> Undo:
+        entries = getattr(owner, name)
+        others = dict(entries)
+        entries.clear()
+        entries.update({key: pkgutil.resolve_name(value), **others})
+        return lambda: entries.pop(key, None)
+
+    return put
+
+
+def _set(owner: Any, name: str, value: Any) -> Undo:
+    stock = getattr(owner, name)
+    setattr(owner, name, value)
+    return lambda: setattr(owner, name, stock)
+
+
+def _standing_around(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
+    function = pkgutil.resolve_name(name)
+
+    @functools.wraps(stock)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return function(stock, *args, **kwargs)
+
+    wrapped.dash_inductor = name  # type: ignore[attr-defined]
+    return wrapped

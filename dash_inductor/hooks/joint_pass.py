@@ -1,0 +1,81 @@
+"""The pass over joint graphs, and a look at the graphs that Inductor leaves it out of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor import config as inductor_config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from ..config import current, ready
+from ..decision import Declined
+from ..rewrite.graph import rewrite, rewritten
+from . import cache_key, failures
+from .hook import PATCHES
+from .table import HOOKS, LOWERING, RUNS_PASS
+
+SETTINGS = ("pattern_matcher", "use_joint_graph_passes")  # the pass is left out where one is off
+
+
+class DashPass(CustomGraphPass):
+    """The pass: does nothing, and costs nothing, unless deterministic mode is on. Raises what is wrong with the settings."""
+
+    def __call__(self, graph: fx.Graph) -> None:
+        """As a custom pass of Inductor, whose uuid is in the keys of its caches."""
+        self.apply(graph)
+
+    def uuid(self) -> Any:
+        """What decides what the pass does."""
+        return cache_key.uuid()
+
+    def apply(self, gm: fx.Graph | fx.GraphModule) -> int:
+        """Rewrites the graph; returns how many attentions it has met."""
+        return _apply(gm if isinstance(gm, fx.Graph) else gm.graph, why_refused()) if is_on() else 0
+
+
+PASS = DashPass()
+
+
+def after_joint_passes(stock: Callable[..., fx.GraphModule], gm: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
+    """Stands around Inductor's passes over a joint graph."""
+    gm = stock(gm, *args, **kwargs)
+    decline_if_left_out(gm)
+    return gm
+
+
+def decline_if_left_out(gm: fx.GraphModule) -> bool:
+    """Declines the attentions of a graph if the pass is left out; whether it is."""
+    name = next((name for name in SETTINGS if not getattr(inductor_config, name)), None)
+    if name is None and not RUNS_PASS.is_missing:
+        return False
+    off = name and Declined(f"torch._inductor.config.{name} is off", f"switch it on: torch._inductor.config.{name} = True")
+    if is_on() and _apply(gm.graph, off or why_refused()):
+        gm.recompile()
+    return True
+
+
+def why_refused() -> Declined | None:
+    """Why no attention is rewritten now, whatever it is; None if there is no such reason."""
+    lost = [hook.place for hook in HOOKS if hook.needed and hook.is_missing]
+    if lost:
+        return Declined(
+            f"torch {torch.__version__} has lost {', '.join(lost)}",
+            "use a torch that dash_inductor is tested with (docs/support.md), or a newer dash_inductor",
+        )
+    return failures.failure()
+
+
+def is_on() -> bool:
+    """Whether attentions are decided on; raises what is wrong with the settings."""
+    return ready().enabled and torch.are_deterministic_algorithms_enabled()
+
+
+def _apply(graph: fx.Graph, refused: Declined | None) -> int:
+    PATCHES.add(*LOWERING)
+    met = rewrite(graph, current(), refused)
+    if rewritten(graph):
+        failures.note_rewritten()
+    return met

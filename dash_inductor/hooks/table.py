@@ -1,0 +1,80 @@
+"""Every place of torch that the package fills. A test holds that it fills no other, and that each is afterwards what it was.
+
+Emulation and code for a GPU that is not there replace more, for as long as they last: see `emulation/` and `codegen/fake_gpu.py`.
+"""
+
+from __future__ import annotations
+
+from .hook import Hook, around, around_entry, first_entry, last_member, replaced
+
+FLEX_BACKWARD = "torch:ops.higher_order.flex_attention_backward"
+
+RUNS_PASS = Hook(
+    "torch._inductor.fx_passes.joint_graph",
+    "pass_patterns",
+    "runs the pass after Inductor's own patterns, which make SDPA of attention written by hand",
+    last_member("dash_inductor.hooks.joint_pass:PASS"),
+)
+# For every compilation of the process. Overrides of Inductor's settings are a thread's own, and options of torch.compile override
+# them in turn: so the setting in OFFERED reaches the graphs of backend="dash", and not those of everybody.
+EVERYBODY = (
+    RUNS_PASS,
+    Hook(
+        "torch._inductor.codegen.common",
+        "custom_backend_passes",
+        "puts settings and sources into the keys of Inductor's caches",
+        first_entry("dash_inductor", "dash_inductor.hooks.cache_key:KEY"),
+    ),
+    Hook(
+        "torch._dynamo.backends.common:AotAutograd",
+        "__call__",
+        "compiles a graph once more with stock kernels where it does not compile with ours",
+        around("dash_inductor.hooks.failures:compile_graph"),
+        needed=False,
+    ),
+)
+COMPILATION = (
+    Hook(
+        "torch._inductor.compile_fx",
+        "_recursive_joint_graph_passes",
+        "names the attentions of graphs that the pass does not see",
+        around("dash_inductor.hooks.joint_pass:after_joint_passes"),
+    ),
+    Hook(
+        "torch._inductor.compile_fx",
+        "compile_fx_backward",
+        "compiles a late backward once more with stock kernels where it does not compile with ours",
+        around("dash_inductor.hooks.failures:compile_late"),
+        needed=False,
+    ),
+    Hook(
+        "torch._inductor.output_code:CompiledFxGraph",
+        "post_compile",
+        "records what was decided, of graphs out of caches too",
+        around("dash_inductor.hooks.recording:post_compile"),
+    ),
+)
+# When the first graph is met in deterministic mode: our lowerings need the whole of Inductor.
+LOWERING = (
+    Hook(
+        "torch._inductor.lowering",
+        "lowerings",
+        "lowers FlexAttention's backward",
+        around_entry(FLEX_BACKWARD, "dash_inductor.lowering.flex:lower_or_stock"),
+        key=FLEX_BACKWARD,
+    ),
+)
+# While backwards are compiled together with their forwards.
+EAGER_BACKWARD = (
+    Hook(
+        "torch._functorch._aot_autograd.graph_compile",
+        "collect_bw_donated_buffer_idxs",
+        "keeps a backward, which may run again, from overwriting what its forward saved",
+        replaced("dash_inductor.hooks.install:nothing_donated"),
+    ),
+)
+OFFERED = (
+    Hook("torch._inductor.config", "joint_custom_post_pass", "runs the pass, and keys caches, under backend='dash'"),
+    Hook("torch.nn.attention", "register_flash_attention_impl", "lists DASH for eager training", needed=False),
+)
+HOOKS = (*EVERYBODY, *COMPILATION, *LOWERING, *EAGER_BACKWARD, *OFFERED)
