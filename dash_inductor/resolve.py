@@ -258,7 +258,8 @@ def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
         takes_two = choice.family == TWO_PASS
         if choice.family in ROUND_ROBIN and (reason := why_no_round_robin(tiled.geometry, choice.family)):
             raise Declined(reason, DEFAULTS)
-    return replace(resolution, choice=choice, **{"one_pass": None} if takes_two else {"two_pass": None})
+    two_pass = resolution.two_pass if takes_two else None
+    return replace(resolution, one_pass=None if takes_two else one_pass, two_pass=two_pass, choice=choice)
 
 
 @cache

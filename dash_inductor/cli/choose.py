@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..config import current
+from ..decision import Declined
 from ..devices.cost_files import known_devices, numbers_of
 from ..devices.target import Target
 from ..problem import Problem
@@ -21,12 +22,11 @@ from ..schedule import GUARANTEES, MASKS, TWO_PASS, Costs
 from ..schedule.candidates import Candidate, CandidateBuilder
 from ..schedule.choice import ScheduleChoice, weight
 from ..schedule.packing import row_ints, table_ints
-from ..templates.tiles import HALF_DTYPES, Template, rows_of
+from ..templates.tiles import HALF_DTYPES
 from .arguments import add_attention, add_json
 from .console import print_json, section, table
 
 ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
-FP32_BYTES = 4
 MOST_CHAINS = 2**22  # which are counted one by one
 PLACE = ("family", "roles", "heads_in_flight", "stride")
 SIZES = "--q-len 8192 --kv-len 8192 --batch 2 --heads 16 --head-dim 128"
@@ -47,7 +47,7 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print_json(figures)
         return int(declined)
-    hidden = ("candidates", "piecewise") if declined else ("candidates", "piecewise", "declined")
+    hidden = ("candidates", "piecewise") if declined else ("candidates", "piecewise", "declined", "remedy")
     section("Attention", {name.replace("_", " "): value for name, value in figures.items() if name not in hidden})
     if declined:
         return 1
@@ -74,14 +74,14 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     numbers = numbers_of(args.device)
     sms = settings.sms if args.device == "emulated" else numbers["sms"]["value"]
     target = Target(args.device, ARCHS.get(numbers["arch"], numbers["arch"]), sms - settings.sm_reserve, settings.sm_reserve)
-    figures: dict[str, Any] = {"device": args.device, "guarantee": settings.guarantee, "declined": None}
+    figures: dict[str, Any] = {"device": args.device, "guarantee": settings.guarantee, "declined": None, "remedy": None}
     try:
         if target.sms < 1:
-            raise ValueError(f"{settings.sm_reserve} SMs are reserved (sm_reserve), and the device has {sms}")
+            raise Declined(f"{settings.sm_reserve} SMs are reserved (sm_reserve), and the device has {sms}", "reserve fewer")
         resolution = resolve(problem, settings, target)
-    except ValueError as error:
-        return figures | {"declined": str(error)}
-    tile = rows_of(resolution.tile)
+    except Declined as declined:
+        return figures | {"declined": str(declined), "remedy": declined.remedy}
+    tile = resolution.tile
     chains = problem.kv_heads_total * (n_kv := problem.tiled(tile).geometry.n_kv)
     if chains > MOST_CHAINS:
         product = f"batch x kv-heads x KV tiles of {tile.block_n} keys"
@@ -93,29 +93,28 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
 def _figures(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
     """Of two passes the overhead is the launch alone: what a CTA loads and stores at its ends is not known yet."""
-    (plan, time_ns), costs, tile = resolution.schedule, resolution.costs, rows_of(resolution.tile)
-    figures: dict[str, Any] = {"tile": str(tile), **dict.fromkeys(PLACE), "family": TWO_PASS}
+    (plan, time_ns), costs = resolution.schedule, resolution.costs
+    figures: dict[str, Any] = {"tile": resolution.tile_text, **dict.fromkeys(PLACE), "family": TWO_PASS}
     steps: dict[str, Any]
-    n_q, query_heads = plan.order.geometry.n_q, plan.heads * plan.group
-    if resolution.template == Template.ONE_PASS:
+    if resolution.one_pass:
         assert costs
         figures |= {"family": plan.family, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}
         figures["stride"] = getattr(plan.order, "stride", None)
         longest = max(sum(1 for _ in plan.tasks(worker)) for worker in range(plan.workers))
         overhead_ns = costs.launch_ns + longest * costs.chain_ns
         steps = {"estimate": costs.estimate, "step_ns": costs.step_ns, "hop_ns": costs.hop_ns, "workers": costs.workers}
-        # fp32 dq; the table, and what else the schedule needs; the ticket, a dummy, and a semaphore for each (head, Q tile)
-        ints = query_heads * n_q * (tile.block_m * tile.block_d + 1) + table_ints(plan) + row_ints(plan) + 2
     else:
-        two, ints, overhead_ns = resolution.two_pass, 0, numbers["launch_ns"]["value"]
+        two, overhead_ns = resolution.two_pass_costs, numbers["launch_ns"]["value"]
         estimate = two.estimate or numbers["launch_ns"]["estimate"]
         steps = {"estimate": estimate, "step_ns": [two.kv_step_ns, two.q_step_ns], "hop_ns": 0, "workers": two.workers}
     return figures | {
-        "boustrophedon": resolution.template == Template.ONE_PASS and plan.order.mirrored,
+        "boustrophedon": resolution.one_pass is not None and plan.order.mirrored,
         "predicted_us": None if time_ns is None else time_ns / 1000,
         "overhead_us": overhead_ns / 1000,
         **steps,
-        "workspace_bytes": FP32_BYTES * (ints + 2 * query_heads * n_q * tile.block_m),  # and delta and lse of each row
+        "workspace_bytes": resolution.workspace_bytes(
+            plan.heads * plan.group * plan.order.geometry.n_q, table_ints(plan) + row_ints(plan)
+        ),
     }
 
 

@@ -68,7 +68,7 @@ def leave(node: fx.Node, declined: Declined, settings: Config) -> None:
         decision, origin = decision_of(node, declined), origin_of(node)
     except Exception as bug:  # in what reads a node
         declined = declined if isinstance(declined, InternalError) else InternalError(bug)
-        decision, origin = Decision(str(node.target), *[UNKNOWN] * 9, **_told(declined)), Origin()
+        decision, origin = unread(str(node.target), declined), Origin()
     note(first_gradient(node), decision, origin)
     tell(declined, decision, origin, settings)
 
@@ -109,15 +109,15 @@ def first_gradient(node: fx.Node) -> fx.Node | None:
 
 def tell(declined: Declined, decision: Decision, origin: Origin, settings: Config) -> None:
     """Warns of an attention that is left alone, or raises, if settings say so. A bug of ours is told whatever they say."""
-    is_bug = isinstance(declined, InternalError)
-    if is_bug and settings.on_unsupported != "error":
+    bug = declined.bug if isinstance(declined, InternalError) else None
+    if isinstance(declined, InternalError) and settings.on_unsupported != "error":
         report_bug(declined)
     elif settings.on_unsupported != "fallback" and not isinstance(declined, LeftToStock):
         place = replace(decision, source=origin.source, module=origin.module).place
         message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"
         message = f"{message}. Remedy: {declined.remedy}"
         if settings.on_unsupported == "error":
-            raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from (declined.bug if is_bug else None)
+            raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from bug
         warnings.warn(message, stacklevel=2)
 
 
@@ -141,13 +141,19 @@ def decision_of(node: fx.Node, declined: Declined) -> Decision:
         device=str(query.device),
         dtype=dtype_name(query.dtype),
         mask=_mask(named),
-        **_told(declined),
+        **_why(declined),
         **sizes_in_text(query.shape, key.shape, value.shape),
     )
 
 
-def _told(declined: Declined) -> dict[str, Any]:
-    """What a decision says of why."""
+def unread(op: str, declined: Declined) -> Decision:
+    """What is recorded of an attention of which nothing else is known."""
+    names = "device", "dtype", "mask", "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim"
+    nothing: dict[str, Any] = dict.fromkeys(names, UNKNOWN)
+    return Decision(op, **nothing, **_why(declined))
+
+
+def _why(declined: Declined) -> dict[str, Any]:
     return {"reason": str(declined), "remedy": declined.remedy, "stock_differs": declined.stock_differs}
 
 

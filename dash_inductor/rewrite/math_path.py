@@ -22,7 +22,7 @@ from ..config import Config
 from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
-from .declined import DROPOUT, InternalError, note, tell
+from .declined import DROPOUT, InternalError, note, tell, unread
 from .origin import Origin, origin_of
 
 aten = torch.ops.aten
@@ -40,7 +40,8 @@ def leave_math_paths(graph: fx.Graph, settings: Config) -> int:
     try:
         calls = list(_calls(graph))
     except Exception as bug:
-        tell(InternalError(bug), Decision(OP, *[UNKNOWN] * 9), Origin(), settings)
+        error = InternalError(bug)
+        tell(error, unread(OP, error), Origin(), settings)
         return 0
     for gradient, softmax, decision, declined in calls:
         origin = origin_of(softmax)

@@ -47,7 +47,7 @@ def kind_of(stock: SdpaBackward) -> str:
 def why_distrusted(stock: SdpaBackward) -> Declined | None:
     """What was seen of the op's forward that our backward cannot take; None where all is well, or where there is no such device."""
     seen = _probed(*_question(stock)) if str(stock.op) in FORWARDS else None
-    return seen and Declined(seen, REPORT)
+    return Declined(seen, REPORT) if seen else None
 
 
 def line_at_load(stock: SdpaBackward) -> str | None:
