@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..cli.console import WIDTH, listed, rendered
 from ..decision import Decision, stock_is_deterministic, stock_workspace_bytes
 from ..schedule import TWO_PASS
 from ..schedule.candidates import Candidate, formula_of
+from ..text import WIDTH, listed, rendered
 
 PROMISES = {
     "run": "the same bits for the same inputs, shapes, software and GPU model",

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..cli.console import WIDTH, rendered
+from ..text import WIDTH, rendered
 
 MOST_LINES = 6
 

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from dash_inductor.cli import console
+from dash_inductor.text import listed, rendered
 
 ROWS = [
     {"module": "blocks.0.attention", "op": "aten._scaled_dot_product_flash_attention_for_cpu", "shape": "[2, 16]", "us": 12.5},
@@ -27,7 +28,7 @@ def letters(text: str) -> str:
 
 @pytest.mark.parametrize("width", [*range(30, 130), 400])
 def test_no_cell_is_cropped_and_no_line_too_long(width):
-    text = console.rendered("Attentions", ROWS, width)
+    text = rendered("Attentions", ROWS, width)
     lines = text.splitlines()
     assert lines[0] == "Attentions" and "\033" not in text
     assert max(map(len, lines)) <= width
@@ -39,15 +40,15 @@ def test_no_cell_is_cropped_and_no_line_too_long(width):
 
 
 def test_the_text_of_a_table():
-    assert console.rendered("Two", [{"name": "a", "ns": 1}, {"name": "bc", "ns": 1000}]) == (
+    assert rendered("Two", [{"name": "a", "ns": 1}, {"name": "bc", "ns": 1000}]) == (
         "Two\n\nname    ns\n----  ----\na        1\nbc    1000"
     )
-    assert console.rendered("None of them", []) == "None of them: none"
+    assert rendered("None of them", []) == "None of them: none"
 
 
 def test_a_narrow_table_is_a_list_of_cells():
     rows = [{"module": "blocks.0", "reason": None, "shape": "x"}, {"module": "blocks.1", "reason": "it has dropout", "shape": "x"}]
-    assert console.rendered("Attentions", rows, 18) == (
+    assert rendered("Attentions", rows, 18) == (
         "Attentions\n\n  module  blocks.0\n  shape   x\n\n  module  blocks.1\n  reason  it has dropout\n  shape   x"
     )
 
@@ -73,15 +74,15 @@ def test_a_terminal_has_its_width_and_bold_headings(columns, monkeypatch, capsys
     assert bold.startswith("\033[1mAttentions\033[0m\n") and "\033[1mVersions\033[0m\n" in bold
     monkeypatch.setenv("NO_COLOR", "1")
     console.table("Attentions", ROWS)
-    assert (out := capsys.readouterr().out) == console.rendered("Attentions", ROWS, columns) + "\n"
+    assert (out := capsys.readouterr().out) == rendered("Attentions", ROWS, columns) + "\n"
     assert max(map(len, out.splitlines())) <= columns
 
 
 def test_figures_wrap_beside_their_names():
-    assert console.listed({"a": "one two three", "long name": None, "n": 12345}, 31) == (
+    assert listed({"a": "one two three", "long name": None, "n": 12345}, 31) == (
         "a          one two three\nlong name  -\nn          12,345"
     )
-    assert console.listed({"why": "it is too long for that"}, 25) == "why  it is too long for\n     that"
+    assert listed({"why": "it is too long for that"}, 25) == "why  it is too long for\n     that"
 
 
 def test_an_error_is_one_line(capsys):
