@@ -39,12 +39,12 @@ if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(o
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .cli.check import check
-    from .cli.explain import explain
     from .config import Config, configure
     from .decision import Decision, clear_decisions, decisions
     from .emulation import emulate
+    from .explanation.explain import explain
     from .hooks.install import disable, enable, enabled
+    from .reproduce.check import check
     from .rewrite.declined import UnsupportedAttentionError
 
 __all__ = [
@@ -63,13 +63,13 @@ __all__ = [
 ]
 
 _NAMES = {
-    "cli.check": ("check",),
-    "cli.explain": ("explain",),
     "config": ("Config", "configure"),
     "decision": ("Decision", "clear_decisions", "decisions"),
     "emulation": ("emulate",),
-    "rewrite.declined": ("UnsupportedAttentionError",),
+    "explanation.explain": ("explain",),
     "hooks.install": ("disable", "enable", "enabled"),
+    "reproduce.check": ("check",),
+    "rewrite.declined": ("UnsupportedAttentionError",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -12,6 +12,7 @@ from collections.abc import Generator, Sequence
 from types import ModuleType
 from typing import NoReturn
 
+from .. import __version__
 from . import calibrate, check, choose, codegen, compare, demo, env, explain, gates, replay, simulate
 from .console import PROGRAM, CommandError, fail
 
@@ -94,7 +95,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog=PROGRAM, description=DESCRIPTION, epilog=_examples("", EXAMPLES), formatter_class=_Formatter)
-    parser.add_argument("--version", action="version", version=f"dash-inductor {env.own_version()}")
+    parser.add_argument("--version", action="version", version=f"dash-inductor {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", title="commands")
     for name, (module, purpose) in COMMANDS.items():
         epilog = _examples(name, getattr(module, "EXAMPLES", ()))

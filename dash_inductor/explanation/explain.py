@@ -1,35 +1,21 @@
-"""What becomes of each attention of a model in deterministic mode, and why: nothing is run.
-
-FUNCTION returns (model, inputs), inputs being a tuple of arguments of the model's forward or a dict of keyword arguments, or
-(model, arguments, keyword arguments). The model may be on the CPU or on the meta device, and the GPU need not be there.
-"""
+"""What torch.compile makes of each attention of a model, and why: nothing is run."""
 
 from __future__ import annotations
 
-import argparse
-import logging
-import os
 import re
-from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from .. import config
-from ..devices import DEVICES
+from .. import __version__, config
+from ..decision import Decision
 from ..devices import device as named_device
 from ..devices.cost_files import numbers_of
-from ..explanation.report import Attention, Explanation
-from ..reproduce.function import load
-from .arguments import add_json
-from .env import own_version
+from .report import Attention, Explanation
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..decision import Decision
-
-EXAMPLES = ("dash_inductor.cli.gpt:example --device h100", "train:setup --device b200 --json")
 AS_ON = 'explain(model, ..., device="h100") (on the command line --device h100) says what that GPU would do'
 EMULATED, CPU = "emulated", "cpu"
 
@@ -78,11 +64,11 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
 
     from .. import emulation
     from ..codegen.generate import deterministic
-    from ..explanation import decisions, gpu_attention
-    from ..explanation.joint_graphs import joint_graphs
-    from ..explanation.no_trace import leaving_no_trace
     from ..hooks import install
     from ..hooks.hook import PATCHES
+    from . import decisions, gpu_attention
+    from .joint_graphs import joint_graphs
+    from .no_trace import leaving_no_trace
 
     def graphs_on(place: Any) -> Any:
         return joint_graphs(model, inputs, kwargs, place)
@@ -110,7 +96,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
             except NotImplementedError as error:  # of flex_attention
                 if on_gpu:
                     raise
-                raise ValueError(f"{_line(error)} {AS_ON}") from error
+                raise ValueError(f"{in_one_line(error)} {AS_ON}") from error
             return decisions.decisions_of(graphs), len(graphs), where, sms
     finally:
         if not was_enabled:
@@ -121,7 +107,7 @@ def _versions() -> dict[str, str]:
     import torch
     import triton
 
-    return {"dash_inductor": own_version(), "torch": torch.__version__, "triton": triton.__version__}
+    return {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
 
 
 def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: str) -> list[str]:
@@ -146,64 +132,7 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
     return notes
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `explain`."""
-    parser.add_argument("function", metavar="FUNCTION", help="package.module:function, which returns (model, inputs)")
-    parser.add_argument("--device", metavar="GPU", help=f"{', '.join(DEVICES)}: explain for it; it need not be there")
-    add_json(parser)
-
-
-def main(args: argparse.Namespace) -> int:
-    """Print the report; ValueError, in one line, where there is none."""
-    if args.device is not None:
-        named_device(args.device)
-    model, inputs, kwargs = _called(args.function, load(args.function))
-    if not os.environ.get("TORCH_LOGS"):
-        logging.disable(logging.CRITICAL)  # torch reports graph breaks and errors at length
-    try:
-        report = explain(model, *inputs, device=args.device, **kwargs)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"compiling the model of {args.function} failed: {_line(error).rstrip('.')}; does it train on these inputs?"
-        ) from error
-    finally:
-        logging.disable(logging.NOTSET)
-    print(report.to_json() if args.json else report)
-    return 0
-
-
-def _called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The model, its arguments and its keyword arguments; ValueError where the function gives none."""
-    import torch
-
-    try:
-        returned = function()
-    except Exception as error:
-        raise ValueError(f"{name}() raised {_line(error)}; it must return (model, inputs)") from error
-    wanted = f"{name}() must return (model, inputs), where inputs are a tuple of arguments or a dict of keyword arguments"
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], torch.nn.Module):
-        raise ValueError(f"{wanted}, not {_kind(returned)}")
-    model, *rest = returned
-    args = next((tuple(x) for x in rest if isinstance(x, (tuple, list))), ())
-    kwargs = next((dict(x) for x in rest if isinstance(x, Mapping)), {})
-    if len(rest) != sum(isinstance(x, (tuple, list, Mapping)) for x in rest) or (
-        len(rest) == 2 and not isinstance(rest[1], Mapping)
-    ):
-        raise ValueError(f"{wanted}, not {_kind(returned)}")
-    if "device" in kwargs:
-        raise ValueError(f"{name}() gives the model a keyword argument called device: give it by position")
-    return model, args, kwargs
-
-
-def _kind(returned: Any) -> str:
-    if isinstance(returned, tuple):
-        return f"({', '.join(type(x).__name__ for x in returned)})"
-    return type(returned).__name__
-
-
-def _line(error: BaseException) -> str:
+def in_one_line(error: BaseException) -> str:
     """The error in one line; of one that Dynamo reports, what it reports."""
     if match := re.search(r"\bgot (\w+)\(['\"](.+?)['\"]\)\s*$", str(error), re.MULTILINE):
         return f"{match[1]}: {match[2]}"

@@ -1,19 +1,7 @@
-"""Runs a training step several times, compares every bit of its gradients, and names the first operation that differs.
-
-FUNCTION does one training step, from its seeds on: it takes no arguments, makes model and data anew, calls backward(), and
-returns the model, whose gradients are compared, or a dict of tensors.
-
-It runs again in the same process, in a fresh process with warm compile caches and in one with cold caches; under emulation with the
-CTAs of each kernel in another order, and on a GPU beside a process that keeps it busy. Where a bit differs, the step runs once more
-operation by operation, compiled graphs kernel by kernel, and the first one that makes something else of the same inputs is named
-with your line. The gradients of the first run lie in the temporary folder meanwhile (TMPDIR); no setting is changed.
-
-The exit status is 0 if all runs agree, 1 if one differs, 2 if the step cannot be run.
-"""
+"""A training step run several times, here and in other processes: whether every bit is the same, and where the first differs."""
 
 from __future__ import annotations
 
-import argparse
 import operator
 import os
 import sys
@@ -25,15 +13,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from ..reproduce import StepError
-from ..reproduce.diverge import Operation, Parting, parting
-from ..reproduce.processes import busy_gpu
-from ..reproduce.processes import run as run_process
-from ..reproduce.report import Difference, Report, Run
-from .arguments import add_json, at_least
-from .console import progress
+from . import StepError
+from .diverge import Operation, Parting, parting
+from .processes import busy_gpu
+from .processes import run as run_process
+from .report import Difference, Report, Run
 
-EXAMPLES = ("train:step", "train:step --runs 5 --kinds same cold", "train:step --json")
 KINDS = {
     "same": "again in the same process",
     "fresh": "another process, warm caches",
@@ -73,7 +58,7 @@ def check(
     """
     if in_child:
         raise ValueError('check() runs again where its script is imported: put it under `if __name__ == "__main__":`')
-    from ..reproduce import settings
+    from . import settings
 
     if not callable(step):
         raise ValueError(f"check takes a function that does one training step, not one of type {type(step).__name__}")
@@ -86,34 +71,12 @@ def check(
         return _checked(target, runs, kinds, notes, lambda name: None)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `check`."""
-    parser.add_argument("function", metavar="FUNCTION", help="package.module:function, which does one training step")
-    parser.add_argument("--runs", type=at_least(1), default=RUNS, metavar="N", help="runs in each process (default %(default)s)")
-    kinds = "; ".join(f"{name}: {purpose}" for name, purpose in KINDS.items())
-    parser.add_argument("--kinds", nargs="+", choices=tuple(KINDS), metavar="KIND", help=f"which runs (default: all); {kinds}")
-    parser.add_argument(
-        "--timeout", type=at_least(1), default=int(TIMEOUT), metavar="SECONDS", help="of each process (default %(default)s)"
-    )
-    parser.add_argument("--traceback", action="store_true", help="where the step cannot be run: show the whole traceback")
-    add_json(parser)
-
-
-def main(args: argparse.Namespace) -> int:
-    """Print the report; 1 if a run differs."""
-    module, _, name = args.function.partition(":")
-    job = {"function": {"module": module, "name": name}, "settings": None}
-    try:
-        total = 1 + len(set(args.kinds or KINDS) - {"same"})
-        with tempfile.TemporaryDirectory(prefix="check-") as folder, progress("check", total) as began:
-            target = _Target(args.function, None, job, {}, Path(folder), args.timeout)
-            report = _checked(target, args.runs, args.kinds, (), began)
-    except StepError as error:
-        if args.traceback:
-            print(error.traceback, file=sys.stderr)
-        raise
-    print(report.to_json() if args.json else report)
-    return int(not report.identical)
+def check_named(name: str, runs: int, kinds: Sequence[str] | None, timeout: float | None, began: Callable[[str], None]) -> Report:
+    """The same of "package.module:function", in other processes alone; `began` hears what begins."""
+    module, _, function = name.partition(":")
+    job = {"function": {"module": module, "name": function}, "settings": None}
+    with tempfile.TemporaryDirectory(prefix="check-") as folder:
+        return _checked(_Target(name, None, job, {}, Path(folder), timeout), runs, kinds, (), began)
 
 
 def _importable(step: Callable[..., Any]) -> tuple[dict[str, str] | None, str]:
@@ -169,7 +132,7 @@ class _Target:
     def measure(self, place: _Place, runs: int, *, first: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """(Each run beside the first one, what hints depend on)."""
         if place.here and self.step is not None:
-            from ..reproduce import settings, step
+            from . import settings, step
 
             return list(step.measure(self.step, runs, self.folder, first=first)), settings.facts()
         *results, last = self._in_process(place, {"runs": runs, "first": first, "trace": False})
@@ -178,7 +141,7 @@ class _Target:
     def trace(self, place: _Place, runs: int) -> list[list[Operation]]:
         """The operations of each run, by caches that are cold."""
         if place.here and self.step is not None:
-            from ..reproduce import step
+            from . import step
 
             traces = step.trace(self.step, runs)
         else:

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch  # noqa: F401 (before the step's module: it may switch on the package, and emulation)
 
-from ..cli import check
-from . import StepError, settings, step
+from . import StepError, check, settings, step
 from .function import load
 
 

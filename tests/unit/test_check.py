@@ -18,6 +18,7 @@ from torch import nn
 import dash_inductor
 from dash_inductor.cli import check as command
 from dash_inductor.reproduce import StepError
+from dash_inductor.reproduce import check as library
 from dash_inductor.reproduce.processes import run
 from dash_inductor.reproduce.report import Difference, Report, Run
 
@@ -210,11 +211,11 @@ def test_a_local_function_and_one_that_is_hidden(monkeypatch):
     def local():
         return gradients()
 
-    assert command._importable(local)[1].startswith("local is defined inside another function")
+    assert library._importable(local)[1].startswith("local is defined inside another function")
     hidden = gradients
     monkeypatch.setattr(sys.modules[__name__], "gradients", raises)
-    assert command._importable(hidden)[1].startswith(f"{__name__}.gradients is not this function")
-    assert command._importable(without_gradients)[0] == {"module": __name__, "name": "without_gradients"}
+    assert library._importable(hidden)[1].startswith(f"{__name__}.gradients is not this function")
+    assert library._importable(without_gradients)[0] == {"module": __name__, "name": "without_gradients"}
 
 
 @pytest.mark.parametrize(
@@ -293,9 +294,9 @@ def test_an_unguarded_script_is_told(tmp_path):
 
 def test_hints():
     facts = {"deterministic": 1, "benchmark": True, "gpu": True, "emulated": False, "seed": 0}
-    hints = " ".join(command._hints(None, facts, elsewhere=True))
+    hints = " ".join(library._hints(None, facts, elsewhere=True))
     assert "warn_only=True" in hints and "cudnn.benchmark" in hints
-    assert list(command._hints(None, facts | {"deterministic": 2, "gpu": False}, elsewhere=True)) == []
+    assert list(library._hints(None, facts | {"deterministic": 2, "gpu": False}, elsewhere=True)) == []
 
 
 def test_the_arguments_are_those_of_the_function():

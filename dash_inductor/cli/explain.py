@@ -1,0 +1,78 @@
+"""What becomes of each attention of a model in deterministic mode, and why: nothing is run.
+
+FUNCTION returns (model, inputs), inputs being a tuple of arguments of the model's forward or a dict of keyword arguments, or
+(model, arguments, keyword arguments). The model may be on the CPU or on the meta device, and the GPU need not be there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..devices import DEVICES
+from ..devices import device as named_device
+from ..explanation.explain import explain, in_one_line
+from ..reproduce.function import load
+from .arguments import add_json
+
+EXAMPLES = ("dash_inductor.cli.gpt:example --device h100", "train:setup --device b200 --json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `explain`."""
+    parser.add_argument("function", metavar="FUNCTION", help="package.module:function, which returns (model, inputs)")
+    parser.add_argument("--device", metavar="GPU", help=f"{', '.join(DEVICES)}: explain for it; it need not be there")
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Print the report; ValueError, in one line, where there is none."""
+    if args.device is not None:
+        named_device(args.device)
+    model, inputs, kwargs = _called(args.function, load(args.function))
+    if not os.environ.get("TORCH_LOGS"):
+        logging.disable(logging.CRITICAL)  # torch reports graph breaks and errors at length
+    try:
+        report = explain(model, *inputs, device=args.device, **kwargs)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"compiling the model of {args.function} failed: {in_one_line(error).rstrip('.')}; does it train on these inputs?"
+        ) from error
+    finally:
+        logging.disable(logging.NOTSET)
+    print(report.to_json() if args.json else report)
+    return 0
+
+
+def _called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The model, its arguments and its keyword arguments; ValueError where the function gives none."""
+    import torch
+
+    try:
+        returned = function()
+    except Exception as error:
+        raise ValueError(f"{name}() raised {in_one_line(error)}; it must return (model, inputs)") from error
+    wanted = f"{name}() must return (model, inputs), where inputs are a tuple of arguments or a dict of keyword arguments"
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], torch.nn.Module):
+        raise ValueError(f"{wanted}, not {_kind(returned)}")
+    model, *rest = returned
+    args = next((tuple(x) for x in rest if isinstance(x, (tuple, list))), ())
+    kwargs = next((dict(x) for x in rest if isinstance(x, Mapping)), {})
+    if len(rest) != sum(isinstance(x, (tuple, list, Mapping)) for x in rest) or (
+        len(rest) == 2 and not isinstance(rest[1], Mapping)
+    ):
+        raise ValueError(f"{wanted}, not {_kind(returned)}")
+    if "device" in kwargs:
+        raise ValueError(f"{name}() gives the model a keyword argument called device: give it by position")
+    return model, args, kwargs
+
+
+def _kind(returned: Any) -> str:
+    if isinstance(returned, tuple):
+        return f"({', '.join(type(x).__name__ for x in returned)})"
+    return type(returned).__name__
