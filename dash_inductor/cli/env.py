@@ -23,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..config import PREFIX, Config, current, from_environment, variable
 from .arguments import add_json
 from .console import print_json, section
@@ -59,10 +60,10 @@ class Report:
     gpus: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
-    def add(self, title: str, figures: Callable[[Report], dict[str, Any]]) -> None:
-        """Add a section; one that cannot be had says why, and the others are there all the same."""
+    def add(self, title: str, figures: Callable[[list[str]], dict[str, Any]]) -> None:
+        """Add a section, with its problems; one that cannot be had says why, and the others are there all the same."""
         try:
-            self.sections[title] = figures(self)
+            self.sections[title] = figures(self.problems)
         except Exception as error:
             self.sections[title] = {"not available": f"{type(error).__name__}: {error}"}
 
@@ -93,7 +94,7 @@ def main(args: argparse.Namespace) -> int:
 def collect(environ: Mapping[str, str]) -> Report:
     """The report, by the environment variables as they were before torch was imported."""
     report = Report()
-    report.add("Versions", versions)
+    report.add("Versions", lambda _: versions())
     report.gpus = _smi()
     try:
         from . import env_torch
@@ -102,22 +103,21 @@ def collect(environ: Mapping[str, str]) -> Report:
         why = " ".join(f"{type(error).__name__}: {error}".split())
         report.problems.append(f"torch cannot be imported ({why}): install it anew (pip install torch), and run this again")
     else:
-        env_torch.add_to(report)
-    report.add("Settings", lambda report: settings(report, environ))
+        report.sections["Versions"] |= env_torch.versions()
+        report.add("Modes of torch", lambda _: env_torch.modes())
+        report.add("Settings of Inductor", env_torch.inductor)
+        report.add("This package in torch", env_torch.in_torch)
+        report.gpus = env_torch.gpus(report.gpus, report.problems)
+    report.add("Settings", lambda problems: settings(problems, environ))
     report.add("Environment", lambda _: environment(environ))
     report.add("Ways in", ways_in)
     report.add("Caches", lambda _: caches(environ))
     return report
 
 
-def own_version() -> str:
-    """The version of this package."""
-    return str(pkgutil.resolve_name(f"{__name__.partition('.')[0]}:__version__"))
-
-
-def versions(report: Report) -> dict[str, Any]:
+def versions() -> dict[str, Any]:
     """What runs, torch and Triton apart."""
-    figures: dict[str, Any] = {"dash-inductor": own_version(), "commit": _commit()}
+    figures: dict[str, Any] = {"dash-inductor": __version__, "commit": _commit()}
     figures["python"] = f"{platform.python_version()} ({platform.python_implementation()})"
     figures["OS"] = platform.platform()
     return figures | {name: version for name in PACKAGES if (version := _version(name)) is not None}
@@ -156,7 +156,7 @@ def _smi() -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if not value.startswith("[")} for row in rows]  # such as [N/A]
 
 
-def settings(report: Report, environ: Mapping[str, str]) -> dict[str, Any]:
+def settings(problems: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     """Each setting, its value and where that comes from; problems with the variables."""
     names = {variable(f.name): f.name for f in fields(Config)}
     right: dict[str, str] = {}
@@ -166,17 +166,17 @@ def settings(report: Report, environ: Mapping[str, str]) -> dict[str, Any]:
                 from_environment({name: value})
                 right[name] = value
             except ValueError as error:
-                report.problems.append(f"{error}: change it, or unset it")
+                problems.append(f"{error}: change it, or unset it")
         elif name.startswith(f"{PREFIX}_"):
             close = difflib.get_close_matches(name, names, 1)
             hint = f"did you mean {close[0]}?" if close else f"the settings are {', '.join(names)}"
-            report.problems.append(f"{name} is not a setting, and stops every compilation: {hint}")
+            problems.append(f"{name} is not a setting, and stops every compilation: {hint}")
         elif close := difflib.get_close_matches(name, names, 1, cutoff=0.85):
-            report.problems.append(f"{name} is not read: did you mean {close[0]}?")
+            problems.append(f"{name} is not read: did you mean {close[0]}?")
     try:
         asked = from_environment(right)
     except ValueError as error:
-        report.problems.append(f"{error}: change one of them")
+        problems.append(f"{error}: change one of them")
         asked, right = Config(), {}
     try:
         in_force = current()
@@ -195,14 +195,14 @@ def environment(environ: Mapping[str, str]) -> dict[str, Any]:
     return {name: environ.get(name) for name in (*ALWAYS_SHOWN, *(name for name in SHOWN_IF_SET if name in environ))}
 
 
-def ways_in(report: Report) -> dict[str, Any]:
+def ways_in(problems: list[str]) -> dict[str, Any]:
     """The entry points by which torch finds this package."""
     figures = {}
     for group, name in (("torch.backends", "dash_inductor"), ("torch_dynamo_backends", "dash")):
         found = any(point.name == name for point in metadata.entry_points(group=group))
         figures[f"entry point of {group}"] = "found" if found else "not found"
         if not found:
-            report.problems.append(
+            problems.append(
                 f"no entry point {name!r} in {group}: install the package (pip install .), or call dash_inductor.enable()"
             )
     return figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch._functorch import config as functorch_config
@@ -20,9 +20,6 @@ from ..hooks import install, installed, left_out
 from ..rewrite.declined import REFUSED, why_no_target
 from ..templates.tiles import EMULATED, tile
 
-if TYPE_CHECKING:
-    from .env import Report
-
 CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
 AOT_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache")
 MODES = (
@@ -31,15 +28,6 @@ MODES = (
     "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
 )
 HEAD_DIM = 128  # of the tile that is shown
-
-
-def add_to(report: Report) -> None:
-    """Add all that torch knows."""
-    report.sections["Versions"] |= versions()
-    report.add("Modes of torch", modes)
-    report.add("Settings of Inductor", inductor)
-    report.add("This package in torch", in_torch)
-    add_gpus(report)
 
 
 def versions() -> dict[str, Any]:
@@ -61,7 +49,7 @@ def versions() -> dict[str, Any]:
     return {name: str(figure) for name, figure in figures.items()}
 
 
-def modes(report: Report) -> dict[str, Any]:
+def modes() -> dict[str, Any]:
     """What torch does for determinism and precision, in a new process."""
     return {
         "use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
@@ -78,26 +66,26 @@ def _mode(name: str) -> Any:
         return f"not readable: {error}"
 
 
-def inductor(report: Report) -> dict[str, Any]:
+def inductor(problems: list[str]) -> dict[str, Any]:
     """Settings of Inductor: those under which attention keeps its stock kernel, and the caches."""
     figures = {name: operator.attrgetter(name)(inductor_config) for name in (*REFUSED, *left_out.SETTINGS)}
     off = (f"torch._inductor.config.{name} is off" for name in left_out.SETTINGS if not figures[name])
     for reason in filter(None, (why_no_target(torch.device("meta")), *off)):
-        report.problems.append(f"{reason}, so that attention keeps its stock kernel: give it its default again")
+        problems.append(f"{reason}, so that attention keeps its stock kernel: give it its default again")
     figures |= {name: getattr(inductor_config, name, None) for name in CACHES}
     return figures | {name: getattr(functorch_config, name, None) for name in AOT_CACHES}
 
 
-def in_torch(report: Report) -> dict[str, Any]:
+def in_torch(problems: list[str]) -> dict[str, Any]:
     """What of this package is in torch now."""
     try:
         settings = current()
     except ValueError:  # which is among the problems
         return {"attention pass": "raises at every compilation, since a setting is wrong"}
     if not settings.enabled:
-        report.problems.append("DASH_INDUCTOR=0 switches everything off: unset it to have attention rewritten")
+        problems.append("DASH_INDUCTOR=0 switches everything off: unset it to have attention rewritten")
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-        report.problems.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the package off: unset it, or call dash_inductor.enable()")
+        problems.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the package off: unset it, or call dash_inductor.enable()")
     waiting = "installed as soon as Inductor is imported" if install.is_enabled() else "off"
     listed = "DASH" in torch.nn.attention.list_flash_attention_impls()
     active = torch.nn.attention.current_flash_attention_impl() == "DASH"
@@ -109,10 +97,10 @@ def in_torch(report: Report) -> dict[str, Any]:
     }
 
 
-def add_gpus(report: Report) -> None:
-    """The GPUs that torch sees, with what nvidia-smi says of them and what this package does on them."""
+def gpus(known: list[dict[str, Any]], problems: list[str]) -> list[dict[str, Any]]:
+    """The GPUs that torch sees, with what is `known` of them by nvidia-smi and what this package does on them; and the others."""
     seen = []
-    smi = {gpu["uuid"]: gpu for gpu in report.gpus}
+    smi = {gpu["uuid"]: gpu for gpu in known}
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
         figures = {
@@ -121,28 +109,25 @@ def add_gpus(report: Report) -> None:
             "SMs": properties.multi_processor_count,
             "memory, GiB": round(properties.total_memory / 2**30, 1),
         }
-        known = smi.pop(f"GPU-{getattr(properties, 'uuid', '')}", {})
-        seen.append(
-            figures
-            | {name: value for name, value in known.items() if name != "uuid"}
-            | _target(report, torch.device("cuda", index))
-        )
+        figures |= smi.pop(f"GPU-{getattr(properties, 'uuid', '')}", {})
+        seen.append(figures | _target(torch.device("cuda", index), problems))
     why = "torch is a CPU build: install one for CUDA" if torch.version.cuda is None else "see CUDA_VISIBLE_DEVICES, and the driver"
-    report.gpus = [*seen, *(gpu | {"torch": f"does not see it; {why}"} for gpu in smi.values())]
-    report.problems += [f"torch does not see the {gpu['name']}: {why}" for gpu in smi.values() if not seen]
+    problems += [f"torch does not see the {gpu['name']}: {why}" for gpu in smi.values() if not seen]
+    found = [*seen, *(gpu | {"torch": f"does not see it; {why}"} for gpu in smi.values())]
     with suppress(ValueError):  # a wrong setting, which is among the problems
         if current().enabled and current().emulate:
-            report.gpus.append({"name": "emulated on the CPU"} | _target(report, torch.device("cpu")))
+            found.append({"name": "emulated on the CPU"} | _target(torch.device("cpu"), problems))
+    return found
 
 
-def _target(report: Report, device: torch.device) -> dict[str, Any]:
+def _target(device: torch.device, problems: list[str]) -> dict[str, Any]:
     """What this package generates for a device, or why it does not."""
     try:
         target = target_of(device, current())
         shown = tile(target.arch, "bf16", HEAD_DIM)
         costs = load_costs(target.key, block_m=shown.block_m, block_n=shown.block_n, head_dim=HEAD_DIM, sms=target.sms)
     except ValueError as error:
-        report.problems.append(f"{device}: {error}: attention keeps its stock kernel there")
+        problems.append(f"{device}: {error}: attention keeps its stock kernel there")
         return {"kernels": f"none: {error}"}
     name = "" if device.type == "cpu" else torch.cuda.get_device_properties(device).name
     own = not name or key_for(name, int(target.arch)) is not None

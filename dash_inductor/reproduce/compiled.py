@@ -5,103 +5,105 @@ from __future__ import annotations
 import functools
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
-from . import source
+import torch
 
-if TYPE_CHECKING:
-    from .trace import Recorder
+from .source import Wrapper
+from .trace import Recorder
 
 _KERNEL = re.compile(r"^(\w+) = async_compile\.\w+\(", re.MULTILINE)
-_HANDLE = re.compile(r"\[Provenance debug handles\] (\S+)")
 _ALLOCATION = "empty_strided"
 
 
-class Wrappers:
-    """The generated modules that run a graph's kernels, by file. Calls of their kernels are written down by `recorder`."""
+@contextmanager
+def recording() -> Iterator[Recorder]:
+    """Everything that runs inside is written down, compiled graphs kernel by kernel: they are compiled anew."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Anomaly Detection has been enabled")
+        lines_of_forward = torch.autograd.set_detect_anomaly(True, check_nan=False)
+    try:
+        with _hooked(recorder), lines_of_forward, recorder:
+            yield recorder
+    finally:
+        torch._dynamo.reset()
 
-    def __init__(self, recorder: Recorder) -> None:
-        self.recorder = recorder
-        self._modules: dict[str, tuple[list[str], dict[str, list[str]]]] = {}
 
-    def __contains__(self, file: str) -> bool:
-        return file in self._modules
+@contextmanager
+def _hooked(recorder: Recorder) -> Iterator[None]:
+    """Graphs that are compiled inside tell of their kernels; they are compiled anew, with their lines."""
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config, debug
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.output_code import CompiledFxGraph
 
-    def stacks(self, file: str, line: int) -> list[str]:
-        """The stacks of what the kernel or operation computes that a wrapper calls at `line`, in the order in which they ran."""
-        text, stacks = self._modules[file]
-        handle = next(filter(None, map(_HANDLE.search, reversed(text[:line]))), None)
-        return [] if handle is None else sorted(stacks.get(handle[1], ()), key=source.position)
+    load, call = PyCodeCache.load_by_key_path, CompiledFxGraph.__call__
 
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Graphs that are compiled inside tell of their kernels; they are compiled anew, with their lines."""
-        from torch._functorch import config as functorch_config
-        from torch._inductor import config, debug
-        from torch._inductor.codecache import PyCodeCache
-        from torch._inductor.output_code import CompiledFxGraph
+    def load_by_key_path(*args: Any, **kwargs: Any) -> ModuleType:
+        module = load(*args, **kwargs)
+        if hasattr(module, "call"):
+            _listen(recorder, module, dict(debug._inductor_kernel_stack_trace), stack)
+        return module
 
-        load, call = PyCodeCache.load_by_key_path, CompiledFxGraph.__call__
+    def call_graph(graph: Any, inputs: Any) -> Any:
+        if not recorder.listening():
+            return call(graph, inputs)
+        inputs = list(inputs)  # the graph empties the caller's
+        return recorder.record("compiled graph", lambda: call(graph, inputs), list(inputs), (), alone=False)
 
-        def load_by_key_path(*args: Any, **kwargs: Any) -> ModuleType:
-            module = load(*args, **kwargs)
-            if hasattr(module, "call"):
-                self._listen(module, dict(debug._inductor_kernel_stack_trace), stack)
-            return module
+    with ExitStack() as stack:
+        stack.enter_context(config.patch({"trace.provenance_tracking_level": 1, "fx_graph_cache": False}))
+        stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
+        stack.enter_context(mock.patch.object(PyCodeCache, "load_by_key_path", load_by_key_path))
+        stack.enter_context(mock.patch.object(CompiledFxGraph, "__call__", call_graph))
+        if "triton" in sys.modules:
+            stack.enter_context(_launches(recorder))
+        yield
 
-        def call_graph(graph: Any, inputs: Any) -> Any:
-            if not self.recorder.listening():
-                return call(graph, inputs)
-            inputs = list(inputs)  # the graph empties the caller's
-            return self.recorder.record("compiled graph", lambda: call(graph, inputs), list(inputs), (), alone=False)
 
-        with ExitStack() as stack:
-            stack.enter_context(config.patch({"trace.provenance_tracking_level": 1, "fx_graph_cache": False}))
-            stack.enter_context(functorch_config.patch(enable_autograd_cache=False))
-            stack.enter_context(mock.patch.object(PyCodeCache, "load_by_key_path", load_by_key_path))
-            stack.enter_context(mock.patch.object(CompiledFxGraph, "__call__", call_graph))
-            if "triton" in sys.modules:
-                stack.enter_context(self._launches())
-            yield
+def _listen(recorder: Recorder, module: ModuleType, stacks: dict[str, list[str]], patches: ExitStack) -> None:
+    assert module.__file__ is not None
+    with open(module.__file__) as file:
+        text = file.read()
+    recorder.wrappers[module.__file__] = Wrapper(text.splitlines(), stacks)
+    for name in _KERNEL.findall(text):
+        patches.enter_context(mock.patch.object(module, name, _Kernel(name, getattr(module, name), recorder)))
+    for name, allocate in list(vars(module).items()):
+        if name.startswith(_ALLOCATION) and callable(allocate):
+            patches.enter_context(mock.patch.object(module, name, _zeroed(recorder, allocate)))
 
-    def _listen(self, module: ModuleType, stacks: dict[str, list[str]], patches: ExitStack) -> None:
-        assert module.__file__ is not None
-        with open(module.__file__) as file:
-            text = file.read()
-        self._modules[module.__file__] = text.splitlines(), stacks
-        for name in _KERNEL.findall(text):
-            patches.enter_context(mock.patch.object(module, name, _Kernel(name, getattr(module, name), self.recorder)))
-        for name, allocate in list(vars(module).items()):
-            if name.startswith(_ALLOCATION) and callable(allocate):
-                patches.enter_context(mock.patch.object(module, name, self._zeroed(allocate)))
 
-    def _zeroed(self, allocate: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(allocate)
-        def zeroed(*args: Any, **kwargs: Any) -> Any:
-            with self.recorder.paused():
-                return allocate(*args, **kwargs).zero_()
+def _zeroed(recorder: Recorder, allocate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(allocate)
+    def zeroed(*args: Any, **kwargs: Any) -> Any:
+        with recorder.paused():
+            return allocate(*args, **kwargs).zero_()
 
-        return zeroed
+    return zeroed
 
-    @contextmanager
-    def _launches(self) -> Iterator[None]:
-        """Launches of Triton kernels by the user's own code, kernel[grid](...)."""
-        from triton.runtime.jit import KernelInterface
 
-        stock = KernelInterface.__getitem__
+@contextmanager
+def _launches(recorder: Recorder) -> Iterator[None]:
+    """Launches of Triton kernels by the user's own code, kernel[grid](...)."""
+    from triton.runtime.jit import KernelInterface
 
-        def launcher(kernel: Any, grid: Any) -> Callable[..., Any]:
-            function = kernel
-            while hasattr(function, "fn"):  # what it is decorated with, such as autotune
-                function = function.fn
-            return _Kernel(getattr(function, "__name__", "kernel"), stock(kernel, grid), self.recorder)
+    stock = KernelInterface.__getitem__
 
-        with mock.patch.object(KernelInterface, "__getitem__", launcher):
-            yield
+    def launcher(kernel: Any, grid: Any) -> Callable[..., Any]:
+        function = kernel
+        while hasattr(function, "fn"):  # what it is decorated with, such as autotune
+            function = function.fn
+        return _Kernel(getattr(function, "__name__", "kernel"), stock(kernel, grid), recorder)
+
+    with mock.patch.object(KernelInterface, "__getitem__", launcher):
+        yield
 
 
 class _Kernel:

@@ -19,6 +19,7 @@ _OURS = tuple(f"{folder}{os.sep}" for folder in (_PACKAGE, _TOP / "lowering", _T
 _TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 _INSTALLED = tuple({f"{sysconfig.get_path(name)}{os.sep}" for name in ("purelib", "platlib", "stdlib", "platstdlib")})
 _FRAME = re.compile(r'^ *File "(?P<file>[^"\n]+)", line (?P<line>\d+)', re.MULTILINE)
+_HANDLE = re.compile(r"\[Provenance debug handles\] (\S+)")
 _ENGINE = "_engine_run_backward"  # of torch.autograd.graph: what runs inside it is a backward
 
 Line = tuple[str, int]
@@ -74,6 +75,18 @@ def of_text(stack: str) -> Place:
 def position(stack: str) -> list[int]:
     """By this, stacks under one call stand in the order in which they ran: where they part, they are in one function."""
     return [int(frame["line"]) for frame in _FRAME.finditer(stack)]
+
+
+class Wrapper(NamedTuple):
+    """A generated module that runs a graph's kernels: its lines, and by a kernel's handle the stacks of what it computes."""
+
+    lines: list[str]
+    stacks: dict[str, list[str]]
+
+    def stacks_at(self, line: int) -> list[str]:
+        """The stacks of what the kernel or operation computes that it calls at `line`, in the order in which they ran."""
+        handle = next(filter(None, map(_HANDLE.search, reversed(self.lines[:line]))), None)
+        return [] if handle is None else sorted(self.stacks.get(handle[1], ()), key=position)
 
 
 def of_error(trace: TracebackType | None) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import StepError, compare, source
-from .trace import recording
+from .compiled import recording
 
 Step = Callable[[], Any]
 RETURN = "step must return the model whose gradients count, or a dict of tensors"

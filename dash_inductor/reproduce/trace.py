@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,10 +16,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_leaves
 
-from .compiled import Wrappers
 from .diverge import Operation
 from .fingerprint import describe, generators
-from .source import Place, frames, in_backward, innermost, of_text
+from .source import Place, Wrapper, frames, in_backward, innermost, of_text
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 
@@ -37,7 +35,7 @@ class Recorder(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.operations: list[Operation] = []
-        self.wrappers = Wrappers(self)
+        self.wrappers: dict[str, Wrapper] = {}  # by file
         self._inside = threading.local()
         self._without_source: dict[int, int] = {}
 
@@ -104,7 +102,8 @@ class Recorder(TorchDispatchMode):
     def _place(self) -> tuple[str | None, list[str], bool, bool]:
         """Of the operation that runs now: the user's line, lines below it, whether it is a backward's, whether they are known."""
         stack = list(frames(sys._getframe(2)))
-        wrapper = next(((code.co_filename, number) for code, number in stack if code.co_filename in self.wrappers), None)
+        calls = (self.wrappers[code.co_filename].stacks_at(number) for code, number in stack if code.co_filename in self.wrappers)
+        stacks = next(calls, None)
         stack = [(code, number) for code, number in stack if code.co_filename not in self.wrappers]
         node = torch._C._current_autograd_node()
         called = innermost(in_backward(stack))
@@ -114,10 +113,9 @@ class Recorder(TorchDispatchMode):
             called = forward if forward.user else called
         if called.user is None:
             called = Place(innermost((code.co_filename, number) for code, number in stack).user, called.package)
-        if wrapper is None:
+        if stacks is None:
             return called.user or called.package, [called.package] if called.package else [], node is not None, True
         # A kernel's sum or scatter is the last that it computes, which in a backward is the first of the forward.
-        stacks = self.wrappers.stacks(*wrapper)
         places = [of_text(stack) for stack in (stacks if node is not None else reversed(stacks))]
         lines = list(dict.fromkeys(line for place in places if (line := place.package or place.user)))
         user = next((place.user for place in places if place.user), called.user)
@@ -129,18 +127,3 @@ def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
     arguments = func._schema.arguments
     values = dict(zip((argument.name for argument in arguments), args, strict=False)) | kwargs
     return [values.get(each.name) for each in arguments if each.alias_info is not None and each.alias_info.is_write]
-
-
-@contextmanager
-def recording() -> Iterator[Recorder]:
-    """Everything that runs inside is written down, compiled graphs kernel by kernel: they are compiled anew."""
-    torch._dynamo.reset()
-    recorder = Recorder()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Anomaly Detection has been enabled")
-        lines_of_forward = torch.autograd.set_detect_anomaly(True, check_nan=False)
-    try:
-        with recorder.wrappers.hooked(), lines_of_forward, recorder:
-            yield recorder
-    finally:
-        torch._dynamo.reset()

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import torch
 
+from dash_inductor.reproduce import compiled
 from dash_inductor.reproduce.trace import Recorder
 
 WRAPPER = """
@@ -42,7 +43,7 @@ def test_a_launch_is_written_down(tmp_path):
     stock = vars(module).copy()
     recorder = Recorder()
     with ExitStack() as stack:
-        recorder.wrappers._listen(module, STACKS, stack)
+        compiled._listen(recorder, module, STACKS, stack)
         with recorder:
             assert module.call(torch.ones(2)).tolist() == [2, 2]
     (operation,) = (each for each in recorder.operations if not each.name.startswith("aten."))

@@ -142,14 +142,14 @@ def test_settings_say_where_they_come_from(environ, name, figure, problems, monk
     monkeypatch.setattr(config, "_current", None)
     for variable, value in environ.items():
         monkeypatch.setenv(variable, value)
-    report = env.Report()
-    assert tuple(env.settings(report, environ)[name].values()) == figure
-    assert [problem.removeprefix("DASH_INDUCTOR_*: ") for problem in report.problems] == problems
+    found: list[str] = []
+    assert tuple(env.settings(found, environ)[name].values()) == figure
+    assert [problem.removeprefix("DASH_INDUCTOR_*: ") for problem in found] == problems
 
 
 def test_what_configure_changed():
     config._current = config.Config(guarantee="batch")
-    assert env.settings(env.Report(), {})["guarantee"] == {"value": "batch", "from": "configure()"}
+    assert env.settings([], {})["guarantee"] == {"value": "batch", "from": "configure()"}
 
 
 def test_settings_of_inductor_that_are_refused():
@@ -185,7 +185,7 @@ def test_without_its_entry_points(monkeypatch):
 
 
 def test_a_section_that_fails_says_so(monkeypatch):
-    monkeypatch.setattr(env_torch, "modes", lambda report: 1 / 0)
+    monkeypatch.setattr(env_torch, "modes", lambda: 1 / 0)
     monkeypatch.setattr(env, "caches", lambda environ: Path("/nowhere").read_text())
     sections = reported().sections
     assert sections["Modes of torch"] == {"not available": "ZeroDivisionError: division by zero"}
