@@ -39,8 +39,6 @@ def last_launch():
             ("symmetric_round_robin", 4, 1, 1),
             marks=pytest.mark.nightly,
         ),
-        pytest.param({"schedule": "searched"}, FULL, (1, 4, 2, 53, 130), 3, ("searched", 3, 1, 2), marks=pytest.mark.nightly),
-        ({"schedule": "searched"}, CAUSAL, (1, 3, 3, 130, 130), 6, ("searched", 2, 3, 3)),
         ({"launch": "chained", "schedule": "ascending"}, FULL, (1, 2, 2, 64, 96), 6, ("ascending", 3, 2, 1)),
         ({"launch": "chained", "schedule": "descending"}, CAUSAL, (1, 2, 2, 100, 100), 6, ("descending", 4, 2, 1)),
     ],

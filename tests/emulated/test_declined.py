@@ -146,12 +146,9 @@ MORE = "is more than the 128 of one pass, which"
         ({"schedule": "shift"}, True, 16, "family 'shift' serves the full mask only, this one is causal:"),
         ({"schedule": "symmetric"}, False, 16, "family 'symmetric' serves causal masks only"),
         ({"schedule": "symmetric", "guarantee": "device"}, True, 16, f"family 'symmetric' {BY_SMS}"),
-        ({"schedule": "searched", "guarantee": "device"}, True, 16, f"family 'searched' {BY_SMS}"),
-        ({"schedule": "searched", "guarantee": "batch"}, False, 16, f"family 'searched' {BY_SMS}"),
+        ({"schedule": "shift", "guarantee": "batch"}, False, 16, f"family 'shift' {BY_SMS}"),
         ({"schedule": "shift"}, False, 16, None),
         ({"schedule": "symmetric"}, True, 16, None),
-        ({"schedule": "searched"}, False, 16, None),
-        ({"schedule": "searched"}, True, 16, None),
         ({}, False, 256, None),
         ({"launch": "chained"}, False, 192, None),
         ({"guarantee": "batch"}, False, 256, None),
@@ -186,8 +183,6 @@ def test_the_cpu_itself():
 # What the op does not take.
 
 ZEROS = torch.zeros(1, 2, 40, 16)
-ONE = torch.tensor([[False, False], [False, True]])
-BAD_BLOCKS = "it must be torch.bool [KV tiles, Q tiles]"
 
 
 @pytest.mark.parametrize(
@@ -206,11 +201,7 @@ BAD_BLOCKS = "it must be torch.bool [KV tiles, Q tiles]"
         ({"grad_out": ZEROS.to(BF16)}, "grad_out is torch.bfloat16"),
         ({"logsumexp": ZEROS[..., :1]}, "logsumexp (1, 2, 40, 1) must be (1, 2, 40)"),
         ({"logsumexp": ZEROS[..., 0].to(FP16)}, "logsumexp is torch.float16"),
-        ({"mask": "diagonal"}, "mask='diagonal' is not one of full, causal, blocks"),
-        ({"mask": "blocks"}, "blocks must be a tensor with mask='blocks'"),
-        ({"blocks": ONE}, "blocks must be None with mask='full'"),
-        ({"mask": "blocks", "blocks": ONE.int()}, f"blocks (2, 2) is torch.int32, {BAD_BLOCKS}"),
-        ({"mask": "blocks", "blocks": ONE[0]}, f"blocks (2,) is torch.bool, {BAD_BLOCKS}"),
+        ({"mask": "diagonal"}, "mask='diagonal' is not one of full, causal"),
     ],
 )
 def test_bad_arguments(changes, message):
@@ -226,42 +217,9 @@ def test_bad_arguments(changes, message):
     assert str(raised.value).startswith(message) and str(of_fakes.value).startswith(message)
 
 
-@pytest.mark.parametrize(
-    ("settings", "blocks", "message"),
-    [
-        ({}, ONE, "blocks must be [2][3] (KV tiles x Q tiles)"),
-        ({}, torch.zeros(2, 3, dtype=torch.bool), "blocks must allow at least one tile"),
-        (
-            {"schedule": "shift"},
-            torch.ones(2, 3, dtype=torch.bool),
-            "family 'shift' does not serve every mask: use ascending, descending or searched",
-        ),
-        ({"schedule": "searched", "guarantee": "device"}, torch.ones(2, 3, dtype=torch.bool), f"family 'searched' {BY_SMS}"),
-        ({"template": "two_pass"}, torch.ones(2, 3, dtype=torch.bool), "template='two_pass' takes no mask='blocks'"),
-    ],
-)
-def test_blocks_without_a_schedule(settings, blocks, message):
-    with enabled(**settings), emulate(), pytest.raises(ValueError) as raised:
-        OP(*arguments(1, 2, 40, 40), mask="blocks", blocks=blocks)
-    assert str(raised.value).startswith(message)
-
-
-STATIC = r"is made for static shapes \(dynamic=False\), not for B=1"
-
-
-@pytest.mark.parametrize(
-    ("settings", "function", "dynamic", "message"),
-    [
-        ({}, backward("blocks", blocks=ONE), False, "blocks must be a constant of the graph, such as torch"),
-        ({}, lambda *args: OP(*args, mask="blocks", blocks=torch.tensor([[False, False], [False, True]])), True, STATIC),
-        ({"schedule": "searched"}, backward(), True, STATIC),
-        ({"sm_reserve": 6}, backward(), False, r"6 SMs are reserved .*, and the device has 6"),
-    ],
-    ids=["a table that is no constant", "a table for any length", "a searched order for any length", "no SM is left"],
-)
-def test_what_is_seen_while_compiling(rewriting, settings, function, dynamic, message):
-    with enabled(**settings), emulate(sms=6), pytest.raises(Exception, match=message):
-        compiled(function, dynamic=dynamic)(*arguments(1, 1, 32, 64))
+def test_all_sms_reserved_is_seen_while_compiling():
+    with enabled(sm_reserve=6), emulate(sms=6), pytest.raises(Exception, match=r"6 SMs are reserved .*, and the device has 6"):
+        compiled(backward())(*arguments(1, 1, 32, 64))
 
 
 # What becomes of graphs with attentions that are declined.
@@ -344,25 +302,6 @@ def test_an_option_of_the_user(on, name):
     torch.compile(attention(), options={name: True})(*leaves(20, 20, 16)).sum().backward()
     assert [d.reason for d in decisions()] == [f"torch._inductor.config.{name} is on"]
     assert (counters["inductor"]["dash_declined"], rewritten()) == (1, 0)
-
-
-@pytest.mark.parametrize("dims", [(0, 1, 2), (0,), (2,)])
-def test_a_table_for_sizes_known_at_run_time(on, dims):
-    """Whichever of them is not known: the attention keeps its stock op before anything is rewritten."""
-    dash_inductor.configure(schedule="searched")
-    inputs = [torch.randn(2, 3, 20, 16).requires_grad_() for _ in range(3)]
-    for x in inputs:
-        for dim in dims:
-            torch._dynamo.mark_dynamic(x, dim)
-    function = torch.compile(attention(causal=True), fullgraph=True)
-    with joint_graph() as ops:
-        function(*inputs).sum().backward()
-    assert ops.count(str(FLASH_CPU)) == 1 and OURS not in ops
-    (entry,) = decisions()
-    assert (entry.reason or "").startswith("family 'searched' is made for static shapes (dynamic=False), not for B=")
-    dash_inductor.configure(on_unsupported="error")
-    with pytest.raises(BackendCompilerFailed, match="family 'searched' is made for static shapes"):
-        function(*inputs)
 
 
 BIAS = normal(20, 24)

@@ -248,16 +248,11 @@ def test_what_requires_gradients():
 
 def test_settings_take_effect():
     with activated():
-        for settings in ({"schedule": "ascending"}, {"schedule": "searched"}, {"schedule": "auto", "launch": "chained"}):
+        for settings in ({"schedule": "ascending"}, {"schedule": "symmetric"}, {"schedule": "auto", "launch": "chained"}):
             dash_inductor.configure(**settings)
             train()
             shown = {"family" if name == "schedule" else name: value for name, value in settings.items() if value != "auto"}
             assert all(getattr(decisions()[-1], name) == value for name, value in shown.items())
-        dash_inductor.configure(schedule="searched", launch="grouped")  # a table of one size
-        for length in (50, 64, 33):
-            *inputs, grad_out = qkv(1, 2, length, length, 16)
-            gradients(causal, inputs, grad_out)
-            assert (decisions()[-1].family, decisions()[-1].q_len) == ("searched", length)
         with inductor_config.patch(cpp_wrapper=True):
             train()
         assert decisions()[-1].reason == "torch._inductor.config.cpp_wrapper is on"

@@ -76,8 +76,6 @@ CASES: dict[str, tuple[OfTheOp | OfAttention, Sequence[int | None]]] = {
     "symmetric": (op("symmetric", CAUSAL, (1, 1, 1, 96, 96), 2), ALL),
     "shift round robin": (op("shift_round_robin", FULL, (1, 2, 2, 32, 64), 3), ALL),
     "symmetric round robin": (op("symmetric_round_robin", CAUSAL, (1, 2, 2, 66, 66), 3), ALL),
-    "searched": (op("searched", FULL, (1, 1, 1, 48, 96), 3), ALL),
-    "searched, causal": (op("searched", CAUSAL, (1, 1, 1, 96, 96), 2), ALL),
     "chained ascending": (op("ascending", FULL, (1, 2, 2, 32, 64), 6, launch="chained"), ANY),
     "chained descending, causal": (op("descending", CAUSAL, (1, 2, 2, 48, 48), 6, launch="chained"), ANY),
     "two passes": (op("auto", FULL, (1, 2, 2, 48, 64), 6, template="two_pass"), ANY),

@@ -15,8 +15,7 @@ from dash_inductor.schedule import pack_plan
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
-FAMILIES = [("ascending", FULL), ("descending", CAUSAL), ("shift", FULL), ("symmetric", CAUSAL), ("searched", FULL)]
-FAMILIES += [("searched", CAUSAL)]
+FAMILIES = [("ascending", FULL), ("descending", CAUSAL), ("shift", FULL), ("symmetric", CAUSAL)]
 RELEASE = "release(SEMAPHORES + pending, INTERPRET)"
 FIRST_STORES = """    if ATOMIC_ADD:
         tl.store(ptrs, part, mask=tl.full(ptrs.shape, 1, tl.int1) & (rank == 0))

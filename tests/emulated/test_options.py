@@ -454,7 +454,7 @@ def attentions(draw: Any) -> Attention:
 
 
 SETTINGS: dict[str, list[Any]] = {
-    "schedule": ["auto", "ascending", "descending", "shift", "symmetric", "shift_round_robin", "symmetric_round_robin", "searched"],
+    "schedule": ["auto", "ascending", "descending", "shift", "symmetric", "shift_round_robin", "symmetric_round_robin"],
     "launch": ["grouped", "chained"],
     "template": ["auto", "one_pass", "two_pass"],
     "guarantee": ["run", "device", "batch"],

@@ -23,7 +23,7 @@ SAID = ("family", "roles", "heads_in_flight", "stride", "tile", "predicted_us", 
         ("h100", {}, {"kv_heads": 1}),  # two passes
         ("a100", {"guarantee": "device"}, {}),
         ("b200", {"schedule": "shift_round_robin"}, {"mask": "full"}),
-        ("h100", {"schedule": "searched"}, {"q_len": 512, "kv_len": 512}),
+        ("h100", {"schedule": "symmetric"}, {"q_len": 512, "kv_len": 512}),
         ("h100", {"launch": "chained"}, {}),
         ("h100", {"sm_reserve": 16}, {}),
         ("h100", {"schedule": "shift"}, {}),

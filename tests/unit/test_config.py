@@ -121,7 +121,7 @@ NOT_KEPT = "takes whatever SMs are free: sm_reserve=4 would not be kept"
         ({"schedule": "symmetric", "launch": "chained"}, "launch='chained' takes schedule ascending or descending"),
         ({"template": "two_pass", "schedule": "ascending"}, "template='two_pass' takes schedule auto, not 'ascending'"),
         ({"kernel": "gluon", "template": "two_pass"}, "kernel='gluon' takes template one_pass or auto, not 'two_pass'"),
-        ({"schedule": "searched", "launch": "chained"}, "launch='chained' takes schedule ascending or descending, not 'searched'"),
+        ({"schedule": "searched"}, "schedule='searched' is not one of auto, ascending, descending, shift, symmetric"),
     ],
 )
 @pytest.mark.parametrize("change", [configure, dash_inductor.enable])

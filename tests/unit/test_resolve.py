@@ -17,7 +17,7 @@ BY_SIZE = "by_size"
 
 def template_for(settings: Config, device: str, head_dim: int, mask: str, reserved_sms: int = 0) -> str:
     """The template of an attention of that head dim and mask on a device."""
-    problem = Problem(mask, 1, 1, 1, 64, 64, head_dim, "bf16", blocks=((True,),) if mask == "blocks" else None)
+    problem = Problem(mask, 1, 1, 1, 64, 64, head_dim, "bf16")
     return template_of_problem(problem, settings, Target(device, 90, 132, reserved_sms))
 
 
@@ -40,7 +40,6 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str, reserv
         ({"launch": "chained", "guarantee": "batch"}, "h100", 64, "full", "one_pass"),
         ({"launch": "chained"}, "h100", 256, "full", "two_pass"),  # it waits for nobody either
         ({"guarantee": "batch"}, "a100", 64, "full", "two_pass"),
-        ({}, "a100", 64, "blocks", "one_pass"),
         ({"kernel": "gluon"}, "h100", 64, "full", "one_pass"),
     ],
 )
@@ -62,8 +61,6 @@ MORE = "is more than the 128 of one pass, which"
             "full",
             f"head dim 192 {MORE} template='one_pass' and schedule='ascending' asks for",
         ),
-        ({}, 192, "blocks", f"head dim 192 {MORE} mask='blocks' asks for"),
-        ({"template": "two_pass"}, 64, "blocks", "template='two_pass' takes no mask='blocks'"),
     ],
 )
 def test_settings_that_leave_an_attention_out(settings, head_dim, mask, message):

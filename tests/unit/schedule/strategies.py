@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from dash_inductor.schedule import (
     FAMILIES,
     MASKS,
-    SEARCHED,
     Explicit,
     Geometry,
     GroupedPlan,
@@ -56,8 +55,8 @@ def block_masks(draw: st.DrawFn, n_kv: int = 7, n_q: int = 9) -> Geometry:
 
 @st.composite
 def schedules(draw: st.DrawFn, family: str | None = None) -> Order:
-    """Any family with any number of roles and any stride that it takes."""
-    family = family or draw(st.sampled_from((*FAMILIES, SEARCHED)))
+    """Any family with any number of roles and any stride that it takes; or steps placed one by one."""
+    family = family or draw(st.sampled_from((*FAMILIES, "explicit")))
     if family == "shift":
         geometry = draw(geometries(("full",)))
     elif family == "symmetric":
@@ -68,8 +67,8 @@ def schedules(draw: st.DrawFn, family: str | None = None) -> Order:
     if family == "shift":
         most = min(most, geometry.n_q)
     roles = draw(st.integers(1, most))
-    if family == "searched":
-        return make_order(family, geometry, roles, step_ns=draw(st.integers(1, 9)), hop_ns=draw(st.integers(0, 18)))
+    if family == "explicit":
+        return explicit(draw(st.randoms(use_true_random=False)), geometry, roles)
     stride = draw(st.none() | st.integers(1, geometry.n_q // roles)) if family == "shift" else None
     monotone = family in ("ascending", "descending")
     return make_order(family, geometry, roles, stride=stride, mirrored=monotone and draw(st.booleans()))
@@ -96,24 +95,26 @@ def round_robin(draw: st.DrawFn, family: str | None = None) -> RoundRobinPlan:
     return RoundRobinPlan(schedule, heads, workers, group)
 
 
+def explicit(rng: random.Random, g: Geometry, roles: int, disorder: int = 0) -> Explicit:
+    """Any placement and any order. disorder: how far a clock may be off the step it stands at."""
+    chains = rng.sample(range(g.n_kv), g.n_kv) + [-1] * (-g.n_kv % roles)
+    slots = tuple(tuple(chains[s : s + roles]) for s in range(0, len(chains), roles))
+
+    def steps(j: int) -> tuple[tuple[int, int], ...]:
+        start = chains.index(j) // roles * g.n_q
+        order = rng.sample(g.tiles(j), g.steps(j))
+        return tuple((i, start + t + rng.randint(-disorder, disorder)) for t, i in enumerate(order))
+
+    return Explicit(g, slots, tuple(steps(j) for j in range(g.n_kv)))
+
+
 def wild(rng: random.Random) -> GroupedPlan:
     """Any placement, any order and any ranks: about half of them deadlock."""
     n_kv, n_q = rng.randint(1, 5), rng.randint(1, 6)
     share = rng.choice([0.5, 1])
     blocks = [[rng.random() < share for _ in range(n_q)] for _ in range(n_kv)]
     blocks[rng.randrange(n_kv)][rng.randrange(n_q)] = True
-    roles = rng.randint(1, n_kv)
-    chains = rng.sample(range(n_kv), n_kv) + [-1] * (-n_kv % roles)
-    slots = tuple(tuple(chains[s : s + roles]) for s in range(0, len(chains), roles))
-    disorder = rng.choice([0, 1, 3, 30])  # how far a clock may be off the step it stands at
-
-    def steps(j: int) -> tuple[tuple[int, int], ...]:
-        tiles = [i for i in range(n_q) if blocks[j][i]]
-        start = next(s for s, row in enumerate(slots) if j in row) * n_q
-        order = rng.sample(tiles, len(tiles))
-        return tuple((i, start + t + rng.randint(-disorder, disorder)) for t, i in enumerate(order))
-
-    schedule = Explicit(Geometry.of_blocks(blocks), slots, tuple(steps(j) for j in range(n_kv)))
+    schedule = explicit(rng, Geometry.of_blocks(blocks), rng.randint(1, n_kv), disorder=rng.choice([0, 1, 3, 30]))
     heads = rng.randint(1, 3)
     return GroupedPlan(schedule, heads, rng.randint(1, heads), rng.randint(1, 2))
 

@@ -11,7 +11,7 @@ import pytest
 from dash_inductor.devices.cost_files import load_costs, load_two_pass
 from dash_inductor.schedule import FAMILIES, MASKS, MONOTONE, ROUND_ROBIN, Costs, GroupedPlan, TiledProblem, place_heads, simulate
 from dash_inductor.schedule.candidates import candidates
-from dash_inductor.schedule.choice import RunTimeChoice, choose
+from dash_inductor.schedule.choice import SIMULATED_STEPS, RunTimeChoice, choose
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 from dash_inductor.schedule.packing import FAMILY_CODES
 
@@ -89,6 +89,14 @@ def test_the_rule_is_the_first_minimum_of_weighted_times(mask: str, how: dict[st
             "is_two_pass": two,
         }
     assert near > 5 or costs != NEAR or how
+
+
+def test_large_plans_without_a_formula_are_not_simulated() -> None:
+    few, many = (
+        choose(TiledProblem(384, 384, heads, 1, 64, 16, 32, "causal"), EMULATED, family="ascending") for heads in (100, 200)
+    )
+    assert few.plan().steps <= SIMULATED_STEPS < many.plan().steps
+    assert few.candidate.ns is None and few.time_ns is not None and many.time_ns is None
 
 
 def test_the_default_wins_unless_beaten_by_two_percent() -> None:

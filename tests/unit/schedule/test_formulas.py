@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from dash_inductor.schedule import (
     MONOTONE,
-    SEARCHED,
     Ascending,
     Descending,
     Geometry,
@@ -103,10 +102,10 @@ def test_where_formulas_apply(n_q: int, n: int, k: int, roles: int) -> None:
     for family, of_a_head in (("shift", roles), ("shift_round_robin", min(n, roles))):
         formula = formula_for(family, "full")
         assert formula and (formula(n_q, n, k, 1, roles, 1, 10, 4) is not None) == (n_q >= of_a_head)
-    assert formula_for("ascending", "causal") is None and formula_for(SEARCHED, "full") is None
+    assert formula_for("ascending", "causal") is None
 
 
-@pytest.mark.parametrize("family", ["ascending", "descending", "shift", "symmetric", "searched", "round robin"])
+@pytest.mark.parametrize("family", ["ascending", "descending", "shift", "symmetric", "explicit", "round robin"])
 @given(data=st.data(), step_ns=st.integers(1, 20))
 def test_the_time_of_any_plan(family: str, data: st.DataObject, step_ns: int) -> None:
     """With any stride, window, mirror and mask: where there is a time, it is a bound, or exact as it says."""
@@ -118,7 +117,7 @@ def test_the_time_of_any_plan(family: str, data: st.DataObject, step_ns: int) ->
         costs = {"compute_ns": step_ns - reduce_ns, "reduce_ns": reduce_ns, "sync_ns": hop_ns - reduce_ns}
         ns = simulate(plan, **costs).makespan_ns
         assert time.ns == ns if time.exact else time.ns >= ns
-    assert time is None or plan.order.name != SEARCHED
+    assert time is None or plan.order.name != "explicit" or plan.order.roles == 1
 
 
 def test_plans_without_a_time() -> None:
@@ -133,7 +132,6 @@ def test_plans_without_a_time() -> None:
     assert exact(Descending(CAUSAL, 2, True), 99) and exact(Descending(CAUSAL, 3, True), 99) is False
     assert exact(Descending(CAUSAL, 2), 20) is None and exact(Ascending(CAUSAL, 2), 0) is None
     assert exact(make_order("ascending", Geometry.of_blocks([[True], [True]]), 1), 99)
-    assert exact(make_order("searched", FULL, 1), 0) is None
 
 
 # How far a bound lies above the simulation where it is not exact, on average and at most, over the grid below. Measured; a

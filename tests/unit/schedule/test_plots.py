@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dash_inductor.cli.main import main
-from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, SEARCHED, Ascending, Geometry, GroupedPlan, Simulation, simulate
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Ascending, Geometry, GroupedPlan, Simulation, simulate
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -93,20 +93,20 @@ def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not shows(chart, plots.LINES["descending"])
     chart = tmp_path / "compare.svg"
     assert main(["compare", *words.split(), "--every", "4", "--plot", str(chart)]) == 0
-    assert all(f'id="{name}"' in chart.read_text() or plots.LINES[name] in chart.read_text() for name in ("ascending", "searched"))
+    assert all(f'id="{name}"' in chart.read_text() or plots.LINES[name] in chart.read_text() for name in ("ascending", "symmetric"))
 
 
 def test_a_line_per_family() -> None:
     rows = [
-        {"kv_tiles": 2, "lower_bound_ns": 10, "families": {"shift": {"makespan_ns": 10}, "searched": {"makespan_ns": 12}}},
-        {"kv_tiles": 4, "lower_bound_ns": 20, "families": {"searched": {"makespan_ns": 25}}},
+        {"kv_tiles": 2, "lower_bound_ns": 10, "families": {"shift": {"makespan_ns": 10}, "ascending": {"makespan_ns": 12}}},
+        {"kv_tiles": 4, "lower_bound_ns": 20, "families": {"ascending": {"makespan_ns": 25}}},
     ]
     lines = {line.get_label(): line.get_xydata().tolist() for line in plots.over_bound(rows, title="t").axes[0].lines}
-    assert lines["shift"] == [[2, 1]] and lines["searched"] == [[2, 1.2], [4, 1.25]] and "symmetric" not in lines
+    assert lines["shift"] == [[2, 1]] and lines["ascending"] == [[2, 1.2], [4, 1.25]] and "symmetric" not in lines
 
 
 def test_every_family_has_a_line_of_its_own() -> None:
-    row = {"kv_tiles": 2, "lower_bound_ns": 10, "families": {f: {"makespan_ns": 10} for f in (*FAMILIES, *ROUND_ROBIN, SEARCHED)}}
+    row = {"kv_tiles": 2, "lower_bound_ns": 10, "families": {f: {"makespan_ns": 10} for f in (*FAMILIES, *ROUND_ROBIN)}}
     lines = plots.over_bound([row], title="t").axes[0].lines[:-1]  # the last one is the bound
     assert {line.get_label() for line in lines} == set(row["families"])
     assert len({(line.get_color(), line.get_linestyle()) for line in lines}) == len(lines)

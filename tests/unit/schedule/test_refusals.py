@@ -11,7 +11,6 @@ import pytest
 
 from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.schedule import (
-    SEARCHED,
     Ascending,
     Geometry,
     GroupedPlan,
@@ -24,9 +23,7 @@ from dash_inductor.schedule import (
     simulate,
 )
 from dash_inductor.schedule.choice import choose
-from dash_inductor.schedule.families import why_guarantee_too_weak
 from dash_inductor.schedule.formulas.chained import monotone_makespan
-from dash_inductor.schedule.searched import searched_plan
 
 CAUSAL, WINDOW = Geometry(6, 6, 1, 2, "causal"), Geometry(6, 6, 1, 2, "causal", window=2)
 FULL, BLOCKS = Geometry(6, 6, 1, 2, "full"), Geometry.of_blocks([[True, False], [True, True]])
@@ -37,10 +34,6 @@ EMULATED = load_costs("emulated", block_m=16, block_n=32, head_dim=64)
 def chosen(guarantee: str = "run", family: str = "auto", **change: Any) -> object:
     sizes = {"q_len": 128, "kv_len": 128, "kv_heads_total": 4, "mask": "causal"} | change
     return choose(TiledProblem(**sizes, group=1, head_dim=64, block_m=16, block_n=32), EMULATED, guarantee, family)
-
-
-def searched(family: str = SEARCHED, heads: int = 1, mask: str = "causal", blocks: Any = None) -> object:
-    return searched_plan(TiledProblem(48, 64, heads, 1, 64, 16, 32, mask, blocks), EMULATED, family)
 
 
 def simulated(**change: Any) -> object:
@@ -66,7 +59,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         for name in ("q_len", "kv_len", "block_m", "block_n")
         for value in (0, -1, 1.5, True)
     ),
-    (lambda: geometry(mask="window"), "mask must be one of full, causal, blocks, got 'window'"),
+    (lambda: geometry(mask="window"), "mask must be one of full, causal, got 'window'"),
     (lambda: geometry(window=-1), "window must be an int of at least 0, got -1"),
     (lambda: geometry(window=2, mask="full"), "window needs a causal mask, got mask='full'"),
     (lambda: geometry(blocks=(ROW,) * 3), "blocks go with mask='blocks' and with no other, got mask='causal'"),
@@ -79,21 +72,18 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: make_order("ascending", FULL, 0), "roles must be in 1..3 (one per KV tile at most), got 0"),
     (lambda: make_order("ascending", FULL, 1.0), "roles must be in 1..3 (one per KV tile at most), got 1.0"),
     (lambda: make_order("descending", CAUSAL, 4), "roles must be in 1..3 (one per KV tile at most), got 4"),
-    (lambda: make_order("searched", CAUSAL, 4), "roles must be in 1..3 (one per KV tile at most), got 4"),
-    (lambda: make_order("searched", CAUSAL, 2, step_ns=0), "step_ns must be a positive int, got 0"),
-    (lambda: make_order("searched", CAUSAL, 2, hop_ns=-1), "hop_ns must be an int of at least 0, got -1"),
     (lambda: make_order("symmetric", CAUSAL, 3), "roles must be in 1..2 (one per pair of KV tiles at most), got 3"),
     (lambda: make_order("symmetric", FULL, 1), "family symmetric needs a causal mask, got mask='full': use shift"),
-    (lambda: make_order("symmetric", WINDOW, 1), "got mask='causal' with window=2: use descending or searched"),
-    (lambda: make_order("symmetric", BLOCKS, 1), "needs a causal mask, got mask='blocks': use descending or searched"),
-    (lambda: make_order("shift", CAUSAL, 1), "needs mask='full', got 'causal': use symmetric, descending or searched"),
+    (lambda: make_order("symmetric", WINDOW, 1), "got mask='causal' with window=2: use descending"),
+    (lambda: make_order("symmetric", BLOCKS, 1), "needs a causal mask, got mask='blocks': use descending"),
+    (lambda: make_order("shift", CAUSAL, 1), "needs mask='full', got 'causal': use symmetric or descending"),
     (lambda: make_order("shift", BLOCKS, 1), "family shift needs mask='full', got 'blocks'"),
     (lambda: make_order("shift", Geometry(2, 6, 1, 2, "full"), 3), "must be in 1..2 (one per Q tile at most for shift), got 3"),
     (lambda: make_order("shift", FULL, 3, stride=3), "stride must be in 1..2 (n_q // roles), got 3"),
     (lambda: make_order("shift", FULL, 3, stride=0), "stride must be a positive int, got 0"),
     (lambda: make_order("ascending", FULL, 1, stride=2), "stride is for shift, not for ascending"),
     (lambda: make_order("shift", FULL, 1, mirrored=True), "(boustrophedon) is for ascending and descending, not for shift"),
-    (lambda: make_order("zigzag", FULL, 1), "must be one of ascending, descending, shift, symmetric, searched, got 'zigzag'"),
+    (lambda: make_order("zigzag", FULL, 1), "must be one of ascending, descending, shift, symmetric, got 'zigzag'"),
     # Plans and tables
     (lambda: plan(0, 1), "heads must be a positive int, got 0"),
     (lambda: plan(2, 3), "heads_in_flight must be in 1..2 (heads), got 3"),
@@ -132,12 +122,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: chosen(mask="window"), "mask must be one of"),
     (lambda: chosen(kv_heads_total=0), "kv_heads_total must be a positive int, got 0"),
     (lambda: chosen(q_len=0), "q_len must be a positive int, got 0"),
-    *(
-        (partial(searched, family), f"family '{family}' does not serve every mask: use ascending, descending or searched")
-        for family in ("shift", "symmetric", "auto")
-    ),
-    (lambda: searched(heads=0), "kv_heads_total must be a positive int, got 0"),
-    (lambda: searched(mask="blocks", blocks=((True, True), (True, True))), "blocks must be [2][3]"),
 ]
 
 
@@ -145,10 +129,3 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 def test_refusals(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         call()
-
-
-@pytest.mark.parametrize("guarantee", ["device", "batch"])
-def test_a_searched_order_depends_on_the_sm_count(guarantee: str) -> None:
-    reason = "family 'searched' adds in an order that depends on the SM count"
-    assert why_guarantee_too_weak(guarantee, SEARCHED) == f"{reason}: guarantee '{guarantee}' needs ascending or descending"
-    assert why_guarantee_too_weak("run", SEARCHED) is None
