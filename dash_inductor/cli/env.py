@@ -107,6 +107,7 @@ def collect(environ: Mapping[str, str]) -> Report:
         report.add("Modes of torch", lambda _: env_torch.modes())
         report.add("Settings of Inductor", env_torch.inductor)
         report.add("This package in torch", env_torch.in_torch)
+        report.add("Places of torch that are filled", env_torch.hooks)
         report.gpus = env_torch.gpus(report.gpus, report.problems)
     report.add("Settings", lambda problems: settings(problems, environ))
     report.add("Environment", lambda _: environment(environ))
@@ -265,6 +266,8 @@ def _text(name: str, figure: Any) -> Any:
     if isinstance(figure, dict) and "folder" in figure:
         at_least = "at least " if figure["files"] > MOST_FILES else ""
         return f"{figure['folder']} ({at_least}{figure['files']:,} files, {figure['bytes'] / 2**20:,.1f} MiB)"
-    if isinstance(figure, dict):
+    if isinstance(figure, dict) and "from" in figure:
         return f"{figure['value']} ({figure['from']})"
+    if isinstance(figure, dict):
+        return figure["value"] if figure["value"] != "missing" else f"missing: {figure['purpose']}"
     return f"not set ({ALWAYS_SHOWN[name]})" if figure is None and name in ALWAYS_SHOWN else figure

@@ -16,7 +16,9 @@ from ..config import current
 from ..devices import key_for
 from ..devices.cost_files import load_costs
 from ..devices.target import target_of
-from ..hooks import install, installed, left_out
+from ..hooks.install import is_enabled, is_installed
+from ..hooks.joint_pass import SETTINGS
+from ..hooks.table import HOOKS
 from ..rewrite.declined import REFUSED, why_no_target
 from ..templates.tiles import EMULATED, tile
 
@@ -68,8 +70,8 @@ def _mode(name: str) -> Any:
 
 def inductor(problems: list[str]) -> dict[str, Any]:
     """Settings of Inductor: those under which attention keeps its stock kernel, and the caches."""
-    figures = {name: operator.attrgetter(name)(inductor_config) for name in (*REFUSED, *left_out.SETTINGS)}
-    off = (f"torch._inductor.config.{name} is off" for name in left_out.SETTINGS if not figures[name])
+    figures = {name: operator.attrgetter(name)(inductor_config) for name in (*REFUSED, *SETTINGS)}
+    off = (f"torch._inductor.config.{name} is off" for name in SETTINGS if not figures[name])
     for reason in filter(None, (why_no_target(torch.device("meta")), *off)):
         problems.append(f"{reason}, so that attention keeps its stock kernel: give it its default again")
     figures |= {name: getattr(inductor_config, name, None) for name in CACHES}
@@ -86,15 +88,31 @@ def in_torch(problems: list[str]) -> dict[str, Any]:
         problems.append("DASH_INDUCTOR=0 switches everything off: unset it to have attention rewritten")
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         problems.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the package off: unset it, or call dash_inductor.enable()")
-    waiting = "installed as soon as Inductor is imported" if install.is_enabled() else "off"
+    waiting = "installed as soon as Inductor is imported" if is_enabled() else "off"
     listed = "DASH" in torch.nn.attention.list_flash_attention_impls()
     active = torch.nn.attention.current_flash_attention_impl() == "DASH"
     return {
-        "attention pass": "installed" if installed.is_installed() else waiting,
+        "attention pass": "installed" if is_installed() else waiting,
         'eager "DASH"': "active" if active else "listed, not activated" if listed else "not listed",
         "kernel": settings.kernel,
         "emulation": "on" if emulation.active() else "on as soon as Inductor is imported" if settings.emulate else "off",
     }
+
+
+def hooks(problems: list[str]) -> dict[str, Any]:
+    """Every place of torch that this package fills, and whether this torch has it."""
+    figures = {}
+    for hook in HOOKS:
+        figures[hook.place] = {
+            "value": "missing" if hook.is_missing else "patched" if hook.put else "offered by torch",
+            "purpose": hook.purpose,
+            "needed": hook.needed,
+            "since": hook.since,
+        }
+        if hook.is_missing:
+            lost = "so that attention keeps its stock kernel" if hook.needed else f"which {hook.purpose}"
+            problems.append(f"torch {torch.__version__} has lost {hook.place}, {lost}: use a torch from 2.11 to 2.15")
+    return figures
 
 
 def gpus(known: list[dict[str, Any]], problems: list[str]) -> list[dict[str, Any]]:

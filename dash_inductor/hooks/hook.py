@@ -43,7 +43,7 @@ class Hook:
     @property
     def place(self) -> str:
         """Where it is, in one word."""
-        return f"{self.owner.replace(':', '.')}.{self.name}{'' if self.key is None else f'[{self.key}]'}"
+        return f"{self.owner.replace(':', '.')}.{self.name}{'' if self.key is None else f"[{self.key.rpartition('.')[2]}]"}"
 
     @property
     def is_missing(self) -> bool:

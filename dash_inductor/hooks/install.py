@@ -106,6 +106,11 @@ def is_enabled() -> bool:
     return _wanted
 
 
+def is_installed() -> bool:
+    """Whether it is there now."""
+    return _installed
+
+
 def _install_if_wanted() -> None:
     if _wanted:
         install()
