@@ -43,7 +43,8 @@ class Hook:
     @property
     def place(self) -> str:
         """Where it is, in one word."""
-        return f"{self.owner.replace(':', '.')}.{self.name}{'' if self.key is None else f"[{self.key.rpartition('.')[2]}]"}"
+        entry = f"[{self.key.rpartition('.')[2]}]" if self.key else ""
+        return f"{self.owner.replace(':', '.')}.{self.name}{entry}"
 
     @property
     def is_missing(self) -> bool:
