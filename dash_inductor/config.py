@@ -129,17 +129,6 @@ def current() -> Config:
     return _current
 
 
-def ready() -> Config:
-    """The settings in force, for a compilation that begins: the emulation that they ask for runs, or its error is raised."""
-    settings = current()
-    if settings.enabled and settings.emulate:
-        from . import emulation
-
-        if not emulation.active():
-            emulation.start(settings.seed, sms=settings.sms)
-    return settings
-
-
 def configure(**settings: object) -> Config:
     """Changes settings, for graphs compiled afterwards; Dynamo forgets what it compiled. Returns the settings before.
 

@@ -13,13 +13,13 @@ that it is in the text of the graph, by which Inductor's caches know it.
 
 is torch's own, and stays what it is: logsumexp and its gradient are in base 2, [B, H, S_q]; key and value may have a batch of 1;
 score_mod, its derivative (joint) and mask_mod are graphs. Where the pass puts such a node into the graph, for an SDPA under a mask
-or a varlen attention, score_mod is the identity, and the lists of the block mask are None: its blocks are those of the matrix that
-q_indices then is, or where that is None too, those of mask_mod.
+or a varlen attention, score_mod is the identity, and the lists of the block mask are None: its blocks are those of its matrix
+(`MaskArguments`), or without one those of mask_mod.
 
     dash::rewritten(grad_out, mask, stock) -> grad_out
 
-is grad_out itself, on its way into such a node that becomes kernels of ours. It puts into the text of the graph what the joint graph
-proved of the mask, and the op that the node stands for, None for itself.
+is grad_out itself, on its way into such a node that becomes kernels of ours. It puts into the text of the graph what the joint
+graph proved of the mask, and the op that the node stands for, None for itself.
 
     dash::note(x, decision) -> x
 
@@ -148,16 +148,16 @@ class FlexArguments(NamedTuple):
     mask_mod_captures: Any
 
     @property
-    def mask(self) -> BlockMask:
+    def mask(self) -> MaskArguments:
         """The block mask by name."""
-        return BlockMask(*self.block_mask[:10], *self.block_mask[-3:])  # the tuple of torch 2.13 has more in between
+        return MaskArguments(*self.block_mask[:10], *self.block_mask[-3:])  # the tuple of torch 2.13 has more in between
 
 
-class BlockMask(NamedTuple):
+class MaskArguments(NamedTuple):
     """Lists of blocks, int32: `num` [B or 1, H or 1, blocks], `indices` [.., entries]; `full` ones may be None.
 
-    All of them are None where the pass made the mask, but for q_indices, which may be the matrix of blocks, int32 [B or 1, H or 1,
-    blocks of keys, blocks of Q]: 0, 1 or 2 where none, some or all of a block is visible.
+    Where the pass made the mask there are no lists. Then `matrix`, which stands in the place of q_indices, may say which blocks are
+    visible: int32 [B or 1, H or 1, blocks of keys, blocks of Q], 0, 1 or 2 where none, some or all of a block is.
     """
 
     q_len: Any
@@ -173,3 +173,8 @@ class BlockMask(NamedTuple):
     q_block: Any  # rows of a block
     kv_block: Any  # keys of a block
     mask_mod: Any
+
+    @property
+    def matrix(self) -> Any:
+        """The matrix of blocks; None where there is none."""
+        return self.q_indices if self.q_num is None else None

@@ -13,7 +13,7 @@ from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
-from dash_inductor.op import BlockMask
+from dash_inductor.op import MaskArguments
 from dash_inductor.templates.tiles import Tile
 
 from . import kernels
@@ -51,7 +51,7 @@ class Rows:
         return self.visited.make_loader()(index)
 
 
-def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
+def gradients(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kernels.Gradients:
     """dq, dk, dv, and what to record of them."""
     tile = one_pass_tile(inputs)
     if reserved := inputs.resolution.target.reserved_sms:
@@ -60,7 +60,7 @@ def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
     launched = launch(
         inputs,
         mods,
-        kernels.BLOCK_MASK,
+        kernels.BLOCK_MASK_ONE_PASS,
         [rows.rows, rows.steps],
         grid=inputs.kv_heads_total * CeilDiv(inputs.kv_len, tile.block_n),
         cooperative=False,
@@ -72,7 +72,7 @@ def gradients(inputs: Inputs, mask: BlockMask, mods: Mods) -> kernels.Gradients:
     return kernels.Gradients(dq, launched.dk, launched.dv, rows.ints, record)
 
 
-def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Rows:
+def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile) -> Rows:
     """Made once for all attentions of a graph that have the same mask, tile and lengths."""
     sources: list[Any] = [in_memory(x) for name in LISTS if (x := getattr(mask, name)) is not None]
     # Where there is nothing that lists blocks, no score_mod captures anything either.
@@ -85,7 +85,7 @@ def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Row
     if key not in known:
         if not sources:
             matrix = _asked(inputs, mask, mods, q_block, kv_block)
-        elif mask.q_num is None:
+        elif mask.matrix is not None:
             matrix = TensorBox(ExternKernel.require_contiguous(sources[0]))
         else:
             matrix = _listed(sources, CeilDiv(n_q, q_block // tile.block_m))
@@ -93,7 +93,7 @@ def rows_of_mask(inputs: Inputs, mask: BlockMask, mods: Mods, tile: Tile) -> Row
     return known[key]
 
 
-def _asked(inputs: Inputs, mask: BlockMask, mods: Mods, q_block: int, kv_block: int) -> TensorBox:
+def _asked(inputs: Inputs, mask: MaskArguments, mods: Mods, q_block: int, kv_block: int) -> TensorBox:
     """The matrix of blocks by the mask function alone, asked of every element."""
     by_batch, by_head, *_ = (bool(x.users) for x in mask.mask_mod.graph_module.graph.nodes)
     batch, heads = inputs.query.get_size()[:2]
@@ -118,7 +118,7 @@ def _asked(inputs: Inputs, mask: BlockMask, mods: Mods, q_block: int, kv_block: 
 def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
     """The matrix of blocks by the lists of a BlockMask."""
     z, h, kv_blocks = map(sympy.sympify, lists[0].get_size())
-    # Of the attention: whatever the lists have more is out of range, whatever they lack unseen.
+    # Of the attention. Extra entries are out of range; missing ones are unseen.
     device, has_full = lists[0].get_device_or_error(), len(lists) == len(LISTS)
     matrix = empty([z, h, kv_blocks, q_blocks], torch.int32, device)
     kernels.call(

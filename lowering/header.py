@@ -33,8 +33,8 @@ def mark_in_force() -> Mark:
     """What the pass says of the node that is lowered; an empty mark where it says nothing.
 
     Raises:
-        RuntimeError: the package was disabled, or its settings were changed, since the pass saw the node: caches would take the code
-            for that of other settings.
+        RuntimeError: the package was disabled, or its settings were changed, since the pass saw the node: caches would take the
+            code for that of other settings.
     """
     node = V.graph.current_node
     mark = _mark_of(node)

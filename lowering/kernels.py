@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,8 +21,7 @@ from dash_inductor.templates import source
 from . import load_check
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
-# The kernel's names for the arguments of FlexAttention's functions; its name for each function's result, with the function's number
-# in Mods.subgraphs and those of its arguments that are tiles.
+# FLEX_ARGUMENTS: Inductor's argument -> template variable. FLEX_FUNCTIONS: result -> (number in Mods.subgraphs, tile arguments).
 FLEX_ARGUMENTS = {"score": "pre_mod", "grad_score_mod": "grad_scores", "b": "z", "h": "hq", "m": "m", "n": "n"}
 FLEX_FUNCTIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "scores": (0, ("score",)),
@@ -54,14 +53,17 @@ class Kernel(TritonTemplateKernel):
         self.functions: dict[str, str] = {}
         for output in outputs:
             within = []
-            for line in self._function(output).splitlines():
-                name, _, expression = line.partition(" = ")
-                names = {*re.findall(r"[a-z_]\w*", expression)}
-                if name.startswith("tmp") and not names & varying:
+            code = self._function(output)
+            for statement in ast.parse(code).body:
+                line = ast.get_source_segment(code, statement) or ""
+                names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
+                read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
+                written = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+                if not read & varying and all(name.startswith("tmp") for name in written):
                     before.append(line)
                 else:
                     within.append(line)
-                    varying.add(name)
+                    varying |= written
             self.functions[output] = "\n".join(within)
         return before
 
@@ -89,7 +91,7 @@ class Kernel(TritonTemplateKernel):
         return f"from {check.__module__} import {check.__name__}\n\n@{check.__name__}({expected})\n{lines}"
 
 
-class Template(TritonTemplate):
+class KernelTemplate(TritonTemplate):
     """A template whose kernels know its name."""
 
     def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
@@ -103,29 +105,31 @@ def programs(count: Any, *scalars: Any, cdiv: Any = None, min: Any = None, max: 
     return (count, 1, 1)
 
 
-def _template(name: str, *parts: str) -> Template:
+def _template(name: str, *parts: str) -> KernelTemplate:
     """Of the files of `parts`, or of the one that has its name."""
     # From 2.13 on a template may leave its inputs' layouts open; ours reads their strides.
     frozen = "always_freeze_layout" in inspect.signature(TritonTemplate.__init__).parameters
-    return Template(name, grid=programs, source=source(*parts or (name,)), **({"always_freeze_layout": True} if frozen else {}))
+    return KernelTemplate(
+        name, grid=programs, source=source(*parts or (name,)), **({"always_freeze_layout": True} if frozen else {})
+    )
 
 
 # The sources of the main kernels of one pass; benchmarks time variants of them.
 ONE_PASS_PARTS = ("step", "one_pass", "functions", "positions", "round_robin")
-BLOCK_MASK_PARTS = ("step", "block_mask", "functions")
+BLOCK_MASK_ONE_PASS_PARTS = ("step", "block_mask", "functions")
 
 PREPROCESS = _template("preprocess")
 TABLE = _template("table", "table", "positions")
 ONE_PASS = _template("one_pass", *ONE_PASS_PARTS)
 TWO_PASS = _template("two_pass", "two_pass", "functions")
-BLOCK_MASK = _template("block_mask", *BLOCK_MASK_PARTS)
+BLOCK_MASK_ONE_PASS = _template("block_mask", *BLOCK_MASK_ONE_PASS_PARTS)
 BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS, MASK_MATRIX = map(_template, ("block_matrix", "block_ranks", "block_rows", "mask_matrix"))
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """dq, dk, dv with the strides that the graph was traced with; ints of memory that the schedule takes, its table and rows; and what
-    a `Decision` says of it."""
+    """dq, dk, dv with the strides that the graph was traced with; ints of memory that the schedule takes, its table and rows; and
+    what a `Decision` says of it."""
 
     dq: ir.TensorBox
     dk: ir.TensorBox
@@ -135,7 +139,7 @@ class Gradients:
 
 
 def call(
-    template: Template,
+    template: KernelTemplate,
     *,
     grid: sympy.Expr | int,
     inputs: Sequence[ir.IRNode],

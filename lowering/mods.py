@@ -57,7 +57,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         stock.freeze_irnodes(buffers)
         return buffers
 
-    # In memory and with a layout, which the forward's kernel has given them already, unless the pass made them.
+    # Realise captures; the forward already did, except those the pass made.
     score_captures, mask_captures = (
         [in_memory(x) if isinstance(x, TensorBox) else x for x in captures]
         for captures in (arguments.score_mod_captures, arguments.mask_mod_captures)

@@ -71,7 +71,7 @@ class Launched:
 def launch(
     inputs: Inputs,
     mods: Mods,
-    template: kernels.Template,
+    template: kernels.KernelTemplate,
     walk: Sequence[TensorBox],
     *,
     grid: sympy.Expr | int,

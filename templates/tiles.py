@@ -60,7 +60,7 @@ class Tile:
 
     @property
     def mean_dim(self) -> int:
-        """The head dim at which five matmuls cost as much: dP and dV have value's."""
+        """Cost-weighted mean: 3 matmuls use block_d, 2 use block_dv."""
         return (3 * self.block_d + 2 * self.block_dv) // 5
 
     def __str__(self) -> str:
@@ -93,7 +93,7 @@ class TwoPassTile:
 
     @property
     def mean_dim(self) -> int:
-        """The head dim at which seven matmuls cost as much: dP, of which there are two, and dV have value's."""
+        """Cost-weighted mean: 4 matmuls use block_d, 3 use block_dv."""
         return (4 * self.block_d + 3 * self.block_dv) // 7
 
     def sizes(self) -> dict[str, int]:
@@ -172,7 +172,7 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
         # Small tiles, so that short sequences have several KV tiles and a race test proves something.
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True, block_dv=block_dv)
     entry = _TILES[tiles_of(arch), max(64, block_d, block_dv)]
-    of_dq = _TILES[tiles_of(arch), max(64, block_d)]  # whose accumulator has no columns of value
+    of_dq = _TILES[tiles_of(arch), max(64, block_d)]  # dQ's layout depends on query's dim only
     return replace(
         entry,
         block_d=block_d,

@@ -75,7 +75,7 @@ class Variant:
         from dash_inductor.lowering import kernels
 
         name = f"{template.lower()}_{self.name.replace('-', '_')}"
-        known = kernels.Template.all_templates
+        known = kernels.KernelTemplate.all_templates
         if f"dash_{name}" not in known:
             with mock.patch.object(kernels, "source", lambda *names: self.source(template)):
                 return kernels._template(name)

@@ -92,7 +92,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _figures(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
-    """Of two passes the overhead is the launch alone: what a CTA loads and stores at its ends is not known yet."""
+    """The rows of the report. Two-pass overhead counts only the launch."""
     (plan, time_ns), costs = resolution.schedule, resolution.costs
     figures: dict[str, Any] = {"tile": resolution.tile_text, **dict.fromkeys(PLACE), "family": TWO_PASS}
     steps: dict[str, Any]
@@ -108,7 +108,7 @@ def _figures(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
         estimate = two.estimate or numbers["launch_ns"]["estimate"]
         steps = {"estimate": estimate, "step_ns": [two.kv_step_ns, two.q_step_ns], "hop_ns": 0, "workers": two.workers}
     return figures | {
-        "boustrophedon": resolution.one_pass is not None and plan.order.mirrored,
+        "mirrored": resolution.one_pass is not None and plan.order.mirrored,
         "predicted_us": None if time_ns is None else time_ns / 1000,
         "overhead_us": overhead_ns / 1000,
         **steps,

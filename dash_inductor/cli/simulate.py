@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--stride", type=at_least(1), metavar="S", help="tiles between two roles of shift (default: the most)")
     parser.add_argument(
-        "--boustrophedon",
+        "--mirrored",
         action=argparse.BooleanOptionalAction,
         help="mirror roles in odd rounds (default: for ascending and descending under a causal mask)",
     )
@@ -124,7 +124,7 @@ def kv_heads(args: argparse.Namespace) -> int:
 def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: int) -> Plan:
     """The schedule on as many workers as there are heads to put in flight; ValueError names what cannot be."""
     heads = kv_heads(args)
-    stride, mirrored = getattr(args, "stride", None), getattr(args, "boustrophedon", None)
+    stride, mirrored = getattr(args, "stride", None), getattr(args, "mirrored", None)
     if family in ROUND_ROBIN:
         check_range("roles", roles, args.workers, "workers")
         return place_heads(
@@ -169,7 +169,7 @@ def report(args: argparse.Namespace) -> tuple[dict[str, Any], Simulation]:
         "roles": plan.roles,
         "heads_in_flight": plan.heads_in_flight,
         "stride": getattr(plan.order, "stride", None),
-        "boustrophedon": plan.order.mirrored,
+        "mirrored": plan.order.mirrored,
         "makespan_ns": simulation.makespan_ns,
         "formula_ns": None if time is None else time.ns + extra_ns,
         "formula": None if time is None else "exact" if time.exact else "upper bound",

@@ -47,7 +47,9 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
         raise ValueError(f"explain takes a torch.nn.Module and its inputs, not {type(model).__name__}: pass the model itself")
     if device is not None:
         named_device(device)
-    if not config.ready().enabled:
+    from ..hooks.joint_pass import ready
+
+    if not ready().enabled:
         raise ValueError("dash_inductor is switched off by DASH_INDUCTOR=0: unset it to have the model explained")
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     with mock.patch.object(config, "_current", replace(config.current(), on_unsupported="fallback")):

@@ -16,11 +16,10 @@ import torch._inductor.compile_fx
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from ..config import ready
 from .failures import compile_graph
 from .hook import PATCHES
 from .install import eager_backward, is_enabled
-from .joint_pass import PASS
+from .joint_pass import PASS, ready
 from .table import COMPILATION
 
 CUSTOM = "joint_custom_post_pass"

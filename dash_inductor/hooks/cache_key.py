@@ -43,7 +43,7 @@ def digest_of(roots: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def key() -> tuple[Any, ...]:
+def settings_key() -> tuple[Any, ...]:
     """All of ours that decides what is generated."""
     settings, emulated = current(), emulation.settings()
     return sources_digest(), settings.deciding(), reserved_sms(settings), sms_of_gpus(), None if emulated is None else emulated.sms
@@ -53,7 +53,7 @@ def uuid() -> tuple[Any, ...]:
     """The key, anew for each graph where a cache hit would skip a warning or an error."""
     nonce = None if current().on_unsupported == "fallback" and not failures.failure() else os.urandom(16)
     # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
-    return *key(), nonce, tuple(get_donated_idxs() or ())
+    return *settings_key(), nonce, tuple(get_donated_idxs() or ())
 
 
 class CacheKey(CustomGraphModulePass):

@@ -24,7 +24,6 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from .. import emulation
-from ..config import ready
 from ..decision import Declined, add_eager
 from ..devices.target import target_of
 from ..op import NOTE
@@ -32,8 +31,8 @@ from ..rewrite.declined import noted, why_no_target
 from ..rewrite.nodes import call
 from ..rewrite.stock_ops import FLASH, FLASH_CPU
 from .backend import dash
-from .cache_key import key
-from .joint_pass import PASS
+from .cache_key import settings_key
+from .joint_pass import PASS, ready
 
 REMEMBERED = 4096  # calls, by their sizes, for which the pass is not asked again
 MOST_VARIANTS = 2**16  # of one program, by sizes and strides: no bound in practice
@@ -82,7 +81,7 @@ def backward(op: OpOverload, stock: Any, keyset: Any, *args: Any, **kwargs: Any)
     """The gradients of `op`: by our kernels or, where the pass declines the attention, by the kernel `stock`."""
     if torch.are_deterministic_algorithms_enabled() and ready().enabled:
         _require_outermost()
-        settings = (*key(), str(why_no_target(args[0].device)))
+        settings = (*settings_key(), str(why_no_target(args[0].device)))
         called = Call(settings, op, tuple(map(_like, args)), tuple((name, _like(x)) for name, x in kwargs.items()))
         program = program_for(called)
         if program is not None:

@@ -1,8 +1,8 @@
 """Graphs with rewritten attention that do not compile: compiled once more without ours, so that they keep their stock kernels.
 
-Where the backward is compiled together with the forward, as under backend="dash" and inside `enabled()`, that is possible for all of
-a graph, since nothing of it has run. Else the backward is compiled when it first runs: there the ops that stock would need are put
-back as far as the forward has kept what they take. Where that is not all, the compiler's error stays.
+Where the backward is compiled together with the forward, as under backend="dash" and inside `enabled()`, that is possible for the
+whole graph: nothing of it has run. Else the backward is compiled when it first runs. Then stock ops are put back where the forward
+has kept what they take; where one cannot be, the compiler's error stays.
 """
 
 from __future__ import annotations

@@ -130,8 +130,8 @@ def prepare_emulation() -> None:
 def eager_backward() -> Iterator[None]:
     """Backwards are compiled with their forwards, not when they first run: pass, cache key and settings may be others by then.
 
-    Whether the graph is retained is not known yet, so that no backward may overwrite what its forward saved: nothing is donated. Not
-    by `config.donated_buffer`, which torch reads again when a backward runs. Blocks of several threads may overlap.
+    Whether the graph is retained is not known yet, so that no backward may overwrite what its forward saved: nothing is donated.
+    Not by `config.donated_buffer`, which torch reads again when a backward runs. Blocks of several threads may overlap.
     """
     from torch._functorch import config
 

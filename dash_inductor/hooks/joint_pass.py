@@ -10,7 +10,8 @@ from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from ..config import current, ready
+from .. import emulation
+from ..config import Config, current
 from ..decision import Declined
 from ..rewrite.graph import rewrite, rewritten
 from . import cache_key, failures
@@ -66,6 +67,14 @@ def why_refused() -> Declined | None:
             "use a torch that dash_inductor is tested with (docs/support.md), or a newer dash_inductor",
         )
     return failures.failure()
+
+
+def ready() -> Config:
+    """The settings in force, for a compilation that begins: the emulation that they ask for runs, or its error is raised."""
+    settings = current()
+    if settings.enabled and settings.emulate and not emulation.active():
+        emulation.start(settings.seed, sms=settings.sms)
+    return settings
 
 
 def is_on() -> bool:

@@ -1,7 +1,7 @@
 """Attentions that were rewritten, in a graph of a backward whose forward has run: given back to their stock kernels.
 
-The forward has kept what our kernels take. Flash attention's backward takes no more, and FlexAttention's node still has all that the
-stock lowering takes. Of other ops something is missing.
+The forward has kept what our kernels take. Flash attention's backward takes no more, and FlexAttention's node still has all that
+the stock lowering takes. Of other ops something is missing.
 """
 
 from __future__ import annotations

@@ -37,13 +37,13 @@ MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in 
 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
-    """Marks a node with what it gets; no node is obsolete. Raises as `resolved`."""
-    resolution = resolved(node, settings)
+    """Marks a node with what it gets; no node is obsolete. Raises as `rewriting_of`."""
+    resolution = rewriting_of(node, settings)
     say_rewritten(node, Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2]))
     return []
 
 
-def resolved(node: fx.Node, settings: Config) -> Resolution:
+def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
     """What a node gets. Comparisons of symbolic sizes guard: the answer holds for all shapes.
 
     Raises:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from ..op import FLEX_BACKWARD, MARK, REWRITTEN, BlockMask, FlexArguments, Mark
+from ..op import FLEX_BACKWARD, MARK, REWRITTEN, FlexArguments, Mark, MaskArguments
 from ..problem import dtype_name
 from ..reference import LOG2E
 from .mask_function import MaskFunction
@@ -26,8 +26,8 @@ def flex_backward(
 ) -> fx.Node:
     """The node of query, key, value, out, logsumexp (natural) and grad_out, [B, H, S, D] and [B, H, S], under the mask alone.
 
-    gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix: as `BlockMask` has it; None where the mask function
-    is to be asked of every element.
+    gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix: as `MaskArguments` has it; None where the mask
+    function is to be asked of every element.
     """
     query, key, value, out, logsumexp, grad_out = tensors
     assert mark.resolution
@@ -41,7 +41,7 @@ def flex_backward(
     captures = [x.meta["val"] for x in mask.captures]
     mask_mod = _module(graph, _free_name(graph, "dash_mask_mod"), mask.module, [*positions, *captures])
     rows, keys = problem.block_size or (None, None)
-    lists = dict.fromkeys(BlockMask._fields)
+    lists = dict.fromkeys(MaskArguments._fields)
     block_mask = {**lists, "q_block": rows, "kv_block": keys, "mask_mod": mask_mod, "q_indices": block_matrix}
     base_2 = call(graph, torch.ops.aten.mul.Tensor, logsumexp, LOG2E)
     arguments = FlexArguments(

@@ -1,4 +1,4 @@
-"""Keys and values that a model repeats for the query heads of a group are read as they were before that.
+"""Undo GQA expansion: read the unexpanded K and V.
 
 Models that do without `enable_gqa`, and SDPA for ops that do not know it, repeat kv heads in the graph, and sum the gradients of
 the copies. Our kernels read one kv head for a group and return its gradient, so that the backward needs neither.

@@ -89,8 +89,8 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
     """The function of a mask on the device that broadcasts to [B, H, S_q, S_k]: bool, true where a query sees a key, or 0 there and
     -inf elsewhere, or the least number of fp32 or bf16.
 
-    A row of least numbers alone is one that sees no key, and has gradients of 0. Stock makes a mean of the values there, whose
-    backward it takes for that of their sum (on the CPU): the least number takes up the logarithm in logsumexp too.
+    A row of least numbers alone is one that sees no key, and has gradients of 0. Stock's forward averages the values there; its CPU
+    backward differentiates their sum, since the least number swallows the logarithm in logsumexp.
 
     causal: and where m >= n.
 

@@ -1,7 +1,7 @@
 """Finds the calls of SDPA that torch itself made matmuls and a softmax of, in a joint graph, and says so of each.
 
 No op of attention stands for them in the graph. What does is the softmax: `aten._safe_softmax` is of SDPA's math path alone. Its
-nodes are told by their `original_aten`, each call's by the number that autograd counted there. A gradient flows where what came of
+nodes are told by their `original_aten`, and grouped by call using `seq_nr`. A gradient flows where what came of
 the softmax meets a tangent. Where a pattern of Inductor has made an op of attention of a call, its softmax is gone.
 
 A call inside torch.cond is not found: its gradient is traced anew there, and nothing says of what.

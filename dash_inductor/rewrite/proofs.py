@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map
 
-from ..op import BlockMask
+from ..op import MaskArguments
 
 NO_BLOCK_MASK = (2**30, 2**30)  # rows and keys of the one block that torch lists where it is given no BlockMask
 MOST_ELEMENTS = 2**24  # of a tensor that is computed for a proof
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 @unset_fake_temporarily()
-def mask_of(mask: BlockMask, mask_mod: fx.GraphModule) -> str | None:
+def mask_of(mask: MaskArguments, mask_mod: fx.GraphModule) -> str | None:
     """full or causal, for lengths that are known in a causal mask; None where the graph does not show it.
 
     mask_mod alone shows nothing, for the lists may leave blocks out. Where torch is given no BlockMask, it makes one of one block.
@@ -46,7 +46,7 @@ def mask_of(mask: BlockMask, mask_mod: fx.GraphModule) -> str | None:
     return kind if ((partial | full) >= seen).all() and (full <= all_seen).all() else None
 
 
-def _whole(mask: BlockMask, matrix: Tensor) -> bool:
+def _whole(mask: MaskArguments, matrix: Tensor) -> bool:
     """Whether the blocks of the matrix are known to reach to the last query and key."""
     if (mask.q_block, mask.kv_block) == NO_BLOCK_MASK:
         return True

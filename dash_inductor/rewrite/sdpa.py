@@ -30,8 +30,8 @@ SCALE = "a scale that is not a constant", "pass scale as a Python number"
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A backward that is rewritten: what it gets, the function of its mask where that has no closed form, and what its key and value
-    repeat, if they do; `stock` has them unrepeated."""
+    """A backward that is rewritten: what it gets, the function of its mask where that has no closed form, and what its key and
+    value repeat, if they do; `stock` has them unrepeated. `keys`: tensors before GQA expansion."""
 
     stock: SdpaBackward
     resolution: Resolution

@@ -177,8 +177,10 @@ def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int
 
 
 def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:
-    """As `BlockMask` has it, of the intervals of queries, for `length` keys in blocks of `keys`. A block that lies between the keys
-    of its queries, and in none of their intervals, is 1 as well."""
+    """As `MaskArguments` has it, of the intervals of queries, for `length` keys in blocks of `keys`.
+
+    A block that lies between the keys of its queries, and in none of their intervals, is 1 as well.
+    """
     begin = torch.arange(_blocks(length, keys), dtype=torch.int32, device=first.device).unsqueeze(1) * keys
     end = begin + (keys - 1)
     some = (begin <= last.amax(1)) & (end >= first.amin(1))

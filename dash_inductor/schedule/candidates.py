@@ -13,8 +13,8 @@ from .formulas.formula import Formula
 from .packing import ROUND_ROBIN_MAX_N_Q
 from .tiled_problem import TiledProblem
 
-MORE_ROUNDS = (0, 1, 2, 3)  # than the fewest
-MORE_PASSES = (0, 1)
+MORE_ROUNDS = (0, 1, 2, 3)  # extra rounds tried beyond the minimum
+MORE_PASSES = (0, 1)  # extra passes, likewise
 # When this many CTAs sweep a head in step, one reads each Q tile from HBM and the others hit L2.
 SWEEP_CTAS = 4
 # What a head in flight keeps in L2 per row and head-dim entry: query and grad_out in 2 bytes each, dq in 4.
@@ -94,7 +94,7 @@ class CandidateBuilder:
         """By rounds: all heads in the fewest rounds that L2 allows, or in some more. By passes: all chains of a head in the fewest
         passes, or in one more. The roles of a head share its chains evenly.
 
-        Mirrored, by rounds alone, with a role for every worker instead: the last chains are the shortest.
+        Mirrored orders: only round-based candidates, one role per worker; trailing chains are short.
         """
         units = self._units(family)
         most = min(self.heads, self.workers, self.max_heads_in_step if family in MONOTONE else self.max_heads_spread)

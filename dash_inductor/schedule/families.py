@@ -6,8 +6,8 @@ from .geometry import MASKS
 
 MONOTONE = ("ascending", "descending")
 FAMILIES = (*MONOTONE, "shift", "symmetric")  # those with a formula, whose tables a device can compute
-ROUND_ROBIN = {"shift_round_robin": "shift", "symmetric_round_robin": "symmetric"}  # all heads in one queue; its order
-TWO_PASS = "two_pass"  # stands where a family does: dK/dV and dQ by CTAs of their own need none
+ROUND_ROBIN = {"shift_round_robin": "shift", "symmetric_round_robin": "symmetric"}  # round-robin family -> underlying order
+TWO_PASS = "two_pass"  # used in place of a family name; has no schedule
 GUARANTEES = ("run", "device", "batch")
 
 

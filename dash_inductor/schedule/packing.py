@@ -1,13 +1,13 @@
 """A plan as the flat int32 table that the kernel reads.
 
-[0] roles  [1] heads in flight  [2] slots  [3] 1 if mirrored  [4] n_kv  [5] steps  [6] queue [7] kv_len
-slots * roles   chain of (slot, role), row-major by slot, -1 for none
-n_kv            number of steps of chain j
-n_kv * steps    Q tile | rank << 16 of step t of chain j, 0 past the chain's end
+[0] roles  [1] heads in flight  [2] slots  [3] 1 if mirrored  [4] n_kv  [5] row length  [6] queue  [7] kv_len
+slots * roles        chain of (slot, role), row-major by slot, -1 for none
+n_kv                 number of steps of chain j
+n_kv * row length    Q tile | rank << 16 of step t of chain j, 0 past the chain's end
 
-steps is the length of a row: that of the longest chain, at least 1. queue is 0; under a round robin it is the number of units of a
-head, roles are the workers, slots the chains of a unit, and the header is all there is: a head's order depends on where
-in a round it begins, so that the workers compute their rows (templates/positions.py.jinja) as they need them.
+The row length is the number of steps of the longest chain, at least 1. queue is 0; under a round robin it is the number of units
+of a head, roles are the workers, slots the chains of a unit, and the header is all there is: a head's order depends on where in a
+round it begins, so that the workers compute their rows (templates/positions.py.jinja) as they need them.
 """
 
 from __future__ import annotations

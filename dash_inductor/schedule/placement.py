@@ -31,7 +31,7 @@ class Plan(ABC):
 
     @property
     def family(self) -> str:
-        """Its name."""
+        """Family name, such as 'shift'."""
         return self.order.name
 
     @property
@@ -198,7 +198,7 @@ def make_order(family: str, geometry: Geometry, roles: int, *, stride: int | Non
     if stride is not None:
         check_count("stride", stride)
     if mirrored and family not in MONOTONE:
-        raise ValueError(f"mirrored (boustrophedon) is for {' and '.join(MONOTONE)}, not for {family}")
+        raise ValueError(f"mirrored is for {' and '.join(MONOTONE)}, not for {family}")
     if family == "ascending":
         return Ascending(geometry, roles, mirrored)
     if family == "descending":

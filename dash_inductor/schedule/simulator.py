@@ -37,7 +37,7 @@ class Simulation:
 
     begin_ns: when each worker began, after the worker `follows` (-1 for none) had left its CTA.
     turn_ns, end_ns: when each step began to reduce, and ended. ready_ns: when it could have begun, but for its turn.
-    residency: CTAs that had to be resident together. The least with which the plan ends, for that does not depend on times.
+    residency: minimum resident CTAs that avoid deadlock; independent of times.
     """
 
     steps: Steps

@@ -52,13 +52,13 @@ def chain_of(TABLE, own_role, first_head, turn):
     roles = gl.load(TABLE)
     heads_in_flight = gl.load(TABLE + 1)
     slots = gl.load(TABLE + 2)
-    boustrophedon = gl.load(TABLE + 3)
+    mirrored = gl.load(TABLE + 3)
     n_kv = gl.load(TABLE + 4)
     row_length = gl.load(TABLE + 5)
     chains = 8
     lengths = chains + slots * roles
     role = own_role
-    if (boustrophedon & turn) != 0:
+    if (mirrored & turn) != 0:
         role = roles - 1 - own_role
     j = gl.load(TABLE + chains + (turn % slots) * roles + role)
     steps = 0

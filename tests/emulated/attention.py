@@ -29,7 +29,7 @@ WAIT = "wait(SEMAPHORES + pending, rank, INTERPRET)"  # of the kernel of one pas
 PARTS = {  # the files of kernels that are made of several
     "ONE_PASS": kernels.ONE_PASS_PARTS,
     "TWO_PASS": ("two_pass", "functions"),
-    "BLOCK_MASK": kernels.BLOCK_MASK_PARTS,
+    "BLOCK_MASK": kernels.BLOCK_MASK_ONE_PASS_PARTS,
 }
 TWO_PASS_TILE = two_pass_tile("emulated", "fp32", 16)
 
@@ -86,7 +86,7 @@ def mutate(monkeypatch: pytest.MonkeyPatch, template: str, name: str, changes: d
     for before, after in changes.items():
         assert text.count(before) == times, before
         text, times = text.replace(before, after), 1
-    monkeypatch.setattr(kernels, template, kernels.Template(f"dash_mutant_{template}_{name}".lower(), kernels.programs, text))
+    monkeypatch.setattr(kernels, template, kernels.KernelTemplate(f"dash_mutant_{template}_{name}".lower(), kernels.programs, text))
 
 
 def compiled(function: Callable[..., Any], *, dynamic: bool | None = False) -> Callable[..., Any]:

@@ -61,7 +61,7 @@ def broken_lowering(patch: pytest.MonkeyPatch) -> None:
         raise RuntimeError(NO_CODE)
 
     patch.setattr(kernels.ONE_PASS, "generate", generate)
-    patch.setattr(kernels.BLOCK_MASK, "generate", generate)
+    patch.setattr(kernels.BLOCK_MASK_ONE_PASS, "generate", generate)
 
 
 def broken_compiler(patch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from dash_inductor import clear_decisions, decisions
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.hooks.cache_key import key
+from dash_inductor.hooks.cache_key import settings_key
 from dash_inductor.rewrite import eager
 from dash_inductor.rewrite.stock_ops import FLASH
 
@@ -34,7 +34,7 @@ def call(length: int, *, head_dim: int = 128, dtype: torch.dtype = torch.bfloat1
     lse = eager.TensorLike((2, 8, length), (8 * length, length, 1), torch.float32, CUDA)
     seed = eager.TensorLike((2,), (1,), torch.uint64, CUDA)
     args = (x, x, x, x, x, lse, None, None, length, length, dropout_p, True, seed, eager.TensorLike((), (), torch.uint64, CUDA))
-    return eager.Call(key(), FLASH, args, (("scale", 0.125),))
+    return eager.Call(settings_key(), FLASH, args, (("scale", 0.125),))
 
 
 def test_one_program_for_all_lengths():

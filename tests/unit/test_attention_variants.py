@@ -75,16 +75,16 @@ def test_caches_keep_variants_apart():
 def test_a_variant_is_gone_afterwards():
     from dash_inductor.lowering import kernels
 
-    before = kernels.ONE_PASS, kernels.BLOCK_MASK, dict(tiles._TILES), tiles.RELEASE_AFTER
+    before = kernels.ONE_PASS, kernels.BLOCK_MASK_ONE_PASS, dict(tiles._TILES), tiles.RELEASE_AFTER
     for variant in variants.VARIANTS:
         with variant.applied():
-            now = kernels.ONE_PASS, kernels.BLOCK_MASK, dict(tiles._TILES), tiles.RELEASE_AFTER
+            now = kernels.ONE_PASS, kernels.BLOCK_MASK_ONE_PASS, dict(tiles._TILES), tiles.RELEASE_AFTER
             assert [one != other for one, other in zip(before, now, strict=True)] == [
                 *[variant.edit is not None] * 2,
                 bool(variant.tiles),
                 variant.release_after is not None,
             ]
-        assert (kernels.ONE_PASS, kernels.BLOCK_MASK, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
+        assert (kernels.ONE_PASS, kernels.BLOCK_MASK_ONE_PASS, dict(tiles._TILES), tiles.RELEASE_AFTER) == before
 
 
 @pytest.mark.parametrize(("name", "stages"), [("two-stages", 2), ("four-stages", 4)])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, fx
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from dash_inductor.op import BlockMask
+from dash_inductor.op import MaskArguments
 from dash_inductor.rewrite.proofs import constant, mask_of
 
 LOWER = [[0, 1, 2], [1, 2], [2]]  # blocks of Q for each block of keys
@@ -41,7 +41,7 @@ def proven(rows: list[list[int]], mask_mod: str = "causal", full: list[list[int]
     num, indices = constants(rows)
     full_num, full_indices = (None, None) if full is None else constants(full)
     kv_num = SimpleNamespace(meta={"val": torch.empty(1, 1, 3)})
-    mask = BlockMask(96, 96, kv_num, None, None, None, num, indices, full_num, full_indices, 32, 32, None)
+    mask = MaskArguments(96, 96, kv_num, None, None, None, num, indices, full_num, full_indices, 32, 32, None)
     zeros = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
     return mask_of(mask._replace(**others), make_fx(MASK_MODS[mask_mod])(*zeros))
 

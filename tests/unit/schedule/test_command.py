@@ -79,7 +79,7 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
         "roles": 4,
         "heads_in_flight": 2,
         "stride": None,
-        "boustrophedon": False,
+        "mirrored": False,
         "makespan_ns": 36000,
         "formula_ns": 36000,
         "formula": "exact",
@@ -114,7 +114,7 @@ def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixtu
     if family == "shift" and rng.random() < 0.5:
         words += f" --stride {rng.randint(1, n_q // roles)}"
     if family in ("ascending", "descending"):
-        words += rng.choice(["", " --boustrophedon", " --no-boustrophedon"])
+        words += rng.choice(["", " --mirrored", " --no-mirrored"])
     found = printed(capsys, words.split())
 
     workers = found["workers"]
@@ -173,12 +173,12 @@ def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixtu
         ({"family": "zigzag"}, "argument --family: invalid choice: 'zigzag'"),
         ({"stride": 1}, "stride is for shift, not for symmetric"),
         ({"mask": "full", "family": "shift", "stride": 5}, "stride must be in 1..4 (n_q // roles), got 5"),
-        ({"boustrophedon": True}, "mirrored (boustrophedon) is for ascending and descending, not for symmetric"),
+        ({"mirrored": True}, "mirrored is for ascending and descending, not for symmetric"),
         ({"family": "symmetric_round_robin", "roles": 9}, "roles must be in 1..8 (workers), got 9"),
         ({"family": "symmetric_round_robin", "stride": 1}, "stride is for shift, not for symmetric"),
         (
-            {"family": "symmetric_round_robin", "boustrophedon": True},
-            "mirrored (boustrophedon) is for ascending and descending, not for",
+            {"family": "symmetric_round_robin", "mirrored": True},
+            "mirrored is for ascending and descending, not for",
         ),
         ({"family": "shift_round_robin"}, "family shift needs mask='full', got 'causal'"),
         ({"from_ns": 9, "to_ns": 9}, "to-ns must be more than from-ns, got 9 and 9"),
