@@ -13,7 +13,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from ..codegen.flex import MASK_MODS, SCORE_MODS, flex_backward
+from ..codegen.mods import MASK_MODS, SCORE_MODS
 from ..devices import DEVICES, device
 from ..sass import gates
 from ..sass.replay import SMALLEST
@@ -61,6 +61,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import triton
 
+    from ..codegen.flex import FlexAttention, flex_backward
     from ..codegen.generate import attention_backward, compile_kernel
 
     heads = {"heads": args.heads, "kv_heads": args.heads if args.kv_heads is None else args.kv_heads}
@@ -74,7 +75,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         if args.q_len != args.kv_len or args.dynamic or args.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
         sizes |= {"mask_mod": args.mask_mod or "none", "score_mod": args.score_mod or "none"}
-        generated = flex_backward(args.device, length=args.q_len, **sizes)
+        generated = flex_backward(args.device, FlexAttention(length=args.q_len, **sizes))
     else:
         sizes |= {"q_len": args.q_len, "kv_len": args.kv_len, "mask": args.mask}
         generated = attention_backward(args.device, dynamic=args.dynamic, **sizes)
@@ -85,18 +86,18 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
     def of_kernel(name: str) -> dict[str, Any]:
         find = tile if generated.templates[name] == Template.ONE_PASS else two_pass_tile
-        used = find(arch, args.dtype, args.head_dim, args.value_dim)
+        rules = gates.Rules(arch, find(arch, args.dtype, args.head_dim, args.value_dim))
         compiled = compile_kernel(generated.kernels[name], args.device)
         if args.cubin:
             path = args.cubin if name == generated.main_kernel else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
             path.write_bytes(compiled.cubin)
-        figures = gates.figures(compiled, arch, used)
+        figures = gates.figures(compiled, rules)
         return {
             "kernel": name,
             "device": args.device,
             **figures,
-            **gates.predicted(compiled, used),
-            "gates": gates.violated(figures, arch, used),
+            **gates.predicted(compiled, rules),
+            "gates": rules.violated(figures),
             "launch": list(generated.launches[name]),
             "source": generated.kernels[name],
         }

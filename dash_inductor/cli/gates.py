@@ -7,11 +7,11 @@ counts on. All kernels take half an hour; select some by the options. The exit s
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from ..sass.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, SHAPES, Cell, cells, judged, predicted_cycles
-from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, dims_text
+from ..sass.gates import CHOICES, Cell, cells, judged, predicted_cycles
+from ..templates.tiles import ONE_PASS_HEAD_DIM, dims_text
 from .arguments import add_json
 from .console import CommandError, print_json, progress, table
 
@@ -20,22 +20,17 @@ EXAMPLES = ("--arch sm_90 --dtype bf16 --head-dim 128", "--arch sm_80 --template
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `gates`."""
-    for name, choices in (
-        ("arch", DEVICES),
-        ("template", (Template.ONE_PASS.value, Template.TWO_PASS.value)),
-        ("dtype", HALF_DTYPES),
-        ("shape", (*SHAPES, *FLEX_SHAPES)),
-    ):
-        _add_selection(parser, name, tuple(choices), str)
-    _add_selection(parser, "head-dim", HEAD_DIMS, int)
+    for name in ("arch", "template", "dtype", "shape", "head_dim"):
+        choices = CHOICES[name]
+        parser.add_argument(
+            f"--{name.replace('_', '-')}",
+            choices=choices,
+            type=type(choices[0]),
+            metavar="X",
+            action="append",
+            help=f"only X (repeatable), one of {', '.join(map(str, choices))}",
+        )
     add_json(parser)
-
-
-def _add_selection(parser: argparse.ArgumentParser, name: str, choices: Sequence[Any], kind: type) -> None:
-    listed = ", ".join(map(str, choices))
-    parser.add_argument(
-        f"--{name}", choices=choices, type=kind, metavar="X", action="append", help=f"only X (repeatable), one of {listed}"
-    )
 
 
 # What the table shows, by its name among the figures; the JSON has every figure.
@@ -66,8 +61,7 @@ def main(args: argparse.Namespace) -> int:
     """Compile and judge; the exit code is 1 if a gate is violated."""
     import triton
 
-    asked = {f"{name}s": getattr(args, name) for name in ("arch", "template", "dtype", "shape", "head_dim")}
-    todo = cells(**{name: values for name, values in asked.items() if values})
+    todo = cells(**{name: values for name in CHOICES if (values := getattr(args, name))})
     if not todo:
         raise CommandError(f"no kernel has all that was asked for: one pass takes head dims up to {ONE_PASS_HEAD_DIM}")
     rows: list[dict[str, Any]] = []

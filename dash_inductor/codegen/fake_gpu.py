@@ -10,13 +10,25 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
-from dash_inductor.devices import NamedDevice, device
+import torch
+import torch._dynamo.device_interface as device_interface
+import torch._higher_order_ops.flex_attention
+import torch._inductor.utils
+import torch.utils._triton
+import triton
+from torch._inductor import config as inductor_config
+from torch._inductor.codecache import CacheBase
+from torch._inductor.ir import get_fill_order
+from torch._inductor.runtime import triton_helpers
+from torch._inductor.runtime.hints import DeviceProperties
+from torch._inductor.select_algorithm import TritonTemplate
+from triton.backends.compiler import GPUTarget
 
-if TYPE_CHECKING:
-    import torch
+from ..devices import NamedDevice, device
+from ..rewrite import probe
 
 
 @contextmanager
@@ -30,15 +42,6 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
     Raises ValueError for an unknown key, RuntimeError under Triton's interpreter, which compiles nothing.
     """
     gpu = device(device_key)
-    import torch
-    import torch._dynamo.device_interface as device_interface
-    import torch._higher_order_ops.flex_attention
-    import triton
-    from torch._inductor import config as inductor_config
-    from torch._inductor.runtime import triton_helpers
-
-    from ..rewrite import probe
-
     if triton.knobs.runtime.interpret:
         raise RuntimeError(
             "fake_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: generate code in a process without it"
@@ -72,9 +75,6 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
 
 def _permuted(out: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """torch's own copies `out`, which a CPU build refuses for fake CUDA tensors."""
-    import torch
-    from torch._inductor.ir import get_fill_order
-
     new, step = [0] * out.dim(), 1
     for dim in get_fill_order(strides):
         new[dim], step = step, step * out.shape[dim]
@@ -98,8 +98,6 @@ class _Driver:
         }
 
     def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
         return GPUTarget("cuda", self._gpu.arch, self._gpu.limits.warp_size)
 
     def get_current_device(self) -> int:
@@ -138,9 +136,8 @@ def _properties(gpu: NamedDevice) -> types.SimpleNamespace:
 
 def _interface(gpu: NamedDevice, properties: types.SimpleNamespace) -> type:
     """The device interface Inductor asks in place of torch's for CUDA."""
-    from torch._dynamo.device_interface import CudaInterface
 
-    class FakeGpuInterface(CudaInterface):
+    class FakeGpuInterface(device_interface.CudaInterface):
         current_device = staticmethod(lambda: 0)
         device_count = staticmethod(lambda: 1)
         is_available = staticmethod(lambda: True)
@@ -150,7 +147,7 @@ def _interface(gpu: NamedDevice, properties: types.SimpleNamespace) -> type:
         get_compute_capability = staticmethod(lambda device=None: gpu.arch)
         get_device_properties = staticmethod(lambda device=None: properties)  # type: ignore[assignment]
 
-        class Worker(CudaInterface.Worker):
+        class Worker(device_interface.CudaInterface.Worker):
             current_device = staticmethod(lambda: 0)
             get_device_properties = staticmethod(lambda device=None: properties)
 
@@ -163,12 +160,6 @@ def _forget_devices() -> None:
     Which functions of `torch.utils._triton` and `torch._inductor.utils` ask a GPU differs between versions of torch,
     and all they keep is cheap to ask again.
     """
-    import torch._inductor.utils
-    import torch.utils._triton
-    from torch._inductor.codecache import CacheBase
-    from torch._inductor.runtime.hints import DeviceProperties
-    from torch._inductor.select_algorithm import TritonTemplate
-
     cached = type(functools.cache(lambda: None))
     modules = (torch.utils._triton, torch._inductor.utils)
     functions = [function for module in modules for function in vars(module).values() if isinstance(function, cached)]

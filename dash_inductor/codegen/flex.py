@@ -1,135 +1,100 @@
-"""What Inductor generates for a FlexAttention on a GPU that is not there, of a few score_mods and mask_mods."""
+"""What Inductor generates for a FlexAttention on a GPU that is not there."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import torch
+from torch import Tensor
+from torch._higher_order_ops.flex_attention import create_fw_bw_graph
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import BlockMask
 
-    from .generate import Generated
+from .generate import TORCH_DTYPES, Generated, deterministic, generate, pass_installed, require_sizes
+from .mods import MASK_MODS, SCORE_MODS
 
-Function = Callable[..., Any]
-WINDOW, CAP = 1024, 20.0  # keys before a query that it sees; the most that a score can be
-
-# (b, h, m, n, documents of the positions) -> whether query m sees key n
-MASK_MODS: dict[str, Function] = {
-    "none": lambda b, h, m, n, documents: _all(),
-    "causal": lambda b, h, m, n, documents: m >= n,
-    "window": lambda b, h, m, n, documents: (m >= n) & (m - n < WINDOW),
-    "documents": lambda b, h, m, n, documents: (m >= n) & (documents[m] == documents[n]),
-}
+OPTIONS = {"BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False}
+OPTIONS |= {"WRITE_DQ": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
 
 
-def _all() -> torch.Tensor:
-    import torch
+@dataclass(frozen=True)
+class FlexAttention:
+    """A FlexAttention of [B, H, S, D] views of [B, S, H, D] tensors."""
 
-    return torch.full((), True, dtype=torch.bool)
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    score_mod: str = "none"  # of SCORE_MODS
+    mask_mod: str = "causal"  # of MASK_MODS; "none": no BlockMask
+    batch: int = 1
+    block: int = 128  # rows and columns of a block of the BlockMask
+    mask_heads: int = 1  # that have lists of blocks; 1: all have the same
+    dtype: str = "bf16"
+    kernel_options: Mapping[str, object] | None = None
+    trained: bool = False  # whether ALiBi's slopes have a gradient
+    value_dim: int | None = None  # None: head_dim
 
+    @property
+    def dim_of_value(self) -> int:
+        """`value_dim`, where it is head_dim too."""
+        return self.head_dim if self.value_dim is None else self.value_dim
 
-def _soft_cap(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
-    import torch
+    def functions(self) -> tuple[Any, Any]:
+        """The graphs of score_mod and of its gradient."""
+        score = torch.zeros((), dtype=TORCH_DTYPES[self.dtype], requires_grad=True)
+        indices: Any = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
+        slopes = torch.zeros(self.heads, requires_grad=self.trained)
+        # On the CPU, since autograd cannot run on fake CUDA tensors; with Inductor's decompositions, as a joint graph has it.
+        forward, joint = create_fw_bw_graph(SCORE_MODS[self.score_mod], (score, *indices), (slopes,))
+        joint = make_fx(joint, decomposition_table=select_decomp_table())(score.detach(), *indices, score.detach(), slopes)
+        return forward, joint
 
-    return CAP * torch.tanh(score / CAP)
+    def tensors(self) -> list[Tensor]:
+        """Query, key, value, gradient, output, logsumexp, slopes, documents, and the lists of the BlockMask."""
+        query, key, value = (self.heads, self.head_dim), (self.kv_heads, self.head_dim), (self.kv_heads, self.dim_of_value)
+        rows = [query, key, value, *[(self.heads, self.dim_of_value)] * 2]
+        blocks = -(-self.length // self.block)
+        ints = [(self.length,), *[(1, self.mask_heads, blocks), (1, self.mask_heads, blocks, blocks)] * 4]
+        return [
+            *(_empty(self.batch, self.length, *row, dtype=TORCH_DTYPES[self.dtype]).transpose(1, 2) for row in rows),
+            *(_empty(*size) for size in ((self.batch, self.heads, self.length), (self.heads,))),
+            *(_empty(*size, dtype=torch.int32) for size in ints),
+        ]
 
-
-def _alibi(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
-    from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-
-    with TransformGetItemToIndex():
-        return score + slopes[h] * (n - m)
-
-
-# (score, b, h, m, n, slopes of the heads) -> score
-SCORE_MODS: dict[str, Function] = {
-    "none": lambda score, b, h, m, n, slopes: score,
-    "soft-cap": _soft_cap,
-    "alibi": _alibi,
-}
-
-
-def flex_backward(
-    device: str,
-    *,
-    length: int,
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    score_mod: str = "none",
-    mask_mod: str = "causal",
-    batch: int = 1,
-    block: int = 128,
-    mask_heads: int = 1,
-    dtype: str = "bf16",
-    kernel_options: Mapping[str, object] | None = None,
-    trained: bool = False,
-    rewrite: bool = True,
-    value_dim: int | None = None,
-) -> Generated:
-    """The code of the backward of one FlexAttention with a BlockMask of `block` x `block`, in deterministic mode.
-
-    score_mod and mask_mod are names of SCORE_MODS and MASK_MODS, the latter "none" for no BlockMask; the lists are those of
-    `mask_heads` heads, 1 for all. Inputs are [B, H, S, D] views of [B, S, H, D] tensors; `value_dim` is the D of value, None for
-    head_dim. trained: ALiBi's slopes have a gradient.
-    rewrite=False: as stock has it, in no such mode. Raises ValueError for sizes that no attention has.
-    """
-    import torch
-    from torch._inductor.decomposition import select_decomp_table
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.nn.attention.flex_attention import BlockMask
-
-    from ..hooks.install import install, is_enabled, uninstall
-    from .generate import TORCH_DTYPES, deterministic, generate, require_sizes
-
-    value_dim = head_dim if value_dim is None else value_dim
-    require_sizes([length, block, mask_heads, value_dim], batch, heads, kv_heads, head_dim, dtype)
-    flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
-    element = getattr(torch, TORCH_DTYPES[dtype])
-    score = torch.zeros((), dtype=element, requires_grad=True)
-    indices = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
-    slopes = torch.zeros(heads, requires_grad=trained)
-    # On the CPU, since autograd cannot run on fake CUDA tensors; with Inductor's decompositions, as a joint graph has it.
-    forward, joint = flex.create_fw_bw_graph(SCORE_MODS[score_mod], (score, *indices), (slopes,))
-    joint = make_fx(joint, decomposition_table=select_decomp_table())(score.detach(), *indices, score.detach(), slopes)
-    blocks = -(-length // block)
-    options = {"BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False}
-    options |= {"WRITE_DQ": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False, **(kernel_options or {})}
-
-    def backward(
-        query: Any, key: Any, value: Any, grad_out: Any, out: Any, logsumexp: Any, slopes: Any, documents: Any, *lists: Any
-    ) -> tuple[Any, ...]:
-        if mask_mod == "none":  # as torch makes one, which it cannot of fake CUDA tensors
+    def mask(self, lists: Sequence[Tensor | None]) -> BlockMask:
+        """The BlockMask of these lists."""
+        block = self.block
+        if self.mask_mod == "none":  # as torch makes one, which it cannot of fake CUDA tensors
             num, indices = (torch.full((1,) * dims, dims == 3, dtype=torch.int32, device="cuda") for dims in (3, 4))
-            lists = (num, indices, None, None) * 2
-        sizes = (1 << 30 if mask_mod == "none" else block,) * 2
-        parts: tuple[Any, ...] = ((length, length), *lists, sizes, MASK_MODS[mask_mod])
-        mask = BlockMask(*parts)
+            lists, block = (num, indices, None, None) * 2, 1 << 30
+        parts: list[Any] = [(self.length, self.length), *lists, (block, block), MASK_MODS[self.mask_mod]]
+        return BlockMask(*parts)
+
+
+def flex_backward(device: str, attention: FlexAttention, *, rewrite: bool = True) -> Generated:
+    """The code of a FlexAttention's backward in deterministic mode; not `rewrite`: as stock has it, in no such mode.
+
+    Raises ValueError for sizes that no attention has.
+    """
+    a = attention
+    require_sizes([a.length, a.block, a.mask_heads, a.dim_of_value], a.batch, a.heads, a.kv_heads, a.head_dim, a.dtype)
+    functions = attention.functions()
+
+    def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
         *grads, _ = torch.ops.higher_order.flex_attention_backward(
-            *(query, key, value, out, logsumexp, grad_out, None, forward, joint),
-            *(mask.as_tuple(), head_dim**-0.5, options, (slopes,), (documents,)),
+            *(query, key, value, out, logsumexp, grad_out, None, *functions, attention.mask(lists).as_tuple()),
+            *(attention.head_dim**-0.5, OPTIONS | dict(attention.kernel_options or {}), (slopes,), (documents,)),
         )
         return tuple(grads)
 
-    def arguments() -> list[torch.Tensor]:
-        def rows(heads: int, dim: int) -> torch.Tensor:
-            return torch.empty(batch, length, heads, dim, dtype=element, device="cuda").transpose(1, 2)
+    with pass_installed(), deterministic(rewrite):
+        return generate(backward, attention.tensors, device)
 
-        def ints(*size: int) -> torch.Tensor:
-            return torch.empty(size, dtype=torch.int32, device="cuda")
 
-        lists = [x for _ in range(4) for x in (ints(1, mask_heads, blocks), ints(1, mask_heads, blocks, blocks))]
-        query, key, value = rows(heads, head_dim), rows(kv_heads, head_dim), rows(kv_heads, value_dim)
-        tensors = [query, key, value, rows(heads, value_dim), rows(heads, value_dim)]
-        logsumexp, slopes = (torch.empty(size, device="cuda") for size in ((batch, heads, length), (heads,)))
-        return [*tensors, logsumexp, slopes, ints(length), *lists]
-
-    was_enabled = is_enabled()
-    install()
-    try:
-        with deterministic(rewrite):
-            return generate(backward, arguments, device)
-    finally:
-        if not was_enabled:
-            uninstall()
+def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(size, dtype=dtype, device="cuda")

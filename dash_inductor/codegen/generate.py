@@ -10,23 +10,32 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
+import torch
+import torch._inductor.config as inductor_config
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
 from ..decision import Decision, decisions_in
+from ..hooks.install import install, is_enabled, uninstall
+from ..op import SDPA_BACKWARD
 from ..problem import DTYPES
 from ..schedule import MASKS
 from ..templates.tiles import HALF_DTYPES, Template
 from .fake_gpu import fake_gpu
 from .graph_text import graph_text
 
-if TYPE_CHECKING:
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
 TEMPLATE = re.compile(r"^# dash_inductor template: (\w+)$", re.MULTILINE)  # as lowering/kernels.py writes it
 MULTIPLY = {"one_pass": Template.ONE_PASS, "block_mask": Template.ONE_PASS, "two_pass": Template.TWO_PASS}  # of them by name
-TORCH_DTYPES = {ours: name.removeprefix("torch.") for name, ours in DTYPES.items() if ours in HALF_DTYPES}
+TORCH_DTYPES = {ours: getattr(torch, name.removeprefix("torch.")) for name, ours in DTYPES.items() if ours in HALF_DTYPES}
 
 
 @dataclass(frozen=True)
@@ -70,14 +79,6 @@ def generate(
     mode, returns its tensors on "cuda"; the dimensions in `dynamic_dims` become symbolic in each that has them.
     Deterministic mode and Inductor's settings are those of the caller.
     """
-    import torch._inductor.config as inductor_config
-    from torch._inductor.compile_fx import compile_fx_inner
-    from torch._inductor.fx_passes.joint_graph import joint_graph_passes
-    from torch._inductor.virtualized import V
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-    from torch.fx.experimental.symbolic_shapes import ShapeEnv
-
     settings = {"fx_graph_cache": False, "fx_graph_remote_cache": False, "cpp_wrapper": False, "compile_threads": 1}
     mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=ShapeEnv() if dynamic_dims else None)
     with fake_gpu(device), inductor_config.patch(settings), _stop_at_wrapper(), mode, V.set_fake_mode(mode):
@@ -119,11 +120,6 @@ def attention_backward(
     if mask not in MASKS:
         raise ValueError(f"unknown mask {mask!r}: the known ones are {', '.join(MASKS)}")
 
-    import torch
-
-    from ..hooks.install import install, is_enabled, uninstall
-    from ..op import SDPA_BACKWARD
-
     aten = torch.ops.aten
     causal = mask == "causal"
 
@@ -142,7 +138,7 @@ def attention_backward(
     def make_args() -> list[torch.Tensor]:
         def tensor(length: int, heads: int, dim: int) -> torch.Tensor:
             shape = (batch, length, heads, dim)
-            return torch.empty(shape, dtype=getattr(torch, TORCH_DTYPES[dtype]), device="cuda").transpose(1, 2)
+            return torch.empty(shape, dtype=TORCH_DTYPES[dtype], device="cuda").transpose(1, 2)
 
         query, key = tensor(q_len, heads, head_dim), tensor(kv_len, kv_heads, head_dim)
         value, grad_out = tensor(kv_len, kv_heads, value_dim), tensor(q_len, heads, value_dim)
@@ -151,15 +147,9 @@ def attention_backward(
         logsumexp = torch.empty(batch, heads, q_len, device="cuda")
         return [query, key, value, grad_out, torch.empty_like(grad_out), logsumexp]
 
-    was_enabled = is_enabled()
-    install()
-    try:
-        with deterministic():
-            function = attention if value_dim == head_dim else backward
-            return generate(function, make_args, device, dynamic_dims=(2,) if dynamic else ())
-    finally:
-        if not was_enabled:
-            uninstall()
+    with pass_installed(), deterministic():
+        function = attention if value_dim == head_dim else backward
+        return generate(function, make_args, device, dynamic_dims=(2,) if dynamic else ())
 
 
 def require_sizes(lengths: Sequence[int], batch: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> None:
@@ -174,9 +164,6 @@ def require_sizes(lengths: Sequence[int], batch: int, heads: int, kv_heads: int,
 
 def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
     """Compile one of `Generated.kernels` as Inductor would on that GPU; the first configuration if it has several."""
-    import torch._inductor.config as inductor_config
-    from torch._inductor.codecache import PyCodeCache
-
     with fake_gpu(device), inductor_config.patch(use_static_triton_launcher=False):
         module = PyCodeCache.load(kernel_source)
         kernel = next(value for value in vars(module).values() if hasattr(value, "precompile"))
@@ -186,11 +173,20 @@ def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
 
 
 @contextmanager
+def pass_installed() -> Iterator[None]:
+    """The pass is in Inductor inside, whether or not it is switched on, and as before afterwards."""
+    was_enabled = is_enabled()
+    install()
+    try:
+        yield
+    finally:
+        if not was_enabled:
+            uninstall()
+
+
+@contextmanager
 def deterministic(mode: bool = True, *, warn_only: bool = False) -> Iterator[None]:
     """Deterministic mode, strict unless `warn_only`, or none, and the caller's afterwards."""
-    import torch
-    import torch._inductor.config as inductor_config
-
     enabled = torch.are_deterministic_algorithms_enabled()
     was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     with inductor_config.patch(deterministic=inductor_config.deterministic):  # torch.use_... sets it as well
@@ -208,7 +204,6 @@ class _WrapperReady(BaseException):
 @contextmanager
 def _stop_at_wrapper() -> Iterator[None]:
     """Make Inductor raise `_WrapperReady(source)` where it would import the wrapper and compile its kernels."""
-    from torch._inductor.graph import GraphLowering
 
     def stop(self: GraphLowering) -> Any:
         wrapper, _ = self.codegen()
@@ -220,10 +215,6 @@ def _stop_at_wrapper() -> Iterator[None]:
 
 def _symbolic(tensor: torch.Tensor, dims: tuple[int, ...], mode: FakeTensorMode) -> torch.Tensor:
     """A fake tensor like `tensor` with symbolic sizes in `dims`; equal sizes share a symbol."""
-    import torch
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, StatelessSymbolicContext
-
     with unset_fake_temporarily():
         meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
     sizes = [DimDynamic.DUCK if dim in dims else DimDynamic.STATIC for dim in range(tensor.dim())]

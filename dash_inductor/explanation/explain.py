@@ -66,8 +66,8 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
 
     from .. import emulation
     from ..codegen.generate import deterministic
-    from ..hooks import install
     from ..hooks.hook import PATCHES
+    from ..hooks.install import installed
     from . import decisions, gpu_attention
     from .joint_graphs import joint_graphs
     from .no_trace import leaving_no_trace
@@ -75,34 +75,29 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     def graphs_on(place: Any) -> Any:
         return joint_graphs(model, inputs, kwargs, place)
 
-    cpu, was_enabled = torch.device("cpu"), install.is_enabled()
-    install.install()
-    try:
-        with leaving_no_trace(), deterministic(warn_only=torch.is_deterministic_algorithms_warn_only_enabled()):
-            if device is not None:
-                decisions.require_compiler()
-                with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
-                    graphs = graphs_on(cpu)
-                return decisions.decide_on(device, graphs), len(graphs), device, named_device(device).sms
-            devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
-            place = None
-            if "meta" in devices:
-                place = torch.device("cuda", 0) if torch.cuda.is_available() else cpu
-            on_gpu = "cuda" in devices or (place is not None and place.type == "cuda")
+    cpu, warn_only = torch.device("cpu"), torch.is_deterministic_algorithms_warn_only_enabled()
+    with installed(), leaving_no_trace(), deterministic(warn_only=warn_only):
+        if device is not None:
+            decisions.require_compiler()
+            with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
+                graphs = graphs_on(cpu)
+            return decisions.decide_on(device, graphs), len(graphs), device, named_device(device).sms
+        devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
+        place = None
+        if "meta" in devices:
+            place = torch.device("cuda", 0) if torch.cuda.is_available() else cpu
+        on_gpu = "cuda" in devices or (place is not None and place.type == "cuda")
+        if on_gpu:
+            where, sms = torch.cuda.get_device_name(), torch.cuda.get_device_properties().multi_processor_count
+        else:
+            where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
+        try:
+            graphs = graphs_on(place)
+        except NotImplementedError as error:  # of flex_attention
             if on_gpu:
-                where, sms = torch.cuda.get_device_name(), torch.cuda.get_device_properties().multi_processor_count
-            else:
-                where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
-            try:
-                graphs = graphs_on(place)
-            except NotImplementedError as error:  # of flex_attention
-                if on_gpu:
-                    raise
-                raise ValueError(f"{in_one_line(error)} {AS_ON}") from error
-            return decisions.decisions_of(graphs), len(graphs), where, sms
-    finally:
-        if not was_enabled:
-            install.uninstall()
+                raise
+            raise ValueError(f"{in_one_line(error)} {AS_ON}") from error
+        return decisions.decisions_of(graphs), len(graphs), where, sms
 
 
 def _versions() -> dict[str, str]:

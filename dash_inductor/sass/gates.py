@@ -5,8 +5,9 @@ A kernel that spills, waits behind every matmul or fits an SM less often than th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import LIMITS, device, occupancy
@@ -28,7 +29,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "causal-ragged-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "q_len": LENGTH - 33, "kv_len": LENGTH - 33},
     "causal-dynamic-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "dynamic": True},
 }
-# FlexAttentions, in one pass: names of codegen/flex.py's functions.
+# FlexAttentions, in one pass: names of codegen/mods.py's functions.
 FLEX_SHAPES: dict[str, dict[str, str]] = {
     "flex": {"score_mod": "none", "mask_mod": "none"},
     "flex-causal": {"score_mod": "none", "mask_mod": "causal"},
@@ -64,6 +65,81 @@ MOST_INSTRUCTIONS: dict[tuple[str, int], dict[str, int]] = {
     ("3.9", 64): {"full": 460, "causal": 518, "causal-ragged-gqa": 553, "flex": 460, "flex-causal": 548},
     ("3.9", 128): {"full": 569, "causal": 631, "causal-ragged-gqa": 686, "flex": 569, "flex-causal": 666},
 }
+# What there is of each field of a cell.
+CHOICES: dict[str, Sequence[Any]] = {
+    "arch": tuple(DEVICES),
+    "template": (Template.ONE_PASS.value, Template.TWO_PASS.value),
+    "head_dim": HEAD_DIMS,
+    "dtype": HALF_DTYPES,
+    "shape": (*SHAPES, *FLEX_SHAPES),
+}
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the figures of a main kernel are held against: its GPU's and its tile's, and some of its own."""
+
+    arch: int
+    tile: Tile | TwoPassTile
+    most_instructions: int | None = None  # of the main loop
+    most_local: int = 0  # LDL and STL of them
+    share_of_stock: float = SHARE_OF_STOCK  # the most instructions, in parts of stock's
+    stock_instructions: int | None = None
+
+    def violated(self, values: Mapping[str, Any]) -> list[str]:
+        """The gates that these `figures` do not pass, a sentence each."""
+        gates = (self._of_matmuls, self._of_waits, self._of_memory, self._of_sm, self._of_length)
+        return [sentence for gate in gates for sentence in gate(values)]
+
+    def _of_matmuls(self, values: Mapping[str, Any]) -> Iterator[str]:
+        matmul = MATMULS[tiles_of(self.arch)]
+        if values["main_loops"] != self.tile.kinds:
+            yield f"{values['main_loops']} loops with matmuls, where the tile has {self.tile.kinds} kinds of CTAs"
+        if not values[matmul]:
+            yield f"no matmul in the main loop is {matmul.upper()}"
+        if others := [name.upper() for name in MATMULS.values() if name != matmul and values[name]]:
+            yield f"matmuls in the main loop are {', '.join(others)}, not {matmul.upper()}"
+        if values["wgmma_serialised"]:
+            yield f"every wgmma is waited for: {values['warpgroup_depbars']} WARPGROUP.DEPBAR in the main loop"
+
+    def _of_waits(self, values: Mapping[str, Any]) -> Iterator[str]:
+        if values["copies_ahead"] is not None and values["copies_ahead"] < 0:
+            yield f"nothing is prefetched: the first wait is for {-values['copies_ahead']} groups of copies of the step before"
+        if values["idle_fences"] or values["idle_additions"]:
+            yield f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions"
+        if not values["ldgsts"] + values["utmaldg"]:
+            yield "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
+
+    def _of_memory(self, values: Mapping[str, Any]) -> Iterator[str]:
+        if values["local_in_loop"] > self.most_local:
+            more = f", more than {self.most_local}" if self.most_local else ""
+            yield f"the main loop spills: {values['local_in_loop']} LDL and STL{more}"
+        if values["atomg"]:
+            yield f"{values['atomg']} ATOMG in the main loop: an addition returns its value"
+        additions = isinstance(self.tile, Tile) and self.tile.atomic_add
+        if (values["red"] > 0) != additions:
+            yield f"{values['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}"
+
+    def _of_sm(self, values: Mapping[str, Any]) -> Iterator[str]:
+        limits = LIMITS[self.arch]
+        for name, most, meaning in (
+            ("registers", limits.registers_per_thread, "registers"),
+            ("shared_bytes", limits.shared_bytes_per_block_optin, "bytes of shared memory"),
+            ("tmem_columns", limits.tmem_columns, "columns of tensor memory"),
+        ):
+            if values[name] > most:
+                yield f"{values[name]} {meaning} of {most}"
+        # The model of two passes takes one CTA, and more do no harm, since nobody waits.
+        ctas, wanted = values["ctas_per_sm"], getattr(self.tile, "ctas_per_sm", None)
+        if not ctas or (wanted and ctas != wanted):
+            yield f"an SM holds {ctas} CTAs, where the tile table has {wanted or 'at least 1'}"
+
+    def _of_length(self, values: Mapping[str, Any]) -> Iterator[str]:
+        count, most, stock = values["instructions_in_loop"], self.most_instructions, self.stock_instructions
+        if most is not None and count > most:
+            yield f"{count} instructions in the main loop, more than {most}"
+        if stock is not None and count > self.share_of_stock * stock:
+            yield f"{count} instructions in the main loop, more than {self.share_of_stock} of stock's {stock}"
 
 
 @dataclass(frozen=True)
@@ -78,25 +154,17 @@ class Cell:
     value_dim: int | None = None  # where it is not head_dim
 
     @property
-    def tile(self) -> Tile | TwoPassTile:
-        """The tile of its template."""
+    def rules(self) -> Rules:
+        """Those of its tile, with the figures of the installed Triton where there are some."""
         find = tile if self.template == Template.ONE_PASS else two_pass_tile
-        return find(device(DEVICES[self.arch]).arch, self.dtype, self.head_dim, self.value_dim)
-
-    @property
-    def most_instructions(self) -> int | None:
-        """Of the installed Triton, where there is such a figure."""
-        return self._listed(MOST_INSTRUCTIONS)
-
-    @property
-    def most_local(self) -> int:
-        """Of the installed Triton: LDL and STL."""
-        return self._listed(MOST_LOCAL) or 0
-
-    @property
-    def share_of_stock(self) -> float:
-        """The most instructions by the installed Triton, in parts of stock's."""
-        return self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK
+        arch = device(DEVICES[self.arch]).arch
+        return Rules(
+            arch,
+            find(arch, self.dtype, self.head_dim, self.value_dim),
+            self._listed(MOST_INSTRUCTIONS),
+            self._listed(MOST_LOCAL) or 0,
+            self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK,
+        )
 
     def _listed(self, figures: Mapping[tuple[str, int], Mapping[str, Number]]) -> Number | None:
         import triton
@@ -107,30 +175,20 @@ class Cell:
         return figures.get((triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
 
 
-def cells(
-    archs: Sequence[str] = tuple(DEVICES),
-    templates: Sequence[str] = (Template.ONE_PASS, Template.TWO_PASS),
-    dtypes: Sequence[str] = HALF_DTYPES,
-    head_dims: Sequence[int] = HEAD_DIMS,
-    shapes: Sequence[str] = (*SHAPES, *FLEX_SHAPES),
-) -> list[Cell]:
-    """Every cell of the tile tables, or those asked for."""
+def cells(**asked: Sequence[Any]) -> list[Cell]:
+    """Every cell of the tile tables, or those asked for, by names of CHOICES."""
     return [
         Cell(arch, template, dtype, head_dim, shape, value_dim)
-        for arch in archs
-        for template in templates
-        for head_dim in head_dims
+        for arch, template, head_dim, dtype, shape in product(*(CHOICES | asked).values())
         if template == Template.TWO_PASS or head_dim <= ONE_PASS_HEAD_DIM
-        for dtype in dtypes
-        for shape in shapes
         if shape in SHAPES or (template == Template.ONE_PASS and head_dim in FLEX_HEAD_DIMS)
-        for value_dim in ((None, VALUE_DIMS[head_dim]) if head_dim in VALUE_DIMS else (None,))
+        for value_dim in dict.fromkeys((None, VALUE_DIMS.get(head_dim)))
     ]
 
 
-def figures(compiled: CompiledKernel, arch: int, used: Tile | TwoPassTile) -> dict[str, int | bool | None]:
+def figures(compiled: CompiledKernel, rules: Rules) -> dict[str, int | bool | None]:
     """All that is gated of one compiled kernel, by name: the cubin's figures, Triton's, and how many CTAs an SM holds."""
-    report = inspect(compiled.cubin, compiled.metadata.shared, used.kinds)
+    report = inspect(compiled.cubin, compiled.metadata.shared, rules.tile.kinds)
     num_warps = compiled.metadata.num_warps
     tmem_columns = getattr(compiled.metadata, "tmem_size", None) or 0
     return {
@@ -139,19 +197,19 @@ def figures(compiled: CompiledKernel, arch: int, used: Tile | TwoPassTile) -> di
         **report.as_dict(),
         "tmem_columns": tmem_columns,
         "ctas_per_sm": occupancy(
-            arch,
+            rules.arch,
             registers=report.registers,
             shared_bytes=report.shared_bytes,
-            threads=num_warps * LIMITS[arch].warp_size,
+            threads=num_warps * LIMITS[rules.arch].warp_size,
             tmem_columns=tmem_columns,
         ),
     }
 
 
-def predicted(compiled: CompiledKernel, used: Tile | TwoPassTile) -> dict[str, Any]:
+def predicted(compiled: CompiledKernel, rules: Rules) -> dict[str, Any]:
     """What each main loop takes a step by the replay (`Replay.as_dict`), an estimate that is not gated; or None, and why not."""
     try:
-        replays = replay(compiled.cubin, used.kinds, warps=compiled.metadata.num_warps)
+        replays = replay(compiled.cubin, rules.tile.kinds, warps=compiled.metadata.num_warps)
     except ValueError as error:
         return {"predicted_cycles": None, "not_predicted": str(error)}
     return {"predicted_cycles": [each.as_dict() for each in replays], "not_predicted": None}
@@ -163,88 +221,17 @@ def predicted_cycles(values: Mapping[str, Any]) -> str | None:
     return " + ".join(f"{loop['cycles']:.0f}" for loop in loops) if loops else None
 
 
-def violated(
-    values: Mapping[str, Any],
-    arch: int,
-    used: Tile | TwoPassTile,
-    *,
-    most_instructions: int | None = None,
-    most_local: int = 0,
-    stock_instructions: int | None = None,
-    share_of_stock: float = SHARE_OF_STOCK,
-) -> list[str]:
-    """The gates that the `figures` of a main kernel do not pass, a sentence each."""
-    limits = LIMITS[arch]
-    one_pass = isinstance(used, Tile)
-    matmul = MATMULS[tiles_of(arch)]
-    others = [name for name in MATMULS.values() if name != matmul and values[name]]
-    additions = one_pass and used.atomic_add
-    gates = [
-        (
-            values["main_loops"] == used.kinds,
-            f"{values['main_loops']} loops with matmuls, where the tile has {used.kinds} kinds of CTAs",
-        ),
-        (values[matmul] > 0, f"no matmul in the main loop is {matmul.upper()}"),
-        (not others, f"matmuls in the main loop are {', '.join(name.upper() for name in others)}, not {matmul.upper()}"),
-        (
-            not values["wgmma_serialised"],
-            f"every wgmma is waited for: {values['warpgroup_depbars']} WARPGROUP.DEPBAR in the main loop",
-        ),
-        (
-            values["copies_ahead"] is None or values["copies_ahead"] >= 0,
-            f"nothing is prefetched: the first wait is for {-(values['copies_ahead'] or 0)} groups of copies of the step before",
-        ),
-        (
-            not values["idle_fences"] and not values["idle_additions"],
-            f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions",
-        ),
-        (values["ldgsts"] + values["utmaldg"] > 0, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
-        (
-            values["local_in_loop"] <= most_local,
-            f"the main loop spills: {values['local_in_loop']} LDL and STL" + (f", more than {most_local}" if most_local else ""),
-        ),
-        (values["atomg"] == 0, f"{values['atomg']} ATOMG in the main loop: an addition returns its value"),
-        (
-            (values["red"] > 0) == additions,
-            f"{values['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}",
-        ),
-        (values["registers"] <= limits.registers_per_thread, f"{values['registers']} registers of {limits.registers_per_thread}"),
-        (
-            values["shared_bytes"] <= limits.shared_bytes_per_block_optin,
-            f"{values['shared_bytes']} bytes of shared memory of {limits.shared_bytes_per_block_optin}",
-        ),
-        (
-            values["tmem_columns"] <= limits.tmem_columns,
-            f"{values['tmem_columns']} columns of tensor memory of {limits.tmem_columns}",
-        ),
-        (
-            # The model of two passes takes one, and more do no harm, since nobody waits.
-            values["ctas_per_sm"] == used.ctas_per_sm if one_pass else values["ctas_per_sm"] > 0,
-            f"an SM holds {values['ctas_per_sm']} CTAs, where the tile table has {getattr(used, 'ctas_per_sm', 'at least 1')}",
-        ),
-        (
-            most_instructions is None or values["instructions_in_loop"] <= most_instructions,
-            f"{values['instructions_in_loop']} instructions in the main loop, more than {most_instructions}",
-        ),
-        (
-            stock_instructions is None or values["instructions_in_loop"] <= share_of_stock * stock_instructions,
-            f"{values['instructions_in_loop']} instructions in the main loop, "
-            f"more than {share_of_stock} of stock's {stock_instructions}",
-        ),
-    ]
-    return [sentence for passed, sentence in gates if not passed]
-
-
 def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
     """The code of a cell's backward; stock's own if not `rewrite`, of a FlexAttention alone."""
-    from ..codegen.flex import flex_backward
+    from ..codegen.flex import FlexAttention, flex_backward
     from ..codegen.generate import attention_backward
     from ..hooks.install import enabled
 
     key = DEVICES[cell.arch]
     sizes: dict[str, Any] = {"batch": 2, "heads": HEADS, "head_dim": cell.head_dim, "dtype": cell.dtype}
     if cell.shape in FLEX_SHAPES:
-        return flex_backward(key, length=LENGTH, kv_heads=HEADS, rewrite=rewrite, **(sizes | FLEX_SHAPES[cell.shape]))
+        attention = FlexAttention(length=LENGTH, kv_heads=HEADS, **(sizes | FLEX_SHAPES[cell.shape]))
+        return flex_backward(key, attention, rewrite=rewrite)
     sizes["value_dim"] = cell.value_dim
     with enabled(template=cell.template):
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))
@@ -266,15 +253,16 @@ def judged(cell: Cell) -> dict[str, Any]:
     key = DEVICES[cell.arch]
     code = generated(cell)
     (kernel,) = code.templates
-    arch = device(key).arch
-    most: dict[str, Any] = {name: getattr(cell, name) for name in ("most_instructions", "most_local", "share_of_stock")}
-    most["stock_instructions"] = None
-    values = asdict(cell) | {"tile": str(cell.tile)}
+    rules = cell.rules
+    values = asdict(cell) | {"tile": str(rules.tile)}
     try:
         compiled = compile_kernel(code.kernels[kernel], key)
-        values |= figures(compiled, arch, cell.tile) | predicted(compiled, cell.tile)
+        values |= figures(compiled, rules) | predicted(compiled, rules)
         if cell.shape in FLEX_SHAPES and cell.arch == "sm_90":
-            most["stock_instructions"] = instructions_of_stock(cell)
+            rules = replace(rules, stock_instructions=instructions_of_stock(cell))
     except Exception as error:  # what Triton and ptxas raise has no common class
-        return values | most | {"gates": [f"it does not compile: {str(error).splitlines()[0]}"]}
-    return values | most | {"gates": violated(values, arch, cell.tile, **most)}
+        gates = [f"it does not compile: {str(error).splitlines()[0]}"]
+    else:
+        gates = rules.violated(values)
+    own = {name: value for name, value in vars(rules).items() if name not in ("arch", "tile")}
+    return values | own | {"gates": gates}

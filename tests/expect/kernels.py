@@ -10,10 +10,10 @@ from typing import Any
 import expecttest
 
 from dash_inductor import enabled
-from dash_inductor.codegen.flex import flex_backward
+from dash_inductor.codegen.flex import FlexAttention, flex_backward
 from dash_inductor.codegen.generate import Generated, attention_backward, compile_kernel
 from dash_inductor.devices import device
-from dash_inductor.sass.gates import figures, violated
+from dash_inductor.sass.gates import Rules, figures
 from dash_inductor.templates.tiles import Template, tile, two_pass_tile
 
 EXPECTED = Path(__file__).parent / "expected"
@@ -41,7 +41,11 @@ def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached:
 
 def generated_flex(key: str = "h100", settings: dict[str, Any] | None = None, **sizes: Any) -> Generated:
     """Of a FlexAttention of FLEX_SIZES, where `sizes` has no others."""
-    return _generated(flex_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((FLEX_SIZES | sizes).items())))
+    return _generated(_flex_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((FLEX_SIZES | sizes).items())))
+
+
+def _flex_backward(key: str, **sizes: Any) -> Generated:
+    return flex_backward(key, FlexAttention(**sizes))
 
 
 def kernel(code: Generated, word: str) -> tuple[str, str]:
@@ -91,8 +95,9 @@ def _expected(file: str) -> str:
 def broken_gates(
     code: Generated, key: str, name: str, head_dim: int, value_dim: int | None = None, **most: int
 ) -> tuple[dict[str, Any], list[str]]:
-    """The figures of a kernel for bf16, and the gates that it does not pass; `most` is for `violated`."""
+    """The figures of a kernel for bf16, and the gates that it does not pass; `most` is for `Rules`."""
     arch = device(key).arch
     used = (tile if code.templates[name] == Template.ONE_PASS else two_pass_tile)(arch, "bf16", head_dim, value_dim)
-    row = figures(compiled(code.kernels[name], key), arch, used)
-    return row, violated(row, arch, used, **most)
+    rules = Rules(arch, used, **most)
+    row = figures(compiled(code.kernels[name], key), rules)
+    return row, rules.violated(row)

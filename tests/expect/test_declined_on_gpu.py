@@ -220,8 +220,8 @@ def flex_generated(change: Change | None = None, make: Callable[..., Any] = gene
     def changed(backward: Attention, arguments: Callable[[], Sequence[Tensor]], device: str) -> Any:
         return make(backward, (lambda: change(*arguments())) if change else arguments, device)
 
-    with mock.patch("dash_inductor.codegen.generate.generate", changed):
-        return flex.flex_backward("h100", **(FLEX | sizes))
+    with mock.patch("dash_inductor.codegen.flex.generate", changed):
+        return flex.flex_backward("h100", flex.FlexAttention(**(FLEX | sizes)))
 
 
 def flex_declined(backward: Attention, arguments: Callable[[], Sequence[Tensor]], device: str) -> str | None:

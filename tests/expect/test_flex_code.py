@@ -82,8 +82,8 @@ def test_attentions_of_one_mask_share_rows_and_ranks(monkeypatch: pytest.MonkeyP
 
         return generate(both, arguments, device)
 
-    monkeypatch.setattr("dash_inductor.codegen.generate.generate", twice)
-    code = flex.flex_backward("h100", **FLEX_SIZES, **ALIBI)
+    monkeypatch.setattr("dash_inductor.codegen.flex.generate", twice)
+    code = flex.flex_backward("h100", flex.FlexAttention(**FLEX_SIZES, **ALIBI))
     launched = {}
     for name, source in code.kernels.items():
         if match := TEMPLATE.search(source):

@@ -30,8 +30,8 @@ def key(settings: dict[str, Any] | None = None, **sizes: Any) -> str:
             return compiled_fx_graph_hash(module, inputs, {}, ())[0]
 
     all_sizes = {"length": 4096, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 64, "mask_mod": "none"} | sizes
-    with enabled(**(settings or {})), mock.patch("dash_inductor.codegen.generate.generate", hashed):
-        return flex.flex_backward("h100", **all_sizes)
+    with enabled(**(settings or {})), mock.patch("dash_inductor.codegen.flex.generate", hashed):
+        return flex.flex_backward("h100", flex.FlexAttention(**all_sizes))
 
 
 SETTINGS: list[dict[str, Any]] = [

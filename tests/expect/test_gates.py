@@ -34,7 +34,8 @@ def nothing_prefetched(row: dict[str, Any]) -> str:
     return f"nothing is prefetched: the first wait is for {-row['copies_ahead']} groups of copies of the step before"
 
 
-CELLS = cells(["sm_90"], [ONE_PASS], ["bf16"], [64, 128]) + cells(["sm_80", "sm_100"], [ONE_PASS], ["bf16"], [64, 128], ["causal"])
+ASKED = {"template": [ONE_PASS], "dtype": ["bf16"], "head_dim": [64, 128]}
+CELLS = cells(arch=["sm_90"], **ASKED) + cells(arch=["sm_80", "sm_100"], shape=["causal"], **ASKED)
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,7 @@ from torch import Tensor
 
 import dash_inductor
 from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, generate
-from dash_inductor.devices import device
-from dash_inductor.sass.gates import figures, violated
+from dash_inductor.sass.gates import Rules, figures
 from dash_inductor.templates.tiles import tile
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -88,8 +87,8 @@ def test_gates(head_dim: int) -> None:
     """The rules of the other kernels hold."""
     made = code(head_dim)
     _, source = kernel(made, MAIN)
-    used = tile(90, "bf16", head_dim)
-    assert violated(figures(compiled(source, "h100"), device("h100").arch, used), 90, used) == []
+    rules = Rules(90, tile(90, "bf16", head_dim))
+    assert rules.violated(figures(compiled(source, "h100"), rules)) == []
 
 
 def test_what_is_recorded(generated: Generated) -> None:

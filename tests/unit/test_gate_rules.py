@@ -11,7 +11,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from dash_inductor.devices import LIMITS, occupancy, stand_in
 from dash_inductor.devices.load_check import Checked, check, expect
-from dash_inductor.sass.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, MOST_INSTRUCTIONS, MOST_LOCAL, SHAPES, Cell, cells, violated
+from dash_inductor.sass.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, MOST_INSTRUCTIONS, MOST_LOCAL, SHAPES, Cell, Rules, cells
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
@@ -24,7 +24,7 @@ TILE = tile(90, "bf16", 64)
 
 
 def broken(**changed: int | bool | None) -> list[str]:
-    return violated(GOOD | changed, 90, TILE, most_instructions=397)
+    return Rules(90, TILE, most_instructions=397).violated(GOOD | changed)
 
 
 def test_figures_that_pass():
@@ -60,28 +60,31 @@ def test_each_gate(changed, sentence):
 
 def test_gates_of_other_architectures_and_of_two_passes():
     ampere = GOOD | {"hgmma": 0, "hmma": 80, "red": 0}
-    assert violated(ampere, 80, tile(80, "bf16", 64)) == violated(ampere, 89, tile(89, "bf16", 64)) == []
-    assert violated(ampere | {"red": 4}, 80, tile(80, "bf16", 64)) == ["4 REDG.F32 in the main loop, where the tile has none"]
-    assert violated(ampere | {"shared_bytes": 101377}, 86, tile(86, "bf16", 64)) == ["101377 bytes of shared memory of 101376"]
+    rules = {arch: Rules(arch, tile(arch, "bf16", 64)) for arch in (80, 86, 89, 100)}
+    assert rules[80].violated(ampere) == rules[89].violated(ampere) == []
+    assert rules[80].violated(ampere | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
+    assert rules[86].violated(ampere | {"shared_bytes": 101377}) == ["101377 bytes of shared memory of 101376"]
     blackwell = GOOD | {"hgmma": 0, "utcmma": 10, "tmem_columns": 512}
-    assert violated(blackwell, 100, tile(100, "bf16", 64)) == []
-    assert violated(blackwell | {"tmem_columns": 1024}, 100, tile(100, "bf16", 64)) == ["1024 columns of tensor memory of 512"]
-    tile_of_two, two = two_pass_tile(90, "bf16", 64), GOOD | {"red": 0, "main_loops": 2}
-    assert violated(two | {"ctas_per_sm": 2}, 90, tile_of_two) == []  # nobody waits for a CTA
-    assert violated(two | {"red": 4}, 90, tile_of_two) == ["4 REDG.F32 in the main loop, where the tile has none"]
-    assert violated(two | {"ctas_per_sm": 0}, 90, tile_of_two) == ["an SM holds 0 CTAs, where the tile table has at least 1"]
-    assert violated(two | {"main_loops": 1}, 90, tile_of_two) == ["1 loops with matmuls, where the tile has 2 kinds of CTAs"]
-    assert violated(two, 90, two_pass_tile(90, "bf16", 256)) == ["2 loops with matmuls, where the tile has 3 kinds of CTAs"]
+    assert rules[100].violated(blackwell) == []
+    assert rules[100].violated(blackwell | {"tmem_columns": 1024}) == ["1024 columns of tensor memory of 512"]
+    of_two, two = Rules(90, two_pass_tile(90, "bf16", 64)), GOOD | {"red": 0, "main_loops": 2}
+    assert of_two.violated(two | {"ctas_per_sm": 2}) == []  # nobody waits for a CTA
+    assert of_two.violated(two | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
+    assert of_two.violated(two | {"ctas_per_sm": 0}) == ["an SM holds 0 CTAs, where the tile table has at least 1"]
+    assert of_two.violated(two | {"main_loops": 1}) == ["1 loops with matmuls, where the tile has 2 kinds of CTAs"]
+    of_three = Rules(90, two_pass_tile(90, "bf16", 256))
+    assert of_three.violated(two) == ["2 loops with matmuls, where the tile has 3 kinds of CTAs"]
 
 
 def test_a_flex_attention_beside_stock():
     """397 instructions are 0.70 of 567.1; what a table allows of LDL and STL is no spill."""
-    assert violated(GOOD, 90, TILE, stock_instructions=568) == []
+    assert Rules(90, TILE, stock_instructions=568).violated(GOOD) == []
     sentence = "397 instructions in the main loop, more than 0.7 of stock's 567"
-    assert violated(GOOD, 90, TILE, stock_instructions=567) == [sentence]
-    assert violated(GOOD, 90, TILE, stock_instructions=567, share_of_stock=0.705) == []
-    assert violated(GOOD | {"local_in_loop": 6}, 90, TILE, most_local=6) == []
-    assert violated(GOOD | {"local_in_loop": 7}, 90, TILE, most_local=6) == ["the main loop spills: 7 LDL and STL, more than 6"]
+    assert Rules(90, TILE, stock_instructions=567).violated(GOOD) == [sentence]
+    assert Rules(90, TILE, stock_instructions=567, share_of_stock=0.705).violated(GOOD) == []
+    spilling = Rules(90, TILE, most_local=6)
+    assert spilling.violated(GOOD | {"local_in_loop": 6}) == []
+    assert spilling.violated(GOOD | {"local_in_loop": 7}) == ["the main loop spills: 7 LDL and STL, more than 6"]
 
 
 def test_every_cell_of_the_tables():
@@ -90,9 +93,9 @@ def test_every_cell_of_the_tables():
     assert len(set(found)) == len(found) == len(DEVICES) * 2 * (len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * 2)
     assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
     assert {(cell.head_dim, cell.value_dim) for cell in found if cell.value_dim} == {(96, 64), (192, 128)}
-    assert all(cell.tile for cell in found)
+    assert all(cell.rules.tile for cell in found)
     assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass"}
-    assert cells(archs=["sm_90"], templates=["one_pass"], dtypes=["fp16"], head_dims=[96], shapes=["full"]) == [
+    assert cells(arch=["sm_90"], template=["one_pass"], dtype=["fp16"], head_dim=[96], shape=["full"]) == [
         Cell("sm_90", "one_pass", "fp16", 96, "full"),
         Cell("sm_90", "one_pass", "fp16", 96, "full", 64),
     ]
@@ -102,7 +105,7 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
     cell = Cell("sm_90", "one_pass", "fp16", 128, "causal")
     for version, most in (("3.6.0", 563), ("3.7.1", 550), ("3.8.0", 559), ("3.9.0", 631), ("3.10.0", None)):
         monkeypatch.setattr("triton.__version__", version)
-        assert cell.most_instructions == most
+        assert cell.rules.most_instructions == most
     monkeypatch.setattr("triton.__version__", "3.7.1")
     for change in (
         {"arch": "sm_80"},
@@ -111,10 +114,10 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
         {"value_dim": 64},
         {"shape": "causal-dynamic-gqa"},
     ):
-        assert cell.most_instructions == 550 and replace(cell, **change).most_instructions is None
+        assert cell.rules.most_instructions == 550 and replace(cell, **change).rules.most_instructions is None
     soft_cap = replace(cell, shape="flex-window-soft-cap")
-    assert (soft_cap.most_local, cell.most_local, replace(soft_cap, head_dim=64).most_local) == (28, 0, 0)
-    assert soft_cap.share_of_stock == 0.70
+    assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [28, 0, 0]
+    assert soft_cap.rules.share_of_stock == 0.70
     assert all({*by_shape} < {*SHAPES, *FLEX_SHAPES} for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values())
 
 
