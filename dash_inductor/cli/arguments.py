@@ -26,12 +26,12 @@ def at_least(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def device(known: Sequence[str]) -> Callable[[str], str]:
-    """An argparse type: a GPU by name."""
+    """An argparse type: a GPU by name, in any case."""
 
     def parse(text: str) -> str:
-        if text not in known:
+        if text.lower() not in known:
             raise argparse.ArgumentTypeError(f"there is no cost file for {text!r}; take one of {', '.join(known)}")
-        return text
+        return text.lower()
 
     return parse
 

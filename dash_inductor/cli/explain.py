@@ -24,7 +24,8 @@ EXAMPLES = ("dash_inductor.cli.gpt:example --device h100", "train:setup --device
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `explain`."""
     parser.add_argument("function", metavar="FUNCTION", help="package.module:function, which returns (model, inputs)")
-    parser.add_argument("--device", metavar="GPU", help=f"{', '.join(DEVICES)}: explain for it; it need not be there")
+    purpose = f"{', '.join(DEVICES)}: explain for it; it need not be there"
+    parser.add_argument("--device", type=str.lower, metavar="GPU", help=purpose)
     add_json(parser)
 
 

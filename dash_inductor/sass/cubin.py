@@ -154,7 +154,10 @@ def issued_idle(loop: Sequence[Instruction], wanted: Callable[[Instruction], boo
 
 
 def disassemble(cubin: bytes) -> str:
-    """cuobjdump's resource usage, then the SASS, then the attributes in which the targets of indirect branches stand, if any do."""
+    """cuobjdump's resource usage, then the SASS, then the attributes in which the targets of indirect branches stand, if any do.
+
+    ValueError for what is no cubin.
+    """
     import triton
 
     with tempfile.TemporaryDirectory() as folder:
@@ -163,7 +166,10 @@ def disassemble(cubin: bytes) -> str:
 
         def cuobjdump(*options: str) -> str:
             command = [triton.knobs.nvidia.cuobjdump.path, *options, str(path)]
-            return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise ValueError("no machine code that cuobjdump can read")
+            return done.stdout
 
         sass = cuobjdump("-res-usage", "-sass")
         return sass + cuobjdump("-elf") if " BRX " in sass else sass

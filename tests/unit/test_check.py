@@ -266,29 +266,21 @@ if __name__ == "__main__":
 """
 
 
+def script(folder: Path, guard: str) -> subprocess.CompletedProcess:
+    (folder / "train.py").write_text(SCRIPT.format(guard=guard))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "1"}
+    command = [sys.executable, "train.py", "--lr", "3"]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+
+
 def test_a_script(tmp_path):
     """Its functions are imported from its file, with its settings and arguments, and without what is under its guard."""
-    (tmp_path / "train.py").write_text(SCRIPT.format(guard="    "))
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, "train.py", "--lr", "3"],
-        cwd=tmp_path,
-        env=environ | {"PYTHONHASHSEED": "1"},
-        capture_output=True,
-        text=True,
-    )
+    done = script(tmp_path, guard="    ")
     assert done.returncode == 0 and "step: identical, 2 runs in 2 processes" in done.stdout, done.stderr
 
 
 def test_an_unguarded_script_is_told(tmp_path):
-    (tmp_path / "train.py").write_text(SCRIPT.format(guard=""))
-    done = subprocess.run(
-        [sys.executable, "train.py", "--lr", "3"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
+    done = script(tmp_path, guard="")
     assert 'StepError: check() runs again where its script is imported: put it under `if __name__ == "__main__":`' in done.stderr
 
 

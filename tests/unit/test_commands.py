@@ -120,6 +120,11 @@ def test_errors(words, message, capsys):
     assert refused(capsys, *words.split()) == message
 
 
+@pytest.mark.parametrize("line", [f"choose {SIZES}", f"codegen {SIZES}", "explain train:setup"])
+def test_a_device_in_any_case(line):
+    assert cli._parser().parse_args([*line.split(), "--device", "H100"]).device == "h100"
+
+
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

@@ -276,6 +276,7 @@ def test_the_list_of_constants(capsys):
     [
         ([], "name a cubin, or ask for --constants"),
         (["nowhere.cubin"], "nowhere.cubin: No such file or directory"),
+        ([__file__], "test_replay.py: no machine code that cuobjdump can read\n"),
         (["--constants", "--set", "barrier"], "--set takes NAME=VALUE with a number, not 'barrier'"),
         (["--constants", "--set", "smem=3"], "unknown constant 'smem'"),
     ],
