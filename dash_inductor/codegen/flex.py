@@ -13,7 +13,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
 
-from .generate import TORCH_DTYPES, Generated, deterministic, generate, pass_installed, require_sizes
+from ..hooks.install import installed
+from .generate import TORCH_DTYPES, Generated, deterministic, generate, require_sizes
 from .mods import MASK_MODS, SCORE_MODS
 
 OPTIONS = {"BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False}
@@ -92,7 +93,7 @@ def flex_backward(device: str, attention: FlexAttention, *, rewrite: bool = True
         )
         return tuple(grads)
 
-    with pass_installed(), deterministic(rewrite):
+    with installed(), deterministic(rewrite):
         return generate(backward, attention.tensors, device)
 
 

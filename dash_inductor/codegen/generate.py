@@ -25,7 +25,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ..decision import Decision, decisions_in
-from ..hooks.install import install, is_enabled, uninstall
+from ..hooks.install import installed
 from ..op import SDPA_BACKWARD
 from ..problem import DTYPES
 from ..schedule import MASKS
@@ -147,7 +147,7 @@ def attention_backward(
         logsumexp = torch.empty(batch, heads, q_len, device="cuda")
         return [query, key, value, grad_out, torch.empty_like(grad_out), logsumexp]
 
-    with pass_installed(), deterministic():
+    with installed(), deterministic():
         function = attention if value_dim == head_dim else backward
         return generate(function, make_args, device, dynamic_dims=(2,) if dynamic else ())
 
@@ -170,18 +170,6 @@ def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
         kernel.precompile(warm_cache_only=True)
         binary = kernel.compile_results[0].kernel
     return CompiledKernel(binary.asm["ptx"], binary.asm["cubin"], binary.metadata)
-
-
-@contextmanager
-def pass_installed() -> Iterator[None]:
-    """The pass is in Inductor inside, whether or not it is switched on, and as before afterwards."""
-    was_enabled = is_enabled()
-    install()
-    try:
-        yield
-    finally:
-        if not was_enabled:
-            uninstall()
 
 
 @contextmanager
