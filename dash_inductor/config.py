@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 
 from .import_hook import forget_compiled
 from .schedule.families import FAMILIES, GUARANTEES, ROUND_ROBIN
@@ -52,9 +52,9 @@ class Config:
     seed: int = 0
     sms: int = 6
 
-    def deciding(self) -> Config:
-        """The settings without what decides neither bits nor code: how an emulated run is interleaved."""
-        return replace(self, seed=0)
+    def deciding(self) -> tuple[tuple[str, object], ...]:
+        """Names and values, without what decides neither bits nor code: how an emulated run is interleaved."""
+        return tuple((name, value) for name, value in asdict(self).items() if name != "seed")
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -128,24 +128,24 @@ def test_the_sms_of_gpus_are_in_the_key(sms, monkeypatch):
         device_count = staticmethod(lambda: len(counts))
         get_device_properties = staticmethod(lambda gpu: SimpleNamespace(multi_processor_count=counts[gpu]))
 
-    without = cache_key.key()
+    without = cache_key.settings_key()
     monkeypatch.setitem(device_interface.device_interfaces, "cuda", Gpus)
     counts: tuple[int, ...] = (132,)
-    one = cache_key.key()
+    one = cache_key.settings_key()
     counts = (132,) * 8
-    assert cache_key.key() == one != without, "how many GPUs there are decides nothing"
+    assert cache_key.settings_key() == one != without, "how many GPUs there are decides nothing"
     counts = sms
-    assert cache_key.key() not in (one, without)
+    assert cache_key.settings_key() not in (one, without)
 
 
 def test_a_fork_that_cannot_use_its_gpu_has_a_key(monkeypatch):
     def refuse(gpu: int) -> None:
         raise RuntimeError("Cannot re-initialize CUDA in forked subprocess")
 
-    without = cache_key.key()
+    without = cache_key.settings_key()
     for name, answer in {"is_available": lambda: True, "device_count": lambda: 1, "get_device_properties": refuse}.items():
         monkeypatch.setattr(device_interface.get_interface_for_device("cuda"), name, staticmethod(answer))
-    assert cache_key.key() == without
+    assert cache_key.settings_key() == without
 
 
 def test_sources_that_changed_miss(cached, monkeypatch):
@@ -156,7 +156,7 @@ def test_sources_that_changed_miss(cached, monkeypatch):
 
 def test_every_setting_is_in_the_key():
     """A setting that a later version adds is in the key unless somebody says otherwise."""
-    _, settings, *_ = cache_key.key()
+    _, settings, *_ = cache_key.settings_key()
     in_key = {name for name, _ in settings}
     assert in_key == set(config.Config.__dataclass_fields__) - {"seed"}
 
