@@ -3,12 +3,13 @@
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
-# make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins.
+# make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins. TORCH=nightly: the newest of NIGHTLY's index.
 PYTHON ?= python3
 TORCH ?=
+NIGHTLY ?= https://download.pytorch.org/whl/nightly/cpu
 VENV := .venv$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
-PIP_ARGUMENTS := $(if $(TORCH),torch==$(TORCH),-c constraints.txt)
+PIP_ARGUMENTS := $(if $(TORCH),$(if $(filter nightly,$(TORCH)),--pre torch --extra-index-url $(NIGHTLY),torch==$(TORCH)),-c constraints.txt)
 
 # What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
 TRITONS := 3.6.0 3.9.0

@@ -14,7 +14,7 @@ from typing import Any
 
 from ..config import current
 from ..decision import Declined
-from ..devices.cost_files import known_devices, numbers_of
+from ..devices.cost_files import arch_of, known_devices, numbers_of
 from ..devices.target import Target
 from ..problem import Problem
 from ..resolve import Resolution, resolve
@@ -26,7 +26,6 @@ from ..templates.tiles import HALF_DTYPES
 from .arguments import add_attention, add_json
 from .console import print_json, section, table
 
-ARCHS = {"sm_80": 80, "sm_90": 90, "sm_100": 100}
 MOST_CHAINS = 2**22  # which are counted one by one
 PLACE = ("family", "roles", "heads_in_flight", "stride")
 SIZES = "--q-len 8192 --kv-len 8192 --batch 2 --heads 16 --head-dim 128"
@@ -73,7 +72,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     problem = Problem(args.mask, *sizes, args.dtype, value_dim=args.value_dim)
     numbers = numbers_of(args.device)
     sms = settings.sms if args.device == "emulated" else numbers["sms"]["value"]
-    target = Target(args.device, ARCHS.get(numbers["arch"], numbers["arch"]), sms - settings.sm_reserve, settings.sm_reserve)
+    target = Target(args.device, arch_of(args.device), sms - settings.sm_reserve, settings.sm_reserve)
     figures: dict[str, Any] = {"device": args.device, "guarantee": settings.guarantee, "declined": None, "remedy": None}
     try:
         if target.sms < 1:

@@ -17,7 +17,7 @@ from ..devices import key_for
 from ..devices.cost_files import load_costs
 from ..devices.target import target_of
 from ..hooks.install import is_enabled, is_installed
-from ..hooks.joint_pass import SETTINGS
+from ..hooks.joint_pass import SETTINGS, TESTED
 from ..hooks.table import HOOKS
 from ..rewrite.declined import REFUSED, why_no_target
 from ..templates.tiles import EMULATED, tile
@@ -111,7 +111,7 @@ def hooks(problems: list[str]) -> dict[str, Any]:
         }
         if hook.is_missing:
             lost = "so that attention keeps its stock kernel" if hook.needed else f"which {hook.purpose}"
-            problems.append(f"torch {torch.__version__} has lost {hook.place}, {lost}: use a torch from 2.11 to 2.15")
+            problems.append(f"torch {torch.__version__} has lost {hook.place}, {lost}: use a torch from {' to '.join(TESTED)}")
     return figures
 
 

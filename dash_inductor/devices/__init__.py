@@ -9,8 +9,9 @@ import re
 from dataclasses import dataclass
 
 from ..templates.tiles import tiles_of
+from .cost_files import arch_of, numbers_of
 
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+KIB, GIB = 1 << 10, 1 << 30
 
 
 @dataclass(frozen=True)
@@ -70,14 +71,26 @@ def occupancy(arch: int, *, registers: int, shared_bytes: int, threads: int, tme
 
 @dataclass(frozen=True)
 class NamedDevice:
-    """Public figures of one GPU; sizes in bytes, `arch` as Triton counts it (90 for compute capability 9.0)."""
+    """Public figures of one GPU; sizes in bytes. SMs, L2 and architecture are those of its cost file."""
 
     key: str
     name: str
-    arch: int
-    sms: int
-    l2_bytes: int
     total_memory: int
+
+    @property
+    def arch(self) -> int:
+        """As Triton counts it: 90 for compute capability 9.0."""
+        return int(arch_of(self.key))
+
+    @property
+    def sms(self) -> int:
+        """Its SMs."""
+        return int(numbers_of(self.key)["sms"]["value"])
+
+    @property
+    def l2_bytes(self) -> int:
+        """Of all of its L2 cache."""
+        return int(numbers_of(self.key)["l2_bytes"]["value"])
 
     @property
     def capability(self) -> tuple[int, int]:
@@ -90,14 +103,13 @@ class NamedDevice:
         return LIMITS[self.arch]
 
 
-# SMs, L2 and memory: NVIDIA H100 Tensor Core GPU Architecture (SXM5), NVIDIA H200 data sheet (the H100's die), NVIDIA
-# A100 Tensor Core GPU Architecture (SXM4 80 GB), NVIDIA Blackwell Tuning Guide, and for the B200's SMs (74 on each die)
-# Chips and Cheese, "Nvidia's B200".
+# Memory: NVIDIA H100 Tensor Core GPU Architecture (SXM5), NVIDIA H200 data sheet, NVIDIA A100 Tensor Core GPU Architecture (SXM4
+# 80 GB), NVIDIA Blackwell Tuning Guide.
 _KNOWN = (
-    NamedDevice("h100", "NVIDIA H100 80GB HBM3", 90, 132, 50 * MIB, 80 * GIB),
-    NamedDevice("h200", "NVIDIA H200", 90, 132, 50 * MIB, 141 * GIB),
-    NamedDevice("a100", "NVIDIA A100-SXM4-80GB", 80, 108, 40 * MIB, 80 * GIB),
-    NamedDevice("b200", "NVIDIA B200", 100, 148, 126 * MIB, 180 * GIB),
+    NamedDevice("h100", "NVIDIA H100 80GB HBM3", 80 * GIB),
+    NamedDevice("h200", "NVIDIA H200", 141 * GIB),
+    NamedDevice("a100", "NVIDIA A100-SXM4-80GB", 80 * GIB),
+    NamedDevice("b200", "NVIDIA B200", 180 * GIB),
 )
 DEVICES: dict[str, NamedDevice] = {known.key: known for known in _KNOWN}
 

@@ -22,9 +22,16 @@ def known_devices() -> tuple[str, ...]:
     return tuple(sorted(path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")))
 
 
+@cache
 def numbers_of(device: str) -> dict[str, Any]:
     """What the cost file of a device says: `arch`, and (value, source, estimate) by name."""
     return tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
+
+
+def arch_of(device: str) -> int | str:
+    """The architecture of a device: 90 for sm_90, or "emulated"."""
+    arch: str = numbers_of(device)["arch"]
+    return int(arch.removeprefix("sm_")) if arch.startswith("sm_") else arch
 
 
 def _entries(device: str, head_dim: int) -> dict[str, dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from typing import Any
 
 import torch
@@ -35,12 +36,10 @@ def install_flex(patches: Patches) -> None:
 
 
 def _lowering_of_a_gpu() -> Any:
-    """The stock lowering of the forward without its way out for the CPU, from its source."""
-    source = inspect.getsource(kernel.flex_attention)
-    source = source[source.index("def flex_attention(") :]
-    is_cpu = 'query.get_device().type == "cpu"'
-    if is_cpu not in source:
+    """The stock lowering of the forward, but that it takes no device for a CPU, for which it has another kernel."""
+    stock = inspect.unwrap(kernel.flex_attention)
+    constants = stock.__code__.co_consts
+    if constants.count("cpu") != 1:
         raise RuntimeError(f"emulation does not know the FlexAttention of torch {torch.__version__}")
-    scope = dict(vars(kernel))
-    exec(compile(source.replace(is_cpu, "False", 1), kernel.__file__, "exec"), scope)
-    return scope["flex_attention"]
+    code = stock.__code__.replace(co_consts=tuple("no device" if constant == "cpu" else constant for constant in constants))
+    return types.FunctionType(code, stock.__globals__)

@@ -10,8 +10,8 @@ from unittest import mock
 class Patches(ExitStack):
     """Attributes set through it get their old values back, in reverse order, from `close`."""
 
-    def set(self, owner: Any, name: str, value: Any) -> Any:
-        """Set `owner.name` and return the value it had (None if it had none)."""
-        old = getattr(owner, name, None)
+    def set(self, owner: Any, name: str, value: Any, *, is_new: bool = False) -> None:
+        """Set `owner.name`; RuntimeError unless it is there, or `is_new`."""
+        if not is_new and not hasattr(owner, name):
+            raise RuntimeError(f"emulation does not know this torch or Triton: {getattr(owner, '__name__', owner)} has no {name}")
         self.enter_context(mock.patch.object(owner, name, value, create=True))
-        return old

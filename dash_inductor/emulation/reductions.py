@@ -27,7 +27,7 @@ def install_reductions(patches: Patches) -> None:
     patches.set(ReduceOps, "generic_reduce", _generic_reduce)
     patches.set(ScanOps, "generic_scan", _generic_scan)
     patches.set(FunctionRewriter, "ast_transformer", _NotTransformer())
-    patches.set(interpreter, "_logical_not", _logical_not)
+    patches.set(interpreter, "_logical_not", _logical_not, is_new=True)
     # What was rewritten without the transformer must be rewritten, and what is rewritten with it forgotten at the end.
     patches.set(InterpretedFunction, "rewritten_fn", {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,15 +10,17 @@ import torch
 from torch import fx
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.torch_version import TorchVersion
 
 from .. import emulation
 from ..config import Config, current
 from ..decision import Declined
 from ..rewrite.graph import rewrite, rewritten
 from . import cache_key, failures
-from .hook import PATCHES
+from .hook import PATCHES, log
 from .table import HOOKS, LOWERING, RUNS_PASS
 
+TESTED = "2.11", "2.15"  # the first and the last torch that the tests run with
 SETTINGS = ("pattern_matcher", "use_joint_graph_passes")  # the pass is left out where one is off
 
 
@@ -64,7 +67,7 @@ def why_refused() -> Declined | None:
     if lost:
         return Declined(
             f"torch {torch.__version__} has lost {', '.join(lost)}",
-            "use a torch that dash_inductor is tested with (docs/support.md), or a newer dash_inductor",
+            f"use a torch from {TESTED[0]} to {TESTED[1]}, or a newer dash_inductor",
         )
     return failures.failure()
 
@@ -82,7 +85,17 @@ def is_on() -> bool:
     return ready().enabled and torch.are_deterministic_algorithms_enabled()
 
 
+@functools.cache
+def warn_of_untested_torch() -> None:
+    """Once, if torch is older or newer than those that are tested."""
+    first, last = TESTED
+    release = ".".join(torch.__version__.split(".")[:2])
+    if not TorchVersion(first) <= release <= TorchVersion(last):
+        log.warning("torch %s is not one of those that dash_inductor is tested with, %s to %s", torch.__version__, first, last)
+
+
 def _apply(graph: fx.Graph, refused: Declined | None) -> int:
+    warn_of_untested_torch()
     PATCHES.add(*LOWERING)
     met = rewrite(graph, current(), refused)
     if rewritten(graph):

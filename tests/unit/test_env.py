@@ -154,7 +154,7 @@ def test_what_configure_changed():
 
 def test_settings_of_inductor_that_are_refused():
     """Each of them is a problem."""
-    for name, value in {**dict.fromkeys(REFUSED, True), **dict.fromkeys(env_torch.left_out.SETTINGS, False)}.items():
+    for name, value in {**dict.fromkeys(REFUSED, True), **dict.fromkeys(env_torch.SETTINGS, False)}.items():
         with inductor_config.patch(name, value):
             report = reported()
         assert report.sections["Settings of Inductor"][name] is value

@@ -10,7 +10,7 @@ import pytest
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from dash_inductor.devices import LIMITS, occupancy, stand_in
-from dash_inductor.devices.load_check import Checked, check, expect
+from dash_inductor.lowering.load_check import Checked, check, expect
 from dash_inductor.sass.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, MOST_INSTRUCTIONS, MOST_LOCAL, SHAPES, Cell, Rules, cells
 from dash_inductor.templates.tiles import tile, two_pass_tile
 

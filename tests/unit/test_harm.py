@@ -24,7 +24,7 @@ from benchmarks.harm.measure import outcomes
 from benchmarks.harm.report import lines, page
 from benchmarks.harm.settings import SETTINGS
 from benchmarks.harm.suites import SUITES
-from dash_inductor.rewrite.sdpa import patterns
+from dash_inductor.hooks.joint_pass import PASS
 
 PASSED = {"case": "x", "outcome": "passed", "bits": ["a"], "code": "b", "counts": {"fuse_attention": 1}}
 FAILED = {"case": "x", "outcome": "ValueError"}
@@ -99,14 +99,14 @@ def operands_swapped(graph: fx.Graph) -> None:
 
 @pytest.mark.nightly
 def test_a_pass_that_corrupts_a_node_differs(no_caches, monkeypatch):
-    stock = patterns.apply
+    stock = PASS.apply
 
     def apply(gm: Any) -> int:
         operands_swapped(gm if isinstance(gm, fx.Graph) else gm.graph)
         return stock(gm)
 
     without = in_this_process("on", installed=False)
-    monkeypatch.setattr(patterns, "apply", apply)
+    monkeypatch.setattr(PASS, "apply", apply)
     corrupted = in_this_process("on", installed=True)
     assert verdicts(without, corrupted) == {"sdpa": SAME, "matmuls": DIFFERS, "refused": FAILED_THE_SAME}
     assert lines({"SDPA": {"on, without": without, "on, with": corrupted}})[0][DIFFERS] == 1

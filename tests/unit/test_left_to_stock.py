@@ -60,7 +60,7 @@ def test_gradients_are_the_stock_ops():
 
 def test_recorded_once_cold_and_warm(caplog):
     """Warm in one process, and as in one that starts: it has loaded no graph yet. The details are for those who ask for them."""
-    expected = decision.Decision(OP, "cpu", "fp32", "causal", 1, 1, 1, 6, 6, 8, REASON, source=SOURCE)
+    expected = decision.Decision(OP, "cpu", "fp32", "causal", 1, 1, 1, 6, 6, 8, REASON, REMEDY, source=SOURCE)
     for run in ("cold", "warm", "another process"):
         dash_inductor.clear_decisions()
         caplog.clear()

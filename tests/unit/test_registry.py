@@ -7,8 +7,7 @@ import torch
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl, list_flash_attention_impls
 
 from dash_inductor import config
-from dash_inductor.hooks import install
-from dash_inductor.rewrite import eager
+from dash_inductor.hooks import eager, install
 
 pytestmark = pytest.mark.usefixtures("switched_off")
 

@@ -12,9 +12,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dash_inductor.config import Config
+from dash_inductor.decision import LeftToStock
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import BLOCK_MASK, Problem
-from dash_inductor.resolve import Resolution, StockIsFaster, resolve
+from dash_inductor.resolve import Resolution, resolve
 from dash_inductor.templates.tiles import tile
 
 TARGETS = {"a100": Target("a100", 80, 108), "h100": Target("h100", 90, 132), "b200": Target("b200", 100, 148)}
@@ -35,13 +36,13 @@ def taken(device: str = "h100", **sizes: Any) -> bool:
     """Whether stock is not expected to be faster."""
     try:
         return resolved(device, **sizes).template == "one_pass"
-    except StockIsFaster:
+    except LeftToStock:
         return False
 
 
 def least(device: str = "h100", **others: Any) -> int:
     """Chains from which one pass is taken, as the reason says that a single one gets."""
-    with pytest.raises(StockIsFaster, match=r"^1 KV tiles over all kv heads are fewer than") as refused:
+    with pytest.raises(LeftToStock, match=r"^1 KV tiles over all kv heads are fewer than") as refused:
         resolved(device, q_len=64, kv_len=64, **others)
     (number,) = re.findall(r"fewer than the (\d+) from which one pass fills the device: stock's two passes", str(refused.value))
     return int(number)
@@ -59,7 +60,7 @@ def test_from_so_many_chains_on(device, head_dim, mask):
             if chains >= number:
                 assert resolved(device, **sizes).template == "one_pass"
                 continue
-            with pytest.raises(StockIsFaster, match=f"^{chains} KV tiles .* than the {number} from"):
+            with pytest.raises(LeftToStock, match=f"^{chains} KV tiles .* than the {number} from"):
                 resolved(device, **sizes)
 
 
@@ -130,7 +131,7 @@ def test_dynamic_shapes_guard(length):
     ],
 )
 def test_refusals(settings, others, message):
-    """They are no StockIsFaster, which is nothing to warn of."""
+    """They are no LeftToStock, which is nothing to warn of."""
     with pytest.raises(ValueError, match=message) as refused:
         resolved(settings=settings, batch=64, **others)
-    assert not isinstance(refused.value, StockIsFaster)
+    assert not isinstance(refused.value, LeftToStock)

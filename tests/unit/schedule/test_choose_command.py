@@ -78,18 +78,25 @@ def test_a_candidate_is_listed_once(change: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("change", "reason", "remedy"),
     [
-        ("--kv-heads 3", "kv heads (3, 3) do not divide the query heads (16)"),
-        ("--q-len 4194241 --kv-len 4194241", "lengths S_q=4194241, S_k=4194241 have too many tiles for a table entry"),
+        ("--head-dim 257", "head dim 257 is outside 1..256", "use heads of 1 to 256 columns, the same of query and key"),
+        (
+            "--q-len 4194241 --kv-len 4194241",
+            "lengths S_q=4194241, S_k=4194241 have too many tiles for a table entry",
+            "use shorter sequences",
+        ),
     ],
 )
-def test_what_the_pass_declines(change: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_pass_declines(change: str, reason: str, remedy: str, capsys: pytest.CaptureFixture[str]) -> None:
     """No schedule, and a reason, all others of which test_declined_on_gpu.py has; the exit code is not that of an error."""
     assert main([*EXAMPLE.split(), *change.split(), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out) == {"device": "h100", "guarantee": "run", "declined": reason}
+    assert json.loads(capsys.readouterr().out) == {
+        **{"device": "h100", "guarantee": "run"},
+        **{"declined": reason, "remedy": remedy},
+    }
     assert main([*EXAMPLE.split(), *change.split()]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == f"  declined   {reason}"
+    assert capsys.readouterr().out.splitlines()[-2:] == [f"  declined   {reason}", f"  remedy     {remedy}"]
 
 
 def test_fp32_is_of_the_emulated_device(capsys: pytest.CaptureFixture[str]) -> None:
