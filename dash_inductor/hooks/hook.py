@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
-import logging
 import pkgutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
-
-log = logging.getLogger("dash_inductor")
 
 Undo = Callable[[], None]
 Put = Callable[[Any, str], Undo]  # fills an attribute of an owner
@@ -71,7 +68,7 @@ class Hooks:
         self._put: dict[Hook, Undo] = {}
 
     def ask(self, *hooks: Hook) -> None:
-        """Puts those that are not there yet, for one more asker. One that torch does not have is logged."""
+        """Puts those that are not there yet, for one more asker; not those that torch does not have."""
         with self._lock:
             self._askers += 1
             self.add(*hooks)
@@ -80,9 +77,7 @@ class Hooks:
         """Puts those that are not there yet, for those that ask already."""
         with self._lock:
             for hook in hooks:
-                if hook.is_missing:
-                    log.warning("torch has lost %s, which dash_inductor needs: %s", hook.place, hook.purpose)
-                elif hook.put is not None and hook not in self._put:
+                if hook.put is not None and hook not in self._put and not hook.is_missing:
                     self._put[hook] = hook.put(hook.found_owner(), hook.name)
 
     def leave(self) -> None:

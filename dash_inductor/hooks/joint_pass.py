@@ -15,9 +15,10 @@ from torch.torch_version import TorchVersion
 from .. import emulation
 from ..config import Config, current
 from ..decision import Declined
+from ..rewrite.declined import log
 from ..rewrite.graph import rewrite, rewritten
 from . import cache_key, failures
-from .hook import PATCHES, log
+from .hook import PATCHES
 from .table import HOOKS, LOWERING, RUNS_PASS
 
 TESTED = "2.11", "2.15"  # the first and the last torch that the tests run with
@@ -86,16 +87,19 @@ def is_on() -> bool:
 
 
 @functools.cache
-def warn_of_untested_torch() -> None:
-    """Once, if torch is older or newer than those that are tested."""
+def warn_of_torch() -> None:
+    """Once, of a torch that is older or newer than those that are tested, and of places that it has lost."""
     first, last = TESTED
     release = ".".join(torch.__version__.split(".")[:2])
     if not TorchVersion(first) <= release <= TorchVersion(last):
         log.warning("torch %s is not one of those that dash_inductor is tested with, %s to %s", torch.__version__, first, last)
+    for hook in HOOKS:
+        if hook.is_missing:
+            log.warning("torch has lost %s, by which dash_inductor %s", hook.place, hook.purpose)
 
 
 def _apply(graph: fx.Graph, refused: Declined | None) -> int:
-    warn_of_untested_torch()
+    warn_of_torch()
     PATCHES.add(*LOWERING)
     met = rewrite(graph, current(), refused)
     if rewritten(graph):

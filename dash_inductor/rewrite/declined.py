@@ -41,7 +41,7 @@ class InternalErrorWarning(RuntimeWarning):
 
 
 class InternalError(Declined):
-    """A bug of ours, because of which attentions keep their stock kernels. is_told: nothing is said of it, or was said already."""
+    """A bug of ours, because of which attentions keep their stock kernels. is_told: somebody else reports it."""
 
     def __init__(self, bug: Exception, doing: str = "", *, is_told: bool = False) -> None:
         first_line = next(iter(str(bug).splitlines()), "")
@@ -111,7 +111,8 @@ def tell(declined: Declined, decision: Decision, origin: Origin, settings: Confi
     """Warns of an attention that is left alone, or raises, if settings say so. A bug of ours is told whatever they say."""
     bug = declined.bug if isinstance(declined, InternalError) else None
     if isinstance(declined, InternalError) and settings.on_unsupported != "error":
-        report_bug(declined)
+        if not declined.is_told:
+            report_bug(declined)
     elif settings.on_unsupported != "fallback" and not isinstance(declined, LeftToStock):
         place = replace(decision, source=origin.source, module=origin.module).place
         message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"
@@ -123,11 +124,9 @@ def tell(declined: Declined, decision: Decision, origin: Origin, settings: Confi
 
 def report_bug(error: InternalError) -> None:
     """One warning, and the traceback in the log."""
-    if not error.is_told:
-        error.is_told = True
-        message = f"dash_inductor leaves attentions to their stock kernels: {error}. Remedy: {error.remedy}"
-        log.error(message, exc_info=error.bug)
-        warnings.warn(message, InternalErrorWarning, stacklevel=2)
+    message = f"dash_inductor leaves attentions to their stock kernels: {error}. Remedy: {error.remedy}"
+    log.error(message, exc_info=error.bug)
+    warnings.warn(message, InternalErrorWarning, stacklevel=2)
 
 
 def decision_of(node: fx.Node, declined: Declined) -> Decision:
