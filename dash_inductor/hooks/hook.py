@@ -74,9 +74,9 @@ class Hooks:
             self.add(*hooks)
 
     def add(self, *hooks: Hook) -> None:
-        """Puts those that are not there yet, for those that ask already."""
+        """Puts those that are not there yet, for those that ask already; nothing where nobody asks."""
         with self._lock:
-            for hook in hooks:
+            for hook in hooks if self._askers else ():
                 if hook.put is not None and hook not in self._put and not hook.is_missing:
                     self._put[hook] = hook.put(hook.found_owner(), hook.name)
 

@@ -99,6 +99,8 @@ def warn_of_torch() -> None:
 
 
 def _apply(graph: fx.Graph, refused: Declined | None) -> int:
+    from .. import lowering  # noqa: F401 (registers lowerings of our ops)
+
     warn_of_torch()
     PATCHES.add(*LOWERING)
     met = rewrite(graph, current(), refused)
