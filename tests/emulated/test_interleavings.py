@@ -19,7 +19,7 @@ from dash_inductor.emulation import Launch, emulate, interpreter
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
-NIGHTLY = 500
+NIGHTLY = 560
 QUICK = 50  # of each of the SLICE
 
 Gradients = Callable[[int, int | None], Sequence[Tensor]]
