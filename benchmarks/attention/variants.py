@@ -17,7 +17,7 @@ from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Tile, padded
 
 Edit = Callable[[str], str]
-TEMPLATES = ("ONE_PASS", "BLOCK_MASK")  # of lowering/kernels.py
+TEMPLATES = ("ONE_PASS", "BLOCK_MASK_ONE_PASS")  # of lowering/kernels.py
 
 
 @dataclass(frozen=True)

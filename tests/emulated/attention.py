@@ -29,7 +29,7 @@ WAIT = "wait(SEMAPHORES + pending, rank, INTERPRET)"  # of the kernel of one pas
 PARTS = {  # the files of kernels that are made of several
     "ONE_PASS": kernels.ONE_PASS_PARTS,
     "TWO_PASS": ("two_pass", "functions"),
-    "BLOCK_MASK": kernels.BLOCK_MASK_ONE_PASS_PARTS,
+    "BLOCK_MASK_ONE_PASS": kernels.BLOCK_MASK_ONE_PASS_PARTS,
 }
 TWO_PASS_TILE = two_pass_tile("emulated", "fp32", 16)
 

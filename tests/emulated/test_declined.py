@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,10 +20,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import dash_inductor
 from dash_inductor import config, decisions, enabled
-from dash_inductor.decision.remedies import remedy_of
+from dash_inductor.decision import Declined
 from dash_inductor.emulation import emulate
-from dash_inductor.rewrite import sdpa
-from dash_inductor.rewrite.declined import DECLINED
+from dash_inductor.hooks.joint_pass import PASS
+from dash_inductor.rewrite.declined import is_noted, noted
+from dash_inductor.rewrite.nodes import call
 from dash_inductor.rewrite.sdpa import rewriting_of
 from dash_inductor.rewrite.stock_ops import CUDNN, EFFICIENT, FLASH, FLASH_CPU, UNSUPPORTED
 from dash_inductor.schedule.packing import MAX_N_KV, MAX_N_Q
@@ -34,8 +36,8 @@ def declined(node: fx.Node) -> str | None:
     """The reason of the pass under the settings in force."""
     try:
         rewriting_of(node, config.current())
-    except ValueError as reason:
-        assert remedy_of(str(reason))
+    except Declined as reason:
+        assert reason.remedy
         return str(reason)
     return None
 
@@ -59,7 +61,8 @@ def stock(op: Any = FLASH_CPU, like: dict[str, tuple[int, ...]] | None = None, d
             arguments[name] = graph.placeholder(name)
             arguments[name].meta["val"] = torch.empty(40, 40)
     node = graph.call_function(op, (), named | arguments)
-    graph.output(node)
+    node.meta["val"] = [named["query"].meta["val"]]
+    graph.output(call(graph, operator.getitem, node, 0))
     return node
 
 
@@ -227,13 +230,13 @@ def test_all_sms_reserved_is_seen_while_compiling():
 
 @pytest.mark.parametrize("node", [stock(dropout_p=0.1), stock(attn_mask="a node")])
 def test_the_node_stays(deterministic, node):
-    with emulate():
-        sdpa.patterns.apply(fx.GraphModule({}, node.graph).graph)
+    with emulate(), enabled():
+        PASS.apply(fx.GraphModule({}, node.graph).graph)
         expected = declined(node)
-    (left,) = (n for n in node.graph.nodes if n.op == "call_function")
+    left, _, note = (n for n in node.graph.nodes if n.op == "call_function")
     assert left is node
     assert left.target is FLASH_CPU
-    assert left.meta[DECLINED] == expected
+    assert is_noted(left) and noted(note).reason == expected
 
 
 @pytest.fixture

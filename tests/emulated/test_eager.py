@@ -27,8 +27,7 @@ from torch.utils.checkpoint import checkpoint
 import dash_inductor
 from dash_inductor import decisions, emulation
 from dash_inductor.cli.gpt import GPT
-from dash_inductor.hooks import install
-from dash_inductor.rewrite import eager
+from dash_inductor.hooks import eager, install
 from dash_inductor.rewrite.stock_ops import FLASH_CPU
 
 pytestmark = [

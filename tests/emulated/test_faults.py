@@ -34,11 +34,13 @@ from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.emulation.session import LOCK
 from dash_inductor.lowering import kernels
 from dash_inductor.rewrite import sdpa
+from dash_inductor.rewrite.declined import InternalErrorWarning
 
 attend = attention(causal=True)
 *INPUTS, GRAD_OUT = qkv(1, 2, 40, 40, 16)
 OP, TENSORS = backward(CAUSAL), arguments(1, 2, 40, 40)
 NO_CODE = "no code for this"
+LEAVES = "dash_inductor leaves attentions to their stock kernels"
 
 
 @pytest.fixture(autouse=True)
@@ -97,12 +99,12 @@ def two_layers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 @pytest.mark.parametrize("fault", [broken_compiler, broken_pass, pytest.param(broken_lowering, marks=NIGHTLY)])
 def test_a_graph_that_does_not_compile_keeps_its_stock_kernels(fault, monkeypatch):
     """All of them, with one warning. What is compiled afterwards, when nothing fails, is rewritten: no cache has the fallback."""
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="dash_inductor leaves") as said:
+    with monkeypatch.context() as patch, pytest.warns(InternalErrorWarning, match=LEAVES) as said:
         fault(patch)
         actual = gradients(compiled(two_layers), INPUTS, GRAD_OUT)
     (message,) = [str(x.message) for x in said if "dash_inductor leaves" in str(x.message)]
     assert [d.rewritten for d in decisions()] == [False, False] and not emulation.launches()
-    assert message == f"dash_inductor leaves a graph to the stock kernels: {decisions()[-1].reason}" and NO_CODE in message
+    assert message == f"{LEAVES}: {decisions()[-1].reason}. Remedy: {decisions()[-1].remedy}" and NO_CODE in message
     assert (decisions()[-1].remedy or "").startswith("report it to dash_inductor")
     assert_right(actual, two_layers, INPUTS, GRAD_OUT)
     gradients(compiled(two_layers), INPUTS, GRAD_OUT)
@@ -113,7 +115,7 @@ def test_a_graph_that_does_not_compile_keeps_its_stock_kernels(fault, monkeypatc
 def test_flex_attention_that_does_not_compile(monkeypatch):
     *inputs, grad_out = WINDOW.tensors()
     dash_inductor.configure(guarantee="device")
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="dash_inductor leaves"):
+    with monkeypatch.context() as patch, pytest.warns(InternalErrorWarning, match=LEAVES):
         broken_compiler(patch)
         actual = gradients(compiled(WINDOW.function()), inputs, grad_out)
     assert [d.rewritten for d in decisions()] == [False]
@@ -154,7 +156,7 @@ def test_a_backward_that_is_compiled_late(fault, function, tensors, monkeypatch)
     """Its forward has run. It takes the stock kernels, with one warning; no cache has that."""
     *inputs, grad_out = tensors
     dash_inductor.configure(guarantee="device")
-    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="dash_inductor leaves a backward") as said:
+    with monkeypatch.context() as patch, pytest.warns(InternalErrorWarning, match=LEAVES) as said:
         fault(patch)
         actual = late_gradients(function, inputs, grad_out)
     assert len([x for x in said if "dash_inductor leaves" in str(x.message)]) == 1

@@ -17,15 +17,14 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dash_inductor import UnsupportedAttentionError, decisions, enabled
+from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled
 from dash_inductor.config import Config
-from dash_inductor.decision.remedies import remedy_of
 from dash_inductor.devices.target import Target
 from dash_inductor.emulation import emulate
-from dash_inductor.op import FLEX_BACKWARD, FLEX_PROBLEM
+from dash_inductor.op import FLEX_BACKWARD, MARK, NOTE
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
-from dash_inductor.rewrite.declined import DECLINED
+from dash_inductor.rewrite.declined import noted
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -39,20 +38,20 @@ class _SeenError(Exception):
 
 def reason(function: Callable[..., Tensor], inputs: Sequence[Tensor] = INPUTS, **settings: Any) -> str | None:
     """What the pass says of the one attention of the function, which is not lowered; None where it is rewritten."""
-    found = []
+    found: list[list[Decision]] = []
 
     def look(graph: torch.fx.Graph) -> None:
         for node in graph.nodes:  # of the joint graph, or before that of its subgraphs
             if node.target is FLEX_BACKWARD:
-                assert (DECLINED in node.meta) != (FLEX_PROBLEM in node.meta)
-                found.append(node.meta.get(DECLINED))
+                found.append([noted(note) for note in graph.nodes if note.target is NOTE])
+                assert len(found[-1]) == (MARK not in node.meta)
                 raise _SeenError
 
     ended = pytest.raises(BackendCompilerFailed, match="_SeenError")
     with enabled(**settings), emulate(), inductor_config.patch(joint_custom_post_pass=look), ended:
         compiled(function)(*(x.detach().requires_grad_() for x in inputs))
-    assert found[0] is None or remedy_of(found[0])
-    return found[0]
+    assert all(decision.remedy for decision in found[0])
+    return found[0][0].reason if found[0] else None
 
 
 def attend(**keywords: Any) -> Callable[..., Tensor]:

@@ -19,7 +19,7 @@ from benchmarks.harm.compare import DIFFERS, REWRITTEN, verdicts
 from benchmarks.harm.measure import outcomes
 from benchmarks.harm.settings import SETTINGS
 from dash_inductor.hooks import install
-from dash_inductor.rewrite.sdpa import patterns
+from dash_inductor.hooks.joint_pass import PASS
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -47,14 +47,14 @@ def emulated(*, installed: bool) -> list[dict[str, Any]]:
 def test_rewritten_rightly_and_wrongly(monkeypatch):
     without = emulated(installed=False)
     assert verdicts(without, emulated(installed=True)) == {"causal": REWRITTEN}
-    stock = patterns.apply
+    stock = PASS.apply
 
     def apply(gm: Any) -> int:
         count = stock(gm)
         graph = gm if isinstance(gm, fx.Graph) else gm.graph
         for node in graph.find_nodes(op="call_function", target=torch.ops.dash.sdpa_backward.default):
-            node.update_kwarg("scale", 1.0)
+            node.update_arg(0, node.args[1])
         return count
 
-    monkeypatch.setattr(patterns, "apply", apply)
+    monkeypatch.setattr(PASS, "apply", apply)
     assert verdicts(without, emulated(installed=True)) == {"causal": DIFFERS}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -25,10 +24,9 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled
-from dash_inductor.decision import ORIGIN, UNKNOWN
-from dash_inductor.decision.remedies import remedy_of
+from dash_inductor.decision import UNKNOWN
 from dash_inductor.op import NOTE
-from dash_inductor.rewrite import math_path
+from dash_inductor.rewrite import declined, math_path
 
 REASON = "SDPA took the math path"
 DROPPED = f"{REASON}: dropout on the CPU"
@@ -46,19 +44,18 @@ class _SeenError(Exception):
 
 def noted(function: Callable[..., Any], inputs: Sequence[Tensor], *, dynamic: bool = False) -> list[Decision]:
     """The decisions that the joint graph holds, which is not lowered, in the order of the calls."""
-    found = []
+    found: list[list[Decision]] = []
 
     def look(graph: fx.Graph) -> None:
         if not any("tangents" in str(node.target) for node in graph.nodes):
             return  # of a part of it
         notes = [node for node in graph.nodes if node.target is NOTE]
-        # Not more of them at a second try, which a graph that fails with rewritten attention gets.
-        found[:] = (Decision(**json.loads(node.args[1]) | node.meta[ORIGIN]) for node in reversed(notes))
+        found.append([declined.noted(node) for node in reversed(notes)])  # and once more at the second try of a failed graph
         raise _SeenError
 
     with inductor_config.patch(joint_custom_post_pass=look), pytest.raises(BackendCompilerFailed, match="_SeenError"):
         compiled(function, dynamic=dynamic)(*(x.detach().requires_grad_() for x in inputs))
-    return found
+    return found[0]
 
 
 def of(*shape: int, dtype: torch.dtype = FP32) -> list[Tensor]:
@@ -379,7 +376,7 @@ def test_it_can_be_said_louder():
     """A warning for each; an error, with the user's stack."""
     with enabled(on_unsupported="warn"), pytest.warns(UserWarning, match="dash_inductor leaves") as caught:
         noted(around(2, dropped), of(*SHAPE))
-    assert [str(w.message) for w in caught] == [f"{LEAVES}{DROPPED} (at {line_of(dropped)}). Remedy: {remedy_of(DROPPED)}"] * 2
+    assert [str(w.message) for w in caught] == [f"{LEAVES}{DROPPED} (at {line_of(dropped)}). Remedy: {declined.DROPOUT}"] * 2
     with enabled(on_unsupported="error"), pytest.raises(BackendCompilerFailed) as raised:
         compiled(wide)(*(x.requires_grad_() for x in of(*SHAPE)))
     assert isinstance(raised.value.inner_exception, UnsupportedAttentionError)

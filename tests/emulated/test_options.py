@@ -31,7 +31,7 @@ from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import UnsupportedAttentionError, clear_decisions, decisions, emulation, enabled
-from dash_inductor.explanation.decisions import without_the_pass
+from dash_inductor.hooks.hook import PATCHES
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 PARTS, EXAMPLES = (8, 250) if NIGHTLY else (1, 150)  # parts can run side by side; examples of each
@@ -318,7 +318,7 @@ def fails_alike(step: Step, raised: Exception) -> bool:
     ways = (replace(step, backend="aot_eager"), contextlib.nullcontext()), (step, emulation.emulate(**step.emulated))
     for way, device in ways:
         try:
-            with device, deterministic_mode(step.deterministic), without_the_pass():
+            with device, deterministic_mode(step.deterministic), PATCHES.paused():
                 gradients_of(way)
         except Exception as stock:
             if kind(stock) == kind(raised):
@@ -328,7 +328,7 @@ def fails_alike(step: Step, raised: Exception) -> bool:
 
 def are_of_stock(step: Step, actual: dict[int, list[Tensor | None]]) -> bool:
     """Whether Inductor gives some attentions of a step the same under emulation without this package's pass, to the bit."""
-    with deterministic_mode(step.deterministic), emulation.emulate(**step.emulated), without_the_pass():
+    with deterministic_mode(step.deterministic), emulation.emulate(**step.emulated), PATCHES.paused():
         stock = gradients_of(step)
     try:
         torch.testing.assert_close(actual, {index: stock[index] for index in actual}, rtol=0, atol=0, equal_nan=True)

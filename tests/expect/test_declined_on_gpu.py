@@ -25,12 +25,12 @@ from dash_inductor.codegen import flex
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.codegen.generate import generate
 from dash_inductor.config import current
-from dash_inductor.decision.remedies import remedy_of
+from dash_inductor.decision import Declined
 from dash_inductor.devices import target as target_module
 from dash_inductor.devices.target import Target, target_of
 from dash_inductor.hooks import install
-from dash_inductor.op import FLEX_BACKWARD, FLEX_PROBLEM
-from dash_inductor.rewrite.declined import DECLINED, UnsupportedAttentionError
+from dash_inductor.op import FLEX_BACKWARD, MARK, NOTE
+from dash_inductor.rewrite.declined import UnsupportedAttentionError, noted
 from dash_inductor.rewrite.sdpa import rewriting_of
 from dash_inductor.rewrite.stock_ops import TARGETS
 
@@ -41,8 +41,8 @@ def declined(node: fx.Node) -> str | None:
     """The reason of the pass under the settings in force."""
     try:
         rewriting_of(node, current())
-    except ValueError as reason:
-        assert remedy_of(str(reason))
+    except Declined as reason:
+        assert reason.remedy
         return str(reason)
     return None
 
@@ -230,9 +230,10 @@ def flex_declined(backward: Attention, arguments: Callable[[], Sequence[Tensor]]
         module = make_fx(backward)(*arguments())
         joint_graph_passes(module)
     (node,) = (node for node in module.graph.nodes if node.target is FLEX_BACKWARD)
-    assert (DECLINED in node.meta) != (FLEX_PROBLEM in node.meta)
-    assert FLEX_PROBLEM in node.meta or remedy_of(node.meta[DECLINED])
-    return node.meta.get(DECLINED)
+    notes = [noted(note) for note in module.graph.nodes if note.target is NOTE]
+    assert len(notes) == (MARK not in node.meta)
+    assert all(note.remedy for note in notes)
+    return notes[0].reason if notes else None
 
 
 def in_fp32(*inputs: Tensor) -> Sequence[Tensor]:

@@ -10,8 +10,8 @@ import torch
 
 from dash_inductor import clear_decisions, decisions
 from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.hooks import eager
 from dash_inductor.hooks.cache_key import settings_key
-from dash_inductor.rewrite import eager
 from dash_inductor.rewrite.stock_ops import FLASH
 
 CUDA = torch.device("cuda:0")

@@ -7,7 +7,7 @@ import pytest
 from kernels import MAIN, PREPROCESS, TABLE, TWO_PASS, assert_expected, generated, kernel, launch, text
 from torch._inductor.codecache import PyCodeCache
 
-from dash_inductor.devices.load_check import Checked
+from dash_inductor.lowering.load_check import Checked
 
 
 def test_graph_and_launches() -> None:
@@ -68,7 +68,7 @@ def test_occupancy_is_checked_at_load() -> None:
     """Of the kernel whose CTAs wait for each other; by a line that Inductor's own decorator stands under."""
     code = generated()
     source = kernel(code, MAIN)[1]
-    assert "from dash_inductor.devices.load_check import expect\n\n@expect(1)\n" in source
+    assert "from dash_inductor.lowering.load_check import expect\n\n@expect(1)\n" in source
     assert "@expect(1)\n# dash_inductor template: one_pass\n@triton_heuristics.template(\n" in source
     assert code.source.count("@expect(") == 1
     loaded = {type(value) for value in vars(PyCodeCache.load(source)).values()}

@@ -12,9 +12,12 @@ from torch._inductor import config as inductor_config
 
 import dash_inductor
 from dash_inductor.codegen.generate import Generated, deterministic, generate
-from dash_inductor.hooks import late
+from dash_inductor.config import Config
+from dash_inductor.decision import Declined
+from dash_inductor.rewrite.back_to_stock import give_back
 
 FLASH = "torch.ops.aten._scaled_dot_product_flash_attention_backward.default("
+BACK = partial(give_back, declined=Declined("a test", "a remedy"), settings=Config())
 
 
 def code(attention: Callable[..., Sequence[Tensor]], after: Callable[[fx.Graph], object], dynamic: bool = False) -> Generated:
@@ -26,7 +29,7 @@ def test_flash_attention() -> None:
     """The calls, static and dynamic; random bits that nobody reads are zeros."""
     lines = []
     for attention, dynamic in ((stock_ops.flash, False), (stock_ops.causal, True)):
-        generated = code(attention, partial(late._back_to_stock, reason="a test"), dynamic)
+        generated = code(attention, BACK, dynamic)
         assert [(d.rewritten, d.reason) for d in generated.decisions] == [(False, "a test")]
         lines += [line.strip() for line in generated.source.splitlines() if FLASH in line]
         lines += [line for line in generated.graph.splitlines() if line.startswith("full")]
@@ -38,5 +41,5 @@ def test_flash_attention() -> None:
 def test_others_stay(attention) -> None:
     """Their ops take what is not in the graph any more."""
     given_back = []
-    generated = code(attention, lambda graph: given_back.append(late._back_to_stock(graph, "a test")))
+    generated = code(attention, lambda graph: given_back.append(BACK(graph)))
     assert given_back == [False] and [d.rewritten for d in generated.decisions] == [True]
