@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from attention import error, mutate, rewritten
+from attention import WAIT, error, mutate, rewritten
 from flex import Attention, backward_of, causal, everything, not_finite_where_hidden, window_by_head, with_blind_rows
 
 from dash_inductor.emulation.deadlock import DeadlockError
@@ -45,15 +45,15 @@ def test_nothing_is_found_where_nothing_is_broken(attention):
     assert isinstance(bits, bytes)
 
 
-WAIT = "wait(SEMAPHORES + pending, rank, INTERPRET)"
+KERNEL = "BLOCK_MASK_ONE_PASS"
 STORES = "tl.store(ptrs, part, mask=tl.full(ptrs.shape, 1, tl.int1) & (rank == 0))"
 SEEN = "tiles = tl.where(seen, "
 MUTANTS = {
-    "no wait": (EVERYTHING, "BLOCK_MASK_ONE_PASS", {WAIT: "pass"}, {WRONG}),
-    "tickets upwards, ranks downwards": (CAUSAL, "BLOCK_MASK_ONE_PASS", {"j = NKV - 1 - ticket": "j = ticket"}, {DEADLOCK}),
+    "no wait": (EVERYTHING, KERNEL, {WAIT: "pass"}, {WRONG}),
+    "tickets upwards, ranks downwards": (CAUSAL, KERNEL, {"j = NKV - 1 - ticket": "j = ticket"}, {DEADLOCK}),
     "tiles of a block upwards": (
         BLOCKS_OF_TWO_TILES,
-        "BLOCK_MASK_ONE_PASS",
+        KERNEL,
         {"- 1 - j % KV_TILES": "- 1 - (KV_TILES - 1 - j % KV_TILES)"},
         {DEADLOCK},
     ),
@@ -70,17 +70,17 @@ MUTANTS = {
         {"tl.store(STEPS + program, steps)": "tl.store(STEPS + program, steps - 1)"},
         {WRONG},
     ),
-    "a first contributor that adds": (CAUSAL, "BLOCK_MASK_ONE_PASS", {STORES: STORES.replace("tl.store", "tl.atomic_add")}, {WRONG}),
+    "a first contributor that adds": (CAUSAL, KERNEL, {STORES: STORES.replace("tl.store", "tl.atomic_add")}, {WRONG}),
     "every block full": (CAUSAL, "BLOCK_ROWS", {"kind == 2": "kind != 0"}, {WRONG}),
-    "a NaN of the derivative": (NOT_FINITE, "BLOCK_MASK_ONE_PASS", {"tl.where(p_t == 0.0, 0.0, grad_pre_mod)": "grad_pre_mod"}, {WRONG}),
+    "a NaN of the derivative": (NOT_FINITE, KERNEL, {"tl.where(p_t == 0.0, 0.0, grad_pre_mod)": "grad_pre_mod"}, {WRONG}),
     "a NaN of rows that are not there": (
         NOT_FINITE,
-        "BLOCK_MASK_ONE_PASS",
+        KERNEL,
         {"(offs_m[None, :] < Q_LEN)": "(offs_m[None, :] >= 0)"},
         {WRONG},
     ),
     "dq of what nobody visits": (BLIND, "BLOCK_RANKS", {"(before > 0)": "(before >= 0)"}, {WRONG}),
-    "the mask of one head for all": (BY_HEAD, "BLOCK_MASK_ONE_PASS", {" + (h*GROUP + head_of_group) % MASK_H": ""}, {WRONG}),
+    "the mask of one head for all": (BY_HEAD, KERNEL, {" + (h*GROUP + head_of_group) % MASK_H": ""}, {WRONG}),
 }
 
 
