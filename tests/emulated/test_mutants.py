@@ -74,7 +74,7 @@ def test_without_the_wait_bits_change(family, mask, monkeypatch):
     [
         ("without_wait", WAIT, "pass"),
         ("every_head_begins_with_its_first_unit", "first = tl.maximum(0, begin)", "first = 0*begin"),
-        ("every_head_begins_at_the_first_worker", "tl.minimum(line, begin + roles)", "tl.minimum(line, roles)"),
+        ("every_head_begins_at_the_first_worker", "tl.minimum(queue, begin + roles)", "tl.minimum(queue, roles)"),
     ],
 )
 def test_a_round_robin_without_the_wait_or_with_other_passes_has_other_bits(family, mask, name, before, after, monkeypatch):
