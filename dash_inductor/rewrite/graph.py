@@ -31,8 +31,12 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
         UnsupportedAttentionError: one is declined, under on_unsupported="error".
     """
     met = [node for node in graph.nodes if node.op == "call_function" and node.target in REWRITERS and not is_noted(node)]
+    told = set[str]()  # bugs; what repeats in each layer of a model is told once
     for node in reversed(met):
         declined = refused or _rewrite(node, settings)
+        if isinstance(declined, InternalError):
+            declined.is_told |= str(declined) in told
+            told.add(str(declined))
         if declined is not None:
             leave(node, declined, settings)
     return len(met) + leave_math_paths(graph, settings)
