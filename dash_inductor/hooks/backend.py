@@ -40,7 +40,7 @@ def dash(
         options = dict(options or {})
         of_user = options.pop(CUSTOM, getattr(inductor_config, CUSTOM))
         inductor = torch._TorchCompileInductorWrapper(mode, options, None)
-        with _patched(), inductor_config.patch({CUSTOM: after(of_user)}), eager_backward():
+        with _patched(), inductor_config.patch({CUSTOM: before(of_user)}), eager_backward():
             return compile_graph(inductor, gm, example_inputs)
     return torch._TorchCompileInductorWrapper(mode, options, None)(gm, example_inputs)
 
@@ -72,10 +72,10 @@ class Chain(CustomGraphPass):
         return None if None in uuids else tuple(uuids)
 
 
-def after(of_user: Any) -> CustomGraphPass:
-    """Our pass after the user's own, which may be none, one, or since torch 2.13 a list or tuple of them."""
+def before(of_user: Any) -> CustomGraphPass:
+    """Our pass, then the user's own, which may be none, one, or since torch 2.13 a list or tuple of them."""
     passes = of_user if isinstance(of_user, (list, tuple)) else [] if of_user is None else [of_user]
-    return Chain((*passes, PASS)) if passes else PASS
+    return Chain((PASS, *passes)) if passes else PASS
 
 
 @contextlib.contextmanager

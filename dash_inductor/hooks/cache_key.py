@@ -51,7 +51,7 @@ def settings_key() -> tuple[Any, ...]:
 
 def uuid() -> tuple[Any, ...]:
     """The key, anew for each graph where a cache hit would skip a warning or an error."""
-    nonce = None if current().on_unsupported == "fallback" and not failures.failure() else os.urandom(16)
+    nonce = None if current().on_unsupported == "fallback" and not failures.is_uncached() else os.urandom(16)
     # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
     return *settings_key(), nonce, tuple(get_donated_idxs() or ())
 

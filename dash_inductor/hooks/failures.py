@@ -1,5 +1,7 @@
 """Graphs with rewritten attention that do not compile: compiled once more without ours, so that they keep their stock kernels.
 
+No cache keeps such a graph, nor one in which the pass met a bug of its own: where the bug is mended, the attention is rewritten.
+
 Where the backward is compiled together with the forward, as under backend="dash" and inside `enabled()`, that is possible for the
 whole graph: nothing of it has run. Else the backward is compiled when it first runs. Then stock ops are put back where the forward
 has kept what they take; where one cannot be, the compiler's error stays.
@@ -25,6 +27,11 @@ WHAT = "the graph did not compile with our kernels: "
 
 _has_ours: ContextVar[bool | None] = ContextVar("has_ours", default=None)  # None where no graph is compiled as a whole
 _failure: ContextVar[InternalError | None] = ContextVar("failure", default=None)
+_is_uncached: ContextVar[bool] = ContextVar("is_uncached", default=False)
+
+
+class _UncachedError(Exception):
+    """Ends a compilation whose key others may have."""
 
 
 def note_rewritten() -> None:
@@ -38,21 +45,35 @@ def failure() -> InternalError | None:
     return _failure.get()
 
 
+def is_uncached() -> bool:
+    """Whether the graph that is compiled now is to have a key of its own in caches."""
+    return _is_uncached.get()
+
+
+def keep_out_of_caches() -> None:
+    """The graph that is compiled now is not to be found in a cache. Its key is made before the pass runs, so it begins anew."""
+    if _has_ours.get() is not None and current().on_unsupported == "fallback" and not is_uncached():
+        raise _UncachedError
+
+
 def compile_graph(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stands around what compiles a graph and, unless that comes late, its backward."""
     had_ours = _has_ours.set(False)
     try:
-        return stock(*args, **kwargs)
+        try:
+            return stock(*args, **kwargs)
+        except _UncachedError:
+            return _uncached(stock, *args, **kwargs)
     except (RestartAnalysis, UnsupportedAttentionError):  # Dynamo's, and no failure; and what the user has asked for
         raise
     except Exception as error:
         # Whose failure it is shows in the second try: what is not ours fails there as well.
         if not _has_ours.get() or failure():
             raise
-        bug = InternalError(error, WHAT, is_told=True)
+        bug = InternalError(error, WHAT)
         was = _failure.set(bug)
         try:
-            compiled = stock(*args, **kwargs)
+            compiled = _uncached(stock, *args, **kwargs)
         except Exception:
             raise error from None
         finally:
@@ -61,6 +82,14 @@ def compile_graph(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         _has_ours.reset(had_ours)
     report_bug(bug)
     return compiled
+
+
+def _uncached(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    was = _is_uncached.set(True)
+    try:
+        return stock(*args, **kwargs)
+    finally:
+        _is_uncached.reset(was)
 
 
 def compile_late(stock: Callable[..., Any], gm: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
@@ -75,7 +104,7 @@ def compile_late(stock: Callable[..., Any], gm: fx.GraphModule, *args: Any, **kw
     try:
         return stock(gm, *args, **kwargs)
     except Exception as error:
-        bug = InternalError(error, WHAT, is_told=True)
+        bug = InternalError(error, WHAT)
         if not give_back(spare.graph, bug, settings):
             raise
     spare.recompile()  # its code is what Inductor's cache knows a graph by

@@ -15,7 +15,7 @@ from torch.torch_version import TorchVersion
 from .. import emulation
 from ..config import Config, current
 from ..decision import Declined
-from ..rewrite.declined import log
+from ..rewrite.declined import log, report_bug
 from ..rewrite.graph import rewrite, rewritten
 from . import cache_key, failures
 from .hook import PATCHES
@@ -103,7 +103,11 @@ def _apply(graph: fx.Graph, refused: Declined | None) -> int:
 
     warn_of_torch()
     PATCHES.add(*LOWERING)
-    met = rewrite(graph, current(), refused)
+    met, bugs = rewrite(graph, current(), refused)
     if rewritten(graph):
         failures.note_rewritten()
+    if bugs:
+        failures.keep_out_of_caches()
+    for bug in bugs:
+        report_bug(bug)
     return met

@@ -41,12 +41,12 @@ class InternalErrorWarning(RuntimeWarning):
 
 
 class InternalError(Declined):
-    """A bug of ours, because of which attentions keep their stock kernels. is_told: somebody else reports it."""
+    """A bug of ours, because of which attentions keep their stock kernels."""
 
-    def __init__(self, bug: Exception, doing: str = "", *, is_told: bool = False) -> None:
+    def __init__(self, bug: Exception, doing: str = "") -> None:
         first_line = next(iter(str(bug).splitlines()), "")
         super().__init__(f"internal error, please report: {doing}{type(bug).__name__}: {first_line}", REPORT)
-        self.bug, self.is_told = bug, is_told
+        self.bug = bug
 
 
 def why_no_target(device: torch.device) -> Declined | None:
@@ -62,8 +62,8 @@ def why_no_target(device: torch.device) -> Declined | None:
     return None
 
 
-def leave(node: fx.Node, declined: Declined, settings: Config) -> None:
-    """Leaves a stock backward as it is, and says so: to its decision, and as settings ask to the user."""
+def leave(node: fx.Node, declined: Declined, settings: Config) -> Declined:
+    """Leaves a stock backward as it is, and says so: to its decision, and as settings ask to the user. Returns what it said."""
     try:
         decision, origin = decision_of(node, declined), origin_of(node)
     except Exception as bug:  # in what reads a node
@@ -71,6 +71,7 @@ def leave(node: fx.Node, declined: Declined, settings: Config) -> None:
         decision, origin = unread(str(node.target), declined), Origin()
     note(first_gradient(node), decision, origin)
     tell(declined, decision, origin, settings)
+    return declined
 
 
 def note(gradient: fx.Node | None, decision: Decision, origin: Origin) -> None:
@@ -108,17 +109,16 @@ def first_gradient(node: fx.Node) -> fx.Node | None:
 
 
 def tell(declined: Declined, decision: Decision, origin: Origin, settings: Config) -> None:
-    """Warns of an attention that is left alone, or raises, if settings say so. A bug of ours is told whatever they say."""
+    """Warns of an attention that is left alone, or raises, if settings say so. Of a bug `report_bug` warns, whatever they say."""
+    if settings.on_unsupported == "fallback" or isinstance(declined, LeftToStock):
+        return
+    place = replace(decision, source=origin.source, module=origin.module).place
+    message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"
+    message = f"{message}. Remedy: {declined.remedy}"
     bug = declined.bug if isinstance(declined, InternalError) else None
-    if isinstance(declined, InternalError) and settings.on_unsupported != "error":
-        if not declined.is_told:
-            report_bug(declined)
-    elif settings.on_unsupported != "fallback" and not isinstance(declined, LeftToStock):
-        place = replace(decision, source=origin.source, module=origin.module).place
-        message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"
-        message = f"{message}. Remedy: {declined.remedy}"
-        if settings.on_unsupported == "error":
-            raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from bug
+    if settings.on_unsupported == "error":
+        raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from bug
+    if bug is None:
         warnings.warn(message, stacklevel=2)
 
 

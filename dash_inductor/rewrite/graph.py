@@ -24,22 +24,23 @@ REWRITERS: dict[Any, Callable[[fx.Node, Config], list[fx.Node]]] = {
 }
 
 
-def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) -> int:
-    """Decides on every attention of a graph that is not decided on yet; returns how many it has met. refused: why all are declined.
+def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) -> tuple[int, list[InternalError]]:
+    """Decides on every attention of a graph that is not decided on yet. refused: why all are declined.
+
+    Returns how many it has met, and the bugs it has met: what repeats in each layer of a model is one.
 
     Raises:
         UnsupportedAttentionError: one is declined, under on_unsupported="error".
     """
     met = [node for node in graph.nodes if node.op == "call_function" and node.target in REWRITERS and not is_noted(node)]
-    told = set[str]()  # bugs; what repeats in each layer of a model is told once
+    said = []
     for node in reversed(met):
         declined = refused or _rewrite(node, settings)
-        if isinstance(declined, InternalError):
-            declined.is_told |= str(declined) in told
-            told.add(str(declined))
         if declined is not None:
-            leave(node, declined, settings)
-    return len(met) + leave_math_paths(graph, settings)
+            said.append(leave(node, declined, settings))
+    of_math_paths = leave_math_paths(graph, settings)
+    bugs = {str(x): x for x in (*said, *of_math_paths) if isinstance(x, InternalError) and x is not refused}
+    return len(met) + len(of_math_paths), list(bugs.values())
 
 
 def _rewrite(node: fx.Node, settings: Config) -> Declined | None:

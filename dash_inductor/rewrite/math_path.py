@@ -35,19 +35,19 @@ UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dyn
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 
 
-def leave_math_paths(graph: fx.Graph, settings: Config) -> int:
-    """Says so of each call through which a gradient flows, in its backward; returns how many there are."""
+def leave_math_paths(graph: fx.Graph, settings: Config) -> list[Declined]:
+    """Says so of each call through which a gradient flows, in its backward; returns what it said."""
     try:
         calls = list(_calls(graph))
     except Exception as bug:
         error = InternalError(bug)
         tell(error, unread(OP, error), Origin(), settings)
-        return 0
+        return [error]
     for gradient, softmax, decision, declined in calls:
         origin = origin_of(softmax)
         note(gradient, decision, origin)
         tell(declined, decision, origin, settings)
-    return len(calls)
+    return [declined for *_, declined in calls]
 
 
 def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, Decision, Declined]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from attention import compiled, error, gradients
+from attention import FP32_ERROR, compiled, error, gradients
 from flex import Attention, causal
 from tensors import qkv
 from torch import Tensor
@@ -47,7 +47,7 @@ def test_a_warm_cache_knows_what_was_proven(order):
             actual = gradients(compiled(within(most)), inputs, grad_out)
         listed = blocks[:, None] - blocks <= most
         expected = Attention(causal).reference([*inputs, grad_out], listed)
-        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < 2e-6
+        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR
         misses.append(counters["inductor"]["fxgraph_cache_miss"])
     assert misses == [2, 2, 0]
     assert [decision.mask for decision in decisions()[-3:]] == [
@@ -75,7 +75,7 @@ def test_the_function_of_a_mask_is_in_the_key():
         with enabled(), emulate():
             actual = gradients(compiled(within_keys(width)), inputs, grad_out)
         expected = gradients(within_keys(width), [x.double() for x in inputs], grad_out.double())
-        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < 2e-6
+        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR
         misses.append(counters["inductor"]["fxgraph_cache_miss"])
     assert misses == [2, 2, 0]
     assert [(decision.rewritten, decision.mask) for decision in decisions()[-3:]] == [(True, "block_mask")] * 3

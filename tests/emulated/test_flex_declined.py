@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention import compiled, error, gradients, rewritten
+from attention import FP32_ERROR, compiled, error, gradients, rewritten
 from flex import causal, softcap
 from tensors import FP32, normal, qkv
 from torch import Tensor
@@ -62,8 +62,8 @@ def blocks(size: int | tuple[int, int]) -> Any:
     return create_block_mask(causal, None, None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=size)
 
 
-def biased(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
-    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score + bias[h])
+def scaled(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> Tensor:
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score * gain[h])
 
 
 def of(head_dim: int = 16, value_dim: int | None = None, dtype: torch.dtype = FP32) -> list[Tensor]:
@@ -71,7 +71,7 @@ def of(head_dim: int = 16, value_dim: int | None = None, dtype: torch.dtype = FP
     return [query, key, normal(1, 2, LENGTH, value_dim or head_dim, dtype=dtype, seed=2)]
 
 
-BIAS = [*INPUTS, normal(2, seed=3)]
+GAIN = [*INPUTS, normal(2, seed=3)]
 MULTIPLE = "is no multiple of the tile's 16 x 32"
 
 
@@ -79,7 +79,7 @@ MULTIPLE = "is no multiple of the tile's 16 x 32"
     ("function", "inputs", "settings", "expected"),
     [
         (attend(score_mod=softcap, block_mask=blocks(32)), INPUTS, {}, None),
-        (biased, BIAS, {}, "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "),
+        (scaled, GAIN, {}, "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "),
         (attend(kernel_options={"BACKEND": "FLASH"}), INPUTS, {}, "BACKEND='FLASH' is asked for"),
         (attend(kernel_options={"BACKEND": "TRITON_DECODE"}), INPUTS, {}, "BACKEND='TRITON_DECODE' is asked for"),
         (attend(kernel_options={"BACKEND": "TRITON"}), INPUTS, {}, None),
@@ -122,37 +122,37 @@ def test_fp32_on_a_gpu():
         resolve(problem, Config(), Target("h100", 90, 132))
 
 
-def three(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+def three(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> Tensor:
     """Two of which keep the stock kernel."""
     wide = value.repeat(1, 1, 1, 9)
-    return flex_attention(query, key, value) + biased(query, key, value, bias) + flex_attention(query, key, wide)[..., :16]
+    return flex_attention(query, key, value) + scaled(query, key, value, gain) + flex_attention(query, key, wide)[..., :16]
 
 
 def test_one_graph_with_stock_kernels():
     """decisions() has each of them; all gradients are right."""
     with emulate():
-        actual = gradients(compiled(three), BIAS)
+        actual = gradients(compiled(three), GAIN)
     assert (rewritten(), counters["inductor"]["dash_declined"]) == (1, 2)
     lines, first = inspect.getsourcelines(three)
     assert [decision.source for decision in decisions()[-3:]].count(f"{__file__}:{first + len(lines) - 1}") == 2
-    assert f"{__file__}:{inspect.getsourcelines(biased)[1] + 1}" in [decision.source for decision in decisions()[-3:]]
+    assert f"{__file__}:{inspect.getsourcelines(scaled)[1] + 1}" in [decision.source for decision in decisions()[-3:]]
     reasons = sorted(str(decision.reason) for decision in decisions()[-3:])
     assert reasons[0] == "None" and reasons[1].startswith("head dim 16/144 is more") and "summed by atomics" in reasons[2]
-    query, key, value, bias = (x.double() for x in BIAS)
+    query, key, value, gain = (x.double() for x in GAIN)
 
-    def reference(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    def reference(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> Tensor:
         scores = query @ key.mT / 4
-        return 2 * scores.softmax(-1) @ value + (scores + bias[:, None, None]).softmax(-1) @ value
+        return 2 * scores.softmax(-1) @ value + (scores * gain[:, None, None]).softmax(-1) @ value
 
-    expected = gradients(reference, [query, key, value, bias])
-    assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < 1e-5
+    expected = gradients(reference, [query, key, value, gain])
+    assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR
 
 
 def test_it_can_be_said_louder():
     """A warning; an error, with the line of the attention."""
     with pytest.warns(UserWarning, match="leaves flex_attention_backward to the stock kernel: score_mod captures a tensor"):
-        reason(biased, BIAS, on_unsupported="warn")
+        reason(scaled, GAIN, on_unsupported="warn")
     with enabled(on_unsupported="error"), emulate(), pytest.raises(BackendCompilerFailed, match="in no fixed order") as caught:
-        compiled(biased)(*(x.detach().requires_grad_() for x in BIAS))
+        compiled(scaled)(*(x.detach().requires_grad_() for x in GAIN))
     assert isinstance(caught.value.inner_exception, UnsupportedAttentionError)
-    assert "score_mod=lambda score, b, h, m, n: score + bias[h]" in str(caught.value)
+    assert "score_mod=lambda score, b, h, m, n: score * gain[h]" in str(caught.value)

@@ -1,7 +1,7 @@
 """FlexAttention of lengths known only at run time: one graph for all, right, and with the bits of a graph of each length alone."""
 
 import pytest
-from attention import compiled, differing, error, gradients, rewritten
+from attention import FP32_ERROR, compiled, differing, error, gradients, rewritten
 from flex import Attention, causal, documents, ids_of, softcap, window
 from tensors import qkv
 from torch._dynamo import config as dynamo_config
@@ -81,7 +81,7 @@ def test_three_lengths_through_one_graph(function, lengths, attention, mask, dyn
         other = given.block_mask() if function is made_outside else ids_of(*document_lengths(q_len))
         with dynamo_config.patch(error_on_recompile=index > (dynamic is None)), emulate(index):
             actual = step(in_one_graph, tensors, other)
-        assert max(error(a, e) for a, e in zip(actual, given.reference(tensors), strict=True)) < 2e-6
+        assert max(error(a, e) for a, e in zip(actual, given.reference(tensors), strict=True)) < FP32_ERROR
     assert rewritten() == 1 + (dynamic is None)
     decision = decisions()[-1]
     assert decision.mask == mask and not isinstance(decision.q_len, int)

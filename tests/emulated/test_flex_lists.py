@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from attention import compiled, differing, error, rewritten
+from attention import FP32_ERROR, compiled, differing, error, rewritten
 from flex import causal
 from tensors import qkv
 from torch import Tensor
@@ -130,7 +130,7 @@ def test_gradients_are_those_of_what_the_lists_say(cases, valid, margins):
         assert not valid or torch.equal(seen, torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril())
         with torch.no_grad():
             errors = [error(a, e) for a, e in zip(actual, expected(tensors, seen), strict=True)]
-        assert max(errors) < 2e-6, (name, errors)
+        assert max(errors) < FP32_ERROR, (name, errors)
         assert margins(), name
         bits.append(actual)
     assert not valid or all(differing(other, bits[0]) == [] for other in bits)

@@ -3,7 +3,7 @@
 from collections import Counter
 
 import pytest
-from attention import WAIT, error, mutate, rewritten
+from attention import FP32_ERROR, WAIT, error, mutate, rewritten
 from flex import Attention, backward_of, causal, everything, not_finite_where_hidden, window_by_head, with_blind_rows
 
 from dash_inductor.emulation.deadlock import DeadlockError
@@ -33,7 +33,7 @@ def outcomes(attention, interleavings=INTERLEAVINGS):
         except DeadlockError:
             seen[DEADLOCK] += 1
         else:
-            right = all(error(a, e) < 2e-6 for a, e in zip(actual, expected, strict=True))
+            right = all(error(a, e) < FP32_ERROR for a, e in zip(actual, expected, strict=True))
             seen[b"".join(x.numpy().tobytes() for x in actual) if right else WRONG] += 1
     assert rewritten() == 1
     return seen

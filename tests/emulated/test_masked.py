@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import compiled, error, mutate, rewritten
+from attention import FP32_ERROR, compiled, error, mutate, rewritten
 from flex import INTERLEAVINGS
 from tensors import BF16, FP32, normal, qkv
 from torch import Tensor
@@ -148,7 +148,7 @@ def check(
     assert rewritten() == 1
     assert (decisions()[-1].mask, decisions()[-1].kv_heads) == (mask, decisions()[-1].kv_heads if dynamic else heads[1])
     assert all(torch.equal(a, b) for actual in seen for a, b in zip(actual, seen[0], strict=True))
-    allowed = 2e-6 if dtype == FP32 else 2e-2
+    allowed = FP32_ERROR if dtype == FP32 else 2e-2
     expected = reference(function, tensors, others)
     assert max(error(a, e) for a, e in zip(seen[0], expected, strict=True)) < allowed
 
@@ -205,7 +205,7 @@ def test_dynamic_lengths():
         with emulation.emulate():
             actual = gradients(made, tensors, (padding,))
         expected = reference(attention(padded), tensors, (padding,))
-        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < 2e-6, length
+        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR, length
     assert rewritten() == 1
 
 
@@ -216,13 +216,13 @@ def test_one_key_of_any_number_of_queries():
 
 
 def test_rows_that_see_no_key():
-    """Zero gradients, as padding wants."""
+    """Zero gradients, as padding wants. Of row 40, which sees one key, dq is 0 but for rounding."""
     tensors = qkv(2, 2, LENGTH, LENGTH, 16)
     with emulation.emulate():
         dq, dk, dv = gradients(compiled(attention(padded)), tensors, (PADDING,))
     assert rewritten() == 1
     assert not dq[0, :, :40].any() and not dk[0, :, :40].any() and not dv[0, :, :40].any()
-    assert not dk[1, :, 60:].any() and dq[0, :, 40:].all() and dk[1, :, :60].all()
+    assert not dk[1, :, 60:].any() and dq[0, :, 41:].all() and dk[1, :, :60].all()
 
 
 def layers(query: Tensor, key: Tensor, value: Tensor, padding: Tensor) -> Tensor:
