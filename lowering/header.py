@@ -12,9 +12,7 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V
 
-from dash_inductor.config import current
 from dash_inductor.decision import Decision, comment
-from dash_inductor.devices.target import target_of
 from dash_inductor.op import FLEX_BACKWARD, MARK, Mark
 
 NOT_IN_FORCE = (
@@ -40,9 +38,7 @@ def mark_in_force() -> Mark:
     mark = _mark_of(node)
     if mark.resolution is None:
         return mark
-    settings = current()
-    same_settings = settings.deciding() == mark.resolution.settings.deciding()
-    if is_in_use() and same_settings and target_of(node.meta["val"][0].device, settings) == mark.resolution.target:
+    if is_in_use() and mark.resolution.is_in_force(node.meta["val"][0].device):
         return mark
     raise RuntimeError(NOT_IN_FORCE)
 

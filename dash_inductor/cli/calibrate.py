@@ -125,7 +125,7 @@ def file_of(target: Any, gpu: str, asked: str | None) -> Path:
     """Where to write; ValueError for a GPU without a cost file of its own, unless a file is asked for."""
     if asked is None and key_for(gpu, target.arch) is None:
         raise ValueError(f"{gpu} has no cost file of its own, it takes that of {target.key}: name one by --device-out")
-    return Path(asked or str(FOLDER / f"{target.key}.toml"))
+    return Path(asked) if asked else FOLDER / f"{target.key}.toml"
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,6 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     """The TOML of the device: what was fitted in place of what its file says now."""
 
     numbers = numbers_of(session.key)
-    arch = numbers.pop("arch")
     source = f"fitted by `python -m dash_inductor calibrate` on one {session.gpu}, {session.sms} SMs, bf16"
     measured: dict[str, tuple[int, str]] = {
         "l2_bytes": (session.l2_bytes, f"L2_cache_size of one {session.gpu}, as torch reports it")
@@ -355,8 +354,10 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
         estimate = name not in measured and now["estimate"]
         return f'{name} = {{ value = {value}, estimate = {str(estimate).lower()}, source = "{said}" }}'
 
-    parts = [f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\narch = "{arch}"']
+    parts = [f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\narch = "{numbers["arch"]}"']
     for name, now in numbers.items():
+        if name == "arch":
+            continue
         by_head_dim = {name: now} if "value" in now else {f"{name}.{d}": own for d, own in now.items()}
         parts += [entry(each, own) for each, own in by_head_dim.items()]
     return "\n".join([*parts, ""])

@@ -9,6 +9,7 @@ report says why then.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -90,7 +91,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     return figures | (_why(resolution.choice) if resolution.choice else {"candidates": [], "piecewise": None})
 
 
-def _figures(resolution: Resolution, numbers: dict[str, Any]) -> dict[str, Any]:
+def _figures(resolution: Resolution, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """The rows of the report. Two-pass overhead counts only the launch."""
     (plan, time_ns), costs = resolution.schedule, resolution.costs
     figures: dict[str, Any] = {"tile": resolution.tile_text, **dict.fromkeys(PLACE), "family": TWO_PASS}

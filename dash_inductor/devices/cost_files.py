@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import cache
-from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ..schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, Q_MATMULS, Costs, TwoPass
@@ -14,18 +16,22 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FOLDER = resources.files(__package__)
+FOLDER = Path(__file__).parent
 
 
 def known_devices() -> tuple[str, ...]:
     """Devices that have a cost file."""
-    return tuple(sorted(path.name.removesuffix(".toml") for path in FOLDER.iterdir() if path.name.endswith(".toml")))
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+
+
+def numbers_of(device: str) -> Mapping[str, Any]:
+    """What the cost file of a device says: `arch`, and (value, source, estimate) by name."""
+    return _read(FOLDER / f"{device}.toml")
 
 
 @cache
-def numbers_of(device: str) -> dict[str, Any]:
-    """What the cost file of a device says: `arch`, and (value, source, estimate) by name."""
-    return tomllib.loads((FOLDER / f"{device}.toml").read_text(encoding="utf-8"))
+def _read(path: Path) -> Mapping[str, Any]:
+    return MappingProxyType(tomllib.loads(path.read_text(encoding="utf-8")))
 
 
 def arch_of(device: str) -> int | str:

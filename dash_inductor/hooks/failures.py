@@ -98,7 +98,7 @@ def compile_late(stock: Callable[..., Any], gm: fx.GraphModule, *args: Any, **kw
     ours = rewritten(gm.graph)
     if not ours or _has_ours.get() is not None or settings.on_unsupported == "error":
         return stock(gm, *args, **kwargs)
-    if any(node.meta[MARK].resolution.settings.deciding() != settings.deciding() for node in ours):
+    if not all(node.meta[MARK].resolution.is_in_force(node.meta["val"][0].device) for node in ours):
         return stock(gm, *args, **kwargs)  # which says that the settings were changed
     spare = _copied(gm)  # passes change the other one
     try:

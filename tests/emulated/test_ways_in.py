@@ -9,14 +9,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from attention import assert_right, attention, gradients, rewritten
 from tensors import normal, qkv
+from test_varlen import Packed
 from torch import Tensor
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._inductor.codecache import PyCodeCache
 from torch._inductor.custom_graph_pass import CustomGraphPass
+from torch.nn.attention.flex_attention import flex_attention
 from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
@@ -277,6 +280,19 @@ def test_the_graph_can_be_retained(backend):
     torch.testing.assert_close([grad.double() for grad in first], list(expected), rtol=1e-4, atol=1e-4)
 
 
+def window(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    m = torch.arange(64)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=(m <= m[:, None]) & (m > m[:, None] - 9))
+
+
+PACKED = Packed((20, 40, 4))
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs"),
+    [(attend, INPUTS), (window, INPUTS), (flex_attention, INPUTS), (PACKED.function(), PACKED.tensors()[:3])],
+    ids=["sdpa", "mask", "flex", "varlen"],
+)
 @pytest.mark.parametrize(
     "change",
     [
@@ -286,11 +302,10 @@ def test_the_graph_can_be_retained(backend):
     ],
     ids=["disable", "configure", "carve-out"],
 )
-def test_backward_under_other_settings_is_refused(change, request):
+def test_backward_under_other_settings_is_refused(change, function, inputs, request):
     """Where the backward is compiled late: the caches would take its code for that of the settings before."""
-    leaves = leaves_of_inputs()
     dash_inductor.enable()
-    out = torch.compile(attend)(*leaves).sum()
+    out = torch.compile(function)(*(x.clone().requires_grad_() for x in inputs)).sum()
     request.addfinalizer(lambda: torch._C._set_sm_carveout_experimental(None))
     change()
     with pytest.raises(RuntimeError, match="dash_inductor was disabled, or its settings were changed, between the forward and"):

@@ -112,7 +112,7 @@ def test_without_a_gpu_there_is_one_clear_error(capsys: pytest.CaptureFixture[st
 
 def test_it_overwrites_no_other_gpus_file() -> None:
     h100 = SimpleNamespace(key="h100", arch=90, sms=132)
-    assert calibrate.file_of(h100, "NVIDIA H100 80GB HBM3", None) == Path(str(calibrate.FOLDER / "h100.toml"))
+    assert calibrate.file_of(h100, "NVIDIA H100 80GB HBM3", None) == calibrate.FOLDER / "h100.toml"
     assert calibrate.file_of(h100, "NVIDIA H20", "h20.toml") == Path("h20.toml")
     with pytest.raises(ValueError, match="NVIDIA H20 has no cost file of its own, it takes that of h100: name one by --device-out"):
         calibrate.file_of(h100, "NVIDIA H20", None)

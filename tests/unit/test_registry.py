@@ -7,6 +7,7 @@ import torch
 from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl, list_flash_attention_impls
 
 from dash_inductor import config
+from dash_inductor.decision import Declined
 from dash_inductor.hooks import eager, install
 
 pytestmark = pytest.mark.usefixtures("switched_off")
@@ -31,7 +32,7 @@ def test_without_a_device():
 
 def test_on_a_gpu_without_kernels(monkeypatch):
     def target_of(device, settings):
-        raise ValueError("no cost file for it")
+        raise Declined("no cost file for it", "")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(eager, "target_of", target_of)
