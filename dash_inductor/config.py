@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 
 from .import_hook import forget_compiled
@@ -12,6 +14,7 @@ from .templates.tiles import Template
 
 PREFIX = "DASH_INDUCTOR"
 TRITON, GLUON = "triton", "gluon"
+AUTO, ALWAYS, OFF = "auto", "always", "off"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),
     "guarantee": GUARANTEES,
@@ -19,6 +22,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "launch": ("grouped", "chained"),
     "template": ("auto", Template.ONE_PASS.value, Template.TWO_PASS.value),
     "kernel": (TRITON, GLUON),
+    "guard": (AUTO, ALWAYS, OFF),
 }
 
 
@@ -38,6 +42,8 @@ class Config:
         emulate: run what Inductor generates on the CPU through Triton's interpreter.
         seed: which interleaving of CTAs the emulation takes.
         sms: SMs of the emulated device.
+        guard: whether a kind of kernel is tried on a small attention before its first use: `auto`, once on each machine with a GPU;
+            `always`, in each process, and under emulation; or `off`.
     """
 
     enabled: bool = True
@@ -51,10 +57,11 @@ class Config:
     emulate: bool = False
     seed: int = 0
     sms: int = 6
+    guard: str = AUTO
 
     def deciding(self) -> tuple[tuple[str, object], ...]:
-        """Names and values, without what decides neither bits nor code: how an emulated run is interleaved."""
-        return tuple((name, value) for name, value in asdict(self).items() if name != "seed")
+        """Names and values, without what decides neither bits nor code: the interleaving of an emulated run, and what is tried."""
+        return tuple((name, value) for name, value in asdict(self).items() if name not in ("seed", "guard"))
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -119,14 +126,27 @@ def _parse(name: str, text: str, kind: type, allowed: tuple[str, ...]) -> object
 
 
 _current: Config | None = None
+_within: ContextVar[Config | None] = ContextVar("within", default=None)
 
 
 def current() -> Config:
     """The settings in force."""
     global _current
+    if settings := _within.get():
+        return settings
     if _current is None:
         _current = from_environment(os.environ)
     return _current
+
+
+@contextlib.contextmanager
+def within(settings: Config) -> Iterator[None]:
+    """Inside, in this thread alone, other settings are in force."""
+    outer = _within.set(settings)
+    try:
+        yield
+    finally:
+        _within.reset(outer)
 
 
 def configure(**settings: object) -> Config:

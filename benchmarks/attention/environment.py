@@ -46,7 +46,7 @@ def everything() -> dict[str, Any]:
     """What may matter beside, too: sizes in bytes, clocks in MHz, power in W, and a digest of the package's sources."""
     import torch
 
-    from dash_inductor.hooks.cache_key import sources_digest
+    from dash_inductor.first_use.machine import sources_digest
 
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {

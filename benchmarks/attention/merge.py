@@ -19,7 +19,7 @@ import pandas as pd
 
 from benchmarks import red_throughput
 from dash_inductor.cli import calibrate
-from dash_inductor.hooks.cache_key import sources_digest
+from dash_inductor.first_use.machine import sources_digest
 
 from . import environment, report_md, rows, runner
 from .plot import plot

@@ -142,7 +142,7 @@ class Session:
     @classmethod
     def of(cls, target: Any, gpu: str, l2_bytes: int) -> Session:
         """The session of the GPU that is there, with the sources as they are."""
-        from ..hooks.cache_key import sources_digest
+        from ..first_use.machine import sources_digest
 
         return cls(target.key, gpu, target.arch, target.sms, l2_bytes, sources_digest())
 

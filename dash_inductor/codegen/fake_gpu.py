@@ -27,8 +27,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.select_algorithm import TritonTemplate
 from triton.backends.compiler import GPUTarget
 
-from ..devices import NamedDevice, device
-from ..rewrite import probe
+from ..devices import NamedDevice, device, target
 
 
 @contextmanager
@@ -65,7 +64,7 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
             stack.enter_context(mock.patch.object(torch.cuda, name, answer))
         stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", _Driver(gpu)))
         stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
-        stack.enter_context(mock.patch.object(probe, "is_there", lambda device: False))
+        stack.enter_context(mock.patch.object(target, "is_there", lambda device: False))
         stack.enter_context(inductor_config.patch(joint_graph_constant_folding=False))  # it would make constants on the GPU
         flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
         stack.enter_context(mock.patch.object(flex, "_permute_strides", _permuted))

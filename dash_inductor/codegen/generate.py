@@ -35,7 +35,7 @@ from .graph_text import graph_text
 
 TEMPLATE = re.compile(r"^# dash_inductor template: (\w+)$", re.MULTILINE)  # as lowering/kernels.py writes it
 MULTIPLY = {"one_pass": Template.ONE_PASS, "block_mask": Template.ONE_PASS, "two_pass": Template.TWO_PASS}  # of them by name
-TORCH_DTYPES = {ours: getattr(torch, name.removeprefix("torch.")) for name, ours in DTYPES.items() if ours in HALF_DTYPES}
+TORCH_DTYPES = {ours: getattr(torch, name.removeprefix("torch.")) for name, ours in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -158,8 +158,8 @@ def require_sizes(lengths: Sequence[int], batch: int, heads: int, kv_heads: int,
         raise ValueError("lengths, batch, heads and head_dim must be at least 1")
     if heads % kv_heads:
         raise ValueError(f"kv_heads must divide heads, and {kv_heads} does not divide {heads}")
-    if dtype not in TORCH_DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}: the known ones are {', '.join(TORCH_DTYPES)}")
+    if dtype not in HALF_DTYPES:
+        raise ValueError(f"unknown dtype {dtype!r}: the known ones are {', '.join(HALF_DTYPES)}")
 
 
 def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:

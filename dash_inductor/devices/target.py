@@ -46,6 +46,13 @@ def target_of(device: torch.device, settings: Config) -> Target:
     return Target(key, arch, sms - reserved, reserved)
 
 
+def is_there(device: torch.device) -> bool:
+    """Whether ops run on the device: code is also generated for GPUs that are not there."""
+    import torch
+
+    return emulation.active() if device.type == "cpu" else torch.cuda.is_available()
+
+
 def reserved_sms(settings: Config) -> int:
     """SMs left to other kernels: `sm_reserve` or torch's SM carve-out, whichever is more. Read when a graph is compiled."""
     import torch  # lazily: a target that is named needs none

@@ -16,6 +16,7 @@ from torch._guards import CompileContext
 from torch._logging import trace_structured
 
 from ..decision import decisions_in, report, take
+from ..first_use.verdict import is_trial
 
 DYNAMO = "torch._dynamo.symbolic_convert"
 COMPILED = "dash_compiled"  # in a compile context: `compiled_by`
@@ -24,6 +25,8 @@ COMPILED = "dash_compiled"  # in a compile context: `compiled_by`
 def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], constants: Any, options: Any) -> None:
     """Stands around the function that takes a graph into use."""
     stock(graph, inputs, constants, options)
+    if is_trial.get():
+        return
     context = CompileContext.try_get()
     name = _compiled_by_dynamo() or getattr(context, COMPILED, "")
     if context is not None:

@@ -11,6 +11,7 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from ..devices.target import target_of
+from ..first_use.verdict import require_fit
 from ..op import FlexArguments, Mark
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
@@ -64,7 +65,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
         mods=sum(_operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
     )
-    return resolve(problem, settings, target_of(query.device, settings))
+    return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 
 
 def _why_no_functions(node: fx.Node, arguments: FlexArguments) -> Declined | None:

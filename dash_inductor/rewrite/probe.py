@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .. import emulation
 from ..decision import Declined
+from ..devices import target
 from ..reference import LOG2E
 from .stock_ops import CUDNN, EFFICIENT, SdpaBackward
 
@@ -66,18 +66,13 @@ def require(op: str, kind: str, dtype: str, device: str) -> None:
         )
 
 
-def is_there(device: torch.device) -> bool:
-    """Whether ops run on the device: code is also generated for GPUs that are not there."""
-    return emulation.active() if device.type == "cpu" else torch.cuda.is_available()
-
-
 def _question(stock: SdpaBackward) -> tuple[str, str, str, str]:
     query = stock.query.meta["val"]
     return str(stock.op), kind_of(stock), str(query.dtype).removeprefix("torch."), str(query.device)
 
 
 def _probed(op: str, kind: str, dtype: str, device: str) -> str | None:
-    if not is_there(torch.device(device)):
+    if not target.is_there(torch.device(device)):
         return None
     reason = _probed_once(op, kind, dtype, device)
     return reason and f"{reason} (seen of {FORWARDS[op]} in {dtype} on {device})"

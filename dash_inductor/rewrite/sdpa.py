@@ -14,6 +14,7 @@ from .. import op
 from ..config import Config
 from ..decision import Declined
 from ..devices.target import target_of
+from ..first_use.verdict import require_fit
 from ..op import MARK, Mark
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block, resolve
@@ -69,7 +70,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     block_size = mask_block(target) if mask == BLOCK_MASK else None
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size)
-    resolution = resolve(problem, settings, target)
+    resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock):
         raise declined
     return Rewriting(stock, resolution, function, keys if len(keys) == 2 else [])

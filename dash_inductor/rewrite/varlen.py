@@ -22,6 +22,7 @@ from torch.nn.attention import SDPBackend, varlen
 from ..config import Config
 from ..decision import Declined
 from ..devices.target import target_of
+from ..first_use.verdict import require_fit
 from ..op import Mark
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block, resolve
@@ -88,7 +89,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target))
-    return resolve(problem, settings, target), _window(named)
+    return require_fit(resolve(problem, settings, target), query.device), _window(named)
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from torch._inductor.codecache import PyCodeCache
 import dash_inductor
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.devices import target
 from dash_inductor.rewrite import probe
 
 EFFICIENT, CUDNN = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("efficient", "cudnn"))
@@ -66,7 +67,7 @@ def test_generated_code_asks_when_it_is_loaded(monkeypatch) -> None:
     asked: list[tuple[str, ...]] = []
     lines = [line for line in generated.source.splitlines() if "_require" in line]
     PyCodeCache.load("\n".join(lines))
-    monkeypatch.setattr(probe, "is_there", lambda device: True)
+    monkeypatch.setattr(target, "is_there", lambda device: True)
     monkeypatch.setattr(probe, "_probed_once", lambda *question: asked.append(question))
     exec("\n".join(lines))
     last = ("bfloat16", "cuda:0")
@@ -75,6 +76,6 @@ def test_generated_code_asks_when_it_is_loaded(monkeypatch) -> None:
 
 def test_a_gpu_that_is_there_is_not_asked_for_another(monkeypatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert probe.is_there(torch.device("cuda"))
+    assert target.is_there(torch.device("cuda"))
     with fake_gpu("h100"):
-        assert not probe.is_there(torch.device("cuda"))
+        assert not target.is_there(torch.device("cuda"))

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import dash_inductor
+from dash_inductor.devices import target
 from dash_inductor.rewrite import probe
 
 BACKENDS = {"efficient": SDPBackend.EFFICIENT_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
@@ -22,7 +23,7 @@ NAME = "aten._scaled_dot_product_{}_attention_backward.default".format
 @pytest.mark.parametrize("kind", probe.KINDS)
 @pytest.mark.parametrize("op", probe.FORWARDS)
 def test_probe(op, kind, dtype):
-    assert probe.is_there(torch.device(on_gpu.DEVICE))
+    assert target.is_there(torch.device(on_gpu.DEVICE))
     assert probe._probed(op, kind, dtype, on_gpu.DEVICE) is None
 
 

@@ -19,7 +19,7 @@ from dash_inductor.cli import calibrate
 from dash_inductor.devices.calibration import NAMES
 from dash_inductor.devices.cost_files import tomllib
 from dash_inductor.devices.target import Target
-from dash_inductor.hooks.cache_key import sources_digest
+from dash_inductor.first_use.machine import sources_digest
 from dash_inductor.templates import tiles
 
 SAID = {

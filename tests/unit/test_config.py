@@ -33,9 +33,10 @@ def test_every_setting_has_a_variable():
         "DASH_INDUCTOR_EMULATE": "1",
         "DASH_INDUCTOR_SEED": "7",
         "DASH_INDUCTOR_SMS": "4",
+        "DASH_INDUCTOR_GUARD": "off",
     }
     assert set(environ) == {variable(field.name) for field in fields(Config)}
-    values = (False, "error", "device", "descending", "grouped", "one_pass", "gluon", 16, True, 7, 4)
+    values = (False, "error", "device", "descending", "grouped", "one_pass", "gluon", 16, True, 7, 4, "off")
     assert from_environment(environ) == Config(*values)
 
 

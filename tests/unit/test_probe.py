@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from dash_inductor.devices import target
 from dash_inductor.rewrite import probe
 from dash_inductor.rewrite.probe import CAUSAL, FULL, KINDS, MASKED, TOP_LEFT
 
@@ -116,7 +117,7 @@ def here(monkeypatch):
 
     forwards = {EFFICIENT: op(base=2), CUDNN: op(multiple=None)}
     monkeypatch.setattr(probe, "FORWARDS", {name: counting(name, forward) for name, forward in forwards.items()})
-    monkeypatch.setattr(probe, "is_there", lambda device: True)
+    monkeypatch.setattr(target, "is_there", lambda device: True)
     probe._probed_once.cache_clear()
     yield counts
     probe._probed_once.cache_clear()
@@ -136,7 +137,7 @@ def test_generated_code_is_refused(here, monkeypatch):
     """Unless the device is not there."""
     with pytest.raises(RuntimeError, match=rf"in the place of {EFFICIENT}, whose forward here is another: {BASE} \(seen of "):
         probe.require(EFFICIENT, FULL, "float16", "cpu")
-    monkeypatch.setattr(probe, "is_there", lambda device: False)
+    monkeypatch.setattr(target, "is_there", lambda device: False)
     probe.require(EFFICIENT, FULL, "float16", "cpu")
     assert here[EFFICIENT] == 1
 

@@ -1,0 +1,64 @@
+"""Kinds of kernels, each of which is tried as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..config import OFF, TRITON, Config
+from ..resolve import Resolution
+from ..templates.tiles import EMULATED, Template
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is tried as one: kernels of a kind differ in sizes, in schedules and in the user's own functions alone."""
+
+    template: str  # one_pass or two_pass
+    kernel: str  # triton or gluon
+    launch: str
+    arch: int | str  # 90 for sm_90
+    dtype: str
+    head_dim: int
+    value_dim: int
+    mask: str  # full, causal or block_mask
+    block_m: int
+    block_n: int
+    block: int | None = None  # rows and keys of a block of the mask, at most
+
+    def __str__(self) -> str:
+        dims = self.head_dim if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
+        kernel = self.template if self.kernel == TRITON else f"{self.template} in {self.kernel}"
+        arch = f"sm_{self.arch}" if isinstance(self.arch, int) else self.arch
+        return f"{kernel} ({self.launch}, {self.mask} mask, {self.dtype}, head dim {dims}) on {arch}"
+
+
+def kinds_of(resolution: Resolution) -> list[Kind]:
+    """One for each template that an attention may take."""
+    problem, settings = resolution.problem, resolution.settings
+    tiles = (Template.ONE_PASS, resolution.one_pass), (Template.TWO_PASS, resolution.two_pass)
+    return [
+        Kind(
+            template.value,
+            settings.kernel if template is Template.ONE_PASS else TRITON,
+            "chained" if resolution.chained else "grouped",
+            resolution.target.arch,
+            problem.dtype,
+            *problem.head_dims,
+            problem.mask,
+            tile.block_m,
+            tile.block_n,
+            max(problem.block_size) if problem.block_size else None,
+        )
+        for template, tile in tiles
+        if tile
+    ]
+
+
+def settings_for(kind: Kind, resolution: Resolution) -> Config:
+    """Those under which an attention of any size is of this kind."""
+    forced: dict[str, Any] = {"template": kind.template, "kernel": kind.kernel, "guard": OFF, "on_unsupported": "error"}
+    forced["emulate"] = resolution.target.arch == EMULATED
+    if kind.template == Template.TWO_PASS.value:
+        forced |= {"schedule": "auto", "sm_reserve": 0}
+    return replace(resolution.settings, **forced)

@@ -1,0 +1,153 @@
+"""Tries a kind of kernel on a small attention: gradients against float64, and the bits of several launches.
+
+`python -m dash_inductor.reproduce.trial JOB` prints what came out as its last line; `first_use/verdict.py` runs it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.fx_passes.joint_graph import joint_graph_passes
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention.flex_attention import create_block_mask
+
+from .. import config, emulation
+from ..codegen.flex import OPTIONS, FlexAttention
+from ..codegen.generate import TORCH_DTYPES, deterministic
+from ..config import Config
+from ..first_use.kind import Kind
+from ..first_use.verdict import Verdict, is_trial
+from ..hooks.install import installed
+from ..op import SDPA_BACKWARD
+from ..problem import BLOCK_MASK
+from ..reference import LOG2E
+
+HEADS, KV_HEADS, LAUNCHES = 2, 1, 3
+TILES = 4  # that add to each tile of dQ, at least
+ALLOWED = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 2**-16}  # errors, over the largest element
+
+Gradients = tuple[Tensor, ...]
+
+
+def tried(kind: Kind, device: str, settings: Config) -> Verdict:
+    """What came out, under these settings; nothing of it is recorded."""
+    outer = is_trial.set(True)
+    try:
+        with config.within(settings):
+            try:
+                inputs, expected = _attention(kind, torch.device(device))
+            except (RuntimeError, AssertionError) as error:  # torch raises either where it gets no GPU, or no memory there
+                return Verdict(None, _first_line(error))
+            return verdict_on(_launches(kind, inputs), expected, ALLOWED[kind.dtype])
+    except Exception as error:  # whatever it is: where no kernel comes of it, none is fit
+        return Verdict(False, _first_line(error))
+    finally:
+        is_trial.reset(outer)
+
+
+def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: float) -> Verdict:
+    """Whether all launches have the same bits, and errors of no more than `allowed`, of the largest element."""
+    names = "dq", "dk", "dv"
+    first, *others = launches
+    if differing := {name for other in others for name, a, b in zip(names, first, other, strict=True) if not torch.equal(a, b)}:
+        return Verdict(False, f"{len(launches)} launches differ in {', '.join(sorted(differing))}")
+    errors = [((a.double() - e).abs().max() / e.abs().max()).item() for a, e in zip(first, expected, strict=True)]
+    said = ", ".join(f"{name} is {error:.1e} off" for name, error in zip(names, errors, strict=True))
+    return Verdict(all(error <= allowed for error in errors), f"{said}, of at most {allowed:.1e}")  # a NaN is more
+
+
+def _attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients]:
+    """query, key, value, grad_out, output, logsumexp, and what else the mask takes; and dq, dk, dv in float64."""
+    length = TILES * max(kind.block_m, kind.block_n, kind.block or 0) + 3
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(heads: int, dim: int) -> Tensor:
+        x = torch.randn(1, length, heads, dim, generator=generator).to(device, TORCH_DTYPES[kind.dtype])
+        return x.transpose(1, 2)
+
+    shapes = (HEADS, kind.head_dim), (KV_HEADS, kind.head_dim), (KV_HEADS, kind.value_dim), (HEADS, kind.value_dim)
+    *tensors, grad_out = (normal(*shape) for shape in shapes)
+    positions = torch.arange(length, device=device)
+    documents = (positions * 3 // length).int()
+    seen = torch.ones(length, length, dtype=torch.bool, device=device)
+    if kind.mask != "full":
+        seen = positions <= positions[:, None]
+    if kind.mask == BLOCK_MASK:
+        seen = seen & (documents == documents[:, None])
+    query, key, value = leaves = [x.double().requires_grad_() for x in tensors]
+    scores = (query @ key.mT / math.sqrt(kind.head_dim)).where(seen, -math.inf)
+    out = scores.softmax(-1) @ value
+    expected = torch.autograd.grad(out, leaves, grad_out.double())
+    logsumexp = scores.logsumexp(-1).float()
+    inputs = [*tensors, grad_out, out.detach().to(grad_out.dtype), logsumexp.detach()]
+    if kind.mask == BLOCK_MASK:
+        inputs += [torch.zeros(HEADS, device=device), documents, *_lists(kind, documents)]
+    return inputs, expected
+
+
+def _lists(kind: Kind, documents: Tensor) -> list[Tensor]:
+    """Those of a causal BlockMask of documents."""
+    length = documents.shape[0]
+
+    def seen(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+        return (m >= n) & (documents[m] == documents[n])
+
+    mask = create_block_mask(seen, None, None, length, length, device=str(documents.device), BLOCK_SIZE=kind.block or 1)
+    return [x for x in mask.as_tuple() if isinstance(x, Tensor)]
+
+
+def _launches(kind: Kind, inputs: list[Tensor]) -> list[Gradients]:
+    """dq, dk, dv of each launch of the kernel, compiled once."""
+    with installed(), deterministic():
+        module = make_fx(_of_block_mask(kind, inputs) if kind.mask == BLOCK_MASK else _dense(kind), tracing_mode="fake")(*inputs)
+        joint_graph_passes(module)
+        compiled = compile_fx_inner(module, inputs)
+        return [tuple(compiled(list(inputs))) for _ in range(LAUNCHES)]
+
+
+def _dense(kind: Kind) -> Callable[..., Gradients]:
+    def backward(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, out: Tensor, logsumexp: Tensor) -> Gradients:
+        return tuple(SDPA_BACKWARD(grad_out, query, key, value, out, logsumexp, mask=kind.mask))
+
+    return backward
+
+
+def _of_block_mask(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]:
+    sizes = inputs[0].shape[2], HEADS, KV_HEADS, kind.head_dim
+    attention = FlexAttention(*sizes, mask_mod="documents", block=kind.block or 1, dtype=kind.dtype, value_dim=kind.value_dim)
+    functions = attention.functions()
+
+    def backward(*tensors: Tensor) -> Gradients:
+        query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
+        *gradients, _ = torch.ops.higher_order.flex_attention_backward(
+            *(query, key, value, out, logsumexp * LOG2E, grad_out, None, *functions, attention.mask(lists).as_tuple()),
+            *(kind.head_dim**-0.5, OPTIONS, (slopes,), (documents,)),
+        )
+        return tuple(gradients)
+
+    return backward
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+
+
+def main(job: str) -> None:
+    """Prints the verdict as JSON."""
+    asked: dict[str, Any] = json.loads(job)
+    settings = Config(**asked["settings"])
+    if settings.emulate:
+        emulation.start(settings.seed, sms=settings.sms)
+    verdict = tried(Kind(**asked["kind"]), asked["device"], settings)
+    print(json.dumps({"fit": verdict.fit, "said": verdict.said}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,188 @@
+"""A kernel is tried before its first use: what is right is used, and what is not leaves attention to stock, with a reason.
+
+The GPU is the emulated one. A fault and a kernel that never ends are another program in the place of the trial's.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from attention import WAIT, assert_right, attention, gradients, mutate
+from tensors import qkv
+from test_faults import compiled
+from torch._dynamo.exc import BackendCompilerFailed
+
+import dash_inductor
+from dash_inductor import decisions
+from dash_inductor.config import ALWAYS, Config
+from dash_inductor.first_use import verdict as first_use
+from dash_inductor.first_use.kind import Kind
+from dash_inductor.first_use.verdict import Verdict
+from dash_inductor.reproduce import trial
+from dash_inductor.rewrite.declined import InternalErrorWarning
+
+*INPUTS, GRAD_OUT = qkv(1, 2, 40, 40, 16)
+CAUSAL = Kind("one_pass", "triton", "grouped", "emulated", "fp32", 16, 16, "causal", 16, 32)
+BLOCK_MASK = Kind("one_pass", "triton", "chained", "emulated", "fp32", 16, 16, "block_mask", 16, 32, 32)
+FULL = Kind("two_pass", "triton", "grouped", "emulated", "bf16", 24, 16, "full", 16, 32)
+FAILED = "one_pass .grouped, causal mask, fp32, head dim 16. on emulated failed its trial on this GPU: "
+
+
+@pytest.fixture(autouse=True)
+def on(as_installed: None) -> Iterator[None]:
+    first_use._verdict.cache_clear()
+    with dash_inductor.enabled(guard=ALWAYS, template="one_pass"):
+        yield
+
+
+@pytest.fixture
+def processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The command lines of trials."""
+    stock, lines = subprocess.run, []
+
+    def run(line: list[str], **options: object) -> object:
+        if first_use.TRIAL in line:
+            lines.append(line)
+        return stock(line, **options)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return lines
+
+
+@pytest.fixture
+def trial_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """Puts a program in the place of the trial's."""
+
+    def put(code: str) -> None:
+        (tmp_path / "another_trial.py").write_text(code)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "another_trial", raising=False)
+        monkeypatch.setattr(first_use, "TRIAL", "another_trial")
+
+    return put
+
+
+def attend() -> tuple[torch.Tensor, ...]:
+    return gradients(compiled(attention(causal=True)), INPUTS, GRAD_OUT)
+
+
+def assert_rewritten() -> None:
+    assert_right(attend(), attention(causal=True), INPUTS, GRAD_OUT)
+    assert decisions()[-1].rewritten
+
+
+def assert_left(said: str) -> None:
+    """One warning, the reason in the decision, stock's gradients."""
+    with pytest.warns(InternalErrorWarning, match=f"please report: UnfitKernelError: {FAILED}{re.escape(said)}"):
+        assert_right(attend(), attention(causal=True), INPUTS, GRAD_OUT)
+    (decision,) = decisions()
+    assert not decision.rewritten and said in str(decision.reason)
+
+
+def test_a_kernel_that_works_is_tried_once_and_used(processes):
+    assert_rewritten()
+    assert_rewritten()
+    ((_, _, module, job),) = processes
+    assert module == "dash_inductor.reproduce.trial" and Kind(**json.loads(job)["kind"]) == CAUSAL
+    assert len(decisions()) == 2  # the trial's own is none
+
+
+@pytest.mark.parametrize("kind", [CAUSAL, BLOCK_MASK, FULL], ids=str)
+def test_kinds(kind):
+    settings = Config(template=kind.template, guard="off", on_unsupported="error", emulate=True)
+    verdict = trial.tried(kind, "cpu", settings)
+    assert verdict.fit and verdict.said.startswith("dq is ")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said"),
+    [
+        ("tried_wrong", {"dk = dk*SCALE": "dk = dk*SCALE*1.01"}, "dk is 1.0e-02 off"),
+        ("tried_without_wait", {WAIT: "pass"}, "3 launches differ in dq"),
+    ],
+)
+def test_a_kernel_that_does_not_work(name, changes, said, monkeypatch):
+    mutate(monkeypatch, "ONE_PASS", name, changes)
+    verdict = trial.tried(CAUSAL, "cpu", Config(template="one_pass", guard="off", on_unsupported="error", emulate=True))
+    assert verdict.fit is False and said in verdict.said
+
+
+def test_a_gradient_that_is_no_number_is_wrong():
+    ones = (torch.ones(2),) * 3
+    assert not trial.verdict_on([(torch.full((2,), torch.nan), *ones[1:])], ones, 1.0).fit
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("import os; os.abort()", "the process that tried it ended with status -6: without a word"),
+        ("raise RuntimeError('no such module')", "the process that tried it ended with status 1: RuntimeError: no such module"),
+        ("import time; time.sleep(60)", "it did not end in 2 s"),
+        ('print(\'{"fit": false, "said": "dq is 1.0e+00 off"}\')', "dq is 1.0e+00 off"),
+    ],
+    ids=["fault", "error", "hangs", "wrong"],
+)
+def test_what_fails_leaves_attention_to_stock(code, said, trial_is, monkeypatch):
+    """What is compiled when the kernel works again is rewritten: no cache has the graph that was left."""
+    monkeypatch.setattr(first_use, "MOST_SECONDS", 2)
+    trial_is(code)
+    assert_left(said)
+    trial_is('print(\'{"fit": true, "said": ""}\')')
+    first_use._verdict.cache_clear()
+    assert_rewritten()
+
+
+def test_an_error_if_so_asked(trial_is):
+    trial_is("import os; os.abort()")
+    dash_inductor.configure(on_unsupported="error")
+    with pytest.raises(BackendCompilerFailed, match=FAILED):
+        attend()
+    dash_inductor.configure(on_unsupported="fallback")
+
+
+@pytest.mark.parametrize("fit", [True, False])
+def test_where_no_other_process_gets_the_gpu_this_one_tries(fit, trial_is):
+    trial_is(
+        "from dash_inductor.first_use.verdict import Verdict\n"
+        f"def tried(*_): return Verdict({fit}, 'tried here')\n"
+        'if __name__ == \'__main__\': print(\'{"fit": null, "said": "busy or unavailable"}\')\n'
+    )
+    if fit:
+        assert_rewritten()
+    else:
+        assert_left("tried here")
+
+
+def test_another_process_on_the_machine_knows(monkeypatch):
+    """Unless it is always to be tried, or is another kind."""
+    settings = Config(template="one_pass", guard="off", emulate=True)
+    verdicts = [Verdict(True, "right"), Verdict(False, "wrong")]
+    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: verdicts.pop())
+    for kind, fit in ((CAUSAL, False), (CAUSAL, False), (BLOCK_MASK, True)):
+        assert first_use._verdict(kind, "cpu", settings, False).fit is fit
+        first_use._verdict.cache_clear()
+    verdicts += [Verdict(True, "right")]
+    assert first_use._verdict(CAUSAL, "cpu", settings, True).fit
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path, caplog):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(first_use, "cache_dir", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: Verdict(True, "right"))
+    assert_rewritten()
+    assert "what came out of a trial cannot be kept" in caplog.text
+
+
+def test_off_and_under_emulation_nothing_is_tried(monkeypatch):
+    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: 1 / 0)
+    for guard in ("off", "auto"):
+        dash_inductor.configure(guard=guard)
+        assert_rewritten()
