@@ -1,12 +1,13 @@
-"""Fail at load if the compiled kernel's CTAs per SM differ from the tile table's.
+"""Fail at load if the compiled kernel is not what its schedule was made for: in its CTAs per SM, or in how it is launched.
 
 The schedule counts on that many resident CTAs. Another number is an error and never another schedule: what registers a compiler
-allots must not decide bits. Generated code imports this.
+allots must not decide bits. CTAs that wait for each other are all resident in a cooperative launch; another launch may hang.
+Generated code imports this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
@@ -20,8 +21,10 @@ class Checked(CachingAutotuner):
     expected_ctas_per_sm: int
 
     def precompile(self, *args: Any, **kwargs: Any) -> None:
-        """Compiles and loads the kernel; RuntimeError where `check` raises it."""
+        """Compiles and loads the kernel; RuntimeError where one of the checks raises it."""
         super().precompile(*args, **kwargs)
+        if self.launchers and self.triton_meta["launch_cooperative_grid"]:
+            require_cooperative(self.fn.__name__, [result.kernel for result in self.compile_results])
         for launcher in self.launchers:
             check(
                 self.fn.__name__,
@@ -42,6 +45,20 @@ def expect(ctas_per_sm: int) -> Callable[[CachingAutotuner], CachingAutotuner]:
         return kernel
 
     return checked
+
+
+def require_cooperative(kernel: str, compiled: Sequence[Any]) -> None:
+    """RuntimeError unless each of these, as Triton compiled them, is launched cooperatively.
+
+    Triton's launcher reads it in the metadata. Inductor's own, which launches without Triton, knows no such launch, and has
+    none in what it is given.
+    """
+    for each in compiled:
+        if not getattr(getattr(each, "metadata", None), "launch_cooperative_grid", False):
+            raise RuntimeError(
+                f"{kernel} waits for CTAs that are resident together, and this torch or Triton does not launch it so. Take a "
+                "version that dash_inductor is tested with, or launch='chained', or switch it off (DASH_INDUCTOR=0)"
+            )
 
 
 def check(kernel: str, arch: int, expected: int, *, registers: int, shared_bytes: int, num_warps: int) -> None:

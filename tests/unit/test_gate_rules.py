@@ -165,7 +165,7 @@ def test_the_check_at_load(monkeypatch, registers, found):
     kernel: Any = CachingAutotuner.__new__(CachingAutotuner)
     kernel.fn = types.SimpleNamespace(__name__="triton_dash")
     kernel.device_props = types.SimpleNamespace(cc=90)
-    kernel.launchers = []
+    kernel.launchers, kernel.triton_meta = [], {"launch_cooperative_grid": False}
     compiled = []
 
     def precompile(self, warm_cache_only=False, **kwargs):
@@ -183,6 +183,24 @@ def test_the_check_at_load(monkeypatch, registers, found):
             with pytest.raises(RuntimeError, match=f"holds {found} of its CTAs, and its schedule was made for {expected}"):
                 checked.precompile(reload_kernel=None)
     assert compiled == [{}, {"reload_kernel": None}] * 2
+
+
+@pytest.mark.parametrize(
+    "metadata", [{"metadata": types.SimpleNamespace(launch_cooperative_grid=False)}, {}], ids=["Triton", "Inductor"]
+)
+def test_a_kernel_that_waits_is_launched_cooperatively(monkeypatch, metadata):
+    """Whoever launches it: what Inductor launches without Triton has no such metadata."""
+    kernel: Any = expect(2)(CachingAutotuner.__new__(CachingAutotuner))
+    kernel.fn = types.SimpleNamespace(__name__="triton_dash")
+    kernel.device_props = types.SimpleNamespace(cc=90)
+    kernel.launchers, kernel.triton_meta = [launcher(128)], {"launch_cooperative_grid": True}
+    monkeypatch.setattr(CachingAutotuner, "precompile", lambda self: None)
+    as_asked = types.SimpleNamespace(metadata=types.SimpleNamespace(launch_cooperative_grid=True))
+    kernel.compile_results = [types.SimpleNamespace(kernel=as_asked)]
+    kernel.precompile()
+    kernel.compile_results.append(types.SimpleNamespace(kernel=types.SimpleNamespace(**metadata)))
+    with pytest.raises(RuntimeError, match="triton_dash waits for CTAs that are resident together"):
+        kernel.precompile()
 
 
 def test_the_error_names_the_kernel_and_both_numbers():
