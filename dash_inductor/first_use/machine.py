@@ -36,13 +36,13 @@ def digest_of(roots: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def machine(device: str) -> tuple[str, ...]:
-    """What a verdict holds for: versions, and the driver and model of a GPU."""
-    gpu: tuple[str, ...] = (device,)
-    if device.startswith("cuda"):
-        properties = torch.cuda.get_device_properties(device)
-        gpu = properties.name, str(properties.multi_processor_count), driver()
-    return sources_digest(), torch.__version__, triton.__version__, *gpu
+def machine(device: torch.device) -> dict[str, str]:
+    """What a verdict holds for: versions, and the model, the SMs and the driver of a GPU."""
+    versions = {"dash_inductor": sources_digest()[:16], "torch": torch.__version__, "triton": triton.__version__}
+    if device.type != "cuda":
+        return versions | {"device": device.type}
+    properties = torch.cuda.get_device_properties(device)
+    return versions | {"device": properties.name, "SMs": str(properties.multi_processor_count), "driver": driver()}
 
 
 @functools.cache

@@ -88,7 +88,7 @@ def _say_if_unmeasured(gpu: str) -> None:
 
 
 def _file(kind: Kind, device: str) -> Path:
-    named = json.dumps([machine(device), asdict(kind)])
+    named = json.dumps([machine(torch.device(device)), asdict(kind)])
     return Path(cache_dir(), "dash_inductor", "trials", f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json")
 
 

@@ -17,7 +17,7 @@ from ..config import Config, current
 from ..decision import Declined
 from ..rewrite.declined import log, report_bug
 from ..rewrite.graph import rewrite, rewritten
-from . import cache_key, failures
+from . import cache_key, failures, ranks
 from .hook import PATCHES
 from .table import HOOKS, LOWERING, RUNS_PASS
 
@@ -104,8 +104,9 @@ def _apply(graph: fx.Graph, refused: Declined | None) -> int:
     warn_of_torch()
     PATCHES.add(*LOWERING)
     met, bugs = rewrite(graph, current(), refused)
-    if rewritten(graph):
+    if ours := rewritten(graph):
         failures.note_rewritten()
+        ranks.compare_once(ours[0].meta["val"][0].device)
     if bugs:
         failures.keep_out_of_caches()
     for bug in bugs:

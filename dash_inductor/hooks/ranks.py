@@ -1,0 +1,67 @@
+"""The ranks of a job tell each other what their bits depend on. Whoever comes later compares; nobody waits for anybody.
+
+A collective inside a compilation could hang: ranks need not compile the same graphs, or at the same time. The store that
+torch.distributed began with answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ..config import current
+from ..devices import target
+from ..first_use.machine import machine
+
+KEY = "dash_inductor/rank"
+
+log = logging.getLogger("dash_inductor")
+_told: Any = None  # the store that knows this rank's
+
+
+class RanksDifferError(RuntimeError):
+    """Ranks compile under what makes their bits differ, at a level of guarantee that promises more."""
+
+
+def compare_once(device: torch.device) -> None:
+    """Tells the default process group, if there is one, and compares with those who told before.
+
+    Raises:
+        RanksDifferError: there is a difference, under guarantee "device" or "batch". Under "run" it is a warning in the log.
+    """
+    global _told
+    if not (dist.is_available() and dist.is_initialized() and target.is_there(device)):
+        return
+    store = dist.distributed_c10d._get_default_store()
+    if store is _told:
+        return
+    _told = store
+    differences = compare(store, dist.get_rank(), dist.get_world_size(), facts(device))
+    if differences:
+        message = f"dash_inductor: ranks differ, and so may their bits: {'; '.join(differences)}"
+        if current().guarantee != "run":
+            raise RanksDifferError(message)
+        log.warning(message)
+
+
+def facts(device: torch.device) -> dict[str, str]:
+    """What decides bits, by name."""
+    return machine(device) | {name: str(value) for name, value in current().deciding()}
+
+
+def compare(store: dist.Store, rank: int, world_size: int, mine: dict[str, str]) -> list[str]:
+    """Tells the store, and returns how those who told before differ."""
+    store.set(f"{KEY}{rank}", json.dumps(mine))
+    differences = []
+    for other in range(world_size):
+        key = f"{KEY}{other}"
+        if other == rank or not store.check([key]):
+            continue
+        theirs = json.loads(store.get(key))
+        names = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
+        differences += [f"{name} is {mine.get(name)} on rank {rank} and {theirs.get(name)} on rank {other}" for name in names]
+    return differences
