@@ -129,6 +129,9 @@ def test_the_site_has_every_page(site: Path) -> None:
         "how-it-works",
         "schedules",
         "kernel",
+        "kernel-figures",
+        "troubleshooting",
+        "alternatives",
         "performance",
         "recipes",
     }
