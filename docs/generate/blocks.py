@@ -2,11 +2,13 @@
 
 <!-- formula: shift -->                               a formula of the cost model
 <!-- output: python -m dash_inductor --help -->       what a command prints, in 100 columns
+<!-- head: options | python -m dash_inductor --help -->   the same, up to the line with these words
 <!-- commands: -->                                    a table of the commands
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -19,7 +21,7 @@ from dash_inductor.cli.main import COMMANDS
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"(<!-- (formula|output|commands):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (formula|output|head|commands):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -33,15 +35,32 @@ def written(text: str) -> str:
 
 
 def output(command: str) -> str:
-    """What the command prints, fenced; RuntimeError if it cannot run. An exit status of 1 is an answer."""
+    """What the command prints, fenced."""
+    return _fenced(command, _printed(command))
+
+
+def head(words_and_command: str) -> str:
+    """What the command prints up to the line with some words, fenced; StopIteration where no line has them."""
+    words, command = words_and_command.split(" | ")
+    lines = _printed(command)
+    end = next(index for index, line in enumerate(lines) if words in line)
+    return _fenced(command, (*lines[:end], "..."))
+
+
+def _fenced(command: str, lines: tuple[str, ...]) -> str:
+    return "\n".join(["```text", f"$ {command}", *lines, "```"])
+
+
+@functools.cache
+def _printed(command: str) -> tuple[str, ...]:
+    """Lines; RuntimeError if the command cannot run. An exit status of 1 is an answer."""
     words = [sys.executable if word == "python" else word for word in shlex.split(command)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("DASH_INDUCTOR", "TRITON_INTERPRET"))}
     environment |= {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUTF8": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, encoding="utf-8")
     if done.returncode > 1:
         raise RuntimeError(f"{command} ended with {done.returncode}: {done.stderr}")
-    lines = [line.rstrip() for line in done.stdout.rstrip().splitlines()]
-    return "\n".join(["```text", f"$ {command}", *lines, "```"])
+    return tuple(line.rstrip() for line in done.stdout.rstrip().splitlines())
 
 
 def commands(_: str) -> str:
@@ -51,4 +70,4 @@ def commands(_: str) -> str:
     )
 
 
-WRITERS = {"formula": latex, "output": output, "commands": commands}
+WRITERS = {"formula": latex, "output": output, "head": head, "commands": commands}
