@@ -1,7 +1,7 @@
 """Two runs of one config part ways, or one loss spikes and the other does not: `check` names the op that differs.
 
-    python docs/recipes/bisect_loss_spike.py                            # on a GPU
-    DASH_INDUCTOR_EMULATE=1 python docs/recipes/bisect_loss_spike.py    # without one, at toy size
+    python bisect_loss_spike.py                            # on a GPU
+    DASH_INDUCTOR_EMULATE=1 python bisect_loss_spike.py    # without one, at toy size
 
 Needs dash-inductor. What it takes of you is `step`: one training step from its seeds on (load the last checkpoint before the spike,
 seed, forward, backward) that returns the model. `check` runs it again and again, in other processes too, and compares every

@@ -1,7 +1,7 @@
 """transformers' Trainer with full_determinism=True: two runs have the same bits, attention's backward included.
 
-    python docs/recipes/hf_trainer.py                            # on a GPU
-    DASH_INDUCTOR_EMULATE=1 python docs/recipes/hf_trainer.py    # without one, at toy size
+    python hf_trainer.py                            # on a GPU
+    DASH_INDUCTOR_EMULATE=1 python hf_trainer.py    # without one, at toy size
 
 Needs dash-inductor, transformers and accelerate; no download: the model is a Llama with random weights, the data random tokens.
 `full_determinism=True` seeds everything and turns on strict deterministic mode; `torch_compile=True` compiles the model, and the

@@ -1,7 +1,7 @@
 """Documents packed into one row, attended by FlexAttention under a document mask: the same gradients every time.
 
-    python docs/recipes/packed_documents.py                            # on a GPU
-    DASH_INDUCTOR_EMULATE=1 python docs/recipes/packed_documents.py    # without one, at toy size
+    python packed_documents.py                            # on a GPU
+    DASH_INDUCTOR_EMULATE=1 python packed_documents.py    # without one, at toy size
 
 Needs dash-inductor. FlexAttention's own backward is deterministic too and takes seven matmuls a tile; this one takes five. Promises
 the same gradients for the same software, GPU model and documents: run it twice and compare the last line. Emulated, another

@@ -1,7 +1,7 @@
 """GRPO under warn_only deterministic mode, as verl trains: attention's backward has the same bits in every run.
 
-    python docs/recipes/rl_warn_only.py                            # on a GPU
-    DASH_INDUCTOR_EMULATE=1 python docs/recipes/rl_warn_only.py    # without one, at toy size
+    python rl_warn_only.py                            # on a GPU
+    DASH_INDUCTOR_EMULATE=1 python rl_warn_only.py    # without one, at toy size
 
 Needs dash-inductor. verl's own trainer needs GPUs and an inference engine; the stand-in below keeps its three steps: sample a group
 of answers to each prompt, compute their old log-probabilities by the training graph, update the actor by PPO's clipped ratio.

@@ -1,7 +1,7 @@
 """A plain training loop whose second run, or whose resumed run, has the bits of the first.
 
-    python docs/recipes/training_loop.py                            # on a GPU
-    DASH_INDUCTOR_EMULATE=1 python docs/recipes/training_loop.py    # without one, at toy size
+    python training_loop.py                            # on a GPU
+    DASH_INDUCTOR_EMULATE=1 python training_loop.py    # without one, at toy size
 
 Needs dash-inductor. Promises the same losses, gradient norms and weights for the same software and GPU model: run it twice and
 compare the last line. Emulated, `DASH_INDUCTOR_SEED=1` (2, 3, ...) runs the GPU's thread blocks in another order: same line.

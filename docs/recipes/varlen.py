@@ -1,7 +1,7 @@
 """Sequences of unlike lengths in one row, without padding: varlen_attn, with the same gradients every time.
 
-    python docs/recipes/varlen.py                            # on a GPU
-    DASH_INDUCTOR_EMULATE=1 python docs/recipes/varlen.py    # without one, at toy size
+    python varlen.py                            # on a GPU
+    DASH_INDUCTOR_EMULATE=1 python varlen.py    # without one, at toy size
 
 Needs dash-inductor. Promises the same gradients for the same software, GPU model and pack: run it twice and compare the last line.
 Emulated, another `DASH_INDUCTOR_SEED` is another order of thread blocks, and the same line. Lengths are dynamic: one compiled graph
