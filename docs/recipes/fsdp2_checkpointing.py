@@ -1,12 +1,13 @@
 """FSDP2 with activation checkpointing, put together as torchtitan does: two runs have the same bits on every rank.
 
-    torchrun --nproc-per-node 8 docs/recipes/fsdp2_checkpointing.py                            # on GPUs
-    DASH_INDUCTOR_EMULATE=1 torchrun --nproc-per-node 2 docs/recipes/fsdp2_checkpointing.py    # without one, at toy size, over gloo
+    torchrun --nproc-per-node 8 fsdp2_checkpointing.py                            # on GPUs
+    DASH_INDUCTOR_EMULATE=1 torchrun --nproc-per-node 2 fsdp2_checkpointing.py    # without one, at toy size, over gloo
 
 Needs dash-inductor; torchtitan itself is not needed: the three steps of its parallelize() stand below. Promises the same losses and
 weights for the same software, GPU model and number of ranks: run it twice and compare the last line. Emulated, another
 `DASH_INDUCTOR_SEED` is another order of thread blocks, and the same line. How ranks' gradients are summed is up to NCCL, which
-has one order for one algorithm and topology: NCCL_ALGO=Ring pins it.
+has one order for one algorithm and topology: NCCL_ALGO=Ring pins it. NCCL's kernels take RESERVED of the GPU's SMs at most, and
+attention's backward leaves these to them, so that both run at the same time; which number is best has not been measured.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if GPU else ("cpu", torch.float32)
 LAYERS, WIDTH, HEADS, BATCH, LENGTH = (8, 1024, 16, 2, 4096) if GPU else (2, 32, 2, 1, 96)
 TOKENS, STEPS = 256, 2
+RESERVED = 16 if GPU else 1  # SMs, of which the emulated device has 6; the same on every rank, and in every run with the same bits
 
 
 class Layer(nn.Module):
@@ -39,11 +41,13 @@ class Layer(nn.Module):
         return x + self.out(F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
 
 
+os.environ.setdefault("NCCL_MAX_CTAS", str(RESERVED))  # NCCL reads it when its first communicator is made
 dist.init_process_group("nccl" if GPU else "gloo")
 rank = dist.get_rank()
 if GPU:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 torch.use_deterministic_algorithms(True)
+dash_inductor.configure(sm_reserve=RESERVED)
 torch.manual_seed(0)  # the same weights on every rank
 model = nn.Sequential(nn.Embedding(TOKENS, WIDTH), *(Layer() for _ in range(LAYERS)), nn.Linear(WIDTH, TOKENS, bias=False))
 model.to(DEVICE, DTYPE)
