@@ -15,6 +15,7 @@ import pydoc_data.topics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,13 @@ from .arguments import add_json, at_least
 from .console import CommandError, print_json, table
 
 EXAMPLES = ("", "--steps 5 --json")
-STEPS, MOST_STEPS = 20, 10_000
+STEPS, MOST_STEPS = 8, 10_000
 SEEDS = (1, 2)  # of the CTAs' interleaving; the training's own seed is the same in both processes
-SMS = 16  # of the emulated device: twice the heads in a batch, so that CTAs share heads and have to wait
+SMS = 16  # of the emulated device: four for each head of a batch, so that CTAs share dQ tiles and have to wait
+OPENING = """\
+A small GPT trains in two processes at the same time; then every bit of the two is compared.
+Without a GPU this takes about half a minute on two idle cores. Step 1 takes half of that, for it compiles the model.
+"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,6 +42,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """0 if both trainings agree in every bit and every attention really had to wait, else 1."""
+    if args.train is None and not args.json:
+        print(OPENING, flush=True)  # before torch is imported, which takes seconds
     if problem := _missing(alone=args.train is not None):
         raise CommandError(problem)
     if args.train is not None:
@@ -109,7 +116,7 @@ def train(steps: int) -> dict[str, Any]:
 
     emulated = not torch.cuda.is_available()
     device, dtype = ("cpu", torch.float32) if emulated else ("cuda", torch.bfloat16)
-    batch, length = (4, 128) if emulated else (8, 1024)
+    batch, length = (2, 128) if emulated else (8, 1024)
     enable()
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(0)
@@ -121,7 +128,8 @@ def train(steps: int) -> dict[str, Any]:
 
     digests: dict[str, str] = {}
     waits = 0
-    for step in range(steps):
+    compiled_at = 0.0
+    for step in range(1, steps + 1):
         starts = torch.randint(len(corpus) - length - 1, (batch,), generator=draw).tolist()
         windows = torch.stack([corpus[start : start + length + 1] for start in starts]).to(device)
         emulation.clear_launches()
@@ -134,10 +142,13 @@ def train(steps: int) -> dict[str, Any]:
             assert parameter.grad is not None
             digests[f"gradient of {name} in step {step}"] = _digest(parameter.grad)
         optimizer.step()
-        print(f"step {step:3d}  loss {loss.item():.4f}  {'#' * round(loss.item() * 10)}", flush=True)
+        if step == 1:
+            compiled_at = time.monotonic()
+        print(progress(step, steps, loss.item(), time.monotonic() - compiled_at), flush=True)
     digests |= {f"{name} after the last step": _digest(parameter) for name, parameter in model.named_parameters()}
     attentions = [
         {
+            "module": decision.module,
             "shape": decision.shape,
             "mask": decision.mask,
             "schedule": decision.schedule if decision.rewritten else f"declined: {decision.reason}",
@@ -149,6 +160,12 @@ def train(steps: int) -> dict[str, Any]:
     if not attentions or not all(decision.rewritten for decision in decisions()):
         raise RuntimeError(f"not every attention was rewritten: {attentions}")
     return {"emulated": emulated, "digests": digests, "attentions": attentions, "waits": waits}
+
+
+def progress(step: int, steps: int, loss: float, seconds: float) -> str:
+    """A line of the loss curve, and how long the rest takes if it goes on as in the `seconds` since step 1, which also compiled."""
+    line = f"step {step:{len(str(steps))}d} of {steps}  loss {loss:.4f}  {'#' * round(loss * 6)}"
+    return f"{line}  {seconds / (step - 1) * (steps - step):.0f} s left" if 1 < step < steps else line
 
 
 def _text() -> str:

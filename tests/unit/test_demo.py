@@ -1,6 +1,7 @@
 """What the demo must notice."""
 
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -11,7 +12,7 @@ from dash_inductor.cli.main import main
 
 
 def run(**digests: str) -> dict:
-    return {"digests": {"loss of step 0": "a", "gradient of head.weight in step 0": "b"} | digests}
+    return {"digests": {"loss of step 1": "a", "gradient of head.weight in step 1": "b"} | digests}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +39,7 @@ def test_what_cannot_be_is_one_line(words, settings, message, monkeypatch, capsy
     ("other", "difference"),
     [
         ({}, None),
-        ({"gradient of head.weight in step 0": "c"}, "the gradient of head.weight in step 0 differs"),
+        ({"gradient of head.weight in step 1": "c"}, "the gradient of head.weight in step 1 differs"),
         ({"more": "d"}, "the runs have different tensors"),
     ],
 )
@@ -56,14 +57,32 @@ def test_an_attention_without_a_wait_proves_nothing(launches):
         demo._waits(launches)
 
 
+@pytest.mark.parametrize(
+    ("step", "seconds", "end"), [(1, 0.0, "####"), (2, 1.5, "####  12 s left"), (9, 12.0, "####  2 s left"), (10, 13.5, "####")]
+)
+def test_how_long_the_rest_takes(step, seconds, end):
+    assert demo.progress(step, 10, 0.7, seconds) == f"step {step:2d} of 10  loss 0.7000  {end}"
+
+
+def test_the_first_line_comes_before_torch(monkeypatch, capsys):
+    """Importing torch takes seconds, in which a new user would see nothing."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(SystemExit):
+        main(["demo"])
+    out, err = capsys.readouterr()
+    assert out == f"{demo.OPENING}\n" and "torch" in err
+
+
 def test_the_text_is_real_and_long():
     assert len(demo._text()) > 100_000
 
 
-@pytest.mark.parametrize(("other", "difference"), [({}, None), ({"loss of step 0": "c"}, "the loss of step 0 differs")])
+@pytest.mark.parametrize(("other", "difference"), [({}, None), ({"loss of step 1": "c"}, "the loss of step 1 differs")])
 def test_the_report(other, difference, capsys):
     """The exit status, and the same in text and JSON."""
-    attentions = [{"shape": "B=1", "mask": "causal", "schedule": "shift", "predicted_us": 1.5, "workspace_bytes": 64}]
+    attentions = [
+        {"module": "blocks.0", "shape": "B=1", "mask": "causal", "schedule": "shift", "predicted_us": 1.5, "workspace_bytes": 64}
+    ]
     runs = [run(**digests) | {"emulated": True, "attentions": attentions, "waits": 3} for digests in ({}, other)]
     assert demo.report(*runs, as_json=True) == demo.report(*runs, as_json=False) == (difference is not None)
     out, err = capsys.readouterr()
