@@ -3,6 +3,7 @@
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
+# make dist: the wheel and the source archive in dist/, checked as PyPI checks them, and the wheel tried in an environment of its own.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins. TORCH=nightly: the newest of NIGHTLY's index.
 PYTHON ?= python3
 TORCH ?=
@@ -11,12 +12,21 @@ VENV := .venv$(if $(TORCH),-$(TORCH))
 BIN := $(VENV)/bin
 PIP_ARGUMENTS := $(if $(TORCH),$(if $(filter nightly,$(TORCH)),--pre torch --extra-index-url $(NIGHTLY),torch==$(TORCH)),-c constraints.txt)
 
+# PyPI's torch brings gigabytes of CUDA, which a machine without a GPU has no use for. Where the index of CPU builds cannot be
+# reached, PyPI's has to do.
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+define cpu_torch
+$(1)/python -m pip install -q --upgrade pip
+nvidia-smi --list-gpus >/dev/null 2>&1 || $(1)/python -m pip install -q --no-deps --retries 0 --index-url $(CPU_BUILDS) \
+	$(if $(TORCH),torch==$(TORCH),torch -c constraints.txt) || echo "No CPU build of torch there: taking PyPI's."
+endef
+
 # What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256)
 
-.PHONY: demo test test-compiled test-emulated gates nightly mutants docs docs-check lint clean
-demo: $(VENV)/installed
+.PHONY: demo test test-compiled test-emulated gates nightly mutants docs docs-check dist lint clean
+demo: $(VENV)/installed-demo
 	$(BIN)/python -m dash_inductor demo
 
 # One pytest per kind, since Triton's interpreter is on or off for a whole process; side by side, each prints when it is done.
@@ -45,24 +55,42 @@ nightly: $(VENV)/installed
 mutants: $(VENV)/installed
 	$(BIN)/python tests/mutants $(MUTANTS)
 
-docs: $(VENV)/installed
+docs: $(VENV)/installed-docs
 	$(BIN)/python -m docs.generate
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs site
 
-docs-check: docs
+docs-check: docs $(VENV)/installed-docs-check
 	$(BIN)/python -m pytest tests/site
 
-lint: $(VENV)/installed
-	$(BIN)/python -m pip install -q -e ".[dev]" $(PIP_ARGUMENTS)
+lint: $(VENV)/installed-lint
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-$(VENV)/installed: pyproject.toml constraints.txt
+dist: $(VENV)/installed-dist
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv --clear build/clean
+	$(call cpu_torch,build/clean/bin)
+	build/clean/bin/python -m pip install -q dist/*.whl $(PIP_ARGUMENTS)
+	cd / && $(CURDIR)/build/clean/bin/dash-inductor env
+
+# A target installs the extras that it needs. The file says that they are there.
+$(VENV)/installed: EXTRAS := cli,test,docs,transformers
+$(VENV)/installed-demo: EXTRAS := emulate
+$(VENV)/installed-docs: EXTRAS := cli,docs,emulate
+$(VENV)/installed-docs-check: EXTRAS := test,browser
+$(VENV)/installed-dist: EXTRAS := release
+$(VENV)/installed-lint: EXTRAS := dev,emulate
+$(VENV)/installed $(addprefix $(VENV)/installed-,demo docs docs-check dist lint): $(VENV)/torch pyproject.toml constraints.txt
+	$(BIN)/python -m pip install -q -e ".[$(EXTRAS)]" $(PIP_ARGUMENTS)
+	touch $@
+
+$(VENV)/torch:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
-	$(BIN)/python -m pip install -q -e ".[cli,test,bench,transformers,docs]" $(PIP_ARGUMENTS)
+	$(call cpu_torch,$(BIN))
 	touch $@
 
 clean:
-	rm -rf .venv .venv-* build site *.egg-info
+	rm -rf .venv .venv-* build dist site *.egg-info

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dash_inductor import config
+from dash_inductor import __version__, config
 from dash_inductor.cli import demo
 from dash_inductor.cli import main as cli
 from tests.unit.expected_text import assert_expected
@@ -92,7 +92,7 @@ def test_alone_it_prints_its_help(capsys):
 def test_version(capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["--version"])
-    assert (stopped.value.code, capsys.readouterr().out) == (0, "dash-inductor 0.1.0\n")
+    assert (stopped.value.code, capsys.readouterr().out) == (0, f"dash-inductor {__version__}\n")
 
 
 SIZES = "--q-len 64 --kv-len 64 --batch 1 --heads 1 --head-dim 64"
