@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 
@@ -127,6 +127,8 @@ def _parse(name: str, text: str, kind: type, allowed: tuple[str, ...]) -> object
 
 _current: Config | None = None
 _within: ContextVar[Config | None] = ContextVar("within", default=None)
+followers: set[Callable[[], None]] = set()
+"""Called when settings have changed."""
 
 
 def current() -> Config:
@@ -163,4 +165,6 @@ def configure(**settings: object) -> Config:
     _current = replace(before, **settings)  # type: ignore[arg-type]
     if _current != before:
         forget_compiled()
+        for follow in followers:
+            follow()
     return before

@@ -2,7 +2,7 @@
 
 from .decided import UNKNOWN, Decision, Graph, size_text, sizes_in_text
 from .declined import Declined, LeftToStock
-from .record import add_eager, clear_decisions, comment, decisions, decisions_in, report, take
+from .record import add_eager, clear_decisions, comment, decisions, decisions_in, is_new, report, take
 from .stock import stock_is_deterministic, stock_workspace_bytes
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "comment",
     "decisions",
     "decisions_in",
+    "is_new",
     "report",
     "size_text",
     "sizes_in_text",

@@ -24,6 +24,7 @@ log = logging.getLogger("dash_inductor")
 
 _COMMENT = re.compile(r"^(?:#|//) dash_inductor decision \d+: (\{.*\})$", re.MULTILINE)
 _entries: deque[Decision] = deque(maxlen=MOST)
+_places: set[object] = set()  # of eager calls
 _numbers = itertools.count()
 _lock = threading.Lock()  # threads may compile at once
 
@@ -42,6 +43,7 @@ def clear_decisions() -> None:
     """Empties the list of `decisions()`. Graphs compiled or loaded from then on are recorded again."""
     with _lock:
         _entries.clear()
+        _places.clear()
 
 
 def comment(index: int, decision: Decision) -> str:
@@ -70,6 +72,14 @@ def add_eager(decision: Decision) -> None:
             return
         _entries.append(decision)
     _log("eager call", [decision])
+
+
+def is_new(place: object) -> bool:
+    """Whether nobody has asked this of the place of an eager call since decisions were cleared."""
+    with _lock:
+        known = place in _places
+        _places.add(place)
+        return not known
 
 
 def _log(subject: str, found: Sequence[Decision]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .kernels import implement
 from .patches import Patches
 
 ALIGNED = 32  # the rows of logsumexp are padded to a multiple of it
@@ -20,9 +21,9 @@ def install_efficient(patches: Patches) -> None:
     library = torch.library.Library("aten", "IMPL")
     patches.callback(forget_dispatch)  # when the library is gone
     patches.callback(library._destroy)
-    library.impl("_scaled_dot_product_efficient_attention", forward, "CPU")
-    library.impl("_scaled_dot_product_efficient_attention_backward", backward, "CPU")
-    library.impl("scaled_dot_product_attention", attend, "AutogradCPU")
+    implement(library, "_scaled_dot_product_efficient_attention", forward, "CPU")
+    implement(library, "_scaled_dot_product_efficient_attention_backward", backward, "CPU")
+    implement(library, "scaled_dot_product_attention", attend, "AutogradCPU")
     forget_dispatch()
 
 

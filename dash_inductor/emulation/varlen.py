@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from .kernels import implement
 from .patches import Patches
 
 assert varlen  # importing it registers the ops
@@ -19,8 +20,8 @@ def install_varlen(patches: Patches) -> None:
     """Gives the op and its backward a kernel for the CPU."""
     library = torch.library.Library("torch_attn", "IMPL")
     patches.callback(library._destroy)
-    library.impl("_varlen_attn", _forward, "CPU")
-    library.impl("_varlen_attn_backward", _backward, "CPU")
+    implement(library, "_varlen_attn", _forward, "CPU")
+    implement(library, "_varlen_attn_backward", _backward, "CPU")
 
 
 def _forward(

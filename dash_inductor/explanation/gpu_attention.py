@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, flex_attention
 
 from ..devices import NamedDevice
 from ..emulation.efficient import STOCK, forget_dispatch
+from ..emulation.kernels import implement
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -35,7 +36,7 @@ def attention_of(gpu: NamedDevice) -> Iterator[None]:
     """Inside, CPU tensors are taken for the GPU's: SDPA becomes the op that it would there, flex_attention trains, and autocast for
     "cuda" acts on them. SDPA does so in this thread alone."""
     library = torch.library.Library("aten", "IMPL")
-    library.impl("scaled_dot_product_attention", _attend, "AutogradCPU")
+    implement(library, "scaled_dot_product_attention", _attend, "AutogradCPU")
     forget_dispatch()
     _thread.gpu = gpu
     try:

@@ -32,6 +32,7 @@ from ..rewrite.nodes import call
 from ..rewrite.stock_ops import FLASH, FLASH_CPU
 from .backend import dash
 from .cache_key import settings_key
+from .hook import overridden
 from .joint_pass import PASS, ready
 
 REMEMBERED = 4096  # calls, by their sizes, for which the pass is not asked again
@@ -42,14 +43,11 @@ class Override:
     """Kernels that stand in the dispatcher in front of stock's, until they are removed."""
 
     def __init__(self, ops: dict[str, OpOverload]) -> None:
-        self._library = torch.library.Library("aten", "IMPL")
-        for dispatch_key, op in ops.items():
-            stock = torch.library.get_kernel(op, dispatch_key)
-            self._library.impl(op, functools.partial(backward, op, stock), dispatch_key, with_keyset=True)
+        self._undo = overridden(ops, backward)
 
     def remove(self) -> None:
         """Puts the stock kernels back."""
-        self._library._destroy()
+        self._undo()
 
 
 def activate() -> Override | None:

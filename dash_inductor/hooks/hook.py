@@ -5,11 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import operator
 import pkgutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import torch
+from torch._ops import OpOverload
 
 Undo = Callable[[], None]
 Put = Callable[[Any, str], Undo]  # fills an attribute of an owner
@@ -20,7 +24,7 @@ class Hook:
     """One place of torch that the package fills.
 
     Attributes:
-        owner: the module that has it, or "module:Class".
+        owner: the module that has it, or "module:Class", or another name inside of it.
         name: of the attribute there.
         purpose: what it is for.
         put: how it is patched. None for a place that torch offers to others: no release of torch should move it.
@@ -56,7 +60,7 @@ class Hook:
         """The module or class."""
         module, _, name = self.owner.partition(":")
         found = importlib.import_module(module)
-        return getattr(found, name) if name else found
+        return operator.attrgetter(name)(found) if name else found
 
 
 class Hooks:
@@ -79,6 +83,14 @@ class Hooks:
             for hook in hooks if self._askers else ():
                 if hook.put is not None and hook not in self._put and not hook.is_missing:
                     self._put[hook] = hook.put(hook.found_owner(), hook.name)
+
+    def ask_if(self, wanted: bool, *hooks: Hook) -> None:
+        """Has one asker where they are wanted, and else none."""
+        with self._lock:
+            if wanted and not self._askers:
+                self.ask(*hooks)
+            elif self._askers and not wanted:
+                self.leave()
 
     def leave(self) -> None:
         """One asker less; the last one's leaving undoes all."""
@@ -151,6 +163,34 @@ def first_entry(key: str, value: str) -> Put:
         return lambda: entries.pop(key, None)
 
     return put
+
+
+def dispatched(function: str, *dispatch_keys: str) -> Put:
+    """A call of the op is `function(op, stock, keyset, ...)` where the dispatcher comes to a key; stock is the kernel it had."""
+
+    def put(owner: Any, name: str) -> Undo:
+        return overridden({key: getattr(owner, name).default for key in dispatch_keys}, pkgutil.resolve_name(function))
+
+    return put
+
+
+def overridden(ops: Mapping[str, OpOverload], function: Callable[..., Any]) -> Undo:
+    """Kernels that stand in the dispatcher in front of stock's, by dispatch key; of ops of one namespace."""
+    library = torch.library.Library(next(iter(ops.values())).namespace, "IMPL")
+
+    def forget() -> None:  # tracing remembers where an op goes, also to a kernel that is gone
+        for dispatch_key, op in ops.items():
+            op._uncache_dispatch(getattr(torch.DispatchKey, dispatch_key))
+
+    def undo() -> None:
+        library._destroy()
+        forget()
+
+    for dispatch_key, op in ops.items():
+        stock = torch.library.get_kernel(op, dispatch_key)
+        library.impl(op, functools.partial(function, op, stock), dispatch_key, with_keyset=True)
+    forget()
+    return undo
 
 
 def _set(owner: Any, name: str, value: Any) -> Undo:

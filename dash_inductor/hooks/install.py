@@ -17,7 +17,7 @@ from typing import Any
 
 from ..import_hook import after_import, forget_compiled
 from .hook import PATCHES, Hooks
-from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY
+from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, OUTSIDE
 
 INDUCTOR = "torch._inductor.compile_fx"
 REGISTRY = "torch.nn.attention"
@@ -26,6 +26,7 @@ EAGER = "dash_inductor.hooks.eager:activate"  # by name: it imports Inductor
 _wanted = False
 _installed = False
 _eager_backward = Hooks()
+_outside = Hooks()
 
 
 def enable(**settings: Any) -> None:
@@ -154,6 +155,7 @@ def install() -> None:
     if not _installed:
         _installed = True
         PATCHES.ask(*EVERYBODY, *COMPILATION)
+        _follow_settings()
 
 
 def uninstall() -> None:
@@ -162,6 +164,16 @@ def uninstall() -> None:
     if _installed:
         _installed = False
         PATCHES.leave()
+        _follow_settings()
+
+
+def _follow_settings() -> None:
+    """Lets attention outside of graphs be told of where the settings ask for that, now and when they change."""
+    from .. import config
+
+    config.followers.add(_follow_settings)
+    with contextlib.suppress(ValueError):  # of a wrong variable, which each compilation raises
+        _outside.ask_if(_installed and config.current().on_unsupported != "fallback", *OUTSIDE)
 
 
 @contextlib.contextmanager

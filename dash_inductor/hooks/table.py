@@ -5,7 +5,7 @@ Emulation and code for a GPU that is not there replace more, for as long as they
 
 from __future__ import annotations
 
-from .hook import Hook, around, around_entry, first_entry, last_member, replaced
+from .hook import Hook, around, around_entry, dispatched, first_entry, last_member, replaced
 
 FLEX_BACKWARD = "torch:ops.higher_order.flex_attention_backward"
 
@@ -73,8 +73,33 @@ EAGER_BACKWARD = (
         replaced("dash_inductor.hooks.install:nothing_donated"),
     ),
 )
+# While settings ask for a word about attention that is not rewritten.
+FORWARDS = {
+    "torch:ops.aten": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    ),
+    "torch.nn.attention.varlen:torch.ops.torch_attn": ("_varlen_attn",),
+}
+TELLS = "tells of attention that trains outside of compiled graphs"
+OUTSIDE = (
+    *(
+        Hook(owner, name, TELLS, dispatched("dash_inductor.hooks.outside:attend", "AutogradCPU", "AutogradCUDA"), needed=False)
+        for owner, names in FORWARDS.items()
+        for name in names
+    ),
+    Hook(
+        "torch._higher_order_ops.flex_attention:FlexAttentionAutogradOp",
+        "apply",
+        TELLS,
+        around("dash_inductor.hooks.outside:attend_flex"),
+        needed=False,
+    ),
+)
 OFFERED = (
     Hook("torch._inductor.config", "joint_custom_post_pass", "runs the pass, and keys caches, under backend='dash'"),
     Hook("torch.nn.attention", "register_flash_attention_impl", "lists DASH for eager training", needed=False),
 )
-HOOKS = (*EVERYBODY, *COMPILATION, *LOWERING, *EAGER_BACKWARD, *OFFERED)
+HOOKS = (*EVERYBODY, *COMPILATION, *LOWERING, *EAGER_BACKWARD, *OUTSIDE, *OFFERED)

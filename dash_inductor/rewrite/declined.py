@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -117,7 +118,7 @@ def tell(declined: Declined, decision: Decision, origin: Origin, settings: Confi
     message = f"{message}. Remedy: {declined.remedy}"
     bug = declined.bug if isinstance(declined, InternalError) else None
     if settings.on_unsupported == "error":
-        raise UnsupportedAttentionError(f"{message}\n{origin.stack}") from bug
+        raise UnsupportedAttentionError(f"{message}\n{origin.stack}".rstrip()) from bug
     if bug is None:
         warnings.warn(message, stacklevel=2)
 
@@ -132,14 +133,22 @@ def report_bug(error: InternalError) -> None:
 def decision_of(node: fx.Node, declined: Declined) -> Decision:
     """What is recorded of a stock backward that stays, its origin apart."""
     named = arguments(node)
-    query, key, value = (named[name].meta["val"] for name in ("query", "key", "value"))
-    if query.dim() == 3 or node.target in JAGGED:  # [T, H, D], packed, or [B, S, H, D]
-        query, key, value = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in (query, key, value))
+    tensors = [named[name].meta["val"] for name in ("query", "key", "value")]
+    return decision_of_call(str(node.target), tensors, mask_of(named), declined, heads_last=node.target in JAGGED)
+
+
+def decision_of_call(
+    op: str, tensors: Sequence[torch.Tensor], mask: str, declined: Declined, *, heads_last: bool = False
+) -> Decision:
+    """What is recorded of an op that stays, its origin apart; `tensors` are its query, key and value."""
+    query, key, value = tensors
+    if query.dim() == 3 or heads_last:  # [T, H, D], packed, or [B, S, H, D]
+        query, key, value = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in tensors)
     return Decision(
-        op=str(node.target),
+        op=op,
         device=str(query.device),
         dtype=dtype_name(query.dtype),
-        mask=_mask(named),
+        mask=mask,
         **_why(declined),
         **sizes_in_text(query.shape, key.shape, value.shape),
     )
@@ -156,7 +165,8 @@ def _why(declined: Declined) -> dict[str, Any]:
     return {"reason": str(declined), "remedy": declined.remedy, "stock_differs": declined.stock_differs}
 
 
-def _mask(named: dict[str, Any]) -> str:
+def mask_of(named: Mapping[str, Any]) -> str:
+    """The kind of mask that an op has, by its arguments."""
     if "block_mask" in named:
         return "block_mask"
     if "cu_seq_q" in named:

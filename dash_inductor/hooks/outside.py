@@ -1,0 +1,95 @@
+"""Attention that trains outside of the graphs that Inductor compiles, where the pass does not come by: recorded, and told.
+
+Each place in the code once, while settings ask for it; what is computed stays as it is. On a CPU that emulates no GPU nothing is
+missed, for its stock ops are deterministic. After `activate_flash_attention_impl("DASH")` flash attention is not missed either. Not
+seen are nested tensors, and SDPA that torch makes matmuls of (its math path).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import is_fake
+
+from .. import emulation
+from ..config import current
+from ..decision import Declined, add_eager, is_new
+from ..rewrite.declined import decision_of_call, mask_of, tell
+from ..rewrite.origin import Origin
+
+FLEX = "flex_attention"
+OUTSIDE = Declined(
+    "it runs outside of the graphs that Inductor compiles",
+    "let torch.compile reach this call: compile the module before DistributedDataParallel or another wrapper goes around it, or "
+    "call it from a module of your own, and mend graph breaks, which TORCH_LOGS=graph_breaks names. Where it cannot be compiled, "
+    'torch.nn.attention.activate_flash_attention_impl("DASH") rewrites flash attention in eager code',
+)
+_HERE = Path(__file__).parent
+_NO_CALLERS = (*(str(folder) for folder in (Path(torch.__file__).parent, _HERE, _HERE.parent / "emulation")), "<")
+
+
+def attend(op: OpOverload, stock: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands in front of the autograd kernel of an op of attention."""
+    if _is_missed(args[:3]) and not ("_flash_" in str(op) and torch.nn.attention.current_flash_attention_impl() == "DASH"):
+        named = {argument.name: x for argument, x in zip(op._schema.arguments, args, strict=False)} | kwargs
+        _tell(str(op), args[:3], mask_of(named))
+    return stock.call_boxed(keyset, *args, **kwargs)
+
+
+def attend_flex(stock: Callable[..., Any], *args: Any) -> Any:
+    """Stands around FlexAttention as an op of autograd."""
+    if _is_missed(args[:3]):
+        _tell(FLEX, args[:3], "block_mask")
+    return stock(*args)
+
+
+def _is_missed(inputs: Sequence[Tensor]) -> bool:
+    """Whether a training step attends to them now. In a graph that runs no gradient is recorded; one that is traced has fakes."""
+    return (
+        torch.is_grad_enabled()
+        and torch.are_deterministic_algorithms_enabled()
+        and any(x.requires_grad for x in inputs)
+        and not any(map(is_fake, inputs))
+        and (inputs[0].device.type != "cpu" or emulation.active())
+    )
+
+
+def _tell(op: str, inputs: Sequence[Tensor], mask: str) -> None:
+    settings, frames = current(), list(_frames())
+    caller = next((x for x in frames if not x.f_code.co_filename.startswith(_NO_CALLERS)), frames[-1])
+    file, line = caller.f_code.co_filename, caller.f_lineno
+    first = is_new((op, file, line))
+    if not first and settings.on_unsupported != "error":
+        return
+    origin = Origin(f"{file}:{line}", _module(frames), "")
+    decision = decision_of_call(op, inputs, mask, OUTSIDE)
+    if first:
+        counters["inductor"]["dash_declined"] += 1
+        add_eager(replace(decision, source=origin.source, module=origin.module))
+    tell(OUTSIDE, decision, origin, settings)
+
+
+def _frames() -> Iterator[FrameType]:
+    """Of this thread, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _module(frames: Sequence[FrameType]) -> str:
+    """The path of the innermost module that runs, in the outermost one."""
+    modules = [each for frame in frames if isinstance(each := frame.f_locals.get("self"), nn.Module)]
+    if not modules:
+        return ""
+    path = next((name for name, each in modules[-1].named_modules() if each is modules[0]), "")
+    return path.removeprefix("_orig_mod").removeprefix(".")
