@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import sys
 from html import escape
 from pathlib import Path
@@ -84,8 +86,21 @@ def add_recipes(_app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += f"\n## `{path.name}`\n\n{ast.get_docstring(tree)}\n\n{code}\n"
 
 
+def mend_fields(_app: Sphinx, what: str, _name: str, documented: Any, _options: Any, lines: list[str]) -> None:
+    """After Napoleon, which takes a property's prose before a colon for its type, and of "a, b: text" a for the type of b."""
+    if what == "property":
+        lines[:] = (inspect.getdoc(documented) or "").splitlines()
+    for index, line in reversed(list(enumerate(lines))):
+        if field := re.match(r":(ivar|param) (\w+), (\w+):", line):
+            kind, first, second = field.groups()
+            lines[index] = line.replace(f"{first}, {second}", first, 1)
+            end = next((later for later in range(index + 1, len(lines)) if not lines[later].startswith(" ")), len(lines))
+            lines.insert(end, f":{kind} {second}: see `{first}`")
+
+
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.add_html_math_renderer("mathml", (visit_math, None), (visit_math_block, None))
     app.add_post_transform(InlinePictures)
     app.connect("source-read", add_recipes)
+    app.connect("autodoc-process-docstring", mend_fields, priority=600)  # Napoleon has 500

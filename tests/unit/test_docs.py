@@ -142,6 +142,13 @@ def test_the_api_page_has_every_public_name(site: Path) -> None:
     assert {f"dash_inductor.{name}" for name in dash_inductor.__all__} <= ids
 
 
+def test_the_api_page_takes_prose_for_no_type(site: Path) -> None:
+    """Of properties, whose docstrings are sentences, and of two fields that share a text."""
+    page = (site / "api.html").read_text()
+    assert ">Type<" not in page
+    assert {"roles", "heads_in_flight"} <= set(re.findall(r"<strong>(\w+)</strong>", page))
+
+
 def test_links_lead_somewhere(site: Path) -> None:
     """Anchors included; of other sites nothing is asked."""
     pages = {path.name: Links(path) for path in site.glob("*.html")}
