@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..sass.replay import CONSTANTS, Constants, Replay, Sensitivity, loops_of, replay_loop, sensitivity
+from ..sass.replay import Replay, Sensitivity, loops_of, replay_loop, sensitivity
+from ..sass.replay.constants import CONSTANTS, Constants
 from ..sass.replay.machine import Event
 from .arguments import add_json
 from .console import print_json, table

@@ -17,3 +17,37 @@ from .placement import GroupedPlan, Plan, RoundRobinPlan, make_order, place_head
 from .simulator import Deadlock, Simulation, simulate
 from .steps import ScheduleError, Step, Steps, unroll
 from .tiled_problem import TiledProblem
+
+__all__ = [
+    "FAMILIES",
+    "GUARANTEES",
+    "MASKS",
+    "MONOTONE",
+    "ROUND_ROBIN",
+    "TWO_PASS",
+    "Ascending",
+    "Costs",
+    "Deadlock",
+    "Descending",
+    "Explicit",
+    "Geometry",
+    "GroupedPlan",
+    "Order",
+    "Plan",
+    "RoundRobinPlan",
+    "ScheduleError",
+    "Shift",
+    "Simulation",
+    "Step",
+    "Steps",
+    "Symmetric",
+    "TiledProblem",
+    "TwoPass",
+    "lower_bound",
+    "make_order",
+    "pack",
+    "pack_plan",
+    "place_heads",
+    "simulate",
+    "unroll",
+]
