@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import configparser
+import email
+import importlib
 import os
 import shutil
 import subprocess
@@ -12,6 +15,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
+from dash_inductor import __version__
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("dash_inductor", "lowering", "templates")
@@ -47,6 +52,20 @@ def test_every_file_is_in_the_wheel(wheel):
     files = {path.relative_to(ROOT) for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()}
     files = {path for path in files if path.parent.name != "__pycache__"}
     assert packed == {str(path if path.parts[0] == "dash_inductor" else "dash_inductor" / path) for path in files}
+
+
+def test_what_an_installer_reads(wheel):
+    """The version of the source, and a script that exists."""
+    with zipfile.ZipFile(wheel) as archive:
+        metadata, entry_points = (
+            archive.read(next(name for name in archive.namelist() if name.endswith(f".dist-info/{file}"))).decode()
+            for file in ("METADATA", "entry_points.txt")
+        )
+    assert email.message_from_string(metadata)["Version"] == __version__
+    scripts = configparser.ConfigParser()
+    scripts.read_string(entry_points)
+    module, _, function = scripts["console_scripts"]["dash-inductor"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_in_another_project(wheel, tmp_path):
