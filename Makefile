@@ -1,4 +1,4 @@
-# make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.
+# make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.   make test-quick: a minute of it.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in half an hour.
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
@@ -25,19 +25,36 @@ endef
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256)
 
-.PHONY: demo test test-compiled test-emulated gates nightly mutants docs docs-check dist lint clean
+.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates nightly mutants docs docs-check dist lint clean
 demo: $(VENV)/installed-demo
 	$(BIN)/python -m dash_inductor demo
 
-# One pytest per kind, since Triton's interpreter is on or off for a whole process; side by side, each prints when it is done.
+# Cores that tests run on.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest
+SIDE_BY_SIDE := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
+
+# One pytest per kind, since Triton's interpreter is on or off for a whole process. Each has all cores to itself, and says how far it
+# is; all of them run, whatever fails. The tests of a GPU have it to themselves: without one they only say so.
 test: $(VENV)/installed
-	$(MAKE) --jobs=2 --output-sync test-compiled test-emulated
+	$(MAKE) --keep-going --jobs=1 test-compiled test-emulated test-gpu
 
-test-compiled:
-	$(BIN)/python -m pytest tests/unit tests/expect tests/gpu
+test-compiled: $(VENV)/installed
+	$(PYTEST) tests/unit tests/expect $(SIDE_BY_SIDE)
 
-test-emulated:
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/emulated --numprocesses=2 --dist=loadfile
+test-emulated: $(VENV)/installed
+	TRITON_INTERPRET=1 $(PYTEST) tests/emulated $(SIDE_BY_SIDE)
+
+test-gpu: $(VENV)/installed
+	$(PYTEST) tests/gpu
+
+# The fast tests alone, in a minute. `make test` must pass too before a change lands.
+QUICK_EMULATED := tests/emulated/test_gradients.py tests/emulated/test_bits.py tests/emulated/test_op.py
+test-quick: $(VENV)/installed
+	$(PYTEST) tests/unit -m "not nightly and not slow" -q -r fE $(SIDE_BY_SIDE)
+	TRITON_INTERPRET=1 $(PYTEST) $(QUICK_EMULATED) -q -r fE $(SIDE_BY_SIDE)
+	@echo "Left out: tests that start processes or compute for seconds, what is compiled for GPUs (tests/expect), and every emulated"
+	@echo "test but $(notdir $(QUICK_EMULATED)). \`make test\` has them all."
 
 gates: $(VENV)/installed
 	$(MAKE) --jobs=2 --output-sync $(TRITONS:%=gates-%)

@@ -1,5 +1,6 @@
 """Each kind of test has a process of its own: Triton's interpreter is on or off for all of it."""
 
+import logging
 import os
 from pathlib import Path
 
@@ -7,6 +8,12 @@ import pytest
 
 INTERPRETED = "emulated"  # the folder that needs TRITON_INTERPRET=1
 COMPILED = ("expect", "gpu")  # the folders that need it unset
+# Files of few tests that take long. They begin first: one that began last would keep one core busy and leave the others idle.
+LONGEST = ("test_options.py", "test_recipes.py", "test_gates.py", "test_distributed.py", "test_cubin.py", "test_gluon_cubin.py")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slow: a process is started, or seconds are computed; `make test-quick` leaves it out")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -18,3 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             f"tests/{', tests/'.join(sorted(wrong))} cannot run with TRITON_INTERPRET={int(interpreting)}: "
             "run `make test`, which starts one pytest per kind"
         )
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """pytest attaches its handlers to loggers that do not propagate, and torch writes a trace of each compilation to a handler."""
+    logging.getLogger("torch.__trace").propagate = True

@@ -122,7 +122,9 @@ bare.calls = 0
 
 @pytest.mark.parametrize("given", ["options", "config"])
 @pytest.mark.parametrize(
-    "passes", [Counting("a"), Counting(None), bare, pytest.param([Counting("a"), Counting("b")], marks=SEVERAL)], ids=str
+    "passes",
+    [Counting("a"), Counting(None), bare, pytest.param([Counting("a"), Counting("b")], marks=SEVERAL)],
+    ids=["with a key", "without a key", "a function", "several"],
 )
 def test_a_users_own_pass_runs_too(passes, given):
     """By backend="dash"; it is in the key of the caches, or keeps the graph out of them, as it does alone."""
