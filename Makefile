@@ -49,7 +49,7 @@ test-gpu: $(VENV)/installed
 	$(PYTEST) tests/gpu
 
 # The fast tests alone, in a minute. `make test` must pass too before a change lands.
-QUICK_EMULATED := tests/emulated/test_gradients.py tests/emulated/test_bits.py tests/emulated/test_op.py
+QUICK_EMULATED := tests/emulated/test_gradients.py tests/emulated/test_op.py
 test-quick: $(VENV)/installed
 	$(PYTEST) tests/unit -m "not nightly and not slow" -q -r fE $(SIDE_BY_SIDE)
 	TRITON_INTERPRET=1 $(PYTEST) $(QUICK_EMULATED) -q -r fE $(SIDE_BY_SIDE)

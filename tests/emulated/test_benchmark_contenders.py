@@ -77,7 +77,7 @@ def test_a_reference_of_another_mask_or_score_is_far_off():
         assert min(errors.values()) > 0.01, change
 
 
-@pytest.mark.parametrize("shape", [CAUSAL, GEMMA], ids=["causal", "flex"])
+@pytest.mark.parametrize("shape", [CAUSAL, pytest.param(GEMMA, marks=pytest.mark.nightly)], ids=["causal", "flex"])
 def test_the_price_of_order_is_paid_in_wrong_gradients(shape):
     """Without waiting some rank 0 stores over what came before it: dq is wrong, dk and dv are not sums across CTAs."""
     unordered = tried("ours-unordered", shape)
@@ -86,7 +86,7 @@ def test_the_price_of_order_is_paid_in_wrong_gradients(shape):
     assert tried("ours", shape).error < 1e-5  # and what is compiled after it is the kernel again
 
 
-@pytest.mark.parametrize("name", ["ours-release-after-s", "ours-release-after-dv"])
+@pytest.mark.parametrize("name", ["ours-release-after-s", pytest.param("ours-release-after-dv", marks=pytest.mark.nightly)])
 def test_where_a_step_is_released_decides_no_bits(name):
     inputs = random_inputs(CAUSAL, "cpu", torch.float32)
     ours, variant = (tried(n, CAUSAL, inputs).prepared.launch() for n in ("ours", name))

@@ -30,7 +30,14 @@ def last_launch():
         ({"schedule": "shift"}, FULL, (2, 1, 1, 48, 130), 6, ("shift", 3, 2, 2)),
         pytest.param({"schedule": "symmetric"}, CAUSAL, (1, 1, 1, 150, 150), 2, ("symmetric", 2, 1, 2), marks=pytest.mark.nightly),
         ({"schedule": "symmetric"}, CAUSAL, (1, 3, 3, 90, 90), 6, ("symmetric", 2, 3, 1)),
-        ({"schedule": "shift_round_robin"}, FULL, (1, 4, 2, 80, 130), 4, ("shift_round_robin", 4, 1, 2)),
+        pytest.param(
+            {"schedule": "shift_round_robin"},
+            FULL,
+            (1, 4, 2, 80, 130),
+            4,
+            ("shift_round_robin", 4, 1, 2),
+            marks=pytest.mark.nightly,
+        ),
         pytest.param(
             {"schedule": "symmetric_round_robin"},
             CAUSAL,
@@ -39,7 +46,14 @@ def last_launch():
             ("symmetric_round_robin", 4, 1, 1),
             marks=pytest.mark.nightly,
         ),
-        ({"launch": "chained", "schedule": "ascending"}, FULL, (1, 2, 2, 64, 96), 6, ("ascending", 3, 2, 1)),
+        pytest.param(
+            {"launch": "chained", "schedule": "ascending"},
+            FULL,
+            (1, 2, 2, 64, 96),
+            6,
+            ("ascending", 3, 2, 1),
+            marks=pytest.mark.nightly,
+        ),
         ({"launch": "chained", "schedule": "descending"}, CAUSAL, (1, 2, 2, 100, 100), 6, ("descending", 4, 2, 1)),
     ],
 )
@@ -64,7 +78,7 @@ def test_bits_do_not_depend_on_the_interleaving(settings, mask, sizes, sms, plac
     assert launches[0].programs == placed[1] * placed[2]
 
 
-@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+@pytest.mark.parametrize("mask", [FULL, pytest.param(CAUSAL, marks=pytest.mark.nightly)])
 def test_chained_ends_with_any_number_of_resident_ctas(mask):
     args = arguments(1, 4, 100, 100, kv_heads=2)
     results = []
@@ -110,7 +124,7 @@ def test_semaphores_are_zeroed_at_every_launch():
     assert last_launch().satisfied + last_launch().waits == 2 * 4 * 3
 
 
-@pytest.mark.parametrize("mask", [FULL, CAUSAL])
+@pytest.mark.parametrize("mask", [pytest.param(FULL, marks=pytest.mark.nightly), CAUSAL])
 def test_bits_of_two_passes_depend_on_lengths_and_mask_alone(mask):
     """Not on the interleaving, nor on SMs, nor on the batch: all three guarantees."""
     args = arguments(3, 2, 100, 100)

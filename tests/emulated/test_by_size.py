@@ -37,8 +37,8 @@ def launched(monkeypatch):
         ({}, FULL, 16, 1),
         ({}, CAUSAL, 16, 2),
         pytest.param({}, FULL, 128, 2, marks=pytest.mark.nightly),  # dq transposed
-        ({}, CAUSAL, 120, 1),
-        ({"launch": "chained"}, FULL, 16, 1),
+        pytest.param({}, CAUSAL, 120, 1, marks=pytest.mark.nightly),
+        pytest.param({"launch": "chained"}, FULL, 16, 1, marks=pytest.mark.nightly),
         ({"launch": "chained"}, CAUSAL, 64, 1),
         pytest.param({}, CAUSAL, (128, 8), 1, marks=pytest.mark.nightly),
         pytest.param({}, CAUSAL, (8, 40), 2, marks=pytest.mark.nightly),
@@ -73,7 +73,7 @@ def test_a_graph_of_one_length_holds_what_it_takes(launched):
     assert list(taken.values()) == [["one pass"]]
 
 
-@pytest.mark.parametrize("guarantee", ["device", "batch"])
+@pytest.mark.parametrize("guarantee", ["device", pytest.param("batch", marks=pytest.mark.nightly)])
 def test_sizes_do_not_decide_under_stronger_guarantees(guarantee, launched):
     """Nor the number of SMs."""
     with enabled(guarantee=guarantee), emulate():

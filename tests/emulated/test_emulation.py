@@ -334,7 +334,7 @@ def loss_and_gradients(module, function, x, target):
     return [loss.detach(), x.grad, *(parameter.grad.clone() for parameter in module.parameters())]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [pytest.param(torch.float32, marks=pytest.mark.nightly), torch.bfloat16])
 def test_a_compiled_training_step_agrees_with_eager(dtype, tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     torch._dynamo.reset()

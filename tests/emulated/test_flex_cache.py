@@ -35,7 +35,7 @@ def within(blocks: int) -> Callable[..., Tensor]:
 
 
 @pytest.mark.usefixtures("deterministic")
-@pytest.mark.parametrize("order", [(BLOCKS, 1), (1, BLOCKS)])
+@pytest.mark.parametrize("order", [pytest.param((BLOCKS, 1), marks=pytest.mark.nightly), (1, BLOCKS)])
 def test_a_warm_cache_knows_what_was_proven(order):
     """Lists that leave blocks out do not get the code of the whole causal mask, nor the other way round."""
     *inputs, grad_out = qkv(1, 2, LENGTH, LENGTH, 16)

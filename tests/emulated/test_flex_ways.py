@@ -70,7 +70,10 @@ OF_TWO = documents_per_batch([40, 24], [20, 44])
     [
         Attention(causal, None, 64, batch=2, mask_sizes=(2, None)),
         Attention(OF_TWO, alibi(4), 64, batch=2, heads=4, kv_heads=2, mask_sizes=(2, None)),
-        Attention(window_by_head, softcap, 50, batch=3, heads=4, kv_heads=2, mask_sizes=(3, 4), dtype=BF16),
+        pytest.param(
+            Attention(window_by_head, softcap, 50, batch=3, heads=4, kv_heads=2, mask_sizes=(3, 4), dtype=BF16),
+            marks=pytest.mark.nightly,
+        ),
     ],
     ids=["causal", "documents per batch, ALiBi, GQA", "mask by head and batch, soft-cap, GQA, bf16"],
 )

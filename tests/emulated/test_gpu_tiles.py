@@ -38,7 +38,7 @@ def check(template, tile, mask, head_dim, monkeypatch, value_dim=None):
 
 
 @pytest.mark.parametrize(("arch", "mask"), TILES)
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])
 def test_one_pass(arch, head_dim, mask, monkeypatch):
     check("one_pass", tiles.tile(arch, "bf16", head_dim), mask, head_dim, monkeypatch)
 
@@ -57,13 +57,15 @@ def test_two_passes_of_other_values(arch, dims, monkeypatch):
     check("two_pass", tiles.two_pass_tile(arch, "bf16", *dims), CAUSAL, dims[0], monkeypatch, dims[1])
 
 
-@pytest.mark.parametrize("release_after", [0, 1, 3])
+@pytest.mark.parametrize("release_after", [0, *(pytest.param(after, marks=pytest.mark.nightly) for after in (1, 3))])
 def test_where_a_step_is_released(release_after, monkeypatch):
     monkeypatch.setattr(tiles, "RELEASE_AFTER", release_after)
     check("one_pass", tiles.tile(90, "bf16", 64), CAUSAL, 64, monkeypatch)
 
 
 @pytest.mark.parametrize(("arch", "mask"), TILES)
-@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(
+    "head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128, pytest.param(256, marks=pytest.mark.nightly)]
+)
 def test_two_passes(arch, head_dim, mask, monkeypatch):
     check("two_pass", tiles.two_pass_tile(arch, "bf16", head_dim), mask, head_dim, monkeypatch)

@@ -175,7 +175,7 @@ def test_masks(mask, others, kind):
     check(attention(mask), others, kind)
 
 
-@pytest.mark.parametrize("mask", [window, padded])
+@pytest.mark.parametrize("mask", [window, pytest.param(padded, marks=pytest.mark.nightly)])
 def test_half_precision(mask):
     check(attention(mask), (PADDING,) if mask is padded else (), "block_mask", dtype=BF16)
 
@@ -187,7 +187,7 @@ def test_lengths_that_differ(lengths):
     assert decisions()[-1].q_len == lengths[0] and decisions()[-1].kv_len == lengths[1]
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_repeated_keys(dynamic):
     """kv heads are read unrepeated, and so are their gradients."""
     check(repeated, (PADDING,), "block_mask", dynamic=dynamic)

@@ -68,7 +68,9 @@ def test_without_the_wait_bits_change(family, mask, monkeypatch):
         assert len(outcomes(mask) - {"deadlock"}) > 1
 
 
-@pytest.mark.parametrize(("family", "mask"), [("shift_round_robin", FULL), ("symmetric_round_robin", CAUSAL)])
+@pytest.mark.parametrize(
+    ("family", "mask"), [("shift_round_robin", FULL), pytest.param("symmetric_round_robin", CAUSAL, marks=pytest.mark.nightly)]
+)
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [

@@ -65,7 +65,7 @@ def batch_of(packed):
 @pytest.mark.parametrize(
     ("name", "packed", "whole", "masks"),
     [
-        ("Llama", True, True, 1),
+        pytest.param("Llama", True, True, 1, marks=pytest.mark.nightly),
         ("Mistral", False, False, 1),
         ("GptOss", True, False, 2),  # its sinks need the logsumexp's gradient
         pytest.param("Gemma2", True, False, 2, marks=pytest.mark.nightly),

@@ -176,7 +176,9 @@ def twice(function, **options) -> tuple[torch.Tensor, torch.Tensor]:
     return first, second
 
 
-@pytest.mark.parametrize("function", [with_attention, without_attention])
+@pytest.mark.parametrize(
+    "function", [pytest.param(with_attention, marks=pytest.mark.nightly), without_attention]
+)  # of C++ that is compiled
 @pytest.mark.parametrize("on", [True, False], ids=["", "DASH_INDUCTOR=0"])
 @pytest.mark.filterwarnings("ignore:DASH_INDUCTOR=0")
 def test_the_graph_can_be_retained(function, on):

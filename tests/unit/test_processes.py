@@ -202,6 +202,7 @@ def test_an_unchanged_script_and_its_caches(tmp_path):
     assert changed["gradients"] == cold["gradients"]
 
 
+@pytest.mark.nightly  # C++ is compiled, in two processes
 def test_without_inductors_pattern_matcher(tmp_path):
     """Inductor leaves out our pass then; each attention says so, with warm caches too."""
     script = SCRIPT.replace("@torch.compile\n", '@torch.compile(options={"pattern_matcher": False})\n')
