@@ -1,7 +1,8 @@
 """What becomes of each attention of a model in deterministic mode, and why: nothing is run.
 
 FUNCTION returns (model, inputs), inputs being a tuple of arguments of the model's forward or a dict of keyword arguments, or
-(model, arguments, keyword arguments). The model may be on the CPU or on the meta device, and the GPU need not be there.
+(model, arguments, keyword arguments). The model may be on the CPU or on the meta device, and the GPU need not be there. The exit
+status is 0 if there are attentions and all of them are rewritten, 1 if not, and 2 if the model cannot be explained.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(args: argparse.Namespace) -> int:
-    """Print the report; ValueError, in one line, where there is none."""
+    """Print the report; 1 unless all attentions are rewritten; ValueError, in one line, where there is none."""
     if args.device is not None:
         named_device(args.device)
     model, inputs, kwargs = _called(args.function, load(args.function))
@@ -47,7 +48,7 @@ def main(args: argparse.Namespace) -> int:
     finally:
         logging.disable(logging.NOTSET)
     print(report.to_json() if args.json else report)
-    return 0
+    return int(not report.all_rewritten)
 
 
 def _called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:

@@ -11,6 +11,7 @@ from ..config import Config
 from ..decision import Declined
 from ..op import FLEX_BACKWARD, MARK
 from . import flex, sdpa, varlen
+from .by_hand import leave_by_hand
 from .declined import InternalError, is_noted, leave
 from .math_path import leave_math_paths
 from .stock_ops import SDPA_TARGETS, VARLEN
@@ -38,9 +39,9 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
         declined = refused or _rewrite(node, settings)
         if declined is not None:
             said.append(leave(node, declined, settings))
-    of_math_paths = leave_math_paths(graph, settings)
-    bugs = {str(x): x for x in (*said, *of_math_paths) if isinstance(x, InternalError) and x is not refused}
-    return len(met) + len(of_math_paths), list(bugs.values())
+    without_op = [*leave_math_paths(graph, settings), *leave_by_hand(graph, settings)]
+    bugs = {str(x): x for x in (*said, *without_op) if isinstance(x, InternalError) and x is not refused}
+    return len(met) + len(without_op), list(bugs.values())
 
 
 def _rewrite(node: fx.Node, settings: Config) -> Declined | None:

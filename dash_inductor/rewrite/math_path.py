@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
 from .declined import DROPOUT, InternalError, note, tell, unread
+from .nodes import is_tensor, original, reached
 from .origin import Origin, origin_of
 
 aten = torch.ops.aten
@@ -57,11 +58,11 @@ def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, Decision, Declin
         return
     place = {node: index for index, node in enumerate(graph.nodes)}
     tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
-    backward = _reached(tangents, lambda node: node.users)
+    backward = reached(tangents, lambda node: node.users)
     for softmax in softmaxes:
         # Up to the matmul with the values, and into the backward up to the first nodes that depend on a tangent.
-        weights = _reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)
-        gradient = min(filter(_is_tensor, weights & backward), key=place.__getitem__, default=None)
+        weights = reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)
+        gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
         if gradient is not None and not any(user.target is NOTE for user in gradient.users):
             yield gradient, softmax[0], *_decided(softmax, weights - backward)
 
@@ -70,7 +71,7 @@ def _softmaxes(graph: fx.Graph) -> list[list[fx.Node]]:
     """The nodes of each SDPA's softmax. Attention by hand may have one as well, by a pattern of Inductor: it comes from no call."""
     found = defaultdict(list)
     for node in graph.nodes:
-        if _is_softmax(node):
+        if is_softmax(node):
             found[_call_of(node), node.meta.get("seq_nr")].append(node)
     return list(found.values())
 
@@ -134,20 +135,20 @@ class _Call:
         self._id = _call_of(softmax[0])
         self._function = softmax[0].meta["source_fn_stack"][-1][1]
         self.scores = next(x for node in softmax for x in node.all_input_nodes if x not in softmax)
-        self._to_scores = _reached([self.scores], lambda node: () if _is_matmul(node) else self._inputs(node))
+        self._to_scores = reached([self.scores], lambda node: () if _is_matmul(node) else self._inputs(node))
         self._with_keys = _only(node for node in self._to_scores if node.target in MATMULS)
         self._with_values = _only(node for node in weights if node.target in MATMULS)
         self.query, self.value = self._given(self._with_keys, 0), self._given(self._with_values, -1)
-        self.has_dropout = any(_original(node) == "aten.native_dropout.default" for node in weights)
+        self.has_dropout = any(original(node) == "aten.native_dropout.default" for node in weights)
 
     @property
     def mask(self) -> str:
         if self._with_keys is None:
             return UNKNOWN
-        added = {*filter(_is_tensor, self._to_scores)} - _reached([self._with_keys], lambda node: node.users)
+        added = {*filter(is_tensor, self._to_scores)} - reached([self._with_keys], lambda node: node.users)
         if not all(map(self._has, added)):
             return "given"
-        if any(_original(node) == "aten.tril.default" for node in added):
+        if any(original(node) == "aten.tril.default" for node in added):
             return "causal"
         return UNKNOWN if added else "full"
 
@@ -156,7 +157,7 @@ class _Call:
         """Of what it returns: it may compute in another."""
         if self._with_values is None:
             return UNKNOWN
-        after = _reached([self._with_values], lambda node: filter(self._has, node.users))
+        after = reached([self._with_values], lambda node: filter(self._has, node.users))
         last = _only(node for node in after if not any(map(self._has, node.users)))
         return UNKNOWN if last is None else dtype_name(last.meta["val"].dtype)
 
@@ -185,41 +186,22 @@ class _Call:
         """The argument of SDPA that became the matmul's: the one tensor from outside that goes into it."""
         if matmul is None or self._function not in SDPA:
             return None
-        given = _only(n for n in _reached([matmul.all_input_nodes[index]], self._inputs) if not self._has(n) and _is_tensor(n))
+        given = _only(n for n in reached([matmul.all_input_nodes[index]], self._inputs) if not self._has(n) and is_tensor(n))
         return None if given is None else given.meta["val"]
 
 
-def _original(node: fx.Node) -> str:
-    """The op that the node was decomposed from; by its name, for copies of graphs have copies of the op."""
-    return str(node.meta.get("original_aten"))
-
-
-def _is_softmax(node: fx.Node) -> bool:
+def is_softmax(node: fx.Node) -> bool:
+    """Whether the node is of the softmax of SDPA's math path."""
     stack = node.meta.get("source_fn_stack")
     if not stack:
         return False
     # A nested_compile_region is traced twice: the second time it is of other ops already.
-    again = _original(node) == str(node.target) == "aten.amax.default" and stack[-1][1] in SDPA
-    return again or _original(node) == "aten._safe_softmax.default"
+    again = original(node) == str(node.target) == "aten.amax.default" and stack[-1][1] in SDPA
+    return again or original(node) == "aten._safe_softmax.default"
 
 
 def _is_matmul(node: fx.Node) -> bool:
-    return node.target in MATMULS or _original(node) in map(str, MATMULS)
-
-
-def _is_tensor(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def _reached(start: Iterable[Any], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
-    """These nodes, and those that follow one of them; a node that follows is followed itself."""
-    found, left = set[fx.Node](), list(start)
-    while left:
-        node = left.pop()
-        if node not in found:
-            found.add(node)
-            left.extend(following(node))
-    return found
+    return node.target in MATMULS or original(node) in map(str, MATMULS)
 
 
 def _only(nodes: Iterable[fx.Node]) -> fx.Node | None:

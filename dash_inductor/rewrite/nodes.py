@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -27,3 +27,24 @@ def value_of(x: Any) -> Any:
 def call_of(node: fx.Node) -> tuple[Any, Any]:
     """What a node calls, and with which positional arguments."""
     return node.target, node.args
+
+
+def original(node: fx.Node) -> str:
+    """The op that the node was decomposed from; by its name, for copies of graphs have copies of the op."""
+    return str(node.meta.get("original_aten"))
+
+
+def is_tensor(node: fx.Node) -> bool:
+    """Whether the node's value is one tensor."""
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def reached(start: Iterable[Any], following: Callable[[fx.Node], Iterable[fx.Node]]) -> set[fx.Node]:
+    """These nodes, and those that follow one of them; a node that follows is followed itself."""
+    found, left = set[fx.Node](), list(start)
+    while left:
+        node = left.pop()
+        if node not in found:
+            found.add(node)
+            left.extend(following(node))
+    return found

@@ -207,8 +207,8 @@ COUNTS: dict[str, tuple[int, Callable[..., Any]]] = {
     "one of two without": (1, lambda q, k, v: without_gradient(q, k, v) + dropped(q, k, v)),
     "detached": (0, lambda q, k, v: dropped(q, k, v).detach() + q),
     "of values alone": (2, values_alone),
-    "by hand": (0, by_hand),
-    "by hand and not": (1, lambda q, k, v: by_hand(q, k, v) + dropped(q, k, v)),
+    "by hand": (1, by_hand),
+    "by hand and not": (2, lambda q, k, v: by_hand(q, k, v) + dropped(q, k, v)),
     "a flash op": (0, attend()),
     "a flash op and not": (1, lambda q, k, v: attend()(q, k, v) + dropped(q, k, v)),
     "under vmap": (1, torch.vmap(wide)),
@@ -282,7 +282,11 @@ def test_path_of_the_module(wrap):
         *(("blocks.1", line_of(dropped)), ("blocks.1.attend.attention", line_of(Projected.forward, "need_weights)[0]"))),
     ]
     assert [entry.kv_heads for entry in found] == [2, 2, 2, 2]
-    assert noted(Projected(need_weights=True), of(2, 20, 8)) == []
+    (by_torch,) = noted(Projected(need_weights=True), of(2, 20, 8))
+    assert (by_torch.op, by_torch.remedy) == (
+        "attention written by hand",
+        "call torch.nn.MultiheadAttention with need_weights=False",
+    )
 
 
 @pytest.mark.nightly

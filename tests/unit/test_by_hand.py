@@ -1,0 +1,141 @@
+"""Attention that is written by hand, which Inductor has not made SDPA of: told as an attention that keeps its stock kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch._dynamo.utils import counters
+
+import dash_inductor
+from dash_inductor import decisions, explain
+from dash_inductor.cli.main import main
+
+pytestmark = pytest.mark.usefixtures("switched_off")
+OP = "attention written by hand"
+LENGTH, HEADS, WIDTH = 12, 2, 16
+
+
+def masked_fill(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    hidden = torch.ones(LENGTH, LENGTH).tril() == 0
+    scores = query @ key.mT / 4.0
+    return F.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ value
+
+
+def einsum(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key) * 0.25
+    return torch.einsum("bhqk,bhkd->bhqd", scores.softmax(-1), value)
+
+
+def without_softmax(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key)
+    weights = (scores - scores.amax(-1, keepdim=True)).exp()
+    return (weights / weights.sum(-1, keepdim=True)) @ value
+
+
+def soft_capped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return (20 * torch.tanh(query @ key.mT / 20)).softmax(-1) @ value
+
+
+def dropped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.dropout((query @ key.mT + 1).softmax(-1), 0.1) @ value
+
+
+# What it is, with what was seen and what to write.
+BY_HAND: dict[Callable[..., Tensor], tuple[str, str]] = {
+    masked_fill: ("bmm, div, masked_fill, softmax, bmm", "scaled_dot_product_attention"),
+    einsum: ("bmm, mul, softmax, bmm", "scaled_dot_product_attention"),
+    without_softmax: ("bmm, exp, sum, div, bmm", "scaled_dot_product_attention"),
+    soft_capped: ("bmm, div, tanh, mul, softmax, bmm", "flex_attention"),
+    dropped: ("bmm, add, softmax, native_dropout, bmm", "train with an attention dropout of 0"),
+}
+
+
+def router(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The gate of a mixture of experts, whose matmuls are layers'."""
+    tokens = query.flatten(0, 2)
+    return F.softmax(tokens @ key[0, 0].mT, -1) @ value[0, 0] + tokens
+
+
+def gated(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Linear attention: no softmax stands between its matmuls."""
+    return torch.sigmoid(query @ key.mT) @ value
+
+
+def pooled(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A softmax that no batched matmul feeds."""
+    return query.softmax(-1) @ key.mT @ value
+
+
+OTHERS = [router, gated, pooled]
+
+
+class Model(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.layer = nn.Linear(WIDTH, 3 * WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(*(part.unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in self.layer(x).chunk(3, -1)))
+
+
+def setup() -> tuple[Model, tuple[Tensor]]:
+    return Model(masked_fill), (torch.randn(2, LENGTH, WIDTH),)
+
+
+def setup_without() -> tuple[Model, tuple[Tensor]]:
+    return Model(gated), (torch.randn(2, LENGTH, WIDTH),)
+
+
+@pytest.mark.parametrize("function", BY_HAND, ids=lambda function: function.__name__)
+def test_explain(function):
+    seen, remedy = BY_HAND[function]
+    (row,) = explain(Model(function), torch.randn(2, LENGTH, WIDTH))
+    assert (row.op, row.rewritten, row.decision.shape) == (OP, False, f"B=2 H={HEADS} S={LENGTH} D={WIDTH // HEADS} fp32")
+    assert row.reason.endswith(f": {seen}") or (function is einsum and row.reason.endswith("softmax, bmm"))
+    assert remedy in row.remedy and __file__ in (row.decision.source or "")
+
+
+@pytest.mark.parametrize("function", OTHERS, ids=lambda function: function.__name__)
+def test_what_is_no_attention(function):
+    assert not [row for row in explain(Model(function), torch.randn(2, LENGTH, WIDTH)) if row.op == OP]
+
+
+def test_the_status_of_the_command(capsys):
+    assert main(["explain", "tests.unit.test_by_hand:setup"]) == 1
+    text = capsys.readouterr().out
+    assert text.startswith("0 of 1 attentions rewritten") and OP in text and "call torch.nn.functional.scaled_dot" in text
+    assert main(["explain", "tests.unit.test_by_hand:setup_without"]) == 1  # there is none
+    assert capsys.readouterr().out.startswith("0 of 0 attentions rewritten")
+
+
+def train(function: Callable[..., Tensor] = masked_fill) -> list[Tensor]:
+    torch._dynamo.reset()
+    inputs = [torch.randn(1, HEADS, LENGTH, 8, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in range(3)]
+    torch.compile(function)(*inputs).sum().backward()
+    return [x.grad for x in inputs]
+
+
+def test_it_is_told():
+    counters.clear()
+    dash_inductor.clear_decisions()
+    with dash_inductor.enabled(on_unsupported="warn"), pytest.warns(UserWarning, match=f"leaves {OP} to the stock kernel"):
+        with_it = train()
+    assert [decision.op for decision in decisions()] == [OP] and counters["inductor"]["dash_declined"] == 1
+    with dash_inductor.enabled(on_unsupported="error"), pytest.raises(BackendCompilerFailed, match="masked_fill, softmax"):
+        train()
+    for a, b in zip(with_it, train(), strict=True):  # the package is off
+        assert torch.equal(a, b)
+
+
+def test_what_trains_nothing_is_not_told():
+    dash_inductor.clear_decisions()
+    with dash_inductor.enabled(on_unsupported="error"):
+        torch.compile(masked_fill)(*torch.randn(3, 1, HEADS, LENGTH, 8))
+        train(lambda q, k, v: masked_fill(q, k, v).detach() + q + k + v)
+    assert decisions() == []
