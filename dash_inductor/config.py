@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
@@ -108,7 +109,8 @@ def from_environment(environ: Mapping[str, str]) -> Config:
     try:
         return Config(**values)  # type: ignore[arg-type]
     except ValueError as error:
-        raise ValueError(f"{PREFIX}_*: {error}") from None
+        named = re.sub(rf"\b({'|'.join(f.name for f in fields(Config))})=", lambda name: f"{variable(name[1])}=", str(error))
+        raise ValueError(named) from None
 
 
 def _parse(name: str, text: str, kind: type, allowed: tuple[str, ...]) -> object:

@@ -31,6 +31,7 @@ def _asked_for(install: ModuleType) -> bool:
         if settings.enabled and settings.emulate:
             install.prepare_emulation()
         return settings.enabled
-    except (ValueError, RuntimeError):
-        # A setting that is wrong, or an emulation that cannot be had. Not passed over: each compilation raises it again.
+    except (ValueError, RuntimeError) as error:
+        # A setting that is wrong, or an emulation that cannot be had. Not passed over: each compilation raises it.
+        log.error("%s. Every torch.compile of this process will raise this: mend the variable, or unset it", error)
         return True

@@ -127,12 +127,20 @@ def test_json_has_what_the_text_has(capsys):
         ({}, "schedule", ("auto", "default"), []),
         ({"DASH_INDUCTOR": "0"}, "enabled", (False, "DASH_INDUCTOR"), []),
         ({"DASH_INDUCTOR_SCHEDULE": "shift"}, "schedule", ("shift", "DASH_INDUCTOR_SCHEDULE"), []),
-        ({"DASH_INDUCTOR_SMS": "0"}, "sms", (6, "default"), ["sms=0 is not a positive number: change it, or unset it"]),
+        (
+            {"DASH_INDUCTOR_SMS": "0"},
+            "sms",
+            (6, "default"),
+            ["DASH_INDUCTOR_SMS=0 is not a positive number: change it, or unset it"],
+        ),
         (
             {"DASH_INDUCTOR_LAUNCH": "chained", "DASH_INDUCTOR_SM_RESERVE": "2"},
             "launch",
             ("grouped", "default"),
-            ["launch='chained' takes whatever SMs are free: sm_reserve=2 would not be kept: change one of them"],
+            [
+                "DASH_INDUCTOR_LAUNCH='chained' takes whatever SMs are free: DASH_INDUCTOR_SM_RESERVE=2 would not be kept: "
+                "change one of them"
+            ],
         ),
         ({"DASH_INDUCTR_SEED": "2"}, "seed", (0, "default"), ["DASH_INDUCTR_SEED is not read: did you mean DASH_INDUCTOR_SEED?"]),
         ({"DASH_DEBUG": "1", "DASHBOARD": "2"}, "seed", (0, "default"), []),  # of other packages
@@ -144,7 +152,7 @@ def test_settings_say_where_they_come_from(environ, name, figure, problems, monk
         monkeypatch.setenv(variable, value)
     found: list[str] = []
     assert tuple(env.settings(found, environ)[name].values()) == figure
-    assert [problem.removeprefix("DASH_INDUCTOR_*: ") for problem in found] == problems
+    assert found == problems
 
 
 def test_what_configure_changed():

@@ -236,10 +236,13 @@ def test_an_installation_that_fails(monkeypatch, caplog):
         dash_inductor.enable()
 
 
-def test_wrong_settings_are_raised_by_each_compilation(monkeypatch):
+def test_wrong_settings_are_raised_by_each_compilation(monkeypatch, caplog):
+    """And told in `import torch`, by the variable's name."""
     monkeypatch.setattr(config, "_current", None)
     monkeypatch.setitem(os.environ, "DASH_INDUCTOR_LAUNCH", "later")
     autoload.autoload()
+    (message,) = caplog.messages
+    assert message.startswith("DASH_INDUCTOR_LAUNCH='later' is not one of grouped, chained. Every torch.compile of this process")
     for _ in range(2):
         with pytest.raises(BackendCompilerFailed, match="DASH_INDUCTOR_LAUNCH='later' is not one of grouped, chained"):
             met()
