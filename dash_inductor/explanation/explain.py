@@ -46,6 +46,7 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"explain takes a torch.nn.Module and its inputs, not {type(model).__name__}: pass the model itself")
     if device is not None:
+        device = device.lower()
         named_device(device)
     from ..hooks.joint_pass import ready
 
