@@ -57,16 +57,20 @@ def parting(first: Sequence[Operation], second: Sequence[Operation]) -> Parting 
     """Where `second` leaves `first`, or None if both do the same.
 
     An operation that one run alone does may be innocent, such as one that fills a cache the first time: it is named if the first
-    operation of both that differs has other inputs, and comes later.
+    operation of both that differs comes later, and was given what one run alone has made, or if none of both differs.
     """
     alone: Parting | None = None
+    made: set[str] = set()  # by one run alone
     for a, b in _aligned(first, second):
         if a is None or b is None:
             alone = alone or _alone(a, b)
+            made.update(leaf for each in (a, b) if each for leaf in _leaves(each.outputs) if "[" in leaf)  # tensors
         elif a.inputs != b.inputs and _only_generators_differ(a, b):
             return _parting("random", b, "its inputs are equal, but the torch.Generator that it draws from is in another state")
         elif a.inputs != b.inputs:
-            return alone or _parting("python", b, f"its inputs differ already{_which(a, b)}: {PYTHON}")
+            if alone and any(made.intersection(pair) for pair in _differing(a, b)):
+                return alone
+            return _parting("python", b, f"its inputs differ already{_which(a, b)}: {PYTHON}")
         elif a.outputs != b.outputs and a.random != b.random:
             return _parting("random", b, "its inputs are equal, but the random number generator is in another state")
         elif a.outputs != b.outputs:

@@ -37,6 +37,16 @@ def op(name="add", inputs=(A,), outputs=(A,), random=("s",), source="train.py:1"
             ("random", "dropout", "train.py:1", "its inputs are equal, but the random number generator is in another state"),
         ),
         ([op()], [op(random=["t"])], None),  # it does not draw
+        (  # what the first run alone did, such as filling a cache, has nothing to do with it
+            [op("detach"), op(source="train.py:9", inputs=[A, "0.5"], backward=True)],
+            [op(source="train.py:9", inputs=[A, "0.25"], backward=True)],
+            ("python", "add", "train.py:9", f"its inputs differ already (0.5 and 0.25): {PYTHON} in the backward of this line"),
+        ),
+        (  # but it does where its output is what differs
+            [op("fill", outputs=[B]), op(source="train.py:9", inputs=[B])],
+            [op(source="train.py:9", inputs=[A])],
+            ("python", "fill", "train.py:1", f"only the first run does it: {PYTHON}"),
+        ),
         (
             [op("fill"), op("rand", inputs=["2", "generator:aa"])],
             [op("rand", inputs=["2", "generator:bb"])],
