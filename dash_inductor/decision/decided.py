@@ -51,10 +51,12 @@ class Decision:
             makes), or "varlen" (packed sequences, one batch element).
         head_dim: of query and key; "192/128" where that of value is another.
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
-        reason: why the stock op stays, None if it was rewritten. remedy: what to change so that it is.
+        reason: why the stock op stays, None if it was rewritten.
+        remedy: what to change so that it is.
         stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
-        roles, heads_in_flight: A and G, see `dash_inductor.schedule`.
+        roles: A, the CTAs that share a head, see `dash_inductor.schedule`.
+        heads_in_flight: G, the heads that are worked on at a time.
         predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless the device is calibrated.
         step_ns: the cost model's time of a visited tile, in ns, where the time depends on a mask that is known at run time only.
         workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores; of two passes delta and lse).
@@ -103,7 +105,7 @@ class Decision:
 
     @property
     def template(self) -> str | None:
-        """Which kernels it became: "one_pass", "two_pass", or "by_size"; None if the stock op stays."""
+        """The kernels that it became, "one_pass", "two_pass", or "by_size"; None if the stock op stays."""
         if not self.rewritten:
             return None
         one_pass = self.family not in (Template.TWO_PASS, Template.BY_SIZE)
@@ -118,7 +120,7 @@ class Decision:
 
     @property
     def place(self) -> str:
-        """Where it is called, such as "at model.py:12 in layers.0.attention"; "" where nothing is known of that."""
+        """Where it is called, as a file, a line and a module; "" where nothing is known of that."""
         parts = (f"at {self.source}" if self.source else "", f"in {self.module}" if self.module else "")
         return " ".join(filter(None, parts))
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import inspect
+import re
 from pathlib import Path
 
 import pytest
 
 import dash_inductor.schedule
+from dash_inductor.decision import decided
+from dash_inductor.explanation import report
+from dash_inductor.reproduce import report as checked
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = {folder: folder for folder in ("dash_inductor", "benchmarks", "docs")}
@@ -31,3 +36,13 @@ def test_examples(name: str) -> None:
 def test_every_family_has_an_example() -> None:
     for family in ("Ascending", "Descending", "Shift", "Symmetric", "Explicit"):
         assert ">>>" in getattr(dash_inductor.schedule, family).__doc__
+
+
+def test_the_page_of_the_api_reads_them_right() -> None:
+    """Sphinx takes what stands before a colon in a property for its type, and two names of one line of attributes for one."""
+    classes = [getattr(dash_inductor, name) for name in dash_inductor.__all__]
+    for each in (*filter(inspect.isclass, classes), decided.Graph, report.Attention, report.Explanation, checked.Report):
+        for name, value in vars(each).items():
+            assert not isinstance(value, property) or ":" not in (value.__doc__ or ""), f"{each.__name__}.{name}"
+        attributes = (each.__doc__ or "").partition("Attributes:")[2]
+        assert not re.findall(r"^ {8}\w+,.*?:", attributes, re.MULTILINE), each.__name__
