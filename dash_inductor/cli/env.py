@@ -43,7 +43,11 @@ SMI = {
     "clocks.applications.graphics": "application clock, MHz",
     "clocks.max.sm": "highest SM clock, MHz",
 }
-ALWAYS_SHOWN = {"CUBLAS_WORKSPACE_CONFIG": "deterministic cuBLAS wants :4096:8", "PYTHONHASHSEED": "hash() of text varies"}
+ALWAYS_SHOWN = {
+    "CUBLAS_WORKSPACE_CONFIG": "deterministic cuBLAS wants :4096:8",
+    "PYTHONHASHSEED": "hash() of text varies",
+    "TRITON_DEFAULT_FP_FUSION": "Triton's default decides bits of Inductor's own kernels; ours fuse",
+}
 SHOWN_IF_SET = (
     *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "CUDA_LAUNCH_BLOCKING", "NCCL_ALGO", "NCCL_PROTO"),
     *("TRITON_INTERPRET", "TORCH_DEVICE_BACKEND_AUTOLOAD", "TORCH_LOGS", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE"),

@@ -135,6 +135,11 @@ def gpus(known: list[dict[str, Any]], problems: list[str]) -> list[dict[str, Any
     with suppress(ValueError):  # a wrong setting, which is among the problems
         if current().enabled and current().emulate:
             found.append({"name": "emulated on the CPU"} | _target(torch.device("cpu"), problems))
+        if not found and current().enabled:
+            problems.append(
+                "there is no GPU that torch can use, and nothing is emulated: every attention keeps its stock kernel, which is "
+                "deterministic on the CPU; DASH_INDUCTOR_EMULATE=1 emulates a GPU"
+            )
     return found
 
 

@@ -80,6 +80,7 @@ def prepare_environment(seed: int = 0, *, sms: int = 6) -> None:
     """
     if "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
+        os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # Triton 3.9 warns where nobody says so; nothing is compiled here
     _require_interpreter()
     after_import("torch._inductor.compile_fx", lambda: start(seed, sms=sms), required=True)
 

@@ -63,9 +63,9 @@ def require_compiler() -> None:
 
     if triton.knobs.runtime.interpret:
         raise ValueError(
-            "device= needs Triton's compiler, and this process emulates (TRITON_INTERPRET, DASH_INDUCTOR_EMULATE): "
-            "`python -m dash_inductor explain MODULE:FUNCTION --device h100` explains in a process of its own; here unset both, or "
-            "leave out device= to have the model explained for the emulated device"
+            "device= needs Triton's compiler, and this process emulates (TRITON_INTERPRET, DASH_INDUCTOR_EMULATE): unset both, or "
+            "leave out device= to have the model explained for the emulated device. In a process of its own, whatever is set, "
+            "python -m dash_inductor explain MODULE:FUNCTION --device h100 does it"
         )
 
 

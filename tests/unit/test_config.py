@@ -57,7 +57,7 @@ def test_every_choice(name, allowed):
         ({"DASH_INDUCTOR_EMULATE": "true"}, "DASH_INDUCTOR_EMULATE='true' is not one of 0, 1"),
         ({"DASH_INDUCTOR_SEED": "-1"}, "DASH_INDUCTOR_SEED='-1' is not a whole number >= 0"),
         ({"DASH_INDUCTOR_SEED": "1.5"}, "DASH_INDUCTOR_SEED='1.5' is not a whole number >= 0"),
-        ({"DASH_INDUCTOR_SMS": "0"}, "sms=0 is not a positive number"),
+        ({"DASH_INDUCTOR_SMS": "0"}, "DASH_INDUCTOR_SMS=0 is not a positive number"),
         (
             {"DASH_INDUCTOR_ENABLED": "0"},
             "DASH_INDUCTOR_ENABLED is not a setting; the settings are DASH_INDUCTOR, DASH_INDUCTOR_EM",
@@ -65,7 +65,7 @@ def test_every_choice(name, allowed):
         ({"DASH_INDUCTOR_schedule": "shift"}, "DASH_INDUCTOR_schedule is not a setting"),
         (
             {"DASH_INDUCTOR_LAUNCH": "chained", "DASH_INDUCTOR_SCHEDULE": "shift"},
-            "launch='chained' takes schedule ascending or descending, not 'shift'",
+            "DASH_INDUCTOR_LAUNCH='chained' takes schedule ascending or descending, not 'shift'",
         ),
     ],
 )
