@@ -97,7 +97,8 @@ def _interleave_launches(patches: Patches) -> None:
             finally:
                 self.fn = function
 
-    patches.set(GridExecutor, "__call__", call)
+    # Outside of a graph, as under compiled autograd, Dynamo would compile the interpreter as code of the user's.
+    patches.set(GridExecutor, "__call__", torch.compiler.disable(call, reason="a launch in dash_inductor's emulation"))
 
 
 def _hand_over_at_atomics(patches: Patches) -> None:

@@ -532,3 +532,29 @@ def test_a_block_is_inside_the_environments_emulation(tmp_path):
     """Which begins when Inductor is imported, perhaps by the block itself."""
     code = "from dash_inductor import emulation\nwith emulation.emulate(sms=16): print(emulation.settings().sms)"
     assert script(["-c", f"import torch\n{code}\nprint(emulation.settings().sms)"], tmp_path, seed=1).split() == ["16", "6"]
+
+
+@triton.jit
+def twice(x, out, n: tl.constexpr):
+    at = tl.arange(0, n)
+    tl.store(out + at, tl.load(x + at) * 2)
+
+
+def launch(x: torch.Tensor) -> torch.Tensor:
+    out = torch.empty_like(x)
+    twice[(1,)](x, out, 16)
+    return out
+
+
+def test_dynamo_leaves_the_interpreter_alone():
+    """Outside of a graph, as under compiled autograd, it compiles the functions that it comes to."""
+
+    @torch.compile(backend="eager")
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return launch(x)
+
+    x = torch.arange(16.0)
+    with emulation.emulate():
+        torch._dynamo.reset()
+        assert torch.equal(broken(x), 2 * x)
