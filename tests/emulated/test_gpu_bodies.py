@@ -20,6 +20,7 @@ import test_wait as wait
 
 import dash_inductor
 from dash_inductor import emulation
+from dash_inductor.hooks import install
 
 SMS = 6
 
@@ -45,6 +46,7 @@ def emulated(rewriting, monkeypatch):
         "get_device_properties": lambda device: SimpleNamespace(multi_processor_count=SMS),
     }.items():
         monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(install, "OUTSIDE", ())  # references are eager
     with emulation.emulate(seed=1, sms=SMS), dash_inductor.enabled(on_unsupported="error"):
         yield
 

@@ -149,3 +149,16 @@ def test_without_torch_there_is_one_line(line, tmp_path):
     opening = f"{demo.OPENING}\n" if line == "demo" else ""  # which comes before torch is imported
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, opening, 1), done.stderr
     assert "cannot be opened; `python -m dash_inductor env` lists what is installed" in done.stderr
+
+
+def test_choose_marks_what_it_takes(capsys):
+    """Candidates come by time, and one of them is the schedule above."""
+    assert cli.main(["choose", "--device", "H100", *f"{SIZES} --json".split()]) == 0
+    chosen = json.loads(capsys.readouterr().out)
+    cli.main(["choose", "--device", "H100", *SIZES.split()])
+    head, *lines = capsys.readouterr().out.partition("fastest first")[2].strip().splitlines()
+    rows = [line for line in lines[1:] if line.split()][: len(chosen["candidates"])]
+    times = [float(line.removesuffix("chosen").split()[-1]) for line in rows]
+    assert times == sorted(times) and len(times) > 2 and head.endswith("predicted us")
+    (marked,) = (line for line in rows if line.endswith("chosen"))
+    assert marked.split()[0] == chosen["family"] and float(marked.split()[-2]) == chosen["predicted_us"]
