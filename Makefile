@@ -48,13 +48,15 @@ test-emulated: $(VENV)/installed
 test-gpu: $(VENV)/installed
 	$(PYTEST) tests/gpu
 
-# The fast tests alone, in a minute. `make test` must pass too before a change lands.
-QUICK_EMULATED := tests/emulated/test_gradients.py tests/emulated/test_op.py
+# A minute of the fast tests, before `make test`. Left out of tests/unit: what starts processes, or computes for seconds.
+SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands check commands docs env h800 hooks install lost_device \
+	processes trace wheel
+QUICK_EMULATED := tests/emulated/test_op.py
 test-quick: $(VENV)/installed
-	$(PYTEST) tests/unit -m "not nightly and not slow" -q -r fE $(SIDE_BY_SIDE)
-	TRITON_INTERPRET=1 $(PYTEST) $(QUICK_EMULATED) -q -r fE $(SIDE_BY_SIDE)
-	@echo "Left out: tests that start processes or compute for seconds, what is compiled for GPUs (tests/expect), and every emulated"
-	@echo "test but $(notdir $(QUICK_EMULATED)). \`make test\` has them all."
+	$(PYTEST) tests/unit $(SLOW:%=--ignore=tests/unit/test_%.py) -q $(SIDE_BY_SIDE)
+	TRITON_INTERPRET=1 $(PYTEST) $(QUICK_EMULATED) -q $(SIDE_BY_SIDE)
+	@echo 'Not run: tests/expect, which compiles for GPUs; tests/emulated but for $(notdir $(QUICK_EMULATED)); and of tests/unit'
+	@echo '$(strip $(SLOW)). `make test` runs them all.'
 
 gates: $(VENV)/installed
 	$(MAKE) --jobs=2 --output-sync $(TRITONS:%=gates-%)

@@ -10,19 +10,8 @@ INTERPRETED = "emulated"  # the folder that needs TRITON_INTERPRET=1
 COMPILED = ("expect", "gpu")  # the folders that need it unset
 # Files of few tests that take long. They begin first: one that began last would keep one core busy and leave the others idle.
 LONGEST = ("test_options.py", "test_recipes.py", "test_gates.py", "test_distributed.py", "test_cubin.py", "test_gluon_cubin.py")
-# Files of tests/unit whose tests start processes, or compute for seconds: `make test-quick` leaves them out.
-SLOW = {
-    *("test_attention_benchmark.py", "test_attention_contenders.py", "test_attention_merge.py", "test_benchmark_commands.py"),
-    *("test_check.py", "test_commands.py", "test_docs.py", "test_env.py", "test_h800.py", "test_hooks.py", "test_install.py"),
-    *("test_lost_device.py", "test_processes.py", "test_trace.py", "test_wheel.py"),
-}
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "slow: what `make test-quick` leaves out of tests/unit")
-
-
-@pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     interpreting = os.environ.get("TRITON_INTERPRET", "0") == "1"
     kinds = {Path(item.path).relative_to(Path(__file__).parent).parts[0] for item in items}
@@ -32,9 +21,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             f"tests/{', tests/'.join(sorted(wrong))} cannot run with TRITON_INTERPRET={int(interpreting)}: "
             "run `make test`, which starts one pytest per kind"
         )
-    for item in items:
-        if item.path.name in SLOW:
-            item.add_marker("slow")
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
