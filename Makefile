@@ -49,12 +49,12 @@ test-gpu: $(VENV)/installed
 	$(PYTEST) tests/gpu
 
 # A minute of the fast tests, before `make test`. Left out of tests/unit: what starts processes, or computes for seconds.
-SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands check commands docs env h800 hooks install lost_device \
-	processes trace wheel
+SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands check commands docs env gluon_protocol h800 hooks install \
+	lost_device processes trace wheel
 QUICK_EMULATED := tests/emulated/test_op.py
 test-quick: $(VENV)/installed
 	$(PYTEST) tests/unit $(SLOW:%=--ignore=tests/unit/test_%.py) -q $(SIDE_BY_SIDE)
-	TRITON_INTERPRET=1 $(PYTEST) $(QUICK_EMULATED) -q $(SIDE_BY_SIDE)
+	TRITON_INTERPRET=1 $(PYTEST) $(QUICK_EMULATED) -q --numprocesses=$(WORKERS)
 	@echo 'Not run: tests/expect, which compiles for GPUs; tests/emulated but for $(notdir $(QUICK_EMULATED)); and of tests/unit'
 	@echo '$(strip $(SLOW)). `make test` runs them all.'
 
