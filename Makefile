@@ -93,7 +93,7 @@ dist: $(VENV)/installed-dist
 	$(PYTHON) -m venv --clear build/clean
 	$(call cpu_torch,build/clean/bin)
 	build/clean/bin/python -m pip install -q dist/*.whl $(PIP_ARGUMENTS)
-	cd / && $(CURDIR)/build/clean/bin/dash-inductor env
+	cd / && $(CURDIR)/build/clean/bin/dash-inductor --help
 
 # A target installs the extras that it needs. The file says that they are there.
 $(VENV)/installed: EXTRAS := cli,test,docs,transformers
