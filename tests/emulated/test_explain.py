@@ -38,8 +38,8 @@ def test_no_device_while_triton_interprets(rewriting):
         explain(GPT(128, 32, 2, 2), *BATCH, device="h100")
 
 
-QUICK = [("Llama", "padded")]
-OTHERS = [
+MODELS = [
+    ("Llama", "padded"),
     *(
         ("GPT-2", "dropout as configured"),
         ("T5", "plain"),
@@ -52,10 +52,8 @@ OTHERS = [
 ]
 
 
-ROWS = [*QUICK, *(pytest.param(*row, marks=pytest.mark.nightly) for row in OTHERS)]
-
-
-@pytest.mark.parametrize(("name", "case"), ROWS)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "case"), MODELS)
 def test_models_of_transformers(name, case):
     """All that is decided, with schedules, bytes, lines and modules."""
     pytest.importorskip("transformers")
