@@ -49,9 +49,15 @@ def contents(hook: Hook) -> Any:
 
 
 def ours_in_torch() -> set[str]:
-    """Functions and classes of ours that are attributes of modules of torch and Triton, or of classes there."""
+    """Functions and classes of ours that are attributes of modules of torch and Triton, or of classes there.
+
+    Not of the modules that Inductor generates: those of our kernels import what they need.
+    """
     found = set()
-    for name, module in [(name, module) for name, module in sys.modules.items() if name.startswith(("torch", "triton")) and module]:
+    modules = {name: module for name, module in sys.modules.items() if name.startswith(("torch", "triton")) and module}
+    for name, module in modules.items():
+        if name.startswith("torch._inductor.runtime.compile_tasks."):
+            continue
         classes = [x for x in vars(module).values() if isinstance(x, type) and x.__module__ == name]
         for owner in (module, *classes):
             for attribute, value in vars(owner).items():
