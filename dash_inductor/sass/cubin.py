@@ -6,6 +6,7 @@ right results. The figures here are what the tests gate.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -153,6 +154,7 @@ def issued_idle(loop: Sequence[Instruction], wanted: Callable[[Instruction], boo
     return count
 
 
+@functools.lru_cache(maxsize=2)
 def disassemble(cubin: bytes) -> str:
     """cuobjdump's resource usage, then the SASS, then the attributes in which the targets of indirect branches stand, if any do.
 
