@@ -13,14 +13,12 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
-from ..config import Config
 from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
-from .declined import DROPOUT, InternalError, note, tell, unread
+from .declined import DROPOUT, WithoutOp
 from .math_path import UNGROUPED, is_softmax
 from .nodes import VIEWS, is_tensor, original, reached
-from .origin import Origin, origin_of
 
 aten = torch.ops.aten
 
@@ -35,22 +33,7 @@ CAUSAL = "is_causal=True in place of a causal mask"
 FLEX = "torch.nn.attention.flex_attention.flex_attention(query, key, value, score_mod=..., block_mask=...)"
 
 
-def leave_by_hand(graph: fx.Graph, settings: Config) -> list[Declined]:
-    """Says so of each, in its backward; returns what it said."""
-    try:
-        found = list(_found(graph))
-    except Exception as bug:
-        error = InternalError(bug)
-        tell(error, unread(OP, error), Origin(), settings)
-        return [error]
-    for gradient, exponentials, decision, declined in found:
-        origin = origin_of(exponentials)
-        note(gradient, decision, origin)
-        tell(declined, decision, origin, settings)
-    return [declined for *_, declined in found]
-
-
-def _found(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, Decision, Declined]]:
+def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
     """Of each a gradient in its backward, the exponentials of its scores, and what becomes of it."""
     exponentials = [node for node in graph.nodes if node.target in (aten.exp.default, aten.exp2.default) and _is_summed(node)]
     if not exponentials or not any(node.target in BATCHED for node in graph.nodes):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +29,9 @@ DROPOUT = (
     "dropout_rate); dropout elsewhere in the model may stay"
 )
 REPORT = "report it to dash_inductor with your versions and the traceback in the log; DASH_INDUCTOR=0 switches the package off"
+
+# Of an attention that no op stands for: a gradient in its backward, a node of its forward, and what becomes of it.
+WithoutOp = tuple[fx.Node, fx.Node, Decision, Declined]
 
 log = logging.getLogger("dash_inductor")
 
@@ -73,6 +76,21 @@ def leave(node: fx.Node, declined: Declined, settings: Config) -> Declined:
     note(first_gradient(node), decision, origin)
     tell(declined, decision, origin, settings)
     return declined
+
+
+def leave_without_op(op: str, found: Iterable[WithoutOp], settings: Config) -> list[Declined]:
+    """Says so of attentions that no op stands for; returns what it said. A bug in finding them is recorded under the name `op`."""
+    try:
+        attentions = list(found)
+    except Exception as bug:
+        error = InternalError(bug)
+        tell(error, unread(op, error), Origin(), settings)
+        return [error]
+    for gradient, node, decision, declined in attentions:
+        origin = origin_of(node)
+        note(gradient, decision, origin)
+        tell(declined, decision, origin, settings)
+    return [declined for *_, declined in attentions]
 
 
 def note(gradient: fx.Node | None, decision: Decision, origin: Origin) -> None:

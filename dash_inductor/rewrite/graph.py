@@ -10,10 +10,8 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from ..op import FLEX_BACKWARD, MARK
-from . import flex, sdpa, varlen
-from .by_hand import leave_by_hand
-from .declined import InternalError, is_noted, leave
-from .math_path import leave_math_paths
+from . import by_hand, flex, math_path, sdpa, varlen
+from .declined import InternalError, is_noted, leave, leave_without_op
 from .stock_ops import SDPA_TARGETS, VARLEN
 from .undo import whole_or_not_at_all
 
@@ -39,7 +37,10 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
         declined = refused or _rewrite(node, settings)
         if declined is not None:
             said.append(leave(node, declined, settings))
-    without_op = [*leave_math_paths(graph, settings), *leave_by_hand(graph, settings)]
+    without_op = [
+        *leave_without_op(math_path.OP, math_path.calls(graph), settings),
+        *leave_without_op(by_hand.OP, by_hand.attentions(graph), settings),
+    ]
     bugs = {str(x): x for x in (*said, *without_op) if isinstance(x, InternalError) and x is not refused}
     return len(met) + len(without_op), list(bugs.values())
 

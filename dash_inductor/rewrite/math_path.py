@@ -18,13 +18,11 @@ import torch
 import torch.nn.functional as F
 from torch import fx
 
-from ..config import Config
 from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
-from .declined import DROPOUT, InternalError, note, tell, unread
+from .declined import DROPOUT, WithoutOp
 from .nodes import is_tensor, original, reached
-from .origin import Origin, origin_of
 
 aten = torch.ops.aten
 
@@ -36,23 +34,8 @@ UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dyn
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 
 
-def leave_math_paths(graph: fx.Graph, settings: Config) -> list[Declined]:
-    """Says so of each call through which a gradient flows, in its backward; returns what it said."""
-    try:
-        calls = list(_calls(graph))
-    except Exception as bug:
-        error = InternalError(bug)
-        tell(error, unread(OP, error), Origin(), settings)
-        return [error]
-    for gradient, softmax, decision, declined in calls:
-        origin = origin_of(softmax)
-        note(gradient, decision, origin)
-        tell(declined, decision, origin, settings)
-    return [declined for *_, declined in calls]
-
-
-def _calls(graph: fx.Graph) -> Iterator[tuple[fx.Node, fx.Node, Decision, Declined]]:
-    """Of each call a gradient in its backward, its softmax, and what becomes of it."""
+def calls(graph: fx.Graph) -> Iterator[WithoutOp]:
+    """Of each call through which a gradient flows: a gradient in its backward, its softmax, and what becomes of it."""
     softmaxes = _softmaxes(graph)
     if not softmaxes:
         return
