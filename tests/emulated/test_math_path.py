@@ -189,9 +189,9 @@ def twice_recomputed(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 class Projected(torch.nn.Module):
     """Dynamo does not look into MultiheadAttention, which attends by SDPA unless weights are asked for."""
 
-    def __init__(self, *, need_weights: bool = False) -> None:
+    def __init__(self, *, need_weights: bool = False, dropout: float = 0.1) -> None:
         super().__init__()
-        self.attention = torch.nn.MultiheadAttention(8, 2, dropout=0.1, batch_first=True)
+        self.attention = torch.nn.MultiheadAttention(8, 2, dropout=dropout, batch_first=True)
         self.need_weights = need_weights
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -282,7 +282,7 @@ def test_path_of_the_module(wrap):
         *(("blocks.1", line_of(dropped)), ("blocks.1.attend.attention", line_of(Projected.forward, "need_weights)[0]"))),
     ]
     assert [entry.kv_heads for entry in found] == [2, 2, 2, 2]
-    (by_torch,) = noted(Projected(need_weights=True), of(2, 20, 8))
+    (by_torch,) = noted(Projected(need_weights=True, dropout=0.0), of(2, 20, 8))
     assert (by_torch.op, by_torch.remedy) == (
         "attention written by hand",
         "call torch.nn.MultiheadAttention with need_weights=False",

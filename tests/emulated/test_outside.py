@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import warnings
 from collections.abc import Callable, Iterator
@@ -127,6 +128,7 @@ def test_error_raises(way):
     for _ in range(2):
         with pytest.raises(UnsupportedAttentionError, match=OUTSIDE_OF_GRAPHS):
             train(way)
+    gc.collect()  # torch 2.11 keeps the hooks of a checkpoint whose forward raised for as long as its frames
     dash_inductor.configure(on_unsupported="fallback")
     train(way)
 
