@@ -128,6 +128,13 @@ class Mark:
     module: str = ""
     at_load: str | None = None
 
+    def is_in_force(self, device: torch.device) -> bool:
+        """Whether the settings are still those by which it was resolved, and leave the device as many SMs."""
+        assert self.resolution
+        settings = current()
+        same_settings = settings.deciding() == self.resolution.settings.deciding()
+        return same_settings and target_of(device, settings) == self.resolution.target
+
 
 class FlexArguments(NamedTuple):
     """The arguments of `flex_attention_backward`, in order."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .config import GLUON, Config, current
+from .config import GLUON, Config
 from .decision import Declined, LeftToStock
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
-from .devices.target import Target, target_of
+from .devices.target import Target
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
@@ -21,9 +21,6 @@ from .schedule.formulas.chained import chained_plan, chained_time
 from .schedule.packing import why_no_round_robin
 from .templates import tiles
 from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Template, Tile, TwoPassTile
-
-if TYPE_CHECKING:
-    import torch
 
 # What an operation of FlexAttention's functions costs, in FLOP of the kernel's matmuls: an SM does 128 of them in a clock, its
 # tensor cores 4,096 FLOP, of which the kernel gets about 0.4. Unmeasured proxy; error against the replay -32 % to +48 %.
@@ -48,11 +45,6 @@ class Resolution:
     two_pass: TwoPassTile | None
     costs: Costs | None = None
     choice: ScheduleChoice | None = None
-
-    def is_in_force(self, device: torch.device) -> bool:
-        """Whether the settings are still those by which it was resolved, and leave the device as many SMs."""
-        settings = current()
-        return settings.deciding() == self.settings.deciding() and target_of(device, settings) == self.target
 
     @property
     def template(self) -> Template:

@@ -38,7 +38,7 @@ def mark_in_force() -> Mark:
     mark = _mark_of(node)
     if mark.resolution is None:
         return mark
-    if is_in_use() and mark.resolution.is_in_force(node.meta["val"][0].device):
+    if is_in_use() and mark.is_in_force(node.meta["val"][0].device):
         return mark
     raise RuntimeError(NOT_IN_FORCE)
 

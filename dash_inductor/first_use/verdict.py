@@ -27,6 +27,7 @@ from .kind import Kind, kinds_of, settings_for
 from .machine import machine
 
 TRIAL = "dash_inductor.reproduce.trial"
+VERDICT = "verdict: "  # begins the line of a trial that says what came out; libraries may print others
 MOST_SECONDS = 180  # importing torch and compiling takes most of it; a wait that never ends is a fault after ten
 
 log = logging.getLogger("dash_inductor")
@@ -39,10 +40,15 @@ class UnfitKernelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Verdict:
-    """fit: whether the kernel may be used; None where nothing of it ran. said: what was seen."""
+    """fit: whether the kernel may be used; None where nothing of it ran. said: what was seen.
+
+    judged: whether its gradients were compared. Other processes rely on that alone: a machine that was too slow, or out of memory,
+    says nothing of the kernel.
+    """
 
     fit: bool | None
     said: str
+    judged: bool = False
 
 
 def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
@@ -74,7 +80,8 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
     if verdict.fit is None:
         log.info("no other process can use the GPU (%s): this one tries the kernel", verdict.said)
         verdict = _tried_here(kind, device, settings)
-    _write(file, verdict)
+    if verdict.judged:
+        _write(file, verdict)
     return verdict
 
 
@@ -95,7 +102,7 @@ def _file(kind: Kind, device: str) -> Path:
 def _read(file: Path) -> Verdict | None:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
-        return Verdict(bool(found["fit"]), str(found["said"]))
+        return Verdict(bool(found["fit"]), str(found["said"]), judged=True)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -122,11 +129,11 @@ def _tried_by_another(kind: Kind, device: str, settings: Config) -> Verdict:
         return Verdict(False, f"it did not end in {MOST_SECONDS} s")
     except OSError as error:
         return Verdict(None, str(error))
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines:
+    verdict = next((line for line in done.stdout.splitlines() if line.startswith(VERDICT)), None)
+    if done.returncode or verdict is None:
         last = next(reversed(done.stderr.splitlines()), "without a word")
         return Verdict(False, f"the process that tried it ended with status {done.returncode}: {last}")
-    return Verdict(**json.loads(lines[-1]))
+    return Verdict(**json.loads(verdict.removeprefix(VERDICT)))
 
 
 def _tried_here(kind: Kind, device: str, settings: Config) -> Verdict:

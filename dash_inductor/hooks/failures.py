@@ -22,6 +22,7 @@ from ..op import MARK
 from ..rewrite.back_to_stock import give_back
 from ..rewrite.declined import InternalError, UnsupportedAttentionError, report_bug
 from ..rewrite.graph import rewritten
+from .ranks import RanksDifferError
 
 WHAT = "the graph did not compile with our kernels: "
 
@@ -64,7 +65,7 @@ def compile_graph(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return stock(*args, **kwargs)
         except _UncachedError:
             return _uncached(stock, *args, **kwargs)
-    except (RestartAnalysis, UnsupportedAttentionError):  # Dynamo's, and no failure; and what the user has asked for
+    except (RestartAnalysis, UnsupportedAttentionError, RanksDifferError):  # Dynamo's, and no failure; and what the user asked for
         raise
     except Exception as error:
         # Whose failure it is shows in the second try: what is not ours fails there as well.
@@ -98,7 +99,7 @@ def compile_late(stock: Callable[..., Any], gm: fx.GraphModule, *args: Any, **kw
     ours = rewritten(gm.graph)
     if not ours or _has_ours.get() is not None or settings.on_unsupported == "error":
         return stock(gm, *args, **kwargs)
-    if not all(node.meta[MARK].resolution.is_in_force(node.meta["val"][0].device) for node in ours):
+    if not all(node.meta[MARK].is_in_force(node.meta["val"][0].device) for node in ours):
         return stock(gm, *args, **kwargs)  # which says that the settings were changed
     spare = _copied(gm)  # passes change the other one
     try:

@@ -36,16 +36,20 @@ def compare_once(device: torch.device) -> None:
     global _told
     if not (dist.is_available() and dist.is_initialized() and target.is_there(device)):
         return
-    store = dist.distributed_c10d._get_default_store()
-    if store is _told:
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        if store is _told:
+            return
+        differences = compare(store, dist.get_rank(), dist.get_world_size(), facts(device))
+    except Exception as error:  # of a store that is gone, or of no torch that is known: nothing else depends on it
+        log.warning("ranks cannot be compared: %s", error)
         return
-    _told = store
-    differences = compare(store, dist.get_rank(), dist.get_world_size(), facts(device))
     if differences:
         message = f"dash_inductor: ranks differ, and so may their bits: {'; '.join(differences)}"
         if current().guarantee != "run":
             raise RanksDifferError(message)
         log.warning(message)
+    _told = store
 
 
 def facts(device: torch.device) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Tries a kind of kernel on a small attention: gradients against float64, and the bits of several launches.
 
-`python -m dash_inductor.reproduce.trial JOB` prints what came out as its last line; `first_use/verdict.py` runs it.
+`python -m dash_inductor.reproduce.trial JOB` prints what came out; `first_use/verdict.py` runs it.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from ..codegen.flex import OPTIONS, FlexAttention
 from ..codegen.generate import TORCH_DTYPES, deterministic
 from ..config import Config
 from ..first_use.kind import Kind
-from ..first_use.verdict import Verdict, is_trial
+from ..first_use.verdict import VERDICT, Verdict, is_trial
 from ..hooks.install import installed
 from ..op import SDPA_BACKWARD
 from ..problem import BLOCK_MASK
@@ -58,10 +59,10 @@ def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: floa
     names = "dq", "dk", "dv"
     first, *others = launches
     if differing := {name for other in others for name, a, b in zip(names, first, other, strict=True) if not torch.equal(a, b)}:
-        return Verdict(False, f"{len(launches)} launches differ in {', '.join(sorted(differing))}")
+        return Verdict(False, f"{len(launches)} launches differ in {', '.join(sorted(differing))}", judged=True)
     errors = [((a.double() - e).abs().max() / e.abs().max()).item() for a, e in zip(first, expected, strict=True)]
     said = ", ".join(f"{name} is {error:.1e} off" for name, error in zip(names, errors, strict=True))
-    return Verdict(all(error <= allowed for error in errors), f"{said}, of at most {allowed:.1e}")  # a NaN is more
+    return Verdict(all(error <= allowed for error in errors), f"{said}, of at most {allowed:.1e}", judged=True)  # a NaN is more
 
 
 def _attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients]:
@@ -141,13 +142,13 @@ def _first_line(error: BaseException) -> str:
 
 
 def main(job: str) -> None:
-    """Prints the verdict as JSON."""
+    """Prints the verdict, as JSON."""
     asked: dict[str, Any] = json.loads(job)
     settings = Config(**asked["settings"])
     if settings.emulate:
         emulation.start(settings.seed, sms=settings.sms)
     verdict = tried(Kind(**asked["kind"]), asked["device"], settings)
-    print(json.dumps({"fit": verdict.fit, "said": verdict.said}))
+    print(VERDICT + json.dumps(asdict(verdict)))
 
 
 if __name__ == "__main__":

@@ -20,40 +20,23 @@ def last_launch():
     return launch
 
 
+def at_night(*row: object) -> object:
+    return pytest.param(*row, marks=pytest.mark.nightly)
+
+
 @pytest.mark.parametrize(
     ("settings", "mask", "sizes", "sms", "placed"),
     [
         # sizes: batch, heads, kv heads, S_q, S_k; placed: family, roles, heads in flight, passes
         ({"schedule": "ascending"}, FULL, (1, 2, 2, 64, 96), 4, ("ascending", 2, 2, 2)),
-        pytest.param({"schedule": "descending"}, FULL, (1, 4, 2, 33, 96), 4, ("descending", 2, 2, 2), marks=pytest.mark.nightly),
+        at_night({"schedule": "descending"}, FULL, (1, 4, 2, 33, 96), 4, ("descending", 2, 2, 2)),
         ({"schedule": "descending"}, CAUSAL, (1, 2, 2, 128, 128), 4, ("descending", 2, 2, 2)),
         ({"schedule": "shift"}, FULL, (2, 1, 1, 48, 130), 6, ("shift", 3, 2, 2)),
-        pytest.param({"schedule": "symmetric"}, CAUSAL, (1, 1, 1, 150, 150), 2, ("symmetric", 2, 1, 2), marks=pytest.mark.nightly),
+        at_night({"schedule": "symmetric"}, CAUSAL, (1, 1, 1, 150, 150), 2, ("symmetric", 2, 1, 2)),
         ({"schedule": "symmetric"}, CAUSAL, (1, 3, 3, 90, 90), 6, ("symmetric", 2, 3, 1)),
-        pytest.param(
-            {"schedule": "shift_round_robin"},
-            FULL,
-            (1, 4, 2, 80, 130),
-            4,
-            ("shift_round_robin", 4, 1, 2),
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            {"schedule": "symmetric_round_robin"},
-            CAUSAL,
-            (1, 3, 3, 150, 150),
-            4,
-            ("symmetric_round_robin", 4, 1, 1),
-            marks=pytest.mark.nightly,
-        ),
-        pytest.param(
-            {"launch": "chained", "schedule": "ascending"},
-            FULL,
-            (1, 2, 2, 64, 96),
-            6,
-            ("ascending", 3, 2, 1),
-            marks=pytest.mark.nightly,
-        ),
+        at_night({"schedule": "shift_round_robin"}, FULL, (1, 4, 2, 80, 130), 4, ("shift_round_robin", 4, 1, 2)),
+        at_night({"schedule": "symmetric_round_robin"}, CAUSAL, (1, 3, 3, 150, 150), 4, ("symmetric_round_robin", 4, 1, 1)),
+        at_night({"launch": "chained", "schedule": "ascending"}, FULL, (1, 2, 2, 64, 96), 6, ("ascending", 3, 2, 1)),
         ({"launch": "chained", "schedule": "descending"}, CAUSAL, (1, 2, 2, 100, 100), 6, ("descending", 4, 2, 1)),
     ],
 )

@@ -32,6 +32,7 @@ import dash_inductor
 from dash_inductor import decisions, emulation
 from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.emulation.session import LOCK
+from dash_inductor.hooks import ranks
 from dash_inductor.lowering import kernels
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.declined import InternalErrorWarning
@@ -131,6 +132,20 @@ def test_an_error_if_so_asked(fault, monkeypatch):
         gradients(compiled(), INPUTS)
     dash_inductor.configure(on_unsupported="fallback")
     assert not decisions()
+
+
+def test_ranks_that_differ_are_an_error_and_no_failure(monkeypatch):
+    """It ends the compilation: with stock kernels nobody would know of it."""
+    dash_inductor.configure(guarantee="device")
+    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(ranks.dist.distributed_c10d, "_get_default_store", object)
+    monkeypatch.setattr(ranks, "compare", lambda *_: ["torch is 2.13 on rank 0 and 2.15 on rank 1"])
+    for name in ("get_rank", "get_world_size"):
+        monkeypatch.setattr(ranks.dist, name, int)
+    with pytest.raises(BackendCompilerFailed, match=r"torch is 2\.13 on rank 0 and 2\.15 on rank 1") as caught:
+        gradients(compiled(), INPUTS)
+    assert isinstance(caught.value.inner_exception, ranks.RanksDifferError) and not decisions()
+    dash_inductor.configure(guarantee="run")
 
 
 def late_gradients(function: Callable[..., Any], inputs: list[Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:

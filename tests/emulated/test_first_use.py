@@ -126,7 +126,7 @@ def test_a_gradient_that_is_no_number_is_wrong():
         ("import os; os.abort()", "the process that tried it ended with status -6: without a word"),
         ("raise RuntimeError('no such module')", "the process that tried it ended with status 1: RuntimeError: no such module"),
         ("import time; time.sleep(60)", "it did not end in 2 s"),
-        ('print(\'{"fit": false, "said": "dq is 1.0e+00 off"}\')', "dq is 1.0e+00 off"),
+        ('print(\'verdict: {"fit": false, "said": "dq is 1.0e+00 off"}\')', "dq is 1.0e+00 off"),
     ],
     ids=["fault", "error", "hangs", "wrong"],
 )
@@ -135,7 +135,7 @@ def test_what_fails_leaves_attention_to_stock(code, said, trial_is, monkeypatch)
     monkeypatch.setattr(first_use, "MOST_SECONDS", 2)
     trial_is(code)
     assert_left(said)
-    trial_is('print(\'{"fit": true, "said": ""}\')')
+    trial_is('print(\'verdict: {"fit": true, "said": ""}\\ngoodbye\')')
     first_use._verdict.cache_clear()
     assert_rewritten()
 
@@ -153,7 +153,7 @@ def test_where_no_other_process_gets_the_gpu_this_one_tries(fit, trial_is):
     trial_is(
         "from dash_inductor.first_use.verdict import Verdict\n"
         f"def tried(*_): return Verdict({fit}, 'tried here')\n"
-        'if __name__ == \'__main__\': print(\'{"fit": null, "said": "busy or unavailable"}\')\n'
+        'if __name__ == \'__main__\': print(\'verdict: {"fit": null, "said": "busy or unavailable"}\')\n'
     )
     if fit:
         assert_rewritten()
@@ -164,19 +164,29 @@ def test_where_no_other_process_gets_the_gpu_this_one_tries(fit, trial_is):
 def test_another_process_on_the_machine_knows(monkeypatch):
     """Unless it is always to be tried, or is another kind."""
     settings = Config(template="one_pass", guard="off", emulate=True)
-    verdicts = [Verdict(True, "right"), Verdict(False, "wrong")]
+    verdicts = [Verdict(True, "right", judged=True), Verdict(False, "wrong", judged=True)]
     monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: verdicts.pop())
     for kind, fit in ((CAUSAL, False), (CAUSAL, False), (BLOCK_MASK, True)):
         assert first_use._verdict(kind, "cpu", settings, False).fit is fit
         first_use._verdict.cache_clear()
-    verdicts += [Verdict(True, "right")]
+    verdicts += [Verdict(True, "right", judged=True)]
     assert first_use._verdict(CAUSAL, "cpu", settings, True).fit
+
+
+def test_nobody_relies_on_what_says_nothing_of_the_kernel(monkeypatch):
+    """A trial that was too slow, or found no memory, is none for other processes."""
+    settings = Config(template="one_pass", guard="off", emulate=True)
+    verdicts = [Verdict(True, "right", judged=True), Verdict(False, "it did not end in 180 s")]
+    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: verdicts.pop())
+    for fit in (False, True):
+        assert first_use._verdict(CAUSAL, "cpu", settings, False).fit is fit
+        first_use._verdict.cache_clear()
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
     monkeypatch.setattr(first_use, "cache_dir", lambda: str(tmp_path / "file"))
-    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: Verdict(True, "right"))
+    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: Verdict(True, "right", judged=True))
     assert_rewritten()
     assert "what came out of a trial cannot be kept" in caplog.text
 

@@ -149,6 +149,12 @@ def test_a_fork_that_cannot_use_its_gpu_has_a_key(monkeypatch):
     assert cache_key.settings_key() == without
 
 
+def test_another_driver_misses(cached, monkeypatch):
+    """A kernel is tried anew with it before it is used."""
+    monkeypatch.setattr(cache_key, "driver", lambda: "another")
+    assert compiled() == (0, 2)
+
+
 def test_sources_that_changed_miss(cached, monkeypatch):
     monkeypatch.setattr(cache_key, "sources_digest", lambda: "other sources")
     assert compiled() == (0, 2)

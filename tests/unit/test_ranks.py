@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+def store() -> dist.Store:
     return dist.HashStore()
 
 
@@ -52,7 +52,7 @@ def test_facts_are_the_settings_and_the_machine():
 
 @pytest.mark.parametrize("guarantee", ["run", "device", "batch"])
 def test_levels(guarantee, store, group, caplog):
-    """A warning under "run"; above, an error. Once for a process group."""
+    """A warning under "run", once for a process group; above, an error."""
     before = config.configure(guarantee=guarantee)
     try:
         ranks.compare(store, 1, 2, ranks.facts(CPU) | {"schedule": "shift"})
@@ -63,8 +63,10 @@ def test_levels(guarantee, store, group, caplog):
                     "dash_inductor: ranks differ, and so may their bits: schedule is auto on rank 0 and shift on rank 1"
                 ]
             else:
-                with pytest.raises(ranks.RanksDifferError, match="schedule is auto on rank 0 and shift on rank 1"):
-                    ranks.compare_once(CPU)
+                for _ in range(2):  # whoever compiles once more is told once more
+                    with pytest.raises(ranks.RanksDifferError, match="schedule is auto on rank 0 and shift on rank 1"):
+                        ranks.compare_once(CPU)
+                return
             caplog.clear()
             ranks.compare_once(CPU)
         assert not caplog.messages
@@ -76,6 +78,12 @@ def test_equal_ranks_are_silent(store, group, caplog):
     ranks.compare(store, 1, 2, ranks.facts(CPU))
     ranks.compare_once(CPU)
     assert not caplog.messages
+
+
+def test_a_store_that_is_gone_changes_nothing(group, monkeypatch, caplog):
+    monkeypatch.setattr(ranks, "compare", lambda *_: 1 / 0)
+    ranks.compare_once(CPU)
+    assert caplog.messages == ["ranks cannot be compared: division by zero"]
 
 
 def test_without_a_process_group_nothing_is_asked(monkeypatch):
