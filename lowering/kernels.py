@@ -28,7 +28,10 @@ FLEX_FUNCTIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "grad_pre_mod": (1, ("score", "grad_score_mod")),
     "visible": (2, ()),
 }
-CTAS_PER_SM = "dash_ctas_per_sm"  # in a kernel's triton_meta, which nobody else reads there
+# In a kernel's triton_meta, where nobody else reads them: how many CTAs of it an SM must hold, or loading it is an error; and what
+# the generated module calls the address to which it reports a wait that gave up, in two halves.
+CTAS_PER_SM = "dash_ctas_per_sm"
+FAILED_WAIT = "dash_failed_wait"
 
 
 class Kernel(TritonTemplateKernel):
@@ -38,12 +41,17 @@ class Kernel(TritonTemplateKernel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.extra_template_env_fns += [self.scalar, self.begin_functions, self.function]
+        self.extra_template_env_fns += [self.scalar, self.failed_wait, self.begin_functions, self.function]
 
     def scalar(self, index: int) -> str:
         """The kernel's name for the `index`-th scalar; the wrapper computes it from the run-time sizes."""
         expression = sympy.sympify(self.call_sizes[1 + index])
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
+
+    def failed_wait(self, half: str) -> str:
+        """The kernel's name for the high or low half of the address to which it reports a wait that gave up; 0 without one."""
+        name = (self.triton_meta or {}).get(FAILED_WAIT)
+        return str(self.args.size(sympy.Symbol(f"{name}_{half}", integer=True))) if name else "0"
 
     def begin_functions(self, outputs: Sequence[str], fixed: Sequence[str]) -> list[str]:
         """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that
@@ -150,16 +158,14 @@ def call(
     mutated: Sequence[ir.IRNode] = (),
     scalars: Sequence[sympy.Expr] = (),
     workspace_arg: WorkspaceArg | None = None,
-    cooperative: bool = False,
-    ctas_per_sm: int | None = None,
+    triton_meta: Mapping[str, object] | None = None,
     subgraphs: Sequence[ir.ComputedBuffer] | None = None,
 ) -> ir.TensorBox:
     """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output.
 
-    `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. With `ctas_per_sm`,
-    loading a compiled kernel that an SM holds another number of times is an error. `subgraphs`: those of Mods.
+    `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. `triton_meta`: of
+    Inductor's kernel, more than the defaults. `subgraphs`: those of Mods.
     """
-    checked = {} if ctas_per_sm is None else {CTAS_PER_SM: ctas_per_sm}
     choice = template.generate(
         input_nodes=(*inputs, *mutated),
         mutated_inputs=list(mutated),
@@ -171,7 +177,7 @@ def call(
         subgraphs=None if subgraphs is None else list(subgraphs),
         # Whether a multiplication and an addition fuse decides bits, and Triton's default is an environment variable. A fresh dict:
         # Inductor writes into it.
-        triton_meta={"launch_cooperative_grid": cooperative, "enable_fp_fusion": True, **checked},
+        triton_meta={"launch_cooperative_grid": False, "enable_fp_fusion": True, **(triton_meta or {})},
         **constants,
     )
     return choice.output_node()

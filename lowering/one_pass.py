@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,13 +12,15 @@ from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import FixedLayout, TensorBox
 from torch._inductor.lowering import empty_strided
 
+from dash_inductor.first_use.kind import kinds_of
 from dash_inductor.schedule.packing import ROUND_ROBIN_MAX_N_Q
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Tile
 
-from . import kernels, two_pass
+from . import failed_waits, kernels, two_pass
 from .buffers import empty
 from .dq import Visited, in_accumulator_order, scaled_dq
+from .header import add_to_header, root_graph
 from .inputs import Inputs, accumulator_order
 from .mods import NONE, Mods
 from .table import kernel_table
@@ -101,8 +104,7 @@ def launch(
             outer_name=WorkspaceArg.unique_name(),
             dtype=torch.int32,
         ),
-        cooperative=cooperative,
-        ctas_per_sm=None if device.type == "cpu" else tile.ctas_per_sm,
+        triton_meta={"launch_cooperative_grid": cooperative} | ({} if device.type == "cpu" else _of_a_gpu(inputs, tile)),
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,
         constants=inputs.constants(tile)
@@ -114,3 +116,12 @@ def launch(
     )
     mods.note(dk)
     return Launched(scratch, dk, dv)
+
+
+def _of_a_gpu(inputs: Inputs, tile: Tile) -> dict[str, object]:
+    """What a kernel on a GPU is held to, and where it reports a wait that gave up."""
+    kind = str(kinds_of(inputs.resolution)[0])
+    name = f"dash_waits_{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+    source = f"from {failed_waits.__name__} import address_of\n\n{name}_high, {name}_low = address_of({kind!r})\n"
+    add_to_header(root_graph(), source)
+    return {kernels.CTAS_PER_SM: tile.ctas_per_sm, kernels.FAILED_WAIT: name}

@@ -26,15 +26,15 @@ barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; befo
 
 
 @gluon.jit
-def wait_for_rank(semaphore, rank):
-    # For one warp. Returns once `semaphore` equals `rank`: then the additions of all lower ranks are complete. Lane 0 polls.
-    # Bounded, as in functions.py.jinja: after 2**25 polls it stores to address 0.
+def wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT):
+    # For one warp. Returns once the semaphore of (query head, Q tile) = `index` equals `rank`: then the additions of all lower
+    # ranks are complete. Lane 0 polls. Bounded, as in functions.py.jinja: after 2**25 polls it reports, and stores to address 0.
     gl.inline_asm_elementwise(
         """
         {
             .reg .pred again;
             .reg .b32 lane, value, polls;
-            .reg .b64 null;
+            .reg .b64 address;
             mov.u32 lane, %laneid;
             setp.ne.u32 again, lane, 0;
             @again bra ARRIVED;
@@ -45,16 +45,20 @@ def wait_for_rank(semaphore, rank):
             setp.lt.u32 again, polls, 33554432;
             setp.ne.and.s32 again, value, $2, again;
             @again bra POLL;
-            mov.b64 null, 0;
-            setp.ge.u32 again, polls, 33554432;
-            @again st.global.b32 [null], polls;
+            setp.lt.u32 again, polls, 33554432;
+            @again bra ARRIVED;
+            st.relaxed.sys.global.v4.b32 [$5], {$3, $4, $2, value};
+            ld.relaxed.sys.global.b32 value, [$5];
+            shr.u32 value, value, 31;
+            cvt.u64.u32 address, value;
+            st.global.b32 [address], polls;
         ARRIVED:
             bar.warp.sync 0xffffffff;
             mov.b32 $0, 0;
         }
         """,
-        "=r,l,r,~{memory}",
-        [semaphore.to(gl.int64), rank],
+        "=r,l,r,r,r,l,~{memory}",
+        [(SEMAPHORES + index).to(gl.int64), rank, index, NQ, REPORT.to(gl.int64)],
         dtype=gl.int32,
         is_pure=False,
         pack=1,

@@ -106,7 +106,7 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def keep_order(walk, our_turn, SEMAPHORES, HKV, NQ, GROUP: gl.constexpr):
+def keep_order(walk, our_turn, SEMAPHORES, REPORT, HKV, NQ, GROUP: gl.constexpr):
     TABLE, own_role, first_head, rounds = walk
     for turn in range(rounds):
         _j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
@@ -114,11 +114,11 @@ def keep_order(walk, our_turn, SEMAPHORES, HKV, NQ, GROUP: gl.constexpr):
         h = head % HKV
         for step in range(steps * GROUP):
             entry = gl.load(TABLE + row + step // GROUP)
-            semaphore = SEMAPHORES + (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
-            wait_for_rank(semaphore, entry >> 16)
+            index = (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
+            wait_for_rank(SEMAPHORES, index, entry >> 16, NQ, REPORT)
             mbarrier.arrive(our_turn, count=1)
             await_step()
-            release(semaphore)
+            release(SEMAPHORES + index)
 
 
 @gluon.jit
@@ -246,6 +246,7 @@ def sdpa_backward(
     DQ,
     TABLE,
     WORKSPACE,
+    REPORT,
     DK,
     DV,
     dk_strides,
@@ -263,7 +264,7 @@ def sdpa_backward(
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
     # [Z*HQ*NQ, BLOCK_M*HEAD_DIM] fp32 in accumulator order. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head,
-    # Q tile).
+    # Q tile). REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
@@ -304,7 +305,7 @@ def sdpa_backward(
         [
             (consume, (walk, tiles, barriers, our_turn, outputs, HKV, NQ, KV_LEN, GROUP, CAUSAL, EVEN_N, SCALE, SCALE_LOG2E)),
             (produce, (walk, sources, loads, barriers, HKV, NQ, GROUP)),
-            (keep_order, (walk, our_turn, WORKSPACE + 2, HKV, NQ, GROUP)),
+            (keep_order, (walk, our_turn, WORKSPACE + 2, REPORT, HKV, NQ, GROUP)),
         ],
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],

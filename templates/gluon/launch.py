@@ -28,6 +28,7 @@ def arguments(
     dk: Tensor,
     dv: Tensor,
     *,
+    report: Tensor,
     block_m: int,
     block_n: int,
     causal: bool,
@@ -37,7 +38,8 @@ def arguments(
 
     query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64 or 128; neg_lse and delta fp32, as the
     preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
-    the Q tile; table int32. `block_m` and `block_n` are those of the table.
+    the Q tile; table int32. `block_m` and `block_n` are those of the table. report: int32 [4] in memory of the host that the
+    device can write to, for a wait that gives up.
 
     Raises:
         ValueError: for more rows than TMA counts, and for neg_lse, delta or dq of another size.
@@ -63,6 +65,7 @@ def arguments(
         dq,
         table,
         semaphores,
+        report,
         dk,
         dv,
         tuple(dk.stride()),

@@ -25,7 +25,7 @@ OP = torch.ops.dash.sdpa_backward
 GRADIENTS = ["dq", "dk", "dv"]
 GARBAGE = 0x5A5A5A5A
 FP32_ERROR = 2**-18  # 32 units in the last place: P has the errors of its scores, and sums round; tf32 is 100 times as far off
-WAIT = "wait(SEMAPHORES + pending, rank, INTERPRET)"  # of the kernel of one pass
+WAIT = 'wait(SEMAPHORES, pending, rank, NQ, {{failed_wait("high")}}, {{failed_wait("low")}}, INTERPRET)'
 PARTS = {  # the files of kernels that are made of several
     "ONE_PASS": kernels.ONE_PASS_PARTS,
     "TWO_PASS": ("two_pass", "functions"),

@@ -89,8 +89,10 @@ def test_a_wait_alone(kernel, kind, tmp_path, monkeypatch):
     path.write_text(lonely(kernel).partition("for semaphore in")[0])
     monkeypatch.syspath_prepend(str(tmp_path))
     function = importlib.import_module(path.stem).lonely
-    binary = triton.compile(kind(fn=function, signature={"semaphore": "*i32"}, constexprs={}), target=GPUTarget("cuda", 90, 32))
+    signature = {name: "i32" if name in ("high", "low") else "*i32" for name in function.arg_names}
+    binary = triton.compile(kind(fn=function, signature=signature, constexprs={}), target=GPUTarget("cuda", 90, 32))
     assert binary.asm["ptx"].count("ld.global.acquire.gpu.b32") == 1 and binary.asm["ptx"].count(str(1 << 25)) == 2
+    assert binary.asm["ptx"].count("st.relaxed.sys.global.v4.b32") == 1
 
 
 @pytest.mark.parametrize("warps", [8, 4])

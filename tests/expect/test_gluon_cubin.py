@@ -53,8 +53,9 @@ def kernel(head_dim, dtype, causal, group, length):
     query, grad_out, key, value = (rows(heads, head_dim) for heads in (kv_heads * group,) * 2 + (kv_heads,) * 2)
     table, gradients = torch.zeros(HEADER, dtype=torch.int32), (scratch(head_dim), torch.empty_like(key), torch.empty_like(value))
     tensors = (query, key, value, grad_out, scratch(), scratch(), table, *gradients)
+    report = torch.zeros(4, dtype=torch.int32)
     sizes = {"block_m": shape.block_m, "block_n": shape.block_n}
-    arguments, constants = gluon_kernel().arguments(*tensors, **sizes, causal=causal, scale=head_dim**-0.5)
+    arguments, constants = gluon_kernel().arguments(*tensors, report=report, **sizes, causal=causal, scale=head_dim**-0.5)
     with fake_gpu("h100"):
         return gluon_kernel().sdpa_backward.warmup(*arguments, grid=(1,), **constants, launch_cooperative_grid=True)
 

@@ -330,8 +330,8 @@ def relaxed_release(semaphore: Pointer) -> None:
     wait_until()
 
 
-def wait_for_rank(semaphore: Pointer, rank: int) -> None:
-    wait_until(lambda: load(semaphore) == rank)
+def wait_for_rank(semaphores: Pointer, index: int, rank: int, q_tiles: int, report: Pointer) -> None:
+    wait_until(lambda: load(semaphores + index) == rank)
 
 
 class Pointer:

@@ -15,6 +15,8 @@ from dash_inductor.reference import LOG2E, reference
 from dash_inductor.schedule import Geometry, make_order, pack
 from dash_inductor.templates.tiles import gluon_tile
 
+REPORT = torch.zeros(4, dtype=torch.int32)
+
 
 def tile_of(head_dim):
     return gluon_tile(90, "bf16", head_dim)
@@ -71,7 +73,7 @@ def backward(module, inputs, schedule, heads_in_flight, seed, table=None):
     table = torch.tensor(table or pack(schedule, heads_in_flight), dtype=torch.int32)
     tensors = (query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv)
     settings = {"causal": schedule.geometry.mask != "full", "scale": head_dim**-0.5}
-    arguments, constants = module.arguments(*tensors, block_m=tile.block_m, block_n=tile.block_n, **settings)
+    arguments, constants = module.arguments(*tensors, report=REPORT, block_m=tile.block_m, block_n=tile.block_n, **settings)
     gluon_model.launch(module.sdpa_backward, seed, schedule.roles * heads_in_flight + 1, arguments, constants)
     dq = dq.view(batch, heads, -1, tile.block_m * head_dim)[..., accumulator_order(head_dim)].flatten(2, 3)
     return dq[:, :, :q_len] * head_dim**-0.5, dk, dv
@@ -150,10 +152,10 @@ def test_tensors_of_another_size_are_refused():
     (query, key, value, grad_out, _, lse), *_ = problem(*CASES[0])
     tensors = (query, key, value, grad_out, lse, lse[:1, :1], torch.zeros(8, dtype=torch.int32), query.float(), key, value)
     with pytest.raises(ValueError, match="contiguous, with 768 rows"):
-        module_of(source()).arguments(*tensors, block_m=128, block_n=128, causal=False, scale=1)
+        module_of(source()).arguments(*tensors, report=REPORT, block_m=128, block_n=128, causal=False, scale=1)
 
 
-TURN, RELEASE = "mbarrier.wait(our_turn, turn_phase)", "await_step()\n            release(semaphore)"
+TURN, RELEASE = "mbarrier.wait(our_turn, turn_phase)", "await_step()\n            release(SEMAPHORES + index)"
 LAST = "dk = warpgroup_mma_wait(0, deps=[dk])"
 WAIT_FOR_A_STAGE = """                if step >= STAGES:
                     await_step()
@@ -164,12 +166,12 @@ REST_OF_THE_CHAIN = """            for _step in range(gl.minimum(steps, STAGES))
 """
 ADD = "add_in_order(DQ, tile, dq, entry >> 16)\n"
 MUTANTS = {
-    "no wait for the rank": [("wait_for_rank(semaphore, entry >> 16)", "pass")],
+    "no wait for the rank": [("wait_for_rank(SEMAPHORES, index, entry >> 16, NQ, REPORT)", "pass")],
     "no wait for the turn": [(TURN, "pass")],
     "additions before the turn": [(f"{TURN}\n                {ADD}", f"{ADD}                {TURN}\n")],
     "wrong phase of the turn": [(TURN, "mbarrier.wait(our_turn, turn_phase ^ 1)")],
-    "a step released before it is done": [(RELEASE, "release(semaphore)\n            await_step()")],
-    "a step never awaited": [(RELEASE, "release(semaphore)")],
+    "a step released before it is done": [(RELEASE, "release(SEMAPHORES + index)\n            await_step()")],
+    "a step never awaited": [(RELEASE, "release(SEMAPHORES + index)")],
     "a step done before its additions": [
         (ADD, f"step_done()\n                {ADD}"),
         ("deps=[dk])\n                step_done()", "deps=[dk])"),

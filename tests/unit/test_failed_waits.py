@@ -1,0 +1,64 @@
+"""Where a wait gave up, as kernels write it into the host's memory; here the test writes in their place."""
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dash_inductor.lowering import failed_waits
+
+LINE = (
+    "one_pass: a CTA gave up waiting to add to tile 3 of dQ in query head 2 (counted through the batch): its rank is 1, and the "
+    "tile had 0 additions"
+)
+# A process that ends after CUDA's error.
+ENDS = """
+import torch
+torch.cuda.is_available, torch.Tensor.pin_memory = lambda: True, lambda tensor: tensor
+from dash_inductor.lowering import failed_waits
+failed_waits.report_of("one_pass").copy_(torch.tensor([11, 4, 1, 0]))
+raise RuntimeError("CUDA error: an illegal memory access was encountered")
+"""
+
+
+@pytest.fixture
+def with_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor)
+    monkeypatch.setattr(failed_waits, "_kernels", {})
+    monkeypatch.setattr(failed_waits.atexit, "register", lambda function: None)
+    failed_waits._reports.cache_clear()
+    yield
+    failed_waits._reports.cache_clear()
+
+
+def test_what_is_written_to_the_address_is_told(with_gpu):
+    for kernel in ("another", "one_pass"):
+        high, low = failed_waits.address_of(kernel)
+        assert -(2**31) <= high < 2**31 and -(2**31) <= low < 2**31
+    assert failed_waits.address_of("one_pass") == (high, low)
+    assert failed_waits.failed_waits() == []
+    address = high << 32 | low & 0xFFFFFFFF  # as the kernel puts it together
+    assert address % 16 == 0  # it stores four integers at once
+    (ctypes.c_int32 * failed_waits.INTS).from_address(address)[:] = [11, 4, 1, 0]
+    assert failed_waits.failed_waits() == [LINE]
+
+
+def test_memory_that_is_made_under_fake_tensors_is_real(with_gpu):
+    with torch._subclasses.FakeTensorMode():
+        report = failed_waits.report_of("one_pass")
+    assert type(report) is torch.Tensor
+
+
+def test_without_a_gpu_there_is_no_address():
+    assert failed_waits.address_of("one_pass") == (0, 0)
+    assert failed_waits.failed_waits() == []
+
+
+def test_it_is_the_last_thing_that_a_process_says():
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, check=False)
+    *_, error, said = ended.stderr.splitlines()
+    assert error.startswith("RuntimeError: CUDA error")
+    assert said == f"dash_inductor: {LINE}. Please report it (docs: troubleshooting, illegal memory access)"
