@@ -136,6 +136,20 @@ def test_schedules_do_without_torch():
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip() in ("ascending", "shift")
 
 
+def test_formulas_are_made_when_a_choice_is():
+    """Everybody who imports Inductor imports what decides, also those who compile no attention."""
+    program = (
+        "import sys, dash_inductor.decision, dash_inductor.resolve\n"
+        "made = {f'dash_inductor.schedule.formulas.{name}' for name in ('monotone', 'shift', 'symmetric', 'two_pass')}\n"
+        "assert not made & set(sys.modules)\n"
+        "from dash_inductor.schedule.candidates import formula_of\n"
+        "formula_of('shift', 'full'), formula_of('two_pass', 'full')\n"
+        "assert made <= set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("path", modules("templates"), ids=name_of)
 def test_templates_import_nothing_of_the_project(path):
     assert all(name.startswith("dash_inductor.templates") or not name.startswith("dash_inductor") for name in imports(path))
