@@ -35,7 +35,7 @@ def scaled_dq(
     def element(index: Sequence[sympy.Expr]) -> OpsValue:
         b, h, m, d = index
         i = FloorDiv(m, block_m)
-        value = load([b * size[1] + h, i, *place(ModularIndexing(m, 1, block_m), d)])
+        value = load([b * size[1] + h, i, *place(m, d)])
         if visited is not None:
             value = ops.where(ops.to_dtype(visited(b, h, i), torch.bool), value, ops.constant(0.0, torch.float32))
         return ops.to_dtype(ops.mul(value, ops.constant(scale, torch.float32)), dtype)
@@ -44,24 +44,25 @@ def scaled_dq(
 
 
 def in_accumulator_order(tile: Tile) -> Callable[[sympy.Expr, sympy.Expr], list[sympy.Expr]]:
-    """Where the kernel's `to_accumulator_order` put element (m, d) of a Q tile in the tile's row of scratch."""
-    columns = tile.block_m if tile.dq_transposed else tile.block_d
+    """Where the kernel's `to_accumulator_order` put element (m, d) of a head in the row of scratch of m's Q tile."""
+    rows, columns = (tile.block_d, tile.block_m) if tile.dq_transposed else (tile.block_m, tile.block_d)
 
     def place(m: sympy.Expr, d: sympy.Expr) -> list[sympy.Expr]:
         row, column = (d, m) if tile.dq_transposed else (m, d)
-        digits = [  # (position, how many there are), slowest first
-            (FloorDiv(row, 16 * tile.warps_m), None),
-            (ModularIndexing(column, 8, tile.instr_n // 8), tile.instr_n // 8),
-            (FloorDiv(column, tile.instr_n), columns // tile.instr_n),
-            (ModularIndexing(row, 16, tile.warps_m), tile.warps_m),
-            (ModularIndexing(row, 1, 8), 8),
-            (ModularIndexing(column, 2, 4), 4),
-            (ModularIndexing(row, 8, 2), 2),
-            (ModularIndexing(column, 1, 2), 2),
+        digits = [  # (position, what one of the digit is, how many there are), slowest first
+            (row, 16 * tile.warps_m, rows // (16 * tile.warps_m)),
+            (column, 8, tile.instr_n // 8),
+            (column, tile.instr_n, columns // tile.instr_n),
+            (row, 16, tile.warps_m),
+            (row, 1, 8),
+            (column, 2, 4),
+            (row, 8, 2),
+            (column, 1, 2),
         ]
+        # One ModularIndexing for each and none in another: Inductor takes long to simplify an index of nested ones.
         at = sympy.Integer(0)
-        for digit, count in digits:
-            at = at * (count or 1) + digit
+        for position, one, count in digits:
+            at = at * count + ModularIndexing(position, one, count)
         return [at]
 
     return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -99,8 +100,25 @@ class Kernel(TritonTemplateKernel):
         return f"from {check.__module__} import {check.__name__}\n\n@{check.__name__}({expected})\n{lines}"
 
 
+class LazySource:
+    """A Jinja template that is compiled when it is first rendered: most graphs need two of ours, and one out of a cache none."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        return TritonTemplate._template_from_string(self._source)
+
+    def render(self, **names: Any) -> str:
+        """As Jinja's."""
+        return self._compiled.render(**names)
+
+
 class KernelTemplate(TritonTemplate):
     """A template whose kernels know its name."""
+
+    _template_from_string = LazySource  # called by the base class
 
     def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(f"dash_{name}", *args, **kwargs)

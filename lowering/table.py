@@ -51,10 +51,14 @@ def kernel_table(inputs: Inputs, tile: Tile) -> KernelTable:
 
 
 def _constant_table(inputs: Inputs) -> KernelTable:
+    """Made once for all attentions of a graph that got the same."""
     resolution = inputs.resolution
+    known = V.graph.__dict__.setdefault("dash_constant_tables", {})
+    if resolution in known:
+        return known[resolution]
     plan, time_ns = resolution.schedule
     ints = pack_plan(plan)
-    return KernelTable(
+    known[resolution] = KernelTable(
         table=_constant(ints, inputs.device),
         table_ints=len(ints),
         workers=plan.workers,
@@ -69,6 +73,7 @@ def _constant_table(inputs: Inputs) -> KernelTable:
             "predicted_us": None if time_ns is None else time_ns / 1000,
         },
     )
+    return known[resolution]
 
 
 def _constant(ints: list[int], device: torch.device) -> TensorBox:

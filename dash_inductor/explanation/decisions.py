@@ -48,9 +48,9 @@ def decide_on(gpu: str, graphs: Iterable[fx.GraphModule]) -> list[Decision]:
     with fake_gpu(gpu):
         found = []
         for graph in graphs:
-            for module in _modules(graph):
-                _move(module)
-            for module in _modules(graph):
+            for module in modules_of(graph):
+                move(module)
+            for module in modules_of(graph):
                 if not decline_if_left_out(module):
                     PASS.apply(module)
             found += decisions_of([graph])
@@ -69,13 +69,13 @@ def require_compiler() -> None:
         )
 
 
-def _modules(graph: fx.GraphModule) -> list[fx.GraphModule]:
+def modules_of(graph: fx.GraphModule) -> list[fx.GraphModule]:
     """The graph and those inside, such as the bodies of nested regions."""
     return [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
 
 
 def _attentions(graph: fx.GraphModule) -> Iterator[fx.Node]:
-    return (node for module in _modules(graph) for node in module.graph.nodes if MARK in node.meta)
+    return (node for module in modules_of(graph) for node in module.graph.nodes if MARK in node.meta)
 
 
 class _Lowered(BaseException):
@@ -129,7 +129,7 @@ def _alone(node: fx.Node) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
-def _move(module: fx.GraphModule) -> None:
+def move(module: fx.GraphModule) -> None:
     """Puts all tensors of a graph onto "cuda:0"."""
     moved: dict[int, Tensor] = {}  # a tensor in several nodes stays one
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from .costs import Costs, TwoPass
 from .families import MONOTONE, ROUND_ROBIN, TWO_PASS, why_impossible
-from .formulas import formula_for, two_pass
+from .formulas import formula_for
 from .formulas.formula import Formula
 from .packing import ROUND_ROBIN_MAX_N_Q
 from .tiled_problem import TiledProblem
@@ -47,8 +47,11 @@ class Candidate(NamedTuple):
         }
 
 
+@cache
 def formula_of(family: str, mask: str) -> Formula | None:
     """The formula of a family, or of two passes, under a mask; None where there is none."""
+    from .formulas import two_pass  # as in `formula_for`
+
     if family == TWO_PASS:
         return two_pass.FULL if mask == "full" else two_pass.CAUSAL
     return formula_for(family, mask)

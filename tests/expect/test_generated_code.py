@@ -4,9 +4,16 @@ import re
 from typing import Any
 
 import pytest
+import stock_ops
+from jinja2 import TemplateSyntaxError
 from kernels import MAIN, PREPROCESS, TABLE, TWO_PASS, assert_expected, generated, kernel, launch, text
+from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 
+import dash_inductor
+from dash_inductor.codegen.generate import deterministic, generate
+from dash_inductor.lowering import kernels as templates
+from dash_inductor.lowering import table
 from dash_inductor.lowering.load_check import Checked
 
 
@@ -84,3 +91,33 @@ def test_a_table_is_a_schedule_of_the_same_kernel() -> None:
         assert decision.family == family
         assert launch(codes[family]).endswith(f", {decision.roles * decision.heads_in_flight}, 1, 1)")
     assert text(codes["symmetric"], MAIN) == text(codes["descending"], MAIN)
+
+
+@pytest.mark.parametrize("lengths", [(64, 64), (64, 200)])
+def test_equal_attentions_share_table_and_kernels(lengths: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of them was given serves the others of its graph, and no other attention."""
+    packed: list[Any] = []
+    monkeypatch.setattr(table, "pack_plan", lambda plan, stock=table.pack_plan: packed.append(plan) or stock(plan))
+
+    def three(*inputs: Tensor) -> tuple[Tensor, ...]:
+        first, second = inputs[:4], inputs[4:]
+        return *stock_ops.flash(*first), *stock_ops.flash(first[0], *second[1:3], first[3]), *stock_ops.flash(*second)
+
+    def inputs() -> list[Tensor]:
+        return [x for length in lengths for x in stock_ops.tensors(kv_len=length)]
+
+    with deterministic(), dash_inductor.enabled(template="one_pass"):
+        code = generate(three, inputs, "h100")
+    assert len(code.decisions) == 3 and all(decision.rewritten for decision in code.decisions)
+    different = len(set(lengths))
+    assert len(packed) == different
+    launches = [len(lines) for name, lines in code.launches.items() if MAIN in code.kernels[name]]
+    assert sorted(launches) == ([3] if different == 1 else [1, 2])
+
+
+def test_a_template_is_compiled_when_it_is_rendered() -> None:
+    """So that a process which finds its graphs in a cache compiles none."""
+    wrong = templates.LazySource("{{ 1 ")
+    with pytest.raises(TemplateSyntaxError):
+        wrong.render()
+    assert isinstance(templates.ONE_PASS.template, templates.LazySource)

@@ -34,6 +34,8 @@ LAZY = {
     "dash_inductor.hooks.autoload": "`import torch` runs it, and must not fail or be slow",
     "dash_inductor.hooks.install": "`import torch` imports it, and Inductor comes when the user imports it",
     "dash_inductor.reproduce.check": "the command line does without torch",
+    "dash_inductor.schedule.candidates": "formulas are made when a choice is",
+    "dash_inductor.schedule.formulas": "formulas are made when a choice is",
     "dash_inductor.sass.gates": "the command line does without torch",
 }
 
@@ -132,6 +134,20 @@ def test_schedules_do_without_torch():
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.strip() in ("ascending", "shift")
+
+
+def test_formulas_are_made_when_a_choice_is():
+    """Everybody who imports Inductor imports what decides, also those who compile no attention."""
+    program = (
+        "import sys, dash_inductor.decision, dash_inductor.resolve\n"
+        "made = {f'dash_inductor.schedule.formulas.{name}' for name in ('monotone', 'shift', 'symmetric', 'two_pass')}\n"
+        "assert not made & set(sys.modules)\n"
+        "from dash_inductor.schedule.candidates import formula_of\n"
+        "formula_of('shift', 'full'), formula_of('two_pass', 'full')\n"
+        "assert made <= set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("path", modules("templates"), ids=name_of)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from ..families import MONOTONE
 from ..orders.shift import Shift
 from ..placement import GroupedPlan, Plan
-from . import monotone, shift, symmetric
 from .formula import Formula, Time
 
 
+@cache
 def formula_for(family: str, mask: str) -> Formula | None:
     """The formula of a family under a mask that it serves, None where there is none; a causal descending order is mirrored."""
+    from . import monotone, shift, symmetric  # sympy takes long to make them: nobody waits for it before a choice is made
+
     full = mask == "full"
     if family in MONOTONE:
         return monotone.FULL if full else monotone.MIRRORED if family == "descending" else None
