@@ -56,14 +56,14 @@ MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
 # (Triton, head dim) -> the most instructions of the main loop of one pass, by shape, on sm_90: as many as it compiles to. More are
 # not wrong, but slower: a reason to look at what changed.
 MOST_INSTRUCTIONS: dict[tuple[str, int], dict[str, int]] = {
-    ("3.6", 64): {"full": 416, "causal": 474, "causal-ragged-gqa": 509, "flex": 416, "flex-causal": 592},
-    ("3.6", 128): {"full": 481, "causal": 563, "causal-ragged-gqa": 595, "flex": 481, "flex-causal": 736},
-    ("3.7", 64): {"full": 397, "causal": 458, "causal-ragged-gqa": 493, "flex": 397, "flex-causal": 552},
-    ("3.7", 128): {"full": 473, "causal": 550, "causal-ragged-gqa": 582, "flex": 473, "flex-causal": 688},
-    ("3.8", 64): {"full": 397, "causal": 457, "causal-ragged-gqa": 493, "flex": 397, "flex-causal": 551},
-    ("3.8", 128): {"full": 498, "causal": 559, "causal-ragged-gqa": 616, "flex": 498, "flex-causal": 688},
-    ("3.9", 64): {"full": 460, "causal": 518, "causal-ragged-gqa": 553, "flex": 460, "flex-causal": 548},
-    ("3.9", 128): {"full": 569, "causal": 631, "causal-ragged-gqa": 686, "flex": 569, "flex-causal": 666},
+    ("3.6", 64): {"full": 424, "causal": 482, "causal-ragged-gqa": 518, "flex": 424, "flex-causal": 600},
+    ("3.6", 128): {"full": 489, "causal": 572, "causal-ragged-gqa": 604, "flex": 489, "flex-causal": 746},
+    ("3.7", 64): {"full": 406, "causal": 467, "causal-ragged-gqa": 502, "flex": 406, "flex-causal": 560},
+    ("3.7", 128): {"full": 481, "causal": 560, "causal-ragged-gqa": 592, "flex": 481, "flex-causal": 698},
+    ("3.8", 64): {"full": 406, "causal": 466, "causal-ragged-gqa": 502, "flex": 406, "flex-causal": 559},
+    ("3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 609, "flex": 504, "flex-causal": 698},
+    ("3.9", 64): {"full": 467, "causal": 527, "causal-ragged-gqa": 562, "flex": 467, "flex-causal": 556},
+    ("3.9", 128): {"full": 580, "causal": 642, "causal-ragged-gqa": 698, "flex": 580, "flex-causal": 675},
 }
 # What there is of each field of a cell.
 CHOICES: dict[str, Sequence[Any]] = {
