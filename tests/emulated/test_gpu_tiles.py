@@ -13,7 +13,10 @@ pytestmark = pytest.mark.usefixtures("rewriting")
 SEEDS = {"one_pass": range(3), "two_pass": range(1)}  # where nobody waits, one interleaving is as good as many
 TILES = [
     *((arch, CAUSAL) for arch in (90, 100)),
-    *(pytest.param(arch, mask, marks=pytest.mark.nightly) for arch, mask in [(80, CAUSAL), (80, FULL), (90, FULL), (100, FULL), (120, CAUSAL)]),
+    *(
+        pytest.param(arch, mask, marks=pytest.mark.nightly)
+        for arch, mask in [(80, CAUSAL), (80, FULL), (90, FULL), (100, FULL), (120, CAUSAL)]
+    ),
 ]
 LENGTH = 270  # ragged; three KV tiles of 128 rows
 

@@ -41,7 +41,8 @@ def test_h100_chains_at_the_memorys_peak() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "tflops", "bandwidth", "flop"), [("rtx4090", 165.2, 1.008, 512), ("l40s", 362, 0.864, 1024), ("rtx5090", 209.5, 1.792, 512)]
+    ("device", "tflops", "bandwidth", "flop"),
+    [("rtx4090", 165.2, 1.008, 512), ("l40s", 362, 0.864, 1024), ("rtx5090", 209.5, 1.792, 512)],
 )
 def test_proxies_without_a_figure_of_their_own(device: str, tflops: float, bandwidth: float, flop: int) -> None:
     """An H100's rates by the ratio of peaks; of two passes seven matmuls to five, and two round trips to L2 that one pass makes."""
@@ -67,7 +68,9 @@ def test_sms_and_ctas_per_sm() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(ValueError, match="no cost file for device 'mi300'; known: a100, b200, emulated, h100, h200, l40s, rtx4090, rtx5090"):
+    with pytest.raises(
+        ValueError, match="no cost file for device 'mi300'; known: a100, b200, emulated, h100, h200, l40s, rtx4090, rtx5090"
+    ):
         load_costs("mi300", block_m=64, block_n=128, head_dim=64)
     with pytest.raises(ValueError, match="sms must be at least 1, got 0"):
         load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=0)

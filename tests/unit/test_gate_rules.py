@@ -73,7 +73,10 @@ def test_gates_of_other_architectures_and_of_two_passes():
     ampere = GOOD | {"hgmma": 0, "hmma": 80, "red": 0}
     rules = {arch: Rules(arch, tile(arch, "bf16", 64)) for arch in (80, 86, 89, 100, 120)}
     assert rules[80].violated(ampere) == rules[89].violated(ampere) == rules[120].violated(ampere) == []
-    assert rules[120].violated(GOOD | {"red": 0}) == ["no matmul in the main loop is HMMA", "matmuls in the main loop are HGMMA, not HMMA"]
+    assert rules[120].violated(GOOD | {"red": 0}) == [
+        "no matmul in the main loop is HMMA",
+        "matmuls in the main loop are HGMMA, not HMMA",
+    ]
     assert rules[80].violated(ampere | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
     assert rules[86].violated(ampere | {"shared_bytes": 101377}) == ["101377 bytes of shared memory of 101376"]
     assert rules[120].violated(ampere | {"tmem_columns": 512}) == ["512 columns of tensor memory of 0"]

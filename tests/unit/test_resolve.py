@@ -144,7 +144,9 @@ def test_architectures_that_take_the_tiles_of_another(find, arch, like):
         assert find(like, "bf16", *dims).num_stages == 3
 
 
-@pytest.mark.parametrize(("arch", "text"), [(80, "32x64x256 and 64x32x256"), *((a, "32x32x256 and 32x32x256") for a in (86, 89, 120))])
+@pytest.mark.parametrize(
+    ("arch", "text"), [(80, "32x64x256 and 64x32x256"), *((a, "32x32x256 and 32x32x256") for a in (86, 89, 120))]
+)
 def test_a_smaller_tile_where_shared_memory_is_small(arch, text):
     """Past a head dim of 128, with three stages where value has fewer columns than query."""
     found, of_mla = two_pass_tile(arch, "bf16", 256), two_pass_tile(arch, "bf16", 192, 128)
