@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import TypeVar
 
 MAX_HEAD_DIM = 256
 LEAST_BLOCK_D = 16  # columns that a matmul takes
@@ -12,7 +14,7 @@ GLUON_HEAD_DIMS = (64, 128)
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
 # What a user can change where there is no tile.
-NVIDIA = "use an NVIDIA GPU of compute capability 8.0 to 10.3"
+NVIDIA = "use an NVIDIA GPU of compute capability 8.0 to 10.3, or 12.0"
 DEFAULTS = "leave the settings template, schedule and kernel at their defaults"
 HEAD_DIMS = "use heads of 1 to 256 columns, the same of query and key"
 HALF = "compute attention in bf16 or fp16, for instance under torch.autocast"
@@ -107,6 +109,7 @@ class TwoPassTile:
 
 
 AnyTile = Tile | TwoPassTile
+Entry = TypeVar("Entry", Tile, TwoPassTile)
 
 
 class NoTile(ValueError):
@@ -139,10 +142,13 @@ _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
     (100, 64): TwoPassTile(64, 64, 64, kv_rows=128, q_rows=128),
     (100, 128): TwoPassTile(64, 64, 128, kv_rows=128, q_rows=128),
     (100, 256): TwoPassTile(32, 32, 256, kv_rows=64, q_rows=64, preprocess_warps=8),
+    (86, 256): TwoPassTile(32, 32, 256, kv_rows=32, q_rows=32, preprocess_warps=8),
+    (120, 64): TwoPassTile(32, 32, 64, kv_rows=128, q_rows=128),  # with twice the keys some loops spill there, these too
+    (120, 128): TwoPassTile(64, 16, 128, kv_rows=64, q_rows=128),
 }
-# Architectures with the matmuls, copies and additions of one that has tiles take those, if shared memory is large enough for them.
-_TILES_OF = {80: 80, 86: 80, 87: 80, 89: 80, 90: 90, 100: 100, 103: 100}
-_SMALL = {86, 89}  # a CTA has 99 KiB of shared memory there: no room for a head dim of 256, nor for three stages at 128
+# An architecture takes the tiles that it has none of from one with the same matmuls, copies and additions.
+_TILES_OF = {80: 80, 86: 80, 87: 80, 89: 86, 90: 90, 100: 100, 103: 100, 120: 86}
+_SMALL = {86, 89, 120}  # a CTA has 99 KiB of shared memory there
 
 
 def padded(head_dim: int) -> int:
@@ -171,8 +177,8 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something.
         return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True, block_dv=block_dv)
-    entry = _TILES[tiles_of(arch), max(64, block_d, block_dv)]
-    of_dq = _TILES[tiles_of(arch), max(64, block_d)]  # dQ's layout depends on query's dim only
+    entry = _entry(_TILES, arch, max(64, block_d, block_dv))
+    of_dq = _entry(_TILES, arch, max(64, block_d))  # dQ's layout depends on query's dim only
     return replace(
         entry,
         block_d=block_d,
@@ -180,19 +186,25 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
         dq_transposed=of_dq.dq_transposed,
         warps_m=of_dq.warps_m,
         instr_n=min(of_dq.instr_n, block_d),
-        num_stages=_stages(entry, arch),
+        num_stages=entry.num_stages if prefetches(arch, block_d, block_dv) else 2,
     )
 
 
 def tiles_of(arch: int | str) -> int:
-    """The architecture whose tiles an architecture takes, mostly its own; NoTile if there are none.
+    """The architecture whose tiles an architecture takes, mostly its own, but for those that do not fit; NoTile if there are none.
 
     >>> tiles_of(90), tiles_of(89)
     (90, 80)
     """
     if arch not in _TILES_OF:
         raise NoTile(f"no tile for sm_{arch} (there are tiles for {', '.join(f'sm_{a}' for a in _TILES_OF)})", NVIDIA)
-    return _TILES_OF[int(arch)]
+    like = _TILES_OF[int(arch)]
+    return like if like == arch else tiles_of(like)
+
+
+def prefetches(arch: int | str, block_d: int, block_dv: int) -> bool:
+    """Whether an architecture's shared memory holds the three stages with which the main loop prefetches."""
+    return arch not in _SMALL or not block_d == block_dv > 64
 
 
 def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
@@ -226,10 +238,9 @@ def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | N
     if arch == EMULATED:
         # Nothing waits, but sums still have several terms.
         return TwoPassTile(16, 32, block_d, kv_rows=64, q_rows=32, split=split, num_warps=4, block_dv=block_dv)
-    if arch in _SMALL and most == 256:
-        raise NoTile(f"no tile for head dim {dims_text(*dims)} fits the shared memory of sm_{arch}", HEAD_DIMS)
-    entry = _TWO_PASS_TILES[tiles_of(arch), max(64, most)]
-    return replace(entry, block_d=block_d, block_dv=block_dv, split=entry.split and split, num_stages=_stages(entry, arch))
+    entry = _entry(_TWO_PASS_TILES, arch, max(64, most))
+    stages = entry.num_stages if prefetches(arch, block_d, block_dv) else 2
+    return replace(entry, block_d=block_d, block_dv=block_dv, split=entry.split and split, num_stages=stages)
 
 
 def _columns(arch: int | str, head_dim: int, value_dim: int) -> tuple[int, int]:
@@ -242,9 +253,9 @@ def _columns(arch: int | str, head_dim: int, value_dim: int) -> tuple[int, int]:
     return max(block_d, block_dv), block_dv
 
 
-def _stages(entry: Tile | TwoPassTile, arch: int | str) -> int:
-    """Of a tile of the tables, on an architecture that takes it."""
-    return 2 if arch in _SMALL and entry.block_d == 128 else entry.num_stages
+def _entry(table: Mapping[tuple[int | str, int], Entry], arch: int | str, head_dim: int) -> Entry:
+    """An architecture's own, or that of the nearest whose tiles it takes."""
+    return table[arch, head_dim] if (arch, head_dim) in table else _entry(table, _TILES_OF[int(arch)], head_dim)
 
 
 def _checked(arch: int | str, dtype: str, head_dim: int, value_dim: int | None, most: int) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Compiles the kernels of the tile tables for GPUs that need not be there, and names the rules that their machine code breaks.
 
 Rules are, for example: nothing spills to memory, matrix instructions are asynchronous, an SM holds as many CTAs as the schedule
-counts on. All kernels take half an hour; select some by the options. The exit status is 1 if a rule is broken.
+counts on. All kernels take three quarters of an hour; select some by the options. The exit status is 1 if a rule is broken.
 """
 
 from __future__ import annotations

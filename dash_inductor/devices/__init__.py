@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ..templates.tiles import tiles_of
 from .cost_files import arch_of, numbers_of
@@ -39,6 +40,7 @@ LIMITS: dict[int, Limits] = {
     90: Limits(2048, 32, 228 * KIB, 227 * KIB),
     100: Limits(2048, 32, 228 * KIB, 227 * KIB, tmem_columns=512),
     103: Limits(2048, 32, 228 * KIB, 227 * KIB, tmem_columns=512),
+    120: Limits(1536, 24, 100 * KIB, 99 * KIB),
 }
 SCHEDULERS = 4  # of an SM; each has its share of the registers
 
@@ -104,12 +106,15 @@ class NamedDevice:
 
 
 # Memory: NVIDIA H100 Tensor Core GPU Architecture (SXM5), NVIDIA H200 data sheet, NVIDIA A100 Tensor Core GPU Architecture (SXM4
-# 80 GB), NVIDIA Blackwell Tuning Guide.
+# 80 GB), NVIDIA Blackwell Tuning Guide, NVIDIA Ada GPU Architecture, NVIDIA L40S data sheet, NVIDIA RTX Blackwell GPU Architecture.
 _KNOWN = (
     NamedDevice("h100", "NVIDIA H100 80GB HBM3", 80 * GIB),
     NamedDevice("h200", "NVIDIA H200", 141 * GIB),
     NamedDevice("a100", "NVIDIA A100-SXM4-80GB", 80 * GIB),
     NamedDevice("b200", "NVIDIA B200", 180 * GIB),
+    NamedDevice("rtx4090", "NVIDIA GeForce RTX 4090", 24 * GIB),
+    NamedDevice("l40s", "NVIDIA L40S", 48 * GIB),
+    NamedDevice("rtx5090", "NVIDIA GeForce RTX 5090", 32 * GIB),
 )
 DEVICES: dict[str, NamedDevice] = {known.key: known for known in _KNOWN}
 
@@ -130,24 +135,26 @@ def key_for(gpu_name: str, arch: int) -> str | None:
     """The key of a real GPU, from its name as CUDA reports it and its architecture (90 for 9.0); None if unknown (`stand_in`).
 
     Boards of one chip (SXM, PCIe, NVL) share a key. A MIG slice has neither the SMs nor the L2 of the whole GPU, and
-    the GPU of a Grace superchip ("GH200") is not that of the board whose number it carries: both are unknown.
+    the GPU of a Grace superchip ("GH200"), or of a laptop, is not that of the board whose number it carries: all are unknown.
 
-    >>> key_for("NVIDIA H100 80GB HBM3", 90), key_for("NVIDIA A100-PCIE-40GB", 80), key_for("NVIDIA H20", 90)
-    ('h100', 'a100', None)
+    >>> key_for("NVIDIA H100 80GB HBM3", 90), key_for("NVIDIA GeForce RTX 4090", 89), key_for("NVIDIA H20", 90)
+    ('h100', 'rtx4090', None)
     """
     words = re.split(r"[^A-Z0-9]+", gpu_name.upper())
-    if "MIG" in words:
+    if "MIG" in words or "LAPTOP" in words:
         return None
+    words = [*words, *map("".join, pairwise(words))]  # RTX 4090
     return next((known.key for known in _KNOWN if known.key.upper() in words and known.arch == arch), None)
 
 
 def stand_in(arch: int) -> str:
-    """The key whose cost file serves an unknown GPU of an architecture: that of the one with the same tiles.
+    """The key whose cost file serves an unknown GPU: that of the first of its architecture, else of the one whose tiles it takes.
 
     Raises:
         ValueError: there is no tile for it.
 
-    >>> stand_in(90), stand_in(89)
-    ('h100', 'a100')
+    >>> stand_in(90), stand_in(89), stand_in(86)
+    ('h100', 'rtx4090', 'a100')
     """
-    return next(known.key for known in _KNOWN if known.arch == tiles_of(arch))
+    alike = tiles_of(arch)
+    return next(known.key for like in (arch, alike) for known in _KNOWN if known.arch == like)

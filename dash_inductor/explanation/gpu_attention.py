@@ -27,6 +27,7 @@ aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
 CUDNN_ARCHS = (90, 100, 103)  # where torch prefers cuDNN, if that is newer than 9.15
 MOST_CUDNN = (128, 128), (192, 128)  # head dims of query and value
+NO_FLASH_TRAINING = (86, 89, 120)  # where flash attention has no backward of head dims 193 to 224, nor of more with dropout
 MASK_ALIGNMENT = 8  # elements
 _thread = threading.local()
 
@@ -140,6 +141,7 @@ def chosen(
         and (same_heads or grouped)
         and attn_mask is None
         and dims[0] == dims[1] <= 256
+        and not (gpu.arch in NO_FLASH_TRAINING and dims[0] > 192 and (dims[0] <= 224 or dropout_p) and _trains(*tensors))
         and not (is_causal and query.shape[2] != key.shape[2])
     ):
         return SDPBackend.FLASH_ATTENTION

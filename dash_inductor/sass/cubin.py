@@ -177,7 +177,8 @@ def disassemble(cubin: bytes) -> str:
         return sass + cuobjdump("-elf") if " BRX " in sass else sass
 
 
-_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(?:\{\s*)?(@!?U?P\w+)?\s*([A-Z]\w*(?:\.\w+)*)\s*(.*?)\s*;")
+# Behind the operands a cuobjdump may write scheduling marks, `&req={1} ?trans5`, as that of CUDA 12.8 does for sm_120.
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,6})\*/\s+(?:\{\s*)?(@!?U?P\w+)?\s*([A-Z]\w*(?:\.\w+)*)\s*([^&?;]*?)\s*(?:[&?][^;]*)?;")
 
 
 def parse(sass: str) -> list[Instruction]:

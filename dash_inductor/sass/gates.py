@@ -11,7 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import LIMITS, device, occupancy
-from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, Tile, TwoPassTile, tile, tiles_of, two_pass_tile
+from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, Tile, TwoPassTile, prefetches, tile, tiles_of, two_pass_tile
 from .cubin import inspect
 from .replay import replay
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..codegen.generate import CompiledKernel, Generated
 
 Number = TypeVar("Number", int, float)
-DEVICES = {"sm_80": "a100", "sm_90": "h100", "sm_100": "b200"}
+DEVICES = {"sm_80": "a100", "sm_89": "rtx4090", "sm_90": "h100", "sm_100": "b200", "sm_120": "rtx5090"}
 HEAD_DIMS = (16, 32, 64, 96, 128, 192, 256)
 VALUE_DIMS = {96: 64, 192: 128}  # of MLA, beside values of the head dim itself
 HEADS, LENGTH = 16, 8192
@@ -51,6 +51,12 @@ MOST_LOCAL: dict[tuple[str, int], dict[str, int]] = {
     # MLA in two passes: dK of 256 columns and dV of 128 take 192. In CTAs of their own nothing would spill, and a tile take 28 %
     # more cycles by the replay.
     ("3.9", 192): {"causal-ragged-gqa": 8, "causal-dynamic-gqa": 2},
+}
+# The same on sm_120.
+MOST_LOCAL_OF_SM_120: dict[tuple[str, int], dict[str, int]] = {
+    ("3.7", 64): {"flex-window-soft-cap": 2},
+    ("3.8", 64): {"flex-window-soft-cap": 3},
+    ("3.9", 64): {"flex-window-soft-cap": 3},
 }
 MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
 # (Triton, head dim) -> the most instructions of the main loop of one pass, by shape, on sm_90: as many as it compiles to. More are
@@ -103,7 +109,8 @@ class Rules:
             yield f"every wgmma is waited for: {values['warpgroup_depbars']} WARPGROUP.DEPBAR in the main loop"
 
     def _of_waits(self, values: Mapping[str, Any]) -> Iterator[str]:
-        if values["copies_ahead"] is not None and values["copies_ahead"] < 0:
+        waits_for_last = values["copies_ahead"] is not None and values["copies_ahead"] < 0
+        if waits_for_last and prefetches(self.arch, self.tile.block_d, self.tile.block_dv):
             yield f"nothing is prefetched: the first wait is for {-values['copies_ahead']} groups of copies of the step before"
         if values["idle_fences"] or values["idle_additions"]:
             yield f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions"
@@ -162,15 +169,15 @@ class Cell:
             arch,
             find(arch, self.dtype, self.head_dim, self.value_dim),
             self._listed(MOST_INSTRUCTIONS),
-            self._listed(MOST_LOCAL) or 0,
+            self._listed(MOST_LOCAL) or self._listed(MOST_LOCAL_OF_SM_120, "sm_120") or 0,
             self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK,
         )
 
-    def _listed(self, figures: Mapping[tuple[str, int], Mapping[str, Number]]) -> Number | None:
+    def _listed(self, figures: Mapping[tuple[str, int], Mapping[str, Number]], arch: str = "sm_90") -> Number | None:
         import triton
 
         is_mla = self.value_dim is not None
-        if self.arch != "sm_90" or is_mla != (self.template == Template.TWO_PASS):
+        if self.arch != arch or is_mla != (self.template == Template.TWO_PASS):
             return None
         return figures.get((triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
 

@@ -13,7 +13,10 @@ pytestmark = pytest.mark.usefixtures("rewriting")
 SEEDS = {"one_pass": range(3), "two_pass": range(1)}  # where nobody waits, one interleaving is as good as many
 TILES = [
     *((arch, CAUSAL) for arch in (90, 100)),
-    *(pytest.param(arch, mask, marks=pytest.mark.nightly) for arch, mask in [(80, CAUSAL), (80, FULL), (90, FULL), (100, FULL)]),
+    *(
+        pytest.param(arch, mask, marks=pytest.mark.nightly)
+        for arch, mask in [(80, CAUSAL), (80, FULL), (90, FULL), (100, FULL), (120, CAUSAL)]
+    ),
 ]
 LENGTH = 270  # ragged; three KV tiles of 128 rows
 
@@ -51,7 +54,7 @@ def test_one_pass_of_other_values(arch, dims, monkeypatch):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("arch", [80, 90, 100])
+@pytest.mark.parametrize("arch", [80, 90, 100, 120])
 @pytest.mark.parametrize("dims", [(192, 128), (128, 256)])
 def test_two_passes_of_other_values(arch, dims, monkeypatch):
     check("two_pass", tiles.two_pass_tile(arch, "bf16", *dims), CAUSAL, dims[0], monkeypatch, dims[1])

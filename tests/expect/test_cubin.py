@@ -113,6 +113,7 @@ def addresses(text: str) -> list[int]:
 def test_parse():
     (wait,) = parse("        /*31b0*/              @!P2 BRA P3, 0x3150 ;          /* 0xfffffffc00e4a947 */")
     assert (wait.address, wait.guard, wait.opcode, wait.operands) == (0x31B0, "@!P2", "BRA", "P3, 0x3150")
+    assert [wait] == parse("  /*31b0*/  @!P2 BRA P3, 0x3150          &req={2,1}    ?trans5;   /* 0xfffffffc00e4a947 */")
     (matmul,) = parse("  /*10050*/  HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0 ;")
     assert matmul.base == "HGMMA" and matmul.is_matmul and not wait.is_matmul
 

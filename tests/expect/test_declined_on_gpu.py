@@ -74,12 +74,12 @@ def other_gpu(name: str, arch: int, sms: int = 72) -> Iterator[None]:
 DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
 JAGGED = "jagged tensors are not rewritten"
 UNEQUAL = {"q_len": 64, "kv_len": 65}
-TILES = "(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103)"
+TILES = "(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103, sm_120)"
 BIAS = "a float bias is an input of the graph"
 LEARNT = "the attention mask is learnt: the stock op computes its gradient, ours does not"
 TUNING = "triton.autotune_at_compile_time"
 ONE_PASS, SHIFT = partial(install.enabled, template="one_pass"), partial(install.enabled, schedule="shift")
-T4, RTX, L40S = (partial(other_gpu, *gpu) for gpu in (("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120), ("NVIDIA L40S", 89)))
+T4, RTX, SPARK = (partial(other_gpu, *gpu) for gpu in (("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120), ("NVIDIA GB10", 121)))
 FP32 = {"dtype": torch.float32}
 OUTSIDE = "head dim {} is outside 1..256".format
 MORE = "head dim 192 is more than the 128 of one pass, which {0}='{1}' asks for".format
@@ -128,9 +128,8 @@ def tuning(on: bool | None) -> AbstractContextManager:
         (flash, {}, partial(tuning, True), f"torch._inductor.config.{TUNING} is on"),
         # GPUs without tiles
         (flash, {}, T4, f"no cost file for Tesla T4, and no tile for sm_75 {TILES}"),
-        (flash, {}, RTX, f"no cost file for NVIDIA GeForce RTX 5090, and no tile for sm_120 {TILES}"),
-        (flash, {"head_dim": 256}, L40S, "no tile for head dim 256 fits the shared memory of sm_89"),
-        (flash, {"head_dim": 128}, L40S, None),
+        (flash, {}, SPARK, f"no cost file for NVIDIA GB10, and no tile for sm_121 {TILES}"),
+        *((flash, {"head_dim": head_dim}, RTX, None) for head_dim in (128, 256)),
     ],
 )
 def test_reasons(h100, capsys, attention, sizes, context, reason):
@@ -152,7 +151,8 @@ def test_reasons(h100, capsys, attention, sizes, context, reason):
         ("NVIDIA H20", 90, 78, "h100"),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 90, 16, "h100"),
         ("NVIDIA A10", 86, 72, "a100"),
-        ("NVIDIA L40S", 89, 142, "a100"),
+        ("NVIDIA L4", 89, 58, "rtx4090"),
+        ("NVIDIA GeForce RTX 5070", 120, 48, "rtx5090"),
         ("NVIDIA B300 SXM6 AC", 103, 148, "b200"),
     ],
 )
@@ -279,7 +279,8 @@ FEW = (
         ({}, partial(install.enabled, template="two_pass"), "template='two_pass' takes no FlexAttention"),
         ({}, partial(install.enabled, kernel="gluon"), "kernel='gluon' takes no FlexAttention"),
         ({}, ONE_PASS, None),
-        ({}, RTX, f"no cost file for NVIDIA GeForce RTX 5090, and no tile for sm_120 {TILES}"),
+        ({}, RTX, None),
+        ({}, SPARK, f"no cost file for NVIDIA GB10, and no tile for sm_121 {TILES}"),
     ],
 )
 def test_reasons_of_flex(h100, sizes, context, reason):

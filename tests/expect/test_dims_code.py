@@ -27,7 +27,7 @@ def assert_no_broken_gate(code: Generated, key: str, word: str, dims: tuple[int,
         ("h100", "one_pass", (64, 128), FULL),
         *(
             pytest.param(key, template, dims, sizes, marks=nightly)
-            for key in ("a100", "b200", "h100")
+            for key in ("a100", "b200", "h100", "rtx4090", "rtx5090")
             for template, pairs in {
                 "one_pass": ((128, 64), (64, 128), (64, 16), (16, 64), (8, 8)),
                 "two_pass": ((192, 128), (128, 256), (256, 64), (128, 64), (64, 128), (8, 8)),

@@ -30,10 +30,13 @@ from kernels import assert_expected
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend
 
 import dash_inductor
 from dash_inductor import config, explain
 from dash_inductor.cli.main import main
+from dash_inductor.devices import device
+from dash_inductor.explanation.gpu_attention import chosen
 from dash_inductor.hooks import install
 
 FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
@@ -150,6 +153,23 @@ def test_warn_only_takes_cudnn():
     finally:
         torch.use_deterministic_algorithms(False)
     assert row.rewritten and "cudnn" in row.op
+
+
+@pytest.mark.parametrize(
+    ("key", "head_dim", "dropout_p", "trains", "op"),
+    [
+        *((key, 208, 0.0, True, SDPBackend.EFFICIENT_ATTENTION) for key in ("rtx4090", "rtx5090")),
+        ("rtx5090", 208, 0.0, False, SDPBackend.FLASH_ATTENTION),
+        ("rtx5090", 256, 0.0, True, SDPBackend.FLASH_ATTENTION),
+        ("rtx5090", 256, 0.5, True, SDPBackend.EFFICIENT_ATTENTION),
+        ("rtx5090", 192, 0.5, True, SDPBackend.FLASH_ATTENTION),
+        ("a100", 208, 0.5, True, SDPBackend.FLASH_ATTENTION),
+    ],
+)
+def test_head_dims_without_flash_attention(key, head_dim, dropout_p, trains, op):
+    """On GPUs of 99 KiB it has no backward of 193 to 224 columns, nor of more with dropout."""
+    tensor = torch.empty(1, 2, 64, head_dim, dtype=torch.bfloat16, requires_grad=trains)
+    assert chosen(device(key), tensor, tensor, tensor, None, dropout_p, False, False) == op
 
 
 def test_no_attention():
@@ -281,7 +301,7 @@ def test_command_of_one_that_is_declined(monkeypatch, capsys):
         (["explained:tensor_as_inputs"], "not (GPT, Tensor)"),
         (["explained:nothing"], "no function 'nothing'"),
         (["no_such_module:f"], "no module 'no_such_module'"),
-        (["explained:gpt", "--device", "h900"], "the known ones are h100, h200, a100, b200"),
+        (["explained:gpt", "--device", "h900"], "the known ones are h100, h200, a100, b200, rtx4090, l40s, rtx5090"),
         (["explained:wrong_shape", "--device", "h100"], "a and b must have same reduction dim, but got [512, 3] X [64, 192]"),
         (["explained:reads", "--device", "h100"], "take the read out"),
     ],

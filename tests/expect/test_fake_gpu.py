@@ -21,6 +21,7 @@ from dash_inductor.devices import DEVICES, device, key_for
 
 aten = torch.ops.aten
 TARGETS = {"h100": "sm_90a", "h200": "sm_90a", "a100": "sm_80", "b200": "sm_100a"}
+TARGETS |= {"rtx4090": "sm_89", "l40s": "sm_89", "rtx5090": "sm_120a"}
 
 
 def pointwise(x, y):
@@ -165,7 +166,9 @@ def test_refused_under_the_interpreter(monkeypatch):
 
 
 def test_unknown_device():
-    with pytest.raises(ValueError, match="unknown device 'h101': the known ones are h100, h200, a100, b200"):
+    with pytest.raises(
+        ValueError, match="unknown device 'h101': the known ones are h100, h200, a100, b200, rtx4090, l40s, rtx5090"
+    ):
         device("h101")
 
 
@@ -180,6 +183,9 @@ def test_unknown_device():
         ("NVIDIA H20", 90, None),
         ("NVIDIA GH200 480GB", 90, None),
         ("NVIDIA A10", 86, None),
+        ("NVIDIA GeForce RTX 5090 D", 120, "rtx5090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 89, None),
+        ("NVIDIA RTX 4000 Ada Generation", 89, None),
         ("Quadro RTX 8000", 75, None),
     ],
 )
@@ -193,7 +199,10 @@ SIZES = ["--q-len", "256", "--kv-len", "256", "--batch", "1", "--heads", "4", "-
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["codegen", "--device", "h101", *SIZES], "there is no cost file for 'h101'; take one of h100, h200, a100, b200"),
+        (
+            ["codegen", "--device", "h101", *SIZES],
+            "there is no cost file for 'h101'; take one of h100, h200, a100, b200, rtx4090, l40s, rtx5090",
+        ),
         (["codegen", "--device", "h100", *SIZES, "--kv-heads", "3"], "3 does not divide 4"),
         (["codegen", "--device", "h100", *SIZES, "--batch", "0"], "must be at least 1"),
         (["codegen", "--device", "h100", *SIZES, "--batch", "two"], "must be an integer, got 'two'"),

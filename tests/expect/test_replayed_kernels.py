@@ -89,7 +89,7 @@ def test_gates_and_codegen_print_it(capsys):
     assert tensor == pytest.approx([1024, 768], abs=2)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", pytest.param("sm_120", marks=pytest.mark.nightly)])
 def test_other_gpus_are_not_predicted(arch):
     row = judged(Cell(arch, Template.ONE_PASS, "bf16", 64, "full"))
     assert (row["predicted_cycles"], row["not_predicted"]) == (None, "only sm_90 can be replayed")

@@ -29,6 +29,7 @@ SAID = ("family", "roles", "heads_in_flight", "stride", "tile", "predicted_us", 
         ("h100", {"schedule": "shift"}, {}),
         ("h100", {"template": "one_pass"}, {"head_dim": 192}),
         ("b200", {}, {"kv_len": 2049}),
+        ("rtx5090", {}, {}),
     ],
 )
 def test_they_say_the_same(device: str, settings: dict, change: dict, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from kernels import broken_gates
 from torch import Tensor
 
 from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, generate
@@ -39,9 +40,9 @@ def arguments() -> list[Tensor]:
     return [*tensors, torch.empty(SEQUENCES + 1, dtype=torch.int32, device="cuda")]
 
 
-def generated(*, dynamic: bool = False) -> Generated:
+def generated(*, dynamic: bool = False, key: str = "h100") -> Generated:
     with deterministic():
-        return generate(attention, arguments, "h100", dynamic_dims=(0,) if dynamic else ())
+        return generate(attention, arguments, key, dynamic_dims=(0,) if dynamic else ())
 
 
 def templates(code: Generated) -> list[str]:
@@ -66,3 +67,13 @@ def test_lengths_known_at_run_time_only() -> None:
     assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
     (decision,) = code.decisions
     assert decision.mask == "varlen" and not isinstance(decision.q_len, int)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("key", ["rtx4090", "rtx5090"])
+def test_gates_of_consumer_gpus(key: str) -> None:
+    """The rules of the other kernels hold there, too."""
+    code = generated(key=key)
+    (name,) = code.templates
+    _, sentences = broken_gates(code, key, name, HEAD_DIM)
+    assert sentences == []

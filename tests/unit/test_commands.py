@@ -112,7 +112,8 @@ SIZES = "--q-len 64 --kv-len 64 --batch 1 --heads 1 --head-dim 64"
         ),
         (
             f"choose --device gh200 {SIZES}",
-            " choose: error: argument --device: there is no cost file for 'gh200'; take one of a100, b200, emulated, h100, h200",
+            " choose: error: argument --device: there is no cost file for 'gh200'; take one of a100, b200, emulated, h100, "
+            "h200, l40s, rtx4090, rtx5090",
         ),
         (f"choose --device h100 {SIZES} --batch 0", " choose: error: argument --batch: must be at least 1, got 0"),
     ],

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from dash_inductor.devices.cost_files import FOLDER, known_devices, load_costs, tomllib
+from dash_inductor.devices.cost_files import FOLDER, known_devices, load_costs, tomllib, two_pass_percent
 
 
 def test_the_known_devices() -> None:
-    assert known_devices() == ("a100", "b200", "emulated", "h100", "h200")
+    assert known_devices() == ("a100", "b200", "emulated", "h100", "h200", "l40s", "rtx4090", "rtx5090")
 
 
 @pytest.mark.parametrize("device", known_devices())
@@ -40,6 +40,21 @@ def test_h100_chains_at_the_memorys_peak() -> None:
         assert costs.chain_ns == pytest.approx(4 * 128 * head_dim * 2 / (3.35e12 / 132) * 1e9, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("device", "tflops", "bandwidth", "flop"),
+    [("rtx4090", 165.2, 1.008, 512), ("l40s", 362, 0.864, 1024), ("rtx5090", 209.5, 1.792, 512)],
+)
+def test_proxies_without_a_figure_of_their_own(device: str, tflops: float, bandwidth: float, flop: int) -> None:
+    """An H100's rates by the ratio of peaks; of two passes seven matmuls to five, and two round trips to L2 that one pass makes."""
+    for head_dim, block_m, block_n, expected in ((64, 32, 128, 350), (128, 64, 64, 440)):
+        sizes = 10 * block_m * block_n * head_dim
+        costs = load_costs(device, block_m=block_m, block_n=block_n, head_dim=head_dim)
+        assert costs.step_ns == pytest.approx(sizes / (expected * tflops / 989 / costs.workers * 1e3), rel=1e-2)
+        assert costs.chain_ns == pytest.approx(4 * block_n * head_dim * 2 / (bandwidth * 1e12 / costs.workers) * 1e9, rel=1e-3)
+        one = sizes / flop
+        assert two_pass_percent(device, head_dim) == (round(100 * 1.4 * one / (one + 1200)), True)
+
+
 def test_the_emulated_device() -> None:
     costs = load_costs("emulated", block_m=16, block_n=32, head_dim=128)
     assert (costs.step_ns, costs.hop_ns, costs.workers) == (1000, 750, 6)
@@ -53,7 +68,9 @@ def test_sms_and_ctas_per_sm() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(ValueError, match="no cost file for device 'mi300'; known: a100, b200, emulated, h100, h200"):
+    with pytest.raises(
+        ValueError, match="no cost file for device 'mi300'; known: a100, b200, emulated, h100, h200, l40s, rtx4090, rtx5090"
+    ):
         load_costs("mi300", block_m=64, block_n=128, head_dim=64)
     with pytest.raises(ValueError, match="sms must be at least 1, got 0"):
         load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=0)

@@ -250,6 +250,8 @@ def test_gpus(gpu, capsys):
     [
         ("NVIDIA GH200 480GB", (9, 0), "h100.toml, that of another GPU, with this one's SMs", None),
         ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", (8, 0), "a100.toml, that of another GPU, with this one's SMs", None),
+        ("NVIDIA GeForce RTX 5090", (12, 0), "rtx5090.toml", None),
+        ("NVIDIA L4", (8, 9), "rtx4090.toml, that of another GPU, with this one's SMs", None),
         ("Tesla T4", (7, 5), None, "no cost file for Tesla T4, and no tile for sm_75"),
     ],
 )

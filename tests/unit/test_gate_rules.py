@@ -11,7 +11,18 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from dash_inductor.devices import LIMITS, occupancy, stand_in
 from dash_inductor.lowering.load_check import Checked, check, expect
-from dash_inductor.sass.gates import DEVICES, FLEX_SHAPES, HEAD_DIMS, MOST_INSTRUCTIONS, MOST_LOCAL, SHAPES, Cell, Rules, cells
+from dash_inductor.sass.gates import (
+    DEVICES,
+    FLEX_SHAPES,
+    HEAD_DIMS,
+    MOST_INSTRUCTIONS,
+    MOST_LOCAL,
+    MOST_LOCAL_OF_SM_120,
+    SHAPES,
+    Cell,
+    Rules,
+    cells,
+)
 from dash_inductor.templates.tiles import tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
@@ -60,10 +71,15 @@ def test_each_gate(changed, sentence):
 
 def test_gates_of_other_architectures_and_of_two_passes():
     ampere = GOOD | {"hgmma": 0, "hmma": 80, "red": 0}
-    rules = {arch: Rules(arch, tile(arch, "bf16", 64)) for arch in (80, 86, 89, 100)}
-    assert rules[80].violated(ampere) == rules[89].violated(ampere) == []
+    rules = {arch: Rules(arch, tile(arch, "bf16", 64)) for arch in (80, 86, 89, 100, 120)}
+    assert rules[80].violated(ampere) == rules[89].violated(ampere) == rules[120].violated(ampere) == []
+    assert rules[120].violated(GOOD | {"red": 0}) == [
+        "no matmul in the main loop is HMMA",
+        "matmuls in the main loop are HGMMA, not HMMA",
+    ]
     assert rules[80].violated(ampere | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
     assert rules[86].violated(ampere | {"shared_bytes": 101377}) == ["101377 bytes of shared memory of 101376"]
+    assert rules[120].violated(ampere | {"tmem_columns": 512}) == ["512 columns of tensor memory of 0"]
     blackwell = GOOD | {"hgmma": 0, "utcmma": 10, "tmem_columns": 512}
     assert rules[100].violated(blackwell) == []
     assert rules[100].violated(blackwell | {"tmem_columns": 1024}) == ["1024 columns of tensor memory of 512"]
@@ -74,6 +90,17 @@ def test_gates_of_other_architectures_and_of_two_passes():
     assert of_two.violated(two | {"main_loops": 1}) == ["1 loops with matmuls, where the tile has 2 kinds of CTAs"]
     of_three = Rules(90, two_pass_tile(90, "bf16", 256))
     assert of_three.violated(two) == ["2 loops with matmuls, where the tile has 3 kinds of CTAs"]
+
+
+def test_prefetching_where_three_stages_fit():
+    """An SM of 100 KiB holds them to 64 columns, and to more where value has fewer than query."""
+    late = GOOD | {"hgmma": 0, "hmma": 80, "red": 0, "copies_ahead": -3}
+    sentence = ["nothing is prefetched: the first wait is for 3 groups of copies of the step before"]
+    for arch in (86, 89, 120):
+        for dims, broken in (((64, None), True), ((64, 32), True), ((128, 64), True), ((128, None), False), ((96, None), False)):
+            assert Rules(arch, tile(arch, "bf16", *dims)).violated(late) == sentence * broken
+    for arch in (80, 87):
+        assert Rules(arch, tile(arch, "bf16", 128)).violated(late) == sentence
 
 
 def test_a_flex_attention_beside_stock():
@@ -118,7 +145,9 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
     soft_cap = replace(cell, shape="flex-window-soft-cap")
     assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [28, 0, 0]
     assert soft_cap.rules.share_of_stock == 0.70
-    assert all({*by_shape} < {*SHAPES, *FLEX_SHAPES} for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values())
+    assert [replace(soft_cap, arch="sm_120", head_dim=head_dim).rules.most_local for head_dim in (64, 128)] == [2, 0]
+    tables = MOST_INSTRUCTIONS, MOST_LOCAL, MOST_LOCAL_OF_SM_120
+    assert all({*by_shape} < {*SHAPES, *FLEX_SHAPES} for most in tables for by_shape in most.values())
 
 
 @pytest.mark.parametrize(
@@ -137,6 +166,9 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
         (90, 16, 0, 32, 0, 32),
         (86, 16, 0, 32, 0, 16),
         (89, 16, 0, 1024, 0, 1),  # of 1,536 threads
+        (120, 16, 0, 32, 0, 24),
+        (120, 64, 99 << 10, 256, 0, 1),
+        (120, 64, (99 << 10) + 1, 256, 0, 0),
         (80, 16, 0, 1024, 0, 2),
         (100, 64, 0, 128, 256, 2),
         (100, 64, 0, 128, 512, 1),
@@ -148,10 +180,10 @@ def test_occupancy(arch, registers, shared_bytes, threads, tmem_columns, ctas):
 
 
 def test_the_costs_that_stand_in():
-    costs = dict.fromkeys((80, 86, 87, 89), "a100") | {90: "h100"} | dict.fromkeys((100, 103), "b200")
+    costs = dict.fromkeys((80, 86, 87), "a100") | {89: "rtx4090", 90: "h100", 120: "rtx5090"} | dict.fromkeys((100, 103), "b200")
     assert {arch: stand_in(arch) for arch in LIMITS} == costs
-    with pytest.raises(ValueError, match=r"no tile for sm_120 \(there are tiles for sm_80, sm_86, "):
-        stand_in(120)
+    with pytest.raises(ValueError, match=r"no tile for sm_121 \(there are tiles for sm_80, sm_86, "):
+        stand_in(121)
 
 
 def launcher(registers: int, shared_bytes: int = 82432, num_warps: int = 8) -> Any:
