@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import arithmetic
+from . import arithmetic, tensor_cores
 from .parse import Instruction, Kernel, Memory, Operand, Tensor, Vector, names
 
 PARAMETERS = 1 << 40  # where the addresses of parameters begin: only those of tensor descriptors are taken
@@ -75,6 +75,9 @@ class Program:
         self.has_tcgen05 = any(opcode.startswith("tcgen05") for opcode in opcodes)
         self.is_specialised = any(opcode.startswith("setmaxnreg") for opcode in opcodes)
         self.granule = self._granule()
+        words = [opcode_words(opcode) for opcode in opcodes]
+        ordered = {"acquire", "release", "relaxed", "volatile"}
+        self.communicates = any({"atom", "red"} & w or (ordered & w and "global" in w) for w in words)  # whether CTAs may wait for each other
         leaders = {0, *kernel.labels.values()}
         for number, opcode in enumerate(opcodes):
             if CONTROL.fullmatch(opcode):
@@ -629,22 +632,21 @@ def warp_barrier(b: _Block, o: list[Operand]) -> None:
     b.line("c.races.warp_barrier(c, s)")
 
 
-@semantics(r"mma\.sync\.aligned\.(?P<shape>m\d+n\d+k\d+)\.row\.col\.(?P<d>f32|f16)\.(?P<a>\w+)\.(?P<b_>\w+)\.(?P<c>f32|f16)")
-def multiply(b: _Block, o: list[Operand], shape: str, d: str, a: str, b_: str, c: str) -> None:
-    if (d, c) != ("f32", "f32") or a != b_:
-        raise Unknown(f"no semantics for {b.kernel.where(b.number)}")
+@semantics(r"mma\.sync\.aligned\..*")
+def multiply(b: _Block, o: list[Operand]) -> None:
+    tensor_cores.mma(b.instruction.opcode)
     given = ", ".join(b.pack(items(x), "b32") for x in o[1:4])
-    b.unpack(items(o[0]), "b32", f"c.mma({b.number}, s, {shape!r}, {a!r}, {given})")
+    b.unpack(items(o[0]), "b32", f"c.mma({b.number}, s, {b.instruction.opcode!r}, {given})")
 
 
-@semantics(r"ldmatrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?\.shared(::cta)?\.b16")
-def load_matrix(b: _Block, o: list[Operand], count: str, trans: str) -> None:
-    b.unpack(items(o[0]), "b32", f"c.load_matrix({b.number}, s, {b.address(o[1])}, {count}, {bool(trans)})")
+@semantics(r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16")
+def load_matrix(b: _Block, o: list[Operand]) -> None:
+    b.unpack(items(o[0]), "b32", f"c.load_matrix({b.number}, s, {b.address(o[1])}, {b.instruction.opcode!r})")
 
 
-@semantics(r"stmatrix\.sync\.aligned\.m8n8\.x(?P<count>[124])(?P<trans>\.trans)?\.shared(::cta)?\.b16")
-def store_matrix(b: _Block, o: list[Operand], count: str, trans: str) -> None:
-    b.line(f"c.store_matrix({b.number}, s, {b.address(o[0])}, {b.pack(items(o[1]), 'b32')}, {bool(trans)})")
+@semantics(r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16")
+def store_matrix(b: _Block, o: list[Operand]) -> None:
+    b.line(f"c.store_matrix({b.number}, s, {b.address(o[0])}, {b.pack(items(o[1]), 'b32')}, {b.instruction.opcode!r})")
 
 
 # ------------------------------------------------ memory
@@ -789,25 +791,23 @@ def tensor_memory_order(b: _Block, o: list[Operand]) -> None:
     """Of values nothing: accesses are complete at once. Their races are not modelled."""
 
 
-@semantics(r"tcgen05\.(?P<op>ld|st)\.sync\.aligned\.(?P<shape>32x32b|16x32bx2|16x64b|16x128b|16x256b)\.x(?P<count>\d+)(?P<unpack>\.unpack::16b|\.pack::16b)?\.b32")
-def tensor_memory(b: _Block, o: list[Operand], op: str, shape: str, count: str, unpack: str) -> None:
-    if unpack:
-        raise Unknown(f"no semantics for {b.kernel.where(b.number)}")
+@semantics(r"tcgen05\.(?P<op>ld|st)\.sync\.aligned\.\w+\.x\d+\.b32")
+def tensor_memory(b: _Block, o: list[Operand], op: str) -> None:
     vector = next(x for x in o if isinstance(x, Vector))
     place = next(x for x in o if isinstance(x, Memory))
     split = next((int(x, 0) for x in o if isinstance(x, str)), 0)
-    given = f"{b.number}, s, {shape!r}, {b.address(place)}, {split}"
+    given = f"{b.number}, s, {b.instruction.opcode!r}, {b.address(place)}, {split}"
     if op == "ld":
-        b.unpack(vector.items, "b32", f"c.load_tensor_memory({given}, {len(vector.items)})")
+        b.unpack(vector.items, "b32", f"c.load_tensor_memory({given})")
     else:
         b.line(f"c.store_tensor_memory({given}, {b.pack(vector.items, 'b32')}, {b.mask()})")
 
 
-@semantics(r"tcgen05\.mma\.cta_group::1\.kind::(?P<kind>f16|tf32)")
-def tensor_multiply(b: _Block, o: list[Operand], kind: str) -> None:
-    a = f"{b.address(o[1])}, True" if isinstance(o[1], Memory) else f"wide({b.read(o[1], 'u64')}, n, np.int64), False"
+@semantics(r"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32)")
+def tensor_multiply(b: _Block, o: list[Operand]) -> None:
+    a = f"{b.address(o[1])}, True" if isinstance(o[1], Memory) else f"wide({b.read(o[1], 'u64')}, n, np.uint64), False"
     right, flags, add = f"wide({b.read(o[2], 'u64')}, n, np.uint64)", f"wide({b.read(o[3], 'u32')}, n, np.int64)", b.read(o[4], "pred")
-    b.line(f"c.tensor_multiply({b.number}, s, {kind!r}, {b.address(o[0])}, {a}, {right}, {flags}, wide({add}, n, bool), {b.mask()})")
+    b.line(f"c.tensor_multiply({b.number}, s, {b.instruction.opcode!r}, {b.address(o[0])}, {a}, {right}, {flags}, wide({add}, n, bool), {b.mask()})")
 
 
 @semantics(r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster\.b64")
