@@ -135,9 +135,13 @@ class Prepared:
             lse = session.memory.put(self.lse.float().contiguous(), "logsumexp")
             return out, lse, None, None, n, n, empty, empty[0], None
 
+        def launch_gluon(*arguments: Any) -> None:
+            with session.ops:  # what it allocates lies in the arena
+                gluon.launch(*arguments)
+
         return {
             aten._scaled_dot_product_flash_attention.default: flash,
-            torch.ops.dash.sdpa_backward_gluon.default: lambda *arguments: gluon.launch(*arguments),
+            torch.ops.dash.sdpa_backward_gluon.default: launch_gluon,
         }
 
 
