@@ -118,13 +118,9 @@ class Prepared:
         arguments = four
         if case.value_dim not in (None, case.head_dim):
             arguments = [*four, put(_as_stored(self.out, case), "out"), put(self.lse.float().contiguous(), "logsumexp")]
-        if case.dynamic:  # sizes that are symbols come first
-            names = [line.strip() for line in self.generated.source.split("def call")[1].splitlines()[1:2]]
-            count = names[0].partition("=")[0].count(",") + 1 - len(arguments)
-            lengths = list(dict.fromkeys((case.q_len, case.kv_len)))
-            if count != len(lengths):
-                raise ValueError(f"the wrapper takes {count} sizes, and there are {len(lengths)} lengths")
-            return [*lengths, *arguments]  # type: ignore[list-item]
+        first = self.generated.source.split("def call(self, args):")[1].split("= args")[0]
+        if first.count(",") + 1 > len(arguments):  # sizes that are symbols come first
+            return [*dict.fromkeys((case.q_len, case.kv_len)), *arguments]  # type: ignore[list-item]
         return arguments
 
     def _externs(self, session: Session) -> dict[Any, Callable[..., Any]]:
