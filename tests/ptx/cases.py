@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,11 @@ class Result:
     seconds: float
 
     @property
+    def ignored(self) -> list[str]:
+        """Modifiers that say nothing of values or order."""
+        return sorted({name for launch in self.executed for name in launch.program.ignored})
+
+    @property
     def races(self) -> list[dict[str, Any]]:
         return [{"kernel": launch.kernel, **race} for launch in self.executed for race in launch.races]
 
@@ -82,14 +88,22 @@ class Prepared:
         self.right, self.out, self.lse = _reference(case, self.inputs)
         self.programs: dict[str, Program] = {}
 
-    def run(self, seed: int = 0, check: bool = True, change: Callable[..., None] | None = None, observe: Any = None) -> Result:
-        """Executes the wrapper. With `change`, which edits kernels, nothing is kept."""
+    def run(
+        self,
+        seed: int = 0,
+        check: bool = True,
+        change: Callable[..., None] | None = None,
+        changed: str = "",
+        observe: Callable[[str], None] = lambda name: None,
+    ) -> Result:
+        """Executes the wrapper. `change` edits kernels before they are lowered; only that of the name `changed` is lowered anew."""
         case = self.case
         total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
         session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, change=change)
-        session.programs = {} if change else self.programs
-        if observe:
-            session.observe = observe
+        session.observe = observe
+        session.programs = self.programs
+        if change:
+            session.programs = {ptx: program for ptx, program in self.programs.items() if program.kernel.name != changed}
         placed = {name: session.memory.put(tensor, name) for name, tensor in self.inputs.items()}
         session.externs = self._externs(session)
         constants = {name: session.memory.put(tensor, name) for name, tensor in self.constants.items()}
@@ -105,6 +119,18 @@ class Prepared:
             largest = max(float(right.abs().max()) for right in self.right.values())
             errors = {name: float((gradients[name].double() - right).abs().max()) / largest for name, right in self.right.items()}
         return Result(gradients, errors, session.executed, session.externs_used, fault, time.perf_counter() - start)
+
+    @property
+    def steps(self) -> int:
+        """Pairs of tiles of which a query sees a key, over all query heads: steps of the main loop."""
+        tile = next(decision.tile for decision in self.generated.decisions if decision.rewritten)
+        rows, columns = map(int, re.findall(r"\d+", str(tile))[:2])
+        visible = _visible(self.case, self.inputs.get("documents"))
+        if visible is None:
+            visible = torch.ones(self.case.q_len, self.case.kv_len, dtype=torch.bool)
+        seen = torch.nn.functional.pad(visible.float(), (0, -visible.shape[1] % columns, 0, -visible.shape[0] % rows))
+        tiles = seen.view(seen.shape[0] // rows, rows, seen.shape[1] // columns, columns).amax((1, 3))
+        return int(tiles.sum()) * self.case.heads * self.case.batch
 
     def _arguments(self, placed: dict[str, Tensor], session: Session) -> list[Tensor]:
         """In the order of the traced function."""
