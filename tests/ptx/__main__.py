@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dash_inductor.cli.arguments import add_json, at_least
+from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.codegen import add_arguments
 from dash_inductor.cli.console import print_json, progress, section
 from dash_inductor.config import CHOICES
@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     add_arguments(made)
     for name in SETTINGS:
         made.add_argument(f"--{name}", choices=CHOICES[name], help=f"the setting {name}")
-    made.add_argument("--sms", type=at_least(1), metavar="N", help="SMs that the schedule counts on: few make several chains a worker")
+    made.add_argument(
+        "--sms", type=at_least(1), metavar="N", help="SMs that the schedule counts on: few make several chains a worker"
+    )
     made.add_argument("--seeds", type=at_least(1), default=1, metavar="N", help="interleavings of the CTAs (default 1)")
     made.add_argument("--no-races", action="store_true", help="values only, three times as fast")
     made.add_argument("--mutants", action="store_true", help="also each synchronisation of the main kernel weakened alone")

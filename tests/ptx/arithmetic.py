@@ -1,4 +1,4 @@
-"""What Python's operators and numpy's functions do not say of PTX's arithmetic (ISA 9.7.1 to 9.7.9): the helpers of lowered blocks."""
+"""The helpers of lowered blocks: what numpy's operators and functions do not say of PTX's arithmetic (ISA 9.7.1 to 9.7.9)."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def ftz(x: Array) -> Array:
 
 
 def fma(a: Array, b: Array, c: Array) -> Array:
-    """The product is exact in float64; the sum is rounded there and then to float32, which differs from one rounding in rare cases."""
+    """The product is exact in float64; the sum is rounded there, then to float32: in rare cases not what one rounding gives."""
     if a.dtype == np.float64:
         return a * b + c
     return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float32)
@@ -79,7 +79,9 @@ def high(a: Array, b: Array) -> Array:
     """The upper half of the product."""
     bits = 8 * a.dtype.itemsize
     if bits == 64:
-        return np.array([(int(x) * int(y)) >> 64 for x, y in zip(*np.broadcast_arrays(np.atleast_1d(a), b), strict=True)]).astype(a.dtype)
+        return np.array([(int(x) * int(y)) >> 64 for x, y in zip(*np.broadcast_arrays(np.atleast_1d(a), b), strict=True)]).astype(
+            a.dtype
+        )
     double = f"{a.dtype.kind if a.dtype.kind == 'i' else 'u'}{a.dtype.itemsize * 2}"
     return ((a.astype(double) * b.astype(double)) >> np.dtype(double).type(bits)).astype(a.dtype)
 
@@ -113,7 +115,9 @@ def extract(a: Array, start: Array, length: Array) -> Array:
 
 
 def insert(a: Array, into: Array, start: Array, length: Array) -> Array:
-    mask = (((np.uint64(1) << (length & 255).astype(np.uint64)) - np.uint64(1)) << (start & 255).astype(np.uint64)).astype(into.dtype)
+    mask = (((np.uint64(1) << (length & 255).astype(np.uint64)) - np.uint64(1)) << (start & 255).astype(np.uint64)).astype(
+        into.dtype
+    )
     return (into & ~mask) | ((a << start.astype(into.dtype)) & mask)
 
 
@@ -151,7 +155,15 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
     return made.astype(np.uint32)
 
 
-OPERATIONS = {"add": np.add, "sub": np.subtract, "mul": np.multiply, "min": np.minimum, "max": np.maximum, "fmin": np.fmin, "fmax": np.fmax}
+OPERATIONS = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "min": np.minimum,
+    "max": np.maximum,
+    "fmin": np.fmin,
+    "fmax": np.fmax,
+}
 
 
 def by_elements(op: str, element: str, *given: Array) -> Array:
@@ -164,7 +176,7 @@ def by_elements(op: str, element: str, *given: Array) -> Array:
         exact = np.multiply(values[0], values[1], dtype=np.float64) + values[2]
         made = exact.astype(np.float32) if element != "f16" else exact.astype(np.float16)
     else:
-        made = OPERATIONS[op](*[x if op.startswith("f") or element[0] != "s" else x for x in values])
+        made = OPERATIONS[op](*values)
     return np.ascontiguousarray(to_bf16(made) if element == "bf16" else made).view(wide_dtype)
 
 

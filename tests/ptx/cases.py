@@ -189,7 +189,7 @@ def _generate(case: Case) -> Generated:
     if case.is_flex:
         if case.q_len != case.kv_len or case.dynamic or case.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
-        mods = {"mask_mod": case.mask_mod or "none", "score_mod": case.score_mod or "none"}
+        mods: dict[str, Any] = {"mask_mod": case.mask_mod or "none", "score_mod": case.score_mod or "none"}
         return flex_backward(case.device, FlexAttention(length=case.q_len, block=case.block, **mods, **sizes))
     return attention_backward(case.device, q_len=case.q_len, kv_len=case.kv_len, mask=case.mask, dynamic=case.dynamic, **sizes)
 

@@ -1,19 +1,19 @@
-"""Who knows of what: vector clocks of threads, by the PTX memory model's causality order.
+"""Who knows of what: vector clocks of threads, by the PTX memory model's causality order (8.9.5).
 
 Time is a stamp, `now`, that every synchronisation advances. `known[t, w]` says that thread t knows of all that warp w did at stamps
 below it. A warp's threads share a column; a column more stands for the bulk copies (TMA) of the CTA. `fenced[t, w]` is the same for
 what may be seen through the async proxy, by which wgmma and TMA read shared memory. The rules, with sections of the PTX ISA:
 
-    bar, barrier         each thread leaves with all that those that arrived knew, and what they did before.   8.10.4, 9.7.13.1
-    bar.warp.sync        the same among the lanes of a warp.                                                   9.7.13.2
-    release              an atomic or store with .release or .acq_rel leaves its thread's clock at the flag.   8.10.1 (release patterns)
-    acquire              a load or atomic with .acquire or .acq_rel takes the clocks that stand there.         8.10.2 (acquire patterns)
-    fence.acq_rel, .sc   makes a release of the relaxed write behind it, an acquire of the relaxed read before. 8.10.1, 8.10.2, 9.7.13.4
-    mbarrier             an arrival leaves its thread's clock, a wait that succeeds takes all of the phase's.  9.7.13.15
-    fence.proxy.async    what the thread knows of now, and did, may be seen by the async proxy.                8.5, 9.7.13.4
-    cp.async             its writes are its thread's, at the time of the wait for its group.                   9.7.9.25.3
-    cp.async.bulk        its writes are the bulk column's, known with the phase that they complete.            9.7.9.25.4, 9.7.13.15
-    wgmma                reads through the async proxy until waited for; its registers are in flight so long.  9.7.15.2, 9.7.15.7
+    bar, barrier         each thread leaves with all that those that arrived knew, and what they did before. 8.9.4, 9.7.13.1
+    bar.warp.sync        the same among the lanes of a warp. 9.7.13.2
+    release              an atomic or store with .release or .acq_rel leaves its thread's clock at the flag. 8.8
+    acquire              a load or atomic with .acquire or .acq_rel takes the clocks that stand there. 8.8
+    fence.acq_rel, .sc   makes a release of the relaxed write behind it, an acquire of the relaxed read before it. 8.8
+    mbarrier             an arrival leaves its thread's clock, a wait that succeeds takes all of the phase's. 9.7.13.15
+    fence.proxy.async    what the thread knows of now, and did, may be seen by the async proxy. 8.6, 9.7.13.4
+    cp.async             its writes are its thread's, at the time of the wait for its group. 9.7.9.25.3
+    cp.async.bulk        its writes are the bulk column's, known with the phase that they complete. 9.7.9.25.4, 9.7.13.15
+    wgmma                reads through the async proxy until waited for; its registers are in flight so long. 9.7.15.2, 9.7.15.7
 
 A kernel without atomics or ordered accesses of global memory has CTAs that never know of each other: they run one after the other,
 and share rows and columns (`is_local`).
@@ -135,7 +135,7 @@ class Clocks:
                 self.seen[row] = joined(self.seen.get(row), clock)  # type: ignore[assignment]
 
     def release(self, cta: Any, t: np.ndarray, flags: np.ndarray, order: str) -> None:
-        """Writes of flags. A chain of atomics goes on with what earlier ones released: 8.10.1, release sequences."""
+        """Writes of flags. A chain of atomics goes on with what earlier ones released: 8.8."""
         self.now += 1
         for thread, flag in zip(t.tolist(), flags.tolist(), strict=True):
             offered = self.of(cta, thread) if order in ("release", "acq_rel") else self.offered.get(self.row(cta) + thread)

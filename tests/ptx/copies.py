@@ -160,7 +160,9 @@ class Copies(Accesses):
         source = found.address + (places * np.array(found.strides)[:, None]).sum(0) * found.size
         return found, self.shared_at(number, target.ravel(), found.size), source, inside
 
-    def load_box(self, number: int, s: Any, to: np.ndarray, descriptor: Any, at: np.ndarray, barrier: np.ndarray, mask: Any) -> None:
+    def load_box(
+        self, number: int, s: Any, to: np.ndarray, descriptor: Any, at: np.ndarray, barrier: np.ndarray, mask: Any
+    ) -> None:
         for thread, address, handle, where, *place in self._each(s, mask, to, descriptor, barrier, *at):
             found, offset, source, inside = self._box(number, handle, place, address)
             of = self.global_at(number, source[inside], found.size, True)
@@ -173,7 +175,14 @@ class Copies(Accesses):
             index = offset // found.size
             view[index] = np.iinfo(view.dtype).max
 
-            def arrive(size: int = found.size, state: Any = state, index: Any = index, of: Any = of, inside: Any = inside, touched: Any = touched) -> None:
+            def arrive(
+                size: int = found.size,
+                state: Any = state,
+                index: Any = index,
+                of: Any = of,
+                inside: Any = inside,
+                touched: Any = touched,
+            ) -> None:
                 data = np.zeros(index.size, self.shared_views[size].dtype)
                 data[inside] = self.memory.views[size][of // size]
                 self.shared_views[size][index] = data

@@ -15,7 +15,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-import triton
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
@@ -32,7 +31,20 @@ from .memory import Global
 from .parse import Kernel, parse
 
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # Triton's numbers for TMA
-NOT_OPS = ("detach", "view", "as_strided", "alias", "select", "slice", "transpose", "expand", "unsqueeze", "squeeze", "permute", "t.default")
+NOT_OPS = (
+    "detach",
+    "view",
+    "as_strided",
+    "alias",
+    "select",
+    "slice",
+    "transpose",
+    "expand",
+    "unsqueeze",
+    "squeeze",
+    "permute",
+    "t.default",
+)
 
 
 @dataclass
@@ -50,8 +62,8 @@ class Executed:
 class Session:
     """Inside `with session.running():` Triton's launches execute PTX.
 
-    `change` is called with each kernel before it is lowered, and may edit its instructions: mutants. Programs are kept by their PTX,
-    and may be handed on to another session of the same code.
+    `change` is called with each kernel before it is lowered, and may edit its instructions: mutants. Programs are kept by their
+    PTX, and may be handed on to another session of the same code.
     """
 
     device: str
@@ -207,7 +219,7 @@ def _flatten(kind: Any, value: Any, parameters: list[int], descriptors: dict[int
 
 
 class _Inductors:
-    """A kernel of a generated wrapper: compiled when it first runs, launched as Inductor's own autotuner would, first configuration."""
+    """A kernel of a generated wrapper: compiled when it first runs, and launched as Inductor would its first configuration."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -234,6 +246,3 @@ def call(wrapper: str, arguments: list[torch.Tensor], constants: dict[str, torch
         exec(compile(wrapper, "<wrapper>", "exec"), scope)
         scope.update(constants)
         return scope["call"](list(arguments))
-
-
-assert triton.__version__

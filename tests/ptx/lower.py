@@ -1,11 +1,11 @@
 """A kernel's basic blocks as Python functions over all threads that run them: `Program(kernel)`.
 
-A block is `block(c, s)`: `c` is the CTA (machine.py, whose methods touch memory), `s` its threads, a slice or indices. A register is
-a row of one of the CTA's register files, P (predicates), H, W, D (16, 32, 64 bits); inside a block it is a local variable, a numpy
-array of an element a thread, or a scalar where all threads have the same. Only registers that other blocks read go back to the file.
+A block is `block(c, s)`: `c` is the CTA (machine.py, whose methods touch memory), `s` its threads, a slice or indices. A register
+is a row of one of the CTA's register files, P (predicates), H, W, D (16, 32, 64 bits). Inside a block it is a local variable, a
+numpy array of an element a thread, or a scalar where all threads have the same. Only registers that other blocks read go back.
 
 Which opcode does what is a table: each function below names by a regular expression the opcodes that it knows, with every modifier.
-What matches none raises `Unknown` by its name. Modifiers in IGNORED say nothing of values or order, and `Program.ignored` lists those
+What matches none raises `Unknown` by its name. Modifiers in IGNORED say nothing of values or order; `Program.ignored` lists those
 that were met. Rounding is IEEE's to nearest even; approximations (ex2, rcp, ...) are exact; `.ftz` flushes results, not operands.
 """
 
@@ -24,17 +24,25 @@ PARAMETERS = 1 << 40  # where the addresses of parameters begin: only those of t
 SHARED = 1024  # where a CTA's shared memory begins, as on Hopper: the first KiB is the system's
 IGNORED = re.compile(r"\.(L1::\w+|L2::(?!cache_hint)\w+|L2::cache_hint|nc|cg|ca|cs|cv|wb|wt|lu|uni|noftz)(?![\w:])")
 DTYPES = {
-    **{f"{kind}{8 * size}": f"{name}{8 * size}" for size in (1, 2, 4, 8) for kind, name in (("b", "uint"), ("u", "uint"), ("s", "int"))},
+    **{
+        f"{kind}{8 * size}": f"{name}{8 * size}"
+        for size in (1, 2, 4, 8)
+        for kind, name in (("b", "uint"), ("u", "uint"), ("s", "int"))
+    },
     **{"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "uint16", "pred": "bool"},
     **{"f16x2": "uint32", "bf16x2": "uint32", "f32x2": "uint64", "s16x2": "uint32", "u16x2": "uint32"},
 }
 FILES = {"bool": "P", "uint16": "H", "uint32": "W", "uint64": "D"}
 STORED = {"pred": "bool", "b16": "uint16", "b32": "uint32", "f32": "uint32", "b64": "uint64", "f64": "uint64"}
 STORED |= {f"{kind}{size}": f"uint{size}" for kind in "us" for size in (16, 32, 64)}
-SPECIAL = re.compile(r"%(tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid)\.([xyz])|%(laneid|warpid|clusterid|cluster_ctarank)(\.x)?")
+SPECIAL = re.compile(
+    r"%(tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid)\.([xyz])|%(laneid|warpid|clusterid|cluster_ctarank)(\.x)?"
+)
 NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?|0[fFdD][0-9a-fA-F]+")
 CONTROL = re.compile(r"bra(\.uni)?|brx\.idx(\.uni)?|ret|exit|trap|wgmma\..*|bar(rier)?(\.cta)?\.(sync|arrive)(\.aligned)?")
-ENDS = re.compile(r"ld\..*\b(acquire|relaxed|volatile)\b.*|atom\..*|mbarrier\.(try|test)_wait.*")  # a block: it may be in a loop of polls
+ENDS = re.compile(
+    r"ld\..*\b(acquire|relaxed|volatile)\b.*|atom\..*|mbarrier\.(try|test)_wait.*"
+)  # a block: it may be in a loop of polls
 
 
 class Unknown(NotImplementedError):
@@ -77,7 +85,9 @@ class Program:
         self.granule = self._granule()
         words = [opcode_words(opcode) for opcode in opcodes]
         ordered = {"acquire", "release", "relaxed", "volatile"}
-        self.communicates = any({"atom", "red"} & w or (ordered & w and "global" in w) for w in words)  # whether CTAs may wait for each other
+        self.communicates = any(
+            {"atom", "red"} & w or (ordered & w and "global" in w) for w in words
+        )  # whether CTAs may wait for each other
         leaders = {0, *kernel.labels.values()}
         for number, opcode in enumerate(opcodes):
             if CONTROL.fullmatch(opcode):
@@ -90,7 +100,6 @@ class Program:
         self.registers = [frozenset(self._registers(range(*limits))) & self.rows.keys() for limits in ranges]
         self.read_elsewhere = self._read_before_written(ranges)
         made = [_Block(self, range(*limits)) for limits in ranges]
-        self.written = [frozenset(block.written) for block in made]
         self.blocks: list[Any] = [block.function for block in made]
 
     def block_of(self, label: str) -> int:
@@ -125,13 +134,15 @@ class Program:
         kernel = self.kernel
         if not any(instruction.opcode.startswith("setmaxnreg") for instruction in kernel.instructions):
             return kernel.threads
-        counts = [i.operands[1] for i in kernel.instructions if i.opcode == "bar.sync" and len(i.operands) == 2 and i.operands[0] == "0"]
+        counts = [
+            i.operands[1] for i in kernel.instructions if i.opcode == "bar.sync" and len(i.operands) == 2 and i.operands[0] == "0"
+        ]
         if len(set(counts)) != 1:
             raise Unknown(f"{kernel.name}: partitions whose default one no barrier counts")
         return int(str(counts[0]), 0)
 
     def _granule(self) -> int:
-        """Bytes of what the shadow tells apart: the narrowest write. A narrower read conflicts with a write of the whole all the same."""
+        """Bytes of what the shadow tells apart: the narrowest write. To read a part of one is to read it."""
         widths = [4]
         for instruction in self.kernel.instructions:
             found = re.fullmatch(r"(?:st|atom|red)\b.*?(?:\.v(\d))?\.[a-z]+(\d+)(x2)?", instruction.opcode)
@@ -335,7 +346,9 @@ class _Block:
             if size == own:
                 self.write(target, kind, f"{made}[{number}]")
             else:
-                self.write(target, f"{'s' if signed else 'u'}{size}", f"{made}[{number}].astype(np.{'int' if signed else 'uint'}{size})")
+                self.write(
+                    target, f"{'s' if signed else 'u'}{size}", f"{made}[{number}].astype(np.{'int' if signed else 'uint'}{size})"
+                )
 
 
 def items(operand: Operand) -> tuple[Operand, ...]:
@@ -349,7 +362,9 @@ INTEGER, FLOAT = r"(?P<kind>[bsu](16|32|64))", r"(?P<kind>f32|f64|f16)"
 SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
 
 
-@semantics(rf"(?P<op>add|sub)\.{INTEGER}|(?P<op2>mul)\.lo\.(?P<kind2>[su](16|32|64))|(?P<op3>and|or|xor)\.(?P<kind3>pred|b(16|32|64))")
+@semantics(
+    rf"(?P<op>add|sub)\.{INTEGER}|(?P<op2>mul)\.lo\.(?P<kind2>[su](16|32|64))|(?P<op3>and|or|xor)\.(?P<kind3>pred|b(16|32|64))"
+)
 def integer(b: _Block, o: list[Operand], **groups: str) -> None:
     op = groups["op"] or groups["op2"] or groups["op3"]
     kind = groups["kind"] or groups["kind2"] or groups["kind3"]
@@ -420,14 +435,20 @@ def extremum(b: _Block, o: list[Operand], op: str, ftz: str, nan: str, kind: str
 @semantics(r"(?P<op>neg|abs)(?P<ftz>\.ftz)?\.(?P<kind>s(16|32|64)|f32|f64|f16)|(?P<op2>not)\.(?P<kind2>pred|b(16|32|64))")
 def unary(b: _Block, o: list[Operand], op: str, ftz: str, kind: str, op2: str, kind2: str) -> None:
     kind = kind or kind2
-    b.write(o[0], kind, f"{ {'neg': '-', 'abs': 'np.abs', 'not': '~'}[op or op2]}({b.read(o[1], kind)})")
+    b.write(o[0], kind, f"{ {'neg': '-', 'abs': 'np.abs', 'not': '~'}[op or op2] }({b.read(o[1], kind)})")
 
 
 @semantics(r"(?P<op>neg|abs)(\.ftz)?\.(?P<kind>bf16|bf16x2|f16x2)")
 def sign_bits(b: _Block, o: list[Operand], op: str, kind: str) -> None:
     bits = 0x80008000 if kind.endswith("x2") else 0x8000
     read, dtype = b.read(o[1], kind), DTYPES[kind]
-    b.write(o[0], kind, f"{read} ^ np.{dtype}({bits})" if op == "neg" else f"{read} & np.{dtype}({bits ^ (0xFFFFFFFF if bits > 1 << 16 else 0xFFFF)})")
+    b.write(
+        o[0],
+        kind,
+        f"{read} ^ np.{dtype}({bits})"
+        if op == "neg"
+        else f"{read} & np.{dtype}({bits ^ (0xFFFFFFFF if bits > 1 << 16 else 0xFFFF)})",
+    )
 
 
 @semantics(r"copysign\.f32")
@@ -503,7 +524,7 @@ def compare(b: _Block, o: list[Operand], compare: str, combine: str, kind: str) 
     x, y = (f"from_bf16({b.read(v, kind)})" if kind == "bf16" else b.read(v, kind) for v in o[first : first + 2])
     if compare in ("num", "nan"):
         value = f"{'~' if compare == 'num' else ''}(np.isnan({x}) | np.isnan({y}))"
-    elif compare in COMPARE and not (compare == "ne" and kind[0] == "f" or compare == "ne" and kind == "bf16"):
+    elif compare in COMPARE and not (compare == "ne" and (kind[0] == "f" or kind == "bf16")):
         value = f"({x} {COMPARE[compare]} {y})"
     elif compare == "ne":  # ordered: false where an operand is NaN
         value = f"(({x} < {y}) | ({x} > {y}))"
@@ -662,7 +683,9 @@ def store_matrix(b: _Block, o: list[Operand]) -> None:
 # ------------------------------------------------ memory
 
 ORDERS = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel")
-SCOPES = r"(?P<words>(\.(weak|volatile|relaxed|acquire|release|acq_rel|cta|cluster|gpu|sys|global|shared(::cta)?))+)"  # in any order
+SCOPES = (
+    r"(?P<words>(\.(weak|volatile|relaxed|acquire|release|acq_rel|cta|cluster|gpu|sys|global|shared(::cta)?))+)"  # in any order
+)
 ELEMENTS = r"(\.v(?P<count>[248]))?\.(?P<kind>[bsu](8|16|32|64)|f32|f64)"
 
 
@@ -725,7 +748,9 @@ def copy(b: _Block, o: list[Operand]) -> None:
 
 @semantics(r"cp\.async\.(?P<what>commit_group|wait_group|wait_all)")
 def copy_groups(b: _Block, o: list[Operand], what: str) -> None:
-    b.line("c.commit_copies()" if what == "commit_group" else f"c.wait_copies({int(str(o[0]), 0) if o else 0}, {what == 'wait_all'})")
+    b.line(
+        "c.commit_copies()" if what == "commit_group" else f"c.wait_copies({int(str(o[0]), 0) if o else 0}, {what == 'wait_all'})"
+    )
 
 
 @semantics(r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global(\.tile)?\.mbarrier::complete_tx::bytes")
@@ -779,7 +804,9 @@ def end_barrier(b: _Block, o: list[Operand]) -> None:
     b.line(f"c.end_barrier({b.number}, s, {b.address(o[0])}, {b.mask()})")
 
 
-@semantics(r"mbarrier\.arrive(?P<expect>\.expect_tx)?\.shared(::cta)?\.b64|mbarrier\.(?P<only>expect_tx)(\.relaxed\.cta)?\.shared::cta\.b64")
+@semantics(
+    r"mbarrier\.arrive(?P<expect>\.expect_tx)?\.shared(::cta)?\.b64|mbarrier\.(?P<only>expect_tx)(\.relaxed\.cta)?\.shared::cta\.b64"
+)
 def arrive_barrier(b: _Block, o: list[Operand], expect: str, only: str) -> None:
     at = next(n for n, x in enumerate(o) if isinstance(x, Memory))
     value = f"wide({b.read(o[at + 1], 'u32')}, n, np.int64)" if len(o) > at + 1 else "np.ones(n, np.int64)"
@@ -816,8 +843,13 @@ def tensor_memory(b: _Block, o: list[Operand], op: str) -> None:
 @semantics(r"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32)")
 def tensor_multiply(b: _Block, o: list[Operand]) -> None:
     a = f"{b.address(o[1])}, True" if isinstance(o[1], Memory) else f"wide({b.read(o[1], 'u64')}, n, np.uint64), False"
-    right, flags, add = f"wide({b.read(o[2], 'u64')}, n, np.uint64)", f"wide({b.read(o[3], 'u32')}, n, np.int64)", b.read(o[4], "pred")
-    b.line(f"c.tensor_multiply({b.number}, s, {b.instruction.opcode!r}, {b.address(o[0])}, {a}, {right}, {flags}, wide({add}, n, bool), {b.mask()})")
+    right, flags, add = (
+        f"wide({b.read(o[2], 'u64')}, n, np.uint64)",
+        f"wide({b.read(o[3], 'u32')}, n, np.int64)",
+        b.read(o[4], "pred"),
+    )
+    given = f"{b.number}, s, {b.instruction.opcode!r}, {b.address(o[0])}, {a}, {right}, {flags}, wide({add}, n, bool)"
+    b.line(f"c.tensor_multiply({given}, {b.mask()})")
 
 
 @semantics(r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one\.shared::cluster\.b64")

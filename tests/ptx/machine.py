@@ -1,8 +1,8 @@
 """A launch: CTAs as generators that a seeded scheduler interleaves at barriers, polls and ends.
 
 A CTA's threads run in lockstep where nothing sets them apart: a basic block runs for all threads whose pc is the least, so that
-branches meet again. Where a kernel's warps have jobs of their own, contexts, ranges of threads, run apart from each other: the default
-partition and then each warp by itself in a warp-specialised kernel; each warp by itself where tcgen05 is issued by one of them.
+branches meet again. Where a kernel's warps have jobs of their own, contexts, ranges of threads, run apart from each other: the
+default partition and then each warp by itself in a warp-specialised kernel; each warp by itself where one of them issues tcgen05.
 
 A context that polls without success sleeps until something happens: an atomic, a store, a phase of a barrier, data of TMA. When all
 sleep, that is a deadlock, and `Fault` names who waits where.
@@ -69,8 +69,6 @@ class Cta(Matmuls):
         """Threads lo to hi, a context, to their end. Yields at each poll and barrier what it waits for."""
         program, everyone, last = self.machine.program, slice(lo, hi), len(self.machine.program.blocks)
         pcs, done = self.pc[lo:hi], self.done[lo:hi]
-        self._together = True
-        pc: int = 0
         while not done.all():
             live = np.where(done, last, pcs)
             pc = int(live.min())
@@ -92,7 +90,7 @@ class Cta(Matmuls):
                 yield program.where(pc)
 
     def _in_flight(self, pc: int, block: Any, lo: int, hi: int) -> None:
-        """Reports registers that wgmma has in flight and a block touches; keeps what it wrote for the next wgmma.fence."""
+        """Reports registers that wgmma has in flight and a block touches; keeps what it touched for the next wgmma.fence."""
         program = self.machine.program
         for group in self.wgmma_groups[lo // WARPGROUP : -(-hi // WARPGROUP)]:
             if isinstance(block, Instruction) and block.opcode.startswith("wgmma"):
@@ -102,11 +100,11 @@ class Cta(Matmuls):
                 listed = ", ".join(sorted(touched)[:3])
                 self.races.report("registers of a wgmma in flight", program.starts[pc], -1, listed)
             if not isinstance(block, Instruction):
-                group.dirty |= program.written[pc]
+                group.touched |= program.registers[pc]
 
     def _control(self, number: int, pc: int, block: Instruction, s: Any, lo: int, hi: int) -> Iterator[str]:
         program = self.machine.program
-        family, *words = block.opcode.split(".")
+        family = block.opcode.partition(".")[0]
         taken: Any = True
         if block.guard and family != "wgmma":
             taken = self.P[program.rows[block.guard][1], s] ^ block.negated

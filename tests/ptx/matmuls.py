@@ -1,7 +1,8 @@
 """A CTA's warps at work together: shuffles, votes, matrices in registers and shared memory, wgmma, sm_100's tensor memory.
 
-Which thread holds what is tensor_cores' to say. wgmma multiplies when it is issued; its registers and what it reads of shared memory
-are in flight until waited for, and who touches them before is reported. Tensor memory has values, but no model of races.
+Which thread holds what is tensor_cores' to say. wgmma multiplies when it is issued; its registers and what it reads of shared
+memory are in flight until waited for, and who touches them before is reported. Registers that others touched need a wgmma.fence
+before it (ISA 9.7.15.7.1). Tensor memory has values, but no model of races.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class Group:
     open: list[tuple[set[str], Any]] = field(default_factory=list)
     committed: list[list[tuple[set[str], Any]]] = field(default_factory=list)
     in_flight: set[str] = field(default_factory=set)
-    dirty: set[str] = field(default_factory=set)  # written since the last wgmma.fence
+    touched: set[str] = field(default_factory=set)  # by other instructions since the last wgmma.fence
+    is_fenced: bool = False  # whether there was one
 
     def update(self) -> None:
         self.in_flight = {name for group in [*self.committed, self.open] for registers, _ in group for name in registers}
@@ -40,6 +42,12 @@ def element_addresses(descriptor: T.MatrixDescriptor, rows: int, depth: int, siz
 @dataclass
 class Matmuls(Copies):
     """The part of a CTA that works by warps."""
+
+    P: Any = None  # register files: predicates, 32 bits, 64 bits
+    W: Any = None
+    D: Any = None
+    wgmma_groups: list[Group] = field(default_factory=list)
+    tensor_memory: Any = None
 
     def warps(self, number: int, s: Any) -> np.ndarray:
         """Threads of s, which must be whole warps."""
@@ -61,7 +69,14 @@ class Matmuls(Copies):
 
     def reduce(self, number: int, s: Any, value: np.ndarray, op: str) -> np.ndarray:
         self.warps(number, s)
-        names_of = {"add": np.add, "min": np.minimum, "max": np.maximum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+        names_of = {
+            "add": np.add,
+            "min": np.minimum,
+            "max": np.maximum,
+            "and": np.bitwise_and,
+            "or": np.bitwise_or,
+            "xor": np.bitwise_xor,
+        }
         return np.repeat(names_of[op].reduce(value.reshape(-1, 32), axis=1, dtype=value.dtype), 32)
 
     def vote(self, number: int, s: Any, value: np.ndarray, op: str) -> np.ndarray:
@@ -87,6 +102,7 @@ class Matmuls(Copies):
     def mma(self, number: int, s: Any, opcode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         self.warps(number, s)
         p = T.mma(opcode)
+        assert p.b
         return T.registers(T.multiply_add(T.matrix(a, p.a, p.element), T.matrix(b, p.b, p.element), T.matrix(c, p.d)), p.d)
 
     def load_matrix(self, number: int, s: Any, address: np.ndarray, opcode: str) -> np.ndarray:
@@ -106,7 +122,9 @@ class Matmuls(Copies):
 
     # ---- wgmma
 
-    def in_shared(self, number: int, descriptor: T.MatrixDescriptor, rows: int, depth: int, element: str, mn_major: bool) -> tuple[Any, Any]:
+    def in_shared(
+        self, number: int, descriptor: T.MatrixDescriptor, rows: int, depth: int, element: str, mn_major: bool
+    ) -> tuple[Any, Any]:
         """[rows, depth] of a matrix in shared memory, and its offsets there."""
         size = T.BITS[element] // 8
         offset = element_addresses(descriptor, rows, depth, size, mn_major) - self.shared_base
@@ -151,8 +169,8 @@ class Matmuls(Copies):
         if self.races.checks:
             index = self.races.granules(np.concatenate([at.ravel() for at in offsets]), T.BITS[p.element] // 8)
             self.races.async_read(self, number, s, index)
-            touched = (used | (set(target) if accumulates else set())) & group.dirty
-            if touched:
+            touched = (used | set(target)) & group.touched
+            if touched or not group.is_fenced:
                 self.races.report("registers that no wgmma.fence passed on", number, -1, ", ".join(sorted(touched)[:3]))
         c = T.matrix(self.W[rows, s], p.d)[0] if accumulates else None
         self.W[rows, s] = T.registers(T.multiply_add(a, b.T, c)[None], p.d)
@@ -167,7 +185,8 @@ class Matmuls(Copies):
 
     def _wgmma_order(self, number: int, opcode: str, o: list[Any], group: Group, s: slice) -> None:
         if ".fence" in opcode:
-            group.dirty.clear()
+            group.touched.clear()
+            group.is_fenced = True
         elif ".commit_group" in opcode:
             group.committed.append(group.open)
             group.open = []
@@ -194,7 +213,9 @@ class Matmuls(Copies):
     def load_tensor_memory(self, number: int, s: Any, opcode: str, address: np.ndarray, split: int) -> np.ndarray:
         return self.tensor_memory[self._cells(number, s, opcode, address, split)].T
 
-    def store_tensor_memory(self, number: int, s: Any, opcode: str, address: np.ndarray, split: int, values: np.ndarray, mask: Any) -> None:
+    def store_tensor_memory(
+        self, number: int, s: Any, opcode: str, address: np.ndarray, split: int, values: np.ndarray, mask: Any
+    ) -> None:
         t = self.tid[s]
         mask = np.ones(t.size, bool) if mask is None else np.broadcast_to(mask, t.shape)
         if mask.any():
@@ -202,7 +223,17 @@ class Matmuls(Copies):
             self.tensor_memory[lanes[mask], columns[mask]] = values.T[mask]
 
     def tensor_multiply(
-        self, number: int, s: Any, opcode: str, d: np.ndarray, a: np.ndarray, in_tensor_memory: bool, b: np.ndarray, flags: Any, adds: Any, mask: Any
+        self,
+        number: int,
+        s: Any,
+        opcode: str,
+        d: np.ndarray,
+        a: np.ndarray,
+        in_tensor_memory: bool,
+        b: np.ndarray,
+        flags: Any,
+        adds: Any,
+        mask: Any,
     ) -> None:
         for _, to, left, right, bits, accumulates in self._each(s, mask, d, a, b, flags, adds):
             p = T.instruction_descriptor(opcode, bits)

@@ -112,7 +112,9 @@ class Accesses:
                 wrong = low if low < 0 else high
             raise self.fault(number, f"global memory outside of every tensor, behind {self._before(int(wrong))}")
         if (offset % size).any():
-            raise self.fault(number, f"a misaligned access of {size} bytes of {self.memory.name(int(offset[offset % size > 0][0]))}")
+            raise self.fault(
+                number, f"a misaligned access of {size} bytes of {self.memory.name(int(offset[offset % size > 0][0]))}"
+            )
         if is_read and not self.memory.written[offset].all():
             raise self.fault(number, f"reads what nobody wrote: {self.memory.name(int(offset[~self.memory.written[offset]][0]))}")
         return offset
@@ -123,7 +125,9 @@ class Accesses:
 
     # ---- shared memory
 
-    def load_shared(self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int) -> np.ndarray:
+    def load_shared(
+        self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int
+    ) -> np.ndarray:
         t = self.tid[s]
         if mask is not None:
             mask = np.broadcast_to(mask, t.shape)
@@ -153,7 +157,9 @@ class Accesses:
 
     # ---- global memory
 
-    def load_global(self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int) -> np.ndarray:
+    def load_global(
+        self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int
+    ) -> np.ndarray:
         t = self.tid[s]
         made = np.zeros((count, t.size), INTEGERS[size])
         if mask is not None:
@@ -234,5 +240,12 @@ def combined(what: str, kind: str, old: np.ndarray, *given: np.ndarray) -> np.nd
         return by_elements("add", kind.removesuffix("x2"), old, given[0])
     if what == "cas":
         return np.where(old == given[0], given[1], old)
-    operation = {"add": np.add, "max": np.maximum, "min": np.minimum, "and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}
+    operation = {
+        "add": np.add,
+        "max": np.maximum,
+        "min": np.minimum,
+        "and": np.bitwise_and,
+        "or": np.bitwise_or,
+        "xor": np.bitwise_xor,
+    }
     return given[0] if what == "exch" else operation[what](old, given[0])

@@ -141,7 +141,7 @@ def all_judged(prepared: Prepared, chosen: Callable[[Site], bool] = lambda site:
         verdict = alone.get(site) or judged(prepared, [site])
         alone[site] = verdict
         if verdict.silent:
-            others = sorted((other for other in every if other.number != site.number), key=lambda other: abs(other.number - site.number))
+            others = sorted((other for other in every if other.number != site.number), key=lambda other: _distance(site, other))
             for other in others[:nearest]:
                 if other not in alone:
                     alone[other] = judged(prepared, [other])
@@ -152,11 +152,20 @@ def all_judged(prepared: Prepared, chosen: Callable[[Site], bool] = lambda site:
         yield verdict
 
 
+def _distance(site: Site, other: Site) -> tuple[bool, int]:
+    """The same instruction elsewhere first."""
+    return site.text.split()[0] != other.text.split()[0], abs(site.number - other.number)
+
+
 def redundant_barriers(prepared: Prepared) -> list[Site]:
-    """Barriers of a CTA (bar.sync 0) that may all be deleted together without a race or a wrong value, in this case: a greedy choice."""
+    """bar.sync that may all be deleted together without a race or a wrong value, in this case: a greedy choice."""
     instructions = main_kernel(prepared).instructions
     gone: list[Site] = []
     for site in sites(main_kernel(prepared)):
-        if instructions[site.number].opcode == "bar.sync" and judged(prepared, [site]).silent and judged(prepared, [*gone, site]).silent:
+        if (
+            instructions[site.number].opcode == "bar.sync"
+            and judged(prepared, [site]).silent
+            and judged(prepared, [*gone, site]).silent
+        ):
             gone.append(site)
     return gone

@@ -1,7 +1,8 @@
 """The text of one PTX kernel to its instructions: what Triton emits, inline assembly with scopes of its own included.
 
-`parse(text)` gives a `Kernel`. Nothing here knows what an opcode means, only how statements are written: PTX ISA 4.2 to 4.5 (source,
-statements, identifiers, constants), 5.2 (types), 11.5 (.loc). A name declared in an inner scope `{ ... }` is renamed `name@scope`.
+`parse(text)` gives a `Kernel`. Nothing here knows what an opcode means, only how statements are written: PTX ISA 4.2 to 4.5
+(source, statements, identifiers, constants), 5.2 (types), 11.5 (.loc). A name declared in an inner scope `{ ... }` is renamed
+`name@scope`.
 """
 
 from __future__ import annotations
@@ -86,7 +87,22 @@ class Kernel:
         return f"{found.opcode} (PTX line {found.line}{f', {found.source}' if found.source else ''})"
 
 
-BYTES = {"b8": 1, "u8": 1, "s8": 1, "b16": 2, "u16": 2, "s16": 2, "b32": 4, "u32": 4, "s32": 4, "f32": 4, "b64": 8, "u64": 8, "s64": 8, "f64": 8}
+BYTES = {
+    "b8": 1,
+    "u8": 1,
+    "s8": 1,
+    "b16": 2,
+    "u16": 2,
+    "s16": 2,
+    "b32": 4,
+    "u32": 4,
+    "s32": 4,
+    "f32": 4,
+    "b64": 8,
+    "u64": 8,
+    "s64": 8,
+    "f64": 8,
+}
 STATEMENT = re.compile(
     r"""\s*(?:
     \.loc\s+(?P<file>\d+)\s+(?P<row>\d+)[^\n;]*\n |

@@ -4,12 +4,12 @@ Beside shared memory, per CTA, and global memory stands a shadow: of each granul
 last writer with its stamp, the last reads, and what is pending: a write of a copy that nobody waited for, a read of a wgmma or bulk
 store in flight. `Races` compares these with clocks.Clocks, whose docstring has the rules of who knows of what. Rules of access:
 
-    write, then read or write    by another thread needs to be known; through the async proxy, also fenced.   8.7.1 (data races), 8.5
+    write, then read or write    by another thread needs to be known; through the async proxy, also fenced.   8.7.1, 8.6
     read, then write             the same; lanes of one warp need bar.warp.sync between them.                 8.7.1
     cp.async, cp.async.bulk      nobody may touch the target before the wait.                                 9.7.9.25.1
     wgmma, bulk stores           nobody may write what is read before the wait.                               9.7.15.2, 9.7.9.25.1
-    atomics, ordered accesses    of both sides make no race.                                                  8.7.1 (morally strong)
-    additions of floats          count as plain reads and writes all the same: unordered ones are no race in PTX, but give other bits.
+    atomics, ordered accesses    of both sides make no race.                                                  8.7
+    additions of floats          count as plain reads and writes all the same: unordered ones give other bits.
 
 A race is found whatever order the two happened to run in. Per CTA the last reading warp of a granule of global memory is kept.
 """
@@ -47,7 +47,6 @@ class Half:
 class Unchecked:
     """In the place of `Races` where only values are asked for: nothing is kept, and nothing found."""
 
-    found: dict[tuple[str, int, int], list[Any]] = {}
     checks = False
 
     def __getattr__(self, name: str) -> Any:
@@ -251,7 +250,11 @@ class Races:
         by_itself = (rows.stop - rows.start == 1) & (writer == rows.start)
         for table, own, what in (
             (self.clocks.known, by_itself, "that no barrier passed on"),
-            (self.clocks.fenced, by_itself & (stamp < self.clocks.own_fence[row + rows.start]), "that no fence.proxy.async passed on"),
+            (
+                self.clocks.fenced,
+                by_itself & (stamp < self.clocks.own_fence[row + rows.start]),
+                "that no fence.proxy.async passed on",
+            ),
         ):
             late = (stamp >= table[at].min(0)[column]) & (writer >= 0) & ~own
             if late.any():
