@@ -48,6 +48,7 @@ MUTANTS = [
     ("sm_80", "cp.async.wait_group", -1, "delete", "copy that was not waited for"),
     ("sm_80", "ld.global.acquire", 0, "relax", "read after write"),
     ("sm_90", "wgmma.wait_group", 1, "delete", "registers of a wgmma in flight"),
+    ("sm_90", "wgmma.wait_group", 1, "one later", "registers of a wgmma in flight"),
     ("sm_90", "fence.proxy.async", -1, "delete", "fence.proxy.async"),
     ("sm_90", "red.release", -1, "relax", "read after write"),
     ("sm_90", "cp.async.wait_group", -1, "one later", "not waited for"),
