@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -63,6 +64,11 @@ class Result:
     seconds: float
 
     @property
+    def ignored(self) -> list[str]:
+        """Modifiers that say nothing of values or order."""
+        return sorted({name for launch in self.executed for name in launch.program.ignored})
+
+    @property
     def races(self) -> list[dict[str, Any]]:
         return [{"kernel": launch.kernel, **race} for launch in self.executed for race in launch.races]
 
@@ -82,14 +88,22 @@ class Prepared:
         self.right, self.out, self.lse = _reference(case, self.inputs)
         self.programs: dict[str, Program] = {}
 
-    def run(self, seed: int = 0, check: bool = True, change: Callable[..., None] | None = None, observe: Any = None) -> Result:
-        """Executes the wrapper. With `change`, which edits kernels, nothing is kept."""
+    def run(
+        self,
+        seed: int = 0,
+        check: bool = True,
+        change: Callable[..., None] | None = None,
+        changed: str = "",
+        observe: Callable[[str], None] = lambda name: None,
+    ) -> Result:
+        """Executes the wrapper. `change` edits kernels before they are lowered; only that of the name `changed` is lowered anew."""
         case = self.case
         total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
         session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, change=change)
-        session.programs = {} if change else self.programs
-        if observe:
-            session.observe = observe
+        session.observe = observe
+        session.programs = self.programs
+        if change:
+            session.programs = {ptx: program for ptx, program in self.programs.items() if program.kernel.name != changed}
         placed = {name: session.memory.put(tensor, name) for name, tensor in self.inputs.items()}
         session.externs = self._externs(session)
         constants = {name: session.memory.put(tensor, name) for name, tensor in self.constants.items()}
@@ -106,6 +120,18 @@ class Prepared:
             errors = {name: float((gradients[name].double() - right).abs().max()) / largest for name, right in self.right.items()}
         return Result(gradients, errors, session.executed, session.externs_used, fault, time.perf_counter() - start)
 
+    @property
+    def steps(self) -> int:
+        """Pairs of tiles of which a query sees a key, over all query heads: steps of the main loop."""
+        tile = next(decision.tile for decision in self.generated.decisions if decision.rewritten)
+        rows, columns = map(int, re.findall(r"\d+", str(tile))[:2])
+        visible = _visible(self.case, self.inputs.get("documents"))
+        if visible is None:
+            visible = torch.ones(self.case.q_len, self.case.kv_len, dtype=torch.bool)
+        seen = torch.nn.functional.pad(visible.float(), (0, -visible.shape[1] % columns, 0, -visible.shape[0] % rows))
+        tiles = seen.view(seen.shape[0] // rows, rows, seen.shape[1] // columns, columns).amax((1, 3))
+        return int(tiles.sum()) * self.case.heads * self.case.batch
+
     def _arguments(self, placed: dict[str, Tensor], session: Session) -> list[Tensor]:
         """In the order of the traced function."""
         four = [placed[name] for name in ("query", "key", "value", "grad_out")]
@@ -118,13 +144,9 @@ class Prepared:
         arguments = four
         if case.value_dim not in (None, case.head_dim):
             arguments = [*four, put(_as_stored(self.out, case), "out"), put(self.lse.float().contiguous(), "logsumexp")]
-        if case.dynamic:  # sizes that are symbols come first
-            names = [line.strip() for line in self.generated.source.split("def call")[1].splitlines()[1:2]]
-            count = names[0].partition("=")[0].count(",") + 1 - len(arguments)
-            lengths = list(dict.fromkeys((case.q_len, case.kv_len)))
-            if count != len(lengths):
-                raise ValueError(f"the wrapper takes {count} sizes, and there are {len(lengths)} lengths")
-            return [*lengths, *arguments]  # type: ignore[list-item]
+        first = self.generated.source.split("def call(self, args):")[1].split("= args")[0]
+        if first.count(",") + 1 > len(arguments):  # sizes that are symbols come first
+            return [*dict.fromkeys((case.q_len, case.kv_len)), *arguments]  # type: ignore[list-item]
         return arguments
 
     def _externs(self, session: Session) -> dict[Any, Callable[..., Any]]:

@@ -167,17 +167,18 @@ class Copies(Accesses):
             self.races.global_read(self, number, np.full(of.shape, thread), of, found.size)
             state = self._barrier(number, where)
             self.races.async_touch(self, number, thread, self.shared_at(number, np.array([where]), 8), 8)
-            self.races.bulk_begins(self, number, thread, offset)
+            touched = self.races.granules(offset, found.size)
+            self.races.bulk_begins(self, number, thread, touched)
             view = self.shared_views[found.size]
-            index, total = offset // found.size, offset.size * found.size
+            index = offset // found.size
             view[index] = np.iinfo(view.dtype).max
 
-            def arrive(found: Any = found, state: Any = state, index: Any = index, of: Any = of, inside: Any = inside, total: int = total) -> None:
-                data = np.zeros(index.size, self.shared_views[found.size].dtype)
-                data[inside] = self.memory.views[found.size][of // found.size]
-                self.shared_views[found.size][index] = data
-                state.bytes -= total
-                self.arrived(number, state, 0, self.races.bulk_ends(self, index * found.size))
+            def arrive(size: int = found.size, state: Any = state, index: Any = index, of: Any = of, inside: Any = inside, touched: Any = touched) -> None:
+                data = np.zeros(index.size, self.shared_views[size].dtype)
+                data[inside] = self.memory.views[size][of // size]
+                self.shared_views[size][index] = data
+                state.bytes -= index.size * size
+                self.arrived(number, state, 0, self.races.bulk_ends(self, touched))
 
             self.machine.flying.append(arrive)
 
@@ -185,7 +186,7 @@ class Copies(Accesses):
         """Stores, or adds, a box. The additions happen when the copy is issued, and count as plain accesses."""
         for thread, address, handle, *place in self._each(s, mask, source, descriptor, *at):
             found, offset, target, inside = self._box(number, handle, place, address)
-            index = np.unique(offset // (self.races.granule if self.races.checks else 4))
+            index = self.races.granules(offset, found.size)
             self.races.async_read(self, number, slice(thread, thread + 1), index)
             of = self.global_at(number, target[inside], found.size, adds)
             if adds:

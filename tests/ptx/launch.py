@@ -165,7 +165,6 @@ class _Launcher:
             parameters,
             (x, y, z),
             shared_bytes=metadata.shared,
-            warps=metadata.num_warps,
             seed=session.seed,
             check=session.check,
             descriptors=descriptors,

@@ -73,7 +73,7 @@ class Program:
         opcodes = [instruction.opcode for instruction in kernel.instructions]
         self.has_wgmma = any(opcode.startswith("wgmma") for opcode in opcodes)
         self.has_tcgen05 = any(opcode.startswith("tcgen05") for opcode in opcodes)
-        self.is_specialised = any(opcode.startswith("setmaxnreg") for opcode in opcodes)
+        self.default_threads = self._default_threads()
         self.granule = self._granule()
         words = [opcode_words(opcode) for opcode in opcodes]
         ordered = {"acquire", "release", "relaxed", "volatile"}
@@ -120,13 +120,23 @@ class Program:
                     written |= targets
         return found & self.rows.keys()
 
+    def _default_threads(self) -> int:
+        """Of the default partition: a warp-specialised kernel changes its registers, and its barrier 0 counts those threads."""
+        kernel = self.kernel
+        if not any(instruction.opcode.startswith("setmaxnreg") for instruction in kernel.instructions):
+            return kernel.threads
+        counts = [i.operands[1] for i in kernel.instructions if i.opcode == "bar.sync" and len(i.operands) == 2 and i.operands[0] == "0"]
+        if len(set(counts)) != 1:
+            raise Unknown(f"{kernel.name}: partitions whose default one no barrier counts")
+        return int(str(counts[0]), 0)
+
     def _granule(self) -> int:
-        """Bytes of what the shadow tells apart: the narrowest access to memory of this kernel."""
+        """Bytes of what the shadow tells apart: the narrowest write. A narrower read conflicts with a write of the whole all the same."""
         widths = [4]
         for instruction in self.kernel.instructions:
-            parts = instruction.opcode.split(".")
-            if parts[0] in ("ld", "st", "atom", "red") and "param" not in opcode_words(instruction.opcode):
-                widths.append(int(re.sub(r"\D+|x2", "", parts[-1]) or 32) // 8 * (2 if parts[-1].endswith("x2") else 1))
+            found = re.fullmatch(r"(?:st|atom|red)\b.*?(?:\.v(\d))?\.[a-z]+(\d+)(x2)?", instruction.opcode)
+            if found:
+                widths.append(int(found[2]) // 8 * int(found[1] or 1) * (2 if found[3] else 1))
         return min(widths)
 
 

@@ -1,8 +1,8 @@
 """A launch: CTAs as generators that a seeded scheduler interleaves at barriers, polls and ends.
 
 A CTA's threads run in lockstep where nothing sets them apart: a basic block runs for all threads whose pc is the least, so that
-branches meet again. Where a kernel's warps have jobs of their own, contexts, ranges of threads, run apart from each other: the first
-`warps` warps and then each by itself in a warp-specialised kernel; each warp by itself where tcgen05 is issued by one of them.
+branches meet again. Where a kernel's warps have jobs of their own, contexts, ranges of threads, run apart from each other: the default
+partition and then each warp by itself in a warp-specialised kernel; each warp by itself where tcgen05 is issued by one of them.
 
 A context that polls without success sleeps until something happens: an atomic, a store, a phase of a barrier, data of TMA. When all
 sleep, that is a deadlock, and `Fault` names who waits where.
@@ -183,7 +183,7 @@ class Meeting:
 class Machine:
     """One launch of a program; `run` executes it, `races.found` has what was found.
 
-    parameters: integers, in the order of the kernel's. warps: of the default partition, as Triton's metadata has it.
+    parameters: integers, in the order of the kernel's.
     """
 
     def __init__(
@@ -194,7 +194,6 @@ class Machine:
         grid: tuple[int, int, int],
         *,
         shared_bytes: int,
-        warps: int,
         seed: int = 0,
         check: bool = True,
         descriptors: dict[int, Any] | None = None,
@@ -210,11 +209,8 @@ class Machine:
         self.races: Any = Unchecked()
         if check:
             self.races = Races(program, memory, len(self.places), shared_bytes, not program.communicates)
-        threads, default = program.kernel.threads, 32 * warps
-        if program.has_tcgen05:
-            default = 32
-        elif not program.is_specialised:
-            default = threads
+        threads = program.kernel.threads
+        default = 32 if program.has_tcgen05 else program.default_threads
         self.contexts = [(0, default), *((lo, lo + 32) for lo in range(default, threads, 32))]
 
     def run(self) -> None:

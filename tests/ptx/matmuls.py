@@ -149,7 +149,7 @@ class Matmuls(Copies):
         offsets.append(at)
         index = None
         if self.races.checks:
-            index = np.unique(np.concatenate([at.ravel() for at in offsets]) // self.races.granule)
+            index = self.races.granules(np.concatenate([at.ravel() for at in offsets]), T.BITS[p.element] // 8)
             self.races.async_read(self, number, s, index)
             touched = (used | (set(target) if accumulates else set())) & group.dirty
             if touched:

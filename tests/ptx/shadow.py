@@ -118,6 +118,11 @@ class Races:
         index = (offset // self.granule)[:, None] + np.arange(count)
         return np.repeat(t, count), index.ravel()
 
+    def granules(self, offset: np.ndarray, size: int) -> Index:
+        """Those of elements of `size` bytes at these offsets, each once."""
+        parts = np.arange(0, size, min(size, self.granule))
+        return np.unique((offset.reshape(-1, 1) + parts) // self.granule)
+
     def _where(self, index: Index) -> str:
         return f"shared memory, byte {int(index) * self.granule}"
 
@@ -195,9 +200,9 @@ class Races:
         h.pending_write[index] = False
         h.stamp[index] = self.clocks.now
 
-    def bulk_begins(self, cta: Any, number: int, thread: int, offset: np.ndarray) -> None:
+    def bulk_begins(self, cta: Any, number: int, thread: int, index: Index) -> None:
         """A bulk copy to these granules: checked as a write of the thread that issues it, also through the async proxy."""
-        h, index = self.shared[cta.number], np.unique(offset // self.granule)
+        h = self.shared[cta.number]
         t = np.full(index.shape, thread)
         self._before_write(cta, number, t, index, h)
         self._fenced(cta, number, slice(thread, thread + 1), index, h, "bulk copy over a write")
@@ -209,9 +214,9 @@ class Races:
         _, index = self._spread(np.array([thread]), offset, size)
         self._fenced(cta, number, slice(thread, thread + 1), index, self.shared[cta.number], "asynchronous use of an mbarrier")
 
-    def bulk_ends(self, cta: Any, offset: np.ndarray) -> Clock:
+    def bulk_ends(self, cta: Any, index: Index) -> Clock:
         """The clock that completes with the copy."""
-        h, index = self.shared[cta.number], np.unique(offset // self.granule)
+        h = self.shared[cta.number]
         self.clocks.now += 1
         h.pending_write[index] = False
         h.stamp[index] = self.clocks.now
