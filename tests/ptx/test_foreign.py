@@ -305,7 +305,7 @@ def test_opcodes_whose_values_softmax_hides():
     words[:, 0], words[:, 1], words[:, 2], words[:, 3] = a.view(np.uint32), np.float32(1).view(np.uint32), c.view(np.uint32), halves
     memory = Global(1 << 16)
     tensor = memory.put(torch.from_numpy(words.view(np.int32)))
-    Machine(Program(parse(PTX)), memory, [tensor.data_ptr()], (1, 1, 1), shared_bytes=0, warps=1).run()
+    Machine(Program(parse(PTX)), memory, [tensor.data_ptr()], (1, 1, 1), shared_bytes=0).run()
     got = tensor.numpy().view(np.uint32)
     down = [1, np.nextafter(np.float32(-1), np.float32(-2)), np.nextafter(np.float32(3), np.float32(0)), -2]
     assert got[:4, 4].copy().view(np.float32).tolist() == down
