@@ -59,6 +59,19 @@ def fma(a: Array, b: Array, c: Array) -> Array:
     return (np.multiply(a, b, dtype=np.float64) + c).astype(np.float32)
 
 
+def fma_down(a: Array, b: Array, c: Array) -> Array:
+    """Towards minus infinity; of a sum that is rounded to float64 first."""
+    exact = np.multiply(a, b, dtype=np.float64) + c
+    nearest = exact.astype(np.float32)
+    return np.where(nearest > exact, np.nextafter(nearest, np.float32(-np.inf)), nearest)
+
+
+def half(word: Array, low: bool, is_bf16: bool) -> Array:
+    """One of the two numbers of a word."""
+    bits = (word if low else word >> np.uint32(16)).astype(np.uint16)
+    return from_bf16(bits) if is_bf16 else bits.view(np.float16)
+
+
 def div(a: Array, b: Array) -> Array:
     """Towards zero; by zero gives all ones, as GPUs do, where PTX leaves it open."""
     a, b = np.broadcast_arrays(a, b)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
@@ -213,7 +214,9 @@ def _flatten(kind: Any, value: Any, parameters: list[int], descriptors: dict[int
     elif value is None:
         parameters.append(0)
     elif isinstance(value, float):
-        raise NotImplementedError("parameters that are floats")
+        if kind != "fp32":
+            raise NotImplementedError(f"parameters of type {kind}")
+        parameters.append(int(np.float32(value).view(np.uint32)))
     else:
         parameters.append(int(value))
 

@@ -385,6 +385,11 @@ def fused(b: _Block, o: list[Operand], ftz: str, kind: str) -> None:
     b.write(o[0], kind, flushed(f"fma({', '.join(b.read(x, kind) for x in o[1:])})", ftz))
 
 
+@semantics(r"fma\.rm(?P<ftz>\.ftz)?\.f32")
+def fused_down(b: _Block, o: list[Operand], ftz: str) -> None:
+    b.write(o[0], "f32", flushed(f"fma_down({', '.join(b.read(x, 'f32') for x in o[1:])})", ftz))
+
+
 @semantics(r"(?P<op>add|sub|mul|fma|min|max)(\.rn)?(?P<ftz>\.ftz)?(?P<nan>\.NaN)?\.(?P<kind>f32x2|f16x2|bf16x2|bf16|s16x2|u16x2)")
 def packed(b: _Block, o: list[Operand], op: str, ftz: str, nan: str, kind: str) -> None:
     if op in ("min", "max") and not nan:
@@ -541,6 +546,13 @@ def compare(b: _Block, o: list[Operand], compare: str, combine: str, kind: str) 
         b.write(o[1], "pred", negation)
 
 
+@semantics(r"setp\.(?P<compare>eq|lt|le|gt|ge)(\.ftz)?\.(?P<kind>f16|bf16)x2")
+def compare_halves(b: _Block, o: list[Operand], compare: str, kind: str) -> None:
+    x, y = (b.read(v, "b32") for v in o[2:])  # the first predicate is that of the lower halves
+    for target, low in zip(o[:2], (True, False), strict=True):
+        b.write(target, "pred", f"half({x}, {low}, {kind == 'bf16'}) {COMPARE[compare]} half({y}, {low}, {kind == 'bf16'})")
+
+
 @semantics(r"mov\.(?P<kind>pred|[bsuf](16|32|64))")
 def move(b: _Block, o: list[Operand], kind: str) -> None:
     bits = 0 if kind == "pred" else int(kind[1:])
@@ -592,6 +604,11 @@ def to_whole(b: _Block, o: list[Operand], how: str, to: str, of: str) -> None:
     function = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}[how]
     value = f"{function}({b.read(o[1], of)})"
     b.write(o[0], to, f"saturated({value}, np.{DTYPES[to]})" if to[0] != "f" else f"{value}.astype(np.{DTYPES[to]})")
+
+
+@semantics(r"cvt(\.ftz)?\.sat\.f32\.f32")
+def to_unit(b: _Block, o: list[Operand]) -> None:
+    b.write(o[0], "f32", f"np.fmin(np.fmax({b.read(o[1], 'f32')}, np.float32(0)), np.float32(1))")  # NaN: 0
 
 
 @semantics(r"cvt(\.rn|\.rz)?(?P<ftz>\.ftz)?\.(?P<to>f16|bf16|f32|f64)\.(?P<of>f16|bf16|f32|f64)")

@@ -43,7 +43,8 @@ class Global:
         self.used = -(-(start + count + GAP) // ALIGNED) * ALIGNED
         self.valid[start : start + count] = True
         self.names.append((start, start + count, name or f"tensor {len(self.names)}, {dtype} {tuple(size)}"))
-        return self.tensor[start : start + count].view(dtype).as_strided(size, stride)
+        alone = self.tensor.data  # else autograd took a write to one tensor for a write to all
+        return alone[start : start + count].view(dtype).as_strided(size, stride)
 
     def put(self, tensor: torch.Tensor, name: str = "") -> torch.Tensor:
         """A copy of a tensor, in the arena, with its strides."""
