@@ -1,0 +1,167 @@
+"""Executes what torch.compile generates for the backward of an attention, from its PTX, on the CPU: values, races, deadlocks.
+
+The GPU need not be there. What this cannot show: ptxas and the machine code, speed, whether a grid is resident, lanes of a warp
+running apart, rounding inside a tensor core, and a misreading of the ISA that kernel and executor share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import math
+import sys
+import time
+from typing import Any, NoReturn
+
+import torch
+
+from dash_inductor.cli.arguments import at_least
+from dash_inductor.cli.codegen import add_arguments
+from dash_inductor.cli.console import print_json, progress, section
+from dash_inductor.config import CHOICES
+
+from . import mutants
+from .cases import Case, Prepared, Result
+
+PROGRAM = "python -m tests.ptx"
+SETTINGS = ("kernel", "template", "schedule", "launch", "guarantee")
+STEP = 0.06  # seconds of 64 queries by 128 keys at head dim 64, with races; without, a third
+HOUR, BYTES = 3600, 1 << 31  # the most seconds without --long, and of tensors at all
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        fail(message)
+
+
+def fail(message: object) -> NoReturn:
+    """One line, and status 2."""
+    print(f"{PROGRAM}: error: {' '.join(str(message).split())}", file=sys.stderr)
+    sys.exit(2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of `codegen`, settings of the project, and how to execute."""
+    made = _Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(made)
+    for name in SETTINGS:
+        made.add_argument(f"--{name}", choices=CHOICES[name], help=f"the setting {name}")
+    made.add_argument(
+        "--sms", type=at_least(1), metavar="N", help="SMs that the schedule counts on: few make several chains a worker"
+    )
+    made.add_argument("--seeds", type=at_least(1), default=1, metavar="N", help="interleavings of the CTAs (default 1)")
+    made.add_argument("--no-races", action="store_true", help="values only, three times as fast")
+    made.add_argument("--mutants", action="store_true", help="also each synchronisation of the main kernel weakened alone")
+    made.add_argument("--redundant", action="store_true", help="also which barriers may all be deleted together")
+    made.add_argument("--long", action="store_true", help="also what is estimated to take more than an hour")
+    return made
+
+
+def case_of(args: argparse.Namespace) -> Case:
+    """The attention that the arguments name."""
+    settings = {name: value for name in SETTINGS if (value := getattr(args, name))}
+    if args.sms:
+        from dash_inductor.devices import device
+
+        settings["sm_reserve"] = max(0, device(args.device).sms - args.sms)
+    fields = {field.name for field in dataclasses.fields(Case)} - {"settings", "block"}
+    return Case(**{name: getattr(args, name) for name in fields}, settings=settings)
+
+
+def estimate(case: Case, args: argparse.Namespace) -> float:
+    """Seconds; ValueError for sizes out of reach."""
+    dims = case.head_dim + (case.value_dim or case.head_dim)
+    rows = case.batch * case.heads * (case.q_len + case.kv_len)
+    if 12 * 2 * rows * dims > BYTES or case.q_len * case.kv_len > 1 << 28:
+        raise ValueError("sizes out of reach: the tensors take more memory than the executor has")
+    share = 1.0 if case.mask == "full" and case.mask_mod in (None, "none") else 0.6
+    steps = share * case.batch * case.heads * math.ceil(case.q_len / 64) * math.ceil(case.kv_len / 128)
+    runs = args.seeds + (70 if args.mutants else 0) + (30 if args.redundant else 0)
+    return 5 + runs * steps * dims / 128 * STEP * (0.4 if args.no_races else 1)
+
+
+def report(args: argparse.Namespace) -> dict[str, Any]:
+    """What `--json` prints; ValueError for what cannot be executed."""
+    case = case_of(args)
+    seconds = estimate(case, args)
+    if seconds > HOUR and not args.long:
+        raise ValueError(f"this takes about {seconds / 3600:.1f} hours: ask for smaller sizes, or add --long")
+    start = time.perf_counter()
+    with progress(f"executing, about {seconds:.0f} s", 1 + args.seeds) as step:
+        step(f"generating the code, of about {seconds:.0f} s in all")
+        prepared = Prepared(case)
+        results: list[Result] = []
+        for seed in range(args.seeds):
+            step(f"seed {seed}, {prepared.steps} steps")
+            results.append(prepared.run(seed, check=not args.no_races))
+    faults = [result.fault for result in results if result.fault]
+    errors = [max(result.errors.values()) for result in results if result.errors]
+    made: dict[str, Any] = {
+        "device": case.device,
+        "kernels": [{"kernel": e.kernel, "grid": list(e.grid), "seconds": round(e.seconds, 3)} for e in results[0].executed],
+        "steps": prepared.steps,
+        "seconds": round(time.perf_counter() - start, 2),
+        "error": None if len(errors) < len(results) else max(errors),
+        "races": [race for result in results for race in result.races],
+        "deadlock": next((fault for fault in faults if "deadlock" in fault), None),
+        "fault": next((fault for fault in faults if "deadlock" not in fault), None),
+        "same_bits": not faults and all(_same(results[0], result) for result in results),
+        "checked": not args.no_races,
+        "externs": sorted(set(results[0].externs)),
+        "ignored": results[0].ignored,
+    }
+    if args.mutants and not faults:
+        verdicts = []
+        with progress("mutants", len(mutants.sites(mutants.main_kernel(prepared)))) as step:
+            for verdict in mutants.all_judged(prepared):
+                step(verdict.line())
+                verdicts.append(verdict)
+        made["mutants"] = [verdict.line() for verdict in verdicts]
+        made["holes"] = [verdict.line() for verdict in verdicts if verdict.silent and not verdict.replaced_by]
+    if args.redundant and not faults:
+        made["redundant_barriers"] = [site.text for site in mutants.redundant_barriers(prepared)]
+    return made
+
+
+def _same(one: Result, other: Result) -> bool:
+    return all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
+
+
+def is_bad(figures: dict[str, Any], dtype: str) -> bool:
+    """Whether what was executed is wrong, racy, stuck or not deterministic."""
+    right = figures["error"] is not None and figures["error"] < mutants.LIMITS[dtype]
+    return bool(figures["races"] or figures["deadlock"] or figures["fault"] or not figures["same_bits"] or not right)
+
+
+def _show(figures: dict[str, Any]) -> None:
+    kernels = {e["kernel"]: f"grid {tuple(e['grid'])}, {e['seconds']} s" for e in figures["kernels"]}
+    section(f"Executed for {figures['device']}", kernels)
+    races = f"{len(figures['races'])} found" if figures["checked"] else "not looked for"
+    error = "none: it did not end" if figures["error"] is None else f"{figures['error']:.1e} of the largest gradient"
+    summary = {"steps": figures["steps"], "seconds": figures["seconds"], "error": error, "races": races}
+    summary |= {"deadlock": figures["deadlock"] or "none", "fault": figures["fault"] or "none", "same bits": figures["same_bits"]}
+    section("Result", summary | {"not executed from PTX": ", ".join(figures["externs"]), "ignored": ", ".join(figures["ignored"])})
+    for race in figures["races"]:
+        earlier = f", earlier {race['earlier']}" if race["earlier"] else ""
+        print(f"race in {race['kernel']}: {race['kind']} at {race['at']}{earlier}; {race['place']}, {race['times']} times")
+    for name in ("mutants", "holes", "redundant_barriers"):
+        for line in figures.get(name, ()):
+            print(f"{name.replace('_', ' ')}: {line}")
+
+
+def main() -> int:
+    """0: right, and no race; 1: not so; 2: bad input."""
+    args = parser().parse_args()
+    try:
+        figures = report(args)
+    except (ValueError, MemoryError, NotImplementedError) as error:
+        fail(error)
+    if args.json:
+        print_json(figures)
+    else:
+        _show(figures)
+    return 1 if is_bad(figures, args.dtype) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,273 @@
+"""Attentions as the command line names them: what is generated for one, its inputs, and what its gradients should be in float64."""
+
+from __future__ import annotations
+
+import math
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from dash_inductor import enabled
+from dash_inductor.codegen.flex import FlexAttention, flex_backward
+from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, attention_backward, require_sizes
+from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
+from dash_inductor.lowering import gluon, table
+
+from .launch import Executed, Session, call
+from .lower import Program
+from .memory import Fault
+
+aten = torch.ops.aten
+
+
+@dataclass
+class Case:
+    """An attention; the fields are the arguments of `codegen`. `settings` are the project's: kernel, template, schedule, ..."""
+
+    device: str
+    q_len: int
+    kv_len: int
+    batch: int = 1
+    heads: int = 2
+    kv_heads: int | None = None
+    head_dim: int = 64
+    value_dim: int | None = None
+    mask: str = "full"
+    mask_mod: str | None = None
+    score_mod: str | None = None
+    dtype: str = "bf16"
+    dynamic: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+    block: int = 128
+
+    @property
+    def is_flex(self) -> bool:
+        return bool(self.mask_mod or self.score_mod)
+
+
+@dataclass
+class Result:
+    """What came of one execution. Errors are parts of the largest gradient of all three."""
+
+    gradients: dict[str, Tensor]
+    errors: dict[str, float]
+    executed: list[Executed]
+    externs: list[str]
+    fault: str | None
+    seconds: float
+
+    @property
+    def ignored(self) -> list[str]:
+        """Modifiers that say nothing of values or order."""
+        return sorted({name for launch in self.executed for name in launch.program.ignored})
+
+    @property
+    def races(self) -> list[dict[str, Any]]:
+        return [{"kernel": launch.kernel, **race} for launch in self.executed for race in launch.races]
+
+
+class Prepared:
+    """A case with its generated code, inputs and reference; `run` may be called again and again."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.constants: dict[str, Tensor] = {}
+        with _tables(self.constants), enabled(**case.settings):
+            self.generated = _generate(case)
+        if not any(decision.rewritten for decision in self.generated.decisions):
+            reasons = [decision.reason for decision in self.generated.decisions if decision.reason]
+            raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
+        self.inputs = _inputs(case)
+        self.right, self.out, self.lse = _reference(case, self.inputs)
+        self.programs: dict[str, Program] = {}
+
+    def run(
+        self,
+        seed: int = 0,
+        check: bool = True,
+        change: Callable[..., None] | None = None,
+        changed: str = "",
+        observe: Callable[[str], None] = lambda name: None,
+    ) -> Result:
+        """Executes the wrapper. `change` edits kernels before they are lowered; only that of the name `changed` is lowered anew."""
+        case = self.case
+        total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
+        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, change=change)
+        session.observe = observe
+        session.programs = self.programs
+        if change:
+            session.programs = {ptx: program for ptx, program in self.programs.items() if program.kernel.name != changed}
+        placed = {name: session.memory.put(tensor, name) for name, tensor in self.inputs.items()}
+        session.externs = self._externs(session)
+        constants = {name: session.memory.put(tensor, name) for name, tensor in self.constants.items()}
+        start, fault, gradients, errors = time.perf_counter(), None, {}, {}
+        try:
+            with session.running():
+                results = call(self.generated.source, self._arguments(placed, session), constants)
+        except Fault as error:
+            fault = str(error)
+        else:
+            found = results[-3:]
+            gradients = {name: tensor.clone() for name, tensor in zip(("dq", "dk", "dv"), found, strict=True)}
+            largest = max(float(right.abs().max()) for right in self.right.values())
+            errors = {name: float((gradients[name].double() - right).abs().max()) / largest for name, right in self.right.items()}
+        return Result(gradients, errors, session.executed, session.externs_used, fault, time.perf_counter() - start)
+
+    @property
+    def steps(self) -> int:
+        """Pairs of tiles of which a query sees a key, over all query heads: steps of the main loop."""
+        tile = next(decision.tile for decision in self.generated.decisions if decision.rewritten)
+        rows, columns = map(int, re.findall(r"\d+", str(tile))[:2])
+        visible = _visible(self.case, self.inputs.get("documents"))
+        if visible is None:
+            visible = torch.ones(self.case.q_len, self.case.kv_len, dtype=torch.bool)
+        seen = torch.nn.functional.pad(visible.float(), (0, -visible.shape[1] % columns, 0, -visible.shape[0] % rows))
+        tiles = seen.view(seen.shape[0] // rows, rows, seen.shape[1] // columns, columns).amax((1, 3))
+        return int(tiles.sum()) * self.case.heads * self.case.batch
+
+    def _arguments(self, placed: dict[str, Tensor], session: Session) -> list[Tensor]:
+        """In the order of the traced function."""
+        four = [placed[name] for name in ("query", "key", "value", "grad_out")]
+        case = self.case
+        put = session.memory.put
+        if case.is_flex:
+            out = put(_as_stored(self.out, case), "out")
+            lse = put((self.lse * math.log2(math.e)).float().contiguous(), "logsumexp")
+            return [*four, out, lse, placed["slopes"], placed["documents"], *(placed[f"list{n}"] for n in range(8))]
+        arguments = four
+        if case.value_dim not in (None, case.head_dim):
+            arguments = [*four, put(_as_stored(self.out, case), "out"), put(self.lse.float().contiguous(), "logsumexp")]
+        first = self.generated.source.split("def call(self, args):")[1].split("= args")[0]
+        if first.count(",") + 1 > len(arguments):  # sizes that are symbols come first
+            return [*dict.fromkeys((case.q_len, case.kv_len)), *arguments]  # type: ignore[list-item]
+        return arguments
+
+    def _externs(self, session: Session) -> dict[Any, Callable[..., Any]]:
+        def flash(query: Tensor, *_: Any, **__: Any) -> Any:
+            n = query.shape[2]
+            empty = torch.zeros(2, dtype=torch.uint64)
+            out = session.memory.put(_as_stored(self.out, self.case), "out")
+            lse = session.memory.put(self.lse.float().contiguous(), "logsumexp")
+            return out, lse, None, None, n, n, empty, empty[0], None
+
+        def launch_gluon(*arguments: Any) -> None:
+            with session.ops:  # what it allocates lies in the arena
+                gluon.launch(*arguments)
+
+        return {
+            aten._scaled_dot_product_flash_attention.default: flash,
+            torch.ops.dash.sdpa_backward_gluon.default: launch_gluon,
+        }
+
+
+@contextmanager
+def _tables(constants: dict[str, Tensor]) -> Iterator[None]:
+    """Keeps the ints of schedules, which code for a GPU that is not there has as fake tensors."""
+    stock = table._constant
+
+    def keep(ints: list[int], device: torch.device) -> Any:
+        made = stock(ints, device)
+        name = next(name for name, box in table.V.graph.dash_tables.items() if box is made)
+        constants[name] = torch.tensor(ints, dtype=torch.int32)
+        return made
+
+    with mock.patch.object(table, "_constant", keep):
+        yield
+
+
+def _generate(case: Case) -> Generated:
+    kv_heads = case.heads if case.kv_heads is None else case.kv_heads
+    sizes: dict[str, Any] = {"batch": case.batch, "heads": case.heads, "kv_heads": kv_heads, "head_dim": case.head_dim}
+    sizes |= {"value_dim": case.value_dim, "dtype": case.dtype}
+    if case.is_flex:
+        if case.q_len != case.kv_len or case.dynamic or case.mask != "full":
+            raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
+        mods: dict[str, Any] = {"mask_mod": case.mask_mod or "none", "score_mod": case.score_mod or "none"}
+        return flex_backward(case.device, FlexAttention(length=case.q_len, block=case.block, **mods, **sizes))
+    return attention_backward(case.device, q_len=case.q_len, kv_len=case.kv_len, mask=case.mask, dynamic=case.dynamic, **sizes)
+
+
+def _as_stored(values: Tensor, case: Case) -> Tensor:
+    """[B, H, S, D] in the case's dtype, as a view of [B, S, H, D]."""
+    return values.transpose(1, 2).contiguous().to(TORCH_DTYPES[case.dtype]).transpose(1, 2)
+
+
+def _inputs(case: Case) -> dict[str, Tensor]:
+    kv_heads = case.heads if case.kv_heads is None else case.kv_heads
+    value_dim = case.value_dim or case.head_dim
+    require_sizes([case.q_len, case.kv_len, value_dim], case.batch, case.heads, kv_heads, case.head_dim, case.dtype)
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        "query": (case.heads, case.q_len, case.head_dim),
+        "key": (kv_heads, case.kv_len, case.head_dim),
+        "value": (kv_heads, case.kv_len, value_dim),
+        "grad_out": (case.heads, case.q_len, value_dim),
+    }
+    made = {name: _as_stored(torch.randn(case.batch, *shape, generator=generator), case) for name, shape in shapes.items()}
+    if case.is_flex:
+        length = case.q_len
+        made["slopes"] = torch.tensor([2.0 ** -(8 * (h + 1) / case.heads) for h in range(case.heads)])
+        made["documents"] = (torch.arange(length) * 3 // length).int()
+        made |= {f"list{n}": tensor for n, tensor in enumerate(_block_lists(case, made["documents"]))}
+    return made
+
+
+def _visible(case: Case, documents: Tensor | None) -> Tensor | None:
+    """[S_q, S_k]: whether query m sees key n; None: all do."""
+    m, n = torch.arange(case.q_len)[:, None], torch.arange(case.kv_len)[None, :]
+    if case.is_flex:
+        if case.mask_mod in (None, "none"):
+            return None
+        zero = torch.tensor(0)
+        return MASK_MODS[str(case.mask_mod)](zero, zero, m, n, documents).expand(case.q_len, case.kv_len)
+    if case.mask == "full":
+        return None
+    return m >= n
+
+
+def _block_lists(case: Case, documents: Tensor) -> list[Tensor]:
+    """The eight lists of a BlockMask, in the order of its as_tuple: of rows partial, full; of columns partial, full."""
+    visible = _visible(case, documents)
+    blocks = -(-case.q_len // case.block)
+    if visible is None:
+        visible = torch.ones(case.q_len, case.kv_len, dtype=torch.bool)
+    padded = torch.zeros(blocks * case.block, blocks * case.block)
+    padded[: case.q_len, : case.kv_len] = visible
+    inside = torch.zeros_like(padded)
+    inside[: case.q_len, : case.kv_len] = 1
+    counts, whole = (x.view(blocks, case.block, blocks, case.block).sum((1, 3)) for x in (padded, inside))
+    full = (counts == whole) & (counts > 0)
+    partial = (counts > 0) & ~full
+    lists = []
+    for which in (partial, full, partial.T, full.T):
+        order = torch.sort(which.int(), dim=1, descending=True, stable=True).indices
+        lists += [which.sum(1).int()[None, None], order.int().contiguous()[None, None]]
+    return lists
+
+
+def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """dq, dk, dv, and out and logsumexp of the forward, by autograd in float64."""
+    q, k, v = (inputs[name].double().requires_grad_() for name in ("query", "key", "value"))
+    group = q.shape[1] // k.shape[1]
+    scores = q @ k.repeat_interleave(group, 1).mT * case.head_dim**-0.5
+    if case.score_mod not in (None, "none"):
+        b, h, m, n = (torch.arange(size).view([-1 if i == at else 1 for i in range(4)]) for at, size in enumerate(scores.shape))
+        if case.score_mod == "alibi":
+            scores = scores + inputs["slopes"].double()[h] * (n - m)
+        else:
+            scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, inputs["slopes"])
+    visible = _visible(case, inputs.get("documents"))
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().nan_to_num(0)
+    out = weights @ v.repeat_interleave(group, 1)
+    grads = torch.autograd.grad(out, (q, k, v), inputs["grad_out"].double())
+    return dict(zip(("dq", "dk", "dv"), grads, strict=True)), out.detach(), lse.detach()

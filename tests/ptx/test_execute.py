@@ -1,0 +1,137 @@
+"""PTX of compiled backwards executed: right, the same bits under every interleaving, no race, and weakened kernels are seen."""
+
+import copy
+import json
+import sys
+
+import pytest
+import torch
+
+from . import __main__ as command
+from . import mutants
+from .cases import Case, Prepared
+from .lower import Program, Unknown
+from .parse import Kernel, Memory, parse
+
+ONE_PASS = {"template": "one_pass"}
+CASES = {
+    # Two SMs are left to one pass: each of two workers has two chains.
+    "sm_80": Case("a100", 256, 256, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
+    "sm_90": Case("h100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 130}),
+    "FlexAttention": Case("h100", 256, 256, heads=1, mask_mod="documents", score_mod="alibi", settings=ONE_PASS),
+    "Gluon": Case("h100", 256, 256, heads=1, mask="causal", settings={"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}),
+}
+PREPARED: dict[str, Prepared] = {}
+
+
+def prepared(name: str) -> Prepared:
+    """The case, unbroken and executed."""
+    if name not in PREPARED:
+        PREPARED[name] = Prepared(CASES[name])
+        unbroken = PREPARED[name].run()
+        assert not unbroken.races and not unbroken.fault and not mutants.is_wrong(PREPARED[name], unbroken)
+    return PREPARED[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_right_in_one_order(name: str) -> None:
+    case = prepared(name)
+    first, second = case.run(seed=1), case.run(seed=2, check=False)
+    for result in (first, second):
+        assert result.fault is None and result.races == []
+        assert max(result.errors.values()) < mutants.LIMITS["bf16"]
+    assert all(torch.equal(first.gradients[x], second.gradients[x]) for x in ("dq", "dk", "dv"))
+
+
+# (case, the opcode's beginning, which of them, how): one of each rule.
+MUTANTS = [
+    ("sm_80", "cp.async.wait_group", -1, "delete", "copy that was not waited for"),
+    ("sm_80", "ld.global.acquire", 0, "relax", "read after write"),
+    ("sm_90", "wgmma.wait_group", 1, "delete", "registers of a wgmma in flight"),
+    ("sm_90", "wgmma.wait_group", 1, "one later", "registers of a wgmma in flight"),
+    ("sm_90", "fence.proxy.async", -1, "delete", "fence.proxy.async"),
+    ("sm_90", "red.release", -1, "relax", "read after write"),
+    ("sm_90", "cp.async.wait_group", -1, "one later", "not waited for"),
+    ("Gluon", "mbarrier.try_wait", 0, "pass", "asynchronous read"),
+    ("Gluon", "mbarrier.init", 0, "one more", "deadlock"),
+]
+
+
+@pytest.mark.parametrize(("name", "opcode", "which", "way", "seen"), MUTANTS)
+def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> None:
+    case = prepared(name)
+    kernel = mutants.main_kernel(case)
+    sites = [
+        site for site in mutants.sites(kernel) if kernel.instructions[site.number].opcode.startswith(opcode) and site.way == way
+    ]
+    verdict = mutants.judged(case, [sites[which]])
+    assert seen in " ".join([verdict.fault or "", *(kind for kind, _, _ in verdict.races)]), verdict.line()
+
+
+HEAD = ".visible .entry k(\n.param .u64 .ptr .global .align 1 k_param_0\n)\n.reqntid 32\n{\n.reg .b32 %r<4>;\n"
+
+
+@pytest.mark.parametrize("statement", ["add.sat.s32 %r1, %r2, %r3;", "ld.weird.global.b32 %r1, [%r2];", "frobnicate.b32 %r1, %r2;"])
+def test_unknown_opcodes_and_modifiers_raise_by_name(statement: str) -> None:
+    Program(parse(f"{HEAD}add.s32 %r1, %r2, %r3;\nret;\n}}\n"))
+    with pytest.raises(Unknown, match=statement.split()[0]):
+        Program(parse(f"{HEAD}{statement}\nret;\n}}\n"))
+
+
+def test_faults_name_kernel_cta_and_line() -> None:
+    """A load a gigabyte off, in every thread."""
+    case = prepared("sm_90")
+    kernel = mutants.main_kernel(case)
+    number = next(n for n, found in enumerate(kernel.instructions) if found.opcode.startswith("cp.async.cg"))
+
+    def change(found: Kernel) -> None:
+        if found.name == kernel.name:
+            source = found.instructions[number].operands[1]
+            assert isinstance(source, Memory)
+            found.instructions[number].operands[1] = source._replace(offset=1 << 30)
+
+    before = copy.copy(kernel.instructions[number])
+    result = case.run(change=change, changed=kernel.name)
+    assert result.fault is not None
+    assert all(part in result.fault for part in (kernel.name, "CTA", before.opcode, ".py:", "outside of every tensor"))
+    assert kernel.instructions[number].operands == before.operands
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["tests.ptx", *arguments])
+    return command.main()
+
+
+def sizes(length: int, heads: int = 1) -> list[str]:
+    return ["--q-len", str(length), "--kv-len", str(length), "--batch", "1", "--heads", str(heads), "--head-dim", "64"]
+
+
+SIZES = sizes(128)
+
+
+def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(monkeypatch, "--device", "h100", "--template", "one_pass", "--json", *SIZES) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["races"], figures["deadlock"], figures["same_bits"]) == ([], None, True)
+    assert 0 < figures["error"] < 1e-2 and figures["steps"] == 2 and len(figures["kernels"]) == 3
+    assert command.is_bad(figures | {"races": [{}]}, "bf16") and command.is_bad(figures | {"error": 0.1}, "bf16")
+    assert command.is_bad(figures | {"same_bits": False}, "bf16") and not command.is_bad(figures, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["--device", "rtx", *SIZES], "no cost file for 'rtx'"),
+        (["--device", "h100", *sizes(32768)], "sizes out of reach"),
+        (["--device", "h100", *sizes(8192, heads=16)], "add --long"),
+        (["--device", "h100", *SIZES, "--mask", "causal", "--mask-mod", "window"], "take one length"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: list[str], line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run_command(monkeypatch, *arguments)
+    assert ended.value.code == 2
+    errors = [text for text in capsys.readouterr().err.splitlines() if not text.startswith("[")]
+    assert len(errors) == 1 and line in errors[0]
