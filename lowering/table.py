@@ -54,11 +54,12 @@ def _constant_table(inputs: Inputs) -> KernelTable:
     """Made once for all attentions of a graph that got the same."""
     resolution = inputs.resolution
     known = V.graph.__dict__.setdefault("dash_constant_tables", {})
-    if resolution in known:
-        return known[resolution]
+    key = resolution, inputs.device
+    if key in known:
+        return known[key]
     plan, time_ns = resolution.schedule
     ints = pack_plan(plan)
-    known[resolution] = KernelTable(
+    known[key] = KernelTable(
         table=_constant(ints, inputs.device),
         table_ints=len(ints),
         workers=plan.workers,
@@ -73,22 +74,22 @@ def _constant_table(inputs: Inputs) -> KernelTable:
             "predicted_us": None if time_ns is None else time_ns / 1000,
         },
     )
-    return known[resolution]
+    return known[key]
 
 
 def _constant(ints: list[int], device: torch.device) -> TensorBox:
     """A table as a constant of the graph, shared by all attentions that have the same one."""
     tables = V.graph.__dict__.setdefault("dash_tables", {})
     name = f"dash_table_{hashlib.sha256(repr(ints).encode()).hexdigest()[:16]}"
-    if name not in tables:
+    if (name, device) not in tables:
         # Code for a GPU that is not there gets a tensor that is not there either.
         absent = device.type == "cuda" and not torch.cuda.is_available()
         with V.fake_mode if absent else contextlib.nullcontext():
             tensor = torch.tensor(ints, dtype=torch.int32, device=device)
-            tables[name] = V.graph.add_tensor_constant(tensor, name)
+            tables[name, device] = V.graph.add_tensor_constant(tensor, name)
         # Inductor binds the constants of the root graph alone.
-        root_graph().constants[tables[name].get_name()] = tensor
-    return tables[name]
+        root_graph().constants[tables[name, device].get_name()] = tensor
+    return tables[name, device]
 
 
 def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
