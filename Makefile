@@ -37,7 +37,7 @@ SIDE_BY_SIDE := --numprocesses=$(WORKERS) --dist=loadfile --no-loadscope-reorder
 # One pytest per kind, since Triton's interpreter is on or off for a whole process. Each has all cores to itself, and says how far it
 # is; all of them run, whatever fails. The tests of a GPU have it to themselves: without one they only say so.
 test: $(VENV)/installed
-	$(MAKE) --keep-going --jobs=1 test-compiled test-emulated test-gpu
+	$(MAKE) --keep-going --jobs=1 test-gpu test-compiled test-emulated
 
 test-compiled: $(VENV)/installed
 	$(PYTEST) tests/unit tests/expect $(SIDE_BY_SIDE)
