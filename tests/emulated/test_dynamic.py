@@ -32,7 +32,7 @@ LENGTHS = {
 }
 
 
-@pytest.mark.parametrize("mask", [CAUSAL, FULL])
+@pytest.mark.parametrize("mask", [CAUSAL, pytest.param(FULL, marks=pytest.mark.nightly)])
 def test_six_lengths_through_one_graph(mask):
     """Automatic dynamic shapes: the second length recompiles and no other; a length's bits are those of a graph of its own."""
     function = attention(causal=mask == CAUSAL)

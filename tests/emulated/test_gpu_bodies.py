@@ -137,23 +137,26 @@ def test_bits_that_differ_are_counted():
     assert beside.at_once(steady, drifting) == [0, 2 * 3]
 
 
-FINE = "[0.5, null]"
+FINE = "[0.5, null, []]"
 FAULT = '"CUDA error: an illegal memory access was encountered"'
+REPORT = "it: a CTA gave up waiting to add to tile 3 of dQ in query head 2 (...): its rank is 1, and the tile had 0 additions"
 
 
 @pytest.mark.parametrize(
     ("lines", "passes"),
     [
-        ([FINE, f"[23.0, {FAULT}]"], True),
-        ([FINE, f"[61.0, {FAULT}]"], False),
-        ([FINE, "[23.0, null]"], False),
-        (['[0.5, "CUDA error: misaligned address"]'] * 2, False),
+        ([FINE, f'[23.0, {FAULT}, ["{REPORT}"]]'], True),
+        ([FINE, f'[61.0, {FAULT}, ["{REPORT}"]]'], False),
+        ([FINE, f'[23.0, null, ["{REPORT}"]]'], False),
+        ([FINE, f"[23.0, {FAULT}, []]"], False),
+        ([FINE, f'[23.0, {FAULT}, ["{REPORT.replace("tile 3", "tile 0")}"]]'], False),
+        ([f'[0.5, "CUDA error: misaligned address", ["{REPORT}"]]'] * 2, False),
     ],
 )
 def test_a_wait_without_a_partner(lines, passes, monkeypatch, tmp_path):
     """The test judges what the program says, which cannot run here: tests/expect compiles it."""
-    monkeypatch.setattr(wait.subprocess, "run", lambda command, **_: SimpleNamespace(stdout="\n".join(lines)))
-    with nullcontext() if passes else pytest.raises(AssertionError):
+    monkeypatch.setattr(wait.subprocess, "run", lambda command, **_: SimpleNamespace(stdout="\n".join(lines), stderr=REPORT))
+    with nullcontext() if passes else pytest.raises((AssertionError, ValueError)):
         wait.test_a_wait_without_a_partner_ends("triton", tmp_path)
 
 
