@@ -19,6 +19,7 @@ from dash_inductor.codegen.flex import FlexAttention, flex_backward
 from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, attention_backward, require_sizes
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
 from dash_inductor.lowering import gluon, table
+from dash_inductor.lowering.failed_waits import failed_waits
 
 from .launch import Executed, Session, call
 from .lower import Program
@@ -95,11 +96,12 @@ class Prepared:
         change: Callable[..., None] | None = None,
         changed: str = "",
         observe: Callable[[str], None] = lambda name: None,
+        patience: int = 0,
     ) -> Result:
         """Executes the wrapper. `change` edits kernels before they are lowered; only that of the name `changed` is lowered anew."""
         case = self.case
         total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
-        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, change=change)
+        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience, change=change)
         session.observe = observe
         session.programs = self.programs
         if change:
@@ -108,12 +110,12 @@ class Prepared:
         session.externs = self._externs(session)
         constants = {name: session.memory.put(tensor, name) for name, tensor in self.constants.items()}
         start, fault, gradients, errors = time.perf_counter(), None, {}, {}
-        try:
-            with session.running():
+        with session.running():
+            try:
                 results = call(self.generated.source, self._arguments(placed, session), constants)
-        except Fault as error:
-            fault = str(error)
-        else:
+            except Fault as error:
+                fault = "; ".join([str(error), *failed_waits()])
+        if fault is None:
             found = results[-3:]
             gradients = {name: tensor.clone() for name, tensor in zip(("dq", "dk", "dv"), found, strict=True)}
             largest = max(float(right.abs().max()) for right in self.right.values())

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 
 import pytest
@@ -95,6 +96,30 @@ def test_faults_name_kernel_cta_and_line() -> None:
     assert result.fault is not None
     assert all(part in result.fault for part in (kernel.name, "CTA", before.opcode, ".py:", "outside of every tensor"))
     assert kernel.instructions[number].operands == before.operands
+
+
+def test_a_wait_that_gives_up_says_where() -> None:
+    """Of a head, only the third tile of dQ has two additions: without a release, the second is waited for in vain."""
+    case = Prepared(Case("h100", 192, 192, heads=2, mask="causal", settings=ONE_PASS))
+    assert case.run().fault is None
+    name, bound = mutants.main_kernel(case).name, "33554432"
+
+    def change(kernel: Kernel) -> None:
+        if kernel.name == name:
+            assert any(bound in found.operands for found in kernel.instructions)
+            for found in kernel.instructions:
+                found.operands = ["50" if operand == bound else operand for operand in found.operands]
+                if found.opcode.startswith("red.release"):
+                    found.opcode, found.operands, found.guard = mutants.NOTHING, [], ""
+
+    said = set()
+    for seed in range(8):
+        fault = case.run(seed, change=change, changed=name, patience=50, check=False).fault
+        assert fault is not None and "st.global.b32" in fault and "outside of every tensor" in fault
+        said.add(fault.split("; ")[-1])
+    assert {re.sub(r".*(tile \d of dQ in query head \d).*: (.*)", r"\1, \2", line) for line in said} == {
+        f"tile 2 of dQ in query head {head}, its rank is 1, and the tile had 0 additions" for head in (0, 1)
+    }
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
