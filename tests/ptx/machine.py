@@ -129,7 +129,7 @@ class Cta(Matmuls):
         elif family in ("bar", "barrier"):
             yield from self._meet(number, pc, block, s, taken)
         else:
-            raise self.fault(number, "a trap")
+            raise self.fault(number, "an assertion of the kernel failed" if family == "call" else "a trap")
 
     def _meet(self, number: int, pc: int, block: Instruction, s: Any, taken: Any) -> Iterator[str]:
         """bar.sync and bar.arrive, by whole warps: 9.7.13.1."""
