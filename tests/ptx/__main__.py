@@ -21,7 +21,7 @@ from dash_inductor.cli.console import print_json, progress, section
 from dash_inductor.config import CHOICES
 
 from . import mutants
-from .cases import Case, Prepared, Result
+from .cases import ATTENTIONS, Case, Prepared, Result
 
 PROGRAM = "python -m tests.ptx"
 SETTINGS = ("kernel", "template", "schedule", "launch", "guarantee")
@@ -44,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     """The arguments of `codegen`, settings of the project, and how to execute."""
     made = _Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(made)
+    made.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="packed sequences, or a mask that the graph makes")
     for name in SETTINGS:
         made.add_argument(f"--{name}", choices=CHOICES[name], help=f"the setting {name}")
     made.add_argument(

@@ -19,17 +19,25 @@ from dash_inductor.codegen.flex import FlexAttention, flex_backward
 from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, attention_backward, require_sizes
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
 from dash_inductor.lowering import gluon, table
+from dash_inductor.lowering.failed_waits import failed_waits
 
+from .graphs import masked_backward, varlen_backward
 from .launch import Executed, Session, call
 from .lower import Program
 from .memory import Fault
 
 aten = torch.ops.aten
+ATTENTIONS = ("sdpa", "varlen", "masked")
+SEQUENCES = 3  # of varlen, and documents
 
 
 @dataclass
 class Case:
-    """An attention; the fields are the arguments of `codegen`. `settings` are the project's: kernel, template, schedule, ..."""
+    """An attention; the fields are the arguments of `codegen`. `settings` are the project's: kernel, template, schedule, ...
+
+    attention: "sdpa", or a FlexAttention if there is a mask_mod or score_mod; "varlen": varlen_attn of three sequences, of which
+    q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of.
+    """
 
     device: str
     q_len: int
@@ -40,6 +48,7 @@ class Case:
     head_dim: int = 64
     value_dim: int | None = None
     mask: str = "full"
+    attention: str = "sdpa"
     mask_mod: str | None = None
     score_mod: str | None = None
     dtype: str = "bf16"
@@ -95,11 +104,12 @@ class Prepared:
         change: Callable[..., None] | None = None,
         changed: str = "",
         observe: Callable[[str], None] = lambda name: None,
+        patience: int = 0,
     ) -> Result:
         """Executes the wrapper. `change` edits kernels before they are lowered; only that of the name `changed` is lowered anew."""
         case = self.case
         total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
-        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, change=change)
+        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience, change=change)
         session.observe = observe
         session.programs = self.programs
         if change:
@@ -108,13 +118,15 @@ class Prepared:
         session.externs = self._externs(session)
         constants = {name: session.memory.put(tensor, name) for name, tensor in self.constants.items()}
         start, fault, gradients, errors = time.perf_counter(), None, {}, {}
-        try:
-            with session.running():
+        with session.running():
+            try:
                 results = call(self.generated.source, self._arguments(placed, session), constants)
-        except Fault as error:
-            fault = str(error)
-        else:
+            except Fault as error:
+                fault = "; ".join([str(error), *failed_waits()])
+        if fault is None:
             found = results[-3:]
+            if case.attention == "varlen":
+                found = tuple(tensor.transpose(0, 1)[None] for tensor in found)
             gradients = {name: tensor.clone() for name, tensor in zip(("dq", "dk", "dv"), found, strict=True)}
             largest = max(float(right.abs().max()) for right in self.right.values())
             errors = {name: float((gradients[name].double() - right).abs().max()) / largest for name, right in self.right.items()}
@@ -125,12 +137,14 @@ class Prepared:
         """Pairs of tiles of which a query sees a key, over all query heads: steps of the main loop."""
         tile = next(decision.tile for decision in self.generated.decisions if decision.rewritten)
         rows, columns = map(int, re.findall(r"\d+", str(tile))[:2])
-        visible = _visible(self.case, self.inputs.get("documents"))
+        case = self.case
+        visible = _visible(case, self.inputs)
         if visible is None:
-            visible = torch.ones(self.case.q_len, self.case.kv_len, dtype=torch.bool)
-        seen = torch.nn.functional.pad(visible.float(), (0, -visible.shape[1] % columns, 0, -visible.shape[0] % rows))
-        tiles = seen.view(seen.shape[0] // rows, rows, seen.shape[1] // columns, columns).amax((1, 3))
-        return int(tiles.sum()) * self.case.heads * self.case.batch
+            visible = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool)
+        batch, q_len, kv_len = visible.shape
+        seen = torch.nn.functional.pad(visible.float(), (0, -kv_len % columns, 0, -q_len % rows))
+        tiles = seen.view(batch, -(-q_len // rows), rows, -(-kv_len // columns), columns).amax((2, 4))
+        return int(tiles.sum()) * case.heads * case.batch // batch
 
     def _arguments(self, placed: dict[str, Tensor], session: Session) -> list[Tensor]:
         """In the order of the traced function."""
@@ -142,6 +156,10 @@ class Prepared:
             lse = put((self.lse * math.log2(math.e)).float().contiguous(), "logsumexp")
             return [*four, out, lse, placed["slopes"], placed["documents"], *(placed[f"list{n}"] for n in range(8))]
         arguments = four
+        if case.attention == "varlen":
+            return [*(x.transpose(1, 2)[0] for x in four), placed["offsets"]]
+        if case.attention == "masked":
+            arguments = [*four, placed["padding"]]
         if case.value_dim not in (None, case.head_dim):
             arguments = [*four, put(_as_stored(self.out, case), "out"), put(self.lse.float().contiguous(), "logsumexp")]
         first = self.generated.source.split("def call(self, args):")[1].split("= args")[0]
@@ -157,12 +175,23 @@ class Prepared:
             lse = session.memory.put(self.lse.float().contiguous(), "logsumexp")
             return out, lse, None, None, n, n, empty, empty[0], None
 
+        def efficient(query: Tensor, *_: Any, **__: Any) -> Any:
+            out, lse = session.memory.put(_as_stored(self.out, self.case), "out"), self.lse.float()
+            padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
+            return out, session.memory.put(padded, "logsumexp"), *torch.zeros(2, dtype=torch.int64)
+
+        def packed(query: Tensor, *_: Any, **__: Any) -> Any:
+            out = session.memory.put(_as_stored(self.out, self.case).transpose(1, 2)[0], "out")
+            return out, session.memory.put(self.lse[0].float().contiguous(), "logsumexp"), torch.zeros(2, dtype=torch.uint64)
+
         def launch_gluon(*arguments: Any) -> None:
             with session.ops:  # what it allocates lies in the arena
                 gluon.launch(*arguments)
 
         return {
             aten._scaled_dot_product_flash_attention.default: flash,
+            aten._scaled_dot_product_efficient_attention.default: efficient,
+            torch.ops.torch_attn._varlen_attn.default: packed,
             torch.ops.dash.sdpa_backward_gluon.default: launch_gluon,
         }
 
@@ -186,6 +215,16 @@ def _generate(case: Case) -> Generated:
     kv_heads = case.heads if case.kv_heads is None else case.kv_heads
     sizes: dict[str, Any] = {"batch": case.batch, "heads": case.heads, "kv_heads": kv_heads, "head_dim": case.head_dim}
     sizes |= {"value_dim": case.value_dim, "dtype": case.dtype}
+    if case.attention != "sdpa":
+        if case.is_flex or case.value_dim not in (None, case.head_dim):
+            raise ValueError(f"--attention {case.attention} takes no --mask-mod, --score-mod and --value-dim")
+        shapes, causal = [(case.batch, *shape) for shape in _shapes(case).values()], case.mask == "causal"
+        if case.attention == "masked":
+            return masked_backward(case.device, shapes, causal, case.dtype, case.dynamic)
+        if case.q_len != case.kv_len or case.batch != 1 or case.q_len < SEQUENCES:
+            raise ValueError(f"--attention varlen takes one length, of {SEQUENCES} tokens at least, and a batch of 1")
+        packed = [(length, heads, dim) for _, heads, length, dim in shapes]
+        return varlen_backward(case.device, packed, causal, case.dtype, SEQUENCES, case.dynamic)
     if case.is_flex:
         if case.q_len != case.kv_len or case.dynamic or case.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
@@ -199,47 +238,60 @@ def _as_stored(values: Tensor, case: Case) -> Tensor:
     return values.transpose(1, 2).contiguous().to(TORCH_DTYPES[case.dtype]).transpose(1, 2)
 
 
-def _inputs(case: Case) -> dict[str, Tensor]:
+def _shapes(case: Case) -> dict[str, tuple[int, int, int]]:
+    """[H, S, D] by name; ValueError for sizes that no attention has."""
     kv_heads = case.heads if case.kv_heads is None else case.kv_heads
     value_dim = case.value_dim or case.head_dim
     require_sizes([case.q_len, case.kv_len, value_dim], case.batch, case.heads, kv_heads, case.head_dim, case.dtype)
-    generator = torch.Generator().manual_seed(0)
-    shapes = {
+    return {
         "query": (case.heads, case.q_len, case.head_dim),
         "key": (kv_heads, case.kv_len, case.head_dim),
         "value": (kv_heads, case.kv_len, value_dim),
         "grad_out": (case.heads, case.q_len, value_dim),
     }
-    made = {name: _as_stored(torch.randn(case.batch, *shape, generator=generator), case) for name, shape in shapes.items()}
-    if case.is_flex:
-        length = case.q_len
+
+
+def _inputs(case: Case) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = {name: _as_stored(torch.randn(case.batch, *shape, generator=generator), case) for name, shape in _shapes(case).items()}
+    documents = (torch.arange(case.q_len) * SEQUENCES // case.q_len).int()
+    if case.attention == "varlen":
+        made["offsets"] = torch.searchsorted(documents, torch.arange(SEQUENCES + 1).int(), out_int32=True)
+    elif case.attention == "masked":
+        lengths = case.kv_len - torch.arange(case.batch) * (case.kv_len // 4) - case.kv_len // 8
+        made["padding"] = (torch.arange(case.kv_len) < lengths[:, None]).long()
+    elif case.is_flex:
         made["slopes"] = torch.tensor([2.0 ** -(8 * (h + 1) / case.heads) for h in range(case.heads)])
-        made["documents"] = (torch.arange(length) * 3 // length).int()
-        made |= {f"list{n}": tensor for n, tensor in enumerate(_block_lists(case, made["documents"]))}
+        made["documents"] = documents
+        made |= {f"list{n}": tensor for n, tensor in enumerate(_block_lists(case, made))}
     return made
 
 
-def _visible(case: Case, documents: Tensor | None) -> Tensor | None:
-    """[S_q, S_k]: whether query m sees key n; None: all do."""
+def _visible(case: Case, inputs: dict[str, Tensor]) -> Tensor | None:
+    """[1 or B, S_q, S_k]: whether query m sees key n; None: all do."""
     m, n = torch.arange(case.q_len)[:, None], torch.arange(case.kv_len)[None, :]
     if case.is_flex:
         if case.mask_mod in (None, "none"):
             return None
         zero = torch.tensor(0)
-        return MASK_MODS[str(case.mask_mod)](zero, zero, m, n, documents).expand(case.q_len, case.kv_len)
-    if case.mask == "full":
-        return None
-    return m >= n
+        return MASK_MODS[str(case.mask_mod)](zero, zero, m, n, inputs["documents"]).expand(1, case.q_len, case.kv_len)
+    seen = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool) if case.mask == "full" else (m >= n)[None]
+    if case.attention == "varlen":
+        m, n = (torch.bucketize(x, inputs["offsets"], right=True) for x in (m, n))
+        return seen & (m == n)
+    if case.attention == "masked":
+        return seen & (inputs["padding"] > 0)[:, None]
+    return None if case.mask == "full" else seen
 
 
-def _block_lists(case: Case, documents: Tensor) -> list[Tensor]:
+def _block_lists(case: Case, inputs: dict[str, Tensor]) -> list[Tensor]:
     """The eight lists of a BlockMask, in the order of its as_tuple: of rows partial, full; of columns partial, full."""
-    visible = _visible(case, documents)
+    visible = _visible(case, inputs)
     blocks = -(-case.q_len // case.block)
     if visible is None:
-        visible = torch.ones(case.q_len, case.kv_len, dtype=torch.bool)
+        visible = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool)
     padded = torch.zeros(blocks * case.block, blocks * case.block)
-    padded[: case.q_len, : case.kv_len] = visible
+    padded[: case.q_len, : case.kv_len] = visible[0]
     inside = torch.zeros_like(padded)
     inside[: case.q_len, : case.kv_len] = 1
     counts, whole = (x.view(blocks, case.block, blocks, case.block).sum((1, 3)) for x in (padded, inside))
@@ -263,9 +315,9 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
             scores = scores + inputs["slopes"].double()[h] * (n - m)
         else:
             scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, inputs["slopes"])
-    visible = _visible(case, inputs.get("documents"))
+    visible = _visible(case, inputs)
     if visible is not None:
-        scores = scores.masked_fill(~visible, -math.inf)
+        scores = scores.masked_fill(~visible[:, None], -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0)
     out = weights @ v.repeat_interleave(group, 1)

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_map_only
 from triton.compiler.compiler import CompiledKernel
 
 from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.lowering import failed_waits
 
 from .copies import Descriptor
 from .lower import Program
@@ -64,13 +65,15 @@ class Session:
     """Inside `with session.running():` Triton's launches execute PTX.
 
     `change` is called with each kernel before it is lowered, and may edit its instructions: mutants. Programs are kept by their
-    PTX, and may be handed on to another session of the same code.
+    PTX, and may be handed on to another session of the same code. `patience`: Machine's. What kernels report of waits that give up
+    lies in the arena: `failed_waits()` reads it while the session runs.
     """
 
     device: str
     arena: int = 1 << 26
     seed: int = 0
     check: bool = True
+    patience: int = 0
     change: Callable[[Kernel], None] | None = None
     externs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
@@ -81,6 +84,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.memory = Global(self.arena)
+        self.reports = self.memory.put(torch.zeros(failed_waits.REPORTS, failed_waits.INTS, dtype=torch.int32), "reports of waits")
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Session]:
@@ -99,6 +103,7 @@ class Session:
             stack.enter_context(inductor_config.patch(use_static_triton_launcher=False))
             for where, name, value in (
                 (CompiledKernel, "_init_handles", handles),
+                (failed_waits, "_reports", lambda: self.reports),
                 (guards, "_empty_strided_cuda", lambda size, stride, dtype: self.memory.empty(size, stride, dtype)),
                 (torch._C, "_cuda_getCurrentRawStream", lambda device: 0),
                 (torch.cuda, "_DeviceGuard", lambda device: nothing()),
@@ -178,6 +183,7 @@ class _Launcher:
             (x, y, z),
             shared_bytes=metadata.shared,
             seed=session.seed,
+            patience=session.patience,
             check=session.check,
             descriptors=descriptors,
         )

@@ -39,7 +39,9 @@ SPECIAL = re.compile(
     r"%(tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid)\.([xyz])|%(laneid|warpid|clusterid|cluster_ctarank)(\.x)?"
 )
 NUMBER = re.compile(r"-?(0[xX][0-9a-fA-F]+|\d+)U?|0[fFdD][0-9a-fA-F]+")
-CONTROL = re.compile(r"bra(\.uni)?|brx\.idx(\.uni)?|ret|exit|trap|wgmma\..*|bar(rier)?(\.cta)?\.(sync|arrive)(\.aligned)?")
+CONTROL = re.compile(
+    r"bra(\.uni)?|brx\.idx(\.uni)?|ret|exit|trap|call\.__assertfail|wgmma\..*|bar(rier)?(\.cta)?\.(sync|arrive)(\.aligned)?"
+)
 ENDS = re.compile(
     r"ld\..*\b(acquire|relaxed|volatile)\b.*|atom\..*|mbarrier\.(try|test)_wait.*"
 )  # a block: it may be in a loop of polls
@@ -383,6 +385,14 @@ def flushed(expression: str, ftz: str | None) -> str:
 @semantics(r"fma\.rn(?P<ftz>\.ftz)?\.(?P<kind>f32|f64)")
 def fused(b: _Block, o: list[Operand], ftz: str, kind: str) -> None:
     b.write(o[0], kind, flushed(f"fma({', '.join(b.read(x, kind) for x in o[1:])})", ftz))
+
+
+@semantics(r"(?P<op>fma|add|sub)(\.rn)?\.f32\.(?P<kind>f16|bf16)")
+def mixed(b: _Block, o: list[Operand], op: str, kind: str) -> None:
+    """The last operand is float32, as the result, and the others are of 16 bits: each is widened, which is exact."""
+    narrow = [f"from_bf16({b.read(x, kind)})" if kind == "bf16" else f"{b.read(x, kind)}.astype(np.float32)" for x in o[1:-1]]
+    given = [*narrow, b.read(o[-1], "f32")]
+    b.write(o[0], "f32", f"fma({', '.join(given)})" if op == "fma" else f" {SYMBOLS[op]} ".join(given))
 
 
 @semantics(r"fma\.rm(?P<ftz>\.ftz)?\.f32")

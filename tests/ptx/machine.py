@@ -129,7 +129,7 @@ class Cta(Matmuls):
         elif family in ("bar", "barrier"):
             yield from self._meet(number, pc, block, s, taken)
         else:
-            raise self.fault(number, "a trap")
+            raise self.fault(number, "an assertion of the kernel failed" if family == "call" else "a trap")
 
     def _meet(self, number: int, pc: int, block: Instruction, s: Any, taken: Any) -> Iterator[str]:
         """bar.sync and bar.arrive, by whole warps: 9.7.13.1."""
@@ -181,7 +181,8 @@ class Meeting:
 class Machine:
     """One launch of a program; `run` executes it, `races.found` has what was found.
 
-    parameters: integers, in the order of the kernel's.
+    parameters: integers, in the order of the kernel's. patience: how many times all poll once more before that is a deadlock, since
+    nothing can change: only what bounds its own polls needs some.
     """
 
     def __init__(
@@ -193,6 +194,7 @@ class Machine:
         *,
         shared_bytes: int,
         seed: int = 0,
+        patience: int = 0,
         check: bool = True,
         descriptors: dict[int, Any] | None = None,
     ) -> None:
@@ -200,7 +202,7 @@ class Machine:
         wanted = len(program.kernel.parameters)
         self.parameters = [*(int(p) & (1 << 64) - 1 for p in parameters), *[0] * (wanted - len(parameters))]
         self.descriptors = {PARAMETERS + 256 * n: found for n, found in (descriptors or {}).items()}
-        self.random = random.Random(seed)
+        self.random, self.patience = random.Random(seed), patience
         self.flying: list[Any] = []  # bulk copies that have not arrived
         self.events = 0
         self.places = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
@@ -232,6 +234,10 @@ class Machine:
                 self.flying.pop(self.random.randrange(len(self.flying)))()
                 awake = list(live)
                 continue
+            if not awake and self.patience:
+                self.patience -= 1
+                waits.clear()
+                awake = list(live)
             if not awake:
                 waiting = sorted({f"CTA {key[0]}, warp {key[1] // 32} at {waits[key][0]}" for key in live})
                 raise Fault(f"{self.program.kernel.name}: deadlock: {'; '.join(waiting[:8])}{' ...' if len(waiting) > 8 else ''}")

@@ -112,12 +112,14 @@ STATEMENT = re.compile(
     )""",
     re.VERBOSE,
 )
+ASSERTION = re.compile(r"\{ // callseq (\d+),(?:(?!callseq)[\s\S])*?call\.uni __assertfail,[\s\S]*?\} // callseq \1")
 PARAMETER = re.compile(r"\.param\s+(?:\.align\s+\d+\s+)?\.(\w+)[^,)]*?([\w$]+)(?:\[(\d+)\])?\s*(?=[,)])")
 
 
 def parse(text: str) -> Kernel:
     """Raises ValueError for what is not PTX of one kernel as Triton writes it."""
     files = {number: name.rpartition("/")[2] for number, name in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', text)}
+    text = ASSERTION.sub(lambda found: "call.__assertfail;" + "\n" * found[0].count("\n"), text)
     text = re.sub(r"//[^\n]*", "", text)
     head, opened, body = text.partition("\n{\n")
     entry, threads = re.search(r"\.entry\s+([\w$]+)", head), re.search(r"\.(?:reqntid|maxntid)\s+(\d+)", head)

@@ -1,7 +1,9 @@
 """PTX of compiled backwards executed: right, the same bits under every interleaving, no race, and weakened kernels are seen."""
 
+import contextlib
 import copy
 import json
+import re
 import sys
 
 import pytest
@@ -11,6 +13,8 @@ from . import __main__ as command
 from . import mutants
 from .cases import Case, Prepared
 from .lower import Program, Unknown
+from .machine import Machine
+from .memory import Fault, Global
 from .parse import Kernel, Memory, parse
 
 ONE_PASS = {"template": "one_pass"}
@@ -40,6 +44,27 @@ def test_right_in_one_order(name: str) -> None:
     for result in (first, second):
         assert result.fault is None and result.races == []
         assert max(result.errors.values()) < mutants.LIMITS["bf16"]
+    assert all(torch.equal(first.gradients[x], second.gradients[x]) for x in ("dq", "dk", "dv"))
+
+
+OTHERS = {
+    "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen"),
+    "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked"),
+    "varlen of lengths that are symbols": Case("h100", 200, 200, mask="causal", attention="varlen", dynamic=True),
+    "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked"),
+    "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen"),
+    "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
+    "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
+}
+
+
+@pytest.mark.parametrize("name", [*list(OTHERS)[:2], *(pytest.param(x, marks=pytest.mark.nightly) for x in list(OTHERS)[2:])])
+def test_other_attentions(name: str) -> None:
+    case = Prepared(OTHERS[name])
+    first, second = case.run(seed=1), case.run(seed=2, check=False)
+    for result in (first, second):
+        assert result.fault is None and result.races == []
+        assert max(result.errors.values()) < mutants.LIMITS[case.case.dtype]
     assert all(torch.equal(first.gradients[x], second.gradients[x]) for x in ("dq", "dk", "dv"))
 
 
@@ -78,6 +103,28 @@ def test_unknown_opcodes_and_modifiers_raise_by_name(statement: str) -> None:
         Program(parse(f"{HEAD}{statement}\nret;\n}}\n"))
 
 
+ASSERTION = """@%p1 bra FINE;
+{ // callseq 0, 0
+.param .b64 param0;
+st.param.b64 [param0], %rd1;
+call.uni __assertfail, (param0);
+} // callseq 0
+trap;
+FINE:
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize("last_lane", [31, 30])
+def test_a_failed_assertion_is_a_fault(last_lane: int) -> None:
+    """Of lanes up to the last."""
+    compared = f".reg .pred %p<2>;\nmov.u32 %r1, %tid.x;\nsetp.le.u32 %p1, %r1, {last_lane};\n"
+    machine = Machine(Program(parse(f"{HEAD}{compared}{ASSERTION}")), Global(1024), [0], (1, 1, 1), shared_bytes=0)
+    with contextlib.nullcontext() if last_lane == 31 else pytest.raises(Fault, match=r"k, CTA 0, .*: an assertion of the kernel"):
+        machine.run()
+
+
 def test_faults_name_kernel_cta_and_line() -> None:
     """A load a gigabyte off, in every thread."""
     case = prepared("sm_90")
@@ -95,6 +142,30 @@ def test_faults_name_kernel_cta_and_line() -> None:
     assert result.fault is not None
     assert all(part in result.fault for part in (kernel.name, "CTA", before.opcode, ".py:", "outside of every tensor"))
     assert kernel.instructions[number].operands == before.operands
+
+
+def test_a_wait_that_gives_up_says_where() -> None:
+    """Of a head, only the third tile of dQ has two additions: without a release, the second is waited for in vain."""
+    case = Prepared(Case("h100", 192, 192, heads=2, mask="causal", settings=ONE_PASS))
+    assert case.run().fault is None
+    name, bound = mutants.main_kernel(case).name, "33554432"
+
+    def change(kernel: Kernel) -> None:
+        if kernel.name == name:
+            assert any(bound in found.operands for found in kernel.instructions)
+            for found in kernel.instructions:
+                found.operands = ["50" if operand == bound else operand for operand in found.operands]
+                if found.opcode.startswith("red.release"):
+                    found.opcode, found.operands, found.guard = mutants.NOTHING, [], ""
+
+    said = set()
+    for seed in range(8):
+        fault = case.run(seed, change=change, changed=name, patience=50, check=False).fault
+        assert fault is not None and "st.global.b32" in fault and "outside of every tensor" in fault
+        said.add(fault.split("; ")[-1])
+    assert {re.sub(r".*(tile \d of dQ in query head \d).*: (.*)", r"\1, \2", line) for line in said} == {
+        f"tile 2 of dQ in query head {head}, its rank is 1, and the tile had 0 additions" for head in (0, 1)
+    }
 
 
 def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

@@ -208,7 +208,9 @@ TILE = "test_configs.autotune_choice_desc_regex"
     [
         (BF16, (128, 96, 160), "BLOCK_K=32, BLOCK_M=64, BLOCK_N=64"),
         (FP16, (104, 200, 136), "BLOCK_K=64, BLOCK_M=64, BLOCK_N=128"),
-        (FP32, (64, 512, 512), "ALLOW_TF32=True.*BLOCK_K=32, BLOCK_M=64, BLOCK_N=64.*num_stages=2"),
+        pytest.param(
+            *(FP32, (64, 512, 512), "ALLOW_TF32=True.*BLOCK_K=32, BLOCK_M=64, BLOCK_N=64.*num_stages=2"), marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_mm(dtype, sizes, tile, device):
@@ -230,7 +232,7 @@ SYNCHRONISES = re.compile(r"bar\.sync|cp\.async\.(wait|commit)_group|wgmma\.(fen
 
 
 @pytest.mark.parametrize("device", ARCHES)
-@pytest.mark.parametrize("name", ["layer_norm", "mm"])
+@pytest.mark.parametrize("name", ["mm", pytest.param("layer_norm", marks=pytest.mark.nightly)])
 def test_each_synchronisation_that_is_deleted_is_seen(name, device):
     """sentryward 0.1.1, a static verifier, says the same of each on sm_80; it knows no wgmma.
 

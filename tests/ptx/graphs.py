@@ -1,0 +1,72 @@
+"""Joint graphs of attentions that `codegen` has no arguments for: packed sequences, and SDPA under a mask that the graph makes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.attention import varlen
+
+from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, deterministic, generate
+from dash_inductor.rewrite.stock_ops import VARLEN
+
+assert varlen  # its op is registered
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def varlen_backward(
+    device: str, tensors: list[tuple[int, int, int]], causal: bool, dtype: str, sequences: int, dynamic: bool
+) -> Generated:
+    """varlen_attn, forward and backward. tensors: sizes [T, H, D] of query, key, value and gradient, packed without gaps."""
+    tokens, window = tensors[0][0], [-1, 0 if causal else -1]
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
+        packed = offsets, offsets, tokens, tokens
+        out, lse, rng_state = torch.ops.torch_attn._varlen_attn(query, key, value, *packed, False, None, window)
+        return VARLEN(grad_out, query, key, value, out, lse, *packed, False, rng_state, None, window)
+
+    def inputs() -> list[Tensor]:
+        made = [torch.empty(size, dtype=TORCH_DTYPES[dtype], device="cuda") for size in tensors]
+        return [*made, torch.empty(sequences + 1, dtype=torch.int32, device="cuda")]
+
+    with deterministic():
+        return generate(attention, inputs, device, dynamic_dims=(0,) if dynamic else ())
+
+
+def masked_backward(device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool) -> Generated:
+    """SDPA by the memory-efficient op under a bias of 0 and -inf, made of positions and a padding of keys, int64 [B, S_k].
+
+    tensors: sizes [B, H, S, D] of query, key, value and gradient. Heads of keys are repeated. In the ops of a joint graph, of which
+    fake CUDA tensors know some and Python's indexing others.
+    """
+
+    def positions(length: int, like: Tensor) -> Tensor:
+        return prims.iota(length, start=0, step=1, dtype=torch.int64, device=like.device, requires_grad=False)
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, padding: Tensor) -> tuple[Tensor, ...]:
+        q_len, kv_len, group = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
+        seen = prims.convert_element_type(padding, torch.bool).unsqueeze(1).unsqueeze(1)
+        if causal:
+            seen = seen & (positions(kv_len, query).unsqueeze(0) <= positions(q_len, query).unsqueeze(1)).unsqueeze(0).unsqueeze(0)
+        zero, hidden = (aten.full([], number, dtype=query.dtype, device=query.device) for number in (0.0, -float("inf")))
+        bias = torch.where(seen, zero, hidden).expand(*query.shape[:2], q_len, kv_len)
+
+        def repeated(x: Tensor) -> Tensor:
+            copied = x.unsqueeze(2).expand(-1, -1, group, -1, -1).clone(memory_format=torch.contiguous_format)
+            return aten.view(copied, [x.shape[0], query.shape[1], *x.shape[2:]])
+
+        keys, values = repeated(key), repeated(value)
+        saved = aten._scaled_dot_product_efficient_attention(query, keys, values, bias, True)
+        wanted = [True, True, True, False]
+        dq, *grads, _ = aten._scaled_dot_product_efficient_attention_backward(
+            grad_out, query, keys, values, bias, *saved, 0.0, wanted
+        )
+        sizes = [x.shape for x in (key, value)]
+        return dq, *(aten.sum(aten.view(x, [*of[:2], group, *of[2:]]), [2]) for x, of in zip(grads, sizes, strict=True))
+
+    def inputs() -> list[Tensor]:
+        views = [(batch, length, heads, dim) for batch, heads, length, dim in tensors]
+        made = [torch.empty(size, dtype=TORCH_DTYPES[dtype], device="cuda").transpose(1, 2) for size in views]
+        return [*made, torch.empty(tensors[1][0], tensors[1][2], dtype=torch.int64, device="cuda")]
+
+    with deterministic():
+        return generate(attention, inputs, device, dynamic_dims=(2,) if dynamic else ())
