@@ -203,7 +203,7 @@ def _tables(constants: dict[str, Tensor]) -> Iterator[None]:
 
     def keep(ints: list[int], device: torch.device) -> Any:
         made = stock(ints, device)
-        name = next(name for name, box in table.V.graph.dash_tables.items() if box is made)
+        name = next(name for (name, _device), box in table.V.graph.dash_tables.items() if box is made)
         constants[name] = torch.tensor(ints, dtype=torch.int32)
         return made
 

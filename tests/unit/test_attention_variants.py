@@ -37,7 +37,7 @@ def statements(source: str, *which: str) -> list[str]:
 
 def rendered(release_after: int) -> str:
     """The template with RELEASE_AFTER as its only constant; what else it branches on is false."""
-    hooks = dict.fromkeys(("def_kernel", "stride", "size", "store_output"), lambda *args, **kwargs: "")
+    hooks = dict.fromkeys(("def_kernel", "stride", "size", "store_output", "failed_wait"), lambda *args, **kwargs: "")
     return Template(KERNEL).render(RELEASE_AFTER=release_after, **hooks)
 
 
