@@ -49,7 +49,7 @@ test-gpu: $(VENV)/installed
 	$(PYTEST) tests/gpu
 
 # A minute of the fast tests, before `make test`. Left out of tests/unit: what starts processes, or computes for seconds.
-SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands check commands docs env gluon_protocol h800 hooks install \
+SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands by_hand check commands docs env gluon_protocol h800 hooks install \
 	lost_device processes trace wheel
 QUICK_EMULATED := tests/emulated/test_op.py
 test-quick: $(VENV)/installed
@@ -62,7 +62,7 @@ gates: $(VENV)/installed
 	$(MAKE) --jobs=2 --output-sync $(TRITONS:%=gates-%)
 
 gates-%: $(VENV)/triton-%
-	PYTHONPATH=$< $(BIN)/python -m dash_inductor gates $(GATES)
+	PYTHONPATH=$< $(BIN)/python -m dash_inductor gates --no-cycles $(GATES)
 
 .SECONDARY: $(TRITONS:%=$(VENV)/triton-%)
 $(VENV)/triton-%: | $(VENV)/installed

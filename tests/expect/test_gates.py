@@ -27,7 +27,7 @@ def name(cell: Cell) -> str:
 @functools.cache
 def as_it_is(cell: Cell) -> dict[str, Any]:
     """A cell with nothing patched."""
-    return judged(cell)
+    return judged(cell, replayed=False)
 
 
 def nothing_prefetched(row: dict[str, Any]) -> str:
@@ -136,7 +136,7 @@ def test_a_loop_that_does_not_prefetch(monkeypatch, template):
     for table in (tiles._TILES, tiles._TWO_PASS_TILES):
         monkeypatch.setitem(table, (90, 128), dataclasses.replace(table[90, 128], num_stages=2))
     monkeypatch.setattr(tiles, "RELEASE_AFTER", 1)
-    row = judged(Cell("sm_90", template, "bf16", 128, "causal"))
+    row = judged(Cell("sm_90", template, "bf16", 128, "causal"), replayed=False)
     idle = ["the tensor cores idle under 1 fences and 0 additions"] if template == ONE_PASS else []
     assert row["gates"] == [nothing_prefetched(row), *idle]
 
