@@ -107,7 +107,7 @@ def executed(case: Case, seeds: int, races: bool) -> dict[str, Any]:
     if not bad and not all(torch.equal(results[0].gradients[x], r.gradients[x]) for r in results for x in r.gradients):
         bad.append("another interleaving gives other bits")
     return {
-        "bad": bad,
+        "bad": [*dict.fromkeys(bad)],
         "seconds": round(time.perf_counter() - start, 1),
         "steps": prepared.steps * seeds,
         "error": largest,
