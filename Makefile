@@ -1,5 +1,7 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.   make test-quick: a minute of it.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in 3/4 h.
+# make execute: every kernel's PTX executed on the CPU, with races, in parts of 90 minutes: run it again until it says that none is left.
+# make execute-3.6.0: the same as another Triton compiles it; races of a tenth.
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
@@ -25,7 +27,7 @@ endef
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256)
 
-.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates nightly mutants docs docs-check dist lint clean
+.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates execute nightly mutants docs docs-check dist lint clean
 demo: $(VENV)/installed-demo
 	$(BIN)/python -m dash_inductor demo
 
@@ -40,7 +42,7 @@ test: $(VENV)/installed
 	$(MAKE) --keep-going --jobs=1 test-gpu test-compiled test-emulated
 
 test-compiled: $(VENV)/installed
-	$(PYTEST) tests/unit tests/expect $(SIDE_BY_SIDE)
+	$(PYTEST) tests/unit tests/expect tests/ptx $(SIDE_BY_SIDE)
 
 test-emulated: $(VENV)/installed
 	TRITON_INTERPRET=1 $(PYTEST) tests/emulated $(SIDE_BY_SIDE)
@@ -55,7 +57,7 @@ QUICK_EMULATED := tests/emulated/test_op.py
 test-quick: $(VENV)/installed
 	$(PYTEST) tests/unit $(SLOW:%=--ignore=tests/unit/test_%.py) -q $(SIDE_BY_SIDE)
 	TRITON_INTERPRET=1 $(PYTEST) $(QUICK_EMULATED) -q --numprocesses=$(WORKERS)
-	@echo 'Not run: tests/expect, which compiles for GPUs; tests/emulated but for $(notdir $(QUICK_EMULATED)); and of tests/unit'
+	@echo 'Not run: tests/expect and tests/ptx, which compile for GPUs; tests/emulated but for $(notdir $(QUICK_EMULATED)); and of tests/unit'
 	@echo '$(strip $(SLOW)). `make test` runs them all.'
 
 gates: $(VENV)/installed
@@ -63,6 +65,12 @@ gates: $(VENV)/installed
 
 gates-%: $(VENV)/triton-%
 	PYTHONPATH=$< $(BIN)/python -m dash_inductor gates --no-cycles $(GATES)
+
+execute: $(VENV)/installed
+	$(BIN)/python -m tests.ptx.cells
+
+execute-%: $(VENV)/triton-%
+	PYTHONPATH=$< $(BIN)/python -m tests.ptx.cells --values
 
 .SECONDARY: $(TRITONS:%=$(VENV)/triton-%)
 $(VENV)/triton-%: | $(VENV)/installed

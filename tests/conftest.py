@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 INTERPRETED = "emulated"  # the folder that needs TRITON_INTERPRET=1
-COMPILED = ("expect", "gpu")  # the folders that need it unset
+COMPILED = ("expect", "gpu", "ptx")  # the folders that need it unset
 # Files of few tests that take long. They begin first: one that began last would keep one core busy and leave the others idle.
 LONGEST = ("test_options.py", "test_recipes.py", "test_gates.py", "test_distributed.py", "test_cubin.py", "test_gluon_cubin.py")
 

@@ -2,7 +2,7 @@
 
 Time is a stamp, `now`, that every synchronisation advances. `known[t, w]` says that thread t knows of all that warp w did at stamps
 below it. A warp's threads share a column; a column more stands for the bulk copies (TMA) of the CTA. `fenced[t, w]` is the same for
-what may be seen through the async proxy, by which wgmma and TMA read shared memory. The rules, with sections of the PTX ISA:
+what may be seen through the async proxy, by which wgmma and TMA read shared memory. The rules, with sections of the PTX ISA 9.2:
 
     bar, barrier         each thread leaves with all that those that arrived knew, and what they did before. 8.9.4, 9.7.13.1
     bar.warp.sync        the same among the lanes of a warp. 9.7.13.2
@@ -13,7 +13,7 @@ what may be seen through the async proxy, by which wgmma and TMA read shared mem
     fence.proxy.async    what the thread knows of now, and did, may be seen by the async proxy. 8.6, 9.7.13.4
     cp.async             its writes are its thread's, at the time of the wait for its group. 9.7.9.25.3
     cp.async.bulk        its writes are the bulk column's, known with the phase that they complete. 9.7.9.25.4, 9.7.13.15
-    wgmma                reads through the async proxy until waited for; its registers are in flight so long. 9.7.15.2, 9.7.15.7
+    wgmma                reads through the async proxy until waited for; its registers are in flight so long. 9.7.15.4, 9.7.15.7
 
 A kernel without atomics or ordered accesses of global memory has CTAs that never know of each other: they run one after the other,
 and share rows and columns (`is_local`).

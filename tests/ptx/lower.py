@@ -20,7 +20,7 @@ import numpy as np
 from . import arithmetic, tensor_cores
 from .parse import Instruction, Kernel, Memory, Operand, Tensor, Vector, names
 
-PARAMETERS = 1 << 40  # where the addresses of parameters begin: only those of tensor descriptors are taken
+PARAMETERS = 1 << 30  # where the addresses of parameters begin, of 32 bits: only those of tensor descriptors are taken
 SHARED = 1024  # where a CTA's shared memory begins, as on Hopper: the first KiB is the system's
 IGNORED = re.compile(r"\.(L1::\w+|L2::(?!cache_hint)\w+|L2::cache_hint|nc|cg|ca|cs|cv|wb|wt|lu|uni|noftz)(?![\w:])")
 DTYPES = {

@@ -117,8 +117,9 @@ class Matmuls(Copies):
         t, tiles = self.warps(number, s), T.matrix_tiles(opcode)
         rows = T.row_addresses(address, tiles.matrices)
         offset = self.shared_at(number, rows.ravel(), 16)
-        self.races.shared_write(self, number, T.row_addresses(t, tiles.matrices).ravel(), offset, 16)
-        self.shared_views[2][offset[:, None] // 2 + np.arange(8)] = T.stmatrix(values, tiles.transposed).reshape(-1, 8)
+        stored = T.stmatrix(values, tiles.transposed).reshape(-1, 8)
+        self.races.shared_write(self, number, T.row_addresses(t, tiles.matrices).ravel(), offset, 16, stored.T)
+        self.shared_views[2][offset[:, None] // 2 + np.arange(8)] = stored
 
     # ---- wgmma
 

@@ -7,7 +7,7 @@ store in flight. `Races` compares these with clocks.Clocks, whose docstring has 
     write, then read or write    by another thread needs to be known; through the async proxy, also fenced.   8.7.1, 8.6
     read, then write             the same; lanes of one warp need bar.warp.sync between them.                 8.7.1
     cp.async, cp.async.bulk      nobody may touch the target before the wait.                                 9.7.9.25.1
-    wgmma, bulk stores           nobody may write what is read before the wait.                               9.7.15.2, 9.7.9.25.1
+    wgmma, bulk stores           nobody may write what is read before the wait.                               9.7.15.4, 9.7.9.25.1
     atomics, ordered accesses    of both sides make no race.                                                  8.7
     additions of floats          count as plain reads and writes all the same: unordered ones give other bits.
 

@@ -173,7 +173,7 @@ def wgmma(opcode: str) -> Product:
     if not found or (found[3], int(found[2])) not in {("bf16", 16), ("f16", 16), ("tf32", 8)}:
         raise Unsupported(opcode)
     n, k, element = int(found[1]), int(found[2]), found[3]
-    if n % 8 or not 8 <= n <= 256 or element != found[4]:  # 9.7.15.1
+    if n % 8 or not 8 <= n <= 256 or element != found[4]:  # 9.7.15.2
         raise Unsupported(f"{opcode}: n is a multiple of 8 up to 256, and A and B have one type")
     return Product(64, n, k, element, fragment_a(element, k, WARPGROUP), None, accumulator(n, WARPGROUP))
 

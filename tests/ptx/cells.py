@@ -1,0 +1,186 @@
+"""Executes every kernel that `dash-inductor gates` compiles, packed sequences, masks and Gluon, at small sizes: `make execute`.
+
+One interleaving of each is executed with races; of a tenth, always the same, five, whose bits must agree. Results are kept in
+build/execute, by Triton's version and the sources, and a run goes on where the last one stopped. The exit status is 1 if a result
+is bad, 3 if cells are left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dash_inductor.cli.arguments import at_least
+from dash_inductor.cli.console import progress, table
+from dash_inductor.devices import device
+from dash_inductor.sass import gates
+from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
+
+from . import mutants
+from .cases import Case, Prepared
+
+ROOT = Path(__file__).parents[2]
+LENGTH, HEADS, SMS = 256, 2, 3  # few SMs: a worker has several chains
+SEEDS, ONE_IN = 5, 10
+GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
+
+
+def cells() -> dict[str, Case]:
+    """Every case by its name, in an order without order: a part of it is a sample."""
+    named = dict(_named())
+    return {name: named[name] for name in sorted(named, key=_place)}
+
+
+def tenth() -> dict[str, Case]:
+    """The part that is executed five times."""
+    return {name: case for name, case in cells().items() if in_tenth(name)}
+
+
+def in_tenth(name: str) -> bool:
+    """Whatever other cells there are."""
+    return _place(name) < 2**256 // ONE_IN
+
+
+def _place(name: str) -> int:
+    return int(hashlib.sha256(name.encode()).hexdigest(), 16)
+
+
+def _named() -> Iterator[tuple[str, Case]]:
+    for cell in gates.cells():
+        dims = str(cell.head_dim) + (f"/{cell.value_dim}" if cell.value_dim else "")
+        few_sms = cell.template == Template.ONE_PASS and cell.shape in gates.SHAPES
+        settings = {"template": cell.template} | (_few_sms(cell.arch) if few_sms else {})
+        case = _case(cell.arch, cell.dtype, cell.head_dim, settings, **_of_shape(cell.shape), value_dim=cell.value_dim)
+        yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
+    for dtype in HALF_DTYPES:
+        for head_dim in GLUON_HEAD_DIMS:
+            for shape in GLUON_SHAPES:
+                settings = {"kernel": "gluon", "guarantee": "batch"} | _few_sms("sm_90")
+                case = _case("sm_90", dtype, head_dim, settings, **_of_shape(shape))
+                yield f"sm_90 gluon {dtype} d={head_dim} {shape}", case
+        for arch in gates.DEVICES:
+            for head_dim in gates.FLEX_HEAD_DIMS:
+                for attention, batch in (("varlen", 1), ("masked", 2)):
+                    sizes: dict[str, Any] = {"attention": attention, "batch": batch, "kv_heads": 1, "mask": "causal"}
+                    case = _case(arch, dtype, head_dim, {"template": Template.ONE_PASS.value}, **sizes)
+                    yield f"{arch} {Template.ONE_PASS} {dtype} d={head_dim} {attention}", case
+
+
+def _case(arch: str, dtype: str, head_dim: int, settings: dict[str, Any], **sizes: Any) -> Case:
+    sizes = {"q_len": LENGTH, "kv_len": LENGTH} | sizes
+    return Case(gates.DEVICES[arch], **sizes, heads=HEADS, head_dim=head_dim, dtype=dtype, settings=settings)
+
+
+def _few_sms(arch: str) -> dict[str, Any]:
+    return {"sm_reserve": device(gates.DEVICES[arch]).sms - SMS}
+
+
+def _of_shape(shape: str) -> dict[str, Any]:
+    """A shape of the gates at our sizes."""
+    if shape in gates.FLEX_SHAPES:
+        return dict(gates.FLEX_SHAPES[shape])
+    ours = {"kv_heads": HEADS // 2, "q_len": LENGTH - 33, "kv_len": LENGTH - 33}
+    return {name: ours.get(name, value) for name, value in gates.SHAPES[shape].items()}
+
+
+def executed(case: Case, seeds: int, races: bool) -> dict[str, Any]:
+    """What came of it; `bad` says what is wrong, and is empty if nothing is. `races`: whether the first seed looks for them."""
+    start = time.perf_counter()
+    try:
+        prepared = Prepared(case)
+        results = [prepared.run(seed, check=races and not seed) for seed in range(seeds)]
+    except Exception as error:  # a cell must not end the run: what Triton, Inductor and the executor raise has no common class
+        return {"bad": [f"{type(error).__name__}: {error}"], "seconds": round(time.perf_counter() - start, 1)}
+    bad = [result.fault for result in results if result.fault]
+    bad += [f"race: {race['kind']} in {race['kernel']} at {race['at']}" for result in results for race in result.races]
+    largest = max((off for result in results for off in result.errors.values()), default=0.0)
+    if any(mutants.is_wrong(prepared, result) for result in results):
+        bad.append(f"an error of {largest:.1e} of the largest gradient")
+    if not bad and not all(torch.equal(results[0].gradients[x], r.gradients[x]) for r in results for x in r.gradients):
+        bad.append("another interleaving gives other bits")
+    return {
+        "bad": [*dict.fromkeys(bad)],
+        "seconds": round(time.perf_counter() - start, 1),
+        "steps": prepared.steps * seeds,
+        "error": largest,
+        "races": races,
+        "seeds": seeds,
+    }
+
+
+def fingerprint() -> str:
+    """Of the sources that results depend on."""
+    made = hashlib.sha256()
+    for folder in ("dash_inductor", "lowering", "templates", "tests/ptx"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".py", ".jinja", ".toml") and not path.name.startswith("test_"):
+                made.update(path.read_bytes())
+    return made.hexdigest()[:12]
+
+
+def run(todo: dict[str, Case], log: Path, minutes: float, races: bool) -> dict[str, dict[str, Any]]:
+    """The results of all cells that have one: those in the log, one JSON a line, and those of at most `minutes` more."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    lines = log.read_text().splitlines() if log.exists() else []
+    done = {row["cell"]: row for row in map(json.loads, lines)}
+    left, end = [name for name in todo if name not in done], time.monotonic() + 60 * minutes
+    with progress(f"executing, {len(done)} cells are done", len(left)) as step:
+        for name in left:
+            if time.monotonic() > end:
+                break
+            step(name)
+            of_tenth = in_tenth(name)
+            done[name] = {"cell": name} | executed(todo[name], SEEDS if of_tenth else 1, races or of_tenth)
+            with open(log, "a") as file:
+                file.write(json.dumps(done[name]) + "\n")
+            for text in done[name]["bad"]:
+                print(f"{name}: {text}", file=sys.stderr, flush=True)
+    return {name: done[name] for name in todo if name in done}
+
+
+def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """A line for each architecture and kernel."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for name, row in sorted(results.items()):
+        groups.setdefault(" ".join(name.split()[:2]), []).append(row)
+    return [
+        {
+            "kernels": group,
+            "cells": len(rows),
+            "bad": sum(bool(row["bad"]) for row in rows),
+            "steps": sum(row.get("steps", 0) for row in rows),
+            "seconds": round(sum(row["seconds"] for row in rows)),
+            "largest error": f"{max(row.get('error', 0.0) for row in rows):.1e}",
+        }
+        for group, rows in groups.items()
+    ]
+
+
+def main() -> int:
+    """0: all right; 1: something is bad; 3: cells are left."""
+    import triton
+
+    parser = argparse.ArgumentParser(prog="python -m tests.ptx.cells", description=__doc__)
+    parser.add_argument("--tenth", action="store_true", help="only the tenth that is executed five times")
+    parser.add_argument("--values", action="store_true", help="races are looked for in the tenth alone")
+    parser.add_argument("--minutes", type=at_least(1), default=90, metavar="N", help="begins no cell later than that (default 90)")
+    args = parser.parse_args()
+    todo = tenth() if args.tenth else cells()
+    log = ROOT / "build" / "execute" / f"{triton.__version__}-{fingerprint()}{'-values' if args.values else ''}.jsonl"
+    results = run(todo, log, args.minutes, not args.values)
+    table(f"Executed, Triton {triton.__version__}", summary(results))
+    bad = sum(bool(row["bad"]) for row in results.values())
+    print(f"\n{len(results)} of {len(todo)} cells executed, {bad} bad: {log.relative_to(ROOT)}")
+    return 1 if bad else 3 if len(results) < len(todo) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,65 @@
+"""The cells that `make execute` goes through; by night, their tenth."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dash_inductor.sass import gates
+
+from . import cells
+from .cases import Case
+
+
+def test_every_cell_of_the_gates_is_one() -> None:
+    """And what they do not compile: packed sequences and masks on every GPU, Gluon."""
+    named = cells.cells()
+    of_gates = [name for name in named if name.split()[1] != "gluon" and name.split()[-1] not in ("varlen", "masked")]
+    assert len(of_gates) == len(gates.cells())
+    assert {case.device for case in named.values() if case.attention == "varlen"} == set(gates.DEVICES.values())
+    assert any(case.settings.get("kernel") == "gluon" for case in named.values())
+    assert len(named) / 15 < len(cells.tenth()) < len(named) / 7
+    assert list(cells.tenth()) == list(named)[: len(cells.tenth())]
+
+
+def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    executed: list[Case] = []
+
+    def execute(case: Case, seeds: int, races: bool) -> dict[str, object]:
+        executed.append(case)
+        return {"bad": [], "seconds": 1.0}
+
+    monkeypatch.setattr(cells, "executed", execute)
+    todo = dict(list(cells.cells().items())[:3])
+    first, log = next(iter(todo)), tmp_path / "log.jsonl"
+    log.write_text(json.dumps({"cell": first, "bad": ["a race"], "seconds": 2.0}) + "\n")
+    assert list(cells.run(todo, log, 0, True)) == [first] and not executed
+    results = cells.run(todo, log, 1, True)
+    assert executed == list(todo.values())[1:] and results[first]["bad"] == ["a race"]
+    assert cells.run(todo, log, 1, True) == results and len(executed) == 2
+    assert sum(line["bad"] for line in cells.summary(results)) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda case: None, ""),
+        (lambda case: setattr(case, "mask", "diagonal"), "unknown mask"),
+        (lambda case: case.settings.update(template="two_pass"), "keeps its stock kernel|takes whatever SMs are free"),
+    ],
+)
+def test_what_cannot_be_executed_is_bad(change: Callable[[Case], None], said: str) -> None:
+    case = Case("h100", 128, 128, heads=1, settings={"template": "one_pass", "sm_reserve": 129})
+    change(case)
+    bad = cells.executed(case, 1, races=True)["bad"]
+    assert bool(bad) == bool(said) and all(any(part in text for part in said.split("|")) for text in bad)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", cells.tenth())
+def test_the_tenth(name: str, record_property: Callable[[str, object], None]) -> None:
+    """Five interleavings, the first with races: right, and the same bits."""
+    result = cells.executed(cells.tenth()[name], cells.SEEDS, races=True)
+    assert result["bad"] == []
+    record_property("steps executed", result["steps"])
