@@ -231,8 +231,9 @@ def test_mm(dtype, sizes, tile, device):
 SYNCHRONISES = re.compile(r"bar\.sync|cp\.async\.(wait|commit)_group|wgmma\.(fence|commit_group|wait_group)\..*|fence\.proxy\..*")
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("device", ARCHES)
-@pytest.mark.parametrize("name", ["mm", pytest.param("layer_norm", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["layer_norm", "mm"])
 def test_each_synchronisation_that_is_deleted_is_seen(name, device):
     """sentryward 0.1.1, a static verifier, says the same of each on sm_80; it knows no wgmma.
 
