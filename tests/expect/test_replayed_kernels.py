@@ -105,6 +105,13 @@ def test_the_command(tmp_path, capsys):
     ]
     hgmma = [event for event in found["loops"][0]["trace"] if event["opcode"].startswith("HGMMA") and event["warp"] == 0]
     assert len(hgmma) == 64 // 16 * 2 + 64 // 16 * 2
+
+
+@pytest.mark.nightly
+def test_the_command_says_what_hangs_on_each_guess(tmp_path, capsys):
+    """In CI tests/unit/test_replay.py asks for it of a loop of three instructions."""
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin(Template.TWO_PASS, 64, "full"))
     assert main(["replay", str(path), "--sensitivity"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("kernel.cubin: about ")

@@ -323,7 +323,7 @@ def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
     groups = (gpu_tests.Group((str(slow), "-p", "no:xdist"), False, 0.5), gpu_tests.Group((str(quick),), False, 1.0))
     monkeypatch.setattr(gpu_tests, "GROUPS", groups)
     monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
-    assert gpu_tests.main(["--minutes", "0.3"]) == gpu_tests.TIME_LIMIT
+    assert gpu_tests.main(["--minutes", "0.5"]) == gpu_tests.TIME_LIMIT
     said = capfd.readouterr().out
     for part in ("::test_wrong FAILED", "assert 1 == 2", "what is left of these tests was not run", "1 passed"):
         assert part in said
