@@ -6,6 +6,7 @@ import ast
 import functools
 import inspect
 import textwrap
+from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,14 @@ class Kernel(TritonTemplateKernel):
     def failed_wait(self, half: str) -> str:
         """The kernel's name for the high or low half of the address to which it reports a wait that gave up; 0 without one."""
         name = (self.triton_meta or {}).get(FAILED_WAIT)
-        return str(self.args.size(sympy.Symbol(f"{name}_{half}", integer=True))) if name else "0"
+        if not name:
+            return "0"
+        symbol = sympy.Symbol(f"{name}_{half}", integer=True)
+        # torch 2.11 asks for a hint of each argument that is an integer, and knows none of this name.
+        sizevars = V.graph.sizevars
+        if symbol not in sizevars.backed_var_to_val:
+            sizevars.backed_var_to_val = ChainMap({symbol: sympy.Integer(0)}, sizevars.backed_var_to_val)  # those of Dynamo stay
+        return str(self.args.size(symbol))
 
     def begin_functions(self, outputs: Sequence[str], fixed: Sequence[str]) -> list[str]:
         """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that
