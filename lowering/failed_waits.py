@@ -25,22 +25,27 @@ _kernels: dict[str, int] = {}  # which report is whose
 
 @functools.cache
 def _reports() -> Tensor | None:
-    """int32 [REPORTS, INTS] in page-locked memory, whose addresses a GPU can write to; None without a GPU."""
+    """int32 [REPORTS, INTS] in page-locked memory, whose addresses a GPU can write to; None without a GPU, or such memory."""
     if not torch.cuda.is_available():
         return None
+    try:
+        reports = torch.zeros(REPORTS, INTS, dtype=torch.int32, device="cpu").pin_memory()
+    except RuntimeError as error:  # some machines allow little of it, and kernels need none
+        log.warning("a kernel whose wait gives up cannot say where: %s", error)
+        return None
     atexit.register(say)
-    return torch.zeros(REPORTS, INTS, dtype=torch.int32, device="cpu").pin_memory()
+    return reports
 
 
 @unset_fake_temporarily()  # modules are loaded while their graph is compiled
 def report_of(kernel: str) -> Tensor | None:
-    """The kernel's report, int32 [INTS]; None without a GPU. Kernels with one name share a report."""
+    """The kernel's report, int32 [INTS]; None where there are none. Kernels with one name share a report."""
     reports = _reports()
     return None if reports is None else reports[_kernels.setdefault(kernel, len(_kernels) % REPORTS)]
 
 
 def address_of(kernel: str) -> tuple[int, int]:
-    """The address of the kernel's report: its upper and its lower 32 bits, as signed integers; 0 without a GPU."""
+    """The address of the kernel's report: its upper and its lower 32 bits, as signed integers; 0 where there is none."""
     report = report_of(kernel)
     address = 0 if report is None else report.data_ptr()
     return address >> 32, ctypes.c_int32(address).value

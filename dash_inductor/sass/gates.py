@@ -37,39 +37,37 @@ FLEX_SHAPES: dict[str, dict[str, str]] = {
     "flex-documents-alibi": {"score_mod": "alibi", "mask_mod": "documents"},
 }
 FLEX_HEAD_DIMS = (64, 128)  # those that models have; the tiles of others are judged by SHAPES
+Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
-# our five and call score_mod and mask_mod twice; (Triton, head dim) -> by shape, on sm_90, where it has more.
+# our five and call score_mod and mask_mod twice; by shape, where it has more.
 SHARE_OF_STOCK = 0.70
-SHARES_OF_STOCK: dict[tuple[str, int], dict[str, float]] = {("3.9", 128): {"flex": 0.72}}
-# (Triton, head dim) -> the most LDL and STL of the main loop, by shape, on sm_90; 0 elsewhere. At 128 dK and dV alone take 128 of
-# the 255 registers of a thread, P and dP 64; the score before a soft-cap lives on until its derivative, a bias until it is added.
-MOST_LOCAL: dict[tuple[str, int], dict[str, int]] = {
-    ("3.6", 128): {"flex-window-soft-cap": 38},
-    ("3.7", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
-    ("3.8", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
-    ("3.9", 128): {"flex-window-soft-cap": 22},
+SHARES_OF_STOCK: dict[Key, dict[str, float]] = {("sm_90", "3.9", 128): {"flex": 0.72}}
+# The most LDL and STL of the main loop, by shape; 0 elsewhere. On sm_90, at 128 dK and dV alone take 128 of the 255 registers of a
+# thread, P and dP 64; the score before a soft-cap lives on until its derivative, a bias until it is added.
+MOST_LOCAL: dict[Key, dict[str, int]] = {
+    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 38},
+    ("sm_90", "3.7", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
+    ("sm_90", "3.8", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
+    ("sm_90", "3.9", 128): {"flex-window-soft-cap": 22},
     # MLA in two passes: dK of 256 columns and dV of 128 take 192. In CTAs of their own nothing would spill, and a tile take 28 %
     # more cycles by the replay.
-    ("3.9", 192): {"causal-ragged-gqa": 8, "causal-dynamic-gqa": 2},
-}
-# The same on sm_120.
-MOST_LOCAL_OF_SM_120: dict[tuple[str, int], dict[str, int]] = {
-    ("3.7", 64): {"flex-window-soft-cap": 2},
-    ("3.8", 64): {"flex-window-soft-cap": 3},
-    ("3.9", 64): {"flex-window-soft-cap": 3},
+    ("sm_90", "3.9", 192): {"causal-ragged-gqa": 8, "causal-dynamic-gqa": 2},
+    ("sm_120", "3.7", 64): {"flex-window-soft-cap": 2},
+    ("sm_120", "3.8", 64): {"flex-window-soft-cap": 3},
+    ("sm_120", "3.9", 64): {"flex-window-soft-cap": 3},
 }
 MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
-# (Triton, head dim) -> the most instructions of the main loop of one pass, by shape, on sm_90: as many as it compiles to. More are
-# not wrong, but slower: a reason to look at what changed.
-MOST_INSTRUCTIONS: dict[tuple[str, int], dict[str, int]] = {
-    ("3.6", 64): {"full": 424, "causal": 482, "causal-ragged-gqa": 518, "flex": 424, "flex-causal": 600},
-    ("3.6", 128): {"full": 489, "causal": 572, "causal-ragged-gqa": 604, "flex": 489, "flex-causal": 746},
-    ("3.7", 64): {"full": 406, "causal": 467, "causal-ragged-gqa": 502, "flex": 406, "flex-causal": 560},
-    ("3.7", 128): {"full": 481, "causal": 560, "causal-ragged-gqa": 592, "flex": 481, "flex-causal": 698},
-    ("3.8", 64): {"full": 406, "causal": 466, "causal-ragged-gqa": 502, "flex": 406, "flex-causal": 559},
-    ("3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 609, "flex": 504, "flex-causal": 698},
-    ("3.9", 64): {"full": 467, "causal": 527, "causal-ragged-gqa": 562, "flex": 467, "flex-causal": 556},
-    ("3.9", 128): {"full": 580, "causal": 642, "causal-ragged-gqa": 698, "flex": 580, "flex-causal": 675},
+# The most instructions of the main loop of one pass, by shape: as many as it compiles to. More are not wrong, but slower: a reason
+# to look at what changed.
+MOST_INSTRUCTIONS: dict[Key, dict[str, int]] = {
+    ("sm_90", "3.6", 64): {"full": 424, "causal": 482, "causal-ragged-gqa": 518, "flex": 424, "flex-causal": 600},
+    ("sm_90", "3.6", 128): {"full": 489, "causal": 572, "causal-ragged-gqa": 604, "flex": 489, "flex-causal": 746},
+    ("sm_90", "3.7", 64): {"full": 406, "causal": 467, "causal-ragged-gqa": 502, "flex": 406, "flex-causal": 560},
+    ("sm_90", "3.7", 128): {"full": 481, "causal": 560, "causal-ragged-gqa": 592, "flex": 481, "flex-causal": 698},
+    ("sm_90", "3.8", 64): {"full": 406, "causal": 466, "causal-ragged-gqa": 502, "flex": 406, "flex-causal": 559},
+    ("sm_90", "3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 609, "flex": 504, "flex-causal": 698},
+    ("sm_90", "3.9", 64): {"full": 467, "causal": 527, "causal-ragged-gqa": 562, "flex": 467, "flex-causal": 556},
+    ("sm_90", "3.9", 128): {"full": 580, "causal": 642, "causal-ragged-gqa": 698, "flex": 580, "flex-causal": 675},
 }
 # What there is of each field of a cell.
 CHOICES: dict[str, Sequence[Any]] = {
@@ -169,17 +167,17 @@ class Cell:
             arch,
             find(arch, self.dtype, self.head_dim, self.value_dim),
             self._listed(MOST_INSTRUCTIONS),
-            self._listed(MOST_LOCAL) or self._listed(MOST_LOCAL_OF_SM_120, "sm_120") or 0,
+            self._listed(MOST_LOCAL) or 0,
             self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK,
         )
 
-    def _listed(self, figures: Mapping[tuple[str, int], Mapping[str, Number]], arch: str = "sm_90") -> Number | None:
+    def _listed(self, figures: Mapping[Key, Mapping[str, Number]]) -> Number | None:
         import triton
 
         is_mla = self.value_dim is not None
-        if self.arch != arch or is_mla != (self.template == Template.TWO_PASS):
+        if is_mla != (self.template == Template.TWO_PASS):
             return None
-        return figures.get((triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
+        return figures.get((self.arch, triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
 
 
 def cells(**asked: Sequence[Any]) -> list[Cell]:

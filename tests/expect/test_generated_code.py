@@ -1,14 +1,17 @@
 """The code for an H100, on a machine without one: the graph after the pass, the kernels' texts, the launch."""
 
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import stock_ops
+import torch
 from jinja2 import TemplateSyntaxError
 from kernels import MAIN, PREPROCESS, TABLE, TWO_PASS, assert_expected, generated, kernel, launch, text
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.virtualized import V
 
 import dash_inductor
 from dash_inductor.codegen.generate import deterministic, generate
@@ -113,6 +116,20 @@ def test_equal_attentions_share_table_and_kernels(lengths: tuple[int, int], monk
     assert len(packed) == different
     launches = [len(lines) for name, lines in code.launches.items() if MAIN in code.kernels[name]]
     assert sorted(launches) == ([3] if different == 1 else [1, 2])
+
+
+def test_each_device_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one schedule: a kernel reads the memory of its own GPU."""
+    graph = SimpleNamespace(
+        constants={}, add_tensor_constant=lambda tensor, name: SimpleNamespace(get_name=lambda: tensor.device.type)
+    )
+    with V.set_graph_handler(graph):
+        first, again, other = (table._constant([1, 2, 3], torch.device(name)) for name in ("cpu", "cpu", "meta"))
+    assert first is again and {name: tensor.device.type for name, tensor in graph.constants.items()} == {
+        "cpu": "cpu",
+        "meta": "meta",
+    }
+    assert other is not first
 
 
 def test_a_template_is_compiled_when_it_is_rendered() -> None:

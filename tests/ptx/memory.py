@@ -124,33 +124,31 @@ class Accesses:
         ends = [(end, name) for start, end, name in self.memory.names if start <= offset]
         return f"{ends[-1][1]}, by {offset - ends[-1][0]} bytes" if ends else "none"
 
+    def _lanes(self, s: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The threads of `s` that a predicate lets pass, and which of those of `s` they are."""
+        t = self.tid[s]
+        lanes = np.ones(t.shape, bool) if mask is None else np.broadcast_to(mask, t.shape)
+        return t[lanes], lanes
+
     # ---- shared memory
 
     def load_shared(
         self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int
     ) -> np.ndarray:
-        t = self.tid[s]
-        if mask is not None:
-            mask = np.broadcast_to(mask, t.shape)
-            if not mask.any():
-                return np.zeros((count, t.size), INTEGERS[size])
-            t, address = t[mask], address[mask]
-        offset = self.shared_at(number, address, size * count)
+        t, lanes = self._lanes(s, mask)
+        made = np.zeros((count, lanes.size), INTEGERS[size])
+        if not t.size:
+            return made
+        offset = self.shared_at(number, address[lanes], size * count)
         self.races.shared_read(self, number, t, offset, used or size * count)
-        found = self.shared_views[size][offset // size + np.arange(count)[:, None]]
-        if mask is None:
-            return found
-        made = np.zeros((count, mask.size), found.dtype)
-        made[:, mask] = found
+        made[:, lanes] = self.shared_views[size][offset // size + np.arange(count)[:, None]]
         return made
 
     def store_shared(self, number: int, s: Any, address: np.ndarray, mask: Any, values: np.ndarray, order: str) -> None:
-        t = self.tid[s]
-        if mask is not None:
-            mask = np.broadcast_to(mask, t.shape)
-            if not mask.any():
-                return
-            t, address, values = t[mask], address[mask], values[:, mask]
+        t, lanes = self._lanes(s, mask)
+        if not t.size:
+            return
+        address, values = address[lanes], values[:, lanes]
         size = values.itemsize
         offset = self.shared_at(number, address, size * len(values))
         self.races.shared_write(self, number, t, offset, size * len(values), values)
@@ -161,33 +159,25 @@ class Accesses:
     def load_global(
         self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int
     ) -> np.ndarray:
-        t = self.tid[s]
-        made = np.zeros((count, t.size), INTEGERS[size])
-        if mask is not None:
-            mask = np.broadcast_to(mask, t.shape)
-            if not mask.any():
-                return made
-            t, address = t[mask], address[mask]
-        offset = self.global_at(number, address, size * count, True)
+        t, lanes = self._lanes(s, mask)
+        made = np.zeros((count, lanes.size), INTEGERS[size])
+        if not t.size:
+            return made
+        offset = self.global_at(number, address[lanes], size * count, True)
         if order == "weak":
             self.races.global_read(self, number, t, offset, size * count)
         else:
             self.polls += 1
             self.races.global_read(self, number, t, offset, size * count, strong=True)
             self.races.acquire(self, t, offset, order)
-        found = self.memory.views[size][offset // size + np.arange(count)[:, None]]
-        if mask is None:
-            return found
-        made[:, mask] = found
+        made[:, lanes] = self.memory.views[size][offset // size + np.arange(count)[:, None]]
         return made
 
     def store_global(self, number: int, s: Any, address: np.ndarray, mask: Any, values: np.ndarray, order: str) -> None:
-        t = self.tid[s]
-        if mask is not None:
-            mask = np.broadcast_to(mask, t.shape)
-            if not mask.any():
-                return
-            t, address, values = t[mask], address[mask], values[:, mask]
+        t, lanes = self._lanes(s, mask)
+        if not t.size:
+            return
+        address, values = address[lanes], values[:, lanes]
         size = values.itemsize
         offset = self.global_at(number, address, size * len(values), False)
         self.races.global_write(self, number, t, offset, size * len(values), strong=order != "weak")

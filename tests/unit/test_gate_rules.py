@@ -17,7 +17,6 @@ from dash_inductor.sass.gates import (
     HEAD_DIMS,
     MOST_INSTRUCTIONS,
     MOST_LOCAL,
-    MOST_LOCAL_OF_SM_120,
     SHAPES,
     Cell,
     Rules,
@@ -146,8 +145,7 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
     assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [28, 0, 0]
     assert soft_cap.rules.share_of_stock == 0.70
     assert [replace(soft_cap, arch="sm_120", head_dim=head_dim).rules.most_local for head_dim in (64, 128)] == [2, 0]
-    tables = MOST_INSTRUCTIONS, MOST_LOCAL, MOST_LOCAL_OF_SM_120
-    assert all({*by_shape} < {*SHAPES, *FLEX_SHAPES} for most in tables for by_shape in most.values())
+    assert all({*by_shape} < {*SHAPES, *FLEX_SHAPES} for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values())
 
 
 @pytest.mark.parametrize(
