@@ -8,7 +8,7 @@ import sympy
 import torch
 from torch._inductor.ir import Pointwise, TensorBox
 from torch._inductor.virtualized import OpsValue, ops
-from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+from torch.utils._sympy.functions import FloorDiv
 
 from dash_inductor.templates.tiles import Tile
 
@@ -59,10 +59,10 @@ def in_accumulator_order(tile: Tile) -> Callable[[sympy.Expr, sympy.Expr], list[
             (row, 8, 2),
             (column, 1, 2),
         ]
-        # One ModularIndexing for each and none in another: Inductor takes long to simplify an index of nested ones.
+        # Digits by quotients alone, x // one - count * (x // (one * count)): Inductor takes long to simplify remainders.
         at = sympy.Integer(0)
         for position, one, count in digits:
-            at = at * count + ModularIndexing(position, one, count)
+            at = at * count + FloorDiv(position, one) - count * FloorDiv(position, one * count)
         return [at]
 
     return place

@@ -8,7 +8,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from inspect import signature
+from inspect import getsourcelines, signature
+from types import CodeType
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
-from triton.runtime.interpreter import GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
+from triton.runtime.interpreter import FunctionRewriter, GridExecutor, InterpretedFunction, InterpreterBuilder, TensorHandle
 
 from .deadlock import DeadlockError, Wait
 from .interleaving import Index, Program, interleave
@@ -29,6 +30,9 @@ from .session import ACTIVE, LAUNCHES, LOCK, Session
 __all__ = ["install_interpreter"]
 
 Array = np.ndarray[Any, Any]
+_shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}  # numel and shape of values by their sizes
+_types: dict[tuple[Any, ...], dict[str, Any]] = {}  # fields of block types by their elements' type and sizes
+_functions: dict[str, CodeType] = {}  # by text
 
 
 def install_interpreter(patches: Patches) -> None:
@@ -41,6 +45,8 @@ def install_interpreter(patches: Patches) -> None:
     _fast_erf(patches)
     _no_overflow_checks(patches)
     _remembered_dtypes(patches)
+    _remembered_shapes(patches)
+    _remembered_functions(patches)
     _integer_of_one_element(patches)
     install_reductions(patches)
     install_libdevice(patches, libdevice)
@@ -214,6 +220,55 @@ def _remembered_dtypes(patches: Patches) -> None:
         return known[dtype.name]
 
     patches.set(interpreter, "_get_np_dtype", get_np_dtype)
+
+
+def _remembered_shapes(patches: Patches) -> None:
+    """Every value builds its shape of new constants, and every result of an operation a new type, with checks and a name."""
+    stock_tensor, stock_type = tl.tensor.__init__, tl.block_type.__init__
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        sizes = tuple(type.shape) if type.is_block() else ()  # a block's is Triton's own tuple, slow to compare
+        if sizes not in _shapes:
+            stock_tensor(self, handle, type)
+            _shapes[sizes] = self.numel, self.shape
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.numel, self.shape = _shapes[sizes]
+
+    def block_type(self: Any, element_ty: Any, shape: Any) -> None:
+        if type(element_ty) is not tl.dtype:  # pointers have no hash
+            return stock_type(self, element_ty, shape)
+        key = element_ty, *shape
+        if key not in _types:
+            stock_type(self, element_ty, shape)
+            _types[key] = dict(vars(self))
+        vars(self).update(_types[key])
+
+    patches.set(tl.tensor, "__init__", tensor)
+    patches.set(tl.block_type, "__init__", block_type)
+
+
+def _remembered_functions(patches: Patches) -> None:
+    """Every function is parsed and compiled, also where another kernel has one of the same text, as those of a template have."""
+
+    def at(code: CodeType, file: str, line: int) -> CodeType:
+        """`code`, whose text begins at line 1 of no file, as that of `file` from `line`."""
+        constants = tuple(at(each, file, line) if isinstance(each, CodeType) else each for each in code.co_consts)
+        return code.replace(co_filename=file, co_firstlineno=code.co_firstlineno + line - 1, co_consts=constants)
+
+    def rewrite_ast(self: Any) -> Callable[..., Any]:
+        lines, first = getsourcelines(self.fn)
+        begin = self._find_def(lines)
+        self.def_lineno, self.def_file_lineno = begin, 1
+        text = self._prepare_source(lines)
+        if text not in _functions:
+            _functions[text] = compile(self._transform_ast(text), "", "exec")
+        namespace = dict(self.kwargs)
+        for name, value in vars(interpreter).items():
+            self.fn.__globals__.setdefault(name, value)
+        exec(at(_functions[text], self.fn.__code__.co_filename, first + begin - 1), self.fn.__globals__, namespace)
+        return namespace[self.fn.__name__]
+
+    patches.set(FunctionRewriter, "rewrite_ast", rewrite_ast)
 
 
 def _integer_of_one_element(patches: Patches) -> None:

@@ -268,16 +268,19 @@ def natural_loops(graph: list[list[int]]) -> list[set[int]]:
     flow.add_node(0)
     flow = flow.subgraph({0} | networkx.descendants(flow, 0))
     dominator = networkx.immediate_dominators(flow, 0)
+    tree = networkx.DiGraph((above, vertex) for vertex, above in dominator.items())
+    tree.add_node(0)
+    depth = networkx.shortest_path_length(tree, 0)
     bodies: dict[int, set[int]] = {}
     for tail, header in flow.edges:
-        if _dominates(header, tail, dominator):
+        if _dominates(header, tail, dominator, depth):
             without_header = flow.subgraph(set(flow) - {header})
             body = {tail} | networkx.ancestors(without_header, tail) if tail != header else set()
             bodies.setdefault(header, {header}).update(body)
     return list(bodies.values())
 
 
-def _dominates(vertex: int, other: int, dominator: Mapping[int, int]) -> bool:
-    while other not in (vertex, 0):
+def _dominates(vertex: int, other: int, dominator: Mapping[int, int], depth: Mapping[int, int]) -> bool:
+    while depth[other] > depth[vertex]:
         other = dominator[other]
     return other == vertex

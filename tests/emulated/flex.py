@@ -16,7 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 from dash_inductor import emulation
 
 Mod = Callable[..., Tensor]
-INTERLEAVINGS = [(0, None), (1, 1), (2, 2), (3, None), (4, None)]
+INTERLEAVINGS = [(0, None), (1, 1), (2, 2)]  # seed and resident CTAs; test_interleavings.py has thousands, at night
 
 
 def everything(b: Any, h: Any, m: Any, n: Any) -> Any:

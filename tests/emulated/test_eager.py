@@ -95,10 +95,10 @@ PACKED = normal(1, 40, 3, 2, 16).permute(2, 0, 3, 1, 4)
     ids=["causal", "full", "GQA", "bf16", "packed", "expanded"],
 )
 def test_gradients_and_bits(function, inputs, grad_out):
-    """As good as stock's against float64, and the same in 5 interleavings."""
+    """As good as stock's against float64, and the same in three interleavings."""
     with activated():
-        actual = in_interleavings(lambda: gradients(function, inputs, grad_out), 5)
-        assert (launched(), rewritten()) == (5, 1)
+        actual = in_interleavings(lambda: gradients(function, inputs, grad_out), 3)
+        assert (launched(), rewritten()) == (3, 1)
     (decision,) = decisions()
     assert (decision.op, decision.rewritten, decision.q_len) == (str(FLASH_CPU), True, inputs[0].shape[2])
     assert_right(actual, function, inputs, grad_out)

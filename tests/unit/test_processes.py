@@ -39,6 +39,13 @@ def test_import_torch_stays_light():
     assert "dash_inductor.rewrite.eager" not in added
 
 
+def test_the_package_is_imported_before_torch():
+    """Torch then comes with the first name that needs it, and loads the package's entry point in the middle of that."""
+    code = "from dash_inductor import enabled; from dash_inductor.hooks import install; print(install._wanted)"
+    found = python("-c", code)
+    assert (found.stdout, found.stderr) == ("True\n", "")
+
+
 LISTED = """
 import torch
 from torch.nn.attention import list_flash_attention_impls as names
