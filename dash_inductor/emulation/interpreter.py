@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from inspect import getsourcelines, signature
 from types import CodeType
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -256,7 +256,10 @@ def _remembered_functions(patches: Patches) -> None:
         return code.replace(co_filename=file, co_firstlineno=code.co_firstlineno + line - 1, co_consts=constants)
 
     def rewrite_ast(self: Any) -> Callable[..., Any]:
-        lines, first = getsourcelines(self.fn)
+        try:
+            lines, first = getsourcelines(self.fn)
+        except OSError:  # made of a string: the interpreter takes it as it is
+            return cast(Callable[..., Any], self.fn)
         begin = self._find_def(lines)
         self.def_lineno, self.def_file_lineno = begin, 1
         text = self._prepare_source(lines)

@@ -2,11 +2,13 @@
 
 import copy
 import functools
+import importlib.util
 import os
 import subprocess
 import sys
 import textwrap
 import threading
+import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -558,3 +560,18 @@ def test_dynamo_leaves_the_interpreter_alone():
     with emulation.emulate():
         torch._dynamo.reset()
         assert torch.equal(broken(x), 2 * x)
+
+
+def test_an_error_says_where_it_is(tmp_path):
+    """Of two functions of one text, which are compiled once."""
+    text = "@triton.jit\ndef broken(X):\n    tl.store(X, 1)\n    1 / 0\n"
+    for name, above in (("first", ""), ("second", "\n\n")):
+        file = tmp_path / f"{name}.py"
+        file.write_text("import triton\nimport triton.language as tl\n" + above + text)
+        spec = importlib.util.spec_from_file_location(name, file)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        with emulate(), pytest.raises(interpreter.InterpreterError) as caught:
+            module.broken[(1,)](torch.zeros(1))
+        place = traceback.extract_tb(caught.value.__cause__.__traceback__)[-1]
+        assert (place.filename, place.line) == (str(file), "1 / 0")

@@ -3,6 +3,7 @@
 import ctypes
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,13 +38,18 @@ def with_gpu(monkeypatch):
 def test_what_is_written_to_the_address_is_told(with_gpu):
     for kernel in ("another", "one_pass"):
         high, low = failed_waits.address_of(kernel)
-        assert -(2**31) <= high < 2**31 and -(2**31) <= low < 2**31
     assert failed_waits.address_of("one_pass") == (high, low)
     assert failed_waits.failed_waits() == []
     address = high << 32 | low & 0xFFFFFFFF  # as the kernel puts it together
     assert address % 16 == 0  # it stores four integers at once
     (ctypes.c_int32 * failed_waits.INTS).from_address(address)[:] = [11, 4, 1, 0]
     assert failed_waits.failed_waits() == [LINE]
+
+
+def test_both_halves_of_an_address_are_signed(monkeypatch):
+    """As kernels take integers, whatever memory there is."""
+    monkeypatch.setattr(failed_waits, "report_of", lambda kernel: SimpleNamespace(data_ptr=lambda: 0x7F12_F000_0010))
+    assert failed_waits.address_of("one_pass") == (0x7F12, 0xF000_0010 - 2**32)
 
 
 def test_memory_that_is_made_under_fake_tensors_is_real(with_gpu):
