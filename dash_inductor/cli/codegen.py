@@ -35,6 +35,12 @@ EXAMPLES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `codegen`."""
+    add_attention_of_gpu(parser)
+    parser.add_argument("--cubin", type=Path, metavar="FILE", help="write the main kernel's machine code; other kernels' beside it")
+
+
+def add_attention_of_gpu(parser: argparse.ArgumentParser) -> None:
+    """A device, an attention whose backward has kernels, FlexAttention's functions among it, and --json."""
     add_attention(parser, devices=tuple(DEVICES), masks=MASKS, dtypes=HALF_DTYPES)
     for name, mods in (("mask-mod", MASK_MODS), ("score-mod", SCORE_MODS)):
         listed = ", ".join(mods)
@@ -43,7 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     parser.add_argument("--dynamic", action="store_true", help="lengths of sequences are known only at run time")
     add_json(parser)
-    parser.add_argument("--cubin", type=Path, metavar="FILE", help="write the main kernel's machine code; other kernels' beside it")
 
 
 def main(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import torch
 
 from dash_inductor.cli.arguments import at_least
-from dash_inductor.cli.codegen import add_arguments
+from dash_inductor.cli.codegen import add_attention_of_gpu
 from dash_inductor.cli.console import print_json, progress, section
 from dash_inductor.config import CHOICES
 
@@ -41,9 +41,9 @@ def fail(message: object) -> NoReturn:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of `codegen`, settings of the project, and how to execute."""
+    """Those arguments of `codegen` that say what is compiled, settings of the project, and how to execute."""
     made = _Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(made)
+    add_attention_of_gpu(made)
     made.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="packed sequences, or a mask that the graph makes")
     for name in SETTINGS:
         made.add_argument(f"--{name}", choices=CHOICES[name], help=f"the setting {name}")

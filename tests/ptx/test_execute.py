@@ -196,6 +196,7 @@ def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
         (["--device", "h100", *sizes(32768)], "sizes out of reach"),
         (["--device", "h100", *sizes(8192, heads=16)], "add --long"),
         (["--device", "h100", *SIZES, "--mask", "causal", "--mask-mod", "window"], "take one length"),
+        (["--device", "h100", *SIZES, "--cubin", "kernel.cubin"], "unrecognized arguments: --cubin"),
     ],
 )
 def test_bad_input_is_one_line(
