@@ -17,7 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+import triton
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch.torch_version import TorchVersion
 
 from ..config import ALWAYS, AUTO, PREFIX, Config
 from ..devices import DEVICES, target
@@ -29,6 +31,8 @@ from .machine import machine
 TRIAL = "dash_inductor.reproduce.trial"
 VERDICT = "verdict: "  # begins the line of a trial that says what came out; libraries may print others
 MOST_SECONDS = 180  # importing torch and compiling takes most of it; a wait that never ends is a fault after ten
+
+FENCED = "3.7.1"  # the first Triton in which a Hopper's wgmma sees what cp.async has copied
 
 log = logging.getLogger("dash_inductor")
 is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)  # whether what is compiled now is compiled to be tried
@@ -58,6 +62,8 @@ def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
         UnfitKernelError: one of them does not.
     """
     guard = resolution.settings.guard
+    if target.is_there(device) and device.type == "cuda":
+        _say_if_a_fence_is_missing(*torch.cuda.get_device_capability(device))
     if target.is_there(device) and (guard == ALWAYS or (guard == AUTO and device.type == "cuda")):
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         name = str(torch.device(device.type, index))
@@ -92,6 +98,20 @@ def _say_if_unmeasured(gpu: str) -> None:
     entries = numbers_of(key).values() if key else ()
     if key is None or any(isinstance(entry, dict) and entry.get("estimate") for entry in entries):
         log.warning("dash_inductor has not been measured on %s: what it says of times there is predicted", gpu)
+
+
+@functools.cache
+def _say_if_a_fence_is_missing(major: int, minor: int) -> None:
+    """Once, on a Hopper with an old Triton (triton-lang/triton#9610). Values are nearly always right: a trial need not see it."""
+    if major == 9 and TorchVersion(triton.__version__) < FENCED:
+        log.warning(
+            "Triton %s leaves out a fence on sm_%d%d, between asynchronous copies and the matrix instructions that read what was "
+            "copied: bits could differ from run to run. Triton %s has it, which torch 2.13 brings",
+            triton.__version__,
+            major,
+            minor,
+            FENCED,
+        )
 
 
 def _file(kind: Kind, device: str) -> Path:
