@@ -4,10 +4,12 @@
 <!-- output: python -m dash_inductor --help -->       what a command prints, in 100 columns
 <!-- head: options | python -m dash_inductor --help -->   the same, up to the line with these words
 <!-- commands: -->                                    a table of the commands
+<!-- executed: -->                                    what `make execute` executed last, as each Triton compiles it
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import os
 import re
@@ -21,7 +23,8 @@ from dash_inductor.cli.main import COMMANDS
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
-BLOCK = re.compile(r"(<!-- (formula|output|head|commands):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+EXECUTED = ROOT / "benchmarks" / "results" / "executed"
+BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -70,4 +73,12 @@ def commands(_: str) -> str:
     )
 
 
-WRITERS = {"formula": latex, "output": output, "head": head, "commands": commands}
+def executed(_: str) -> str:
+    """A row per Triton and architecture, of benchmarks/results/executed."""
+    columns = ("triton", "kernels", "cells", "with races", "bad", "steps", "seconds", "error, bf16", "error, fp16", "commit")
+    rows = [row for path in sorted(EXECUTED.glob("*.csv")) for row in csv.DictReader(path.read_text().splitlines())]
+    body = [" | ".join(row[name] for name in columns) for row in rows]
+    return "\n".join(f"| {line} |" for line in [" | ".join(columns), " | ".join(["---"] * len(columns)), *body])
+
+
+WRITERS = {"formula": latex, "output": output, "head": head, "commands": commands, "executed": executed}

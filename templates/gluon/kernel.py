@@ -288,7 +288,7 @@ def sdpa_backward(
     fence_async_shared()
 
     fault_unless_zero(gl.load(TABLE + 6))  # a round robin, whose rows the workers compute: not written here
-    ticket = gl.atomic_add(WORKSPACE, 1)
+    ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket
     roles = gl.load(TABLE)
     heads_in_flight = gl.load(TABLE + 1)

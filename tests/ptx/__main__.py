@@ -114,11 +114,11 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     if args.mutants and not faults:
         verdicts = []
         with progress("mutants", len(mutants.sites(mutants.main_kernel(prepared)))) as step:
-            for verdict in mutants.all_judged(prepared):
+            for verdict in mutants.all_judged([prepared]):
                 step(verdict.line())
                 verdicts.append(verdict)
         made["mutants"] = [verdict.line() for verdict in verdicts]
-        made["holes"] = [verdict.line() for verdict in verdicts if verdict.silent and not verdict.replaced_by]
+        made["holes"] = [verdict.line() for verdict in verdicts if verdict.is_hole]
     if args.redundant and not faults:
         made["redundant_barriers"] = [site.text for site in mutants.redundant_barriers(prepared)]
     return made

@@ -1,18 +1,23 @@
 """Executes every kernel that `dash-inductor gates` compiles, packed sequences, masks and Gluon, at small sizes: `make execute`.
 
-One interleaving of each is executed with races; of a tenth, always the same, five, whose bits must agree. Results are kept in
-build/execute, by Triton's version and the sources, and a run goes on where the last one stopped. The exit status is 1 if a result
-is bad, 3 if cells are left.
+One interleaving of each is executed with races; of a tenth, always the same, five, whose bits must agree, and the redundant
+barriers of their main kernels are counted. Results are kept in build/execute, by Triton's version and the sources, and a run goes
+on where the last one stopped. The last one writes benchmarks/results/executed. The exit status is 1 if a result is bad, 3 if cells
+are left.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import hashlib
 import json
+import multiprocessing
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +30,11 @@ from dash_inductor.sass import gates
 from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
 
 from . import mutants
-from .cases import Case, Prepared
+from .cases import Case, Prepared, Result
 
 ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "executed"
+WORKERS = 2  # processes
 LENGTH, HEADS, SMS = 256, 2, 3  # few SMs: a worker has several chains
 SEEDS, ONE_IN = 5, 10
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
@@ -91,14 +98,25 @@ def _of_shape(shape: str) -> dict[str, Any]:
     return {name: ours.get(name, value) for name, value in gates.SHAPES[shape].items()}
 
 
-def executed(case: Case, seeds: int, races: bool) -> dict[str, Any]:
-    """What came of it; `bad` says what is wrong, and is empty if nothing is. `races`: whether the first seed looks for them."""
+def executed(case: Case, seeds: int, races: bool, barriers: bool = False) -> dict[str, Any]:
+    """What came of it; `bad` says what is wrong, and is empty if nothing is.
+
+    races: whether the first seed looks for them. barriers: whether to search the main kernel for redundant ones.
+    """
     start = time.perf_counter()
     try:
         prepared = Prepared(case)
         results = [prepared.run(seed, check=races and not seed) for seed in range(seeds)]
+        made = _found(prepared, results) | {"races": races, "seeds": seeds, "steps": prepared.steps * seeds}
+        if barriers and not made["bad"]:
+            made["barriers"] = len(mutants.barriers(prepared))
+            made["redundant"] = [site.text for site in mutants.redundant_barriers(prepared)]
     except Exception as error:  # a cell must not end the run: what Triton, Inductor and the executor raise has no common class
-        return {"bad": [f"{type(error).__name__}: {error}"], "seconds": round(time.perf_counter() - start, 1)}
+        made = {"bad": [f"{type(error).__name__}: {error}"]}
+    return made | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _found(prepared: Prepared, results: list[Result]) -> dict[str, Any]:
     bad = [result.fault for result in results if result.fault]
     bad += [f"race: {race['kind']} in {race['kernel']} at {race['at']}" for result in results for race in result.races]
     largest = max((off for result in results for off in result.errors.values()), default=0.0)
@@ -106,14 +124,7 @@ def executed(case: Case, seeds: int, races: bool) -> dict[str, Any]:
         bad.append(f"an error of {largest:.1e} of the largest gradient")
     if not bad and not all(torch.equal(results[0].gradients[x], r.gradients[x]) for r in results for x in r.gradients):
         bad.append("another interleaving gives other bits")
-    return {
-        "bad": [*dict.fromkeys(bad)],
-        "seconds": round(time.perf_counter() - start, 1),
-        "steps": prepared.steps * seeds,
-        "error": largest,
-        "races": races,
-        "seeds": seeds,
-    }
+    return {"bad": [*dict.fromkeys(bad)], "error": largest}
 
 
 def fingerprint() -> str:
@@ -127,22 +138,36 @@ def fingerprint() -> str:
 
 
 def run(todo: dict[str, Case], log: Path, minutes: float, races: bool) -> dict[str, dict[str, Any]]:
-    """The results of all cells that have one: those in the log, one JSON a line, and those of at most `minutes` more."""
+    """The results of all cells that have one: those in the log, one JSON a line, and those that begin within `minutes`."""
     log.parent.mkdir(parents=True, exist_ok=True)
     lines = log.read_text().splitlines() if log.exists() else []
     done = {row["cell"]: row for row in map(json.loads, lines)}
     left, end = [name for name in todo if name not in done], time.monotonic() + 60 * minutes
-    with progress(f"executing, {len(done)} cells are done", len(left)) as step:
-        for name in left:
+    if not left or minutes <= 0:
+        return {name: done[name] for name in todo if name in done}
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        progress(f"executing, {len(done)} cells are done", len(left)) as step,
+        ProcessPoolExecutor(WORKERS, spawn, torch.set_num_threads, (1,)) as pool,
+        open(log, "a") as file,
+    ):
+        running: dict[Future[dict[str, Any]], str] = {}
+        while left or running:
+            while left and len(running) < WORKERS:
+                name = left.pop(0)
+                of_tenth = in_tenth(name)
+                # Without a model of tensor memory's races, sm_100's barriers cannot be judged.
+                barriers = races and of_tenth and not name.startswith("sm_100")
+                running[pool.submit(executed, todo[name], SEEDS if of_tenth else 1, races or of_tenth, barriers)] = name
+            for ended in wait(running, return_when=FIRST_COMPLETED).done:
+                name = running.pop(ended)
+                step(name)
+                done[name] = {"cell": name} | ended.result()
+                print(json.dumps(done[name]), file=file, flush=True)
+                for text in done[name]["bad"]:
+                    print(f"{name}: {text}", file=sys.stderr, flush=True)
             if time.monotonic() > end:
-                break
-            step(name)
-            of_tenth = in_tenth(name)
-            done[name] = {"cell": name} | executed(todo[name], SEEDS if of_tenth else 1, races or of_tenth)
-            with open(log, "a") as file:
-                file.write(json.dumps(done[name]) + "\n")
-            for text in done[name]["bad"]:
-                print(f"{name}: {text}", file=sys.stderr, flush=True)
+                left.clear()
     return {name: done[name] for name in todo if name in done}
 
 
@@ -150,18 +175,38 @@ def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each architecture and kernel."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, row in sorted(results.items()):
-        groups.setdefault(" ".join(name.split()[:2]), []).append(row)
+        arch, template = name.split()[:2]
+        groups.setdefault("sm_90, Gluon" if template == "gluon" else arch, []).append(row)
     return [
         {
             "kernels": group,
             "cells": len(rows),
             "bad": sum(bool(row["bad"]) for row in rows),
+            "with races": sum(row.get("races", False) for row in rows),
             "steps": sum(row.get("steps", 0) for row in rows),
             "seconds": round(sum(row["seconds"] for row in rows)),
-            "largest error": f"{max(row.get('error', 0.0) for row in rows):.1e}",
+            **{f"error, {dtype}": f"{max(_errors(rows, dtype), default=0.0):.1e}" for dtype in HALF_DTYPES},
+            "bar.sync": sum(row.get("barriers", 0) for row in rows),
+            "redundant": sum(len(row.get("redundant", ())) for row in rows),
         }
         for group, rows in groups.items()
     ]
+
+
+def _errors(rows: list[dict[str, Any]], dtype: str) -> list[float]:
+    return [row.get("error", 0.0) for row in rows if f" {dtype} " in row["cell"]]
+
+
+def write(triton: str, rows: list[dict[str, Any]]) -> Path:
+    """The summary as a CSV file that docs/guarantees.md shows, with the commit."""
+    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    path = RESULTS / f"triton-{triton}.csv"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, ["triton", *rows[0], "commit"], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({"triton": triton, **row, "commit": commit} for row in rows)
+    return path
 
 
 def main() -> int:
@@ -176,9 +221,12 @@ def main() -> int:
     todo = tenth() if args.tenth else cells()
     log = ROOT / "build" / "execute" / f"{triton.__version__}-{fingerprint()}{'-values' if args.values else ''}.jsonl"
     results = run(todo, log, args.minutes, not args.values)
-    table(f"Executed, Triton {triton.__version__}", summary(results))
+    rows = summary(results)
+    table(f"Executed, Triton {triton.__version__}", rows)
     bad = sum(bool(row["bad"]) for row in results.values())
     print(f"\n{len(results)} of {len(todo)} cells executed, {bad} bad: {log.relative_to(ROOT)}")
+    if len(results) == len(todo) and not args.tenth:
+        print(f"Written: {write(triton.__version__, rows).relative_to(ROOT)}")
     return 1 if bad else 3 if len(results) < len(todo) else 0
 
 

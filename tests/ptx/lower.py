@@ -83,7 +83,6 @@ class Program:
         opcodes = [instruction.opcode for instruction in kernel.instructions]
         self.has_wgmma = any(opcode.startswith("wgmma") for opcode in opcodes)
         self.has_tcgen05 = any(opcode.startswith("tcgen05") for opcode in opcodes)
-        self.default_threads = self._default_threads()
         self.granule = self._granule()
         words = [opcode_words(opcode) for opcode in opcodes]
         ordered = {"acquire", "release", "relaxed", "volatile"}
@@ -130,18 +129,6 @@ class Program:
                 if not instruction.guard:
                     written |= targets
         return found & self.rows.keys()
-
-    def _default_threads(self) -> int:
-        """Of the default partition: a warp-specialised kernel changes its registers, and its barrier 0 counts those threads."""
-        kernel = self.kernel
-        if not any(instruction.opcode.startswith("setmaxnreg") for instruction in kernel.instructions):
-            return kernel.threads
-        counts = [
-            i.operands[1] for i in kernel.instructions if i.opcode == "bar.sync" and len(i.operands) == 2 and i.operands[0] == "0"
-        ]
-        if len(set(counts)) != 1:
-            raise Unknown(f"{kernel.name}: partitions whose default one no barrier counts")
-        return int(str(counts[0]), 0)
 
     def _granule(self) -> int:
         """Bytes of what the shadow tells apart: the narrowest write. To read a part of one is to read it."""

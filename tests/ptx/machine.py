@@ -210,7 +210,7 @@ class Machine:
         if check:
             self.races = Races(program, memory, len(self.places), shared_bytes, not program.communicates)
         threads = program.kernel.threads
-        default = 32 if program.has_tcgen05 else program.default_threads
+        default = 32 if program.has_tcgen05 else program.kernel.default_threads
         self.contexts = [(0, default), *((lo, lo + 32) for lo in range(default, threads, 32))]
 
     def run(self) -> None:

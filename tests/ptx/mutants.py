@@ -1,15 +1,17 @@
 """Kernels with one synchronisation weakened: does the executor see it?
 
 A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a wait
-that always passes. Each is executed beside the unbroken kernel. A silent one may be redundant: then another site, which still
-stands, gives the same order, and with both gone more is found than without that other one alone (`Verdict.replaced_by`).
-What stays is a hole of the executor, or of the case: a branch that it does not reach.
+that always passes. Each is executed beside the unbroken kernel, in one case or in several of the same kernel. A silent one may be
+redundant: then other sites, which still stand, give the same order, and with all of them gone more is found than without those
+others alone. Or nothing is seen even with all of its opcode gone together. What stays is a hole of the executor, or of the cases:
+a branch that they do not reach.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 from .cases import Prepared, Result
 from .parse import Instruction, Kernel, Memory
@@ -32,7 +34,6 @@ WAYS = {  # opcode's beginning -> how it is weakened
     "ld.global.acquire": ("relax",),
     "ld.acquire": ("relax",),
     "red.release": ("relax",),
-    "atom.global.gpu.acq_rel": ("relax",),
 }
 
 
@@ -52,7 +53,7 @@ class Site:
         elif self.way in ("one later", "one more"):
             found.operands[-1] = str(int(str(found.operands[-1])) + 1)
         elif self.way == "relax":
-            for order in ("acquire", "release", "acq_rel"):
+            for order in ("acquire", "release"):
                 found.opcode = found.opcode.replace(order, "relaxed")
         else:
             found.opcode, found.operands = "mov.pred", [found.operands[0], "-1"]
@@ -60,18 +61,21 @@ class Site:
 
 @dataclass
 class Verdict:
-    """What was seen of a mutant: races, faults, values; `replaced_by` where it was silent and another site does its work."""
+    """What was seen of a mutant: races, faults, values; `redundant` says why it need not be seen, if it need not."""
 
     site: Site
-    races: frozenset[tuple[str, str, str]]
+    races: Counter[tuple[str, str, str]]  # how often each was seen
     fault: str | None
     wrong: bool
-    replaced_by: Site | None = None
-    others: list[Site] = field(default_factory=list)
+    redundant: str = ""
 
     @property
     def silent(self) -> bool:
         return not (self.races or self.fault or self.wrong)
+
+    @property
+    def is_hole(self) -> bool:
+        return self.silent and not self.redundant
 
     def line(self) -> str:
         """The verdict in a line."""
@@ -82,8 +86,8 @@ class Verdict:
             seen = f"fault: {self.fault}"
         elif self.wrong:
             seen = "wrong values only"
-        elif self.replaced_by:
-            seen = f"redundant: {self.replaced_by.text} orders the same"
+        elif self.redundant:
+            seen = f"redundant: {self.redundant}"
         else:
             seen = "SILENT"
         return f"{self.site.way}: {self.site.text}: {seen}"
@@ -109,22 +113,21 @@ def main_kernel(prepared: Prepared) -> Kernel:
     return max((program.kernel for program in prepared.programs.values()), key=lambda kernel: len(sites(kernel)))
 
 
-def judged(prepared: Prepared, weakened: list[Site], seed: int = 0) -> Verdict:
-    """Executes the main kernel with these sites weakened."""
-    name = main_kernel(prepared).name
+def judged(cases: Sequence[Prepared], weakened: Sequence[Site], seed: int = 0) -> Verdict:
+    """Executes the main kernel, which all cases have in common, with these sites weakened: what any case shows."""
+    name = main_kernel(cases[0]).name
 
     def change(kernel: Kernel) -> None:
         if kernel.name == name:
             for site in weakened:
                 site.weaken(kernel)
 
-    result = prepared.run(seed, change=change, changed=name)
-    return Verdict(weakened[0], found(result), result.fault, is_wrong(prepared, result))
-
-
-def found(result: Result) -> frozenset[tuple[str, str, str]]:
-    """The races, without where in memory."""
-    return frozenset((race["kind"], race["at"], race["earlier"]) for race in result.races)
+    results = [case.run(seed, change=change, changed=name) for case in cases]
+    races = Counter[tuple[str, str, str]]()
+    for race in (race for result in results for race in result.races):
+        races[race["kind"], race["at"], race["earlier"]] += race["times"]
+    fault = next((result.fault for result in results if result.fault), None)
+    return Verdict(weakened[0], races, fault, any(map(is_wrong, cases, results)))
 
 
 def is_wrong(prepared: Prepared, result: Result) -> bool:
@@ -133,39 +136,71 @@ def is_wrong(prepared: Prepared, result: Result) -> bool:
     return any(not error < limit for error in result.errors.values())
 
 
-def all_judged(prepared: Prepared, chosen: Callable[[Site], bool] = lambda site: True, nearest: int = 6) -> Iterator[Verdict]:
-    """Each mutant's verdict. For a silent one, the sites around it are tried as what replaces it, `nearest` at most."""
-    every = sites(main_kernel(prepared))
-    alone: dict[Site, Verdict] = {}
+def all_judged(cases: Sequence[Prepared], chosen: Callable[[Site], bool] = lambda site: True) -> Iterator[Verdict]:
+    """Each mutant's verdict. For a silent one, the other sites are searched for what replaces it."""
+    every = sites(main_kernel(cases[0]))
+    idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(every).items()}
     for site in filter(chosen, every):
-        verdict = alone.get(site) or judged(prepared, [site])
-        alone[site] = verdict
-        if verdict.silent:
-            others = sorted((other for other in every if other.number != site.number), key=lambda other: _distance(site, other))
-            for other in others[:nearest]:
-                if other not in alone:
-                    alone[other] = judged(prepared, [other])
-                both = judged(prepared, [site, other])
-                if both.races - alone[other].races or (both.fault and not alone[other].fault):
-                    verdict.replaced_by = other
-                    break
+        verdict = judged(cases, [site])
+        if verdict.silent and idle[_opcode(site)]:
+            verdict.redundant = f"every {_opcode(site)} may go"
+        elif verdict.silent and (others := _replacing(cases, site, every)):
+            verdict.redundant = f"{' and '.join(other.text for other in others)} order the same"
         yield verdict
 
 
-def _distance(site: Site, other: Site) -> tuple[bool, int]:
-    """The same instruction elsewhere first."""
-    return site.text.split()[0] != other.text.split()[0], abs(site.number - other.number)
+def _opcode(site: Site) -> str:
+    return site.text.split()[0]
+
+
+def _by_opcode(every: Sequence[Site]) -> dict[str, list[Site]]:
+    """One site of each instruction."""
+    made: dict[str, list[Site]] = {}
+    for site in every:
+        alike = made.setdefault(_opcode(site), [])
+        if all(other.number != site.number for other in alike):
+            alike.append(site)
+    return made
+
+
+def _replacing(cases: Sequence[Prepared], site: Site, every: Sequence[Site]) -> Sequence[Site]:
+    """A set of other sites of which none can be left out, without all of which the site is needed. Empty if none was found."""
+    others = [other for alike in _by_opcode(every).values() for other in alike if other.number != site.number]
+    for alike in (_opcode, lambda one: "bar" in one.text.split(".")[0], lambda one: ""):  # bar.sync, mbarrier.try_wait, ...
+        gone: list[Site] = []
+        for other in sorted(others, key=lambda other: abs(other.number - site.number)):
+            # A kernel that faults ends too early to show more.
+            if alike(other) != alike(site) or judged(cases, [*gone, other]).fault:
+                continue
+            gone.append(other)
+            if _is_needed(cases, site, gone):
+                for each in gone[:-1]:
+                    fewer = [kept for kept in gone if kept is not each]
+                    if _is_needed(cases, site, fewer):
+                        gone = fewer
+                return gone
+    return ()
+
+
+def _is_needed(cases: Sequence[Prepared], site: Site, gone: Sequence[Site]) -> bool:
+    """Whether more is seen with the site weakened too than with the others alone, in each of two interleavings."""
+    for seed in (0, 1):
+        without, too = judged(cases, gone, seed), judged(cases, [*gone, site], seed)
+        if not (too.races - without.races or (too.fault and not without.fault)):
+            return False
+    return True
+
+
+def barriers(prepared: Prepared) -> list[Site]:
+    """Every bar.sync of the main kernel."""
+    kernel = main_kernel(prepared)
+    return [site for site in sites(kernel) if kernel.instructions[site.number].opcode == "bar.sync"]
 
 
 def redundant_barriers(prepared: Prepared) -> list[Site]:
-    """bar.sync that may all be deleted together without a race or a wrong value, in this case: a greedy choice."""
-    instructions = main_kernel(prepared).instructions
+    """Barriers that may all be deleted together without a race or a wrong value, in this case: a greedy choice."""
     gone: list[Site] = []
-    for site in sites(main_kernel(prepared)):
-        if (
-            instructions[site.number].opcode == "bar.sync"
-            and judged(prepared, [site]).silent
-            and judged(prepared, [*gone, site]).silent
-        ):
+    for site in barriers(prepared):
+        if judged([prepared], [*gone, site]).silent:
             gone.append(site)
     return gone

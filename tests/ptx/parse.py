@@ -75,6 +75,7 @@ class Kernel:
 
     name: str
     threads: int  # of a CTA
+    default_threads: int = 0  # of the default partition of a warp-specialised kernel; of others all
     parameters: dict[str, int] = field(default_factory=dict)  # name -> bytes
     types: dict[str, str] = field(default_factory=dict)  # register -> b16, b32, b64, f32, f64, pred
     instructions: list[Instruction] = field(default_factory=list)
@@ -130,7 +131,19 @@ def parse(text: str) -> Kernel:
         kernel.parameters[name] = int(size) if size else BYTES[kind]
     statements, declared = _scan(body, head.count("\n") + 3, files)
     _fill(kernel, statements, declared)
+    kernel.default_threads = _default_threads(kernel)
     return kernel
+
+
+def _default_threads(kernel: Kernel) -> int:
+    """A warp-specialised kernel is known by changing its registers. Barrier 0 counts the threads of its default partition."""
+    found = kernel.instructions
+    if not any(instruction.opcode.startswith("setmaxnreg") for instruction in found):
+        return kernel.threads
+    counts = {str(i.operands[1]) for i in found if i.opcode == "bar.sync" and len(i.operands) == 2 and i.operands[0] == "0"}
+    if len(counts) != 1:
+        raise ValueError(f"{kernel.name}: partitions whose default one no barrier counts")
+    return int(counts.pop(), 0)
 
 
 class _Statement(NamedTuple):

@@ -5,6 +5,8 @@ import copy
 import json
 import re
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,11 +21,11 @@ from .parse import Kernel, Memory, parse
 
 ONE_PASS = {"template": "one_pass"}
 CASES = {
-    # Two SMs are left to one pass: each of two workers has two chains.
-    "sm_80": Case("a100", 256, 256, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
+    # Two SMs are left to one pass: one of two workers has two chains.
+    "sm_80": Case("a100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
     "sm_90": Case("h100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 130}),
     "FlexAttention": Case("h100", 256, 256, heads=1, mask_mod="documents", score_mod="alibi", settings=ONE_PASS),
-    "Gluon": Case("h100", 256, 256, heads=1, mask="causal", settings={"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}),
+    "Gluon": Case("h100", 384, 384, heads=1, mask="causal", settings={"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}),
 }
 PREPARED: dict[str, Prepared] = {}
 
@@ -89,8 +91,21 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
     sites = [
         site for site in mutants.sites(kernel) if kernel.instructions[site.number].opcode.startswith(opcode) and site.way == way
     ]
-    verdict = mutants.judged(case, [sites[which]])
+    verdict = mutants.judged([case], [sites[which]])
     assert seen in " ".join([verdict.fault or "", *(kind for kind, _, _ in verdict.races)]), verdict.line()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["sm_80", "sm_90", "Gluon"])
+def test_every_mutant_is_seen_or_redundant(name: str, record_property: Callable[[str, object], None]) -> None:
+    """Of the main kernel, in two schedules: under one of them the last addition of a chain has no successor."""
+    case = CASES[name]
+    cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in ("ascending", "descending")]
+    assert not any(unbroken.races or unbroken.fault for unbroken in (each.run() for each in cases))
+    verdicts = list(mutants.all_judged(cases))
+    assert [verdict.line() for verdict in verdicts if verdict.is_hole] == []
+    record_property(f"mutants of {name} seen", sum(not verdict.silent for verdict in verdicts))
+    record_property(f"mutants of {name} redundant", sum(verdict.silent for verdict in verdicts))
 
 
 HEAD = ".visible .entry k(\n.param .u64 .ptr .global .align 1 k_param_0\n)\n.reqntid 32\n{\n.reg .b32 %r<4>;\n"
@@ -123,6 +138,26 @@ def test_a_failed_assertion_is_a_fault(last_lane: int) -> None:
     machine = Machine(Program(parse(f"{HEAD}{compared}{ASSERTION}")), Global(1024), [0], (1, 1, 1), shared_bytes=0)
     with contextlib.nullcontext() if last_lane == 31 else pytest.raises(Fault, match=r"k, CTA 0, .*: an assertion of the kernel"):
         machine.run()
+
+
+NEIGHBOURS = """mov.u32 %r1, %laneid;
+shl.b32 %r2, %r1, 2;
+add.s32 %r2, %r2, global_smem;
+st.shared.b32 [%r2], %r1;
+bar.warp.sync -1;
+xor.b32 %r2, %r2, 4;
+ld.shared.b32 %r3, [%r2];
+ret;
+}
+"""
+
+
+@pytest.mark.parametrize("barrier", [True, False])
+def test_lanes_that_read_what_others_wrote_need_a_barrier_of_their_warp(barrier: bool) -> None:
+    text = NEIGHBOURS if barrier else NEIGHBOURS.replace("bar.warp.sync -1;", "")
+    machine = Machine(Program(parse(HEAD + text)), Global(1024), [0], (1, 1, 1), shared_bytes=128)
+    machine.run()
+    assert [race["kind"] for race in machine.races.listed()] == ([] if barrier else ["read after write"])
 
 
 def test_faults_name_kernel_cta_and_line() -> None:
