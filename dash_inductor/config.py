@@ -45,6 +45,7 @@ class Config:
         sms: SMs of the emulated device.
         guard: whether a kind of kernel is tried on a small attention before its first use: `auto`, once on each machine with a GPU;
             `always`, in each process, and under emulation; or `off`.
+        silence: ops of other packages, or their namespaces, with commas between them: of their attention nobody is told.
     """
 
     enabled: bool = True
@@ -59,10 +60,16 @@ class Config:
     seed: int = 0
     sms: int = 6
     guard: str = AUTO
+    silence: str = ""
+
+    def silences(self, op: str) -> bool:
+        """Whether an op, "namespace.name.overload", is one of those of which nobody is told."""
+        parts = op.split(".")
+        return any(name in (parts[0], ".".join(parts[:2]), op) for name in self.silence.replace("::", ".").split(",") if name)
 
     def deciding(self) -> tuple[tuple[str, object], ...]:
         """Names and values, without what decides neither bits nor code: the interleaving of an emulated run, and what is tried."""
-        return tuple((name, value) for name, value in asdict(self).items() if name not in ("seed", "guard"))
+        return tuple((name, value) for name, value in asdict(self).items() if name not in ("seed", "guard", "silence"))
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -73,6 +80,8 @@ class Config:
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if not re.fullmatch(r"[\w.:,]*", self.silence):
+            raise ValueError(f"silence={self.silence!r} is not names of ops or namespaces with commas between them")
         if self.sms < 1:
             raise ValueError(f"sms={self.sms} is not a positive number")
         if self.seed < 0:
@@ -122,7 +131,7 @@ def _parse(name: str, text: str, kind: type, allowed: tuple[str, ...]) -> object
         if not text.isascii() or not text.isdigit():
             raise ValueError(f"{name}={text!r} is not a whole number >= 0")
         return int(text)
-    if text not in allowed:
+    if allowed and text not in allowed:
         raise ValueError(f"{name}={text!r} is not one of {', '.join(allowed)}")
     return text
 

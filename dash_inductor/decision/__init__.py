@@ -3,7 +3,7 @@
 from .decided import UNKNOWN, Decision, Graph, size_text, sizes_in_text
 from .declined import Declined, LeftToStock
 from .record import add_eager, clear_decisions, comment, decisions, decisions_in, is_new, report, take
-from .stock import stock_is_deterministic, stock_workspace_bytes
+from .stock import is_of_torch, stock_is_deterministic, stock_workspace_bytes
 
 __all__ = [
     "UNKNOWN",
@@ -17,6 +17,7 @@ __all__ = [
     "decisions",
     "decisions_in",
     "is_new",
+    "is_of_torch",
     "report",
     "size_text",
     "sizes_in_text",

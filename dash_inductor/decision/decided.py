@@ -53,7 +53,8 @@ class Decision:
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         remedy: what to change so that it is.
-        stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode.
+        stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode; None where that cannot
+            be told.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles: A, the CTAs that share a head, see `dash_inductor.schedule`.
         heads_in_flight: G, the heads that are worked on at a time.
@@ -81,7 +82,7 @@ class Decision:
     head_dim: int | str
     reason: str | None = None
     remedy: str | None = None
-    stock_differs: bool = False
+    stock_differs: bool | None = False
     tile: str | None = None
     family: str | None = None
     roles: int | None = None

@@ -8,10 +8,11 @@ class Declined(ValueError):
 
     Attributes:
         remedy: what a user can change so that it is rewritten.
-        stock_differs: whether the stock kernel, as it is called, gives other bits from run to run even in strict mode.
+        stock_differs: whether the stock kernel, as it is called, gives other bits from run to run even in strict mode; None where
+            that cannot be told.
     """
 
-    def __init__(self, reason: str, remedy: str, *, stock_differs: bool = False) -> None:
+    def __init__(self, reason: str, remedy: str, *, stock_differs: bool | None = False) -> None:
         super().__init__(reason)
         self.remedy, self.stock_differs = remedy, stock_differs
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .decided import Decision
 
 HALF_BYTES, FP32_BYTES = 2, 4
+TORCH = ("aten", "prims", "torch_attn", "higher_order", "onnx", "dash")  # namespaces
 
 
 def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
@@ -26,7 +27,7 @@ def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
         return None
     batch, heads, kv_heads, q_len, kv_len = map(int, sizes)
     head_dim, *_ = map(int, str(d.head_dim).split("/")) if str(d.head_dim).replace("/", "").isdigit() else (0,)
-    if not head_dim or d.mask == "varlen":  # its sequences are not counted
+    if not head_dim or d.mask == "varlen" or not is_of_torch(d.op):  # sequences are not counted
         return None
     total = batch * heads
     if "_flash_attention_backward" in d.op:
@@ -42,12 +43,20 @@ def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
     return None
 
 
+def is_of_torch(op: str) -> bool:
+    """Whether an op, "namespace.name.overload", is torch's own or ours. What has no namespace is torch's as well."""
+    return "." not in op or op.partition(".")[0] in TORCH
+
+
 def stock_is_deterministic(decision: Decision, *, warn_only: bool) -> bool | None:
     """Whether the stock op of a decision gives the same bits in every run under `torch.use_deterministic_algorithms(True)`.
 
-    None where that is up to others: SDPA's math path is what its matmuls are. Flash and memory-efficient attention ask for
-    strict mode (`mha_bwd` as above, `attention_backward.cu`); FlexAttention adds gradients of captured tensors by atomics.
+    None where that is up to others: SDPA's math path is what its matmuls are. Of another package's op, how it is called tells.
+    Flash and memory-efficient attention ask for strict mode (`mha_bwd` as above, `attention_backward.cu`); FlexAttention adds
+    gradients of captured tensors by atomics.
     """
+    if not is_of_torch(decision.op):
+        return None if decision.stock_differs is None else not decision.stock_differs
     if decision.device == "cpu":
         return True
     if decision.stock_differs:

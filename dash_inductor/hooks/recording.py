@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,11 +16,13 @@ import torch
 from torch._guards import CompileContext
 from torch._logging import trace_structured
 
-from ..decision import decisions_in, report, take
+from ..config import current
+from ..decision import Decision, decisions_in, is_of_torch, report, take
 from ..first_use.verdict import is_trial
 
 DYNAMO = "torch._dynamo.symbolic_convert"
 COMPILED = "dash_compiled"  # in a compile context: `compiled_by`
+_warned: set[str] = set()
 
 
 def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], constants: Any, options: Any) -> None:
@@ -35,12 +38,22 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
     if not found:
         return
     compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
+    _warn_of_third_parties(found)
     taken = take(found, compile_id=compile_id, compiled=name, is_backward=bool(options["is_backward"]))
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "dash_inductor", "encoding": "json"},
         payload_fn=lambda: json.dumps(report(taken, found), indent=1),
     )
+
+
+def _warn_of_third_parties(found: Sequence[Decision]) -> None:
+    """Where torch's own op raises or warns, for it is not deterministic, that of another package says nothing: we do, once."""
+    for decision in found:
+        told = decision.op in _warned or current().silences(decision.op)
+        if decision.stock_differs and not is_of_torch(decision.op) and not told:
+            _warned.add(decision.op)
+            warnings.warn(f"dash_inductor: {decision}", stacklevel=2)
 
 
 def _compiled_by_dynamo() -> str:

@@ -129,7 +129,7 @@ def first_gradient(node: fx.Node) -> fx.Node | None:
 
 def tell(declined: Declined, decision: Decision, origin: Origin, settings: Config) -> None:
     """Warns of an attention that is left alone, or raises, if settings say so. Of a bug `report_bug` warns, whatever they say."""
-    if settings.on_unsupported == "fallback" or isinstance(declined, LeftToStock):
+    if settings.on_unsupported == "fallback" or isinstance(declined, LeftToStock) or settings.silences(decision.op):
         return
     place = replace(decision, source=origin.source, module=origin.module).place
     message = f"dash_inductor leaves {decision.op} to the stock kernel: {declined}{f' ({place})' if place else ''}"

@@ -10,7 +10,7 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from ..op import FLEX_BACKWARD, MARK
-from . import by_hand, flex, math_path, sdpa, varlen
+from . import by_hand, flex, math_path, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
 from .stock_ops import SDPA_TARGETS, VARLEN
 from .undo import whole_or_not_at_all
@@ -40,6 +40,7 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
     without_op = [
         *leave_without_op(math_path.OP, math_path.calls(graph), settings),
         *leave_without_op(by_hand.OP, by_hand.attentions(graph), settings),
+        *leave_without_op(third_party.OP, third_party.attentions(graph), settings),
     ]
     bugs = {str(x): x for x in (*said, *without_op) if isinstance(x, InternalError) and x is not refused}
     return len(met) + len(without_op), list(bugs.values())

@@ -1,0 +1,95 @@
+"""Finds the backwards of attention that other packages brought as ops of their own, and says so of each.
+
+Such an op is known by its name alone, which says attention, and stands in the backward, which is what depends on a tangent. It may
+write its gradients into its arguments: then it stands in the graph as an argument of `auto_functionalized` or
+`auto_functionalized_v2`. Whether it is deterministic as it is called, its argument `deterministic` tells.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from torch import fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
+from torch._ops import OpOverload
+
+from ..decision import Decision, Declined, LeftToStock, is_of_torch
+from ..op import NOTE
+from .declined import WithoutOp, decision_of_call, first_gradient, unread
+from .nodes import is_tensor, reached
+
+OP = "attention of another package"
+ATTENTION = re.compile(r"attn|attention|flash|fmha|(^|_)(sdpa|dpa|mha|fa[234])(_|$)", re.IGNORECASE)
+BACKWARD = re.compile(r"_?(var(len|iable)_)?(bwd|backward)")  # the whole name, in a namespace that says attention
+FUNCTIONALIZED = (auto_functionalized, auto_functionalized_v2)
+FLAG = "deterministic"
+NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
+OURS = "call torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.varlen.varlen_attn, whose backward is rewritten"
+ENVIRONMENT = "transformers passes it where FLASH_ATTENTION_DETERMINISTIC=1 is set"
+# Backwards that add with atomics, and have no argument for another way.
+NOT_DETERMINISTIC = ("xformers_flash.flash_bwd", "xformers.efficient_attention_backward_cutlass")
+
+
+def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
+    """Of each a gradient, its node, and what becomes of it."""
+    found = [node for node in graph.nodes if (op := op_of(node)) is not None and says_attention(op)]
+    if not found:
+        return
+    tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
+    backward = reached(tangents, lambda node: node.users)
+    for node in found:
+        gradient = (node if node.users else None) if is_tensor(node) else first_gradient(node)
+        if node in backward and gradient is not None and not any(user.target is NOTE for user in gradient.users):
+            op, named = op_of(node), arguments(node)
+            assert op is not None
+            declined = _declined(op, named)
+            yield gradient, node, _decided(op, named, declined), declined
+
+
+def op_of(node: fx.Node) -> OpOverload | None:
+    """The op of a package that a node calls, plain or functionalized; None if it is torch's, or calls no op."""
+    target = node.args[0] if node.target in FUNCTIONALIZED else node.target
+    return target if isinstance(target, OpOverload) and not is_of_torch(str(target)) else None
+
+
+def says_attention(op: OpOverload) -> bool:
+    """Whether the name of an op says that it is one of attention. Such a namespace may have norms and the like as well."""
+    namespace, name, _ = str(op).split(".")
+    return bool(ATTENTION.search(name) or (ATTENTION.search(namespace) and BACKWARD.fullmatch(name)))
+
+
+def arguments(node: fx.Node) -> dict[str, Any]:
+    """The op's arguments by the names of its schema, defaults filled in, without those that it writes."""
+    op = op_of(node)
+    assert op is not None
+    given = () if node.target in FUNCTIONALIZED else node.args
+    named = {argument.name: argument.default_value for argument in op._schema.arguments if argument.has_default_value()}
+    named |= dict(zip((argument.name for argument in op._schema.arguments), given, strict=False))
+    return named | {name: value for name, value in node.kwargs.items() if name in {x.name for x in op._schema.arguments}}
+
+
+def _declined(op: OpOverload, named: dict[str, Any]) -> Declined:
+    flag = named.get(FLAG)
+    if flag is True:
+        return LeftToStock(f"the op of another package, deterministic as it is called ({FLAG}=True)", f"for our kernels, {OURS}")
+    if flag is False:
+        reason = f"the op of another package, not deterministic as it is called ({FLAG}=False)"
+        return Declined(reason, f"pass {FLAG}=True ({ENVIRONMENT}), or {OURS}", stock_differs=True)
+    if str(op).removesuffix(".default") in NOT_DETERMINISTIC:
+        return Declined("the op of another package, which is not deterministic", OURS, stock_differs=True)
+    reason = "the op of another package, of which is not known whether it is deterministic"
+    remedy = f"if it is, name it in the setting silence (DASH_INDUCTOR_SILENCE={op.namespace}); else {OURS}"
+    return Declined(reason, remedy, stock_differs=None)
+
+
+def _decided(op: OpOverload, named: dict[str, Any], declined: Declined) -> Decision:
+    """All but the origin; of sizes what arguments called query, key and value tell."""
+    nodes = [next((named[name] for name in names if isinstance(named.get(name), fx.Node)), None) for names in NAMES]
+    tensors = [node.meta["val"] for node in nodes if node is not None and is_tensor(node)]
+    packed = any(isinstance(named.get(name), fx.Node) for name in ("cu_seqlens_q", "cu_seq_q", "cu_seqlens"))
+    if len(tensors) < 3 or any(x.dim() not in ((3,) if packed else (4,)) for x in tensors):
+        return unread(str(op), declined)
+    causal = named.get("causal") or named.get("is_causal")
+    return decision_of_call(str(op), tensors, "varlen" if packed else "causal" if causal else "full", declined, heads_last=True)
