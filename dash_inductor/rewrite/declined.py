@@ -19,7 +19,7 @@ from ..decision import UNKNOWN, Decision, Declined, LeftToStock, sizes_in_text
 from ..op import MARK, NOTE, Mark
 from ..problem import dtype_name
 from .origin import Origin, origin_of
-from .stock_ops import JAGGED, arguments
+from .stock_ops import CUDNN_JAGGED, HEADS_LAST, arguments
 
 # Settings of Inductor under which nothing is rewritten. Each re-runs kernels with dirty semaphores or made-up tables, or prevents
 # sizes from being computed at run time. The last is None where it follows `cpp_wrapper`.
@@ -152,7 +152,9 @@ def decision_of(node: fx.Node, declined: Declined) -> Decision:
     """What is recorded of a stock backward that stays, its origin apart."""
     named = arguments(node)
     tensors = [named[name].meta["val"] for name in ("query", "key", "value")]
-    return decision_of_call(str(node.target), tensors, mask_of(named), declined, heads_last=node.target in JAGGED)
+    return decision_of_call(
+        str(node.target), tensors, mask_of(named), declined, heads_last=node.target in (*HEADS_LAST, CUDNN_JAGGED)
+    )
 
 
 def decision_of_call(
@@ -187,7 +189,7 @@ def mask_of(named: Mapping[str, Any]) -> str:
     """The kind of mask that an op has, by its arguments."""
     if "block_mask" in named:
         return "block_mask"
-    if "cu_seq_q" in named:
+    if "cu_seq_q" in named or any(named.get(name) is not None for name in ("cum_seq_q", "cu_seqlens_q")):
         return "varlen"
     if any(named.get(name) is not None for name in ("attn_mask", "attn_bias", "bias")):
         return "given"

@@ -10,9 +10,9 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from ..op import FLEX_BACKWARD, MARK
-from . import by_hand, flex, math_path, sdpa, third_party, varlen
+from . import by_hand, flex, heads_last, math_path, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
-from .stock_ops import SDPA_TARGETS, VARLEN
+from .stock_ops import HEADS_LAST, SDPA_TARGETS, VARLEN
 from .undo import whole_or_not_at_all
 
 # By stock backward. Each changes the graph around a node, and returns the nodes that are obsolete, users before what they use.
@@ -20,6 +20,7 @@ REWRITERS: dict[Any, Callable[[fx.Node, Config], list[fx.Node]]] = {
     **dict.fromkeys(SDPA_TARGETS, sdpa.rewrite),
     FLEX_BACKWARD: flex.rewrite,
     VARLEN: varlen.rewrite,
+    **dict.fromkeys(HEADS_LAST, heads_last.rewrite),
 }
 
 

@@ -25,27 +25,22 @@ EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
 ON_GPU = (FLASH, EFFICIENT, CUDNN)
 ON_CPU = (FLASH_CPU, EFFICIENT)  # this one under emulation
-# What SDPA becomes for jagged tensors. [B, S, H, D] or, of sequences one after the other, [S, H, D].
-JAGGED = (
-    aten._flash_attention_backward.default,
-    aten._efficient_attention_backward.default,
-    aten._cudnn_attention_backward.default,
-)
+# Below the ops of SDPA, and what SDPA becomes for jagged tensors: [B, S, H, D] or, of sequences one after the other, [S, H, D].
+HEADS_LAST = (aten._flash_attention_backward.default, aten._efficient_attention_backward.default)
+CUDNN_JAGGED = aten._cudnn_attention_backward.default
+JAGGED = "jagged tensors are not rewritten", "use torch.nn.attention.varlen.varlen_attn, which takes packed sequences"
 # Matched only to say why they stay: the reason, and the remedy.
 UNSUPPORTED = {
     aten._scaled_dot_product_fused_attention_overrideable_backward.default: (
         "the op of another backend is not rewritten",
         "take flash or memory-efficient attention (torch.nn.attention.sdpa_kernel)",
     ),
-    **dict.fromkeys(
-        JAGGED,
-        ("jagged tensors are not rewritten", "use torch.nn.attention.varlen.varlen_attn, which takes packed sequences"),
-    ),
+    CUDNN_JAGGED: JAGGED,
 }
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 assert varlen  # importing it registers the op
 VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
-TARGETS = [*SDPA_TARGETS, FLEX_BACKWARD, VARLEN]
+TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 
 
 @dataclass(frozen=True)

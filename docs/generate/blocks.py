@@ -75,7 +75,20 @@ def commands(_: str) -> str:
 
 def executed(_: str) -> str:
     """A row per Triton and architecture, of benchmarks/results/executed."""
-    columns = ("triton", "kernels", "cells", "with races", "bad", "steps", "seconds", "error, bf16", "error, fp16", "commit")
+    columns = (
+        "triton",
+        "kernels",
+        "cells",
+        "with races",
+        "bad",
+        "steps",
+        "seconds",
+        "error, bf16",
+        "error, fp16",
+        "bar.sync",
+        "redundant",
+        "commit",
+    )
     rows = [row for path in sorted(EXECUTED.glob("*.csv")) for row in csv.DictReader(path.read_text().splitlines())]
     body = [" | ".join(row[name] for name in columns) for row in rows]
     return "\n".join(f"| {line} |" for line in [" | ".join(columns), " | ".join(["---"] * len(columns)), *body])

@@ -67,6 +67,24 @@ def jagged(*inputs: Tensor) -> tuple[Tensor, ...]:
     return aten._flash_attention_backward(grad_out, query, key, value, out, lse, *arguments, rng, unused)
 
 
+def dense_efficient(*inputs: Tensor, mask_type: int = 0, **options: int) -> tuple[Tensor, ...]:
+    """The op below SDPA's, of [B, S, H, D]."""
+    query, key, value, grad_out = (x.permute(0, 2, 1, 3) for x in inputs)
+    nothing = (None,) * 4
+    out, lse, seed, offset, max_q, max_k = aten._efficient_attention_forward(
+        query, key, value, None, *nothing, 0.0, mask_type, True, **options
+    )
+    saved = out, None, None, max_q, max_k, lse, 0.0, seed, offset
+    return aten._efficient_attention_backward(grad_out, query, key, value, None, *saved, mask_type, False, **options)[:3]
+
+
+def dense_flash(*inputs: Tensor, is_causal: bool = False, **options: int) -> tuple[Tensor, ...]:
+    query, key, value, grad_out = (x.permute(0, 2, 1, 3) for x in inputs)
+    arguments = (None, None, query.shape[1], key.shape[1], 0.0, is_causal)
+    out, lse, rng, unused, _ = aten._flash_attention_forward(query, key, value, *arguments, False, **options)
+    return aten._flash_attention_backward(grad_out, query, key, value, out, lse, *arguments, rng, unused, **options)
+
+
 def tensors(q_len: int = 64, kv_len: int = 64, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:
     """query, key, value and grad_out."""
     return [torch.empty(1, 2, n, head_dim, dtype=dtype, device="cuda") for n in (q_len, kv_len, kv_len, q_len)]

@@ -105,7 +105,6 @@ def tuning(on: bool | None) -> AbstractContextManager:
         (dropping, {}, nullcontext, DROPOUT),
         *((partial(attention, dropout_p=0.1), {}, nullcontext, DROPOUT) for attention in (efficient, cudnn)),
         *((partial(attention, is_causal=True), UNEQUAL, nullcontext, None) for attention in (efficient, cudnn)),
-        (jagged, {}, nullcontext, JAGGED),
         (cpus, {}, nullcontext, "aten._scaled_dot_product_flash_attention_for_cpu_backward.default on device cuda"),
         (flash, {}, partial(mock.patch.object, torch.version, "hip", "6.4"), "ROCm is not supported"),
         # Sizes and dtypes

@@ -37,7 +37,21 @@ def test_every_setting_has_a_variable():
         "DASH_INDUCTOR_SILENCE": "flash_attn,fla::chunk",
     }
     assert set(environ) == {variable(field.name) for field in fields(Config)}
-    values = (False, "error", "device", "descending", "grouped", "one_pass", "gluon", 16, True, 7, 4, "off", "flash_attn,fla::chunk")
+    values = (
+        False,
+        "error",
+        "device",
+        "descending",
+        "grouped",
+        "one_pass",
+        "gluon",
+        16,
+        True,
+        7,
+        4,
+        "off",
+        "flash_attn,fla::chunk",
+    )
     assert from_environment(environ) == Config(*values)
 
 
