@@ -10,7 +10,7 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from ..op import FLEX_BACKWARD, MARK
-from . import by_hand, flex, heads_last, math_path, sdpa, third_party, varlen
+from . import by_hand, flash_attn, flex, heads_last, math_path, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
 from .stock_ops import HEADS_LAST, SDPA_TARGETS, VARLEN
 from .undo import whole_or_not_at_all
@@ -32,26 +32,29 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
     Raises:
         UnsupportedAttentionError: one is declined, under on_unsupported="error".
     """
-    met = [node for node in graph.nodes if node.op == "call_function" and node.target in REWRITERS and not is_noted(node)]
+    called = [node for node in graph.nodes if node.op == "call_function"]
+    met = [node for node in called if node.target in REWRITERS and not is_noted(node)]
     said = []
     for node in reversed(met):
         declined = refused or _rewrite(node, settings)
         if declined is not None:
             said.append(leave(node, declined, settings))
+    # Why flash_attn's stay, which are found and told as those of any other package; None: they do not.
+    flash = {node: refused or _rewrite(node, settings) for node in reversed(called) if flash_attn.is_dense(node) and node.users}
     without_op = [
         *leave_without_op(math_path.OP, math_path.calls(graph), settings),
         *leave_without_op(by_hand.OP, by_hand.attentions(graph), settings),
-        *leave_without_op(third_party.OP, third_party.attentions(graph), settings),
+        *leave_without_op(third_party.OP, third_party.attentions(graph, flash), settings),
     ]
-    bugs = {str(x): x for x in (*said, *without_op) if isinstance(x, InternalError) and x is not refused}
-    return len(met) + len(without_op), list(bugs.values())
+    bugs = {str(x): x for x in (*said, *flash.values(), *without_op) if isinstance(x, InternalError) and x is not refused}
+    return len(met) + list(flash.values()).count(None) + len(without_op), list(bugs.values())
 
 
 def _rewrite(node: fx.Node, settings: Config) -> Declined | None:
     """Rewrites one attention; returns why it is declined, None where it is not."""
     try:
         with whole_or_not_at_all(node):
-            obsolete = REWRITERS[node.target](node, settings)
+            obsolete = REWRITERS.get(node.target, flash_attn.rewrite)(node, settings)
     except Declined as declined:
         return declined
     except Exception as bug:

@@ -13,10 +13,9 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from . import sdpa
-from .nodes import aten, call, value_of
-from .stock_ops import EFFICIENT, FLASH, JAGGED, arguments
+from .nodes import SWAPPED, aten, call, value_of
+from .stock_ops import CALLED, EFFICIENT, FLASH, JAGGED, arguments
 
-SWAPPED = [0, 2, 1, 3]  # [B, S, H, D] <-> [B, H, S, D]
 TOP_LEFT, BOTTOM_RIGHT = 1, 2  # custom_mask_type of the memory-efficient op
 WINDOW = "a window of the op below SDPA's is not rewritten", "use flex_attention, or varlen_attn, which takes a window_size"
 ALIGNED = (
@@ -44,13 +43,13 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
         arguments_of_sdpa = grad_out, query, key, value, *bias, out, named["logsumexp"], *after_logsumexp
         backward = graph.call_function(op, arguments_of_sdpa, {"scale": named["scale"]})
         values = [None if x is None else x.transpose(1, 2) for x in node.meta["val"][:3]]
-        backward.meta = {**node.meta, "val": (*values, *node.meta["val"][3:])}
+        backward.meta = {**node.meta, "val": (*values, *node.meta["val"][3:]), CALLED: node.target}
         for gradient in gradients:
             first = call(graph, operator.getitem, backward, gradient.args[1])
             last = first if gradient.args[1] == 3 else call(graph, aten.permute.default, first, SWAPPED)
             gradient.replace_all_uses_with(last)
     return [
-        *sdpa.rewrite(backward, settings, node.target),  # type: ignore[arg-type]
+        *sdpa.rewrite(backward, settings),
         *gradients,
         node,
     ]

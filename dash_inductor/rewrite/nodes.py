@@ -9,13 +9,14 @@ import torch
 from torch import fx
 
 aten = torch.ops.aten
+SWAPPED = [0, 2, 1, 3]  # [B, S, H, D] <-> [B, H, S, D]
 VIEWS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 
 
 def call(graph: fx.Graph, op: Callable[..., Any], *args: Any) -> fx.Node:
     """A node of `op` with its fake value, which the arguments' values give."""
     node = graph.call_function(op, args)
-    node.meta["val"] = op(*map(value_of, args))
+    node.meta["val"] = op(*([value_of(y) for y in x] if isinstance(x, list) else value_of(x) for x in args))
     return node
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..decision import Declined
 from ..devices import target
 from ..reference import LOG2E
-from .stock_ops import CUDNN, EFFICIENT, SdpaBackward
+from .stock_ops import CUDNN, EFFICIENT, FLASH_ATTN, SdpaBackward
 
 aten = torch.ops.aten
 
@@ -29,9 +29,19 @@ ALLOWED = 0.01  # by which a logsumexp in fp32 may be off; another base, or a ke
 # MASKED is by a tensor, with rows that see no key.
 FULL, CAUSAL, TOP_LEFT, MASKED = KINDS = ("full", "causal", "top_left", "masked")
 REPORT = "report it to dash_inductor with your versions, and take flash attention until then (sdpa_kernel)"
-FORWARDS = {
+
+
+def _of_flash_attn(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    """The forward of flash_attn, as `probe` calls one."""
+    tensors, options = (x.transpose(1, 2) for x in (query, key, value)), (rest[-1], -1, -1, 0.0, None, False)
+    out, lse, *_ = torch.ops.flash_attn._flash_attn_forward(*tensors, 0.0, 1 / math.sqrt(HEAD_DIM), *options)
+    return out.transpose(1, 2), lse.unsqueeze(-1)
+
+
+FORWARDS: dict[str, Callable[..., Any]] = {
     str(EFFICIENT): aten._scaled_dot_product_efficient_attention.default,
     str(CUDNN): aten._scaled_dot_product_cudnn_attention.default,
+    FLASH_ATTN: _of_flash_attn,
 }
 
 
@@ -46,13 +56,13 @@ def kind_of(stock: SdpaBackward) -> str:
 
 def why_distrusted(stock: SdpaBackward) -> Declined | None:
     """What was seen of the op's forward that our backward cannot take; None where all is well, or where there is no such device."""
-    seen = _probed(*_question(stock)) if str(stock.op) in FORWARDS else None
+    seen = _probed(*_question(stock)) if _op(stock) in FORWARDS else None
     return Declined(seen, REPORT) if seen else None
 
 
 def line_at_load(stock: SdpaBackward) -> str | None:
     """The line of generated code that asks again; None for an op that is not probed."""
-    if str(stock.op) not in FORWARDS:
+    if _op(stock) not in FORWARDS:
         return None
     return f"from {__name__} import require as _require; _require{_question(stock)}"
 
@@ -66,16 +76,21 @@ def require(op: str, kind: str, dtype: str, device: str) -> None:
         )
 
 
+def _op(stock: SdpaBackward) -> str:
+    """The op whose forward is asked. Those below SDPA's have the same as SDPA's."""
+    return FLASH_ATTN if str(stock.called) == FLASH_ATTN else str(stock.op)
+
+
 def _question(stock: SdpaBackward) -> tuple[str, str, str, str]:
     query = stock.query.meta["val"]
-    return str(stock.op), kind_of(stock), str(query.dtype).removeprefix("torch."), str(query.device)
+    return _op(stock), kind_of(stock), str(query.dtype).removeprefix("torch."), str(query.device)
 
 
 def _probed(op: str, kind: str, dtype: str, device: str) -> str | None:
     if not target.is_there(torch.device(device)):
         return None
     reason = _probed_once(op, kind, dtype, device)
-    return reason and f"{reason} (seen of {FORWARDS[op]} in {dtype} on {device})"
+    return reason and f"{reason} (seen of the forward of {op} in {dtype} on {device})"
 
 
 @functools.cache

@@ -60,7 +60,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)
     device = stock.query.meta["val"].device
-    if declined := why_no_target(device) or _wrong_op(stock.op, device):
+    if declined := why_no_target(device) or (_wrong_op(stock.op, device) if stock.called is stock.op else None):
         raise declined
     keys = [x for output, of in ((1, stock.key), (2, stock.value)) if (x := repeated(node, of, output))]
     if len(keys) == 2:
@@ -95,17 +95,14 @@ def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None]:
     return BLOCK_MASK, function
 
 
-def rewrite(node: fx.Node, settings: Config, called: OpOverload | None = None) -> list[fx.Node]:
-    """Puts a node of ours in the place of a stock op's; returns the nodes that are obsolete. Raises as `rewriting_of`.
-
-    called: what the user called, where the node was put in its place.
-    """
+def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
+    """Puts a node of ours in the place of a stock op's; returns the nodes that are obsolete. Raises as `rewriting_of`."""
     rewriting, graph = rewriting_of(node, settings), node.graph
     stock, problem = rewriting.stock, rewriting.resolution.problem
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here. The
     # fourth gradient is that of a mask, and nobody takes it.
     gradients = (node.meta["val"][0], *(x.gradient for x in rewriting.keys)) if rewriting.keys else node.meta["val"][:3]
-    mark = Mark(rewriting.resolution, str(called or stock.op), problem.mask, *origin_of(node)[:2], line_at_load(stock))
+    mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], line_at_load(stock))
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
         if rewriting.function:

@@ -40,6 +40,8 @@ UNSUPPORTED = {
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 assert varlen  # importing it registers the op
 VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
+FLASH_ATTN = "flash_attn._flash_attn_backward.default"  # of the package, which need not be there
+CALLED = "dash_called"  # in the meta of a node that stands in the place of another op: that op
 TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 
 
@@ -47,13 +49,15 @@ TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 class SdpaBackward:
     """What the backwards of SDPA have in common, by one name each.
 
-    grad_out, query, out are [B, H, S_q, D], key and value [B, H_kv, S_k, D]. logsumexp is as the op has it
-    (`contract_logsumexp`). attn_mask is added to the scores or selects them, None where there is none; trains_mask says
-    whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left). scale: None for 1 / sqrt(D).
+    called: what the user called, `op` or an op in whose place that was put. grad_out, query, out are [B, H, S_q, D], key and value
+    [B, H_kv, S_k, D]. logsumexp is as the op has it (`contract_logsumexp`). attn_mask is added to the scores or selects them, None
+    where there is none; trains_mask says whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left).
+    scale: None for 1 / sqrt(D).
     """
 
     node: fx.Node
     op: OpOverload
+    called: OpOverload
     grad_out: fx.Node
     query: fx.Node
     key: fx.Node
@@ -73,6 +77,7 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
     return SdpaBackward(
         node=node,
         op=node.target,  # type: ignore[arg-type]
+        called=node.meta.get(CALLED, node.target),
         grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
         attn_mask=named.get("attn_bias", named.get("attn_mask")),
         trains_mask=node.target is EFFICIENT and (named["grad_input_mask"][3] or _takes_fourth(node)),

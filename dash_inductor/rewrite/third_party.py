@@ -8,7 +8,7 @@ write its gradients into its arguments: then it stands in the graph as an argume
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import fx
@@ -32,8 +32,8 @@ ENVIRONMENT = "transformers passes it where FLASH_ATTENTION_DETERMINISTIC=1 is s
 NOT_DETERMINISTIC = ("xformers_flash.flash_bwd", "xformers.efficient_attention_backward_cutlass")
 
 
-def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
-    """Of each a gradient, its node, and what becomes of it."""
+def attentions(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Iterator[WithoutOp]:
+    """Of each a gradient, its node, and what becomes of it. why: of those that could have been rewritten, why they are not."""
     found = [node for node in graph.nodes if (op := op_of(node)) is not None and says_attention(op)]
     if not found:
         return
@@ -44,7 +44,7 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
         if node in backward and gradient is not None and not any(user.target is NOTE for user in gradient.users):
             op, named = op_of(node), arguments(node)
             assert op is not None
-            declined = _declined(op, named)
+            declined = _declined(op, named, why.get(node))
             yield gradient, node, _decided(op, named, declined), declined
 
 
@@ -70,13 +70,14 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return named | {name: value for name, value in node.kwargs.items() if name in {x.name for x in op._schema.arguments}}
 
 
-def _declined(op: OpOverload, named: dict[str, Any]) -> Declined:
-    flag = named.get(FLAG)
+def _declined(op: OpOverload, named: dict[str, Any], why: Declined | None) -> Declined:
+    flag, remedy = named.get(FLAG), why.remedy if why else OURS
+    package = f"{why}: it stays the op of another package" if why else "the op of another package"
     if flag is True:
-        return LeftToStock(f"the op of another package, deterministic as it is called ({FLAG}=True)", f"for our kernels, {OURS}")
+        return LeftToStock(f"{package}, deterministic as it is called ({FLAG}=True)", f"for our kernels, {remedy}")
     if flag is False:
-        reason = f"the op of another package, not deterministic as it is called ({FLAG}=False)"
-        return Declined(reason, f"pass {FLAG}=True ({ENVIRONMENT}), or {OURS}", stock_differs=True)
+        reason = f"{package}, not deterministic as it is called ({FLAG}=False)"
+        return Declined(reason, f"pass {FLAG}=True ({ENVIRONMENT}), or {remedy}", stock_differs=True)
     if str(op).removesuffix(".default") in NOT_DETERMINISTIC:
         return Declined("the op of another package, which is not deterministic", OURS, stock_differs=True)
     reason = "the op of another package, of which is not known whether it is deterministic"

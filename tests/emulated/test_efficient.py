@@ -222,7 +222,7 @@ def in_base_2(*args: Any) -> tuple[Tensor, ...]:
 
 
 INPUTS = qkv(1, 2, 40, 40, 16)[:3]
-SEEN = "logsumexp is in base 2 (seen of aten._scaled_dot_product_efficient_attention.default in float32 on cpu)"
+SEEN = f"logsumexp is in base 2 (seen of the forward of {EFFICIENT} in float32 on cpu)"
 
 
 @pytest.fixture

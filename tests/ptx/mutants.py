@@ -168,7 +168,9 @@ def _replacing(cases: Sequence[Prepared], site: Site, every: Sequence[Site]) -> 
     others = [other for alike in _by_opcode(every).values() for other in alike if other.number != site.number]
     for alike in (_opcode, lambda one: "bar" in one.text.split(".")[0], lambda one: ""):  # bar.sync, mbarrier.try_wait, ...
         gone: list[Site] = []
-        for other in sorted(others, key=lambda other: abs(other.number - site.number)):
+        for other in sorted(
+            others, key=lambda other: (other.number < site.number, abs(other.number - site.number))
+        ):  # behind first
             # A kernel that faults ends too early to show more.
             if alike(other) != alike(site) or judged(cases, [*gone, other]).fault:
                 continue

@@ -1,0 +1,119 @@
+"""The dense backward of the flash_attn package: the op of SDPA takes its place, on views with the heads first.
+
+It writes gradients into its arguments, each a tensor of its own or a part of one that a packed query, key and value have. So it
+stands in the graph in an `auto_functionalized_v2`, whose outputs are those tensors, the bases, with the gradients in them.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import fx
+from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+
+from ..config import Config
+from ..decision import Declined
+from . import sdpa
+from .nodes import SWAPPED, aten, call, value_of
+from .stock_ops import CALLED, FLASH, FLASH_ATTN
+
+# Of the interface file of flash_attn 2.8.3.
+ARGUMENTS = (
+    *("dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv", "dropout_p", "softmax_scale", "causal", "window_size_left"),
+    *("window_size_right", "softcap", "alibi_slopes", "deterministic", "rng_state"),
+)
+GRADIENTS = "dq", "dk", "dv"
+FLEX = "call torch.nn.attention.flex_attention.flex_attention"
+NOT_YET = {  # argument -> the value that is rewritten, and what another one is
+    "window_size_left": (-1, "a window"),
+    "window_size_right": (-1, "a window"),
+    "softcap": (0.0, "a soft-cap"),
+    "alibi_slopes": (None, "ALiBi"),
+}
+
+
+def is_dense(node: fx.Node) -> bool:
+    """Whether a node is such a backward."""
+    return node.target is auto_functionalized_v2 and str(node.args[0]) == FLASH_ATTN
+
+
+def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
+    """Puts a node of ours in the place of such an op; returns the nodes that are obsolete.
+
+    Raises:
+        Declined: it keeps its kernel.
+    """
+    graph, named, op = node.graph, node.kwargs, node.args[0]
+    _require_what_is_known(op, named)
+    bases: Sequence[fx.Node] = named["_all_bases"]  # type: ignore[assignment]
+    places = {name: _place(name, named, bases) for name in GRADIENTS}
+    with graph.inserting_before(node):
+        tensors = {name: call(graph, aten.permute.default, named[name], SWAPPED) for name in ("dout", "q", "k", "v", "out")}
+        query, key = (value_of(tensors[name]).shape[2] for name in "qk")
+        random = named.get("rng_state"), named.get("rng_state")
+        saved = tensors["out"], named["softmax_lse"], None, None, query, key, named["dropout_p"], named["causal"], *random
+        arguments: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved)
+        backward = graph.call_function(FLASH, arguments, {"scale": named["softmax_scale"]})
+        values = tuple(_view(name, named, bases).permute(SWAPPED) for name in GRADIENTS)
+        backward.meta = {**node.meta, "val": values, CALLED: op}
+        made = [call(graph, operator.getitem, backward, index) for index in range(3)]
+        gradients = {name: call(graph, aten.permute.default, x, SWAPPED) for name, x in zip(GRADIENTS, made, strict=True)}
+        users = list(node.users)
+        for user in users:
+            user.replace_all_uses_with(_base(graph, int(user.args[1]) - 1, bases, places, gradients))  # type: ignore[arg-type]
+    return [*sdpa.rewrite(backward, settings), *users, node]
+
+
+def _require_what_is_known(op: Any, named: Mapping[str, Any]) -> None:
+    if tuple(argument.name for argument in op._schema.arguments) != ARGUMENTS:
+        raise Declined("an interface of flash_attn that is not that of 2.8", "use flash_attn 2.8, or call SDPA")
+    for name, (value, what) in NOT_YET.items():
+        if value_of(named[name]) != value:
+            raise Declined(f"{what} of flash_attn is not rewritten", FLEX)
+
+
+def _place(name: str, named: Mapping[str, Any], bases: Sequence[fx.Node]) -> tuple[int, int | None, int]:
+    """Where a gradient lies: the number of its base, the dimension along which that is packed, None if it is not, and the place."""
+    index = named.get(f"_{name}_base_index")
+    if index is not None:
+        base, view = bases[index].meta["val"], _view(name, named, bases)
+        if view.shape == base.shape and view.stride() == base.stride() and view.storage_offset() == base.storage_offset():
+            return index, None, 0
+        for dim in range(base.dim()):
+            for number in range(base.shape[dim]) if base.shape[dim] in (2, 3) else ():
+                part = base.select(dim, number)
+                if (part.shape, part.stride(), part.storage_offset()) == (view.shape, view.stride(), view.storage_offset()):
+                    return index, dim, number
+    raise Declined("gradients of flash_attn that are written elsewhere than into packed or separate tensors", "call SDPA")
+
+
+def _view(name: str, named: Mapping[str, Any], bases: Sequence[fx.Node]) -> Any:
+    """The fake tensor into which a gradient is written."""
+    base = bases[named[f"_{name}_base_index"]].meta["val"]
+    if f"_{name}_size" in named:
+        return base.as_strided(*(named[f"_{name}_{what}"] for what in ("size", "stride", "storage_offset")))
+    if f"_{name}_slice_dim" in named:
+        raise Declined("gradients of flash_attn that are written into slices", "call SDPA")
+    return base
+
+
+def _base(
+    graph: fx.Graph,
+    index: int,
+    bases: Sequence[fx.Node],
+    places: Mapping[str, tuple[int, int | None, int]],
+    gradients: Mapping[str, Any],
+) -> fx.Node:
+    """A base with the gradients in it."""
+    parts = {place: (dim, gradients[name]) for name, (of, dim, place) in places.items() if of == index}
+    if index < 0 or not parts:
+        raise Declined("the softmax sums of flash_attn's backward are used", "do not use them")
+    dims = {dim for dim, _ in parts.values()}
+    if dims == {None} and len(parts) == 1:
+        return parts[0][1]
+    (dim,) = dims if len(dims) == 1 else (None,)
+    if dim is None or sorted(parts) != list(range(bases[index].meta["val"].shape[dim])):
+        raise Declined("gradients of flash_attn that fill a packed tensor in part", "call SDPA")
+    return call(graph, aten.cat.default, [call(graph, aten.unsqueeze.default, parts[n][1], dim) for n in sorted(parts)], dim)

@@ -1,0 +1,136 @@
+"""The dense backward of the flash_attn package, rewritten: a stand-in has its ops on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention import assert_right, compiled, gradients, rewritten
+from flash_attn_stand_in import attend, separated
+from tensors import BF16, FP16, FP32, normal
+from torch import Tensor
+
+import dash_inductor
+from dash_inductor import decisions
+from dash_inductor.emulation import emulate
+from dash_inductor.rewrite import flash_attn, probe
+
+NAME = "flash_attn._flash_attn_backward.default"
+
+
+def separate(length: int = 40, kv_heads: int = 2, kv_len: int = 0, dtype: torch.dtype = FP32) -> list[Tensor]:
+    sizes = ((length, 4), (kv_len or length, kv_heads), (kv_len or length, kv_heads))
+    return [normal(2, n, heads, 16, seed=seed).to(dtype) for seed, (n, heads) in enumerate(sizes)]
+
+
+def kv_packed(dtype: torch.dtype = FP32) -> list[Tensor]:
+    return [normal(1, 40, 4, 16).to(dtype), normal(1, 72, 2, 2, 16, seed=1).to(dtype)]
+
+
+def qkv_packed(dtype: torch.dtype = FP32) -> list[Tensor]:
+    return [normal(2, 40, 3, 2, 16).to(dtype)]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        (separate(kv_heads=4), {}),
+        (separate(kv_len=72, dtype=BF16), {}),
+        (separate(72), {"causal": True, "scale": 0.3, "deterministic": True}),
+        (kv_packed(FP16), {}),
+        (qkv_packed(), {"causal": True}),
+        (qkv_packed(BF16), {}),
+    ],
+)
+def test_gradients(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
+    """Right, and the same in five interleavings."""
+    found = []
+    for seed in range(5):
+        with emulate(seed=seed):
+            found.append(gradients(compiled(lambda *x: attend(*x, **options)), inputs))
+    assert rewritten() == 5 and decisions()[-1].op == NAME and decisions()[-1].mask == ("causal" if "causal" in options else "full")
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    assert_right(found[0], lambda *x: by_sdpa(*x, **options), inputs)
+
+
+def by_sdpa(*tensors: Tensor, causal: bool = False, scale: float | None = None, deterministic: bool = False) -> Tensor:
+    query, key, value = (x.transpose(1, 2) for x in separated(tensors))
+    options = {"is_causal": causal, "scale": scale, "enable_gqa": True}
+    return F.scaled_dot_product_attention(query, key, value, **options).transpose(1, 2)  # type: ignore[arg-type]
+
+
+def test_gradients_that_are_used_otherwise(rewriting: None) -> None:
+    """A packed gradient goes on through a layer, and one of separate ones is not wanted."""
+    weight = normal(32, 96, seed=3)
+
+    def layer(x: Tensor) -> Tensor:
+        return attend((x @ weight.to(x.dtype)).unflatten(-1, (3, 2, 16)), causal=True)
+
+    def without_value(query: Tensor, key: Tensor) -> Tensor:
+        return attend(query, key, key.detach() * 2)
+
+    for function, inputs in ((layer, [normal(1, 40, 32)]), (without_value, separate()[:2])):
+        with emulate():
+            actual = gradients(compiled(function), inputs)
+        assert_right(actual, function, inputs)
+    assert rewritten() == 2
+
+
+STAYS: list[tuple[Callable[..., Tensor], list[Tensor], str]] = [
+    (lambda *x: attend(*x, causal=True, window=(8, 0)), separate(), "a window of flash_attn is not rewritten"),
+    (lambda *x: attend(*x, softcap=20.0), separate(), "a soft-cap of flash_attn is not rewritten"),
+    (lambda *x: attend(*x, alibi_slopes=torch.ones(4)), separate(), "ALiBi of flash_attn is not rewritten"),
+    (lambda *x: attend(*x, dropout_p=0.1), separate(), "dropout_p=0.1"),
+    (lambda *x: attend(*x, causal=True), separate(kv_len=72), "causal with S_q=40 and S_k=72"),
+]
+
+
+@pytest.mark.parametrize(("function", "inputs", "reason"), STAYS, ids=[reason for *_, reason in STAYS])
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+def test_what_stays(rewriting: None, function: Callable[..., Tensor], inputs: list[Tensor], reason: str) -> None:
+    """The stand-in computes what it would in eager training; the decision has both why, and that it is not deterministic."""
+    with emulate():
+        actual = gradients(compiled(function), inputs)
+    decision = decisions()[-1]
+    assert rewritten() == 0 and decision.op == NAME and decision.stock_differs
+    assert reason in (decision.reason or "") and "deterministic=False" in (decision.reason or "") and decision.remedy
+    assert all(map(torch.equal, actual, gradients(function, inputs)))
+
+
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+def test_another_interface_stays(rewriting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flash_attn, "ARGUMENTS", flash_attn.ARGUMENTS[:-1])
+    with emulate():
+        gradients(compiled(attend), separate())
+    assert rewritten() == 0 and "an interface of flash_attn that is not that of 2.8" in (decisions()[-1].reason or "")
+
+
+def test_it_is_told_as_rewritten(as_installed: None) -> None:
+    """Where deterministic mode would not see it, "error" goes on: nothing is left to raise for."""
+    with dash_inductor.enabled(on_unsupported="error"):
+        gradients(compiled(attend), separate())
+    assert decisions()[-1].rewritten
+
+
+def in_base_2(stock: Callable[..., Any], *args: Any) -> Any:
+    out, lse, *rest = stock(*args)
+    return out, lse * 1.4427, *rest
+
+
+def test_the_forward_is_probed(rewriting: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And asked again by the code that is generated."""
+    probe._probed_once.cache_clear()
+    asked: list[tuple[str, ...]] = []
+    stock = probe._probed_once.__wrapped__
+    monkeypatch.setattr(probe, "_probed_once", lambda *question: asked.append(question) or stock(*question))
+    with emulate():
+        gradients(compiled(partial(attend, causal=True)), separate())
+        assert set(asked) == {(NAME, "causal", "float32", "cpu")} and len(asked) == 2 and rewritten() == 1
+        monkeypatch.setitem(probe.FORWARDS, NAME, partial(in_base_2, probe.FORWARDS[NAME]))
+        with pytest.warns(UserWarning, match="logsumexp is in base 2"), dash_inductor.enabled(on_unsupported="warn"):
+            gradients(compiled(attend), separate())
+    assert rewritten() == 1 and "logsumexp is in base 2" in (decisions()[-1].reason or "")
