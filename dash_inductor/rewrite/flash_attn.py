@@ -1,7 +1,8 @@
-"""The dense backward of the flash_attn package: the op of SDPA takes its place, on views with the heads first.
+"""The backwards of the flash_attn package: the dense one becomes SDPA's, on views with the heads first, the
+other one varlen_attn's.
 
-It writes gradients into its arguments, each a tensor of its own or a part of one that a packed query, key and value have. So it
-stands in the graph in an `auto_functionalized_v2`, whose outputs are those tensors, the bases, with the gradients in them.
+They write gradients into their arguments, each a tensor of its own or a part of one that a packed query, key and value have. So they
+stand in the graph in an `auto_functionalized_v2`, whose outputs are those tensors, the bases, with the gradients in them.
 """
 
 from __future__ import annotations
@@ -15,28 +16,29 @@ from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
 
 from ..config import Config
 from ..decision import Declined
-from . import sdpa
+from . import sdpa, varlen
+from .declined import DROPOUT
 from .nodes import SWAPPED, aten, call, value_of
-from .stock_ops import CALLED, FLASH, FLASH_ATTN
+from .stock_ops import CALLED, FLASH, FLASH_ATTN, FLASH_ATTN_VARLEN, VARLEN
 
 # Of the interface file of flash_attn 2.8.3.
-ARGUMENTS = (
-    *("dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv", "dropout_p", "softmax_scale", "causal", "window_size_left"),
-    *("window_size_right", "softcap", "alibi_slopes", "deterministic", "rng_state"),
-)
+TENSORS = "dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv"
+SEQUENCES = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
+OPTIONS = "dropout_p", "softmax_scale", "causal", "window_size_left", "window_size_right", "softcap", "alibi_slopes"
+ARGUMENTS = {
+    FLASH_ATTN: (*TENSORS, *OPTIONS, "deterministic", "rng_state"),
+    FLASH_ATTN_VARLEN: (*TENSORS, *SEQUENCES, *OPTIONS, "deterministic", "rng_state", "zero_tensors"),
+}
 GRADIENTS = "dq", "dk", "dv"
 FLEX = "call torch.nn.attention.flex_attention.flex_attention"
-NOT_YET = {  # argument -> the value that is rewritten, and what another one is
-    "window_size_left": (-1, "a window"),
-    "window_size_right": (-1, "a window"),
-    "softcap": (0.0, "a soft-cap"),
-    "alibi_slopes": (None, "ALiBi"),
-}
+WINDOW = "window_size_left", "window_size_right"
+NOT_YET = {"softcap": (0.0, "a soft-cap"), "alibi_slopes": (None, "ALiBi")}  # the value that is rewritten, and what another one is
+NOT_YET_DENSE = dict.fromkeys(WINDOW, (-1, "a window"))
 
 
-def is_dense(node: fx.Node) -> bool:
+def is_backward(node: fx.Node) -> bool:
     """Whether a node is such a backward."""
-    return node.target is auto_functionalized_v2 and str(node.args[0]) == FLASH_ATTN
+    return node.target is auto_functionalized_v2 and str(node.args[0]) in ARGUMENTS
 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
@@ -49,27 +51,43 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     _require_what_is_known(op, named)
     bases: Sequence[fx.Node] = named["_all_bases"]  # type: ignore[assignment]
     places = {name: _place(name, named, bases) for name in GRADIENTS}
+    of_varlen = str(op) == FLASH_ATTN_VARLEN
     with graph.inserting_before(node):
-        tensors = {name: call(graph, aten.permute.default, named[name], SWAPPED) for name in ("dout", "q", "k", "v", "out")}
-        query, key = (value_of(tensors[name]).shape[2] for name in "qk")
-        random = named.get("rng_state"), named.get("rng_state")
-        saved = tensors["out"], named["softmax_lse"], None, None, query, key, named["dropout_p"], named["causal"], *random
-        arguments: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved)
-        backward = graph.call_function(FLASH, arguments, {"scale": named["softmax_scale"]})
-        values = tuple(_view(name, named, bases).permute(SWAPPED) for name in GRADIENTS)
-        backward.meta = {**node.meta, "val": values, CALLED: op}
+        backward = (_of_varlen if of_varlen else _of_sdpa)(graph, named)
+        values = tuple(_view(name, named, bases) for name in GRADIENTS)
+        backward.meta = {**node.meta, "val": values if of_varlen else tuple(x.permute(SWAPPED) for x in values), CALLED: op}
         made = [call(graph, operator.getitem, backward, index) for index in range(3)]
-        gradients = {name: call(graph, aten.permute.default, x, SWAPPED) for name, x in zip(GRADIENTS, made, strict=True)}
-        users = list(node.users)
+        made = made if of_varlen else [call(graph, aten.permute.default, x, SWAPPED) for x in made]
+        gradients, users = dict(zip(GRADIENTS, made, strict=True)), list(node.users)
         for user in users:
             user.replace_all_uses_with(_base(graph, int(user.args[1]) - 1, bases, places, gradients))  # type: ignore[arg-type]
-    return [*sdpa.rewrite(backward, settings), *users, node]
+    return [*(varlen if of_varlen else sdpa).rewrite(backward, settings), *users, node]
+
+
+def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
+    """The backward of SDPA's flash op."""
+    tensors = {name: call(graph, aten.permute.default, named[name], SWAPPED) for name in ("dout", "q", "k", "v", "out")}
+    lengths, random = (value_of(tensors[name]).shape[2] for name in "qk"), named.get("rng_state")
+    saved = tensors["out"], named["softmax_lse"], None, None, *lengths, named["dropout_p"], named["causal"], random, random
+    given: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved)
+    return graph.call_function(FLASH, given, {"scale": named["softmax_scale"]})
+
+
+def _of_varlen(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
+    """The backward of varlen_attn, which has no dropout, by flash attention."""
+    if named["dropout_p"] != 0.0:
+        raise Declined(f"dropout_p={named['dropout_p']}: its random bits have a layout that only flash_attn knows", DROPOUT)
+    tensors = *TENSORS[:6], *SEQUENCES, "causal", "rng_state"
+    options = {"scale": named["softmax_scale"], "window_size": [named[side] for side in WINDOW]}
+    if any(argument.name == "backend" for argument in VARLEN._schema.arguments):
+        options["backend"] = varlen.FLASH
+    return graph.call_function(VARLEN, tuple(named.get(name) for name in tensors), options)
 
 
 def _require_what_is_known(op: Any, named: Mapping[str, Any]) -> None:
-    if tuple(argument.name for argument in op._schema.arguments) != ARGUMENTS:
+    if tuple(argument.name for argument in op._schema.arguments) != ARGUMENTS[str(op)]:
         raise Declined("an interface of flash_attn that is not that of 2.8", "use flash_attn 2.8, or call SDPA")
-    for name, (value, what) in NOT_YET.items():
+    for name, (value, what) in (NOT_YET if str(op) == FLASH_ATTN_VARLEN else NOT_YET | NOT_YET_DENSE).items():
         if value_of(named[name]) != value:
             raise Declined(f"{what} of flash_attn is not rewritten", FLEX)
 

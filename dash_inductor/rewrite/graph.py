@@ -40,7 +40,7 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
         if declined is not None:
             said.append(leave(node, declined, settings))
     # Why flash_attn's stay, which are found and told as those of any other package; None: they do not.
-    flash = {node: refused or _rewrite(node, settings) for node in reversed(called) if flash_attn.is_dense(node) and node.users}
+    flash = {node: refused or _rewrite(node, settings) for node in reversed(called) if flash_attn.is_backward(node) and node.users}
     without_op = [
         *leave_without_op(math_path.OP, math_path.calls(graph), settings),
         *leave_without_op(by_hand.OP, by_hand.attentions(graph), settings),

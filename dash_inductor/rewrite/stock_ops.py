@@ -40,7 +40,9 @@ UNSUPPORTED = {
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 assert varlen  # importing it registers the op
 VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
-FLASH_ATTN = "flash_attn._flash_attn_backward.default"  # of the package, which need not be there
+FLASH_ATTN, FLASH_ATTN_VARLEN = (
+    f"flash_attn._flash_attn_{kind}backward.default" for kind in ("", "varlen_")
+)  # it need not be there
 CALLED = "dash_called"  # in the meta of a node that stands in the place of another op: that op
 TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 

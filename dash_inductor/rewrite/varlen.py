@@ -32,7 +32,7 @@ from .mask_function import LARGEST, NAMES, MaskFunction
 from .nodes import call, value_of
 from .origin import origin_of
 from .sdpa import SCALE
-from .stock_ops import arguments
+from .stock_ops import CALLED, arguments
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
@@ -44,7 +44,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     (resolution, window), graph = rewriting_of(node, settings), node.graph
     assert resolution.problem.block_size
     named = arguments(node)
-    mark = Mark(resolution, str(node.target), "varlen", *origin_of(node)[:2])
+    mark = Mark(resolution, str(node.meta.get(CALLED, node.target)), "varlen", *origin_of(node)[:2])
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
     gradients = [_one_batch(x) for x in node.meta["val"]]
     users = list(node.users)

@@ -1,4 +1,4 @@
-"""The dense backward of the flash_attn package, rewritten: a stand-in has its ops on the CPU."""
+"""The backwards of the flash_attn package, rewritten: a stand-in has its ops on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention import assert_right, compiled, gradients, rewritten
-from flash_attn_stand_in import attend, separated
+from flash_attn_stand_in import attend, ranges, separated
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
 
@@ -19,7 +19,7 @@ from dash_inductor import decisions
 from dash_inductor.emulation import emulate
 from dash_inductor.rewrite import flash_attn, probe
 
-NAME = "flash_attn._flash_attn_backward.default"
+NAME, VARLEN_NAME = (f"flash_attn._flash_attn_{kind}backward.default" for kind in ("", "varlen_"))
 
 
 def separate(length: int = 40, kv_heads: int = 2, kv_len: int = 0, dtype: torch.dtype = FP32) -> list[Tensor]:
@@ -103,7 +103,7 @@ def test_what_stays(rewriting: None, function: Callable[..., Tensor], inputs: li
 
 @pytest.mark.filterwarnings("ignore:dash_inductor")
 def test_another_interface_stays(rewriting: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flash_attn, "ARGUMENTS", flash_attn.ARGUMENTS[:-1])
+    monkeypatch.setitem(flash_attn.ARGUMENTS, NAME, flash_attn.ARGUMENTS[NAME][:-1])
     with emulate():
         gradients(compiled(attend), separate())
     assert rewritten() == 0 and "an interface of flash_attn that is not that of 2.8" in (decisions()[-1].reason or "")
@@ -134,3 +134,52 @@ def test_the_forward_is_probed(rewriting: None, monkeypatch: pytest.MonkeyPatch)
         with pytest.warns(UserWarning, match="logsumexp is in base 2"), dash_inductor.enabled(on_unsupported="warn"):
             gradients(compiled(attend), separate())
     assert rewritten() == 1 and "logsumexp is in base 2" in (decisions()[-1].reason or "")
+
+
+OFFSETS = torch.tensor([0, 24, 25, 60], dtype=torch.int32)
+OF_KEYS = torch.tensor([0, 31, 40, 80], dtype=torch.int32)
+
+
+def by_sequences(*tensors: Tensor, sequences: tuple[Any, ...], window: tuple[int, int] = (-1, -1), **options: Any) -> Tensor:
+    """SDPA of each sequence; the last query is in line with the last key."""
+    query, key, value = separated(tensors, True)
+    outs = []
+    for of_q, of_k in ranges(*sequences[:2]):
+        q, k, v = (x.transpose(0, 1)[None] for x in (query[of_q], key[of_k], value[of_k]))
+        place, n = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2]), torch.arange(k.shape[2])
+        left, right = window[0], 0 if options.get("causal") else window[1]
+        seen = ((n <= place + right) if right >= 0 else (n >= 0)) & ((n >= place - left) if left >= 0 else (n >= 0))
+        seen = seen.expand(q.shape[2], k.shape[2])
+        outs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(outs)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "keys", "options"),
+    [
+        ([normal(60, 3, 2, 16)], OFFSETS, {"causal": True}),
+        ([normal(60, 4, 16), normal(80, 2, 2, 16, seed=1)], OF_KEYS, {}),
+        ([normal(60, 2, 16, seed=n, dtype=BF16) for n in range(3)], OFFSETS, {"causal": True, "window": (9, 0)}),
+    ],
+)
+def test_packed_sequences(rewriting: None, inputs: list[Tensor], keys: Tensor, options: dict[str, Any]) -> None:
+    """Right, and the same in five interleavings."""
+    given: dict[str, Any] = {"sequences": (OFFSETS, keys, 35, 40), **options}
+    found = []
+    for seed in range(5):
+        with emulate(seed=seed):
+            found.append(gradients(compiled(lambda *x: attend(*x, **given)), inputs))
+    assert rewritten() == 5
+    assert (decisions()[-1].op, decisions()[-1].mask) == (VARLEN_NAME, "varlen")
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    assert_right(found[0], lambda *x: by_sequences(*x, **given), inputs)
+
+
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+@pytest.mark.parametrize(
+    ("option", "reason"), [({"dropout_p": 0.1}, "dropout_p=0.1"), ({"softcap": 9.0}, "a soft-cap of flash_attn")]
+)
+def test_packed_sequences_that_stay(rewriting: None, option: dict[str, Any], reason: str) -> None:
+    with emulate():
+        gradients(compiled(lambda x: attend(x, sequences=(OFFSETS, OFFSETS, 35, 35), **option)), [normal(60, 3, 2, 16)])
+    assert rewritten() == 0 and reason in (decisions()[-1].reason or "") and decisions()[-1].stock_differs

@@ -868,5 +868,5 @@ def tensor_multiply(b: _Block, o: list[Operand]) -> None:
 
 @semantics(r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one(\.shared::cluster)?\.b64")
 def tensor_commit(b: _Block, o: list[Operand]) -> None:
-    """Without a state space the address is generic (9.7.16.12.1); Triton 3.6 gives one of shared memory there all the same."""
+    """Without a state space the address is generic; Triton 3.6 gives one of shared memory there all the same."""
     b.line(f"c.tensor_commit({b.number}, s, {b.address(o[0])}, {b.mask()})")

@@ -133,7 +133,7 @@ class Races:
             self.report("read of a copy that was not waited for", number, h.written_at[first], self._where(first))
         writer = h.writer[index]
         if (writer < 0).any():
-            raise cta.fault(number, f"reads {self._where(index[writer < 0][0])}, which nobody wrote")
+            self.report("read of what nobody wrote", number, -1, self._where(index[writer < 0][0]))
         self._known_write(cta, number, t, index, h, "read after write")
         warp, lane = t // WARP, t % WARP
         fresh = h.reads[warp, index] < self.clocks.now
@@ -231,7 +231,7 @@ class Races:
             first = index[h.pending_write[index]][0]
             self.report("asynchronous read of a copy that was not waited for", number, h.written_at[first], self._where(first))
         if (h.writer[index] < 0).any():
-            raise cta.fault(number, f"reads {self._where(index[h.writer[index] < 0][0])}, which nobody wrote")
+            self.report("asynchronous read of what nobody wrote", number, -1, self._where(index[h.writer[index] < 0][0]))
         self._fenced(cta, number, rows, index, h, "asynchronous read")
         h.pending_read[index] += 1
         h.read_at[index] = number
