@@ -1,8 +1,8 @@
-"""The backwards of the flash_attn package: the dense one becomes SDPA's, on views with the heads first, the
-other one varlen_attn's.
+"""The backwards of the flash_attn package become others: the dense one SDPA's, on views with the heads first; that of packed
+sequences varlen_attn's.
 
-They write gradients into their arguments, each a tensor of its own or a part of one that a packed query, key and value have. So they
-stand in the graph in an `auto_functionalized_v2`, whose outputs are those tensors, the bases, with the gradients in them.
+They write gradients into their arguments, each a tensor of its own or a part of one that a packed query, key and value have. So
+they stand in the graph in an `auto_functionalized_v2`, whose outputs are those tensors, the bases, with the gradients in them.
 """
 
 from __future__ import annotations
