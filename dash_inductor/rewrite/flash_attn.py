@@ -1,5 +1,5 @@
-"""The backwards of the flash_attn package become others: the dense one SDPA's, on views with the heads first; that of packed
-sequences varlen_attn's.
+"""The backwards of flash_attn and of FlashAttention 3 become others: the dense ones SDPA's, on views with the heads first, those of
+packed sequences varlen_attn's.
 
 They write gradients into their arguments, each a tensor of its own or a part of one that a packed query, key and value have. So
 they stand in the graph in an `auto_functionalized_v2`, whose outputs are those tensors, the bases, with the gradients in them.
@@ -19,21 +19,29 @@ from ..decision import Declined
 from . import sdpa, varlen
 from .declined import DROPOUT
 from .nodes import SWAPPED, aten, call, value_of
-from .stock_ops import CALLED, FLASH, FLASH_ATTN, FLASH_ATTN_VARLEN, VARLEN
+from .stock_ops import CALLED, FLASH, FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_VARLEN, VARLEN
+from .third_party import arguments
 
-# Of the interface file of flash_attn 2.8.3.
+# Of the interface files of flash_attn 2.8.3, and of hopper/ in flash-attention at 0251105a.
 TENSORS = "dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv"
 SEQUENCES = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
-OPTIONS = "dropout_p", "softmax_scale", "causal", "window_size_left", "window_size_right", "softcap", "alibi_slopes"
+WINDOW = "window_size_left", "window_size_right"
+OPTIONS = "dropout_p", "softmax_scale", "causal", *WINDOW, "softcap", "alibi_slopes"
+OPTIONS_3 = "softmax_scale", "is_causal", *WINDOW, "softcap", "deterministic", "sm_margin"
+SEQUENCES_3 = *SEQUENCES[:2], "sequed_q", "sequed_k", *SEQUENCES[2:]
 ARGUMENTS = {
     FLASH_ATTN: (*TENSORS, *OPTIONS, "deterministic", "rng_state"),
     FLASH_ATTN_VARLEN: (*TENSORS, *SEQUENCES, *OPTIONS, "deterministic", "rng_state", "zero_tensors"),
+    FLASH_ATTN_3: (*TENSORS[:6], *SEQUENCES_3, *TENSORS[6:], *OPTIONS_3),
 }
 GRADIENTS = "dq", "dk", "dv"
 FLEX = "call torch.nn.attention.flex_attention.flex_attention"
-WINDOW = "window_size_left", "window_size_right"
-NOT_YET = {"softcap": (0.0, "a soft-cap"), "alibi_slopes": (None, "ALiBi")}  # the value that is rewritten, and what another one is
+# Of an argument, the value that is rewritten, and what another one is.
+LENGTHS = dict.fromkeys(("sequed_q", "sequed_k"), (None, "a length of each sequence beside its place"))
+NOT_YET = {"softcap": (0.0, "a soft-cap"), "alibi_slopes": (None, "ALiBi"), **LENGTHS}
 NOT_YET_DENSE = dict.fromkeys(WINDOW, (-1, "a window"))
+SCALES = dict.fromkeys(("q_descale", "k_descale", "v_descale"), (None, "a scale of 8-bit tensors"))
+NOT_IN_FORWARD = {"qv": (None, "qv"), "attention_chunk": (0, "attention_chunk"), **SCALES}
 
 
 def is_backward(node: fx.Node) -> bool:
@@ -47,11 +55,11 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     Raises:
         Declined: it keeps its kernel.
     """
-    graph, named, op = node.graph, node.kwargs, node.args[0]
-    _require_what_is_known(op, named)
+    graph, named, op = node.graph, {**arguments(node), **node.kwargs}, node.args[0]
+    of_varlen = named.get("cu_seqlens_q") is not None
+    _require_what_is_known(op, named, of_varlen)
     bases: Sequence[fx.Node] = named["_all_bases"]  # type: ignore[assignment]
     places = {name: _place(name, named, bases) for name in GRADIENTS}
-    of_varlen = str(op) == FLASH_ATTN_VARLEN
     with graph.inserting_before(node):
         backward = (_of_varlen if of_varlen else _of_sdpa)(graph, named)
         values = tuple(_view(name, named, bases) for name in GRADIENTS)
@@ -59,7 +67,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
         made = [call(graph, operator.getitem, backward, index) for index in range(3)]
         made = made if of_varlen else [call(graph, aten.permute.default, x, SWAPPED) for x in made]
         gradients, users = dict(zip(GRADIENTS, made, strict=True)), list(node.users)
-        for user in users:
+        for user in (each for each in users if each.users):
             user.replace_all_uses_with(_base(graph, int(user.args[1]) - 1, bases, places, gradients))  # type: ignore[arg-type]
     return [*(varlen if of_varlen else sdpa).rewrite(backward, settings), *users, node]
 
@@ -68,27 +76,51 @@ def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     """The backward of SDPA's flash op."""
     tensors = {name: call(graph, aten.permute.default, named[name], SWAPPED) for name in ("dout", "q", "k", "v", "out")}
     lengths, random = (value_of(tensors[name]).shape[2] for name in "qk"), named.get("rng_state")
-    saved = tensors["out"], named["softmax_lse"], None, None, *lengths, named["dropout_p"], named["causal"], random, random
+    saved = (
+        tensors["out"],
+        named["softmax_lse"],
+        None,
+        None,
+        *lengths,
+        named.get("dropout_p", 0.0),
+        _is_causal(named),
+        random,
+        random,
+    )
     given: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved)
     return graph.call_function(FLASH, given, {"scale": named["softmax_scale"]})
 
 
 def _of_varlen(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     """The backward of varlen_attn, which has no dropout, by flash attention."""
-    if named["dropout_p"] != 0.0:
-        raise Declined(f"dropout_p={named['dropout_p']}: its random bits have a layout that only flash_attn knows", DROPOUT)
-    tensors = *TENSORS[:6], *SEQUENCES, "causal", "rng_state"
+    dropout_p = named.get("dropout_p", 0.0)
+    if dropout_p != 0.0:
+        raise Declined(f"{dropout_p=}: its random bits have a layout that only flash_attn knows", DROPOUT)
+    given = (*(named[name] for name in (*TENSORS[:6], *SEQUENCES)), _is_causal(named), named.get("rng_state"))
     options = {"scale": named["softmax_scale"], "window_size": [named[side] for side in WINDOW]}
     if any(argument.name == "backend" for argument in VARLEN._schema.arguments):
         options["backend"] = varlen.FLASH
-    return graph.call_function(VARLEN, tuple(named.get(name) for name in tensors), options)
+    return graph.call_function(VARLEN, given, options)
 
 
-def _require_what_is_known(op: Any, named: Mapping[str, Any]) -> None:
+def _is_causal(named: Mapping[str, Any]) -> Any:
+    return named["is_causal" if "is_causal" in named else "causal"]
+
+
+def _require_what_is_known(op: Any, named: Mapping[str, Any], of_varlen: bool) -> None:
     if tuple(argument.name for argument in op._schema.arguments) != ARGUMENTS[str(op)]:
         raise Declined("an interface of flash_attn that is not that of 2.8", "use flash_attn 2.8, or call SDPA")
-    for name, (value, what) in (NOT_YET if str(op) == FLASH_ATTN_VARLEN else NOT_YET | NOT_YET_DENSE).items():
-        if value_of(named[name]) != value:
+    _require(named, NOT_YET if of_varlen else NOT_YET | NOT_YET_DENSE)
+    if str(op) == FLASH_ATTN_3:
+        forward = named["out"].args[0] if named["out"].target is operator.getitem else named["out"]
+        if str(forward.target) != FLASH_ATTN_3.replace("backward", "forward"):
+            raise Declined("a backward of FlashAttention 3 whose forward is not in the graph", "compile both")
+        _require(arguments(forward), NOT_IN_FORWARD)
+
+
+def _require(named: Mapping[str, Any], expected: Mapping[str, tuple[Any, str]]) -> None:
+    for name, (value, what) in expected.items():
+        if value_of(named.get(name, value)) != value:
             raise Declined(f"{what} of flash_attn is not rewritten", FLEX)
 
 

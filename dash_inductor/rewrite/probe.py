@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..decision import Declined
 from ..devices import target
 from ..reference import LOG2E
-from .stock_ops import CUDNN, EFFICIENT, FLASH_ATTN, SdpaBackward
+from .stock_ops import CUDNN, EFFICIENT, FLASH_ATTN, FLASH_ATTN_3, SdpaBackward
 
 aten = torch.ops.aten
 
@@ -38,10 +38,17 @@ def _of_flash_attn(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tup
     return out.transpose(1, 2), lse.unsqueeze(-1)
 
 
+def _of_flash_attn_3(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+    tensors = (x.transpose(1, 2) for x in (query, key, value))
+    out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, causal=rest[-1])
+    return out.transpose(1, 2), lse.unsqueeze(-1)
+
+
 FORWARDS: dict[str, Callable[..., Any]] = {
     str(EFFICIENT): aten._scaled_dot_product_efficient_attention.default,
     str(CUDNN): aten._scaled_dot_product_cudnn_attention.default,
     FLASH_ATTN: _of_flash_attn,
+    FLASH_ATTN_3: _of_flash_attn_3,
 }
 
 
@@ -78,7 +85,7 @@ def require(op: str, kind: str, dtype: str, device: str) -> None:
 
 def _op(stock: SdpaBackward) -> str:
     """The op whose forward is asked. Those below SDPA's have the same as SDPA's."""
-    return FLASH_ATTN if str(stock.called) == FLASH_ATTN else str(stock.op)
+    return str(stock.called) if str(stock.called) in (FLASH_ATTN, FLASH_ATTN_3) else str(stock.op)
 
 
 def _question(stock: SdpaBackward) -> tuple[str, str, str, str]:

@@ -40,9 +40,10 @@ UNSUPPORTED = {
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 assert varlen  # importing it registers the op
 VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
-FLASH_ATTN, FLASH_ATTN_VARLEN = (
-    f"flash_attn._flash_attn_{kind}backward.default" for kind in ("", "varlen_")
-)  # it need not be there
+# Of packages, which need not be there.
+FLASH_ATTN = "flash_attn._flash_attn_backward.default"
+FLASH_ATTN_VARLEN = "flash_attn._flash_attn_varlen_backward.default"
+FLASH_ATTN_3 = "flash_attn_3._flash_attn_backward.default"
 CALLED = "dash_called"  # in the meta of a node that stands in the place of another op: that op
 TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 

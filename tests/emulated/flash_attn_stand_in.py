@@ -1,4 +1,4 @@
-"""The ops of flash_attn 2.8 on the CPU, by their names and schemas, and functions that call them as the package does."""
+"""The ops of flash_attn 2.8 and of FlashAttention 3 on the CPU, by their names and schemas, and functions that call them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from torch import Tensor
 LIBRARY = torch.library.Library("flash_attn", "FRAGMENT")
 OPTIONS = "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, float softcap, "
 SEQUENCES = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
-WRITTEN = (
-    "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, Tensor(a6!)? dq, Tensor(a7!)? dk, Tensor(a8!)? dv, "
-)
+READ = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
+WRITTEN = f"{READ}Tensor(a6!)? dq, Tensor(a7!)? dk, Tensor(a8!)? dv, "
 SCHEMAS = {
     "forward": f"(Tensor q, Tensor k, Tensor v, {OPTIONS}Tensor? alibi_slopes, bool return_softmax) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
@@ -150,3 +149,102 @@ def attend(*tensors: Tensor, sequences: tuple[Any, ...] = (), deterministic: boo
     sequences: cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k; then the varlen ones, [T, H, D].
     """
     return Attention.apply(sequences, deterministic, NO_OPTIONS | options, *tensors)
+
+
+# FlashAttention 3: one op each way, with sequences or without.
+LIBRARY_3 = torch.library.Library("flash_attn_3", "FRAGMENT")
+NEW = "Tensor? k_new=None, Tensor? v_new=None, Tensor? qv=None, Tensor? out_=None, "
+OF_SEQUENCES = "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+LENGTHS = "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
+CACHE = (
+    "Tensor? page_table=None, Tensor? kv_batch_idx=None, Tensor? leftpad_k=None, Tensor? rotary_cos=None, Tensor? rotary_sin=None, "
+)
+SCALES = "Tensor? seqlens_rotary=None, Tensor? q_descale=None, Tensor? k_descale=None, Tensor? v_descale=None, "
+WINDOW = "SymInt window_size_left=-1, SymInt window_size_right=-1, "
+SCHEMAS_3 = {
+    "forward": f"(Tensor q, Tensor k, Tensor v, {NEW}{OF_SEQUENCES}Tensor? cu_seqlens_k_new=None, Tensor? seqused_q=None, "
+    f"Tensor? seqused_k=None, {LENGTHS}{CACHE}{SCALES}float? softmax_scale=None, bool causal=False, {WINDOW}"
+    "SymInt attention_chunk=0, float softcap=0., bool rotary_interleaved=True, Tensor? scheduler_metadata=None, "
+    "SymInt num_splits=1, bool? pack_gqa=None, SymInt sm_margin=0) -> (Tensor, Tensor, Tensor, Tensor)",
+    "backward": f"({READ}{OF_SEQUENCES}Tensor? sequed_q=None, Tensor? sequed_k=None, {LENGTHS}Tensor(a12!)? dq=None, "
+    f"Tensor(a13!)? dk=None, Tensor(a14!)? dv=None, float? softmax_scale=None, bool is_causal=False, {WINDOW}float softcap=0., "
+    "bool deterministic=False, SymInt sm_margin=0) -> Tensor",
+}
+for name, schema in SCHEMAS_3.items():
+    LIBRARY_3.define(f"_flash_attn_{name}{schema}")
+FORWARD_3, BACKWARD_3 = (getattr(torch.ops.flash_attn_3, f"_flash_attn_{name}").default for name in SCHEMAS_3)
+
+
+def _named(op: Any, args: Any, given: dict[str, Any]) -> dict[str, Any]:
+    arguments = op._schema.arguments
+    return {x.name: x.default_value for x in arguments} | dict(zip((x.name for x in arguments), args, strict=False)) | given
+
+
+def _options(named: dict[str, Any], causal: str) -> tuple[Any, ...]:
+    scale = named["softmax_scale"] or named["q"].shape[-1] ** -0.5
+    return 0.0, scale, named[causal], named["window_size_left"], named["window_size_right"], named["softcap"], None
+
+
+def forward_3(*args: Any, **given: Any) -> tuple[Tensor, ...]:
+    named, q = _named(FORWARD_3, args, given), args[0]
+    sequences = [named[name] for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")]
+    is_packed = sequences[0] is not None
+    kernel = varlen_forward if is_packed else forward
+    out, lse, *_ = kernel(*args[:3], *(sequences if is_packed else ()), *_options(named, "causal"), False)
+    return out, lse, q.new_empty(0), q.new_empty(0)
+
+
+def backward_3(*args: Any, **given: Any) -> Tensor:
+    named, q = _named(BACKWARD_3, args, given), args[1]
+    sequences = [named[name] for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")]
+    is_packed = sequences[0] is not None
+    written = named["dq"], named["dk"], named["dv"]
+    kernel = varlen_backward if is_packed else backward
+    kernel(*args[:6], *written, *(sequences if is_packed else ()), *_options(named, "is_causal"))
+    return q.new_empty(0, dtype=torch.float32)
+
+
+def forward_3_fake(q: Tensor, *args: Any, **_: Any) -> tuple[Tensor, ...]:
+    shape = (q.shape[1], q.shape[0]) if q.dim() == 3 else (q.shape[0], q.shape[2], q.shape[1])
+    lse = q.new_empty(shape, dtype=torch.float32)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), lse, q.new_empty(0), q.new_empty(0)
+
+
+def backward_3_fake(dout: Tensor, *_: Any, **__: Any) -> Tensor:
+    return dout.new_empty(0, dtype=torch.float32)
+
+
+for kernel_3, fake_3 in ((forward_3, forward_3_fake), (backward_3, backward_3_fake)):
+    LIBRARY_3.impl(f"_flash_attn_{kernel_3.__name__[:-2]}", kernel_3, "CPU")
+    torch.library.register_fake(f"flash_attn_3::_flash_attn_{kernel_3.__name__[:-2]}", fake_3, lib=LIBRARY_3)
+
+
+class Attention3(torch.autograd.Function):
+    """forwards: further arguments of the forward alone, such as qv."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, sequences: tuple[Any, ...], forwards: dict[str, Any], options: dict[str, Any], *tensors: Tensor
+    ) -> Tensor:
+        causal, window = options.get("causal", False), options.get("window", (-1, -1))
+        cu_q, cu_k, max_q, max_k = sequences or (None,) * 4
+        lengths: dict[str, Any] = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
+        sides = {"window_size_left": window[0], "window_size_right": window[1]}
+        out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, **lengths, causal=causal, **sides, **forwards)
+        ctx.save_for_backward(*tensors, out, lse, *(x for x in (cu_q, cu_k) if x is not None))
+        ctx.lengths, ctx.given = (max_q, max_k), (None, causal, *window, 0.0, False, 0)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse, *offsets = ctx.saved_tensors
+        made = [torch.empty_like(x) for x in (q, k, v)]
+        offsets = offsets or [None, None]
+        given = dout, q, k, v, out, lse, *offsets, None, None, *ctx.lengths, *made, *ctx.given
+        torch.ops.flash_attn_3._flash_attn_backward(*given)
+        return None, None, None, *made
+
+
+def attend_3(*tensors: Tensor, sequences: tuple[Any, ...] = (), forwards: Any = None, **options: Any) -> Tensor:
+    """flash_attn_func and flash_attn_varlen_func of FlashAttention 3."""
+    return Attention3.apply(sequences, forwards or {}, options, *tensors)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention import assert_right, compiled, gradients, rewritten
-from flash_attn_stand_in import attend, ranges, separated
+from flash_attn_stand_in import attend, attend_3, ranges, separated
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
 
@@ -183,3 +183,41 @@ def test_packed_sequences_that_stay(rewriting: None, option: dict[str, Any], rea
     with emulate():
         gradients(compiled(lambda x: attend(x, sequences=(OFFSETS, OFFSETS, 35, 35), **option)), [normal(60, 3, 2, 16)])
     assert rewritten() == 0 and reason in (decisions()[-1].reason or "") and decisions()[-1].stock_differs
+
+
+OF_3 = "flash_attn_3._flash_attn_backward.default"
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        (separate(40), {"causal": True}),
+        (separate(40, kv_len=72, dtype=BF16), {}),
+        ([normal(60, 2, 16, seed=n) for n in range(3)], {"causal": True, "sequences": (OFFSETS, OFFSETS, 35, 35)}),
+    ],
+)
+def test_flash_attention_3(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
+    found = []
+    for seed in range(5):
+        with emulate(seed=seed):
+            found.append(gradients(compiled(lambda *x: attend_3(*x, **options)), inputs))
+    assert rewritten() == 5 and decisions()[-1].op == OF_3
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    reference = by_sequences if "sequences" in options else by_sdpa
+    assert_right(found[0], lambda *x: reference(*x, **options), inputs)
+
+
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"window": (8, 0)}, "a window of flash_attn"),
+        ({"forwards": {"qv": torch.ones(2, 40, 4, 8)}}, "qv of flash_attn"),
+        ({"forwards": {"attention_chunk": 8}}, "attention_chunk of flash_attn"),
+        ({"forwards": {"q_descale": torch.ones(2, 4)}}, "a scale of 8-bit tensors"),
+    ],
+)
+def test_flash_attention_3_that_stays(rewriting: None, options: dict[str, Any], reason: str) -> None:
+    with emulate():
+        gradients(compiled(lambda *x: attend_3(*x, **options)), separate())
+    assert rewritten() == 0 and reason in (decisions()[-1].reason or "") and decisions()[-1].op == OF_3

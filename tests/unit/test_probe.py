@@ -14,7 +14,7 @@ from dash_inductor.rewrite import probe
 from dash_inductor.rewrite.probe import CAUSAL, FULL, KINDS, MASKED, TOP_LEFT
 
 CPU = torch.device("cpu")
-EFFICIENT, CUDNN, FLASH_ATTN = probe.FORWARDS
+EFFICIENT, CUDNN, *_ = probe.FORWARDS
 INF, NAN = math.inf, math.nan
 
 
