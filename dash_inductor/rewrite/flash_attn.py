@@ -18,8 +18,10 @@ from ..config import Config
 from ..decision import Declined
 from . import sdpa, varlen
 from .declined import DROPOUT
+from .mask_function import MaskFunction, in_window
 from .nodes import SWAPPED, aten, call, value_of
 from .stock_ops import CALLED, FLASH, FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_VARLEN, VARLEN
+from .stock_ops import WINDOW as IN_WINDOW
 from .third_party import arguments
 
 # Of the interface files of flash_attn 2.8.3, and of hopper/ in flash-attention at 0251105a.
@@ -39,7 +41,6 @@ FLEX = "call torch.nn.attention.flex_attention.flex_attention"
 # Of an argument, the value that is rewritten, and what another one is.
 LENGTHS = dict.fromkeys(("sequed_q", "sequed_k"), (None, "a length of each sequence beside its place"))
 NOT_YET = {"softcap": (0.0, "a soft-cap"), "alibi_slopes": (None, "ALiBi"), **LENGTHS}
-NOT_YET_DENSE = dict.fromkeys(WINDOW, (-1, "a window"))
 SCALES = dict.fromkeys(("q_descale", "k_descale", "v_descale"), (None, "a scale of 8-bit tensors"))
 NOT_IN_FORWARD = {"qv": (None, "qv"), "attention_chunk": (0, "attention_chunk"), **SCALES}
 
@@ -57,13 +58,13 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     """
     graph, named, op = node.graph, {**arguments(node), **node.kwargs}, node.args[0]
     of_varlen = named.get("cu_seqlens_q") is not None
-    _require_what_is_known(op, named, of_varlen)
+    _require_what_is_known(op, named)
     bases: Sequence[fx.Node] = named["_all_bases"]  # type: ignore[assignment]
     places = {name: _place(name, named, bases) for name in GRADIENTS}
     with graph.inserting_before(node):
         backward = (_of_varlen if of_varlen else _of_sdpa)(graph, named)
         values = tuple(_view(name, named, bases) for name in GRADIENTS)
-        backward.meta = {**node.meta, "val": values if of_varlen else tuple(x.permute(SWAPPED) for x in values), CALLED: op}
+        backward.meta |= {**node.meta, "val": values if of_varlen else tuple(x.permute(SWAPPED) for x in values), CALLED: op}
         made = [call(graph, operator.getitem, backward, index) for index in range(3)]
         made = made if of_varlen else [call(graph, aten.permute.default, x, SWAPPED) for x in made]
         gradients, users = dict(zip(GRADIENTS, made, strict=True)), list(node.users)
@@ -75,20 +76,25 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
 def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     """The backward of SDPA's flash op."""
     tensors = {name: call(graph, aten.permute.default, named[name], SWAPPED) for name in ("dout", "q", "k", "v", "out")}
-    lengths, random = (value_of(tensors[name]).shape[2] for name in "qk"), named.get("rng_state")
-    saved = (
-        tensors["out"],
-        named["softmax_lse"],
-        None,
-        None,
-        *lengths,
-        named.get("dropout_p", 0.0),
-        _is_causal(named),
-        random,
-        random,
-    )
-    given: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved)
-    return graph.call_function(FLASH, given, {"scale": named["softmax_scale"]})
+    lengths, random = [value_of(tensors[name]).shape[2] for name in "qk"], named.get("rng_state")
+    saved = tensors["out"], named["softmax_lse"], None, None, *lengths
+    options = named.get("dropout_p", 0.0), _is_causal(named), random, random
+    given: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved, *options)
+    backward = graph.call_function(FLASH, given, {"scale": named["softmax_scale"]})
+    if window := _window(named, *lengths):
+        backward.meta[IN_WINDOW] = window
+    return backward
+
+
+def _window(named: Mapping[str, Any], q_len: Any, kv_len: Any) -> MaskFunction | None:
+    """What a query sees, the last query being in line with the last key; None where that is all, or causal of one length."""
+    sizes = {"window_size": [named[side] for side in WINDOW], "is_causal": _is_causal(named), "max_q": q_len, "max_k": kv_len}
+    before, behind = varlen.window_of(sizes)
+    if before is None and (behind is None or (behind == 0 and q_len == kv_len)):
+        return None
+    if not (isinstance(q_len, int) and isinstance(kv_len, int)):
+        raise Declined("a window, of lengths that are known only at run time", "compile with dynamic=False, or use varlen_attn")
+    return in_window(before, behind, kv_len - q_len)
 
 
 def _of_varlen(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
@@ -107,10 +113,10 @@ def _is_causal(named: Mapping[str, Any]) -> Any:
     return named["is_causal" if "is_causal" in named else "causal"]
 
 
-def _require_what_is_known(op: Any, named: Mapping[str, Any], of_varlen: bool) -> None:
+def _require_what_is_known(op: Any, named: Mapping[str, Any]) -> None:
     if tuple(argument.name for argument in op._schema.arguments) != ARGUMENTS[str(op)]:
         raise Declined("an interface of flash_attn that is not that of 2.8", "use flash_attn 2.8, or call SDPA")
-    _require(named, NOT_YET if of_varlen else NOT_YET | NOT_YET_DENSE)
+    _require(named, NOT_YET)
     if str(op) == FLASH_ATTN_3:
         forward = named["out"].args[0] if named["out"].target is operator.getitem else named["out"]
         if str(forward.target) != FLASH_ATTN_3.replace("backward", "forward"):

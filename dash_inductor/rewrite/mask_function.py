@@ -108,6 +108,21 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
     return reader.function(visible)
 
 
+def in_window(before: int | None, behind: int | None, offset: int) -> MaskFunction:
+    """Whether n is at most `before` before m + offset, and at most `behind` behind it; None: without such a bound."""
+    graph = fx.Graph()
+    *_, m, n = (graph.placeholder(name) for name in NAMES)
+    place = graph.call_function(aten.add.Tensor, (m, offset))
+    bounds = [
+        graph.call_function(comparison, (n, graph.call_function(aten.add.Tensor, (place, distance))))
+        for comparison, distance in ((aten.ge.Tensor, before and -before), (aten.le.Tensor, behind))
+        if distance is not None
+    ]
+    seen = graph.call_function(aten.bitwise_and.Tensor, tuple(bounds)) if len(bounds) == 2 else bounds[0]
+    graph.output(seen)
+    return MaskFunction(fx.GraphModule(torch.nn.Module(), graph), ())
+
+
 def _within(value: Tensor, index: Sequence[Any]) -> Index:
     """The index of a tensor that is broadcast: the last ones, 0 where it has one element."""
     own = index[len(index) - value.dim() :]

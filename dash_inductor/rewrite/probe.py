@@ -56,7 +56,7 @@ def kind_of(stock: SdpaBackward) -> str:
     """The kind of an attention; comparing symbolic lengths guards."""
     if stock.attn_mask is not None:
         return MASKED
-    if not stock.is_causal:
+    if not stock.is_causal or stock.window is not None:  # of a window the rest is asked
         return FULL
     return CAUSAL if stock.query.meta["val"].shape[2] == stock.key.meta["val"].shape[2] else TOP_LEFT
 

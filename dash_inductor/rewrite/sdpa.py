@@ -85,6 +85,8 @@ def _wrong_op(op: OpOverload, device: torch.device) -> Declined | None:
 def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None]:
     """full, causal, or block_mask and its function; Declined where the mask cannot be read."""
     q_len, kv_len = stock.query.meta["val"].shape[2], stock.key.meta["val"].shape[2]
+    if stock.window is not None:
+        return BLOCK_MASK, stock.window
     top_left = stock.is_causal and stock.op is not FLASH and q_len != kv_len  # flash aligns at the last query and key
     if stock.attn_mask is None and not top_left:
         return "causal" if stock.is_causal else "full", None

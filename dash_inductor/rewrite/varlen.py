@@ -89,7 +89,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target))
-    return require_fit(resolve(problem, settings, target), query.device), _window(named)
+    return require_fit(resolve(problem, settings, target), query.device), window_of(named)
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:
@@ -107,7 +107,8 @@ def _sides(named: dict[str, Any]) -> tuple[int, int]:
     return left, right
 
 
-def _window(named: dict[str, Any]) -> Window:
+def window_of(named: dict[str, Any]) -> Window:
+    """By window_size, is_causal, max_q and max_k. Raises Declined where flash attention has another one than they say."""
     left, right = _sides(named)
     if named["is_causal"]:
         right = 0

@@ -40,8 +40,10 @@ def scores_of(q: Tensor, k: Tensor, scale: float, causal: bool, left: int, right
 
 def forward(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float, causal: bool, left: int, right: int, *_: Any) -> Any:
     scores = scores_of(q, k, scale, causal, left, right)
-    out = torch.einsum("bhmn,bnhd->bmhd", scores.softmax(-1), v.repeat_interleave(q.shape[2] // v.shape[2], 2).float())
-    return out.to(q.dtype).contiguous(), scores.logsumexp(-1), q.new_empty(0), torch.zeros(2, dtype=torch.int64)
+    lse = scores.logsumexp(-1)
+    lse = lse.where(lse != -math.inf, math.inf)  # of a query that sees no key
+    out = torch.einsum("bhmn,bnhd->bmhd", (scores - lse[..., None]).exp(), v.repeat_interleave(q.shape[2] // v.shape[2], 2).float())
+    return out.to(q.dtype).contiguous(), lse, q.new_empty(0), torch.zeros(2, dtype=torch.int64)
 
 
 def backward(

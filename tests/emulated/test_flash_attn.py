@@ -63,6 +63,27 @@ def by_sdpa(*tensors: Tensor, causal: bool = False, scale: float | None = None, 
     return F.scaled_dot_product_attention(query, key, value, **options).transpose(1, 2)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("inputs", "options"),
+    [
+        (separate(kv_len=72), {"causal": True}),
+        (separate(72, kv_len=40), {"causal": True}),
+        (separate(kv_len=72), {"window": (9, 5)}),
+        (qkv_packed(), {"causal": True, "window": (9, -1)}),
+        (separate(), {"window": (-1, 3)}),
+    ],
+)
+def test_windows(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
+    """And causal attention of lengths that differ: the last query is in line with the last key."""
+    found = []
+    for seed in range(5):
+        with emulate(seed=seed):
+            found.append(gradients(compiled(lambda *x: attend(*x, **options)), inputs))
+    assert rewritten() == 5 and decisions()[-1].op == NAME and decisions()[-1].mask == "block_mask"
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    assert_right(found[0], lambda *x: attend(*x, **options), inputs)
+
+
 def test_gradients_that_are_used_otherwise(rewriting: None) -> None:
     """A packed gradient goes on through a layer, and one of separate ones is not wanted."""
     weight = normal(32, 96, seed=3)
@@ -81,11 +102,10 @@ def test_gradients_that_are_used_otherwise(rewriting: None) -> None:
 
 
 STAYS: list[tuple[Callable[..., Tensor], list[Tensor], str]] = [
-    (lambda *x: attend(*x, causal=True, window=(8, 0)), separate(), "a window of flash_attn is not rewritten"),
+    (lambda *x: attend(*x, window=(8, -1)), separate(72, kv_len=40), "a window to the left alone, and more queries than keys"),
     (lambda *x: attend(*x, softcap=20.0), separate(), "a soft-cap of flash_attn is not rewritten"),
     (lambda *x: attend(*x, alibi_slopes=torch.ones(4)), separate(), "ALiBi of flash_attn is not rewritten"),
     (lambda *x: attend(*x, dropout_p=0.1), separate(), "dropout_p=0.1"),
-    (lambda *x: attend(*x, causal=True), separate(kv_len=72), "causal with S_q=40 and S_k=72"),
 ]
 
 
@@ -194,6 +214,7 @@ OF_3 = "flash_attn_3._flash_attn_backward.default"
         (separate(40), {"causal": True}),
         (separate(40, kv_len=72, dtype=BF16), {}),
         ([normal(60, 2, 16, seed=n) for n in range(3)], {"causal": True, "sequences": (OFFSETS, OFFSETS, 35, 35)}),
+        (separate(), {"window": (8, 0)}),
     ],
 )
 def test_flash_attention_3(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
@@ -203,7 +224,7 @@ def test_flash_attention_3(rewriting: None, inputs: list[Tensor], options: dict[
             found.append(gradients(compiled(lambda *x: attend_3(*x, **options)), inputs))
     assert rewritten() == 5 and decisions()[-1].op == OF_3
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
-    reference = by_sequences if "sequences" in options else by_sdpa
+    reference = by_sequences if "sequences" in options else attend if "window" in options else by_sdpa
     assert_right(found[0], lambda *x: reference(*x, **options), inputs)
 
 
@@ -211,7 +232,6 @@ def test_flash_attention_3(rewriting: None, inputs: list[Tensor], options: dict[
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"window": (8, 0)}, "a window of flash_attn"),
         ({"forwards": {"qv": torch.ones(2, 40, 4, 8)}}, "qv of flash_attn"),
         ({"forwards": {"attention_chunk": 8}}, "attention_chunk of flash_attn"),
         ({"forwards": {"q_descale": torch.ones(2, 4)}}, "a scale of 8-bit tensors"),
