@@ -19,9 +19,10 @@ SCHEMAS = {
     "forward": f"(Tensor q, Tensor k, Tensor v, {OPTIONS}Tensor? alibi_slopes, bool return_softmax) "
     "-> (Tensor, Tensor, Tensor, Tensor)",
     "backward": f"({WRITTEN}{OPTIONS}Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None) -> Tensor",
-    "varlen_forward": f"(Tensor q, Tensor k, Tensor v, {SEQUENCES}{OPTIONS}Tensor? alibi_slopes, bool return_softmax, "
-    "Tensor? block_table=None, Tensor? leftpad_k=None, Tensor? seqused_k=None, bool zero_tensors=False) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "varlen_forward": f"(Tensor q, Tensor k, Tensor v, {SEQUENCES}float dropout_p, float softmax_scale, bool causal, "
+    "SymInt window_size_left=-1, SymInt window_size_right=-1, float softcap=0., Tensor? alibi_slopes=None, "
+    "bool return_softmax=False, Tensor? block_table=None, Tensor? leftpad_k=None, Tensor? seqused_k=None, "
+    "bool zero_tensors=False) -> (Tensor, Tensor, Tensor, Tensor)",
     "varlen_backward": f"({WRITTEN}{SEQUENCES}{OPTIONS}Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None, "
     "bool zero_tensors=False) -> Tensor",
 }

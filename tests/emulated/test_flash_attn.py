@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tarfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,3 +247,30 @@ def test_flash_attention_3_that_stays(rewriting: None, options: dict[str, Any], 
     with emulate():
         gradients(compiled(lambda *x: attend_3(*x, **options)), separate())
     assert rewritten() == 0 and reason in (decisions()[-1].reason or "") and decisions()[-1].op == OF_3
+
+
+PACKAGE = "flash-attn==2.8.3"
+SCHEMAS = """
+import json, sys, types, torch
+sys.modules["flash_attn_2_cuda"] = types.ModuleType("flash_attn_2_cuda")
+text = sys.stdin.read().replace('device_types="cuda"', 'device_types="cpu"')
+exec(compile(text, "flash_attn_interface.py", "exec"), {"__name__": "flash_attn_interface"})
+kinds = ("forward", "backward", "varlen_forward", "varlen_backward")
+print(json.dumps({kind: str(getattr(torch.ops.flash_attn, f"_flash_attn_{kind}").default._schema) for kind in kinds}))
+"""
+
+
+@pytest.mark.nightly
+def test_the_stand_in_has_the_schemas_of_the_package(tmp_path: Path) -> None:
+    """Of the published source archive."""
+    download = ["download", "--quiet", "--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest"]
+    without_compiling = os.environ | {"FLASH_ATTENTION_SKIP_CUDA_BUILD": "TRUE"}
+    subprocess.run([sys.executable, "-m", "pip", *download, tmp_path, PACKAGE], check=True, env=without_compiling)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        name = next(name for name in archive.getnames() if name.endswith("/flash_attn/flash_attn_interface.py"))
+        file = archive.extractfile(name)
+        assert file
+        text = file.read().decode()
+    printed = subprocess.run([sys.executable, "-c", SCHEMAS], input=text, capture_output=True, text=True, check=True).stdout
+    for kind, schema in json.loads(printed).items():
+        assert str(getattr(torch.ops.flash_attn, f"_flash_attn_{kind}").default._schema) == schema
