@@ -39,7 +39,9 @@ def scores_of(q: Tensor, k: Tensor, scale: float, causal: bool, left: int, right
     return (torch.einsum("bmhd,bnhd->bhmn", q.float(), k.float()) * scale).masked_fill(hidden, -math.inf)
 
 
-def forward(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float, causal: bool, left: int, right: int, *_: Any) -> Any:
+def forward(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float, causal: bool, left: int = -1, right: int = -1, *_: Any
+) -> Any:
     scores = scores_of(q, k, scale, causal, left, right)
     lse = scores.logsumexp(-1)
     lse = lse.where(lse != -math.inf, math.inf)  # of a query that sees no key
