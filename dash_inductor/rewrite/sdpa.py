@@ -67,8 +67,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         stock = replace(stock, key=keys[0].source, value=keys[1].source)
     target = target_of(device, settings)
     mask, function = _mask(stock)
-    block_size = mask_block(target) if mask == BLOCK_MASK else None
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
+    block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size)
     resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock):

@@ -88,7 +88,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
         )
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
-    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target))
+    block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
+    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=block_size)
     return require_fit(resolve(problem, settings, target), query.device), window_of(named)
 
 

@@ -135,11 +135,12 @@ def check(
     *,
     heads: tuple[int, int] = (4, 2),
     lengths: tuple[int, int] = (LENGTH, LENGTH),
+    dims: tuple[int, int] = (16, 16),
     dtype: torch.dtype = FP32,
     dynamic: bool = False,
 ) -> None:
     """One attention, rewritten; right, in the same bits in every interleaving."""
-    tensors = qkv(2, heads[0], *lengths, 16, kv_heads=heads[1], dtype=dtype)
+    tensors = qkv(2, heads[0], *lengths, dims[0], kv_heads=heads[1], dtype=dtype, value_dim=dims[1])
     made = compiled(function, dynamic=dynamic)
     seen = []
     for seed, resident in INTERLEAVINGS if mask == "block_mask" else ((0, None), (1, None)):
@@ -191,6 +192,30 @@ def test_lengths_that_differ(lengths):
 def test_repeated_keys(dynamic):
     """kv heads are read unrepeated, and so are their gradients."""
     check(repeated, (PADDING,), "block_mask", dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("mask", "others", "options"),
+    [
+        (padded, (PADDING,), {"dims": (192, 128), "heads": (2, 2)}),
+        (documents, (STARTS,), {"dims": (256, 256), "dtype": BF16}),
+        (by_head, (), {"dims": (136, 136)}),
+        pytest.param(padded, (PADDING,), {"dims": (192, 128), "heads": (2, 2), "dynamic": True}, marks=pytest.mark.nightly),
+        pytest.param(window, (), {"dims": (256, 256), "lengths": (30, LENGTH)}, marks=pytest.mark.nightly),
+    ],
+)
+def test_large_head_dims(mask: Mask, others: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+    """They take two passes; recomputed by a checkpoint too."""
+    masked = attention(mask)
+    check(lambda *inputs: checkpoint(masked, *inputs, use_reentrant=False), others, "block_mask", **options)
+    assert decisions()[-1].template == "two_pass"
+
+
+@pytest.mark.parametrize("mask", [everything, causal])
+def test_large_head_dims_under_masks_in_closed_form(mask: Mask) -> None:
+    """Such as a mask of ones."""
+    check(attention(mask), (), "full" if mask is everything else "causal", dims=(192, 128), heads=(2, 2))
+    assert decisions()[-1].template == "two_pass"
 
 
 def test_a_scale():

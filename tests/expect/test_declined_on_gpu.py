@@ -245,7 +245,6 @@ ATOMICS = (
     "stock's kernel differs from run to run, in deterministic mode too"
 )
 NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128".format
-PAST_ONE_PASS = "head dim 192 is more than the 128 of one pass"
 FEW = (
     "32 KV tiles over all kv heads are fewer than the 129 from which one pass fills the device: stock's two passes, which are "
     "deterministic too, are faster"
@@ -259,8 +258,8 @@ FEW = (
         ({"head_dim": 128, "score_mod": "alibi", "dtype": "fp16"}, nullcontext, None),
         ({"change": in_fp32}, nullcontext, "dtype fp32 is not one of bf16, fp16"),
         ({"value_dim": 32}, nullcontext, None),
-        ({"value_dim": 192}, nullcontext, PAST_ONE_PASS.replace("192", "64/192")),
-        ({"head_dim": 192}, nullcontext, PAST_ONE_PASS),
+        *(({name: 192}, nullcontext, None) for name in ("value_dim", "head_dim")),
+        ({"head_dim": 192}, ONE_PASS, MORE("template", "one_pass")),
         ({"head_dim": 264}, nullcontext, OUTSIDE(264)),
         *(({"block": block}, nullcontext, NO_MULTIPLE(block)) for block in (64, 192)),
         ({"block": 256}, nullcontext, None),
@@ -275,7 +274,7 @@ FEW = (
             ({}, partial(inductor_config.patch, {name: True}), f"torch._inductor.config.{name} is on")
             for name in ("cpp_wrapper", "benchmark_fusion", TUNING)
         ),
-        ({}, partial(install.enabled, template="two_pass"), "template='two_pass' takes no FlexAttention"),
+        ({}, partial(install.enabled, template="two_pass"), None),
         ({}, partial(install.enabled, kernel="gluon"), "kernel='gluon' takes no FlexAttention"),
         ({}, ONE_PASS, None),
         ({}, RTX, None),
@@ -291,8 +290,6 @@ def test_reasons_of_flex(h100, sizes, context, reason):
     ("sizes", "reason"),
     [
         ({"change": in_fp32}, "dtype fp32 is not one of bf16, fp16"),
-        ({"value_dim": 192}, PAST_ONE_PASS.replace("192", "64/192")),
-        ({"head_dim": 192}, PAST_ONE_PASS),
         ({"kernel_options": {"BACKEND": "TRITON_DECODE"}}, "BACKEND='TRITON_DECODE' is asked for"),
         (TRAINED, ATOMICS),
         ({"batch": 1, "heads": 1, "kv_heads": 1}, FEW),

@@ -74,11 +74,11 @@ def _named() -> Iterator[tuple[str, Case]]:
                 case = _case("sm_90", dtype, head_dim, settings, **_of_shape(shape))
                 yield f"sm_90 gluon {dtype} d={head_dim} {shape}", case
         for arch in gates.DEVICES:
-            for head_dim in gates.FLEX_HEAD_DIMS:
+            for template, head_dim in ((template, q) for template, dims in gates.FLEX_HEAD_DIMS.items() for q, v in dims if q == v):
                 for attention, batch in (("varlen", 1), ("masked", 2)):
                     sizes: dict[str, Any] = {"attention": attention, "batch": batch, "kv_heads": 1, "mask": "causal"}
-                    case = _case(arch, dtype, head_dim, {"template": Template.ONE_PASS.value}, **sizes)
-                    yield f"{arch} {Template.ONE_PASS} {dtype} d={head_dim} {attention}", case
+                    case = _case(arch, dtype, head_dim, {"template": template.value}, **sizes)
+                    yield f"{arch} {template} {dtype} d={head_dim} {attention}", case
 
 
 def _case(arch: str, dtype: str, head_dim: int, settings: dict[str, Any], **sizes: Any) -> Case:
