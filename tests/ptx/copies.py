@@ -76,9 +76,7 @@ class Copies(Accesses):
     def commit_copies(self) -> None:
         self.groups.setdefault(self.context, []).append(self.open_copies.pop(self.context, []))
 
-    def wait_copies(self, most: int, everything: bool) -> None:
-        if everything:
-            self.commit_copies()
+    def wait_copies(self, most: int) -> None:
         groups = self.groups.get(self.context, [])
         while len(groups) > most:
             for t, offset, size, index, source, live in groups.pop(0):
@@ -217,7 +215,7 @@ class Copies(Accesses):
         for (thread,) in self._each(s, mask):
             self.bulk.setdefault(thread, []).append(self.open_bulk.pop(thread, []))
 
-    def wait_bulk(self, number: int, s: Any, mask: Any, most: int, read: bool) -> None:
+    def wait_bulk(self, number: int, s: Any, mask: Any, most: int) -> None:
         for (thread,) in self._each(s, mask):
             groups = self.bulk.get(thread, [])
             while len(groups) > most:

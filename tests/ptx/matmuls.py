@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import tensor_cores as T
+from .arithmetic import OPERATIONS
 from .copies import Copies
 from .parse import Instruction, Vector, names
 
@@ -69,22 +70,7 @@ class Matmuls(Copies):
 
     def reduce(self, number: int, s: Any, value: np.ndarray, op: str) -> np.ndarray:
         self.warps(number, s)
-        names_of = {
-            "add": np.add,
-            "min": np.minimum,
-            "max": np.maximum,
-            "and": np.bitwise_and,
-            "or": np.bitwise_or,
-            "xor": np.bitwise_xor,
-        }
-        return np.repeat(names_of[op].reduce(value.reshape(-1, 32), axis=1, dtype=value.dtype), 32)
-
-    def vote(self, number: int, s: Any, value: np.ndarray, op: str) -> np.ndarray:
-        self.warps(number, s)
-        votes = value.reshape(-1, 32)
-        if op == "ballot":
-            return np.repeat((votes.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1).astype(np.uint32), 32)
-        return np.repeat(votes.any(1) if op == "any" else votes.all(1), 32)
+        return np.repeat(OPERATIONS[op].reduce(value.reshape(-1, 32), axis=1, dtype=value.dtype), 32)
 
     def elect(self, s: Any) -> np.ndarray:
         """True in the first lane of each warp."""
@@ -94,10 +80,6 @@ class Matmuls(Copies):
     def elected(self, s: Any) -> np.ndarray:
         t = self.tid[s]
         return (t[self.elect(s)] % 32)[np.cumsum(self.elect(s)) - 1].astype(np.uint32)
-
-    def active(self, s: Any) -> np.ndarray:
-        t = self.tid[s]
-        return np.array([np.bitwise_or.reduce(1 << (t[t // 32 == x // 32] % 32)) for x in t]).astype(np.uint32)
 
     def mma(self, number: int, s: Any, opcode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         self.warps(number, s)

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .arithmetic import OPERATIONS, by_elements
+
 GAP, ALIGNED = 512, 512  # bytes between allocations, and of their beginnings, as torch's allocator has them
 INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -226,17 +228,7 @@ class Accesses:
 def combined(what: str, kind: str, old: np.ndarray, *given: np.ndarray) -> np.ndarray:
     """What an atomic leaves: 9.7.13.5."""
     if what == "add" and kind.endswith("x2"):
-        from .arithmetic import by_elements
-
-        return by_elements("add", kind.removesuffix("x2"), old, given[0])
+        return by_elements("add", kind, old, given[0])
     if what == "cas":
         return np.where(old == given[0], given[1], old)
-    operation = {
-        "add": np.add,
-        "max": np.maximum,
-        "min": np.minimum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    return given[0] if what == "exch" else operation[what](old, given[0])
+    return given[0] if what == "exch" else OPERATIONS[what](old, given[0])
