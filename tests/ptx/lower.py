@@ -578,7 +578,8 @@ def load_parameter(b: _Block, o: list[Operand], kind: str) -> None:
     if o[1].base not in b.kernel.parameters or o[1].offset:
         raise b.unknown(f"operand {o[1]} of")
     number = list(b.kernel.parameters).index(o[1].base)
-    b.write(o[0], f"u{kind[1:]}", f"np.uint64(c.parameters[{number}]).astype(u{kind[1:]})")
+    kind = f"{'s' if kind[0] == 's' else 'u'}{kind[1:]}"
+    b.write(o[0], kind, f"np.uint64(c.parameters[{number}]).astype({kind})")
 
 
 def order_and_space(words: str, default: str) -> tuple[str, str]:
@@ -590,15 +591,15 @@ def order_and_space(words: str, default: str) -> tuple[str, str]:
 def load(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> None:
     order, space = order_and_space(words, "weak")
     kind, used = f"{'s' if kind[0] == 's' else 'u'}{kind[1:]}", b.instruction.used_bytes.bit_length()
-    given = f"{b.address(o[1])}, {b.mask()}, {int(kind[1:]) // 8}, {int(count or 1)}, {order!r}, {used}"
-    b.unpack(items(o[0]), kind, f"c.load_{space}({b.number}, s, {given})")
+    given = f"{b.address(o[1])}, {b.mask()}, {DTYPES[kind]!r}, {int(count or 1)}, {space!r}, {order!r}, {used}"
+    b.unpack(items(o[0]), kind, f"c.load({b.number}, s, {given})")
 
 
 @semantics(rf"st{SCOPES}{ELEMENTS}")
 def store(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> None:
     order, space = order_and_space(words, "weak")
     values = b.pack(items(o[1]), f"u{kind[1:]}")
-    b.line(f"c.store_{space}({b.number}, s, {b.address(o[0])}, {b.mask()}, {values}, {order!r})")
+    b.line(f"c.store({b.number}, s, {b.address(o[0])}, {b.mask()}, {values}, {space!r}, {order!r})")
 
 
 @semantics(

@@ -88,19 +88,19 @@ class Matmuls(Copies):
         return T.registers(T.multiply_add(T.matrix(a, p.a, p.element), T.matrix(b, p.b, p.element), T.matrix(c, p.d)), p.d)
 
     def load_matrix(self, number: int, s: Any, address: np.ndarray, opcode: str) -> np.ndarray:
-        t, tiles = self.warps(number, s), T.matrix_tiles(opcode)
-        rows = T.row_addresses(address, tiles.matrices)
+        t, (matrices, transposed) = self.warps(number, s), T.matrix_tiles(opcode)
+        rows = T.row_addresses(address, matrices)
         offset = self.shared_at(number, rows.ravel(), 16)
-        self.races.shared_read(self, number, T.row_addresses(t, tiles.matrices).ravel(), offset, 16, warp_wide=True)
+        self.races.shared_read(self, number, T.row_addresses(t, matrices).ravel(), offset, 16, warp_wide=True)
         found = self.shared_views[2][offset[:, None] // 2 + np.arange(8)]
-        return T.ldmatrix(found.reshape(*rows.shape, 8), tiles.transposed)
+        return T.ldmatrix(found.reshape(*rows.shape, 8), transposed)
 
     def store_matrix(self, number: int, s: Any, address: np.ndarray, values: np.ndarray, opcode: str) -> None:
-        t, tiles = self.warps(number, s), T.matrix_tiles(opcode)
-        rows = T.row_addresses(address, tiles.matrices)
+        t, (matrices, transposed) = self.warps(number, s), T.matrix_tiles(opcode)
+        rows = T.row_addresses(address, matrices)
         offset = self.shared_at(number, rows.ravel(), 16)
-        stored = T.stmatrix(values, tiles.transposed).reshape(-1, 8)
-        self.races.shared_write(self, number, T.row_addresses(t, tiles.matrices).ravel(), offset, 16, stored.T)
+        stored = T.stmatrix(values, transposed).reshape(-1, 8)
+        self.races.shared_write(self, number, T.row_addresses(t, matrices).ravel(), offset, 16, stored.T)
         self.shared_views[2][offset[:, None] // 2 + np.arange(8)] = stored
 
     # ---- wgmma
@@ -184,7 +184,7 @@ class Matmuls(Copies):
     # ---- tensor memory
 
     def allocate_tensor_memory(self, number: int, s: Any, address: np.ndarray, mask: Any) -> None:
-        self.store_shared(number, s, address, mask, np.zeros((1, self.tid[s].size), np.uint32), "weak")
+        self.store(number, s, address, mask, np.zeros((1, self.tid[s].size), np.uint32), "shared", "weak")
 
     def _cells(self, number: int, s: Any, opcode: str, address: np.ndarray, split: int) -> tuple[np.ndarray, np.ndarray]:
         """[threads, registers]."""
@@ -199,11 +199,10 @@ class Matmuls(Copies):
     def store_tensor_memory(
         self, number: int, s: Any, opcode: str, address: np.ndarray, split: int, values: np.ndarray, mask: Any
     ) -> None:
-        t = self.tid[s]
-        mask = np.ones(t.size, bool) if mask is None else np.broadcast_to(mask, t.shape)
-        if mask.any():
+        some = self.lanes(s, mask)
+        if some.any():
             lanes, columns = self._cells(number, s, opcode, address, split)
-            self.tensor_memory[lanes[mask], columns[mask]] = values.T[mask]
+            self.tensor_memory[lanes[some], columns[some]] = values.T[some]
 
     def tensor_multiply(
         self,

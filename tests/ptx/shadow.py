@@ -75,6 +75,13 @@ class Races(Clocks):
     def report(self, kind: str, number: int, earlier: int, place: str) -> None:
         self.found.setdefault((kind, number, earlier), [place, 0])[1] += 1
 
+    def _late(self, late: Any, index: Index, kind: str, number: int, earlier: np.ndarray | None) -> None:
+        """Reports the first granule of shared memory that is too late; `earlier` has the instruction that it is too late for."""
+        if late.any():
+            first = int(index[late][0])
+            place = f"shared memory, byte {first * self.granule}"
+            self.report(kind, number, -1 if earlier is None else int(earlier[first]), place)
+
     def listed(self) -> list[dict[str, Any]]:
         """What was found, in words."""
         where = self.program.kernel.where
@@ -96,18 +103,11 @@ class Races(Clocks):
         parts = np.arange(0, size, min(size, self.granule))
         return np.unique((offset.reshape(-1, 1) + parts) // self.granule)
 
-    def _where(self, index: Index) -> str:
-        return f"shared memory, byte {int(index) * self.granule}"
-
     def shared_read(self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, warp_wide: bool = False) -> None:
         h = self.shared[cta.number]
         t, index = self._spread(t, offset, size)
-        if h.pending_write[index].any():
-            first = index[h.pending_write[index]][0]
-            self.report("read of a copy that was not waited for", number, h.written_at[first], self._where(first))
-        writer = h.writer[index]
-        if (writer < 0).any():
-            self.report("read of what nobody wrote", number, -1, self._where(index[writer < 0][0]))
+        self._late(h.pending_write[index], index, "read of a copy that was not waited for", number, h.written_at)
+        self._late(h.writer[index] < 0, index, "read of what nobody wrote", number, None)
         self._known_write(cta, number, t, index, h, "read after write")
         warp, lane = t // WARP, t % WARP
         fresh = h.reads[warp, index] < self.now
@@ -127,35 +127,23 @@ class Races(Clocks):
         t, index = self._spread(t, offset, size)
         self._before_write(cta, number, t, index, h)
         h.write(index, t, self.now, number)
-        if (h.writer[index] != t).any():
-            self.report("two threads of one instruction write one place", number, -1, self._where(index[h.writer[index] != t][0]))
+        self._late(h.writer[index] != t, index, "two threads of one instruction write one place", number, None)
 
     def _before_write(self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half) -> None:
-        if h.pending_write[index].any():
-            first = index[h.pending_write[index]][0]
-            self.report("write over a copy that was not waited for", number, h.written_at[first], self._where(first))
-        if h.pending_read[index].any():
-            first = index[h.pending_read[index] > 0][0]
-            self.report("write while it is read asynchronously", number, h.read_at[first], self._where(first))
+        self._late(h.pending_write[index], index, "write over a copy that was not waited for", number, h.written_at)
+        self._late(h.pending_read[index] > 0, index, "write while it is read asynchronously", number, h.read_at)
         self._known_write(cta, number, t, index, h, "write after write")
         stamps = h.reads[:, index]
-        row, column = self.row(cta), self.column(cta)
-        known = self.known[(row + t)[:, None], column + np.arange(self.warps)].T
+        known = self.known[(self.row(cta) + t)[:, None], self.column(cta) + np.arange(self.warps)].T
         late = (stamps >= known) & (stamps > 0)
         if late.any():
             own = (np.arange(self.warps)[:, None] == t // WARP) & (h.reader[:, index] == t % WARP)
-            late = (late & ~own).any(0)
-            if late.any():
-                first = index[late][0]
-                self.report("write after read", number, h.read_at[first], self._where(first))
+            self._late((late & ~own).any(0), index, "write after read", number, h.read_at)
 
     def _known_write(self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half, kind: str) -> None:
         writer = h.writer[index]
         known = self.known[self.row(cta) + t, self.column(cta) + np.maximum(writer, 0) // WARP]
-        late = (h.stamp[index] >= known) & (writer != t) & (writer >= 0)
-        if late.any():
-            first = index[late][0]
-            self.report(kind, number, h.written_at[first], self._where(first))
+        self._late((h.stamp[index] >= known) & (writer != t) & (writer >= 0), index, kind, number, h.written_at)
 
     # ---- asynchronous accesses of shared memory
 
@@ -201,11 +189,8 @@ class Races(Clocks):
     def async_read(self, cta: Any, number: int, rows: slice, index: Index) -> None:
         """wgmma, or a bulk store, of these threads reads these granules from now on: all its threads must know what was written."""
         h = self.shared[cta.number]
-        if h.pending_write[index].any():
-            first = index[h.pending_write[index]][0]
-            self.report("asynchronous read of a copy that was not waited for", number, h.written_at[first], self._where(first))
-        if (h.writer[index] < 0).any():
-            self.report("asynchronous read of what nobody wrote", number, -1, self._where(index[h.writer[index] < 0][0]))
+        self._late(h.pending_write[index], index, "asynchronous read of a copy that was not waited for", number, h.written_at)
+        self._late(h.writer[index] < 0, index, "asynchronous read of what nobody wrote", number, None)
         self._fenced(cta, number, rows, index, h, "asynchronous read")
         h.pending_read[index] += 1
         h.read_at[index] = number
@@ -222,18 +207,14 @@ class Races(Clocks):
         at = slice(row + rows.start, row + rows.stop)
         column = self.column(cta) + np.maximum(writer, 0) // WARP
         by_itself = (rows.stop - rows.start == 1) & (writer == rows.start)
+        fenced_itself = by_itself & (stamp < self.own_fence[row + rows.start])
         for table, own, what in (
             (self.known, by_itself, "that no barrier passed on"),
-            (
-                self.fenced,
-                by_itself & (stamp < self.own_fence[row + rows.start]),
-                "that no fence.proxy.async passed on",
-            ),
+            (self.fenced, fenced_itself, "that no fence.proxy.async passed on"),
         ):
             late = (stamp >= table[at].min(0)[column]) & (writer >= 0) & ~own
             if late.any():
-                first = index[late][0]
-                return self.report(f"{kind} {what}", number, h.written_at[first], self._where(first))
+                return self._late(late, index, f"{kind} {what}", number, h.written_at)
 
     # ---- global memory
 
