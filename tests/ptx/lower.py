@@ -554,8 +554,9 @@ def shuffle(b: _Block, o: list[Operand], mode: str) -> None:
 
 @semantics(r"elect\.sync")
 def elect(b: _Block, o: list[Operand]) -> None:
-    b.write(o[1], "pred", "c.elect(s)")
-    b.write(o[0], "b32", "c.elected(s)")
+    made = b.local("c.elect(s)", "")
+    b.write(o[0], "b32", f"{made}[0]")
+    b.write(o[1], "pred", f"{made}[1]")
 
 
 @semantics(r"mma\.sync\.aligned\..*")

@@ -57,8 +57,19 @@ class Matmuls(Copies):
             raise self.fault(number, "a warp's lanes are apart at an instruction that all of them must execute")
         return t
 
+    def uniform(self, number: int, operand: Any, s: Any) -> int:
+        """An immediate, or what a register has in all threads of s."""
+        rows = self.machine.program.rows
+        if operand not in rows:
+            return int(str(operand), 0)
+        file, row = rows[operand]
+        values = getattr(self, file)[row, s]
+        if (values != values[0]).any():
+            raise self.fault(number, f"threads differ in {operand}")
+        return int(values[0])
+
     def shuffle(self, number: int, s: Any, value: np.ndarray, mode: str, by: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
-        """9.7.9.6: the value of the lane, and whether it is in range."""
+        """shfl.sync, 9.7.9.6: the value of the lane, and whether it is in range."""
         lanes = self.warps(number, s) % 32
         by, clamp = (np.broadcast_to(x, lanes.shape).astype(np.int64) for x in (by, clamp))
         segment = clamp >> 8 & 31
@@ -72,14 +83,11 @@ class Matmuls(Copies):
         self.warps(number, s)
         return np.repeat(OPERATIONS[op].reduce(value.reshape(-1, 32), axis=1, dtype=value.dtype), 32)
 
-    def elect(self, s: Any) -> np.ndarray:
-        """True in the first lane of each warp."""
+    def elect(self, s: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The number of the first lane of each thread's warp, and whether the thread is that lane."""
         t = self.tid[s]
-        return np.concatenate([[True], np.diff(t // 32) > 0])
-
-    def elected(self, s: Any) -> np.ndarray:
-        t = self.tid[s]
-        return (t[self.elect(s)] % 32)[np.cumsum(self.elect(s)) - 1].astype(np.uint32)
+        is_first = np.concatenate([[True], np.diff(t // 32) > 0])
+        return (t[is_first] % 32)[np.cumsum(is_first) - 1].astype(np.uint32), is_first
 
     def mma(self, number: int, s: Any, opcode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         self.warps(number, s)
@@ -125,15 +133,8 @@ class Matmuls(Copies):
         p = T.wgmma(opcode)
         target = list(names(o[0]))
         rows = [program.rows[name][1] for name in target]
-        scale, *rest = o[3:]
-        if scale in program.rows:
-            adds = self.P[program.rows[scale][1], s]
-            if adds.any() != adds.all():
-                raise self.fault(number, "threads differ in whether wgmma adds")
-            accumulates = bool(adds.all())
-        else:
-            accumulates = int(str(scale), 0) != 0
-        flags = [int(str(x), 0) for x in rest]
+        accumulates = self.uniform(number, o[3], s) != 0
+        flags = [int(str(x), 0) for x in o[4:]]
         if any(flag != 1 for flag in flags[:2]):
             raise self.fault(number, "no semantics for a wgmma that negates")
         transposes = flags[2:] if p.element != "tf32" else [0, 0]
@@ -144,9 +145,11 @@ class Matmuls(Copies):
             a = T.matrix(self.W[[program.rows[name][1] for name in o[1].items], s], p.a, p.element)[0]
             transposes = [0, *transposes[-1:]]
         else:
-            a, at = self.in_shared(number, self._wgmma_descriptor(number, str(o[1]), s), 64, p.k, p.element, bool(transposes[0]))
+            a, at = self.in_shared(
+                number, T.wgmma_descriptor(self.uniform(number, o[1], s)), 64, p.k, p.element, bool(transposes[0])
+            )
             offsets.append(at)
-        b, at = self.in_shared(number, self._wgmma_descriptor(number, str(o[2]), s), p.n, p.k, p.element, bool(transposes[1]))
+        b, at = self.in_shared(number, T.wgmma_descriptor(self.uniform(number, o[2], s)), p.n, p.k, p.element, bool(transposes[1]))
         offsets.append(at)
         index = None
         if self.races.checks:
@@ -159,12 +162,6 @@ class Matmuls(Copies):
         self.W[rows, s] = T.registers(T.multiply_add(a, b.T, c)[None], p.d)
         group.open.append((set(target) | used, index))
         group.in_flight |= set(target) | used
-
-    def _wgmma_descriptor(self, number: int, register: str, s: slice) -> T.MatrixDescriptor:
-        bits = self.D[self.machine.program.rows[register][1], s]
-        if (bits != bits[0]).any():
-            raise self.fault(number, "threads of a warpgroup differ in their descriptor")
-        return T.wgmma_descriptor(int(bits[0]))
 
     def _wgmma_order(self, number: int, opcode: str, o: list[Any], group: Group, s: slice) -> None:
         if ".fence" in opcode:
