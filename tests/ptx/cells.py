@@ -30,7 +30,7 @@ from dash_inductor.sass import gates
 from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
 
 from . import mutants
-from .cases import Case, Prepared, Result
+from .cases import Case, Prepared, Result, same_bits
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "executed"
@@ -122,7 +122,7 @@ def _found(prepared: Prepared, results: list[Result]) -> dict[str, Any]:
     largest = max((off for result in results for off in result.errors.values()), default=0.0)
     if any(mutants.is_wrong(prepared, result) for result in results):
         bad.append(f"an error of {largest:.1e} of the largest gradient")
-    if not bad and not all(torch.equal(results[0].gradients[x], r.gradients[x]) for r in results for x in r.gradients):
+    if not bad and not same_bits(results):
         bad.append("another interleaving gives other bits")
     return {"bad": [*dict.fromkeys(bad)], "error": largest}
 
