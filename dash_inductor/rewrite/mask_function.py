@@ -483,10 +483,10 @@ def _is_zero(bias: Any) -> bool:
 
 
 def _is_given(node: fx.Node) -> bool:
-    """Whether the graph has a tensor without computing it: an input or a constant, or a view of one."""
+    """Whether the graph has a tensor without computing it: an input, or a view of one."""
     while node.target in VIEWS:
         node = node.args[0]  # type: ignore[assignment]
-    return node.op in ("placeholder", "get_attr")
+    return node.op == "placeholder"
 
 
 def _reach(value: Tensor) -> Any:

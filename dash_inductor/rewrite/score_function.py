@@ -33,12 +33,61 @@ class ScoreFunction:
     """module(score, b, h, m, n, *captures) -> score, and derivative(score, b, h, m, n, grad, *captures) -> [grad, None, ...].
 
     There is a None for each argument but the score. Captures are nodes of the graph that has the attention; nobody wants their
-    gradients.
+    gradients. kind: of what the op itself makes of scores, by which its forward is tried (rewrite/probe.py).
     """
 
     module: fx.GraphModule
     derivative: fx.GraphModule
     captures: tuple[fx.Node, ...] = ()
+    kind: str = ""
+
+    @property
+    def operations(self) -> int:
+        """How many both do for an element."""
+        return operations(self.module) + operations(self.derivative)
+
+
+@dataclass(frozen=True)
+class OfFlashAttn:
+    """What flash_attn makes of a score: a soft-cap, 0 for none, then ALiBi by slopes [H] or [B, H] of fp32, None for none.
+
+    is_causal: its causal kernel adds slope * n in the place of -slope * |m + S_k - S_q - n|. That differs by a number for each
+    query, which the softmax takes away, and logsumexp has.
+    """
+
+    cap: float
+    slopes: fx.Node | None
+    is_causal: bool
+
+    def function(self, place: Any) -> ScoreFunction:
+        """place: where key 0 of a query lies, in the causal kernel; else the key in line with query m, less m.
+
+        A number, or of packed sequences a node [T], of each query: of the first key, and of the key in line.
+        """
+        given = () if self.slopes is None else (self.slopes, *([place] if isinstance(place, fx.Node) else []))
+        graph, (score, b, h, m, n, *captures) = _arguments(captures=len(given))
+        score = graph.call_function(prims.convert_element_type.default, (score, torch.float32))
+        if self.cap:
+            score = graph.call_function(aten.mul.Tensor, (_tanh(graph, score, self.cap), self.cap))
+        if self.slopes is not None:
+            index = [b, h][-self.slopes.meta["val"].dim() :]
+            slope = graph.call_function(aten.index.Tensor, (captures[0], index))
+            at = graph.call_function(aten.index.Tensor, (captures[1], [m])) if captures[1:] else place
+            distance = self._distance(graph, m, n, at, packed=bool(captures[1:]))
+            distance = graph.call_function(prims.convert_element_type.default, (distance, torch.float32))
+            score = graph.call_function(aten.add.Tensor, (score, graph.call_function(aten.mul.Tensor, (slope, distance))))
+        graph.output(score)
+        derivative = _derivative_of_cap(self.cap, len(given)) if self.cap else passing_on(len(given))
+        parts = "causal" * self.is_causal, "soft-cap" * bool(self.cap), "alibi" * (self.slopes is not None)
+        return ScoreFunction(_module(graph), derivative, given, " ".join(filter(None, parts)))
+
+    def _distance(self, graph: fx.Graph, m: fx.Node, n: fx.Node, at: Any, *, packed: bool) -> fx.Node:
+        """What a slope is multiplied with."""
+        if self.is_causal:
+            return graph.call_function(aten.sub.Tensor, (n, at))
+        line = at if packed else graph.call_function(aten.add.Tensor, (m, at))
+        far = graph.call_function(aten.abs.default, (graph.call_function(aten.sub.Tensor, (n, line)),))
+        return graph.call_function(aten.neg.default, (far,))
 
 
 def operations(module: fx.GraphModule) -> int:
@@ -58,7 +107,8 @@ def adding(graph: fx.Graph, bias: Any, captures: tuple[fx.Node, ...]) -> ScoreFu
 
 def passing_on(captures: int = 0) -> fx.GraphModule:
     """The derivative of the identity, and of what adds to a score."""
-    graph, (*_, grad) = _arguments("grad", captures=captures)
+    graph, arguments = _arguments("grad", captures=captures)
+    grad = arguments[OF_A_SCORE]
     return _derivative(graph, grad, captures)
 
 
@@ -69,13 +119,23 @@ def identity() -> ScoreFunction:
     return ScoreFunction(_module(graph), passing_on())
 
 
+def _derivative_of_cap(cap: float, captures: int) -> fx.GraphModule:
+    graph, (score, _, _, _, _, grad, *_) = _arguments("grad", captures=captures)
+    score, grad = (graph.call_function(prims.convert_element_type.default, (x, torch.float32)) for x in (score, grad))
+    tanh = _tanh(graph, score, cap)
+    square = graph.call_function(aten.mul.Tensor, (tanh, tanh))
+    slope = graph.call_function(aten.add.Tensor, (graph.call_function(aten.neg.default, (square,)), 1.0))
+    return _derivative(graph, graph.call_function(aten.mul.Tensor, (grad, slope)), captures)
+
+
+def _tanh(graph: fx.Graph, score: fx.Node, cap: float) -> fx.Node:
+    return graph.call_function(aten.tanh.default, (graph.call_function(aten.mul.Tensor, (score, 1 / cap)),))
+
+
 def _arguments(*more: str, captures: int = 0) -> tuple[fx.Graph, Sequence[fx.Node]]:
-    """A graph with the arguments of a score function; those that are no captures."""
-    graph = fx.Graph()
-    nodes = [graph.placeholder(name) for name in ("score", "b", "h", "m", "n", *more)]
-    for number in range(captures):
-        graph.placeholder(f"captured_{number}")
-    return graph, nodes
+    """A graph with the arguments of a score function, and these."""
+    graph, captured = fx.Graph(), [f"captured_{number}" for number in range(captures)]
+    return graph, [graph.placeholder(name) for name in ("score", "b", "h", "m", "n", *more, *captured)]
 
 
 def _derivative(graph: fx.Graph, grad: fx.Node, captures: int) -> fx.GraphModule:

@@ -24,7 +24,7 @@ from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, read
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
-from .score_function import ScoreFunction, operations
+from .score_function import ScoreFunction
 from .stock_ops import FLASH, ON_CPU, ON_GPU, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
 
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
@@ -72,7 +72,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     mask, function, scores = _mask(stock)
     block_size = mask_block(target) if mask == BLOCK_MASK else None
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
-    mods = None if scores is None else operations(scores.module) + operations(scores.derivative)
+    mods = None if scores is None else scores.operations
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size, mods=mods)
     resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock):

@@ -48,7 +48,7 @@ FLASH_ATTN_VARLEN = "flash_attn._flash_attn_varlen_backward.default"
 FLASH_ATTN_3 = "flash_attn_3._flash_attn_backward.default"
 CALLED = "dash_called"  # in the meta of a node that stands in the place of another op: that op
 WINDOW = "dash_window"  # in the meta of such a node: its window
-SCORES = "dash_scores"  # what becomes of its scores
+SCORES = "dash_scores"  # what becomes of its scores: a ScoreFunction, of packed sequences an OfFlashAttn
 TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 
 

@@ -337,7 +337,10 @@ WHOLE: list[tuple[Mask, tuple[Tensor, ...], list[int]]] = [  # dimensions of wha
 def test_what_is_no_function_is_captured(mask, inputs, dims):
     """Whole where it varies with query and key: what the graph is given, or else the mask itself."""
     assert torch.equal(as_function(mask, *inputs), as_tensor(mask, *inputs))
-    assert [capture.meta["val"].dim() for capture in read_mask(mask, *inputs).captures] == dims
+    captures = read_mask(mask, *inputs).captures
+    assert [capture.meta["val"].dim() for capture in captures] == dims
+    computed = [capture.meta["val"] for capture in captures if capture.op != "placeholder"]
+    assert all(x.dtype == torch.bool for x in computed if x.numel() >= Q_LEN * KV_LEN)
 
 
 LOW = torch.finfo().min
