@@ -22,9 +22,9 @@ class Problem:
     the place of head_dim.
 
     mask: full, causal or block_mask, with `block_size` rows and keys to a block. dtype: bf16, fp16, fp32, or torch's name of
-    another. scale: of the scores, None for 1 / sqrt(head_dim). mods: of FlexAttention, how many operations its functions do for an
-    element of the scores; else None. value_dim: None for head_dim. All sizes but these two may be torch.SymInt; comparisons of them
-    guard.
+    another. scale: of the scores, None for 1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores;
+    None where there are none. is_flex: whether it is FlexAttention's. value_dim: None for head_dim. All sizes but these two may be
+    torch.SymInt; comparisons of them guard.
     """
 
     mask: str
@@ -39,6 +39,7 @@ class Problem:
     block_size: tuple[int, int] | None = None
     mods: int | None = None
     value_dim: int | None = None
+    is_flex: bool = False
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:

@@ -143,7 +143,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     asked = settings.template != "auto" or settings.schedule != "auto"
-    if problem.mods is not None and settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
+    if problem.is_flex and settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
         _require_chains(problem, one_pass, costs, _two_pass_costs(target, _two_pass_tile(problem, target)))
     resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
     if reason := _why_no_schedule(resolution):
@@ -198,7 +198,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
 def _template_of_flex(problem: Problem, settings: Config) -> Template:
     """One pass, or two for larger head dims; Declined where the settings cannot be met."""
     if settings.kernel == GLUON:
-        others = "mask but full and causal" if problem.mods is None else "FlexAttention"
+        others = "FlexAttention" if problem.is_flex else "mask but full and causal, and no function of scores"
         raise Declined(f"kernel={GLUON!r} takes no {others}", DEFAULTS)
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"

@@ -76,9 +76,7 @@ def test_json():
             Attention, (tokens(torch.float32),), [(EFFICIENT, "causal", "dtype fp32 is not one of bf16, fp16")], id="fp32"
         ),
         pytest.param(Autocast, (tokens(torch.float32),), [(FLASH, "causal", None)], id="autocast"),
-        pytest.param(
-            *(Breaks, (tokens(),), [(FLASH, "causal", None), (EFFICIENT, "given", "a mask is an input of the graph")]), id="breaks"
-        ),
+        pytest.param(*(Breaks, (tokens(),), [(FLASH, "causal", None), (EFFICIENT, "block_mask", None)]), id="breaks"),
         pytest.param(Checkpointed, (tokens(),), [(FLASH, "causal", None)], id="checkpointed"),
         pytest.param(OfTorch, (tokens(),), [(FLASH, "full", None)], id="MultiheadAttention"),
         pytest.param(ByHand, (tokens(),), [(FLASH, "full", None)], id="by hand"),
