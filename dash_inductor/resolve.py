@@ -8,8 +8,9 @@ from functools import cache, cached_property
 from typing import Any
 
 from .config import GLUON, Config
-from .decision import Declined, LeftToStock
+from .decision import Declined, Kernel, LeftToStock
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
+from .devices.stock_kernels import stock_cost
 from .devices.target import Target
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
@@ -141,8 +142,8 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     asked = settings.template != "auto" or settings.schedule != "auto"
-    if problem.mods is not None and settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
-        _require_chains(problem, one_pass, costs, _two_pass_costs(target, _two_pass_tile(problem, target)))
+    if settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
+        _require_chains(problem, one_pass, costs, target)
     resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
     if reason := _why_no_schedule(resolution):
         raise Declined(reason, DEFAULTS)
@@ -212,22 +213,37 @@ def _too_large(problem: Problem) -> str:
     return f"head dim {tiles.dims_text(*problem.head_dims)} is more than the {ONE_PASS_HEAD_DIM} of one pass"
 
 
-def _require_chains(problem: Problem, tile: Tile, costs: Costs, two_pass: TwoPass) -> None:
-    """Raises LeftToStock where one pass has too few chains to fill the device, and two passes, as stock makes them, finish first.
+def _require_chains(problem: Problem, tile: Tile, costs: Costs, target: Target) -> None:
+    """Raises LeftToStock where chains are few and stock's kernel, which is deterministic in the mode in force, is faster.
 
-    Two passes cost more for an element of the scores, in which the functions of the attention count twice, and fill the device
-    from a few chains on: so much fewer workers may one pass keep busy. The mask is not known here, and divides both times.
+    Then one pass takes as long as its longest chain. Stock's kernel takes as long as its own longest CTA, or what its work takes
+    when all SMs share it, whichever is more.
     """
-    share = _share_of_mods(problem, tile)
+    if problem.stock is None or not problem.stock.is_deterministic:
+        return
+    kernel, of_head = problem.stock.kernel, problem.chains_of_work(tile)
+    if kernel == Kernel.FLEX:
+        # Its longest CTA has the steps of our longest chain, and less to do in each.
+        name, shared, ends_sooner = "two passes", _two_passes_by_one(problem, tile, costs, target), True
+    else:
+        name, cost = "kernel in strict mode", stock_cost(kernel, target.arch, tile.mean_dim)
+        shared, longest = cost.shared / 100, of_head if kernel == Kernel.EFFICIENT else 1
+        ends_sooner = longest * cost.chain < 100 * problem.group
+    chains, least = problem.kv_heads_total * of_head, math.ceil(costs.workers / shared)
+    if ends_sooner and chains < least:
+        raise LeftToStock(
+            f"few KV tiles: all the work is {chains} times that of the longest chain, and one pass needs {least} times to be "
+            f"as fast as stock's {name}, deterministic too",
+            "none needed: template='one_pass' or guarantee='device' takes ours all the same",
+        )
+
+
+def _two_passes_by_one(problem: Problem, tile: Tile, costs: Costs, target: Target) -> float:
+    """The time of FlexAttention's two passes over that of one pass, for an element; its functions count twice in it."""
+    two_pass, share = _two_pass_costs(target, _two_pass_tile(problem, target)), _share_of_mods(problem, tile)
     one_ns = costs.step_ns / (tile.block_m * tile.block_n)
     two_ns = two_pass.kv_step_ns / (two_pass.block_m * two_pass.kv_rows) + two_pass.q_step_ns / (two_pass.q_rows * two_pass.block_n)
-    least = math.ceil(costs.workers * one_ns / (two_ns + 2 * one_ns * share / (1 + share)))
-    if problem.chains(tile) < least:
-        raise LeftToStock(
-            f"{problem.chains(tile)} KV tiles over all kv heads are fewer than the {least} from which one pass fills the device: "
-            "stock's two passes, which are deterministic too, are faster",
-            "none needed: template='one_pass' takes ours all the same",
-        )
+    return two_ns / one_ns + 2 * share / (1 + share)
 
 
 def _share_of_mods(problem: Problem, tile: Tile) -> float:

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 from .decided import Decision
 
 HALF_BYTES, FP32_BYTES = 2, 4
 TORCH = ("aten", "prims", "torch_attn", "higher_order", "onnx", "dash")  # namespaces
+
+
+class Kernel(str, Enum):
+    """Backwards of torch that may be deterministic."""
+
+    FLEX = "FlexAttention"
+    FLASH = "flash attention"
+    EFFICIENT = "memory-efficient attention"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What an attention would keep.
+
+    strict: whether the deterministic mode raises an error where an op is not deterministic. Else it warns, and flash and
+    memory-efficient attention are not.
+    """
+
+    kernel: Kernel
+    strict: bool
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether it has the same bits in every run in that mode."""
+        return self.strict or self.kernel == Kernel.FLEX
 
 
 def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:

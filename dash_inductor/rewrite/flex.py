@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from ..config import Config
-from ..decision import Declined
+from ..decision import Declined, Kernel
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import FlexArguments, Mark
@@ -19,6 +19,7 @@ from .declined import why_no_target
 from .flex_node import say_rewritten
 from .origin import origin_of
 from .proofs import mask_of
+from .stock_ops import stock_of
 
 OPERATIONS_OF_TANH = 20  # by the replay of the soft-cap's kernel for an H100: 22 by Triton 3.6, 21 by 3.7, 3 by 3.9
 _aten = torch.ops.aten
@@ -64,6 +65,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         scale=arguments.scale,
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
         mods=sum(_operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
+        stock=stock_of(Kernel.FLEX),
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from .. import op
 from ..config import Config
-from ..decision import Declined
+from ..decision import Declined, Kernel, Stock
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import MARK, Mark
@@ -24,7 +24,7 @@ from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, read
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
-from .stock_ops import FLASH, ON_CPU, ON_GPU, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
+from .stock_ops import EFFICIENT, FLASH, ON_CPU, ON_GPU, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of, stock_of
 
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
 
@@ -69,11 +69,16 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     mask, function = _mask(stock)
     block_size = mask_block(target) if mask == BLOCK_MASK else None
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
-    problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size)
+    problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size, stock=_kept(stock, mask))
     resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock):
         raise declined
     return Rewriting(stock, resolution, function, keys if len(keys) == 2 else [])
+
+
+def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
+    """What may be kept. Under full and causal masks ours may have two passes, and never is."""
+    return stock_of(Kernel.EFFICIENT) if mask == BLOCK_MASK and stock.op is EFFICIENT else None
 
 
 def _wrong_op(op: OpOverload, device: torch.device) -> Declined | None:

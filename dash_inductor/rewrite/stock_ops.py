@@ -14,6 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.nn.attention import varlen
 
+from ..decision import Kernel, Stock
 from ..op import FLEX_BACKWARD, FlexArguments
 from .mask_function import MaskFunction
 from .nodes import call
@@ -90,6 +91,11 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         trains_mask=node.target is EFFICIENT and (named["grad_input_mask"][3] or _takes_fourth(node)),
         **{name: named[name] for name in ("query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")},
     )
+
+
+def stock_of(kernel: Kernel) -> Stock:
+    """A kernel of torch in the deterministic mode in force, by which Dynamo guards a graph."""
+    return Stock(kernel, strict=not torch.is_deterministic_algorithms_warn_only_enabled())
 
 
 def _takes_fourth(node: fx.Node) -> bool:

@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, varlen
 
 from ..config import Config
-from ..decision import Declined
+from ..decision import Declined, Kernel
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import Mark
@@ -32,7 +32,7 @@ from .mask_function import LARGEST, NAMES, MaskFunction
 from .nodes import call, value_of
 from .origin import origin_of
 from .sdpa import SCALE
-from .stock_ops import CALLED, arguments
+from .stock_ops import CALLED, arguments, stock_of
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
@@ -88,7 +88,9 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
         )
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
-    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target))
+    # Of another package's op, which does not read torch's mode, ours is taken always.
+    stock = None if CALLED in node.meta else stock_of(Kernel.FLASH)
+    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target), stock=stock)
     return require_fit(resolve(problem, settings, target), query.device), window_of(named)
 
 
