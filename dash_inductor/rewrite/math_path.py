@@ -92,23 +92,44 @@ def _decided(softmax: list[fx.Node], weights: set[fx.Node]) -> tuple[Decision, D
 
 def _declined(call: _Call, scores: torch.Tensor) -> Declined:
     """With what kept all other ops from being taken, whatever the user asked for, if that is seen."""
-    if scores.dim() < 4:
-        dims = "give query, key and value four dimensions: [batch, heads, length, head dim]"
+    if scores.dim() != 4:
+        dims = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
         return Declined(f"{REASON}: inputs of {scores.dim()} dimensions, not 4", dims)
-    if scores.device.type != "cpu":  # more than one op to refuse it
-        return Declined(REASON, REMEDY)
-    if call.has_dropout:
+    on_gpu = scores.device.type != "cpu"
+    if call.has_dropout and not on_gpu:
         return Declined(f"{REASON}: dropout on the CPU", DROPOUT)
     of_query, of_value = call.head_dims
-    if isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value:
+    dims_differ = isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value
+    if dims_differ and not on_gpu:
         differ = f"head dims differ (query {of_query}, value {of_value})"
         return Declined(f"{REASON}: {differ}", "none needed: on a GPU another op takes such head dims")
-    for name, x in (("query", call.query), ("value", call.value)):  # the key is transposed, perhaps back to what it was before
+    strided = [("query", call.query), ("value", call.value)]  # the key is transposed, perhaps back to what it was before
+    for name, x in (*strided, ("mask", call.given_mask)) if on_gpu else strided:
         stride = 1 if x is None or x.shape[-1] == 1 else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
-            strided = f"the last stride of the {name} is {stride}, not 1"
-            return Declined(f"{REASON}: {strided}", "make it contiguous in its last dimension")
-    return Declined(REASON, REMEDY)
+            remedy = (
+                "call .contiguous() on it, after it is expanded" if name == "mask" else "make it contiguous in its last dimension"
+            )
+            return Declined(f"{REASON}: the last stride of the {name} is {stride}, not 1", remedy)
+    return _declined_heads(call, scores, dims_differ=dims_differ) or Declined(REASON, REMEDY)
+
+
+def _declined_heads(call: _Call, scores: torch.Tensor, *, dims_differ: bool) -> Declined | None:
+    """On a GPU, where key and value have fewer heads than query: of half precision flash attention takes these, if told of them."""
+    heads, kv_heads = scores.shape[1], call.kv_heads(scores.shape[1])
+    if scores.device.type == "cpu" or call.dtype not in ("bf16", "fp16") or not isinstance(kv_heads, int) or kv_heads == heads:
+        return None
+    few = f"key and value have {kv_heads} head{'s' if kv_heads > 1 else ''}, and query {heads}"
+    is_masked = call.mask not in ("full", "causal") or (call.mask == "causal" and scores.shape[2] != scores.shape[3])
+    if is_masked or dims_differ:
+        under = "under a mask" if is_masked else "with another head dim of value"
+        expand = (
+            "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
+        )
+        return Declined(f"{REASON}: {few}, {under}, which neither flash nor memory-efficient attention takes", expand)
+    if kv_heads == 1:  # of several torch itself asks for enable_gqa
+        return Declined(f"{REASON}: {few}, without enable_gqa", "pass enable_gqa=True")
+    return None
 
 
 class _Call:
@@ -134,6 +155,12 @@ class _Call:
         if any(original(node) == "aten.tril.default" for node in added):
             return "causal"
         return UNKNOWN if added else "full"
+
+    @property
+    def given_mask(self) -> torch.Tensor | None:
+        """As the user gave it."""
+        given = _only(n for n in self._to_scores if not self._has(n) and is_tensor(n)) if self._function in SDPA else None
+        return None if given is None else given.meta["val"]
 
     @property
     def dtype(self) -> str:
