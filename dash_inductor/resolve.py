@@ -9,8 +9,8 @@ from typing import Any
 
 from .config import GLUON, Config
 from .decision import Declined, Kernel, LeftToStock
-from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
-from .devices.stock_kernels import stock_cost
+from .devices.cost_files import load_costs, load_tflops, load_two_pass, two_pass_percent
+from .devices.stock_kernels import published, stock_cost
 from .devices.target import Target
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
@@ -27,6 +27,7 @@ from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Templ
 # tensor cores 4,096 FLOP, of which the kernel gets about 0.4. Unmeasured proxy; error against the replay -32 % to +48 %.
 MOD_FLOP = 13
 FP32_BYTES = 4
+TIE = 1.05  # times our predicted speed, up to which ours is taken in the place of another deterministic kernel
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,10 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         one_pass, two_pass = _tiles(template, problem, settings, target)
     except NoTile as no_tile:
         raise Declined(str(no_tile), no_tile.remedy) from None
+    asked = settings.template != "auto" or settings.schedule != "auto"
+    may_stay = settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
+    if may_stay:
+        _require_speed(problem, target, one_pass, two_pass)
     if one_pass is None:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
@@ -141,8 +146,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     costs = _costs(target, one_pass, two_pass)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
-    asked = settings.template != "auto" or settings.schedule != "auto"
-    if settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
+    if may_stay:
         _require_chains(problem, one_pass, costs, target)
     resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
     if reason := _why_no_schedule(resolution):
@@ -213,13 +217,31 @@ def _too_large(problem: Problem) -> str:
     return f"head dim {tiles.dims_text(*problem.head_dims)} is more than the {ONE_PASS_HEAD_DIM} of one pass"
 
 
+def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None) -> None:
+    """Raises LeftToStock where flash attention has an implementation that is deterministic, with a published speed above ours."""
+    implementation = problem.stock.implementation if problem.stock else None
+    figure = published(implementation, target.arch, problem.head_dims, problem.mask) if implementation else None
+    if figure is None:
+        return
+    tile = one_pass or two_pass
+    assert tile
+    of_one, (percent, _) = load_tflops(target.key, tile.mean_dim), two_pass_percent(target.key, tile.mean_dim)
+    ours = max(of_one if one_pass else 0, of_one * 100 / percent if two_pass else 0)
+    if figure.tflops > TIE * ours:
+        raise LeftToStock(
+            f"{implementation} is active in torch's registry, and deterministic: {figure}; ours {ours:.0f} TFLOPS predicted",
+            "none needed: guarantee='device', template='one_pass' or restore_flash_attention_impl() takes ours all the same",
+            implementation=implementation,
+        )
+
+
 def _require_chains(problem: Problem, tile: Tile, costs: Costs, target: Target) -> None:
     """Raises LeftToStock where chains are few and stock's kernel, which is deterministic in the mode in force, is faster.
 
     Then one pass takes as long as its longest chain. Stock's kernel takes as long as its own longest CTA, or what its work takes
     when all SMs share it, whichever is more.
     """
-    if problem.stock is None or not problem.stock.is_deterministic:
+    if problem.stock is None or not problem.stock.is_deterministic or problem.stock.implementation:
         return
     kernel, of_head = problem.stock.kernel, problem.chains_of_work(tile)
     if kernel == Kernel.FLEX:

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from .. import op
 from ..config import Config
-from ..decision import Declined, Kernel, Stock
+from ..decision import Declined, Kernel, Stock, is_of_torch
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import MARK, Mark
@@ -77,7 +77,10 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
 
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
-    """What may be kept. Under full and causal masks ours may have two passes, and never is."""
+    """What may be kept. Torch's own flash attention never is: under full and causal masks ours may have two passes."""
+    if stock.op is FLASH and is_of_torch(str(stock.called)):
+        flash = stock_of(Kernel.FLASH)
+        return flash if flash.implementation else None
     return stock_of(Kernel.EFFICIENT) if mask == BLOCK_MASK and stock.op is EFFICIENT else None
 
 
