@@ -29,6 +29,8 @@ aten = torch.ops.aten
 OP = "aten.scaled_dot_product_attention.default"
 REASON = "SDPA took the math path"
 REMEDY = "let torch take flash attention: bf16 or fp16, no sdpa_kernel(MATH), query, key and value of four dimensions"
+ROWS, EXPANDED = "make it contiguous in its last dimension", "call .contiguous() on it, after it is expanded"
+REPEATED = "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
 MATMULS = (aten.bmm.default, aten.mm.default)
 UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dynamo does not look into them
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
@@ -103,30 +105,29 @@ def _declined(call: _Call, scores: torch.Tensor) -> Declined:
     if dims_differ and not on_gpu:
         differ = f"head dims differ (query {of_query}, value {of_value})"
         return Declined(f"{REASON}: {differ}", "none needed: on a GPU another op takes such head dims")
-    strided = [("query", call.query), ("value", call.value)]  # the key is transposed, perhaps back to what it was before
-    for name, x in (*strided, ("mask", call.given_mask)) if on_gpu else strided:
-        stride = 1 if x is None or x.shape[-1] == 1 else x.stride(-1)
+    # The key is transposed, perhaps back to what it was before. A mask is refused for its strides on a GPU alone.
+    given = ("query", call.query, ROWS), ("value", call.value, ROWS), ("mask", call.given_mask if on_gpu else None, EXPANDED)
+    for name, x, remedy in given:
+        stride = 1 if x is None or _is_one(x.shape[-1]) else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
-            remedy = (
-                "call .contiguous() on it, after it is expanded" if name == "mask" else "make it contiguous in its last dimension"
-            )
             return Declined(f"{REASON}: the last stride of the {name} is {stride}, not 1", remedy)
-    return _declined_heads(call, scores, dims_differ=dims_differ) or Declined(REASON, REMEDY)
+    return (_declined_heads(call, scores, dims_differ=dims_differ) if on_gpu else None) or Declined(REASON, REMEDY)
 
 
 def _declined_heads(call: _Call, scores: torch.Tensor, *, dims_differ: bool) -> Declined | None:
     """On a GPU, where key and value have fewer heads than query: of half precision flash attention takes these, if told of them."""
-    heads, kv_heads = scores.shape[1], call.kv_heads(scores.shape[1])
-    if scores.device.type == "cpu" or call.dtype not in ("bf16", "fp16") or not isinstance(kv_heads, int) or kv_heads == heads:
+    _, heads, q_len, kv_len = map(size_text, scores.shape)
+    kv_heads = call.kv_heads(heads)
+    if not (isinstance(heads, int) and isinstance(kv_heads, int)) or kv_heads == heads:
+        return None
+    if call.dtype not in ("bf16", "fp16") or call.mask == UNKNOWN:
         return None
     few = f"key and value have {kv_heads} head{'s' if kv_heads > 1 else ''}, and query {heads}"
-    is_masked = call.mask not in ("full", "causal") or (call.mask == "causal" and scores.shape[2] != scores.shape[3])
-    if is_masked or dims_differ:
-        under = "under a mask" if is_masked else "with another head dim of value"
-        expand = (
-            "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
-        )
-        return Declined(f"{REASON}: {few}, {under}, which neither flash nor memory-efficient attention takes", expand)
+    under = "under a mask" if call.mask == "given" else "with another head dim of value" if dims_differ else None
+    if call.mask == "causal" and q_len != kv_len:
+        under = "under a causal mask of unlike lengths"
+    if under:
+        return Declined(f"{REASON}: {few}, {under}, which neither flash nor memory-efficient attention takes", REPEATED)
     if kv_heads == 1:  # of several torch itself asks for enable_gqa
         return Declined(f"{REASON}: {few}, without enable_gqa", "pass enable_gqa=True")
     return None
@@ -208,6 +209,10 @@ def is_softmax(node: fx.Node) -> bool:
     # A nested_compile_region is traced twice: the second time it is of other ops already.
     again = original(node) == str(node.target) == "aten.amax.default" and stack[-1][1] in SDPA
     return again or original(node) == "aten._safe_softmax.default"
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 def _is_matmul(node: fx.Node) -> bool:

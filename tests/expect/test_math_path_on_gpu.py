@@ -83,6 +83,11 @@ CASES: dict[str, tuple[Attend, Sequence[Tensor], str, str, Attend]] = {
     "one kv head": (causal, (of(), ONE, ONE), FEW("1 head", "without enable_gqa"), "pass enable_gqa=True", with_gqa(causal)),
     "one kv head, a mask": (padded, (of(), ONE, ONE, PADDING), FEW("1 head", UNDER_MASK), REPEAT, repeated(padded)),
     "groups, a mask": (with_gqa(padded), (of(), FOUR, FOUR, PADDING), FEW("4 heads", UNDER_MASK), REPEAT, repeated(padded)),
+    "groups, lengths": (
+        *(with_gqa(causal), (of(), of(4)[:, :, :128], of(4)[:, :, :128])),
+        FEW("4 heads", "under a causal mask of unlike lengths, which neither flash nor memory-efficient attention takes"),
+        *(REPEAT, repeated(causal)),
+    ),
     "groups, head dims": (
         *(with_gqa(causal), (of(), FOUR, of(4, head_dim=32))),
         FEW("4 heads", "with another head dim of value, which neither flash nor memory-efficient attention takes"),
