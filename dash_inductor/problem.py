@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from .decision import Declined
+from .decision import Declined, Stock
 from .schedule import TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
 from .templates.tiles import HALF, HEAD_DIMS, AnyTile, Tile, why_head_dims
@@ -23,8 +23,8 @@ class Problem:
 
     mask: full, causal or block_mask, with `block_size` rows and keys to a block. dtype: bf16, fp16, fp32, or torch's name of
     another. scale: of the scores, None for 1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores;
-    None where there are none. is_flex: whether it is FlexAttention's. value_dim: None for head_dim. All sizes but these two may be
-    torch.SymInt; comparisons of them guard.
+    None where there are none. value_dim: None for head_dim. stock: what it would keep; None where that is ruled out. Lengths, heads
+    and batch may be torch.SymInt; comparisons of them guard.
     """
 
     mask: str
@@ -39,7 +39,7 @@ class Problem:
     block_size: tuple[int, int] | None = None
     mods: int | None = None
     value_dim: int | None = None
-    is_flex: bool = False
+    stock: Stock | None = None
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:
@@ -100,9 +100,14 @@ class Problem:
             return Declined(f"causal with S_q={self.q_len} and S_k={self.kv_len}", as_mask)
         return None
 
-    def chains(self, tile: Tile) -> Any:
-        """KV tiles of all kv heads."""
-        return self.kv_heads_total * ((self.kv_len + tile.block_n - 1) // tile.block_n)
+    def chains_of_work(self, tile: Tile) -> Any:
+        """The work of a kv head, in chains as long as its longest one, rounded up.
+
+        Under a full mask all chains are as long. Any other is taken to be causal, as most are: its chains have half that length on
+        average. What the mask of a FlexAttention or of packed sequences shows is known at run time only.
+        """
+        kv_tiles = (self.kv_len + tile.block_n - 1) // tile.block_n
+        return kv_tiles if self.mask == "full" else (kv_tiles + 2) // 2
 
     def why_no_blocks(self, tile: AnyTile) -> Declined | None:
         """Why tiles do not fit the blocks of the mask; None if they do."""

@@ -8,8 +8,9 @@ from functools import cache, cached_property
 from typing import Any
 
 from .config import GLUON, Config
-from .decision import Declined, LeftToStock
-from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
+from .decision import Declined, Kernel, LeftToStock
+from .devices.cost_files import load_costs, load_tflops, load_two_pass, two_pass_percent
+from .devices.stock_kernels import published, stock_cost
 from .devices.target import Target
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
@@ -26,6 +27,7 @@ from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Templ
 # tensor cores 4,096 FLOP, of which the kernel gets about 0.4. Unmeasured proxy; error against the replay -32 % to +48 %.
 MOD_FLOP = 13
 FP32_BYTES = 4
+TIE = 1.05  # times our predicted speed, up to which ours is taken in the place of another deterministic kernel
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,10 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     assert tile
     if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(tile)):
         raise declined
+    asked = settings.template != "auto" or settings.schedule != "auto"
+    may_stay = settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
+    if may_stay:
+        _require_speed(problem, target, one_pass, two_pass)
     if one_pass is None:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
@@ -142,9 +148,8 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     costs = _costs(target, one_pass, two_pass)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
-    asked = settings.template != "auto" or settings.schedule != "auto"
-    if problem.is_flex and settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked:
-        _require_chains(problem, one_pass, costs, _two_pass_costs(target, _two_pass_tile(problem, target)))
+    if may_stay:
+        _require_chains(problem, one_pass, costs, target)
     resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
     if reason := _why_no_schedule(resolution):
         raise Declined(reason, DEFAULTS)
@@ -198,7 +203,8 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
 def _template_of_flex(problem: Problem, settings: Config) -> Template:
     """One pass, or two for larger head dims; Declined where the settings cannot be met."""
     if settings.kernel == GLUON:
-        others = "FlexAttention" if problem.is_flex else "mask but full and causal, and no function of scores"
+        is_flex = problem.stock is not None and problem.stock.kernel == Kernel.FLEX
+        others = "FlexAttention" if is_flex else "mask but full and causal, and no function of scores"
         raise Declined(f"kernel={GLUON!r} takes no {others}", DEFAULTS)
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
@@ -219,22 +225,55 @@ def _require_small(problem: Problem, settings: Config) -> None:
         raise Declined(reason, f"{DEFAULTS}: two passes take such head dims")
 
 
-def _require_chains(problem: Problem, tile: Tile, costs: Costs, two_pass: TwoPass) -> None:
-    """Raises LeftToStock where one pass has too few chains to fill the device, and two passes, as stock makes them, finish first.
+def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None) -> None:
+    """Raises LeftToStock where flash attention has an implementation that is deterministic, with a published speed above ours."""
+    implementation = problem.stock.implementation if problem.stock else None
+    figure = published(implementation, target.arch, problem.head_dims, problem.mask) if implementation else None
+    if figure is None:
+        return
+    tile = one_pass or two_pass
+    assert tile
+    of_one, (percent, _) = load_tflops(target.key, tile.mean_dim), two_pass_percent(target.key, tile.mean_dim)
+    ours = max(of_one if one_pass else 0, of_one * 100 / percent if two_pass else 0)
+    if figure.tflops > TIE * ours:
+        raise LeftToStock(
+            f"{implementation} is active in torch's registry, and deterministic: {figure}; ours {ours:.0f} TFLOPS predicted",
+            "none needed: guarantee='device', template='one_pass' or restore_flash_attention_impl() takes ours all the same",
+            implementation=implementation,
+        )
 
-    Two passes cost more for an element of the scores, in which the functions of the attention count twice, and fill the device
-    from a few chains on: so much fewer workers may one pass keep busy. The mask is not known here, and divides both times.
+
+def _require_chains(problem: Problem, tile: Tile, costs: Costs, target: Target) -> None:
+    """Raises LeftToStock where chains are few and stock's kernel, which is deterministic in the mode in force, is faster.
+
+    Then one pass takes as long as its longest chain. Stock's kernel takes as long as its own longest CTA, or what its work takes
+    when all SMs share it, whichever is more.
     """
-    share = _share_of_mods(problem, tile)
+    if problem.stock is None or not problem.stock.is_deterministic or problem.stock.implementation:
+        return
+    kernel, of_head = problem.stock.kernel, problem.chains_of_work(tile)
+    if kernel == Kernel.FLEX:
+        # Its longest CTA has the steps of our longest chain, and less to do in each.
+        name, shared, ends_sooner = "two passes", _two_passes_by_one(problem, tile, costs, target), True
+    else:
+        name, cost = "kernel in strict mode", stock_cost(kernel, target.arch, tile.mean_dim)
+        shared, longest = cost.shared / 100, of_head if kernel == Kernel.EFFICIENT else 1
+        ends_sooner = longest * cost.chain < 100 * problem.group
+    chains, least = problem.kv_heads_total * of_head, math.ceil(costs.workers / shared)
+    if ends_sooner and chains < least:
+        raise LeftToStock(
+            f"few KV tiles: all the work is {chains} times that of the longest chain, and one pass needs {least} times to be "
+            f"as fast as stock's {name}, deterministic too",
+            "none needed: template='one_pass' or guarantee='device' takes ours all the same",
+        )
+
+
+def _two_passes_by_one(problem: Problem, tile: Tile, costs: Costs, target: Target) -> float:
+    """The time of FlexAttention's two passes over that of one pass, for an element; its functions count twice in it."""
+    two_pass, share = _two_pass_costs(target, _two_pass_tile(problem, target)), _share_of_mods(problem, tile)
     one_ns = costs.step_ns / (tile.block_m * tile.block_n)
     two_ns = two_pass.kv_step_ns / (two_pass.block_m * two_pass.kv_rows) + two_pass.q_step_ns / (two_pass.q_rows * two_pass.block_n)
-    least = math.ceil(costs.workers * one_ns / (two_ns + 2 * one_ns * share / (1 + share)))
-    if problem.chains(tile) < least:
-        raise LeftToStock(
-            f"{problem.chains(tile)} KV tiles over all kv heads are fewer than the {least} from which one pass fills the device: "
-            "stock's two passes, which are deterministic too, are faster",
-            "none needed: template='one_pass' takes ours all the same",
-        )
+    return two_ns / one_ns + 2 * share / (1 + share)
 
 
 def _share_of_mods(problem: Problem, tile: Tile) -> float:

@@ -55,6 +55,7 @@ class Decision:
         remedy: what to change so that it is.
         stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode; None where that cannot
             be told.
+        left_to: the implementation of flash attention in torch's registry to which it is left, as deterministic and faster.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles: A, the CTAs that share a head, see `dash_inductor.schedule`.
         heads_in_flight: G, the heads that are worked on at a time.
@@ -83,6 +84,7 @@ class Decision:
     reason: str | None = None
     remedy: str | None = None
     stock_differs: bool | None = False
+    left_to: str | None = None
     tile: str | None = None
     family: str | None = None
     roles: int | None = None

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import Enum
+
 from .decided import Decision
 
 HALF_BYTES, FP32_BYTES = 2, 4
 TORCH = ("aten", "prims", "torch_attn", "higher_order", "onnx", "dash")  # namespaces
+
+
+class Kernel(str, Enum):
+    """Backwards of torch that may be deterministic."""
+
+    FLEX = "FlexAttention"
+    FLASH = "flash attention"
+    EFFICIENT = "memory-efficient attention"
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What an attention would keep.
+
+    strict: whether the deterministic mode raises an error where an op is not deterministic. Else it warns, and flash and
+    memory-efficient attention are not. implementation: the one of flash attention that is active in torch's registry, if it is
+    known to be deterministic in both modes; None for torch's own.
+    """
+
+    kernel: Kernel
+    strict: bool
+    implementation: str | None = None
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Whether it has the same bits in every run in that mode."""
+        return self.strict or self.kernel == Kernel.FLEX or self.implementation is not None
 
 
 def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
@@ -27,7 +57,7 @@ def stock_workspace_bytes(decision: Decision, sms: int) -> int | None:
         return None
     batch, heads, kv_heads, q_len, kv_len = map(int, sizes)
     head_dim, *_ = map(int, str(d.head_dim).split("/")) if str(d.head_dim).replace("/", "").isdigit() else (0,)
-    if not head_dim or d.mask == "varlen" or not is_of_torch(d.op):  # sequences are not counted
+    if not head_dim or d.mask == "varlen" or d.left_to or not is_of_torch(d.op):  # sequences are not counted
         return None
     total = batch * heads
     if "_flash_attention_backward" in d.op:
@@ -57,7 +87,7 @@ def stock_is_deterministic(decision: Decision, *, warn_only: bool) -> bool | Non
     """
     if not is_of_torch(decision.op):
         return None if decision.stock_differs is None else not decision.stock_differs
-    if decision.device == "cpu":
+    if decision.device == "cpu" or decision.left_to:
         return True
     if decision.stock_differs:
         return False

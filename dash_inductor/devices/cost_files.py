@@ -58,6 +58,15 @@ def two_pass_percent(device: str, head_dim: int) -> tuple[int, bool]:
     return entry["value"], entry["estimate"]
 
 
+def load_tflops(device: str, head_dim: int) -> int:
+    """Of one pass on the whole of a GPU, for a padded head dim.
+
+    >>> load_tflops("h100", head_dim=128)
+    495
+    """
+    return int(_entries(device, head_dim)["tflops"]["value"])
+
+
 def load_costs(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | None = None, ctas_per_sm: int = 1) -> Costs:
     """Costs of a device by name, for one tile size and padded head dim.
 

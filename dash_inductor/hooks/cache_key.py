@@ -12,14 +12,15 @@ from .. import emulation
 from ..config import current
 from ..devices.target import reserved_sms, sms_of_gpus
 from ..first_use.machine import driver, sources_digest
+from ..rewrite.stock_ops import active_implementation
 from . import failures
 
 
 def settings_key() -> tuple[Any, ...]:
-    """All of ours that decides what is generated; and the driver, with which a kernel was tried."""
+    """All of ours that decides what is generated; torch's flash attention; and the driver, with which a kernel was tried."""
     settings, emulated = current(), emulation.settings()
     sms = reserved_sms(settings), sms_of_gpus(), None if emulated is None else emulated.sms
-    return sources_digest(), settings.deciding(), *sms, driver()
+    return sources_digest(), settings.deciding(), *sms, active_implementation(), driver()
 
 
 def uuid() -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ..config import current
 from ..devices import target
 from ..first_use.machine import machine
+from ..rewrite.stock_ops import active_implementation, is_strict
 
 KEY = "dash_inductor/rank"
 
@@ -54,7 +55,8 @@ def compare_once(device: torch.device) -> None:
 
 def facts(device: torch.device) -> dict[str, str]:
     """What decides bits, by name."""
-    return machine(device) | {name: str(value) for name, value in current().deciding()}
+    torch_s = {"mode": "strict" if is_strict() else "warn_only", "flash attention": active_implementation() or "torch's"}
+    return machine(device) | {name: str(value) for name, value in current().deciding()} | torch_s
 
 
 def compare(store: dist.Store, rank: int, world_size: int, mine: dict[str, str]) -> list[str]:

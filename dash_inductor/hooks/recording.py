@@ -19,8 +19,14 @@ from torch._logging import trace_structured
 from ..config import current
 from ..decision import Decision, decisions_in, is_of_torch, report, take
 from ..first_use.verdict import is_trial
+from ..rewrite.stock_ops import active_implementation
 
 DYNAMO = "torch._dynamo.symbolic_convert"
+GONE = (
+    "dash_inductor left an attention of this graph to {0}, which was active in torch's registry when the graph was compiled and is "
+    "not now, so that the backward need not be deterministic. Call torch._dynamo.reset() after another implementation is activated "
+    "or restored, or activate {0} again"
+)
 COMPILED = "dash_compiled"  # in a compile context: `compiled_by`
 _warned: set[str] = set()
 
@@ -37,6 +43,7 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
     found = decisions_in(getattr(graph, "source_code", ""))
     if not found:
         return
+    _require_implementations(graph, found)
     compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
     _warn_of_third_parties(found)
     taken = take(found, compile_id=compile_id, compiled=name, is_backward=bool(options["is_backward"]))
@@ -45,6 +52,22 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
         metadata_fn=lambda: {"name": "dash_inductor", "encoding": "json"},
         payload_fn=lambda: json.dumps(report(taken, found), indent=1),
     )
+
+
+def _require_implementations(graph: Any, found: Sequence[Decision]) -> None:
+    """Has a graph see, whenever it runs, that the implementations of flash attention to which it leaves attentions are active."""
+    needed = sorted({decision.left_to for decision in found if decision.left_to})
+    if not needed:
+        return
+    run = graph.current_callable
+
+    def checked(inputs: Any) -> Any:
+        for implementation in needed:
+            if active_implementation() != implementation and torch.are_deterministic_algorithms_enabled():
+                raise RuntimeError(GONE.format(implementation))
+        return run(inputs)
+
+    graph.current_callable = checked
 
 
 def _warn_of_third_parties(found: Sequence[Decision]) -> None:

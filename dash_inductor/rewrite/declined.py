@@ -182,7 +182,8 @@ def unread(op: str, declined: Declined) -> Decision:
 
 
 def _why(declined: Declined) -> dict[str, Any]:
-    return {"reason": str(declined), "remedy": declined.remedy, "stock_differs": declined.stock_differs}
+    left_to = declined.implementation if isinstance(declined, LeftToStock) else None
+    return {"reason": str(declined), "remedy": declined.remedy, "stock_differs": declined.stock_differs, "left_to": left_to}
 
 
 def mask_of(named: Mapping[str, Any]) -> str:

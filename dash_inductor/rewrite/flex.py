@@ -5,11 +5,14 @@ The HOP stays in the graph: its subgraphs, fake and functionalisation are torch'
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
 from ..config import Config
-from ..decision import Declined
+from ..decision import Declined, Kernel, LeftToStock
+from ..devices.stock_kernels import published
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import FlexArguments, Mark
@@ -20,6 +23,7 @@ from .flex_node import say_rewritten
 from .origin import origin_of
 from .proofs import mask_of
 from .score_function import operations
+from .stock_ops import stock_of
 
 MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in an unrolled loop
 
@@ -39,10 +43,16 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
     """
     arguments = FlexArguments(*node.args)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
-    if declined := why_no_target(query.device) or _why_no_functions(node, arguments) or _why_no_batches(query, key):
-        raise declined
     mask = arguments.mask
-    proven = mask_of(mask, _graph(node, mask.mask_mod))
+    mask_mod = _graph(node, mask.mask_mod)
+    if declined := (
+        why_no_target(query.device)
+        or _why_no_functions(node, arguments)
+        or _why_no_backend(arguments, mask_mod, settings)
+        or _why_no_batches(query, key)
+    ):
+        raise declined
+    proven = mask_of(mask, mask_mod)
     problem = Problem.of(
         query,
         key,
@@ -50,16 +60,13 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         mask=proven or BLOCK_MASK,
         scale=arguments.scale,
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
-        is_flex=True,
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
+        stock=stock_of(Kernel.FLEX),
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 
 
 def _why_no_functions(node: fx.Node, arguments: FlexArguments) -> Declined | None:
-    backend = arguments.kernel_options.get("BACKEND", "AUTO")
-    if backend in ("FLASH", "TRITON_DECODE"):
-        return Declined(f"BACKEND={backend!r} is asked for", "leave BACKEND out of kernel_options")
     (output,) = (n for n in _graph(node, arguments.joint).graph.nodes if n.op == "output")
     if any(gradient is not None for gradient in output.args[0][5:]):  # after those of score, b, h, m, n
         return Declined(
@@ -69,6 +76,41 @@ def _why_no_functions(node: fx.Node, arguments: FlexArguments) -> Declined | Non
             stock_differs=True,
         )
     return None
+
+
+def _why_no_backend(arguments: FlexArguments, mask_mod: fx.GraphModule, settings: Config) -> Declined | None:
+    """Whoever asks for a backend keeps it, its forward too: what that saves is not known to fit our backward."""
+    backend = arguments.kernel_options.get("BACKEND", "AUTO")
+    if backend not in ("FLASH", "TRITON_DECODE"):
+        return None
+    reason, remedy = f"BACKEND={backend!r} is asked for", "leave BACKEND out of kernel_options"
+    if backend == "TRITON_DECODE":
+        return Declined(reason, remedy)
+    query, value = (x.meta["val"] for x in (arguments.query, arguments.value))
+    arch = target_of(query.device, settings).arch
+    if not _flash_is_deterministic(arch, arguments, mask_mod):
+        order = ", or make the BlockMask by create_block_mask(..., compute_dq_write_order=True)" if arch in (100, 103) else ""
+        return Declined(reason, f"{remedy}{order}", stock_differs=True)
+    asked = settings.guarantee != "run" or settings.template != "auto" or settings.schedule != "auto"
+    if asked:
+        return Declined(f"{reason}, with settings that ask for our kernels", remedy)
+    figure = published("FA4", arch, (query.shape[3], value.shape[3]), mask_of(arguments.mask, mask_mod) or BLOCK_MASK)
+    known = f": {figure}" if figure else ", with no published speed"
+    return LeftToStock(f"{reason}, FlashAttention 4, which is deterministic here{known}", f"none needed: for ours, {remedy}")
+
+
+def _flash_is_deterministic(arch: int | str, arguments: FlexArguments, mask_mod: fx.GraphModule) -> bool:
+    """As `create_flex_flash_attention_backward_kernel` in torch's flex_flash_attention.py has it, in either mode.
+
+    Without a mask, or on sm_100 with an order of dQ's sums in the block mask, which may have one since torch 2.13.
+    """
+    (output,) = (n for n in mask_mod.graph.nodes if n.op == "output")
+    if getattr(output.args[0], "target", None) is torch.ops.aten.full.default:
+        return arch in (90, 100, 103)
+    orders: list[Any] = [*arguments.block_mask[10:-3], None, None, None, None]
+    order, order_of_full, kv_order, kv_order_spt = orders[:4]
+    of_full = arguments.mask.full_q_num is None or order_of_full is not None
+    return arch in (100, 103) and order is not None and of_full and (kv_order is not None or kv_order_spt is not None)
 
 
 def _why_no_batches(query: torch.Tensor, key: torch.Tensor) -> Declined | None:

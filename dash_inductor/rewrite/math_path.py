@@ -29,6 +29,8 @@ aten = torch.ops.aten
 OP = "aten.scaled_dot_product_attention.default"
 REASON = "SDPA took the math path"
 REMEDY = "let torch take flash attention: bf16 or fp16, no sdpa_kernel(MATH), query, key and value of four dimensions"
+ROWS, EXPANDED = "make it contiguous in its last dimension", "call .contiguous() on it, after it is expanded"
+REPEATED = "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
 MATMULS = (aten.bmm.default, aten.mm.default)
 UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dynamo does not look into them
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
@@ -92,23 +94,43 @@ def _decided(softmax: list[fx.Node], weights: set[fx.Node]) -> tuple[Decision, D
 
 def _declined(call: _Call, scores: torch.Tensor) -> Declined:
     """With what kept all other ops from being taken, whatever the user asked for, if that is seen."""
-    if scores.dim() < 4:
-        dims = "give query, key and value four dimensions: [batch, heads, length, head dim]"
+    if scores.dim() != 4:
+        dims = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
         return Declined(f"{REASON}: inputs of {scores.dim()} dimensions, not 4", dims)
-    if scores.device.type != "cpu":  # more than one op to refuse it
-        return Declined(REASON, REMEDY)
-    if call.has_dropout:
+    on_gpu = scores.device.type != "cpu"
+    if call.has_dropout and not on_gpu:
         return Declined(f"{REASON}: dropout on the CPU", DROPOUT)
     of_query, of_value = call.head_dims
-    if isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value:
+    dims_differ = isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value
+    if dims_differ and not on_gpu:
         differ = f"head dims differ (query {of_query}, value {of_value})"
         return Declined(f"{REASON}: {differ}", "none needed: on a GPU another op takes such head dims")
-    for name, x in (("query", call.query), ("value", call.value)):  # the key is transposed, perhaps back to what it was before
-        stride = 1 if x is None or x.shape[-1] == 1 else x.stride(-1)
+    # The key is transposed, perhaps back to what it was before. A mask is refused for its strides on a GPU alone.
+    given = ("query", call.query, ROWS), ("value", call.value, ROWS), ("mask", call.given_mask if on_gpu else None, EXPANDED)
+    for name, x, remedy in given:
+        stride = 1 if x is None or _is_one(x.shape[-1]) else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
-            strided = f"the last stride of the {name} is {stride}, not 1"
-            return Declined(f"{REASON}: {strided}", "make it contiguous in its last dimension")
-    return Declined(REASON, REMEDY)
+            return Declined(f"{REASON}: the last stride of the {name} is {stride}, not 1", remedy)
+    return (_declined_heads(call, scores, dims_differ=dims_differ) if on_gpu else None) or Declined(REASON, REMEDY)
+
+
+def _declined_heads(call: _Call, scores: torch.Tensor, *, dims_differ: bool) -> Declined | None:
+    """On a GPU, where key and value have fewer heads than query: of half precision flash attention takes these, if told of them."""
+    _, heads, q_len, kv_len = map(size_text, scores.shape)
+    kv_heads = call.kv_heads(heads)
+    if not (isinstance(heads, int) and isinstance(kv_heads, int)) or kv_heads == heads:
+        return None
+    if call.dtype not in ("bf16", "fp16") or call.mask == UNKNOWN:
+        return None
+    few = f"key and value have {kv_heads} head{'s' if kv_heads > 1 else ''}, and query {heads}"
+    under = "under a mask" if call.mask == "given" else "with another head dim of value" if dims_differ else None
+    if call.mask == "causal" and q_len != kv_len:
+        under = "under a causal mask of unlike lengths"
+    if under:
+        return Declined(f"{REASON}: {few}, {under}, which neither flash nor memory-efficient attention takes", REPEATED)
+    if kv_heads == 1:  # of several torch itself asks for enable_gqa
+        return Declined(f"{REASON}: {few}, without enable_gqa", "pass enable_gqa=True")
+    return None
 
 
 class _Call:
@@ -134,6 +156,12 @@ class _Call:
         if any(original(node) == "aten.tril.default" for node in added):
             return "causal"
         return UNKNOWN if added else "full"
+
+    @property
+    def given_mask(self) -> torch.Tensor | None:
+        """As the user gave it."""
+        given = _only(n for n in self._to_scores if not self._has(n) and is_tensor(n)) if self._function in SDPA else None
+        return None if given is None else given.meta["val"]
 
     @property
     def dtype(self) -> str:
@@ -181,6 +209,10 @@ def is_softmax(node: fx.Node) -> bool:
     # A nested_compile_region is traced twice: the second time it is of other ops already.
     again = original(node) == str(node.target) == "aten.amax.default" and stack[-1][1] in SDPA
     return again or original(node) == "aten._safe_softmax.default"
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
 
 
 def _is_matmul(node: fx.Node) -> bool:

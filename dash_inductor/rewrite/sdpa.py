@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from .. import op
 from ..config import Config
-from ..decision import Declined
+from ..decision import Declined, Kernel, Stock, is_of_torch
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import MARK, Mark
@@ -25,7 +25,7 @@ from .mask_function import MaskFunction, read
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
 from .score_function import ScoreFunction
-from .stock_ops import FLASH, ON_CPU, ON_GPU, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of
+from .stock_ops import EFFICIENT, FLASH, ON_CPU, ON_GPU, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of, stock_of
 
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
 
@@ -73,11 +73,20 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
     mods = None if scores is None else scores.operations
-    problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size, mods=mods)
+    others = {"block_size": block_size, "mods": mods, "stock": _kept(stock, mask)}
+    problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock):
         raise declined
     return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [])
+
+
+def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
+    """What may be kept. Torch's own flash attention never is: under full and causal masks ours may have two passes."""
+    if stock.op is FLASH and is_of_torch(str(stock.called)):
+        flash = stock_of(Kernel.FLASH)
+        return flash if flash.implementation else None
+    return stock_of(Kernel.EFFICIENT) if mask == BLOCK_MASK and stock.op is EFFICIENT else None
 
 
 def _wrong_op(op: OpOverload, device: torch.device) -> Declined | None:

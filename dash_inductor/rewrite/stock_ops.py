@@ -14,6 +14,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.nn.attention import varlen
 
+from ..decision import Kernel, Stock
+from ..devices.stock_kernels import DETERMINISTIC
 from ..op import FLEX_BACKWARD, FlexArguments
 from .mask_function import MaskFunction
 from .nodes import call
@@ -95,6 +97,23 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         trains_mask=node.target is EFFICIENT and (named["grad_input_mask"][3] or _takes_fourth(node)),
         **{name: named[name] for name in ("query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")},
     )
+
+
+def stock_of(kernel: Kernel) -> Stock:
+    """A kernel of torch in the deterministic mode in force, by which Dynamo guards a graph."""
+    implementation = active_implementation() if kernel == Kernel.FLASH else None
+    return Stock(kernel, is_strict(), implementation)
+
+
+def is_strict() -> bool:
+    """Whether deterministic mode, which is on, raises errors."""
+    return not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def active_implementation() -> str | None:
+    """That of flash attention in torch's registry, if it is one that is known to be deterministic."""
+    name = torch.nn.attention.current_flash_attention_impl()
+    return name if name in DETERMINISTIC else None
 
 
 def _takes_fourth(node: fx.Node) -> bool:

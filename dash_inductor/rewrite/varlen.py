@@ -20,7 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend, varlen
 
 from ..config import Config
-from ..decision import Declined
+from ..decision import Declined, Kernel
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import Mark
@@ -33,7 +33,7 @@ from .nodes import call, value_of
 from .origin import origin_of
 from .score_function import OfFlashAttn
 from .sdpa import SCALE
-from .stock_ops import CALLED, SCORES, arguments
+from .stock_ops import CALLED, SCORES, arguments, stock_of
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
@@ -95,7 +95,10 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     scores: OfFlashAttn | None = node.meta.get(SCORES)
     mods = scores and scores.function(0).operations
     block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
-    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=block_size, mods=mods)
+    # Of another package's op, which does not read torch's mode, ours is taken always.
+    stock = None if CALLED in node.meta else stock_of(Kernel.FLASH)
+    others = {"block_size": block_size, "mods": mods, "stock": stock}
+    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
     return require_fit(resolve(problem, settings, target), query.device), window_of(named)
 
 

@@ -23,7 +23,10 @@ from torch.nn.attention import varlen as torch_varlen
 from torch.nn.attention.varlen import varlen_attn
 
 from dash_inductor import decisions, enabled
+from dash_inductor.codegen.generate import deterministic
+from dash_inductor.decision import Kernel, Stock
 from dash_inductor.emulation import emulate
+from dash_inductor.resolve import resolve
 from dash_inductor.rewrite import varlen as rewriting
 from dash_inductor.rewrite.stock_ops import VARLEN
 
@@ -248,6 +251,16 @@ ENDS_ON_THE_RIGHT = Packed((20, 22), (20, 12), window=(4, -1))
 )
 def test_reasons(attention, settings, expected):
     assert (reason_of(attention, **settings) or "").startswith(expected)
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_the_mode_is_asked_with_the_attention(warn_only, monkeypatch):
+    """Of it depends whether a faster stock kernel may be kept."""
+    asked = []
+    monkeypatch.setattr(rewriting, "resolve", lambda problem, *others: asked.append(problem.stock) or resolve(problem, *others))
+    with deterministic(warn_only=warn_only):
+        assert reason_of(SHORT) is None
+    assert set(asked) == {Stock(Kernel.FLASH, strict=not warn_only)}
 
 
 def test_settings_of_inductor():

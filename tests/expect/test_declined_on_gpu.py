@@ -245,8 +245,8 @@ ATOMICS = (
 )
 NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128".format
 FEW = (
-    "32 KV tiles over all kv heads are fewer than the 129 from which one pass fills the device: stock's two passes, which are "
-    "deterministic too, are faster"
+    "few KV tiles: all the work is 17 times that of the longest chain, and one pass needs 129 times to be as fast as stock's two "
+    "passes, deterministic too"
 )
 
 

@@ -40,13 +40,23 @@ def masked(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, padding:
     return dq, *(aten.sum(aten.view(x, repeated), [2]) for x in (dk, dv))
 
 
-def code(head_dim: int = 64, length: int = LENGTH, key: str = "h100") -> Generated:
+def code(
+    head_dim: int = 64,
+    length: int = LENGTH,
+    key: str = "h100",
+    heads: int = HEADS,
+    kv_heads: int = KV_HEADS,
+    *,
+    warn_only: bool = False,
+) -> Generated:
     def inputs() -> list[Tensor]:
-        heads = (HEADS, KV_HEADS, KV_HEADS, HEADS)
-        rows = [torch.empty(BATCH, length, n, head_dim, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for n in heads]
+        rows = [
+            torch.empty(BATCH, length, n, head_dim, dtype=torch.bfloat16, device="cuda").transpose(1, 2)
+            for n in (heads, kv_heads, kv_heads, heads)
+        ]
         return [*rows, torch.empty(BATCH, length, dtype=torch.int64, device="cuda")]
 
-    with deterministic(), dash_inductor.enabled():
+    with deterministic(warn_only=warn_only), dash_inductor.enabled():
         return generate(masked, inputs, key)
 
 
@@ -96,3 +106,15 @@ def test_what_is_recorded(generated: Generated) -> None:
         *("aten._scaled_dot_product_efficient_attention_backward.default", "block_mask"),
         *(HEADS, KV_HEADS, None),
     )
+
+
+@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
+def test_few_tiles_stay_where_the_mode_makes_stock_deterministic(warn_only: bool) -> None:
+    """One kv head for many query heads, each of which has a CTA of stock's kernel in strict mode."""
+    generated = code(length=512, heads=64, kv_heads=1, warn_only=warn_only)
+    (decision,) = generated.decisions
+    assert (decision.template, bool(launches(generated))) == (("one_pass", True) if warn_only else (None, False))
+    assert warn_only or (decision.reason or "").startswith(
+        "few KV tiles: all the work is 6 times that of the longest chain, and one"
+    )
+    assert generated.source.count("_scaled_dot_product_efficient_attention_backward.default(") == (not warn_only)

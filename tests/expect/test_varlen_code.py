@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -15,7 +16,7 @@ from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, g
 from dash_inductor.hooks.install import install, is_enabled, uninstall
 from dash_inductor.rewrite.stock_ops import VARLEN
 
-TOKENS, SEQUENCES, HEADS, KV_HEADS, HEAD_DIM = 8192, 16, 8, 2, 64
+TOKENS, SEQUENCES, HEADS, KV_HEADS, HEAD_DIM = 16384, 16, 8, 2, 64
 WINDOW = [200, 0]
 
 
@@ -40,8 +41,8 @@ def arguments() -> list[Tensor]:
     return [*tensors, torch.empty(SEQUENCES + 1, dtype=torch.int32, device="cuda")]
 
 
-def generated(*, dynamic: bool = False, key: str = "h100") -> Generated:
-    with deterministic():
+def generated(*, dynamic: bool = False, key: str = "h100", warn_only: bool = False) -> Generated:
+    with deterministic(warn_only=warn_only):
         return generate(attention, arguments, key, dynamic_dims=(0,) if dynamic else ())
 
 
@@ -59,7 +60,7 @@ def test_the_mask_in_one_kernel() -> None:
     elements = [math.prod(int(x) for x in size.split(",") if x.strip()) for size in sizes]
     assert (TOKENS // 128) ** 2 in elements and max(elements) == TOKENS * HEADS * HEAD_DIM < TOKENS**2 / 4
     (decision,) = code.decisions
-    assert (decision.op, decision.mask, decision.shape) == (str(VARLEN), "varlen", "B=1 H=8/2 S=8192 D=64 bf16")
+    assert (decision.op, decision.mask, decision.shape) == (str(VARLEN), "varlen", "B=1 H=8/2 S=16384 D=64 bf16")
 
 
 def test_lengths_known_at_run_time_only() -> None:
@@ -67,6 +68,21 @@ def test_lengths_known_at_run_time_only() -> None:
     assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
     (decision,) = code.decisions
     assert decision.mask == "varlen" and not isinstance(decision.q_len, int)
+
+
+@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
+def test_few_tiles_stay_where_the_mode_makes_stock_deterministic(monkeypatch: pytest.MonkeyPatch, warn_only: bool) -> None:
+    monkeypatch.setattr(sys.modules[__name__], "TOKENS", 2048)
+    code = generated(warn_only=warn_only)
+    (decision,) = code.decisions
+    assert templates(code) == (["preprocess", "block_ranks", "block_rows", "block_mask"] if warn_only else [])
+    assert decision.reason == (
+        None
+        if warn_only
+        else "few KV tiles: all the work is 18 times that of the longest chain, and one pass needs 70 times to be as fast as "
+        "stock's kernel in strict mode, deterministic too"
+    )
+    assert code.source.count("torch.ops.torch_attn._varlen_attn_backward.default(") == (not warn_only)
 
 
 @pytest.mark.nightly

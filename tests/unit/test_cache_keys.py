@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch._dynamo import device_interface
 from torch._dynamo.utils import counters
 from torch._inductor.codegen import common
+from torch.nn.attention import _registry
 
 import dash_inductor
 from dash_inductor import config
@@ -147,6 +148,19 @@ def test_a_fork_that_cannot_use_its_gpu_has_a_key(monkeypatch):
     for name, answer in {"is_available": lambda: True, "device_count": lambda: 1, "get_device_properties": refuse}.items():
         monkeypatch.setattr(device_interface.get_interface_for_device("cuda"), name, staticmethod(answer))
     assert cache_key.settings_key() == without
+
+
+def test_another_flash_attention_misses(cached, monkeypatch):
+    """torch's registry says which is active; of one that nobody knows to be deterministic nothing depends."""
+    handle = SimpleNamespace(remove=lambda: None)
+    for name, expected in (("FA4", (0, 2)), ("unknown", (2, 0))):
+        monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, name, lambda: handle)
+        torch.nn.attention.activate_flash_attention_impl(name)
+        try:
+            assert compiled() == expected, name
+        finally:
+            torch.nn.attention.restore_flash_attention_impl()
+        assert compiled() == (2, 0)
 
 
 def test_another_driver_misses(cached, monkeypatch):

@@ -48,6 +48,7 @@ def test_facts_are_the_settings_and_the_machine():
     found = ranks.facts(CPU)
     assert {"dash_inductor", "torch", "triton", "device"} <= set(found) and found["torch"] == torch.__version__
     assert {name for name, _ in config.current().deciding()} <= set(found)
+    assert (found["mode"], found["flash attention"]) == ("strict", "torch's")
 
 
 @pytest.mark.parametrize("guarantee", ["run", "device", "batch"])

@@ -22,6 +22,7 @@ def declined(op: object, device: str = "h100", stock_differs: bool = False, **si
         (declined(EFFICIENT), (True, False)),
         (declined(VARLEN), (True, False)),
         (declined(VARLEN, stock_differs=True), (False, False)),
+        (declined(FLASH, left_to="FA4"), (True, True)),
         (declined(CUDNN), (False, False)),
         (declined(FLEX_BACKWARD), (True, True)),
         (declined(FLEX_BACKWARD, stock_differs=True), (False, False)),
@@ -43,7 +44,14 @@ def test_what_flash_attention_allocates():
 
 
 @pytest.mark.parametrize(
-    "decision", [declined(CUDNN), declined(FLASH, q_len="s0"), declined(FLASH, mask="varlen"), declined(MATH_PATH)]
+    "decision",
+    [
+        declined(CUDNN),
+        declined(FLASH, q_len="s0"),
+        declined(FLASH, mask="varlen"),
+        declined(MATH_PATH),
+        declined(FLASH, left_to="FA4"),
+    ],
 )
 def test_what_is_not_known(decision):
     assert stock_workspace_bytes(decision, sms=132) is None

@@ -1,0 +1,137 @@
+"""SDPA that torch makes matmuls of on a GPU: why, and that the remedy lets another op take it, which is rewritten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dash_inductor import explain
+from dash_inductor.rewrite.math_path import OP, REASON, REMEDY
+
+LENGTH, HEADS = 256, 8
+Attend = Callable[..., Tensor]
+
+
+def of(heads: int = HEADS, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.zeros(1, heads, LENGTH, head_dim, dtype=dtype)
+
+
+class Model(nn.Module):
+    """Attends to scaled query, key and value."""
+
+    def __init__(self, attend: Attend, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.scale, self.attend = nn.Parameter(torch.ones(1, dtype=dtype)), attend
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+        return self.attend(query * self.scale, key * self.scale, value * self.scale, *others)
+
+
+def row(attend: Attend, inputs: Sequence[Tensor]) -> Any:
+    (found,) = explain(Model(attend, inputs[0].dtype), *inputs, device="h100")
+    return found
+
+
+def causal(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
+
+
+def padded(query: Tensor, key: Tensor, value: Tensor, padding: Tensor, **options: Any) -> Tensor:
+    seen = padding.bool()[:, None, None] & torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, **options)
+
+
+def biased(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+
+
+def repeated(attend: Attend) -> Attend:
+    def of_all(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+        key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
+        return attend(query, key, value, *others)
+
+    return of_all
+
+
+def with_gqa(attend: Attend) -> Attend:
+    return lambda *inputs: attend(*inputs, enable_gqa=True)
+
+
+def by_row(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A mask that hides rows: its last stride is 0."""
+    return biased(query, key, value, (torch.arange(LENGTH) % 7 > 0)[:, None].expand(LENGTH, LENGTH))
+
+
+def by_row_in_full(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return biased(query, key, value, (torch.arange(LENGTH) % 7 > 0)[:, None].expand(LENGTH, LENGTH).contiguous())
+
+
+def in_five(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return causal(*(x.unflatten(1, (2, -1)) for x in (query, key, value))).flatten(1, 2)
+
+
+ALL, ONE, FOUR, PADDING = (of(),) * 3, of(1), of(4), torch.ones(1, LENGTH, dtype=torch.int64)
+FEW = "key and value have {}, and query 8, {}".format
+UNDER_MASK = "under a mask, which neither flash nor memory-efficient attention takes"
+REPEAT = "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
+CASES: dict[str, tuple[Attend, Sequence[Tensor], str, str, Attend]] = {
+    "one kv head": (causal, (of(), ONE, ONE), FEW("1 head", "without enable_gqa"), "pass enable_gqa=True", with_gqa(causal)),
+    "one kv head, a mask": (padded, (of(), ONE, ONE, PADDING), FEW("1 head", UNDER_MASK), REPEAT, repeated(padded)),
+    "groups, a mask": (with_gqa(padded), (of(), FOUR, FOUR, PADDING), FEW("4 heads", UNDER_MASK), REPEAT, repeated(padded)),
+    "groups, lengths": (
+        *(with_gqa(causal), (of(), of(4)[:, :, :128], of(4)[:, :, :128])),
+        FEW("4 heads", "under a causal mask of unlike lengths, which neither flash nor memory-efficient attention takes"),
+        *(REPEAT, repeated(causal)),
+    ),
+    "groups, head dims": (
+        *(with_gqa(causal), (of(), FOUR, of(4, head_dim=32))),
+        FEW("4 heads", "with another head dim of value, which neither flash nor memory-efficient attention takes"),
+        *(REPEAT, repeated(causal)),
+    ),
+    "a mask of rows": (
+        *(by_row, ALL, "the last stride of the mask is 0, not 1"),
+        *("call .contiguous() on it, after it is expanded", by_row_in_full),
+    ),
+    "five dimensions": (
+        *(in_five, ALL, "inputs of 5 dimensions, not 4"),
+        *("reshape query, key and value to four dimensions: [batch, heads, length, head dim]", causal),
+    ),
+    "columns": (
+        *(lambda q, k, v: causal(q.mT.contiguous().mT, k, v), ALL, "the last stride of the query is 256, not 1"),
+        *("make it contiguous in its last dimension", causal),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_reasons(name):
+    attend, inputs, reason, remedy, mended = CASES[name]
+    found = row(attend, inputs)
+    assert (found.op, found.reason, found.remedy) == (OP, f"{REASON}: {reason}", remedy)
+    assert row(mended, inputs).rewritten
+
+
+@pytest.mark.parametrize(
+    ("attend", "inputs"),
+    [
+        (with_gqa(causal), (of(dtype=torch.float32), of(4, dtype=torch.float32), of(4, dtype=torch.float32))),
+        (causal, (torch.zeros(2, HEADS, LENGTH, 64, dtype=torch.bfloat16), of(), of())),
+    ],
+)
+def test_what_the_graph_does_not_show_is_not_said(attend, inputs):
+    found = row(attend, inputs)
+    assert (found.op, found.reason, found.remedy) == (OP, REASON, REMEDY)
+
+
+def test_a_bias_of_the_users():
+    """In columns; once it is contiguous, it is another op's, which has a reason of its own."""
+    inputs = of(), of(), of(), torch.zeros(1, HEADS, LENGTH, LENGTH, dtype=torch.bfloat16)
+    found = row(lambda q, k, v, bias: biased(q, k, v, bias.mT), inputs)
+    assert found.reason == f"{REASON}: the last stride of the mask is {LENGTH}, not 1"
+    mended = row(lambda q, k, v, bias: biased(q, k, v, bias.mT.contiguous()), inputs)
+    assert "efficient" in mended.op

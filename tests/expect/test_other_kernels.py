@@ -1,0 +1,141 @@
+"""Deterministic kernels of others that are active or asked for, on GPUs that are not there: what explain says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.attention import _registry, activate_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+from dash_inductor import enabled, explain
+from dash_inductor.codegen.generate import deterministic
+
+LENGTH = 512
+FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
+FA4 = "FA4 is active in torch's registry, and deterministic: 1097 TFLOPS measured (B200, head dim 128, causal, "
+
+
+class Model(nn.Module):
+    """Attends to a scaled tensor."""
+
+    def __init__(self, attend: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.scale, self.attend = nn.Parameter(torch.ones(1, dtype=torch.bfloat16)), attend
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x * self.scale)
+
+
+def row(attend: Callable[[Tensor], Tensor], device: str, head_dim: int = 128) -> Any:
+    x = torch.zeros(4, 16, LENGTH, head_dim, dtype=torch.bfloat16)
+    report = explain(Model(attend), x, device=device)
+    (found,) = report
+    assert found.reason is None or found.reason in " ".join(str(report).split())
+    return found
+
+
+def causal(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def masked(x: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril().triu(-100))
+
+
+@pytest.fixture
+def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Activates an implementation of a name, which computes nothing."""
+
+    def activate(name: str) -> None:
+        monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, name, lambda: SimpleNamespace(remove=lambda: None))
+        activate_flash_attention_impl(name)
+
+    yield activate
+    restore_flash_attention_impl(_raise_warn=False)
+
+
+@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
+def test_a_faster_one_stays(active, warn_only):
+    """In both modes; under warn_only torch prefers cuDNN, unless that is switched off."""
+    enabled_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        with deterministic(warn_only=warn_only):
+            assert row(causal, "b200").rewritten
+            active("FA4")
+            found = row(causal, "b200")
+            assert (found.op, found.deterministic, found.decision.left_to) == (FLASH, True, "FA4")
+            assert found.reason.startswith(FA4) and "restore_flash_attention_impl()" in found.remedy
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(enabled_cudnn)
+
+
+def test_what_it_does_not_take_or_is_not_known_to_be_faster_at_is_ours(active):
+    active("FA4")
+    assert row(masked, "b200").op == EFFICIENT and row(masked, "b200").rewritten
+    assert row(causal, "b200", 64).rewritten and row(causal, "h100").rewritten
+    for settings in ({"guarantee": "device"}, {"template": "one_pass"}):
+        with enabled(**settings):
+            assert row(causal, "b200").rewritten
+    active("FA3")
+    assert row(causal, "h100").rewritten and row(causal, "b200").rewritten
+
+
+ASKED = "BACKEND='FLASH' is asked for"
+OURS = "leave BACKEND out of kernel_options"
+
+
+def by_flash(mask: Callable[..., Any] | None = None, **options: Any) -> Callable[[Tensor], Tensor]:
+    blocks = mask and create_block_mask(mask, None, None, LENGTH, LENGTH, device="cpu", **options)
+    return lambda x: flex_attention(x, x, x, block_mask=blocks, kernel_options={"BACKEND": "FLASH"})
+
+
+def below(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
+    return m >= n
+
+
+@pytest.mark.parametrize(
+    ("attend", "device", "left", "said"),
+    [
+        (by_flash(), "h100", True, ", FlashAttention 4, which is deterministic here, with no published speed"),
+        (
+            by_flash(),
+            "b200",
+            True,
+            ", FlashAttention 4, which is deterministic here: 1167 TFLOPS measured (B200, head dim 128, full,",
+        ),
+        (by_flash(), "a100", False, ""),
+        (by_flash(below), "h100", False, ""),
+        (by_flash(below), "b200", False, ""),
+    ],
+)
+def test_flash_that_is_asked_for_in_flex_attention(attend, device, left, said):
+    """It stays; where it is deterministic, nobody is told of a fallback."""
+    with enabled(on_unsupported="fallback"):
+        found = row(attend, device)
+    assert found.reason.startswith(f"{ASKED}{said}") and found.deterministic == left
+    order = ", or make the BlockMask by create_block_mask(..., compute_dq_write_order=True)" if device == "b200" else ""
+    assert found.remedy == (f"none needed: for ours, {OURS}" if left else f"{OURS}{order}")
+
+
+@pytest.mark.parametrize(("device", "left"), [("b200", True), ("h100", False)])
+def test_an_order_of_the_sums_in_the_block_mask(device, left):
+    """Which torch 2.11 does not have."""
+    try:
+        attend = by_flash(below, compute_dq_write_order=True)
+    except TypeError:
+        pytest.skip("torch has no order of the sums")
+    assert row(attend, device).deterministic == left
+
+
+def test_settings_that_ask_for_ours_are_told_that_they_are_not_met():
+    for settings in ({"guarantee": "batch"}, {"template": "one_pass"}, {"schedule": "descending"}):
+        with enabled(**settings):
+            found = row(by_flash(), "b200")
+        assert (found.reason, found.remedy) == (f"{ASKED}, with settings that ask for our kernels", OURS)
