@@ -116,11 +116,12 @@ def test_a_flex_attention_beside_stock():
 def test_every_cell_of_the_tables():
     """All of what there is a tile for, once; past a head dim of 128 in two passes alone."""
     found = cells()
-    assert len(set(found)) == len(found) == len(DEVICES) * 2 * (len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * 2)
+    assert len(set(found)) == len(found) == len(DEVICES) * 2 * (len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2))
     assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
     assert {(cell.head_dim, cell.value_dim) for cell in found if cell.value_dim} == {(96, 64), (192, 128)}
     assert all(cell.rules.tile for cell in found)
     assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass"}
+    assert {cell.shape for cell in found if cell.template == "two_pass"} == {*SHAPES, *FLEX_SHAPES}
     assert cells(arch=["sm_90"], template=["one_pass"], dtype=["fp16"], head_dim=[96], shape=["full"]) == [
         Cell("sm_90", "one_pass", "fp16", 96, "full"),
         Cell("sm_90", "one_pass", "fp16", 96, "full", 64),
