@@ -11,7 +11,7 @@ from .schedule import TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
 from .templates.tiles import HALF, HEAD_DIMS, AnyTile, Tile, why_head_dims
 
-MAX_BLOCKS = 2**15  # blocks of Q that an entry of a row can name (templates/block_rows.py.jinja)
+MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_rows.py.jinja)
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
@@ -22,9 +22,9 @@ class Problem:
     the place of head_dim.
 
     mask: full, causal or block_mask, with `block_size` rows and keys to a block. dtype: bf16, fp16, fp32, or torch's name of
-    another. scale: of the scores, None for 1 / sqrt(head_dim). mods: of FlexAttention, how many operations its functions do for an
-    element of the scores; else None. value_dim: None for head_dim. stock: what it would keep; None where that is ruled out.
-    Lengths, heads and batch may be torch.SymInt; comparisons of them guard.
+    another. scale: of the scores, None for 1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores;
+    None where there are none. value_dim: None for head_dim. stock: what it would keep; None where that is ruled out. Lengths, heads
+    and batch may be torch.SymInt; comparisons of them guard.
     """
 
     mask: str
@@ -109,14 +109,15 @@ class Problem:
         kv_tiles = (self.kv_len + tile.block_n - 1) // tile.block_n
         return kv_tiles if self.mask == "full" else (kv_tiles + 2) // 2
 
-    def why_no_blocks(self, tile: Tile) -> Declined | None:
+    def why_no_blocks(self, tile: AnyTile) -> Declined | None:
         """Why tiles do not fit the blocks of the mask; None if they do."""
         assert self.block_size
-        (rows, keys), tiles = self.block_size, f"{tile.block_m} x {tile.block_n}"
-        if rows % tile.block_m or keys % tile.block_n:
+        (rows, keys), (most_rows, most_keys) = self.block_size, tile.largest
+        if rows % most_rows or keys % most_keys:
             whole = "make the BlockMask with BLOCK_SIZE=(128, 128)"
-            return Declined(f"BLOCK_SIZE ({rows}, {keys}) is no multiple of the tile's {tiles}", whole)
-        if self.q_len > MAX_BLOCKS * rows or self.kv_len > MAX_N_KV * tile.block_n:
+            return Declined(f"BLOCK_SIZE ({rows}, {keys}) is no multiple of the tile's {most_rows} x {most_keys}", whole)
+        most = MAX_N_KV * tile.block_n if isinstance(tile, Tile) else MAX_BLOCKS * keys
+        if self.q_len > MAX_BLOCKS * rows or self.kv_len > most:
             return self._too_long("blocks or tiles")
         return None
 

@@ -133,6 +133,10 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         one_pass, two_pass = _tiles(template, problem, settings, target)
     except NoTile as no_tile:
         raise Declined(str(no_tile), no_tile.remedy) from None
+    tile = one_pass or two_pass
+    assert tile
+    if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(tile)):
+        raise declined
     asked = settings.template != "auto" or settings.schedule != "auto"
     may_stay = settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
     if may_stay:
@@ -140,8 +144,6 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if one_pass is None:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
-        raise declined
-    if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(one_pass)):
         raise declined
     costs = _costs(target, one_pass, two_pass)
     if problem.mods:
@@ -166,9 +168,12 @@ def _two_pass_tile(problem: Problem, target: Target) -> TwoPassTile:
     return tiles.two_pass_tile(target.arch, problem.dtype, *problem.head_dims)
 
 
-def mask_block(target: Target) -> tuple[int, int]:
-    """Queries and keys of a block of a mask that the pass makes: every tile of the target divides it."""
-    return (32, 32) if target.arch == tiles.EMULATED else (128, 128)
+def mask_block(target: Target, settings: Config, head_dims: tuple[int, int]) -> tuple[int, int]:
+    """Queries and keys of a block of a mask that the pass makes: the tile that walks it divides it."""
+    if target.arch != tiles.EMULATED:
+        return 128, 128
+    takes_two = settings.template == Template.TWO_PASS or max(head_dims) > ONE_PASS_HEAD_DIM
+    return (32, 64) if takes_two else (32, 32)
 
 
 def template_for(problem: Problem, settings: Config, target: Target) -> Template:
@@ -183,12 +188,9 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
         return Template.TWO_PASS
-    asked = [name for name in ("template", "schedule") if getattr(settings, name) != "auto"]  # schedules are of one pass
+    _require_small(problem, settings)
     most = max(problem.head_dims)
-    if asked:
-        if most > ONE_PASS_HEAD_DIM:
-            by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked)
-            raise Declined(f"{_too_large(problem)}, which {by} asks for", f"{DEFAULTS}: two passes take such head dims")
+    if settings.template != "auto" or settings.schedule != "auto":
         return Template.ONE_PASS
     if most > ONE_PASS_HEAD_DIM:
         return Template.TWO_PASS
@@ -199,22 +201,28 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
 
 
 def _template_of_flex(problem: Problem, settings: Config) -> Template:
-    """One pass, which alone takes functions of positions; Declined where settings or head dim ask for another template."""
-    for name, other in (("template", Template.TWO_PASS.value), ("kernel", GLUON)):
-        if getattr(settings, name) == other:
-            others = "mask but full and causal" if problem.mods is None else "FlexAttention"
-            raise Declined(f"{name}={other!r} takes no {others}", DEFAULTS)
+    """One pass, or two for larger head dims; Declined where the settings cannot be met."""
+    if settings.kernel == GLUON:
+        is_flex = problem.stock is not None and problem.stock.kernel == Kernel.FLEX
+        others = "FlexAttention" if is_flex else "mask but full and causal, and no function of scores"
+        raise Declined(f"kernel={GLUON!r} takes no {others}", DEFAULTS)
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
         raise Declined(reason, DEFAULTS)
-    if max(problem.head_dims) > ONE_PASS_HEAD_DIM:
-        others = "under this mask head dims up to 128 are taken: use more heads, or is_causal or no mask, which take 256"
-        raise Declined(_too_large(problem), others)
-    return Template.ONE_PASS
+    if settings.template == Template.TWO_PASS:
+        return Template.TWO_PASS
+    _require_small(problem, settings)
+    return Template.TWO_PASS if max(problem.head_dims) > ONE_PASS_HEAD_DIM else Template.ONE_PASS
 
 
-def _too_large(problem: Problem) -> str:
-    return f"head dim {tiles.dims_text(*problem.head_dims)} is more than the {ONE_PASS_HEAD_DIM} of one pass"
+def _require_small(problem: Problem, settings: Config) -> None:
+    """Raises Declined for a head dim that one pass does not take, where the settings ask for it: schedules are of one pass."""
+    asked = [name for name in ("template", "schedule") if getattr(settings, name) != "auto"]
+    if asked and max(problem.head_dims) > ONE_PASS_HEAD_DIM:
+        by = " and ".join(f"{name}={getattr(settings, name)!r}" for name in asked)
+        dims = tiles.dims_text(*problem.head_dims)
+        reason = f"head dim {dims} is more than the {ONE_PASS_HEAD_DIM} of one pass, which {by} asks for"
+        raise Declined(reason, f"{DEFAULTS}: two passes take such head dims")
 
 
 def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None) -> None:

@@ -1,8 +1,9 @@
-"""Tables, and lists of figures, as plain text."""
+"""Tables, lists of figures and errors, as plain text."""
 
 from __future__ import annotations
 
 import itertools
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 
@@ -69,3 +70,11 @@ def _figure(value: object) -> str:
     if value is None:
         return "-"
     return f"{value:,}" if type(value) is int else str(value)
+
+
+def in_one_line(error: BaseException) -> str:
+    """The error in one line; of one that Dynamo reports, what it reports."""
+    if match := re.search(r"\bgot (\w+)\(['\"](.+?)['\"]\)\s*$", str(error), re.MULTILINE):
+        return f"{match[1]}: {match[2]}"
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

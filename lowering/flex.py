@@ -15,7 +15,7 @@ from dash_inductor.op import MARK, REWRITTEN, FlexArguments, Mark
 from dash_inductor.problem import BLOCK_MASK
 from dash_inductor.resolve import Resolution
 
-from . import block_mask, header, one_pass
+from . import block_mask, header, one_pass, two_pass
 from .buffers import in_memory, with_aligned_rows
 from .inputs import Inputs
 from .lower import decision, preprocessed
@@ -58,7 +58,10 @@ def _lower(
     if broadcast:  # the same keys for the whole batch
         key, value = (in_memory(expand(TensorBox(x), [batch, *x.get_size()[1:]])) for x in (key, value))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
-    gradients = block_mask.gradients(inputs, arguments.mask, mods) if masked else one_pass.gradients(inputs, mods)
+    if resolution.one_pass is None:
+        gradients = two_pass.gradients(inputs, mods, arguments.mask if masked else None)
+    else:
+        gradients = block_mask.gradients(inputs, arguments.mask, mods) if masked else one_pass.gradients(inputs, mods)
     header.record(decision(inputs, gradients, mark))
     dk, dv = (summed_over_batch(x) if broadcast else x for x in (gradients.dk, gradients.dv))
     return gradients.dq, dk, dv, tuple(None for _ in arguments.score_mod_captures)

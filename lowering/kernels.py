@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 import inspect
+import re
 import textwrap
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ FLEX_FUNCTIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "grad_pre_mod": (1, ("score", "grad_score_mod")),
     "visible": (2, ()),
 }
+VARIABLE = re.compile(r"\btmp\d+\b")  # of a function's code
 # In a kernel's triton_meta, where nobody else reads them: how many CTAs of it an SM must hold, or loading it is an error; and what
 # the generated module calls the address to which it reports a wait that gave up, in two halves.
 CTAS_PER_SM = "dash_ctas_per_sm"
@@ -62,21 +64,32 @@ class Kernel(TritonTemplateKernel):
             sizevars.backed_var_to_val = ChainMap({symbol: sympy.Integer(0)}, sizevars.backed_var_to_val)  # those of Dynamo stay
         return str(self.args.size(symbol))
 
-    def begin_functions(self, outputs: Sequence[str], fixed: Sequence[str]) -> list[str]:
+    def begin_functions(
+        self,
+        outputs: Sequence[str],
+        fixed: Sequence[str],
+        shape: tuple[str, str] = ("BLOCK_N", "BLOCK_M"),
+        keys_axis: int = 0,
+        prefix: str = "",
+    ) -> list[str]:
         """The lines of these FLEX_FUNCTIONS that depend on no argument but those named in `fixed`: they go before a loop that
-        changes the others. `function` has the rest."""
+        changes the others. `function` has the rest.
+
+        shape, keys_axis: of the tile that the functions are computed for. prefix: of their variables, where a kernel has the
+        functions for tiles of two shapes.
+        """
         varying = {*FLEX_ARGUMENTS.values()} - {*fixed}
         before: list[str] = []
         self.functions: dict[str, str] = {}
         for output in outputs:
             within = []
-            code = self._function(output)
+            code = VARIABLE.sub(rf"{prefix}\g<0>", self._function(output, shape, keys_axis))
             for statement in ast.parse(code).body:
                 line = ast.get_source_segment(code, statement) or ""
                 names = [node for node in ast.walk(statement) if isinstance(node, ast.Name)]
                 read = {node.id for node in names if isinstance(node.ctx, ast.Load)}
                 written = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-                if not read & varying and all(name.startswith("tmp") for name in written):
+                if not read & varying and all(name.startswith(f"{prefix}tmp") for name in written):
                     before.append(line)
                 else:
                     within.append(line)
@@ -85,16 +98,19 @@ class Kernel(TritonTemplateKernel):
         return before
 
     def function(self, output: str) -> str:
-        """The code that computes it for a tile [keys, queries], without the lines of `begin_functions`."""
+        """The code that computes it for a tile, without the lines of `begin_functions`."""
         return self.functions[output]
 
-    def _function(self, output: str) -> str:
+    def _function(self, output: str, shape: tuple[str, str], keys_axis: int) -> str:
         """The code of one of Mods.subgraphs, by the name that the template gives its result."""
         number, arguments = FLEX_FUNCTIONS[output]
         kinds: dict[str, Any] = {name: FLEX_ARGUMENTS[name] for name in (*arguments, "b", "h", "m", "n")}
         if "input_dtypes" in inspect.signature(TritonTemplateKernel.modification).parameters:  # from torch 2.13 on
-            shapes = dict.fromkeys(arguments, ("BLOCK_N", "BLOCK_M"))
-            kinds["input_shapes"] = shapes | {"m": ("1", "BLOCK_M"), "n": ("BLOCK_N", "1")}
+            keys, queries = (
+                (size, "1") if axis == 0 else ("1", size)
+                for size, axis in ((shape[keys_axis], keys_axis), (shape[1 - keys_axis], 1 - keys_axis))
+            )
+            kinds["input_shapes"] = dict.fromkeys(arguments, shape) | {"m": queries, "n": keys}
             kinds["input_dtypes"] = dict.fromkeys("bhmn", "index")
         return self.modification(subgraph_number=number, output_name=output, **kinds).strip()
 

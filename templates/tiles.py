@@ -61,6 +61,11 @@ class Tile:
         return 1
 
     @property
+    def largest(self) -> tuple[int, int]:
+        """Rows of Q and keys that are worked on together."""
+        return self.block_m, self.block_n
+
+    @property
     def mean_dim(self) -> int:
         """Cost-weighted mean: 3 matmuls use block_d, 2 use block_dv."""
         return (3 * self.block_d + 2 * self.block_dv) // 5
@@ -92,6 +97,11 @@ class TwoPassTile:
     def kinds(self) -> int:
         """Of CTAs, each with a main loop."""
         return 3 if self.split else 2
+
+    @property
+    def largest(self) -> tuple[int, int]:
+        """The most rows of Q, and keys, that a kind of CTAs works on together."""
+        return max(self.q_rows, self.block_m), max(self.kv_rows, self.block_n)
 
     @property
     def mean_dim(self) -> int:

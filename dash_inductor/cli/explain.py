@@ -15,8 +15,9 @@ from typing import Any
 
 from ..devices import DEVICES
 from ..devices import device as named_device
-from ..explanation.explain import explain, in_one_line
+from ..explanation.explain import explain
 from ..reproduce.function import load
+from ..text import in_one_line
 from .arguments import add_json
 
 EXAMPLES = ("dash_inductor.cli.gpt:example --device h100", "train:setup --device b200 --json")
@@ -39,12 +40,6 @@ def main(args: argparse.Namespace) -> int:
         logging.disable(logging.CRITICAL)  # torch reports graph breaks and errors at length
     try:
         report = explain(model, *inputs, device=args.device, **kwargs)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(
-            f"compiling the model of {args.function} failed: {in_one_line(error).rstrip('.')}; does it train on these inputs?"
-        ) from error
     finally:
         logging.disable(logging.NOTSET)
     print(report.to_json() if args.json else report)

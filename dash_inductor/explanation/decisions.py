@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,6 +16,7 @@ from torch._inductor import compile_fx
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_map_only
 
 from ..codegen.fake_gpu import fake_gpu
 from ..decision import Decision, decisions_in
@@ -37,7 +39,9 @@ LOWERING = {
 
 def decisions_of(graphs: Iterable[fx.GraphModule]) -> list[Decision]:
     """What became of each attention in graphs after the pass, in the order in which the model calls them."""
-    return [noted(node) if node.target is NOTE else _lowered(node) for graph in graphs for node in reversed([*_attentions(graph)])]
+    known: dict[str, Decision] = {}
+    nodes = (node for graph in graphs for node in reversed([*_attentions(graph)]))
+    return [noted(node) if node.target is NOTE else _lowered_once(node, known) for node in nodes]
 
 
 def decide_on(gpu: str, graphs: Iterable[fx.GraphModule]) -> list[Decision]:
@@ -78,6 +82,33 @@ def _attentions(graph: fx.GraphModule) -> Iterator[fx.Node]:
     return (node for module in modules_of(graph) for node in module.graph.nodes if MARK in node.meta)
 
 
+def _lowered_once(node: fx.Node, known: dict[str, Decision]) -> Decision:
+    """What the lowering of a rewritten attention records; of one that is like another in all but its place, what that one did."""
+    mark = node.meta[MARK]
+    module = _alone(node)
+    inner = [getattr(module, str(x.target)) for x in module.graph.nodes if x.op == "get_attr"]
+    others = [_text(x.graph) if isinstance(x, fx.GraphModule) else id(x) for x in inner]
+    tensors = [_in_memory(x.meta["val"]) for x in module.graph.nodes if x.op == "placeholder"]
+    key = repr((replace(mark, source=None, module=""), _text(module.graph), others, tensors, _in_memory(node.meta["val"])))
+    if key not in known:
+        known[key] = _lowered(module)
+    return replace(known[key], source=mark.source, module=mark.module)
+
+
+def _text(graph: fx.Graph) -> list[str]:
+    """A graph, its inputs and nodes by number: names differ from attention to attention."""
+    numbers = {node: f"%{number}" for number, node in enumerate(graph.nodes)}
+    named = [
+        (node.op, "" if node.op in ("placeholder", "get_attr") else node.target, node.args, node.kwargs) for node in graph.nodes
+    ]
+    return [repr(fx.node.map_aggregate(each, lambda x: numbers.get(x, x) if isinstance(x, fx.Node) else x)) for each in named]
+
+
+def _in_memory(value: Any) -> str:
+    """Shapes, strides, dtypes and devices."""
+    return repr(tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.storage_offset(), x.dtype, x.device), value))
+
+
 class _Lowered(BaseException):
     """Carries a lowered graph out of Inductor, past the handlers that would report it as a failed compilation."""
 
@@ -86,9 +117,8 @@ def _stop(self: GraphLowering) -> Any:
     raise _Lowered(self)
 
 
-def _lowered(node: fx.Node) -> Decision:
-    """What the lowering of a rewritten attention records, which depends on nothing around it."""
-    module = _alone(node)
+def _lowered(module: fx.GraphModule) -> Decision:
+    """What the lowering of a rewritten attention alone records, which depends on nothing around it."""
     inputs = [x.meta["val"] for x in module.graph.nodes if x.op == "placeholder"]
     mode = next(x.fake_mode for x in inputs if isinstance(x, FakeTensor))
     with inductor_config.patch(LOWERING), mock.patch.object(GraphLowering, "compile_to_module", _stop):

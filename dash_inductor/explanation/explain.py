@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -11,10 +10,13 @@ from .. import __version__, config
 from ..decision import Decision
 from ..devices import device as named_device
 from ..devices.cost_files import numbers_of
+from ..text import in_one_line
 from .report import Attention, Explanation
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from .joint_graphs import Traced
 
 AS_ON = 'explain(model, ..., device="h100") (on the command line --device h100) says what that GPU would do'
 EMULATED, CPU = "emulated", "cpu"
@@ -24,9 +26,12 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     """What torch.compile of a training step of `model(*inputs, **kwargs)` would make of each attention, and why.
 
     Forward and backward are compiled up to the choice of kernels, in strict deterministic mode, or with warn_only where that is
-    set already, for static shapes and whether or not the package is switched on. Nothing runs and nothing changes: parameters,
-    gradients, buffers, random numbers, what torch.compile has compiled and `decisions()` stay as they are. No memory is
-    allocated for tensors: model and inputs may be on the meta device.
+    set already, for static shapes and whether or not the package is switched on. Nothing changes: parameters, gradients, buffers,
+    random numbers, what torch.compile has compiled and `decisions()` stay as they are. Nothing runs, and no memory is allocated
+    for tensors: model and inputs may be on the meta device. There is one exception: where the forward reads the value of a
+    tensor between two graphs, and model and inputs have values, the forward runs, without a gradient.
+
+    Where the forward ends before its end, the report has what was found so far, and what stopped it.
 
         report = explain(model, tokens, device="h100")
         assert report.all_rewritten, report
@@ -38,8 +43,8 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
             there. None for the device that they are on, where the meta device stands for the GPU if there is one.
 
     Raises:
-        ValueError: with the remedy, in one line: there is no such device, the model is no module, it reads a tensor's value outside
-            of a graph, or the package is switched off.
+        ValueError: with the remedy, in one line: there is no such device, the model is no module, its forward fails before any
+            graph is found, or the package is switched off.
     """
     import torch
 
@@ -54,15 +59,16 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
         raise ValueError("dash_inductor is switched off by DASH_INDUCTOR=0: unset it to have the model explained")
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
     with mock.patch.object(config, "_current", replace(config.current(), on_unsupported="fallback")):
-        decisions, graphs, where, sms = _decided(model, inputs, kwargs, device)
+        decisions, traced, where, sms = _decided(model, inputs, kwargs, device)
         guarantee = config.current().guarantee
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
-    return Explanation(where, rows, guarantee, warn_only, _versions(), tuple(_notes(model, rows, graphs, where)))
+    notes = tuple(_notes(model, rows, len(traced.graphs), where))
+    return Explanation(where, rows, guarantee, warn_only, _versions(), notes, traced.stopped)
 
 
-def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], int, str, int]:
-    """The decisions, the number of graphs, the name of the device, and its SMs."""
+def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], Traced, str, int]:
+    """The decisions, what was traced, the name of the device, and its SMs."""
     import torch
 
     from .. import emulation
@@ -73,16 +79,22 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     from .joint_graphs import joint_graphs
     from .no_trace import leaving_no_trace
 
-    def graphs_on(place: Any) -> Any:
-        return joint_graphs(model, inputs, kwargs, place)
+    def traced_on(place: Any) -> Traced:
+        try:
+            return joint_graphs(model, inputs, kwargs, place, gpu_attention.taken_for_gpu)
+        except NotImplementedError as error:  # of flex_attention on a CPU
+            raise ValueError(f"{in_one_line(error)} {AS_ON}") from error
+        except Exception as error:
+            reason = in_one_line(error).rstrip(".")
+            raise ValueError(f"compiling {type(model).__name__} failed: {reason}; does it train on these inputs?") from error
 
     cpu, warn_only = torch.device("cpu"), torch.is_deterministic_algorithms_warn_only_enabled()
     with installed(), leaving_no_trace(), deterministic(warn_only=warn_only):
         if device is not None:
             decisions.require_compiler()
             with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
-                graphs = graphs_on(cpu)
-            return decisions.decide_on(device, graphs), len(graphs), device, named_device(device).sms
+                traced = traced_on(cpu)
+            return decisions.decide_on(device, traced.graphs), traced, device, named_device(device).sms
         devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
         place = None
         if "meta" in devices:
@@ -92,13 +104,8 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
             where, sms = torch.cuda.get_device_name(), torch.cuda.get_device_properties().multi_processor_count
         else:
             where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
-        try:
-            graphs = graphs_on(place)
-        except NotImplementedError as error:  # of flex_attention
-            if on_gpu:
-                raise
-            raise ValueError(f"{in_one_line(error)} {AS_ON}") from error
-        return decisions.decisions_of(graphs), len(graphs), where, sms
+        traced = traced_on(place)
+        return decisions.decisions_of(traced.graphs), traced, where, sms
 
 
 def _versions() -> dict[str, str]:
@@ -128,11 +135,3 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
     if not model.training:
         notes.append("the model is in evaluation mode, where dropout is off: call model.train() before, to see it as it trains")
     return notes
-
-
-def in_one_line(error: BaseException) -> str:
-    """The error in one line; of one that Dynamo reports, what it reports."""
-    if match := re.search(r"\bgot (\w+)\(['\"](.+?)['\"]\)\s*$", str(error), re.MULTILINE):
-        return f"{match[1]}: {match[2]}"
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

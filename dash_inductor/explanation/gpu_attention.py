@@ -55,6 +55,17 @@ def attention_of(gpu: NamedDevice) -> Iterator[None]:
         forget_dispatch()
 
 
+@contextmanager
+def taken_for_gpu(on: bool) -> Iterator[None]:
+    """Within `attention_of`: whether SDPA becomes the op that it would be on the GPU, or stays one that CPU tensors have."""
+    before = getattr(_thread, "on", True)
+    _thread.on = on
+    try:
+        yield
+    finally:
+        _thread.on = before
+
+
 _init_autocast = torch.autocast.__init__
 
 
@@ -75,7 +86,8 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """SDPA, by the op of the GPU."""
-    gpu, options = getattr(_thread, "gpu", None), {"scale": scale, "enable_gqa": enable_gqa}
+    gpu = getattr(_thread, "gpu", None) if getattr(_thread, "on", True) else None
+    options = {"scale": scale, "enable_gqa": enable_gqa}
     if gpu is None:
         return STOCK.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
     op = chosen(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)

@@ -1,7 +1,9 @@
-"""The joint graphs of a model, as torch.compile would make them, without a kernel, a compiled graph or memory for a tensor.
+"""The joint graphs of a model, as torch.compile would make them, without a kernel or a compiled graph.
 
-Dynamo runs on a copy of the model whose tensors are fake. Each graph that it finds goes through Inductor's front end up to the
-joint-graph passes, and ends there.
+Dynamo runs on a copy of the model whose tensors are fake, so that they take no memory. Each graph that it finds goes through
+Inductor's front end up to the joint-graph passes, and ends there. Where the model does with a tensor what a fake one does not
+allow, such as reading its value, Dynamo runs again with the tensors themselves, if they are real. Then each graph is computed too,
+operation by operation, for what comes after it.
 """
 
 from __future__ import annotations
@@ -12,58 +14,121 @@ import functools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd import graph_compile
 from torch._inductor import compile_fx
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensor, FakeTensorMode
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from ..text import in_one_line
 
 PASSES = "_recursive_joint_graph_passes"
 NESTED_PASSES = "run_joint_graph_passes_on_hops"
 _TORCH = str(Path(torch.__file__).parent)
 
 
+class Traced(NamedTuple):
+    """The joint graphs of a call, in the order of their calls; of one without a gradient, its forward. stopped: what ended the call
+    before its end, and where; None if nothing did."""
+
+    graphs: list[fx.GraphModule]
+    stopped: str | None = None
+
+
+Switch = Callable[[bool], contextlib.AbstractContextManager[Any]]
+
+
 def joint_graphs(
-    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], device: torch.device | None = None
-) -> list[fx.GraphModule]:
-    """The joint graphs of a call of the model, in the order of their calls; of one without a gradient, its forward.
+    model: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    device: torch.device | None = None,
+    taken_for_gpu: Switch = contextlib.nullcontext,
+) -> Traced:
+    """The joint graphs of a call of the model.
 
     Leaves traces in torch, which `leaving_no_trace` removes.
 
     Args:
         device: where all tensors are taken to be; None for where they are.
+        taken_for_gpu: contexts in which tensors are taken for a GPU's (True), and in which they can be computed (False).
 
     Raises:
-        ValueError: the call reads a tensor's value outside a graph, which nothing has computed.
+        Exception: of the call, where it ended before any graph.
     """
     found: list[fx.GraphModule] = []
-
-    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-        outputs = _Outputs(gm)
-        with _stop_after_joint_passes():
-            try:
-                compile_fx.compile_fx(gm, inputs)
-            except _JointReady as ready:
-                found.append(ready.args[0])
-        return outputs
-
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with _AsFakes(mode, device):
         # Of one deepcopy, so that tensors that the inputs share with the model stay shared.
-        model, args, kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
-    with torch.enable_grad(), mode:
+        fake, fake_args, fake_kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
+    try:
+        with torch.enable_grad(), mode:
+            torch.compile(fake, backend=functools.partial(_traced, found, _Outputs), dynamic=False)(*fake_args, **fake_kwargs)
+    except Exception as error:  # the model's own, torch's, Dynamo's
+        tensors = (*model.parameters(), *model.buffers(), *tree_leaves((args, kwargs)))
+        if _is_of_values(error) and all(_is_real(x, device) for x in tensors):
+            return _with_values(model, args, kwargs, taken_for_gpu)
+        return _ended(found, error)
+    return Traced(found)
+
+
+def _with_values(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], taken_for_gpu: Switch) -> Traced:
+    """The same, and what is between the graphs is computed. Parameters are the model's own: a forward does not change them."""
+    found: list[fx.GraphModule] = []
+    copied, args, kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)), {id(x): x for x in model.parameters()})
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        with taken_for_gpu(True):
+            return _traced(found, _Values, gm, inputs)
+
+    try:
+        with torch.enable_grad(), taken_for_gpu(False):
+            torch.compile(copied, backend=backend, dynamic=False)(*args, **kwargs)
+    except Exception as error:
+        return _ended(found, error)
+    return Traced(found)
+
+
+def _traced(
+    found: list[fx.GraphModule], stand_in: Callable[[fx.GraphModule], Callable[..., Any]], gm: fx.GraphModule, inputs: list[Any]
+) -> Callable[..., Any]:
+    """A backend of torch.compile: adds the joint graph to `found`, and returns what stands for the compiled one."""
+    outputs = stand_in(gm)
+    with _stop_after_joint_passes():
         try:
-            torch.compile(model, backend=backend, dynamic=False)(*args, **kwargs)
-        except DataDependentOutputException as error:
-            raise ValueError(
-                f"{_place(error)} reads the value of a tensor between two graphs, and explain computes none: "
-                "take the read out, or explain the module that attends by itself"
-            ) from error
-    return found
+            compile_fx.compile_fx(gm, inputs)
+        except _JointReady as ready:
+            found.append(ready.args[0])
+    return outputs
+
+
+def _ended(found: list[fx.GraphModule], error: Exception) -> Traced:
+    """What was found before the error, which is raised where nothing was."""
+    if _is_of_values(error):
+        return Traced(
+            found, f"{_place(error)} reads the value of a tensor between two graphs, which tensors without memory do not have"
+        )
+    if not found:
+        raise error
+    return Traced(found, f"{_place(error)}: {in_one_line(error)}")
+
+
+def _is_of_values(error: BaseException) -> bool:
+    """Whether a fake tensor was asked for its values, or for a shape that follows from them."""
+    kinds = (DataDependentOutputException, DynamicOutputShapeException)
+    return any(isinstance(x, kinds) for x in (error, error.__cause__, error.__context__))
+
+
+def _is_real(x: Any, device: torch.device | None) -> bool:
+    """Whether it has values, on the device if that matters; whatever is no tensor has."""
+    if not isinstance(x, Tensor):
+        return True
+    return x.device.type != "meta" and not isinstance(x, FakeTensor) and device in (None, x.device)
 
 
 class _AsFakes(TorchFunctionMode):
@@ -107,19 +172,40 @@ class _Outputs:
         return tuple(inputs[x] if type(x) is int else _Made.apply(x, _anchor()) for x in self._outputs)
 
 
+class _Values(_Outputs):
+    """Stands for a compiled graph: computes what it would return, without saving anything for a backward."""
+
+    def __init__(self, gm: fx.GraphModule) -> None:
+        super().__init__(gm)
+        self._compute = fx.GraphModule(gm, copy.deepcopy(gm.graph))  # Inductor changes the graph
+
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            computed = self._compute(*inputs)
+        made = []
+        for like, value in zip(self._outputs, computed, strict=True):
+            if type(like) is int:
+                made.append(inputs[like])
+            else:
+                made.append(_Made.apply(like, _anchor(), value) if isinstance(value, Tensor) else value)
+        return tuple(made)
+
+
 class _Made(torch.autograd.Function):
-    """A tensor like another one, which is no leaf if that one requires a gradient."""
+    """A tensor like another one, which is no leaf if that one requires a gradient; `value` if there is one."""
 
     @staticmethod
-    def forward(ctx: Any, like: Tensor, anchor: Tensor) -> Tensor:
-        made = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+    def forward(ctx: Any, like: Tensor, anchor: Tensor, value: Tensor | None = None) -> Tensor:
+        if value is None:
+            value = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
+        made = value.view_as(value)
         if not like.requires_grad:
             ctx.mark_non_differentiable(made)
         return made
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, torch.zeros(1)
+        return None, torch.zeros(1), None
 
 
 def _anchor() -> Tensor:

@@ -106,6 +106,7 @@ class Explanation:
 
     device: a key such as "h100", the name of the GPU that is there, "emulated" or "cpu". guarantee: the level in force.
     warn_only: the kind of deterministic mode that it is compiled under. versions: by package. notes: sentences about the whole.
+    stopped: what ended the forward before its end, so that attentions after it are not known; None if nothing did.
     """
 
     device: str
@@ -114,6 +115,7 @@ class Explanation:
     warn_only: bool
     versions: dict[str, str]
     notes: tuple[str, ...] = ()
+    stopped: str | None = None
 
     def __iter__(self) -> Iterator[Attention]:
         return iter(self.attentions)
@@ -126,8 +128,8 @@ class Explanation:
 
     @property
     def all_rewritten(self) -> bool:
-        """Whether there are attentions, and all of them became kernels of ours."""
-        return bool(self.attentions) and all(row.rewritten for row in self)
+        """Whether there are attentions, all of them known, and all became kernels of ours."""
+        return bool(self.attentions) and self.stopped is None and all(row.rewritten for row in self)
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON."""
@@ -137,6 +139,7 @@ class Explanation:
             "guarantee": self.guarantee,
             "warn_only": self.warn_only,
             "versions": self.versions,
+            "stopped": self.stopped,
             "notes": list(self.notes),
             "attentions": [row.row() for row in self],
         }
@@ -152,7 +155,7 @@ class Explanation:
                 parts.append(f"{heading}\n{textwrap.indent(listed(_details(row), WIDTH - 2), '  ')}")
                 if row.formula:
                     parts.append(f"  {row.decision.family} takes, in ns:\n{_formula_text(row.formula)}")
-        parts += [textwrap.fill(f"Note: {note}.", WIDTH, subsequent_indent="  ") for note in self.notes]
+        parts += [textwrap.fill(f"{line}.", WIDTH, subsequent_indent="  ") for line in self._remarks()]
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
@@ -168,8 +171,12 @@ class Explanation:
             + "</dl>"
             for at in self._alike()
         )
-        notes = "".join(f"<p>{escape(note)}</p>" for note in self.notes)
+        notes = "".join(f"<p>{escape(line)}.</p>" for line in self._remarks())
         return f"<p><b>{escape(self._title())}</b></p><p>{escape(self._summary())}</p>{table}{details}{notes}"
+
+    def _remarks(self) -> list[str]:
+        stopped = [] if self.stopped is None else [f"Stopped, so that what follows is not known: {self.stopped}"]
+        return stopped + [f"Note: {note}" for note in self.notes]
 
     def _title(self) -> str:
         count = sum(row.rewritten for row in self)

@@ -41,7 +41,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
         Kind(
             template.value,
             settings.kernel if template is Template.ONE_PASS else TRITON,
-            "chained" if resolution.chained else "grouped",
+            "plain" if template is Template.TWO_PASS else "chained" if resolution.chained else "grouped",
             resolution.target.arch,
             problem.dtype,
             *problem.head_dims,

@@ -20,7 +20,8 @@ from . import sdpa, varlen
 from .declined import DROPOUT
 from .mask_function import MaskFunction, in_window
 from .nodes import SWAPPED, aten, call, value_of
-from .stock_ops import CALLED, FLASH, FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_VARLEN, VARLEN
+from .score_function import OfFlashAttn
+from .stock_ops import CALLED, FLASH, FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_VARLEN, SCORES, VARLEN
 from .stock_ops import WINDOW as IN_WINDOW
 from .third_party import arguments
 
@@ -40,7 +41,6 @@ GRADIENTS = "dq", "dk", "dv"
 FLEX = "call torch.nn.attention.flex_attention.flex_attention"
 # Of an argument, the value that is rewritten, and what another one is.
 LENGTHS = dict.fromkeys(("sequed_q", "sequed_k"), (None, "a length of each sequence beside its place"))
-NOT_YET = {"softcap": (0.0, "a soft-cap"), "alibi_slopes": (None, "ALiBi"), **LENGTHS}
 SCALES = dict.fromkeys(("q_descale", "k_descale", "v_descale"), (None, "a scale of 8-bit tensors"))
 NOT_IN_FORWARD = {"qv": (None, "qv"), "attention_chunk": (0, "attention_chunk"), **SCALES}
 
@@ -81,20 +81,39 @@ def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     options = named.get("dropout_p", 0.0), _is_causal(named), random, random
     given: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved, *options)
     backward = graph.call_function(FLASH, given, {"scale": named["softmax_scale"]})
-    if window := _window(named, *lengths):
+    sides = varlen.window_of(_sizes(named, *lengths))
+    if window := _window(*sides, *lengths):
         backward.meta[IN_WINDOW] = window
+    if scores := _scores(named, sides, lengths[1]):
+        if scores.slopes is not None and not scores.is_causal:
+            _require_known("ALiBi that is not causal", *lengths)
+        backward.meta[SCORES] = scores.function(0 if scores.is_causal else lengths[1] - lengths[0])
     return backward
 
 
-def _window(named: Mapping[str, Any], q_len: Any, kv_len: Any) -> MaskFunction | None:
+def _sizes(named: Mapping[str, Any], q_len: Any, kv_len: Any) -> dict[str, Any]:
+    """As `varlen.window_of` takes them."""
+    return {"window_size": [named[side] for side in WINDOW], "is_causal": _is_causal(named), "max_q": q_len, "max_k": kv_len}
+
+
+def _window(before: int | None, behind: int | None, q_len: Any, kv_len: Any) -> MaskFunction | None:
     """What a query sees, the last query being in line with the last key; None where that is all, or causal of one length."""
-    sizes = {"window_size": [named[side] for side in WINDOW], "is_causal": _is_causal(named), "max_q": q_len, "max_k": kv_len}
-    before, behind = varlen.window_of(sizes)
     if before is None and (behind is None or (behind == 0 and q_len == kv_len)):
         return None
-    if not (isinstance(q_len, int) and isinstance(kv_len, int)):
-        raise Declined("a window, of lengths that are known only at run time", "compile with dynamic=False, or use varlen_attn")
+    _require_known("a window", q_len, kv_len)
     return in_window(before, behind, kv_len - q_len)
+
+
+def _require_known(what: str, q_len: Any, kv_len: Any) -> None:
+    if not (isinstance(q_len, int) and isinstance(kv_len, int)):
+        raise Declined(f"{what}, of lengths that are known only at run time", "compile with dynamic=False, or use varlen_attn")
+
+
+def _scores(named: Mapping[str, Any], window: varlen.Window, kv_len: Any) -> OfFlashAttn | None:
+    """What it makes of scores; None where they stay."""
+    cap, slopes, (before, behind) = max(0.0, value_of(named["softcap"])), named.get("alibi_slopes"), window
+    is_causal = behind == 0 and (before is None or bool(before >= kv_len))  # which kernel it takes
+    return OfFlashAttn(cap, slopes, is_causal) if cap or slopes is not None else None
 
 
 def _of_varlen(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
@@ -106,7 +125,13 @@ def _of_varlen(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     options = {"scale": named["softmax_scale"], "window_size": [named[side] for side in WINDOW]}
     if any(argument.name == "backend" for argument in VARLEN._schema.arguments):
         options["backend"] = varlen.FLASH
-    return graph.call_function(VARLEN, given, options)
+    backward = graph.call_function(VARLEN, given, options)
+    lengths = [value_of(named[name]) for name in SEQUENCES[2:]]
+    if scores := _scores(named, varlen.window_of(_sizes(named, *lengths)), lengths[1]):
+        if scores.slopes is not None and scores.slopes.meta["val"].dim() > 1:
+            raise Declined("ALiBi with slopes of each packed sequence", f"give slopes of heads, [H], or {FLEX}")
+        backward.meta[SCORES] = scores
+    return backward
 
 
 def _is_causal(named: Mapping[str, Any]) -> Any:
@@ -116,7 +141,7 @@ def _is_causal(named: Mapping[str, Any]) -> Any:
 def _require_what_is_known(op: Any, named: Mapping[str, Any]) -> None:
     if tuple(argument.name for argument in op._schema.arguments) != ARGUMENTS[str(op)]:
         raise Declined("an interface of flash_attn that is not that of 2.8", "use flash_attn 2.8, or call SDPA")
-    _require(named, NOT_YET)
+    _require(named, LENGTHS)
     if str(op) == FLASH_ATTN_3:
         forward = named["out"].args[0] if named["out"].target is operator.getitem else named["out"]
         if str(forward.target) != FLASH_ATTN_3.replace("backward", "forward"):

@@ -22,22 +22,9 @@ from .declined import why_no_target
 from .flex_node import say_rewritten
 from .origin import origin_of
 from .proofs import mask_of
+from .score_function import operations
 from .stock_ops import stock_of
 
-OPERATIONS_OF_TANH = 20  # by the replay of the soft-cap's kernel for an H100: 22 by Triton 3.6, 21 by 3.7, 3 by 3.9
-_aten = torch.ops.aten
-TRANSCENDENTAL = {
-    _aten.tanh,
-    _aten.sigmoid,
-    _aten.erf,
-    _aten.exp,
-    _aten.exp2,
-    _aten.log,
-    _aten.log2,
-    _aten.sin,
-    _aten.cos,
-    _aten.pow,
-}
 MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in an unrolled loop
 
 
@@ -73,7 +60,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         mask=proven or BLOCK_MASK,
         scale=arguments.scale,
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
-        mods=sum(_operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
+        mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=stock_of(Kernel.FLEX),
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
@@ -118,7 +105,7 @@ def _flash_is_deterministic(arch: int | str, arguments: FlexArguments, mask_mod:
     Without a mask, or on sm_100 with an order of dQ's sums in the block mask, which may have one since torch 2.13.
     """
     (output,) = (n for n in mask_mod.graph.nodes if n.op == "output")
-    if getattr(output.args[0], "target", None) is _aten.full.default:
+    if getattr(output.args[0], "target", None) is torch.ops.aten.full.default:
         return arch in (90, 100, 103)
     orders: list[Any] = [*arguments.block_mask[10:-3], None, None, None, None]
     order, order_of_full, kv_order, kv_order_spt = orders[:4]
@@ -140,9 +127,3 @@ def _graph(node: fx.Node, attribute: fx.Node) -> fx.GraphModule:
 def _known(size: int | fx.Node) -> int:
     """A size that may be an input of the graph, where all shapes are dynamic; guarded then."""
     return int(size.meta["val"] if isinstance(size, fx.Node) else size)
-
-
-def _operations(module: fx.GraphModule) -> int:
-    """How many operations a function does for an element, a transcendental one by what it takes."""
-    calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
-    return sum(OPERATIONS_OF_TANH if getattr(op, "overloadpacket", op) in TRANSCENDENTAL else 1 for op in calls)

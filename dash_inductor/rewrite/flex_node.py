@@ -12,22 +12,24 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from ..op import FLEX_BACKWARD, MARK, REWRITTEN, FlexArguments, Mark, MaskArguments
 from ..problem import dtype_name
 from ..reference import LOG2E
-from .mask_function import MaskFunction
+from .mask_function import MaskFunction, everything
 from .nodes import call
+from .score_function import ScoreFunction, identity
 
 
 def flex_backward(
     graph: fx.Graph,
-    mask: MaskFunction,
+    mask: MaskFunction | None,
     tensors: Sequence[fx.Node],
     gradients: Sequence[Tensor],
     mark: Mark,
     block_matrix: fx.Node | None = None,
+    scores: ScoreFunction | None = None,
 ) -> fx.Node:
-    """The node of query, key, value, out, logsumexp (natural) and grad_out, [B, H, S, D] and [B, H, S], under the mask alone.
+    """The node of query, key, value, out, logsumexp (natural) and grad_out, [B, H, S, D] and [B, H, S].
 
-    gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix: as `MaskArguments` has it; None where the mask
-    function is to be asked of every element.
+    mask: None where the problem's has a closed form. gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix:
+    as `MaskArguments` has it; None where the mask function is to be asked of every element. scores: None where they stay.
     """
     query, key, value, out, logsumexp, grad_out = tensors
     assert mark.resolution
@@ -35,9 +37,13 @@ def flex_backward(
     with like.fake_mode:
         score = torch.empty((), dtype=like.dtype, device=like.device)
         positions = [torch.empty((), dtype=torch.int32, device=like.device) for _ in range(4)]
-    dtype = dtype_name(like.dtype)
-    score_mod = _module(graph, f"dash_score_mod_{dtype}", _identity(5, 0), [score, *positions])
-    joint = _module(graph, f"dash_joint_{dtype}", _identity(6, 5, others=4), [score, *positions, score])
+    mask = mask or everything(like.device)
+    names = [f"dash_{name}_{dtype_name(like.dtype)}" for name in ("score_mod", "joint")]  # all that leave scores share them
+    names = [_free_name(graph, name) for name in names] if scores else names
+    scores = scores or identity()
+    captures = [x.meta["val"] for x in scores.captures]
+    score_mod = _module(graph, names[0], scores.module, [score, *positions, *captures])
+    joint = _module(graph, names[1], scores.derivative, [score, *positions, score, *captures])
     captures = [x.meta["val"] for x in mask.captures]
     mask_mod = _module(graph, _free_name(graph, "dash_mask_mod"), mask.module, [*positions, *captures])
     rows, keys = problem.block_size or (None, None)
@@ -46,10 +52,10 @@ def flex_backward(
     base_2 = call(graph, torch.ops.aten.mul.Tensor, logsumexp, LOG2E)
     arguments = FlexArguments(
         *(query, key, value, out, base_2, grad_out, None, score_mod, joint, tuple(block_mask.values())),
-        *(problem.softmax_scale, {}, (), mask.captures),
+        *(problem.softmax_scale, {}, scores.captures, mask.captures),
     )
     node = graph.call_function(FLEX_BACKWARD, tuple(arguments))
-    node.meta["val"] = (*gradients, ())
+    node.meta["val"] = (*gradients, (None,) * len(scores.captures))
     say_rewritten(node, mark)
     return node
 
@@ -64,14 +70,6 @@ def say_rewritten(node: fx.Node, mark: Mark) -> None:
     said.meta = {key: value for key, value in grad.meta.items() if key != MARK}
     node.update_arg(FlexArguments._fields.index(name), said)
     node.meta[MARK] = mark
-
-
-def _identity(inputs: int, output: int, others: int = 0) -> fx.GraphModule:
-    """A function that returns its `output`-th input, with so many gradients of `others`, which are None."""
-    graph = fx.Graph()
-    nodes = [graph.placeholder(f"arg{number}") for number in range(inputs)]
-    graph.output([nodes[output], *[None] * others] if others else nodes[output])
-    return fx.GraphModule(torch.nn.Module(), graph)
 
 
 def _module(graph: fx.Graph, name: str, module: fx.GraphModule, inputs: Sequence[Tensor]) -> fx.Node:

@@ -1,11 +1,15 @@
-"""A mask that the graph makes, read as a function of (b, h, m, n), batch element, query head, query and key, and not as memory.
+"""A mask, read as functions of (b, h, m, n), batch element, query head, query and key, and not as memory where that can be.
 
 What positions and constants decide is computed by the function; what a small tensor of the graph decides, a padding mask or the
-document of each token, is captured and indexed. A mask that varies with query and key in any other way is not readable.
+document of each token, is captured and indexed. So is a mask of queries and keys that the graph is given. One that it computes
+in another way is captured whole: the forward has it in memory.
+
+A mask of floats is a bias. Where that is -inf, or the least number, a query does not see a key; elsewhere it is added to the score.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +19,9 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from ..decision import Declined
-from .nodes import VIEWS, call_of
+from .nodes import VIEWS, call_of, reached
 from .proofs import constant, is_causal, is_constant
+from .score_function import ScoreFunction, adding
 
 aten, prims = torch.ops.aten, torch.ops.prims
 NAMES = ("b", "h", "m", "n")
@@ -24,6 +29,7 @@ HIDES = -1e38  # what is at most this takes up any score that it is added to, so
 LARGEST = 2**26  # of a number in the function, whose positions are 32-bit integers
 MOST_PROVEN = 2**28  # elements of a mask that is evaluated for a proof
 CHUNK = 2**22  # of them at a time
+MOST_ADDRESSED = 2**31  # elements of a tensor whose index 32 bits hold
 EVERY_POINTWISE = {
     *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.abs.default, aten.neg.default, aten.where.self),
     *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.remainder.Scalar, aten.remainder.Tensor),
@@ -38,9 +44,13 @@ FILLS = {aten.full.default, aten.scalar_tensor.default}
 DTYPES = (torch.bool, torch.int32, torch.int64)  # in which positions are compared and computed with
 PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
 SAME = {aten.clone.default, aten.alias.default, aten.detach.default}
-IN_FUNCTION = "make the mask inside the compiled function, of positions and small tensors, or use is_causal or flex_attention"
-WHOLE_NUMBERS = "compute the mask with comparisons and whole numbers of 32 or 64 bits"
+CASTS = {prims.convert_element_type.default, aten._to_copy.default}
 Index = tuple[Any, ...]  # of an element: nodes of the function, or numbers
+Bias = tuple[Any, Any]  # whether a query sees a key, and what is added to the score then: a number, or a node of fp32
+
+
+class _Unreadable(Exception):
+    """A tensor is no function of positions, small tensors and what the graph is given."""
 
 
 @dataclass(frozen=True)
@@ -85,27 +95,35 @@ class _OnCpu(fx.Interpreter):
         return super().call_function(target, args, {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs)
 
 
-def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) -> MaskFunction:
-    """The function of a mask on the device that broadcasts to [B, H, S_q, S_k]: bool, true where a query sees a key, or 0 there and
-    -inf elsewhere, or the least number of fp32 or bf16.
+def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) -> tuple[MaskFunction, ScoreFunction | None]:
+    """The functions of a mask on the device that broadcasts to [B, H, S_q, S_k]: which keys a query sees, and what becomes of their
+    scores, None if that is nothing. The mask is bool, true where a query sees a key, or what is added to the score.
 
-    A row of least numbers alone is one that sees no key, and has gradients of 0. Stock's forward averages the values there; its CPU
-    backward differentiates their sum, since the least number swallows the logarithm in logsumexp.
+    A row of -inf, or of least numbers of fp32 or bf16, alone is one that sees no key, and has gradients of 0. Stock's forward
+    averages the values under least numbers; its CPU backward differentiates their sum, since the least number swallows the
+    logarithm in logsumexp.
 
     causal: and where m >= n.
 
     Raises:
-        Declined: it cannot be read.
+        Declined: it lies on another device.
     """
     reader = _Reader(device)
     visible: Any = True
+    bias: Any = 0.0
     if mask is not None:
         value = mask.meta["val"]
-        index = tuple(reader.variables[NAMES[4 - value.dim() :][dim]] for dim in range(value.dim()))
-        visible = (reader.visible if value.is_floating_point() else reader.at)(mask, _within(value, index))
+        index = _within(value, tuple(reader.variables.values()))
+        visible, bias = reader.biased(mask, index) if value.is_floating_point() else (reader.condition(mask, index), 0.0)
     if causal:
         visible = reader.both(visible, reader.call(aten.ge.Tensor, reader.variables["m"], reader.variables["n"]))
-    return reader.function(visible)
+    return reader.mask_function(visible), reader.score_function(bias)
+
+
+def everything(device: torch.device) -> MaskFunction:
+    """Every key is seen."""
+    reader = _Reader(device)
+    return reader.mask_function(reader.constant_of(True))
 
 
 def in_window(before: int | None, behind: int | None, offset: int) -> MaskFunction:
@@ -145,60 +163,114 @@ class _Reader:
         self.captured: dict[fx.Node, fx.Node] = {}
         self.known: dict[tuple[fx.Node, Index], Any] = {}
 
-    def function(self, visible: Any) -> MaskFunction:
+    def mask_function(self, visible: Any) -> MaskFunction:
         """The function that returns `visible`."""
-        self.graph.output(self._constant_of(False) if visible is False else visible)
-        self.graph.eliminate_dead_code()
-        self.graph.lint()
-        captures = {node: capture for node, capture in self.captured.items() if capture.users}
-        for capture in {*self.captured.values()} - {*captures.values()}:
-            self.graph.erase_node(capture)
-        return MaskFunction(fx.GraphModule(torch.nn.Module(), self.graph), tuple(captures))
+        visible = self.constant_of(False) if visible is False else visible
+        graph, copies, captures = self._graph_of(visible)
+        graph.output(copies.get(visible, visible))
+        graph.lint()
+        return MaskFunction(fx.GraphModule(torch.nn.Module(), graph), captures)
 
-    def visible(self, node: Any, index: Index) -> Any:
-        """Whether what is added to a score is 0; Declined where it is neither 0 nor hides the key."""
-        if isinstance(node, (int, float)):
-            return self._is_zero(node)
+    def score_function(self, bias: Any) -> ScoreFunction | None:
+        """The function that adds `bias` to a score; None where it is 0."""
+        if _is_zero(bias):
+            return None
+        graph, copies, captures = self._graph_of(bias, "score")
+        return adding(graph, copies.get(bias, bias), captures)
+
+    def _graph_of(self, result: Any, *first: str) -> tuple[fx.Graph, dict[Any, fx.Node], tuple[fx.Node, ...]]:
+        """A graph of what a node needs, without an output, with further arguments before (b, h, m, n); the nodes of it by ours; and
+        what it captures."""
+        needed = reached([result] if isinstance(result, fx.Node) else [], lambda node: node.all_input_nodes)
+        graph, copies = fx.Graph(), dict[Any, fx.Node]()
+        for name in first:
+            graph.placeholder(name)
+        for node in self.graph.nodes:
+            if node in needed or node in self.variables.values():
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        return graph, copies, tuple(node for node, capture in self.captured.items() if capture in needed)
+
+    def condition(self, node: fx.Node, index: Index) -> Any:
+        """The element of a bool node, which is captured whole if nothing else can be."""
+        try:
+            return self.at(node, index)
+        except _Unreadable:
+            return self._whole(node, index)
+
+    def biased(self, node: fx.Node, index: Index) -> Bias:
+        """What a node of floats does to a score; it is captured whole if nothing else can be."""
+        try:
+            return self._biased(node, index)
+        except _Unreadable:
+            return self._of_element(self._whole(node, index), node.meta["val"].dtype)
+
+    def _biased(self, node: Any, index: Index) -> Bias:
         op, args = call_of(node)
+        dtype = node.meta["val"].dtype
         if op in FILLS:
-            return self._is_zero(args[-1])
+            return _of_number(args[-1], dtype)
         if (source := self._source(node, index)) is not None:
-            return self.visible(*source)
-        if op in (prims.convert_element_type.default, aten._to_copy.default):
-            return self.visible(args[0], index) if args[0].meta["val"].is_floating_point() else self._unknown(node)
-        if op is aten.where.self:
-            condition = self.at(args[0], _within(args[0].meta["val"], index))
-            kept, other = (self.visible(x, _broadcast(x, index)) for x in args[1:])
-            return self._selected(condition, kept, other)
-        if op in (aten.add.Tensor, aten.minimum.default) and not node.kwargs:
-            return self.both(*(self.visible(x, _broadcast(x, index)) for x in args))
-        return self._unknown(node)
+            return self._biased(*source)
+        with contextlib.suppress(_Inexact):
+            if op in CASTS and args[0].meta["val"].is_floating_point():
+                return self._exact(args[0], index, dtype)
+            if op is aten.where.self:
+                condition = self.condition(args[0], _broadcast(args[0], index))
+                return self._selected_bias(condition, *(self._exact(x, index, dtype) for x in args[1:]))
+            if op in (aten.add.Tensor, aten.minimum.default) and not node.kwargs:
+                (sees, bias), (sees_too, other) = (self._exact(x, index, dtype) for x in args)
+                if (_is_zero(bias) and _is_zero(other)) or (op is aten.add.Tensor and 0.0 in (bias, other)):
+                    return self.both(sees, sees_too), other if _is_zero(bias) else bias
+        return self._of_element(self._capture(node, index), dtype)
 
-    def _is_zero(self, value: float) -> bool:
-        if value != 0 and not value <= HIDES:
-            raise Declined(
-                f"the mask adds {value:.4g} to scores, which is neither 0 nor -inf",
-                "give SDPA a boolean mask; a bias that is a function of positions goes to flex_attention as its score_mod",
-            )
-        return value == 0
+    def _exact(self, x: Any, index: Index, dtype: torch.dtype) -> Bias:
+        """Of an argument of an op that returns the dtype."""
+        if not isinstance(x, fx.Node):
+            return _of_number(x, dtype)
+        visible, bias = self._biased(x, _broadcast(x, index))
+        if not isinstance(bias, fx.Node):
+            fits, rounded = _of_number(bias, dtype)
+            return self.both(visible, fits), rounded
+        if dtype not in (x.meta["val"].dtype, torch.float32, torch.float64):
+            raise _Inexact  # kernels compute in fp32, and would not round
+        return visible, bias
 
-    def _unknown(self, node: fx.Node, kind: str = "a float bias") -> Any:
-        if node.op == "placeholder":
-            raise Declined(f"{kind} is an input of the graph", IN_FUNCTION)
-        raise Declined(f"the mask comes from {node.target}, which is no function of positions and small tensors", IN_FUNCTION)
+    def _of_element(self, element: Any, dtype: torch.dtype) -> Bias:
+        """A NaN is seen, and comes into the gradients."""
+        hidden = self.call(aten.le.Scalar, element, HIDES)
+        bias = element if dtype == torch.float32 else self.call(prims.convert_element_type.default, element, torch.float32)
+        return self.call(aten.logical_not.default, hidden), bias
+
+    def _selected_bias(self, condition: Any, kept: Bias, other: Bias) -> Bias:
+        (sees, bias), (sees_too, of_other) = kept, other
+        visible = self._selected(condition, sees, sees_too)
+        if sees is False or sees_too is False or bias is of_other or bias == of_other:  # of a key that is hidden any will do
+            return visible, of_other if sees is False else bias
+        if isinstance(condition, bool):
+            return visible, bias if condition else of_other
+        return visible, self.call(aten.where.self, condition, *(self._float(x) for x in (bias, of_other)))
+
+    def _float(self, value: Any) -> fx.Node:
+        return value if isinstance(value, fx.Node) else self.call(aten.full.default, [], value, **self._like(torch.float32))
+
+    def _like(self, dtype: torch.dtype) -> dict[str, Any]:
+        return {"dtype": dtype, "device": self.device}
 
     def at(self, node: Any, index: Index) -> Any:
         """The element of a node of bools or integers at the index."""
         if not isinstance(node, fx.Node):
             return self._number(node)
         if (node, index) not in self.known:
-            self.known[node, index] = self._at(node, index)
+            try:
+                self.known[node, index] = self._at(node, index)
+            except _Unreadable:
+                self.known[node, index] = self._capture(node, index)
         return self.known[node, index]
 
     def _at(self, node: fx.Node, index: Index) -> Any:
         op, args = call_of(node)
         if not isinstance(node.meta.get("val"), Tensor):
-            raise Declined("the mask depends on a number that is known at run time only", IN_FUNCTION)
+            raise _Unreadable(node)
         if op in FILLS:
             return self._number(args[-1])
         if op is prims.iota.default:
@@ -213,13 +285,12 @@ class _Reader:
         if op not in EVERY_POINTWISE:
             return self._capture(node, index)
         if node.meta["val"].is_floating_point():
-            rounding = "whose rounding may differ in a kernel"
-            raise Declined(f"the mask computes {op} of positions in floating point, {rounding}", WHOLE_NUMBERS)
+            raise _Unreadable(node)  # its rounding may differ in a kernel
         if op is prims.convert_element_type.default:
             return self.call(op, self.at(args[0], _broadcast(args[0], index)), args[1])
         values, dtype = [self.at(x, _broadcast(x, index)) for x in args], node.meta["val"].dtype
         if dtype not in DTYPES:
-            raise Declined(f"the mask computes {op} of positions in {dtype}, in which they may not fit", WHOLE_NUMBERS)
+            raise _Unreadable(node)  # positions may not fit in it
         if op is aten.bitwise_and.Tensor and dtype == torch.bool:
             return self.both(*values)
         if op in PRODUCTS:  # positions are 32-bit integers in a kernel, whatever they are in the graph
@@ -306,15 +377,33 @@ class _Reader:
         return not any("m" in a and "n" in b for i, a in enumerate(over) for j, b in enumerate(over) if i != j)
 
     def _capture(self, node: fx.Node, index: Index) -> Any:
-        if not self._may_capture(index):
-            return self._unknown(node, "a mask")
+        if not (self._may_capture(index) or _is_given(node)):
+            raise _Unreadable(node)
+        return self._element(node, index)
+
+    def _whole(self, node: fx.Node, index: Index) -> Any:
+        """An element of a tensor of queries and keys that the graph computes: of the one that the forward has in memory."""
+        while node.target is aten.expand.default:
+            node, index = call_of(node)[1][0], _broadcast(call_of(node)[1][0], index)
+        try:
+            return self._element(node, index)
+        except _Unreadable:
+            device = node.meta["val"].device
+            raise Declined(f"the mask is on {device}, and the attention on {self.device}", "move the mask there") from None
+
+    def _element(self, node: fx.Node, index: Index) -> Any:
+        value = node.meta["val"]
+        if value.device != self.device:
+            raise _Unreadable(node)
         rows = (self.variables["b"], self.variables["h"])
         index = tuple(0 if x in rows and _is_same_along(node, dim) else x for dim, x in enumerate(index))
         if node not in self.captured:
             with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
                 self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
             self.depends[self.captured[node]] = frozenset()
-        positions = [self._place(x, size) for x, size in zip(index, node.meta["val"].shape, strict=True)]
+        positions = [self._place(x, size) for x, size in zip(index, value.shape, strict=True)]
+        if _reach(value) >= MOST_ADDRESSED:  # else kernels would compute the address in the 32 bits of positions
+            positions = [self.call(prims.convert_element_type.default, x, torch.int64) for x in positions]
         element = self.graph.call_function(aten.index.Tensor, (self.captured[node], positions)) if index else self.captured[node]
         self.depends[element] = frozenset().union(*(self.depends[x] for x in positions))
         return element
@@ -324,19 +413,18 @@ class _Reader:
         if at in self.in_range:
             return at
         if not isinstance(at, fx.Node):
-            return self._constant_of(at if at >= 0 else at + self._number(size))
+            return self.constant_of(at if at >= 0 else at + self._number(size))
         last, call = self._number(size) - 1, self.call
         from_end = call(aten.where.self, call(aten.lt.Scalar, at, 0), call(aten.add.Tensor, at, last + 1), at)
         return call(aten.minimum.default, call(aten.maximum.default, from_end, 0), last)
 
-    def _constant_of(self, value: int) -> fx.Node:
-        dtype = torch.bool if isinstance(value, bool) else torch.int64
-        return self.call(aten.full.default, [], value, dtype=dtype, device=self.device)
+    def constant_of(self, value: int) -> fx.Node:
+        return self.call(aten.full.default, [], value, **self._like(torch.bool if isinstance(value, bool) else torch.int64))
 
     def _number(self, value: Any) -> Any:
         if isinstance(value, (bool, int)) and abs(value) < LARGEST:
             return value
-        raise Declined(f"the mask compares positions with {value}, which is no whole number below {LARGEST}", IN_FUNCTION)
+        raise _Unreadable(value)  # positions are compared with it in 32 bits
 
     def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
         """A node of the function, or the value of one without variables."""
@@ -348,7 +436,7 @@ class _Reader:
         if is_same and nodes[0] in self.variables.values():
             return nodes[0]
         args = tuple(
-            self._constant_of(x) if tensor and not isinstance(x, fx.Node) else x
+            self.constant_of(x) if tensor and not isinstance(x, fx.Node) else x
             for x, tensor in zip(args, takes_tensor, strict=False)
         )
         node = self.graph.call_function(op, args, kwargs)
@@ -370,7 +458,7 @@ class _Reader:
 
     def _selected(self, condition: Any, kept: Any, other: Any) -> Any:
         """(condition and kept) or (not condition and other)."""
-        if isinstance(condition, bool):
+        if isinstance(condition, bool) or kept is other:
             return kept if condition else other
         hidden = self.call(aten.logical_not.default, condition)
         left, right = self.both(kept, condition), self.both(other, hidden)
@@ -378,6 +466,32 @@ class _Reader:
             left, right = (right, left) if isinstance(left, bool) else (left, right)
             return True if right is True else left
         return self.call(aten.bitwise_or.Tensor, left, right)
+
+
+class _Inexact(Exception):
+    """A bias is rounded to another dtype."""
+
+
+def _of_number(value: float, dtype: torch.dtype) -> Bias:
+    with unset_fake_temporarily():
+        rounded = torch.tensor(value, dtype=dtype).item()
+    return (False, 0.0) if rounded <= HIDES else (True, rounded)
+
+
+def _is_zero(bias: Any) -> bool:
+    return not isinstance(bias, fx.Node) and bias == 0
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether the graph has a tensor without computing it: an input, or a view of one."""
+    while node.target in VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node.op == "placeholder"
+
+
+def _reach(value: Tensor) -> Any:
+    """Elements from the first to the last of a tensor in memory."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
 
 
 @unset_fake_temporarily()

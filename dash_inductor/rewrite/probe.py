@@ -28,19 +28,25 @@ ALLOWED = 0.01  # by which a logsumexp in fp32 may be off; another base, or a ke
 # Kinds of attention, each of which is tried by itself: an op need not have all. CAUSAL is of equal lengths and TOP_LEFT of others,
 # MASKED is by a tensor, with rows that see no key.
 FULL, CAUSAL, TOP_LEFT, MASKED = KINDS = ("full", "causal", "top_left", "masked")
+# And what flash_attn makes of scores, each with "causal" or without: the kind of its ScoreFunction.
+SOFT_CAP, ALIBI = "soft-cap", "alibi"
+CAP, SLOPES = 2.0, (0.02, 0.01)
+LARGER = 64  # by which queries are multiplied for scores that the soft-cap bends
 REPORT = "report it to dash_inductor with your versions, and take flash attention until then (sdpa_kernel)"
 
 
-def _of_flash_attn(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _of_flash_attn(
+    query: Tensor, key: Tensor, value: Tensor, *rest: Any, softcap: float = 0.0, alibi_slopes: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """The forward of flash_attn, as `probe` calls one."""
-    tensors, options = (x.transpose(1, 2) for x in (query, key, value)), (rest[-1], -1, -1, 0.0, None, False)
+    tensors, options = (x.transpose(1, 2) for x in (query, key, value)), (rest[-1], -1, -1, softcap, alibi_slopes, False)
     out, lse, *_ = torch.ops.flash_attn._flash_attn_forward(*tensors, 0.0, 1 / math.sqrt(HEAD_DIM), *options)
     return out.transpose(1, 2), lse.unsqueeze(-1)
 
 
-def _of_flash_attn_3(query: Tensor, key: Tensor, value: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
+def _of_flash_attn_3(query: Tensor, key: Tensor, value: Tensor, *rest: Any, softcap: float = 0.0) -> tuple[Tensor, Tensor]:
     tensors = (x.transpose(1, 2) for x in (query, key, value))
-    out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, causal=rest[-1])
+    out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, causal=rest[-1], softcap=softcap)
     return out.transpose(1, 2), lse.unsqueeze(-1)
 
 
@@ -56,6 +62,8 @@ def kind_of(stock: SdpaBackward) -> str:
     """The kind of an attention; comparing symbolic lengths guards."""
     if stock.attn_mask is not None:
         return MASKED
+    if stock.scores is not None:
+        return stock.scores.kind
     if not stock.is_causal or stock.window is not None:  # of a window the rest is asked
         return FULL
     return CAUSAL if stock.query.meta["val"].shape[2] == stock.key.meta["val"].shape[2] else TOP_LEFT
@@ -116,17 +124,21 @@ def probe(forward: Callable[..., Any], kind: str, dtype: torch.dtype, device: to
             logsumexp should be natural, fp32, [B, H, S_q] padded to a multiple of 32, or [B, H, S_q, 1] where not `padded`. Our
             kernels select what a mask shows, so that rows that see no key may have any logsumexp; but `out` must be finite there.
     """
-    q_len = KV_LEN if kind == CAUSAL else Q_LEN
+    is_causal = kind.startswith(CAUSAL)  # of equal lengths
+    q_len = KV_LEN if is_causal else Q_LEN
     query, key, value = (_wave(n, seed, dtype, device) for seed, n in enumerate((q_len, KV_LEN, KV_LEN)))
+    query = query * LARGER if SOFT_CAP in kind else query
     seen = torch.ones(q_len, KV_LEN, dtype=torch.bool)
-    if kind in (CAUSAL, TOP_LEFT):
+    if is_causal or kind == TOP_LEFT:
         seen = seen.tril()
     if kind == MASKED:
         seen = seen.tril(KV_LEN // 2)
         seen[WITHOUT_KEYS] = False
     bias = _bias(seen, dtype, device) if kind == MASKED else None
+    options: dict[str, Any] = {"softcap": CAP} if SOFT_CAP in kind else {}
+    options |= {"alibi_slopes": torch.tensor(SLOPES, device=device)} if ALIBI in kind else {}
     try:
-        out, lse, *_ = forward(query, key, value, bias, True, 0.0, kind in (CAUSAL, TOP_LEFT))
+        out, lse, *_ = forward(query, key, value, bias, True, 0.0, is_causal or kind == TOP_LEFT, **options)
         out, lse = out.double().cpu(), lse.cpu()
     except torch.OutOfMemoryError:
         raise  # which says nothing about the op
@@ -135,8 +147,19 @@ def probe(forward: Callable[..., Any], kind: str, dtype: torch.dtype, device: to
     shape = (BATCH, HEADS, -(-q_len // 32) * 32) if padded else (BATCH, HEADS, q_len, 1)
     if tuple(lse.shape) != shape or lse.dtype != torch.float32:
         return f"logsumexp is {lse.dtype} {list(lse.shape)}, not torch.float32 {list(shape)}"
-    scores = query.double().cpu() @ key.double().cpu().mT / math.sqrt(HEAD_DIM)
+    scores = _modified(query.double().cpu() @ key.double().cpu().mT / math.sqrt(HEAD_DIM), kind)
     return _difference(out, lse.double().flatten(2)[..., :q_len], scores, seen)
+
+
+def _modified(scores: Tensor, kind: str) -> Tensor:
+    """As flash_attn makes them of scores."""
+    if SOFT_CAP in kind:
+        scores = CAP * (scores / CAP).tanh()
+    if ALIBI in kind:
+        m, n = (torch.arange(length) for length in scores.shape[2:])
+        distance = n if kind.startswith(CAUSAL) else -(m[:, None] + (len(n) - len(m)) - n).abs()
+        scores = scores + torch.tensor(SLOPES, dtype=torch.float64)[:, None, None] * distance
+    return scores
 
 
 def _difference(out: Tensor, lse: Tensor, scores: Tensor, seen: Tensor) -> str | None:

@@ -24,6 +24,7 @@ from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction, read
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
+from .score_function import ScoreFunction
 from .stock_ops import EFFICIENT, FLASH, ON_CPU, ON_GPU, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of, stock_of
 
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
@@ -31,12 +32,14 @@ SCALE = "a scale that is not a constant", "pass scale as a Python number"
 
 @dataclass(frozen=True)
 class Rewriting:
-    """A backward that is rewritten: what it gets, the function of its mask where that has no closed form, and what its key and
-    value repeat, if they do; `stock` has them unrepeated. `keys`: tensors before GQA expansion."""
+    """A backward that is rewritten: what it gets, the function of its mask where that has no closed form, that of its scores where
+    they do not stay, and what its key and value repeat, if they do; `stock` has them unrepeated. `keys`: tensors before GQA
+    expansion."""
 
     stock: SdpaBackward
     resolution: Resolution
     function: MaskFunction | None
+    scores: ScoreFunction | None
     keys: list[Repeated]
 
 
@@ -66,14 +69,16 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if len(keys) == 2:
         stock = replace(stock, key=keys[0].source, value=keys[1].source)
     target = target_of(device, settings)
-    mask, function = _mask(stock)
-    block_size = mask_block(target) if mask == BLOCK_MASK else None
+    mask, function, scores = _mask(stock)
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
-    problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, block_size=block_size, stock=_kept(stock, mask))
+    block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
+    mods = None if scores is None else scores.operations
+    others = {"block_size": block_size, "mods": mods, "stock": _kept(stock, mask)}
+    problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock):
         raise declined
-    return Rewriting(stock, resolution, function, keys if len(keys) == 2 else [])
+    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [])
 
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
@@ -90,19 +95,19 @@ def _wrong_op(op: OpOverload, device: torch.device) -> Declined | None:
     return Declined(f"{op} on device {device.type}", "take flash or memory-efficient attention (torch.nn.attention.sdpa_kernel)")
 
 
-def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None]:
-    """full, causal, or block_mask and its function; Declined where the mask cannot be read."""
+def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None, ScoreFunction | None]:
+    """full, causal, or block_mask and its function; and that of the scores."""
     q_len, kv_len = stock.query.meta["val"].shape[2], stock.key.meta["val"].shape[2]
     if stock.window is not None:
-        return BLOCK_MASK, stock.window
+        return BLOCK_MASK, stock.window, stock.scores
     top_left = stock.is_causal and stock.op is not FLASH and q_len != kv_len  # flash aligns at the last query and key
     if stock.attn_mask is None and not top_left:
-        return "causal" if stock.is_causal else "full", None
-    function = read(stock.attn_mask, stock.query.meta["val"].device, causal=stock.is_causal)
+        return "causal" if stock.is_causal else "full", None, stock.scores
+    function, scores = read(stock.attn_mask, stock.query.meta["val"].device, causal=stock.is_causal)
     kind = function.kind(q_len, kv_len)
     if kind == "full" or (kind == "causal" and q_len == kv_len):
-        return kind, None
-    return BLOCK_MASK, function
+        return kind, None, scores
+    return BLOCK_MASK, function, scores
 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
@@ -115,9 +120,9 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], line_at_load(stock))
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
-        if rewriting.function:
+        if rewriting.function or rewriting.scores:
             tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
-            new = flex_backward(graph, rewriting.function, tensors, gradients, mark)
+            new = flex_backward(graph, rewriting.function, tensors, gradients, mark, scores=rewriting.scores)
         else:
             tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
             options: dict[str, Any] = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}

@@ -19,6 +19,7 @@ from ..devices.stock_kernels import DETERMINISTIC
 from ..op import FLEX_BACKWARD, FlexArguments
 from .mask_function import MaskFunction
 from .nodes import call
+from .score_function import ScoreFunction
 
 aten = torch.ops.aten
 
@@ -49,6 +50,7 @@ FLASH_ATTN_VARLEN = "flash_attn._flash_attn_varlen_backward.default"
 FLASH_ATTN_3 = "flash_attn_3._flash_attn_backward.default"
 CALLED = "dash_called"  # in the meta of a node that stands in the place of another op: that op
 WINDOW = "dash_window"  # in the meta of such a node: its window
+SCORES = "dash_scores"  # what becomes of its scores: a ScoreFunction, of packed sequences an OfFlashAttn
 TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 
 
@@ -59,7 +61,8 @@ class SdpaBackward:
     called: what the user called, `op` or an op in whose place that was put. grad_out, query, out are [B, H, S_q, D], key and value
     [B, H_kv, S_k, D]. logsumexp is as the op has it (`contract_logsumexp`). attn_mask is added to the scores or selects them, None
     where there is none; trains_mask says whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left).
-    scale: None for 1 / sqrt(D). window: what it sees, None for what the rest says.
+    scale: None for 1 / sqrt(D). window: what it sees, None for what the rest says. scores: what becomes of them before the softmax,
+    None for what the rest says.
     """
 
     node: fx.Node
@@ -77,6 +80,7 @@ class SdpaBackward:
     is_causal: bool
     scale: float | None
     window: MaskFunction | None
+    scores: ScoreFunction | None
 
 
 def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
@@ -87,6 +91,7 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         op=node.target,  # type: ignore[arg-type]
         called=node.meta.get(CALLED, node.target),
         window=node.meta.get(WINDOW),
+        scores=node.meta.get(SCORES),
         grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
         attn_mask=named.get("attn_bias", named.get("attn_mask")),
         trains_mask=node.target is EFFICIENT and (named["grad_input_mask"][3] or _takes_fourth(node)),

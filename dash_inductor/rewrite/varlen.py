@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -31,8 +31,9 @@ from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
 from .nodes import call, value_of
 from .origin import origin_of
+from .score_function import OfFlashAttn
 from .sdpa import SCALE
-from .stock_ops import CALLED, arguments, stock_of
+from .stock_ops import CALLED, SCORES, arguments, stock_of
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
@@ -52,7 +53,10 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
         inputs = [named[name] for name in ("query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k")]
         of_one_batch = functools.partial(_of_one_batch, window, resolution.problem.block_size)
         *tensors, first, last, matrix = _traced(graph, of_one_batch, inputs)
-        new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, gradients, mark, matrix)
+        made: OfFlashAttn | None = node.meta.get(SCORES)
+        (place,) = _traced(graph, functools.partial(places, made.is_causal), inputs) if made and made.slopes else (0,)
+        scores = made.function(place) if made else None
+        new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, gradients, mark, matrix, scores)
         new.meta = {**node.meta, **new.meta}
         for gradient in users:
             unpacked = call(graph, operator.getitem, new, gradient.args[1])
@@ -88,9 +92,13 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
         )
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
+    scores: OfFlashAttn | None = node.meta.get(SCORES)
+    mods = scores and scores.function(0).operations
+    block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
     # Of another package's op, which does not read torch's mode, ours is taken always.
     stock = None if CALLED in node.meta else stock_of(Kernel.FLASH)
-    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], block_size=mask_block(target), stock=stock)
+    others = {"block_size": block_size, "mods": mods, "stock": stock}
+    problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
     return require_fit(resolve(problem, settings, target), query.device), window_of(named)
 
 
@@ -169,15 +177,27 @@ def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int
     Queries of no sequence see none, nor do those that fill the last block. Whatever the offsets hold, nothing is read out of range.
     """
     token = torch.arange(_blocks(length, rows) * rows, dtype=torch.int32, device=cu_q.device).view(-1, rows)
-    # Clamped, for memory of its own: in torch 2.11 Inductor's bucketize reads a view from where its base begins.
-    number = torch.bucketize(token, cu_q.clamp(min=0), out_int32=True, right=True).clamp(1, cu_q.shape[0] - 1)  # of the sequence
-    begin_q, begin_k, end_q, end_k = (torch.ops.aten.index(cu, [at]) for at in (number - 1, number) for cu in (cu_q, cu_k))
+    begin_q, begin_k, end_q, end_k = _ends(token, cu_q, cu_k)
     place = token + (end_k - end_q)  # the key in line with the query
     before, behind = window
     first = begin_k if before is None else torch.maximum(begin_k, place - before)
     last = end_k - 1 if behind is None else torch.minimum(end_k - 1, place + behind)
     blind = (token < begin_q) | (token >= end_q) | (first > last)
     return first.masked_fill(blind, NOWHERE), last.masked_fill(blind, -1)
+
+
+def _ends(token: Tensor, cu_q: Tensor, cu_k: Tensor) -> Iterator[Tensor]:
+    """Of the sequence of each token: where its queries and its keys begin, and where they end."""
+    # Clamped, for memory of its own: in torch 2.11 Inductor's bucketize reads a view from where its base begins.
+    number = torch.bucketize(token, cu_q.clamp(min=0), out_int32=True, right=True).clamp(1, cu_q.shape[0] - 1)  # of the sequence
+    return (torch.ops.aten.index(cu, [at]) for at in (number - 1, number) for cu in (cu_q, cu_k))
+
+
+def places(is_causal: bool, query: Tensor, *others: Tensor) -> tuple[Tensor]:
+    """int32 [T], as `OfFlashAttn.function` takes them, of the inputs of `_of_one_batch`."""
+    token = torch.arange(query.shape[0], dtype=torch.int32, device=query.device)
+    _, begin_k, end_q, end_k = _ends(token, *others[-2:])
+    return (begin_k if is_causal else token + (end_k - end_q),)
 
 
 def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:

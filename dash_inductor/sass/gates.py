@@ -29,14 +29,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     "causal-ragged-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "q_len": LENGTH - 33, "kv_len": LENGTH - 33},
     "causal-dynamic-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "dynamic": True},
 }
-# FlexAttentions, in one pass: names of codegen/mods.py's functions.
+# FlexAttentions, by names of codegen/mods.py's functions.
 FLEX_SHAPES: dict[str, dict[str, str]] = {
     "flex": {"score_mod": "none", "mask_mod": "none"},
     "flex-causal": {"score_mod": "none", "mask_mod": "causal"},
     "flex-window-soft-cap": {"score_mod": "soft-cap", "mask_mod": "window"},
     "flex-documents-alibi": {"score_mod": "alibi", "mask_mod": "documents"},
 }
-FLEX_HEAD_DIMS = (64, 128)  # those that models have; the tiles of others are judged by SHAPES
+# Of query and value, of FlexAttentions in each template: those that models have. The tiles of others are judged by SHAPES.
+FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: ((192, 128), (256, 256))}
 Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
 # our five and call score_mod and mask_mod twice; by shape, where it has more.
@@ -51,7 +52,10 @@ MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_90", "3.9", 128): {"flex-window-soft-cap": 22},
     # MLA in two passes: dK of 256 columns and dV of 128 take 192. In CTAs of their own nothing would spill, and a tile take 28 %
     # more cycles by the replay.
-    ("sm_90", "3.9", 192): {"causal-ragged-gqa": 8, "causal-dynamic-gqa": 2},
+    ("sm_90", "3.6", 192): {"flex-window-soft-cap": 12, "flex-documents-alibi": 4},
+    ("sm_90", "3.7", 192): {"flex-window-soft-cap": 3},
+    ("sm_90", "3.8", 192): {"flex-window-soft-cap": 3},
+    ("sm_90", "3.9", 192): {"causal-ragged-gqa": 8, "causal-dynamic-gqa": 2, "flex-window-soft-cap": 28},
     ("sm_120", "3.7", 64): {"flex-window-soft-cap": 2},
     ("sm_120", "3.8", 64): {"flex-window-soft-cap": 3},
     ("sm_120", "3.9", 64): {"flex-window-soft-cap": 3},
@@ -186,8 +190,8 @@ def cells(**asked: Sequence[Any]) -> list[Cell]:
         Cell(arch, template, dtype, head_dim, shape, value_dim)
         for arch, template, head_dim, dtype, shape in product(*(CHOICES | asked).values())
         if template == Template.TWO_PASS or head_dim <= ONE_PASS_HEAD_DIM
-        if shape in SHAPES or (template == Template.ONE_PASS and head_dim in FLEX_HEAD_DIMS)
         for value_dim in dict.fromkeys((None, VALUE_DIMS.get(head_dim)))
+        if shape in SHAPES or (head_dim, value_dim or head_dim) in FLEX_HEAD_DIMS[Template(template)]
     ]
 
 
@@ -233,11 +237,16 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
     from ..hooks.install import enabled
 
     key = DEVICES[cell.arch]
-    sizes: dict[str, Any] = {"batch": 2, "heads": HEADS, "head_dim": cell.head_dim, "dtype": cell.dtype}
+    sizes: dict[str, Any] = {
+        "batch": 2,
+        "heads": HEADS,
+        "head_dim": cell.head_dim,
+        "value_dim": cell.value_dim,
+        "dtype": cell.dtype,
+    }
     if cell.shape in FLEX_SHAPES:
         attention = FlexAttention(length=LENGTH, kv_heads=HEADS, **(sizes | FLEX_SHAPES[cell.shape]))
         return flex_backward(key, attention, rewrite=rewrite)
-    sizes["value_dim"] = cell.value_dim
     with enabled(template=cell.template):
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))
 
@@ -265,7 +274,7 @@ def judged(cell: Cell, *, replayed: bool = True) -> dict[str, Any]:
         values |= figures(compiled, rules)
         if replayed:
             values |= predicted(compiled, rules)
-        if cell.shape in FLEX_SHAPES and cell.arch == "sm_90":
+        if cell.shape in FLEX_SHAPES and cell.template == Template.ONE_PASS and cell.arch == "sm_90":
             rules = replace(rules, stock_instructions=instructions_of_stock(cell))
     except Exception as error:  # what Triton and ptxas raise has no common class
         gates = [f"it does not compile: {str(error).splitlines()[0]}"]

@@ -29,13 +29,14 @@ from dash_inductor.decision import Graph
 from dash_inductor.emulation import emulate
 
 REMOTE = (remote_cache.RemoteFxGraphCache, remote_cache.RemoteAOTAutogradCache)
-BIAS = torch.zeros(100, 100)
+BIAS = normal(100, 100)
 
 
 def attend(x: Tensor) -> Tensor:
-    """Of two attentions one is rewritten, and one declined, for its bias is an input of the graph."""
+    """Of three attentions two are rewritten, the second under a bias that is an input of the graph; one is declined, in float64."""
     out = F.scaled_dot_product_attention(x, x, x)
-    return F.scaled_dot_product_attention(out, x, x, attn_mask=BIAS)
+    out = F.scaled_dot_product_attention(out, x, x, attn_mask=BIAS)
+    return F.scaled_dot_product_attention(*(y.double() for y in (out, x, x))).to(x.dtype)
 
 
 def named(name: str) -> Callable[[Tensor], Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -29,20 +29,43 @@ SCHEMAS = {
 NO_OPTIONS = {"causal": False, "window": (-1, -1), "softcap": 0.0, "alibi_slopes": None, "dropout_p": 0.0, "scale": None}
 
 
-def scores_of(q: Tensor, k: Tensor, scale: float, causal: bool, left: int, right: int) -> Tensor:
-    """[B, H, S_q, S_k] of [B, S, H, D], with -inf where a query does not see a key; the last query is in line with the last key."""
+def scores_of(
+    q: Tensor, k: Tensor, scale: float, causal: bool, left: int, right: int, softcap: float, slopes: Tensor | None
+) -> tuple[Tensor, Tensor | float]:
+    """[B, H, S_q, S_k] of [B, S, H, D], with -inf where a query does not see a key; the last query is in line with the last key.
+
+    With what the soft-cap makes of their gradients. The causal kernel's ALiBi is that of keys alone.
+    """
     k = k.repeat_interleave(q.shape[2] // k.shape[2], 2)
     m = torch.arange(q.shape[1])[:, None] + (k.shape[1] - q.shape[1])
     n = torch.arange(k.shape[1])
     right = 0 if causal else right
     hidden = ((n > m + right) if right >= 0 else (n < 0)) | ((n < m - left) if left >= 0 else (n < 0))
-    return (torch.einsum("bmhd,bnhd->bhmn", q.float(), k.float()) * scale).masked_fill(hidden, -math.inf)
+    scores, factor = torch.einsum("bmhd,bnhd->bhmn", q.float(), k.float()) * scale, 1.0
+    if softcap > 0:
+        tanh = (scores / softcap).tanh()
+        scores, factor = softcap * tanh, 1 - tanh**2
+    if slopes is not None:
+        is_causal = right == 0 and not 0 <= left < k.shape[1]
+        distance = n if is_causal else -(m - n).abs()
+        scores = scores + slopes[..., None, None] * distance
+    return scores.masked_fill(hidden, -math.inf), factor
 
 
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, scale: float, causal: bool, left: int = -1, right: int = -1, *_: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float,
+    scale: float,
+    causal: bool,
+    left: int = -1,
+    right: int = -1,
+    softcap: float = 0.0,
+    slopes: Tensor | None = None,
+    *_: Any,
 ) -> Any:
-    scores = scores_of(q, k, scale, causal, left, right)
+    scores, _ = scores_of(q, k, scale, causal, left, right, softcap, slopes)
     lse = scores.logsumexp(-1)
     lse = lse.where(lse != -math.inf, math.inf)  # of a query that sees no key
     out = torch.einsum("bhmn,bnhd->bmhd", (scores - lse[..., None]).exp(), v.repeat_interleave(q.shape[2] // v.shape[2], 2).float())
@@ -52,11 +75,11 @@ def forward(
 def backward(
     dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, dq: Any, dk: Any, dv: Any, *rest: Any
 ) -> Tensor:
-    _, scale, causal, left, right, *_ = rest
-    probabilities, group = (scores_of(q, k, scale, causal, left, right) - lse[..., None]).exp(), q.shape[2] // k.shape[2]
+    scores, factor = scores_of(q, k, *rest[1:7])
+    probabilities, group, scale = (scores - lse[..., None]).exp(), q.shape[2] // k.shape[2], rest[1]
     keys, values = (x.repeat_interleave(group, 2).float() for x in (k, v))
     delta = (dout.float() * out.float()).sum(-1).transpose(1, 2)[..., None]
-    grad_scores = probabilities * (torch.einsum("bmhd,bnhd->bhmn", dout.float(), values) - delta) * scale
+    grad_scores = probabilities * (torch.einsum("bmhd,bnhd->bhmn", dout.float(), values) - delta) * factor * scale
     dq.copy_(torch.einsum("bhmn,bnhd->bmhd", grad_scores, keys))
     dk.copy_(torch.einsum("bhmn,bmhd->bnhd", grad_scores, q.float()).unflatten(2, (-1, group)).sum(3))
     dv.copy_(torch.einsum("bhmn,bmhd->bnhd", probabilities, dout.float()).unflatten(2, (-1, group)).sum(3))
@@ -78,19 +101,24 @@ def ranges(cu_seqlens_q: Tensor, cu_seqlens_k: Tensor) -> Iterator[tuple[slice, 
         yield tuple(slice(*pair) for pair in pairs)  # type: ignore[misc]
 
 
+def of_sequence(options: Sequence[Any], number: int) -> list[Any]:
+    """With the sequence's own slopes, where each has some."""
+    return [x[number] if isinstance(x, Tensor) and x.dim() == 2 else x for x in options]
+
+
 def varlen_forward(q: Tensor, k: Tensor, v: Tensor, cu_q: Tensor, cu_k: Tensor, max_q: int, max_k: int, *options: Any) -> Any:
     out, lse = torch.zeros_like(q), torch.full((q.shape[1], q.shape[0]), math.inf)
-    for of_q, of_k in ranges(cu_q, cu_k):
-        made = forward(q[None, of_q], k[None, of_k], v[None, of_k], *options)
+    for number, (of_q, of_k) in enumerate(ranges(cu_q, cu_k)):
+        made = forward(q[None, of_q], k[None, of_k], v[None, of_k], *of_sequence(options, number))
         out[of_q], lse[:, of_q] = made[0][0], made[1][0]
     return out, lse, q.new_empty(0), torch.zeros(2, dtype=torch.int64)
 
 
 def varlen_backward(dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any) -> Tensor:
     dq, dk, dv, cu_q, cu_k, _, _, *options = rest
-    for of_q, of_k in ranges(cu_q, cu_k):
+    for number, (of_q, of_k) in enumerate(ranges(cu_q, cu_k)):
         tensors = dout[None, of_q], q[None, of_q], k[None, of_k], v[None, of_k], out[None, of_q], lse[None, :, of_q]
-        backward(*tensors, dq[None, of_q], dk[None, of_k], dv[None, of_k], *options)
+        backward(*tensors, dq[None, of_q], dk[None, of_k], dv[None, of_k], *of_sequence(options, number))
     return varlen_backward_fake(dout, q)
 
 
@@ -235,9 +263,11 @@ class Attention3(torch.autograd.Function):
         cu_q, cu_k, max_q, max_k = sequences or (None,) * 4
         lengths: dict[str, Any] = {"cu_seqlens_q": cu_q, "cu_seqlens_k": cu_k, "max_seqlen_q": max_q, "max_seqlen_k": max_k}
         sides = {"window_size_left": window[0], "window_size_right": window[1]}
-        out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, **lengths, causal=causal, **sides, **forwards)
+        softcap = options.get("softcap", 0.0)
+        given = {**lengths, "causal": causal, **sides, "softcap": softcap, **forwards}
+        out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, **given)
         ctx.save_for_backward(*tensors, out, lse, *(x for x in (cu_q, cu_k) if x is not None))
-        ctx.lengths, ctx.given = (max_q, max_k), (None, causal, *window, 0.0, False, 0)
+        ctx.lengths, ctx.given = (max_q, max_k), (None, causal, *window, softcap, False, 0)
         return out
 
     @staticmethod

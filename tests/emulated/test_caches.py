@@ -95,10 +95,10 @@ def test_each_finds_its_own(way, variants, tmp_path):
         assert (warm.graph["compiled"], warm.graph["is_backward"], warm.graph["compile_id"]) == ("attend", True, "0/0")
         assert warm.graph["number"] > before.graph["number"]
     for variant, before in zip(variants, cold, strict=True):
-        taken, declined = sorted(before.decisions, key=lambda x: x["reason"] is not None)
+        taken, biased, declined = sorted(before.decisions, key=lambda x: (x["reason"] is not None, x["mask"] == "block_mask"))
         assert taken["guarantee"] == variant.get("guarantee", "run")
         assert taken["sms"] == variant["sms"] - variant.get("sm_reserve", 0)
-        assert "bias is an input" in declined["reason"]
+        assert (biased["mask"], declined["reason"]) == ("block_mask", "dtype torch.float64 is not one of bf16, fp16, fp32")
 
 
 def test_threads_that_compile_one_graph(tmp_path, monkeypatch):
@@ -121,7 +121,7 @@ def test_threads_that_compile_one_graph(tmp_path, monkeypatch):
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (2, 4)
     assert all(each.same(steps[0]) for each in steps)
     assert len({each.graph["number"] for each in steps}) == len(names)
-    assert len(steps[0].decisions) == 2
+    assert len(steps[0].decisions) == 3
 
 
 def python(*steps: dict[str, Any], root: Path = ROOT, meeting: Path | None = None, **environ: str) -> Callable[[], list[Step]]:

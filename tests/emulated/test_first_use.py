@@ -31,7 +31,8 @@ from dash_inductor.rewrite.declined import InternalErrorWarning
 *INPUTS, GRAD_OUT = qkv(1, 2, 40, 40, 16)
 CAUSAL = Kind("one_pass", "triton", "grouped", "emulated", "fp32", 16, 16, "causal", 16, 32)
 BLOCK_MASK = Kind("one_pass", "triton", "chained", "emulated", "fp32", 16, 16, "block_mask", 16, 32, 32)
-FULL = Kind("two_pass", "triton", "grouped", "emulated", "bf16", 24, 16, "full", 16, 32)
+FULL = Kind("two_pass", "triton", "plain", "emulated", "bf16", 24, 16, "full", 16, 32)
+LARGE = Kind("two_pass", "triton", "plain", "emulated", "fp32", 144, 144, "block_mask", 16, 32, 64)
 FAILED = "one_pass .grouped, causal mask, fp32, head dim 16. on emulated failed its trial on this GPU: "
 
 
@@ -95,7 +96,7 @@ def test_a_kernel_that_works_is_tried_once_and_used(processes):
     assert len(decisions()) == 2  # the trial's own is none
 
 
-@pytest.mark.parametrize("kind", [CAUSAL, BLOCK_MASK, FULL], ids=str)
+@pytest.mark.parametrize("kind", [CAUSAL, BLOCK_MASK, FULL, LARGE], ids=str)
 def test_kinds(kind):
     settings = Config(template=kind.template, guard="off", on_unsupported="error", emulate=True)
     verdict = trial.tried(kind, "cpu", settings)

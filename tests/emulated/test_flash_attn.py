@@ -90,6 +90,69 @@ def test_windows(rewriting: None, inputs: list[Tensor], options: dict[str, Any])
     assert_right(found[0], lambda *x: attend(*x, **options), inputs)
 
 
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+
+
+def by_eager(*tensors: Tensor, causal: bool = False, window: tuple[int, int] = (-1, -1), **options: Any) -> Tensor:
+    """As flash_attn documents a soft-cap and ALiBi, whose bias of a query's place does not matter."""
+    query, key, value = (x.transpose(1, 2) for x in separated(tensors))
+    key, value = (x.repeat_interleave(query.shape[1] // key.shape[1], 1) for x in (key, value))
+    place, n = torch.arange(query.shape[2])[:, None] + (key.shape[2] - query.shape[2]), torch.arange(key.shape[2])
+    scores, cap = query @ key.mT / 4, options.get("softcap", 0.0)
+    scores = cap * (scores / cap).tanh() if cap else scores
+    if (slopes := options.get("alibi_slopes")) is not None:
+        scores = scores - slopes[..., None, None].to(scores.dtype) * (place - n).abs()
+    left, right = window[0], 0 if causal else window[1]
+    hidden = ((n > place + right) if right >= 0 else (n < 0)) | ((n < place - left) if left >= 0 else (n < 0))
+    return (scores.masked_fill(hidden, -torch.inf).softmax(-1) @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "mask"),
+    [
+        (separate(), {"softcap": 2.0}, "full"),
+        (separate(72), {"softcap": 0.7, "causal": True}, "causal"),
+        (separate(kv_len=72), {"alibi_slopes": SLOPES}, "full"),
+        (separate(72), {"alibi_slopes": torch.stack([SLOPES, SLOPES / 2]), "causal": True}, "causal"),
+        (separate(40, kv_len=72), {"alibi_slopes": SLOPES, "causal": True}, "block_mask"),
+        (separate(), {"alibi_slopes": SLOPES, "window": (9, 0), "softcap": 1.5}, "block_mask"),
+        (qkv_packed(BF16), {"alibi_slopes": SLOPES[:2], "softcap": 3.0, "window": (60, 0)}, "block_mask"),
+    ],
+)
+def test_functions_of_scores(rewriting: None, inputs: list[Tensor], options: dict[str, Any], mask: str) -> None:
+    """Right, and the same in five interleavings."""
+    found = []
+    for seed in range(5):
+        with emulate(seed=seed):
+            found.append(gradients(compiled(lambda *x: attend(*x, **options)), inputs))
+    assert rewritten() == 5 and decisions()[-1].op == NAME and decisions()[-1].mask == mask
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    assert_right(found[0], lambda *x: by_eager(*x, **options), inputs)
+
+
+KINDS = ["soft-cap", "causal soft-cap", "alibi", "causal alibi", "soft-cap alibi", "causal soft-cap alibi"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_forward_makes_of_scores_is_probed(kind: str) -> None:
+    """The stand-in does what flash_attn's sources say; one whose causal ALiBi is the documented one has another logsumexp."""
+    forward = probe.FORWARDS[NAME]
+    assert probe.probe(forward, kind, FP32, torch.device("cpu"), padded=False) is None
+
+    def without(*args: Any, **options: Any) -> Any:
+        return forward(*args)
+
+    assert "logsumexp is off by" in str(probe.probe(without, kind, FP32, torch.device("cpu"), padded=False))
+    if kind != "causal alibi":
+        return
+
+    def as_documented(*args: Any, alibi_slopes: Tensor) -> Any:
+        out, lse = forward(*args, alibi_slopes=alibi_slopes)
+        return out, lse - alibi_slopes[:, None, None] * torch.arange(lse.shape[2])[:, None]
+
+    assert "logsumexp is off by" in str(probe.probe(as_documented, kind, FP32, torch.device("cpu"), padded=False))
+
+
 def test_gradients_that_are_used_otherwise(rewriting: None) -> None:
     """A packed gradient goes on through a layer, and one of separate ones is not wanted."""
     weight = normal(32, 96, seed=3)
@@ -109,8 +172,6 @@ def test_gradients_that_are_used_otherwise(rewriting: None) -> None:
 
 STAYS: list[tuple[Callable[..., Tensor], list[Tensor], str]] = [
     (lambda *x: attend(*x, window=(8, -1)), separate(72, kv_len=40), "a window to the left alone, and more queries than keys"),
-    (lambda *x: attend(*x, softcap=20.0), separate(), "a soft-cap of flash_attn is not rewritten"),
-    (lambda *x: attend(*x, alibi_slopes=torch.ones(4)), separate(), "ALiBi of flash_attn is not rewritten"),
     (lambda *x: attend(*x, dropout_p=0.1), separate(), "dropout_p=0.1"),
 ]
 
@@ -169,8 +230,11 @@ OF_KEYS = torch.tensor([0, 31, 40, 80], dtype=torch.int32)
 def by_sequences(*tensors: Tensor, sequences: tuple[Any, ...], window: tuple[int, int] = (-1, -1), **options: Any) -> Tensor:
     """SDPA of each sequence; the last query is in line with the last key."""
     query, key, value = separated(tensors, True)
-    outs = []
+    outs, modified = [], {"softcap", "alibi_slopes"} & options.keys()
     for of_q, of_k in ranges(*sequences[:2]):
+        if modified:
+            outs.append(by_eager(*(x[None] for x in (query[of_q], key[of_k], value[of_k])), window=window, **options)[0])
+            continue
         q, k, v = (x.transpose(0, 1)[None] for x in (query[of_q], key[of_k], value[of_k]))
         place, n = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2]), torch.arange(k.shape[2])
         left, right = window[0], 0 if options.get("causal") else window[1]
@@ -186,6 +250,8 @@ def by_sequences(*tensors: Tensor, sequences: tuple[Any, ...], window: tuple[int
         ([normal(60, 3, 2, 16)], OFFSETS, {"causal": True}),
         ([normal(60, 4, 16), normal(80, 2, 2, 16, seed=1)], OF_KEYS, {}),
         ([normal(60, 2, 16, seed=n, dtype=BF16) for n in range(3)], OFFSETS, {"causal": True, "window": (9, 0)}),
+        ([normal(60, 3, 2, 16)], OFFSETS, {"causal": True, "softcap": 1.5, "alibi_slopes": SLOPES[:2]}),
+        ([normal(60, 4, 16), normal(80, 2, 2, 16, seed=1)], OF_KEYS, {"alibi_slopes": SLOPES}),
     ],
 )
 def test_packed_sequences(rewriting: None, inputs: list[Tensor], keys: Tensor, options: dict[str, Any]) -> None:
@@ -203,7 +269,8 @@ def test_packed_sequences(rewriting: None, inputs: list[Tensor], keys: Tensor, o
 
 @pytest.mark.filterwarnings("ignore:dash_inductor")
 @pytest.mark.parametrize(
-    ("option", "reason"), [({"dropout_p": 0.1}, "dropout_p=0.1"), ({"softcap": 9.0}, "a soft-cap of flash_attn")]
+    ("option", "reason"),
+    [({"dropout_p": 0.1}, "dropout_p=0.1"), ({"alibi_slopes": torch.ones(3, 2)}, "ALiBi with slopes of each packed sequence")],
 )
 def test_packed_sequences_that_stay(rewriting: None, option: dict[str, Any], reason: str) -> None:
     with emulate():
@@ -221,6 +288,7 @@ OF_3 = "flash_attn_3._flash_attn_backward.default"
         (separate(40, kv_len=72, dtype=BF16), {}),
         ([normal(60, 2, 16, seed=n) for n in range(3)], {"causal": True, "sequences": (OFFSETS, OFFSETS, 35, 35)}),
         (separate(), {"window": (8, 0)}),
+        (separate(), {"softcap": 1.5, "causal": True}),
     ],
 )
 def test_flash_attention_3(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
@@ -230,7 +298,7 @@ def test_flash_attention_3(rewriting: None, inputs: list[Tensor], options: dict[
             found.append(gradients(compiled(lambda *x: attend_3(*x, **options)), inputs))
     assert rewritten() == 5 and decisions()[-1].op == OF_3
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
-    reference = by_sequences if "sequences" in options else attend if "window" in options else by_sdpa
+    reference = by_sequences if "sequences" in options else by_eager if {"window", "softcap"} & options.keys() else by_sdpa
     assert_right(found[0], lambda *x: reference(*x, **options), inputs)
 
 

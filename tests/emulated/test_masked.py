@@ -135,11 +135,12 @@ def check(
     *,
     heads: tuple[int, int] = (4, 2),
     lengths: tuple[int, int] = (LENGTH, LENGTH),
+    dims: tuple[int, int] = (16, 16),
     dtype: torch.dtype = FP32,
     dynamic: bool = False,
 ) -> None:
     """One attention, rewritten; right, in the same bits in every interleaving."""
-    tensors = qkv(2, heads[0], *lengths, 16, kv_heads=heads[1], dtype=dtype)
+    tensors = qkv(2, heads[0], *lengths, dims[0], kv_heads=heads[1], dtype=dtype, value_dim=dims[1])
     made = compiled(function, dynamic=dynamic)
     seen = []
     for seed, resident in INTERLEAVINGS if mask == "block_mask" else ((0, None), (1, None)):
@@ -191,6 +192,30 @@ def test_lengths_that_differ(lengths):
 def test_repeated_keys(dynamic):
     """kv heads are read unrepeated, and so are their gradients."""
     check(repeated, (PADDING,), "block_mask", dynamic=dynamic)
+
+
+@pytest.mark.parametrize(
+    ("mask", "others", "options"),
+    [
+        (padded, (PADDING,), {"dims": (192, 128), "heads": (2, 2)}),
+        (documents, (STARTS,), {"dims": (256, 256), "dtype": BF16}),
+        (by_head, (), {"dims": (136, 136)}),
+        pytest.param(padded, (PADDING,), {"dims": (192, 128), "heads": (2, 2), "dynamic": True}, marks=pytest.mark.nightly),
+        pytest.param(window, (), {"dims": (256, 256), "lengths": (30, LENGTH)}, marks=pytest.mark.nightly),
+    ],
+)
+def test_large_head_dims(mask: Mask, others: tuple[Tensor, ...], options: dict[str, Any]) -> None:
+    """They take two passes; recomputed by a checkpoint too."""
+    masked = attention(mask)
+    check(lambda *inputs: checkpoint(masked, *inputs, use_reentrant=False), others, "block_mask", **options)
+    assert decisions()[-1].template == "two_pass"
+
+
+@pytest.mark.parametrize("mask", [everything, causal])
+def test_large_head_dims_under_masks_in_closed_form(mask: Mask) -> None:
+    """Such as a mask of ones."""
+    check(attention(mask), (), "full" if mask is everything else "causal", dims=(192, 128), heads=(2, 2))
+    assert decisions()[-1].template == "two_pass"
 
 
 def test_a_scale():
@@ -275,26 +300,165 @@ def test_mutants(monkeypatch, name):
 
 
 BIAS = normal(LENGTH, LENGTH)
+SCORES = normal(2, 4, LENGTH, LENGTH)
+SLOPES = torch.tensor([0.5, 0.25, 0.125, 0.0625])
+LEAST = torch.finfo().min
+
+
+def given(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    """A mask as it is; of floats, in the dtype that SDPA wants."""
+    return mask if mask.dtype == torch.bool else mask.to(query.dtype)
+
+
+def given_in_part(query: Tensor, key: Tensor, mask: Tensor) -> Tensor:
+    return causal(query, key) & ~mask
+
+
+def computed(query: Tensor, key: Tensor, x: Tensor) -> Tensor:
+    """By matmuls: nothing that a kernel could ask."""
+    return (x @ x.mT > 0) | torch.eye(LENGTH, dtype=torch.bool)
+
+
+def cropped(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+    """As open_clip cuts its causal buffer of floats."""
+    return bias[: query.shape[2], : key.shape[2]].to(query.dtype)
+
+
+def scaled(query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+    return (bias * 0.5).to(query.dtype)
+
+
+def of_pixart(query: Tensor, key: Tensor, padding: Tensor) -> Tensor:
+    """-10000 hides no key: it is a bias."""
+    bias = (1 - padding.to(query.dtype)) * -10000.0
+    return bias[:, None, None].expand(-1, query.shape[1], query.shape[2], -1)
+
+
+def by_least(query: Tensor, key: Tensor, padding: Tensor) -> Tensor:
+    """The least number, and twice that."""
+    hidden = (1.0 - padding)[:, None, None] * LEAST
+    return torch.where(causal(query, key), hidden, LEAST).to(query.dtype)
+
+
+def of_hunyuan(query: Tensor, key: Tensor, padding: Tensor) -> Tensor:
+    """Pairs of tokens that are no padding; every query sees the first key."""
+    rows = padding.bool().view(2, 1, 1, LENGTH).repeat(1, 1, LENGTH, 1)
+    mask = (rows & rows.transpose(2, 3)).bool()
+    mask[:, :, :, 0] = True
+    return mask
+
+
+def of_falcon(query: Tensor, key: Tensor, padding: Tensor, slopes: Tensor) -> Tensor:
+    """ALiBi by the place among the tokens that are no padding, rounded to bf16; keys are hidden by a float mask."""
+    place = ((padding.cumsum(-1) - 1) * padding)[:, None]
+    alibi = (slopes[:, None].bfloat16() * place).reshape(2 * len(slopes), 1, LENGTH).to(query.dtype)
+    hidden = torch.where(padded(query, key, padding), 0.0, LEAST)
+    return (alibi.view(2, len(slopes), 1, -1) / 4).masked_fill(hidden < -1, LEAST).to(query.dtype)
+
+
+def of_x_transformers(query: Tensor, key: Tensor, slopes: Tensor) -> Tensor:
+    m, n = positions(query, key)
+    alibi = -(n - m).abs() * slopes[:, None, None]
+    return alibi[None].expand(2, -1, -1, -1).masked_fill(n > m, LEAST / 2).to(query.dtype)
+
+
+RIGHT = (torch.arange(LENGTH) < torch.tensor([[LENGTH], [60]])).long()
+CAPTURED = [
+    (given, (BIAS > 0,)),
+    (given, (BIAS,)),
+    (given_in_part, (SCORES > 0.5,)),
+    (computed, (normal(LENGTH, 9),)),
+    (of_pixart, (PADDING,)),
+    (of_falcon, (RIGHT, SLOPES)),
+    (of_x_transformers, (SLOPES,)),
+]
+CAPTURED_BY_NIGHT = [
+    (given, (SCORES[:, :1],)),
+    (given, (SCORES[:1, :, :, :1],)),
+    (given, (SCORES.transpose(2, 3),)),
+    (cropped, (torch.full((LENGTH + 2, LENGTH + 2), HIDDEN).triu(1),)),
+    (scaled, (BIAS,)),
+    (by_least, (RIGHT,)),
+    (of_hunyuan, (PADDING,)),
+]
 
 
 @pytest.mark.parametrize(
-    ("mask", "reason"),
+    ("mask", "others"), [*CAPTURED, *(pytest.param(*each, marks=pytest.mark.nightly) for each in CAPTURED_BY_NIGHT)]
+)
+def test_captured_masks(mask, others):
+    """What is no function of positions and small tensors is read from memory."""
+    check(attention(mask), others, "block_mask")
+
+
+def test_biases_of_half_precision():
+    check(attention(given), (BIAS.to(BF16),), "block_mask", dtype=BF16)
+
+
+def of_two_numbers(query: Tensor, key: Tensor) -> Tensor:
+    return torch.where(causal(query, key), 0.0, -3.0).to(query.dtype)
+
+
+def test_a_bias_that_positions_decide():
+    """It is in no memory, and all keys are seen."""
+    check(attention(of_two_numbers), (), "full")
+
+
+@pytest.mark.parametrize(("mask", "other"), [(given, BIAS), (given, BIAS > 0), (computed, normal(LENGTH, 9)), (scaled, BIAS)])
+def test_what_is_captured_is_read_where_it_is(mask, other):
+    """The backward has no other tensor of queries and keys; what the graph is given is saved as it is, shared by all layers."""
+    *tensors, _ = qkv(2, 4, LENGTH, LENGTH, 16)
+
+    def two_layers(query: Tensor, *others: Tensor) -> Tensor:
+        return attention(mask)(query + attention(mask)(query, *others), *others)
+
+    _, backward = code_of(two_layers, [*(x.requires_grad_() for x in tensors), other])
+    square = rf"\((?:\d+, \d+, )?{LENGTH}, {LENGTH}\)"
+    (line,) = (line for line in backward.splitlines() if re.search(square, line) and "rand_strided" not in line)
+    assert ("assert_size_stride(primals_" if mask is given else "assert_size_stride(") in line
+    assert rewritten() == 2 and backward.count("# dash_inductor template: mask_matrix") == 1
+
+
+def test_a_captured_mask_of_any_length():
+    made = compiled(attention(given), dynamic=True)
+    for length in (LENGTH, 40, 97):
+        tensors, bias = qkv(2, 2, length, length, 16), normal(2, 1, length, length)
+        with emulation.emulate():
+            actual = gradients(made, tensors, (bias,))
+        expected = reference(attention(given), tensors, (bias,))
+        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR, length
+    assert rewritten() == 1
+
+
+def test_rows_that_a_bias_hides():
+    """Zero gradients, of -inf as of the least number and half of that, which stock averages."""
+    tensors, bias = qkv(2, 4, LENGTH, LENGTH, 16), BIAS.clone()
+    bias[:10] = LEAST
+    bias[10:20] = LEAST / 2
+    bias[20:30] = HIDDEN
+    with emulation.emulate():
+        dq, dk, dv = gradients(compiled(attention(given)), tensors, (bias,))
+    assert rewritten() == 1
+    assert not dq[:, :, :30].any() and dq[:, :, 30:].all() and dk.isfinite().all() and dv.isfinite().all()
+
+
+def test_a_bias_that_is_learnt():
+    """Torch makes matmuls of it on the CPU; the op of a GPU that has its gradient is declined: test_declined_on_gpu.py."""
+    bias = BIAS.clone().requires_grad_()
+    with emulation.emulate():
+        gradients(compiled(attention(given)), qkv(1, 2, LENGTH, LENGTH, 16), (bias,))
+    assert rewritten() == 0 and decisions()[-1].reason and decisions()[-1].remedy
+
+
+@pytest.mark.parametrize(
+    ("mask", "error"),
     [
-        (lambda query, key: BIAS, "a float bias is an input of the graph"),
-        (lambda query, key: BIAS > 0, "a mask is an input of the graph"),
-        (lambda query, key: causal(query, key) & (BIAS > 0), "a mask is an input of the graph"),
-        (lambda query, key: causal_of_floats(query, key).clamp(min=-1e9), "which is no function of positions and small tensors"),
+        (torch.ones(7, 9, dtype=torch.bool), r"expanded size|must match|broadcast"),
+        (torch.ones(LENGTH, LENGTH, dtype=torch.long), r"dtype"),
+        (torch.ones(LENGTH, LENGTH, device="meta"), r"device|meta"),
     ],
 )
-def test_what_is_declined(mask, reason):
-    """With what to do instead."""
-    tensors = qkv(1, 2, LENGTH, LENGTH, 16)
-    with emulation.emulate():
-        gradients(compiled(attention(mask)), tensors)
-    assert rewritten() == 0 and reason in str(decisions()[-1].reason)
-
-
-def test_a_mask_of_the_wrong_shape():
+def test_wrong_masks(mask, error):
     """torch's error."""
-    with pytest.raises(Exception, match=r"expanded size|must match|broadcast"), emulation.emulate():
-        compiled(attention(lambda query, key: torch.ones(7, 9, dtype=torch.bool)))(*qkv(1, 2, LENGTH, LENGTH, 16)[:3])
+    with pytest.raises(Exception, match=error), emulation.emulate():
+        compiled(attention(lambda query, key: mask))(*(x.requires_grad_() for x in qkv(1, 2, LENGTH, LENGTH, 16)[:3]))

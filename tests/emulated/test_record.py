@@ -23,15 +23,15 @@ from dash_inductor.decision import Graph
 
 
 class First(nn.Module):
-    """One attention is rewritten, one declined, for its bias is an input of the graph."""
+    """One attention is rewritten, one declined, in float64."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.register_buffer("bias", torch.zeros(40, 40))
+        self.register_buffer("bias", torch.zeros(40, 40).double())
 
     def forward(self, x: Tensor) -> Tensor:
         out = F.scaled_dot_product_attention(x, x, x, is_causal=True)
-        return F.scaled_dot_product_attention(out, x, x, attn_mask=self.bias)
+        return F.scaled_dot_product_attention(*(y.double() for y in (out, x, x)), attn_mask=self.bias).to(x.dtype)
 
 
 class Second(First):
@@ -121,8 +121,7 @@ def test_while_the_package_is_off():
     """Nothing is recorded, also of a backward whose attention was declined before; what was recorded stays."""
     train(attend)
     (entry,) = decisions()
-    bias = torch.zeros(40, 40)
-    out = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x, bias))(normal(1, 1, 40, 16).requires_grad_())
+    out = torch.compile(lambda x: F.scaled_dot_product_attention(x, x, x))(normal(1, 1, 40, 264).requires_grad_())
     dash_inductor.disable()
     out.sum().backward()
     assert counters["inductor"]["dash_declined"] == 1

@@ -103,6 +103,7 @@ ATTENTIONS = {
     "full, keys longer, GQA": Packed((30, 20, 7), (40, 40, 33), window=FULL, heads=4),
     "window, keys longer, bf16": Packed((30, 20), (35, 50), window=(16, 0), dtype=BF16),
     "empty sequences, tokens of no sequence": Packed((0, 40, 0, 0, 22, 0), (5, 35, 0, 7, 22, 0), tail=24),
+    "head dim 160, window, tokens of no sequence": Packed((50, 0, 31), window=(16, 0), head_dim=160, tail=24),
 }
 NIGHTLY = {
     "queries longer, some see nothing": Packed((44, 40), (20, 40)),
@@ -241,8 +242,8 @@ ENDS_ON_THE_RIGHT = Packed((20, 22), (20, 12), window=(4, -1))
 @pytest.mark.parametrize(
     ("attention", "settings", "expected"),
     [
-        (replace(SHORT, head_dim=144), {}, "head dim 144 is more than the 128 of one pass"),
-        (SHORT, {"template": "two_pass"}, "template='two_pass' takes no mask but full and causal"),
+        (replace(SHORT, head_dim=144), {"template": "one_pass"}, "head dim 144 is more than the 128 of one pass, which template="),
+        (SHORT, {"kernel": "gluon"}, "kernel='gluon' takes no mask but full and causal"),
         (ENDS_ON_THE_RIGHT, {}, "a window to the left alone, and more queries than keys: "),
         (replace(ENDS_ON_THE_RIGHT, window=(-1, 20)), {}, "a window to the right of all keys, and more queries than that: "),
         (replace(ENDS_ON_THE_RIGHT, window=(30, 21)), {}, "a window to the right of all keys, and more queries than that: "),

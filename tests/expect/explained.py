@@ -52,11 +52,21 @@ class Breaks(Attention):
 
 
 class Reads(Attention):
-    """Looks at its result."""
+    """Reads a value between two attentions; of zeros, goes on with as many queries as there are positions of ones."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = super().forward(x)
-        return x + 1 if x.sum().item() > 0 else x
+        x = x + 1 if x.sum().item() > 0 else x
+        return super().forward(x[:, torch.ones(LENGTH // 2).nonzero().flatten()])
+
+
+class Fails(Attention):
+    """After the first attention."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        torch._dynamo.graph_break()
+        return super().forward(x) @ x
 
 
 class Autocast(Attention):
@@ -148,8 +158,8 @@ def wrong_shape() -> tuple[nn.Module, tuple[Tensor]]:
     return Attention().bfloat16(), (tokens()[..., :3],)
 
 
-def reads() -> tuple[nn.Module, tuple[Tensor]]:
-    return Reads().bfloat16(), (tokens(),)
+def fails() -> tuple[nn.Module, tuple[Tensor]]:
+    return Fails().bfloat16(), (tokens(),)
 
 
 def in_fp32() -> tuple[nn.Module, tuple[Tensor]]:

@@ -19,8 +19,10 @@ from explained import (
     Breaks,
     ByHand,
     Checkpointed,
+    Fails,
     Flex,
     OfTorch,
+    Reads,
     Varlen,
     causal_blocks,
     gpt,
@@ -36,6 +38,7 @@ import dash_inductor
 from dash_inductor import config, explain
 from dash_inductor.cli.main import main
 from dash_inductor.devices import device
+from dash_inductor.explanation import decisions
 from dash_inductor.explanation.gpu_attention import chosen
 from dash_inductor.hooks import install
 
@@ -73,9 +76,7 @@ def test_json():
             Attention, (tokens(torch.float32),), [(EFFICIENT, "causal", "dtype fp32 is not one of bf16, fp16")], id="fp32"
         ),
         pytest.param(Autocast, (tokens(torch.float32),), [(FLASH, "causal", None)], id="autocast"),
-        pytest.param(
-            *(Breaks, (tokens(),), [(FLASH, "causal", None), (EFFICIENT, "given", "a mask is an input of the graph")]), id="breaks"
-        ),
+        pytest.param(*(Breaks, (tokens(),), [(FLASH, "causal", None), (EFFICIENT, "block_mask", None)]), id="breaks"),
         pytest.param(Checkpointed, (tokens(),), [(FLASH, "causal", None)], id="checkpointed"),
         pytest.param(OfTorch, (tokens(),), [(FLASH, "full", None)], id="MultiheadAttention"),
         pytest.param(ByHand, (tokens(),), [(FLASH, "full", None)], id="by hand"),
@@ -303,13 +304,44 @@ def test_command_of_one_that_is_declined(monkeypatch, capsys):
         (["no_such_module:f"], "no module 'no_such_module'"),
         (["explained:gpt", "--device", "h900"], "the known ones are h100, h200, a100, b200, rtx4090, l40s, rtx5090"),
         (["explained:wrong_shape", "--device", "h100"], "a and b must have same reduction dim, but got [512, 3] X [64, 192]"),
-        (["explained:reads", "--device", "h100"], "take the read out"),
     ],
 )
 def test_bad_input(arguments, words, monkeypatch, capsys):
     """One line, with the remedy."""
     status, out, err = command(monkeypatch, capsys, *arguments)
     assert (status, out) == (2, "") and err.count("\n") == 1 and words in err, err
+
+
+def test_values_between_graphs():
+    """Of tensors that have values the forward goes on with these; buffers stay as they are."""
+    model, (x,) = Reads().bfloat16(), (tokens(),)
+    model.register_buffer("calls", torch.zeros(()))
+    model.register_forward_pre_hook(lambda module, inputs: module.calls.add_(1) and None)
+    report = explain(model, x, device="h100")
+    assert [row.decision.q_len for row in report] == [LENGTH, LENGTH // 2] and report.all_rewritten and report.stopped is None
+    assert model.calls == 0
+    emptied = explain(Reads().bfloat16().to("meta"), x.to("meta"), device="h100")
+    assert [row.decision.q_len for row in emptied] == [LENGTH] and not emptied.all_rewritten
+    assert "explained.py:" in emptied.stopped and "reads the value of a tensor between two graphs" in emptied.stopped
+
+
+def test_what_was_found_before_an_error(monkeypatch, capsys):
+    status, out, _ = command(monkeypatch, capsys, "explained:fails", "--device", "h100", "--json")
+    figures = json.loads(out)
+    assert status == 1 and len(figures["attentions"]) == 1 and not figures["all_rewritten"]
+    assert "explained.py:" in figures["stopped"] and "Error: " in figures["stopped"]
+    report = explain(Fails().bfloat16(), tokens(), device="h100")
+    assert "Stopped, so that what follows is not known: " in " ".join(str(report).split()) and "Stopped" in report._repr_html_()
+
+
+def test_equal_attentions_are_lowered_once(monkeypatch):
+    """A decision has its own place all the same."""
+    lowered = []
+    stock = decisions._lowered
+    monkeypatch.setattr(decisions, "_lowered", lambda module: lowered.append(module) or stock(module))
+    layers = nn.Sequential(Attention(), Attention(), Checkpointed(), Attention()).bfloat16()
+    report = explain(layers, tokens(), device="h100")
+    assert [row.module for row in report] == ["0", "1", "2", "3"] and len(lowered) == 1
 
 
 def test_a_function_is_no_model():

@@ -13,15 +13,13 @@ import sys
 import time
 from typing import Any, NoReturn
 
-import torch
-
 from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.codegen import add_attention_of_gpu
 from dash_inductor.cli.console import print_json, progress, section
 from dash_inductor.config import CHOICES
 
 from . import mutants
-from .cases import ATTENTIONS, Case, Prepared, Result
+from .cases import ATTENTIONS, Case, Prepared, Result, same_bits
 
 PROGRAM = "python -m tests.ptx"
 SETTINGS = ("kernel", "template", "schedule", "launch", "guarantee")
@@ -106,7 +104,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         "races": [race for result in results for race in result.races],
         "deadlock": next((fault for fault in faults if "deadlock" in fault), None),
         "fault": next((fault for fault in faults if "deadlock" not in fault), None),
-        "same_bits": not faults and all(_same(results[0], result) for result in results),
+        "same_bits": same_bits(results),
         "checked": not args.no_races,
         "externs": sorted(set(results[0].externs)),
         "ignored": results[0].ignored,
@@ -122,10 +120,6 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     if args.redundant and not faults:
         made["redundant_barriers"] = [site.text for site in mutants.redundant_barriers(prepared)]
     return made
-
-
-def _same(one: Result, other: Result) -> bool:
-    return all(torch.equal(one.gradients[name], other.gradients[name]) for name in one.gradients)
 
 
 def is_bad(figures: dict[str, Any], dtype: str) -> bool:

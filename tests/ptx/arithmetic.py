@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import reduce  # noqa: F401, for the blocks
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,11 @@ def from_bf16(x: Array) -> Array:
     return (x.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
+def number(x: Array) -> Array:
+    """The value of a float: bf16's, which numpy lacks, as float32."""
+    return from_bf16(x) if x.dtype == np.uint16 else x
+
+
 def to_bf16(x: Array) -> Array:
     """To nearest even."""
     bits = np.asarray(x, np.float32).view(np.uint32)
@@ -38,8 +44,8 @@ def to_bf16(x: Array) -> Array:
     return np.where(np.isnan(x), np.uint16(0x7FFF), rounded)
 
 
-def two_halves(high: Array, low: Array, is_bf16: bool) -> Array:
-    convert = to_bf16 if is_bf16 else lambda x: np.asarray(x, np.float32).astype(np.float16).view(np.uint16)
+def two_halves(high: Array, low: Array, kind: str) -> Array:
+    convert = to_bf16 if kind == "bf16" else lambda x: np.asarray(x, np.float32).astype(np.float16).view(np.uint16)
     return (convert(high).astype(np.uint32) << np.uint32(16)) | convert(low)
 
 
@@ -66,10 +72,10 @@ def fma_down(a: Array, b: Array, c: Array) -> Array:
     return np.where(nearest > exact, np.nextafter(nearest, np.float32(-np.inf)), nearest)
 
 
-def half(word: Array, low: bool, is_bf16: bool) -> Array:
+def half(word: Array, low: bool, kind: str) -> Array:
     """One of the two numbers of a word."""
     bits = (word if low else word >> np.uint32(16)).astype(np.uint16)
-    return from_bf16(bits) if is_bf16 else bits.view(np.float16)
+    return from_bf16(bits) if kind == "bf16" else bits.view(np.float16)
 
 
 def div(a: Array, b: Array) -> Array:
@@ -99,20 +105,21 @@ def high(a: Array, b: Array) -> Array:
     return ((a.astype(double) * b.astype(double)) >> np.dtype(double).type(bits)).astype(a.dtype)
 
 
-def shift(a: Array, count: Array, left: bool) -> Array:
+def shift(a: Array, count: Array, way: str) -> Array:
     """Counts of the width or more clear everything, or leave the sign."""
     bits = 8 * a.dtype.itemsize
-    a, count = np.broadcast_arrays(a, count)
+    if isinstance(count, np.generic) and count < bits:
+        return a << a.dtype.type(count) if way == "shl" else a >> a.dtype.type(count)
     kept = np.minimum(count, bits - 1).astype(a.dtype)
-    if left:
-        return np.where(count >= bits, a.dtype.type(0), a << kept)
-    return np.where((count >= bits) & (a.dtype.kind == "u"), a.dtype.type(0), a >> kept)
+    if way == "shr" and a.dtype.kind == "i":
+        return a >> kept
+    return np.where(count >= bits, a.dtype.type(0), a << kept if way == "shl" else a >> kept)
 
 
-def funnel(low: Array, up: Array, count: Array, left: bool, wraps: bool) -> Array:
+def funnel(low: Array, up: Array, count: Array, way: str, mode: str) -> Array:
     both = (up.astype(np.uint64) << np.uint64(32)) | low
-    by = (count & np.uint32(31) if wraps else np.minimum(count, np.uint32(32))).astype(np.uint64)
-    return ((both << by) >> np.uint64(32) if left else both >> by).astype(np.uint32)
+    by = (count & np.uint32(31) if mode == "wrap" else np.minimum(count, np.uint32(32))).astype(np.uint64)
+    return ((both << by) >> np.uint64(32) if way == "l" else both >> by).astype(np.uint32)
 
 
 def extract(a: Array, start: Array, length: Array) -> Array:
@@ -127,28 +134,9 @@ def extract(a: Array, start: Array, length: Array) -> Array:
     return np.where(length == 0, 0, wide_a).astype(a.dtype)
 
 
-def insert(a: Array, into: Array, start: Array, length: Array) -> Array:
-    mask = (((np.uint64(1) << (length & 255).astype(np.uint64)) - np.uint64(1)) << (start & 255).astype(np.uint64)).astype(
-        into.dtype
-    )
-    return (into & ~mask) | ((a << start.astype(into.dtype)) & mask)
-
-
 def saturated(x: Array, dtype: Any) -> Array:
     limits = np.iinfo(dtype)
     return np.clip(np.nan_to_num(np.asarray(x, np.float64) if x.dtype.kind == "f" else x), limits.min, limits.max).astype(dtype)
-
-
-def popc(x: Array) -> Array:
-    return np.bitwise_count(x).astype(np.uint32)
-
-
-def clz(x: Array) -> Array:
-    return np.uint32(32) - np.where(x == 0, 0, np.floor(np.log2(np.maximum(x, 1).astype(np.float64))) + 1).astype(np.uint32)
-
-
-def brev(x: Array) -> Array:
-    return sum(((x >> np.uint32(n)) & np.uint32(1)) << np.uint32(31 - n) for n in range(32))
 
 
 def lop3(a: Array, b: Array, c: Array, table: int) -> Array:
@@ -168,29 +156,22 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
     return made.astype(np.uint32)
 
 
-OPERATIONS = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "min": np.minimum,
-    "max": np.maximum,
-    "fmin": np.fmin,
-    "fmax": np.fmax,
+OPERATIONS: dict[str, np.ufunc] = {
+    **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs},
+    **{"min": np.fmin, "max": np.fmax, "min.NaN": np.minimum, "max.NaN": np.maximum},
+    **{"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor},
 }
 
 
-def by_elements(op: str, element: str, *given: Array) -> Array:
+def by_elements(op: str, kind: str, *given: Array) -> Array:
     """Arithmetic on registers that hold several elements, each computed by itself."""
-    wide_dtype = np.result_type(*(x.dtype for x in given))
-    arrays = [np.atleast_1d(np.ascontiguousarray(x)) for x in np.broadcast_arrays(*given)]
+    element = kind.removesuffix("x2")
     dtype = {"f32": np.float32, "f16": np.float16, "bf16": np.uint16, "s16": np.int16, "u16": np.uint16}[element]
+    arrays = [np.atleast_1d(np.ascontiguousarray(x)) for x in np.broadcast_arrays(*given)]
     values = [from_bf16(x.view(dtype)) if element == "bf16" else x.view(dtype) for x in arrays]
     if op == "fma":
         exact = np.multiply(values[0], values[1], dtype=np.float64) + values[2]
         made = exact.astype(np.float32) if element != "f16" else exact.astype(np.float16)
     else:
         made = OPERATIONS[op](*values)
-    return np.ascontiguousarray(to_bf16(made) if element == "bf16" else made).view(wide_dtype)
-
-
-HELPERS = {name: value for name, value in globals().items() if callable(value) and not name.startswith("_") and name != "Any"}
+    return np.ascontiguousarray(to_bf16(made) if element == "bf16" else made).view(arrays[0].dtype)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
+from torch.nn.attention.flex_attention import create_block_mask
 
 from dash_inductor import enabled
 from dash_inductor.codegen.flex import FlexAttention, flex_backward
@@ -56,6 +58,10 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     block: int = 128
 
+    def __post_init__(self) -> None:
+        self.kv_heads = self.heads if self.kv_heads is None else self.kv_heads
+        self.value_dim = self.value_dim or self.head_dim
+
     @property
     def is_flex(self) -> bool:
         return bool(self.mask_mod or self.score_mod)
@@ -82,6 +88,12 @@ class Result:
         return [{"kernel": launch.kernel, **race} for launch in self.executed for race in launch.races]
 
 
+def same_bits(results: Sequence[Result]) -> bool:
+    """Whether all ended, with the same gradients."""
+    first = results[0].gradients
+    return all(r.fault is None and all(torch.equal(first[name], r.gradients[name]) for name in first) for r in results)
+
+
 class Prepared:
     """A case with its generated code, inputs and reference; `run` may be called again and again."""
 
@@ -103,14 +115,12 @@ class Prepared:
         check: bool = True,
         change: Callable[..., None] | None = None,
         changed: str = "",
-        observe: Callable[[str], None] = lambda name: None,
         patience: int = 0,
     ) -> Result:
         """Executes the wrapper. `change` edits kernels before they are lowered; only that of the name `changed` is lowered anew."""
         case = self.case
         total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
         session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience, change=change)
-        session.observe = observe
         session.programs = self.programs
         if change:
             session.programs = {ptx: program for ptx, program in self.programs.items() if program.kernel.name != changed}
@@ -139,8 +149,6 @@ class Prepared:
         rows, columns = map(int, re.findall(r"\d+", str(tile))[:2])
         case = self.case
         visible = _visible(case, self.inputs)
-        if visible is None:
-            visible = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool)
         batch, q_len, kv_len = visible.shape
         seen = torch.nn.functional.pad(visible.float(), (0, -kv_len % columns, 0, -q_len % rows))
         tiles = seen.view(batch, -(-q_len // rows), rows, -(-kv_len // columns), columns).amax((2, 4))
@@ -160,7 +168,7 @@ class Prepared:
             return [*(x.transpose(1, 2)[0] for x in four), placed["offsets"]]
         if case.attention == "masked":
             arguments = [*four, placed["padding"]]
-        if case.value_dim not in (None, case.head_dim):
+        if case.value_dim != case.head_dim:
             arguments = [*four, put(_as_stored(self.out, case), "out"), put(self.lse.float().contiguous(), "logsumexp")]
         first = self.generated.source.split("def call(self, args):")[1].split("= args")[0]
         if first.count(",") + 1 > len(arguments):  # sizes that are symbols come first
@@ -212,11 +220,9 @@ def _tables(constants: dict[str, Tensor]) -> Iterator[None]:
 
 
 def _generate(case: Case) -> Generated:
-    kv_heads = case.heads if case.kv_heads is None else case.kv_heads
-    sizes: dict[str, Any] = {"batch": case.batch, "heads": case.heads, "kv_heads": kv_heads, "head_dim": case.head_dim}
-    sizes |= {"value_dim": case.value_dim, "dtype": case.dtype}
+    sizes: dict[str, Any] = {x: getattr(case, x) for x in ("batch", "heads", "kv_heads", "head_dim", "value_dim", "dtype")}
     if case.attention != "sdpa":
-        if case.is_flex or case.value_dim not in (None, case.head_dim):
+        if case.is_flex or case.value_dim != case.head_dim:
             raise ValueError(f"--attention {case.attention} takes no --mask-mod, --score-mod and --value-dim")
         shapes, causal = [(case.batch, *shape) for shape in _shapes(case).values()], case.mask == "causal"
         if case.attention == "masked":
@@ -240,8 +246,7 @@ def _as_stored(values: Tensor, case: Case) -> Tensor:
 
 def _shapes(case: Case) -> dict[str, tuple[int, int, int]]:
     """[H, S, D] by name; ValueError for sizes that no attention has."""
-    kv_heads = case.heads if case.kv_heads is None else case.kv_heads
-    value_dim = case.value_dim or case.head_dim
+    kv_heads, value_dim = int(case.kv_heads or 0), int(case.value_dim or 0)
     require_sizes([case.q_len, case.kv_len, value_dim], case.batch, case.heads, kv_heads, case.head_dim, case.dtype)
     return {
         "query": (case.heads, case.q_len, case.head_dim),
@@ -267,41 +272,26 @@ def _inputs(case: Case) -> dict[str, Tensor]:
     return made
 
 
-def _visible(case: Case, inputs: dict[str, Tensor]) -> Tensor | None:
-    """[1 or B, S_q, S_k]: whether query m sees key n; None: all do."""
+def _visible(case: Case, inputs: dict[str, Tensor]) -> Tensor:
+    """[1 or B, S_q, S_k]: whether query m sees key n."""
     m, n = torch.arange(case.q_len)[:, None], torch.arange(case.kv_len)[None, :]
-    if case.is_flex:
-        if case.mask_mod in (None, "none"):
-            return None
+    seen = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool)
+    if case.mask_mod not in (None, "none"):
         zero = torch.tensor(0)
-        return MASK_MODS[str(case.mask_mod)](zero, zero, m, n, inputs["documents"]).expand(1, case.q_len, case.kv_len)
-    seen = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool) if case.mask == "full" else (m >= n)[None]
+        return seen & MASK_MODS[str(case.mask_mod)](zero, zero, m, n, inputs["documents"])
+    if case.mask != "full":
+        seen = seen & (m >= n)
     if case.attention == "varlen":
         m, n = (torch.bucketize(x, inputs["offsets"], right=True) for x in (m, n))
         return seen & (m == n)
-    if case.attention == "masked":
-        return seen & (inputs["padding"] > 0)[:, None]
-    return None if case.mask == "full" else seen
+    return seen & (inputs["padding"] > 0)[:, None] if case.attention == "masked" else seen
 
 
-def _block_lists(case: Case, inputs: dict[str, Tensor]) -> list[Tensor]:
-    """The eight lists of a BlockMask, in the order of its as_tuple: of rows partial, full; of columns partial, full."""
-    visible = _visible(case, inputs)
-    blocks = -(-case.q_len // case.block)
-    if visible is None:
-        visible = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool)
-    padded = torch.zeros(blocks * case.block, blocks * case.block)
-    padded[: case.q_len, : case.kv_len] = visible[0]
-    inside = torch.zeros_like(padded)
-    inside[: case.q_len, : case.kv_len] = 1
-    counts, whole = (x.view(blocks, case.block, blocks, case.block).sum((1, 3)) for x in (padded, inside))
-    full = (counts == whole) & (counts > 0)
-    partial = (counts > 0) & ~full
-    lists = []
-    for which in (partial, full, partial.T, full.T):
-        order = torch.sort(which.int(), dim=1, descending=True, stable=True).indices
-        lists += [which.sum(1).int()[None, None], order.int().contiguous()[None, None]]
-    return lists
+def _block_lists(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
+    """The eight lists of a BlockMask: of rows partial, full; of columns partial, full."""
+    mod = partial(MASK_MODS[case.mask_mod or "none"], documents=inputs["documents"])
+    mask = create_block_mask(mod, None, None, case.q_len, case.kv_len, device="cpu", BLOCK_SIZE=case.block)
+    return mask.as_tuple()[2:10]  # type: ignore[return-value]  # behind the lengths; none is missing
 
 
 def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
@@ -315,9 +305,7 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
             scores = scores + inputs["slopes"].double()[h] * (n - m)
         else:
             scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, inputs["slopes"])
-    visible = _visible(case, inputs)
-    if visible is not None:
-        scores = scores.masked_fill(~visible[:, None], -math.inf)
+    scores = scores.masked_fill(~_visible(case, inputs)[:, None], -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0)
     out = weights @ v.repeat_interleave(group, 1)

@@ -35,13 +35,6 @@ class Clock(NamedTuple):
     fenced: np.ndarray
 
 
-def joined(one: Clock | None, other: Clock | None) -> Clock | None:
-    """What both know."""
-    if one is None or other is None:
-        return one or other
-    return Clock(np.maximum(one.known, other.known), np.maximum(one.fenced, other.fenced))
-
-
 class Clocks:
     """The clocks of all threads of a launch. `t` are thread numbers within a CTA."""
 
@@ -68,6 +61,17 @@ class Clocks:
     def column(self, cta: Any) -> int:
         """Of the CTA's warp 0."""
         return 0 if self.is_local else cta.number * self.columns
+
+    def of(self, cta: Any, thread: int) -> Clock:
+        """A copy of a thread's clock. What the thread did itself is in it, though its warp's other lanes are not."""
+        row = self.row(cta) + thread
+        return Clock(self.known[row].copy(), self.fenced[row].copy())
+
+    def join(self, one: Clock | None, other: Clock | None) -> Clock | None:
+        """What both know."""
+        if one is None or other is None:
+            return one or other
+        return Clock(np.maximum(one.known, other.known), np.maximum(one.fenced, other.fenced))
 
     # ---- bar, barrier, bar.warp.sync
 
@@ -111,10 +115,10 @@ class Clocks:
         self.fenced[rows] = np.maximum(self.fenced[rows], self.known[rows])
         self.own_fence[rows] = self.now
 
-    def of(self, cta: Any, thread: int) -> Clock:
-        """A copy of a thread's clock. What the thread did itself is in it, though its warp's other lanes are not."""
-        row = self.row(cta) + thread
-        return Clock(self.known[row].copy(), self.fenced[row].copy())
+    def thread_clock(self, cta: Any, thread: int) -> Clock:
+        """What a thread leaves at an mbarrier."""
+        self.now += 1
+        return self.of(cta, thread)
 
     def fence(self, cta: Any, t: np.ndarray) -> None:
         for thread in t:
@@ -132,7 +136,7 @@ class Clocks:
                 self.learn(cta, np.array([thread]), clock)
             elif clock:
                 row = self.row(cta) + thread
-                self.seen[row] = joined(self.seen.get(row), clock)  # type: ignore[assignment]
+                self.seen[row] = self.join(self.seen.get(row), clock)  # type: ignore[assignment]
 
     def release(self, cta: Any, t: np.ndarray, flags: np.ndarray, order: str) -> None:
         """Writes of flags. A chain of atomics goes on with what earlier ones released: 8.8."""
@@ -140,4 +144,4 @@ class Clocks:
         for thread, flag in zip(t.tolist(), flags.tolist(), strict=True):
             offered = self.of(cta, thread) if order in ("release", "acq_rel") else self.offered.get(self.row(cta) + thread)
             if offered:
-                self.flags[flag] = joined(self.flags.get(flag), offered)  # type: ignore[assignment]
+                self.flags[flag] = self.join(self.flags.get(flag), offered)  # type: ignore[assignment]

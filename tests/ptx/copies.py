@@ -7,9 +7,11 @@ is poisoned with ones, NaN in every float.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 
 from . import tensor_cores
 from .memory import Accesses
@@ -25,7 +27,7 @@ class Descriptor:
     box: tuple[int, ...]
     size: int  # bytes of an element
     swizzle: int  # bytes
-    dtype: str = ""
+    dtype: Any  # torch's
 
 
 @dataclass
@@ -55,11 +57,9 @@ class Copies(Accesses):
 
     def copy(self, number: int, s: Any, to: np.ndarray, source: np.ndarray, size: int, count: Any, mask: Any) -> None:
         """`count` bytes a thread, the rest of `size` is zeros; None: all."""
-        t = self.tid[s]
-        count = np.full(t.size, size) if count is None else count
-        if mask is not None:
-            mask = np.broadcast_to(mask, t.shape)
-            t, to, source, count = t[mask], to[mask], source[mask], count[mask]
+        lanes = self.lanes(s, mask)
+        count = np.full(lanes.size, size) if count is None else count
+        t, to, source, count = self.tid[s][lanes], to[lanes], source[lanes], count[lanes]
         if not t.size:
             return
         offset, live = self.shared_at(number, to, size), count > 0
@@ -76,9 +76,7 @@ class Copies(Accesses):
     def commit_copies(self) -> None:
         self.groups.setdefault(self.context, []).append(self.open_copies.pop(self.context, []))
 
-    def wait_copies(self, most: int, everything: bool) -> None:
-        if everything:
-            self.commit_copies()
+    def wait_copies(self, most: int) -> None:
         groups = self.groups.get(self.context, [])
         while len(groups) > most:
             for t, offset, size, index, source, live in groups.pop(0):
@@ -90,8 +88,7 @@ class Copies(Accesses):
     def _each(self, s: Any, mask: Any, *arrays: Any) -> Any:
         """(thread, one element of each array) of the threads that the guard leaves."""
         t = self.tid[s]
-        kept = np.flatnonzero(np.ones(t.size, bool) if mask is None else np.broadcast_to(mask, t.shape))
-        for n in kept.tolist():
+        for n in np.flatnonzero(self.lanes(s, mask)).tolist():
             yield (int(t[n]), *(int(np.broadcast_to(array, t.shape)[n]) for array in arrays))
 
     def _barrier(self, number: int, address: int) -> Barrier:
@@ -174,22 +171,16 @@ class Copies(Accesses):
             view = self.shared_views[found.size]
             index = offset // found.size
             view[index] = np.iinfo(view.dtype).max
+            self.machine.flying.append(
+                partial(self._box_arrives, number, found.size, state, index, of // found.size, inside, touched)
+            )
 
-            def arrive(
-                size: int = found.size,
-                state: Any = state,
-                index: Any = index,
-                of: Any = of,
-                inside: Any = inside,
-                touched: Any = touched,
-            ) -> None:
-                data = np.zeros(index.size, self.shared_views[size].dtype)
-                data[inside] = self.memory.views[size][of // size]
-                self.shared_views[size][index] = data
-                state.bytes -= index.size * size
-                self.arrived(number, state, 0, self.races.bulk_ends(self, touched))
-
-            self.machine.flying.append(arrive)
+    def _box_arrives(self, number: int, size: int, state: Barrier, index: Any, source: Any, inside: Any, touched: Any) -> None:
+        data = np.zeros(index.size, self.shared_views[size].dtype)
+        data[inside] = self.memory.views[size][source]
+        self.shared_views[size][index] = data
+        state.bytes -= index.size * size
+        self.arrived(number, state, 0, self.races.bulk_ends(self, touched))
 
     def store_box(self, number: int, s: Any, source: np.ndarray, descriptor: Any, at: np.ndarray, adds: bool, mask: Any) -> None:
         """Stores, or adds, a box. The additions happen when the copy is issued, and count as plain accesses."""
@@ -204,7 +195,7 @@ class Copies(Accesses):
             data = self.shared_views[found.size][offset // found.size][inside]
             view = self.memory.views[found.size]
             if adds:
-                if found.dtype != "fp32":
+                if found.dtype != torch.float32:
                     raise self.fault(number, f"no semantics for an addition of {found.dtype}")
                 view = view.view(np.float32)
                 view[of // 4] += data.view(np.float32)
@@ -217,7 +208,7 @@ class Copies(Accesses):
         for (thread,) in self._each(s, mask):
             self.bulk.setdefault(thread, []).append(self.open_bulk.pop(thread, []))
 
-    def wait_bulk(self, number: int, s: Any, mask: Any, most: int, read: bool) -> None:
+    def wait_bulk(self, number: int, s: Any, mask: Any, most: int) -> None:
         for (thread,) in self._each(s, mask):
             groups = self.bulk.get(thread, [])
             while len(groups) > most:

@@ -8,6 +8,7 @@ need a GPU, such as the forward's attention, are answered by `externs`, and list
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,20 +34,7 @@ from .memory import Global
 from .parse import Kernel, parse
 
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # Triton's numbers for TMA
-NOT_OPS = (
-    "detach",
-    "view",
-    "as_strided",
-    "alias",
-    "select",
-    "slice",
-    "transpose",
-    "expand",
-    "unsqueeze",
-    "squeeze",
-    "permute",
-    "t.default",
-)
+VIEWS = re.compile(r"detach|view|as_strided|alias|select|slice|transpose|expand|unsqueeze|squeeze|permute|t\.default")  # no work
 
 
 @dataclass
@@ -79,7 +67,6 @@ class Session:
     programs: dict[str, Program] = field(default_factory=dict)
     executed: list[Executed] = field(default_factory=list)
     externs_used: list[str] = field(default_factory=list)
-    observe: Callable[[str], None] = lambda name: None  # called with each kernel as it begins
     ops: Any = None  # torch's, while running
 
     def __post_init__(self) -> None:
@@ -137,7 +124,7 @@ class _InArena(TorchDispatchMode):
         session, memory = self.session, self.session.memory
         answer = session.externs.get(func)
         name = str(func)
-        if not any(word in name for word in NOT_OPS):
+        if not VIEWS.search(name):
             session.externs_used.append(f"{name}, from the reference" if answer and "gluon" not in name else name)
         result = (answer or func)(*args, **kwargs)
         mutated = [a for a, p in zip(args, func._schema.arguments, strict=False) if p.alias_info and p.alias_info.is_write]
@@ -172,7 +159,6 @@ class _Launcher:
         for kind, value in zip(self.kernel.src.signature.values(), arguments, strict=True):
             _flatten(kind, value, parameters, descriptors, tensor_maps)
         program = session.program(self.kernel.asm["ptx"])
-        session.observe(program.kernel.name)
         if getattr(metadata, "global_scratch_size", 0):
             size = metadata.global_scratch_size * x * y * z
             parameters.append(session.memory.empty((size,), (1,), torch.uint8, "scratch").data_ptr())
@@ -203,17 +189,10 @@ def _flatten(kind: Any, value: Any, parameters: list[int], descriptors: dict[int
     elif kind == "constexpr":
         return
     elif str(kind).startswith("tensordesc"):
-        meta = tensor_maps.pop(0)
+        base, meta = value.base, tensor_maps.pop(0)
         shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.strides))
-        descriptors[len(parameters)] = Descriptor(
-            value.base.data_ptr(),
-            shape,
-            strides,
-            tuple(meta["block_size"]),
-            meta["elem_size"],
-            SWIZZLES[meta["swizzle"]],
-            "fp32" if value.base.dtype == torch.float32 else str(value.base.dtype),
-        )
+        box, swizzle = tuple(meta["block_size"]), SWIZZLES[meta["swizzle"]]
+        descriptors[len(parameters)] = Descriptor(base.data_ptr(), shape, strides, box, meta["elem_size"], swizzle, base.dtype)
         parameters += [0, *shape, *strides]
     elif isinstance(value, torch.Tensor):
         parameters.append(value.data_ptr())

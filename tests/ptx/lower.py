@@ -4,37 +4,35 @@ A block is `block(c, s)`: `c` is the CTA (machine.py, whose methods touch memory
 is a row of one of the CTA's register files, P (predicates), H, W, D (16, 32, 64 bits). Inside a block it is a local variable, a
 numpy array of an element a thread, or a scalar where all threads have the same. Only registers that other blocks read go back.
 
-Which opcode does what is a table: each function below names by a regular expression the opcodes that it knows, with every modifier.
-What matches none raises `Unknown` by its name. Modifiers in IGNORED say nothing of values or order; `Program.ignored` lists those
-that were met. Rounding is IEEE's to nearest even; approximations (ex2, rcp, ...) are exact; `.ftz` flushes results, not operands.
+Which opcode does what is a table: a row, or a function below, names by a regular expression the opcodes that it knows, with every
+modifier. What matches none, or has an operand more, raises `Unknown` by its name. Modifiers in IGNORED say nothing of values or
+order; `Program.ignored` lists those that were met. Rounding is IEEE's to nearest even; approximations (ex2, rcp, ...) are exact;
+`.ftz` flushes results, not operands.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from . import arithmetic, tensor_cores
-from .parse import Instruction, Kernel, Memory, Operand, Tensor, Vector, names
+from .parse import Instruction, Kernel, Memory, Operand, Vector
 
 PARAMETERS = 1 << 30  # where the addresses of parameters begin, of 32 bits: only those of tensor descriptors are taken
 SHARED = 1024  # where a CTA's shared memory begins, as on Hopper: the first KiB is the system's
 IGNORED = re.compile(r"\.(L1::\w+|L2::(?!cache_hint)\w+|L2::cache_hint|nc|cg|ca|cs|cv|wb|wt|lu|uni|noftz)(?![\w:])")
 DTYPES = {
-    **{
-        f"{kind}{8 * size}": f"{name}{8 * size}"
-        for size in (1, 2, 4, 8)
-        for kind, name in (("b", "uint"), ("u", "uint"), ("s", "int"))
-    },
-    **{"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "uint16", "pred": "bool"},
-    **{"f16x2": "uint32", "bf16x2": "uint32", "f32x2": "uint64", "s16x2": "uint32", "u16x2": "uint32"},
+    f"{kind}{bits}": f"{name}{bits}" for bits in (8, 16, 32, 64) for kind, name in (("b", "uint"), ("u", "uint"), ("s", "int"))
 }
+DTYPES |= {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "uint16", "pred": "bool"}
+DTYPES |= {"f16x2": "uint32", "bf16x2": "uint32", "f32x2": "uint64", "s16x2": "uint32", "u16x2": "uint32"}
+SCOPE = {**vars(arithmetic), **{kind: getattr(np, dtype) for kind, dtype in DTYPES.items()}}  # what blocks may name
 FILES = {"bool": "P", "uint16": "H", "uint32": "W", "uint64": "D"}
-STORED = {"pred": "bool", "b16": "uint16", "b32": "uint32", "f32": "uint32", "b64": "uint64", "f64": "uint64"}
-STORED |= {f"{kind}{size}": f"uint{size}" for kind in "us" for size in (16, 32, 64)}
+STORED = {"pred": "bool"} | {f"{kind}{bits}": f"uint{bits}" for bits in (16, 32, 64) for kind in "busf"}
 SPECIAL = re.compile(
     r"%(tid|ntid|ctaid|nctaid|cluster_ctaid|cluster_nctaid)\.([xyz])|%(laneid|warpid|clusterid|cluster_ctarank)(\.x)?"
 )
@@ -99,9 +97,9 @@ class Program:
         self.number_at = {start: number for number, start in enumerate(self.starts)}
         ranges = list(zip(self.starts, [*self.starts[1:], len(opcodes)], strict=True))
         self.registers = [frozenset(self._registers(range(*limits))) & self.rows.keys() for limits in ranges]
-        self.read_elsewhere = self._read_before_written(ranges)
         made = [_Block(self, range(*limits)) for limits in ranges]
-        self.blocks: list[Any] = [block.function for block in made]
+        loaded = {register for block in made for register in block.loaded}
+        self.blocks: list[Any] = [block.compiled(loaded) for block in made]
 
     def block_of(self, label: str) -> int:
         """The number of the block behind a label."""
@@ -113,22 +111,6 @@ class Program:
 
     def _registers(self, numbers: range) -> set[str]:
         return {name for number in numbers for name in self.kernel.instructions[number].registers()}
-
-    def _read_before_written(self, ranges: list[tuple[int, int]]) -> set[str]:
-        """Registers that some block reads before it writes them, or writes in some threads only: those live in the file."""
-        found: set[str] = set()
-        for limits in ranges:
-            written: set[str] = set()
-            for number in range(*limits):
-                instruction = self.kernel.instructions[number]
-                targets = set() if CONTROL.fullmatch(instruction.opcode) else _targets(instruction)
-                reads = set(instruction.registers()) - targets
-                for operand in instruction.operands[1:]:
-                    reads |= set(names(operand))
-                found |= (reads | targets if instruction.guard or CONTROL.fullmatch(instruction.opcode) else reads) - written
-                if not instruction.guard:
-                    written |= targets
-        return found & self.rows.keys()
 
     def _granule(self) -> int:
         """Bytes of what the shadow tells apart: the narrowest write. To read a part of one is to read it."""
@@ -145,47 +127,36 @@ def opcode_words(opcode: str) -> set[str]:
     return {word for part in opcode.split(".") for word in (part, part.partition("::")[0])}
 
 
-NO_TARGET = ("st", "red", "stmatrix", "cp", "bar", "fence", "membar", "prefetch", "setmaxnreg", "griddepcontrol", "nanosleep")
-
-
-def _targets(instruction: Instruction) -> set[str]:
-    """The registers that an instruction writes."""
-    words = instruction.opcode.split(".")
-    if not instruction.operands or words[0] in NO_TARGET or (words[0] == "mbarrier" and not words[1].endswith("wait")):
-        return {str(x) for x in instruction.operands[:1] if words[0] == "mbarrier" and "arrive" in words and isinstance(x, str)}
-    first = instruction.operands[0]
-    two = words[0] in ("elect", "shfl", "setp") and isinstance(instruction.operands[1], str)
-    listed = set() if isinstance(first, Memory | Tensor) else set(names(first))
-    if two and (words[0] == "elect" or len(instruction.operands) > {"shfl": 5, "setp": 3 + (len(words) > 3)}[words[0]]):
-        listed.add(str(instruction.operands[1]))
-    return listed
-
-
 class _Block:
-    """Writes the Python of a block: `read`, `write`, `address`, `mask` and `line` are what the table's functions use."""
+    """Writes the Python of a block: `read`, `write`, `address`, `mask` and `line` are what the table uses."""
 
     def __init__(self, program: Program, numbers: range) -> None:
         self.program, self.kernel = program, program.kernel
         self.lines: list[str] = []
-        self.scope: dict[str, Any] = {"np": np, **arithmetic.HELPERS}
+        self.scope: dict[str, Any] = dict(SCOPE)
         self.current: dict[str, str] = {}  # register -> the local that has its value
         self.views: dict[tuple[str, str], str] = {}  # (local, dtype) -> the local of its view
         self.alias: dict[str, str] = {}  # local -> the register whose row of the file it is
         self.dtype: dict[str, str] = {}  # local -> as which it stands
         self.written: dict[str, str] = {}  # register -> local
+        self.loaded: set[str] = set()  # registers that are read before they are written, or written in some threads only
         self.made = 0
         self.number = numbers.start
-        first = self.kernel.instructions[numbers.start]
-        if CONTROL.fullmatch(first.opcode):
-            self.function: Any = first
+        self.first = self.kernel.instructions[numbers.start]
+        if CONTROL.fullmatch(self.first.opcode):
+            self.loaded.update(self.first.registers())
             return
         for self.number in numbers:
             self._instruction(self.kernel.instructions[self.number])
-        self._store()
-        name = f"block_{numbers.start}"
-        source = "\n ".join([f"def {name}(c, s):", "n = c.tid[s].size", *self.lines])
-        exec(compile(source, f"<{self.kernel.name}, PTX line {first.line}>", "exec"), self.scope)
-        self.function = self.scope[name]
+
+    def compiled(self, kept: set[str]) -> Any:
+        """The block's function, which puts back the registers that others read; of control flow its instruction."""
+        if CONTROL.fullmatch(self.first.opcode):
+            return self.first
+        self._store(kept)
+        source = "\n ".join(["def block(c, s):", "n = c.tid[s].size", *self.lines])
+        exec(compile(source, f"<{self.kernel.name}, PTX line {self.first.line}>", "exec"), self.scope)
+        return self.scope["block"]
 
     def _instruction(self, instruction: Instruction) -> None:
         self.instruction = instruction
@@ -197,11 +168,12 @@ class _Block:
                 operands.pop()  # the policy
         opcode = IGNORED.sub("", opcode)
         for pattern, function in TABLE:
-            found = pattern.fullmatch(opcode)
-            if found:
-                function(self, operands, **found.groupdict())
-                return
-        raise Unknown(f"no semantics for {self.kernel.where(self.number)}")
+            if found := pattern.fullmatch(opcode):
+                return function(self, operands, **found.groupdict())
+        raise self.unknown()
+
+    def unknown(self, what: str = "no semantics for") -> Unknown:
+        return Unknown(f"{what} {self.kernel.where(self.number)}")
 
     # ---- locals
 
@@ -224,9 +196,9 @@ class _Block:
         return name
 
     def read(self, operand: Operand, kind: str) -> str:
-        """The local of a register, an immediate or a special register, as type `kind`."""
+        """A register, the lower bits of a wider one, an immediate or a special register, as type `kind`."""
         if not isinstance(operand, str):
-            raise Unknown(f"operand {operand} of {self.kernel.where(self.number)}")
+            raise self.unknown(f"operand {operand} of")
         dtype = DTYPES[kind]
         if operand not in self.program.rows:
             return self._immediate(operand, dtype)
@@ -234,6 +206,9 @@ class _Block:
             file, row = self.program.rows[operand]
             made = self.local(f"c.{file}[{row}, s]", STORED[self.kernel.types[operand]])
             self.current[operand], self.alias[made] = made, operand
+            self.loaded.add(operand)
+        if self.width(operand) > 8 * np.dtype(dtype).itemsize:
+            return f"{self.as_dtype(self.current[operand], f'uint{self.width(operand)}')}.astype({kind})"
         return self.as_dtype(self.current[operand], dtype)
 
     def as_dtype(self, local: str, dtype: str) -> str:
@@ -241,7 +216,7 @@ class _Block:
         if self.dtype[local] == dtype:
             return local
         if np.dtype(dtype).itemsize != np.dtype(self.dtype[local]).itemsize:
-            raise Unknown(f"a register of another width in {self.kernel.where(self.number)}")
+            raise self.unknown("a register of another width in")
         if (local, dtype) not in self.views:
             made = self.local(f"{local}.view(np.{dtype})", dtype)
             self.views[local, dtype] = made
@@ -266,34 +241,36 @@ class _Block:
             value = SHARED
         elif text == "WARP_SZ":
             value = 32
+        elif not NUMBER.fullmatch(text):
+            raise self.unknown(f"operand {text} of")
         elif dtype == "bool":
             return self.constant(np.bool_(int(text, 0)))
-        elif NUMBER.fullmatch(text):
-            is_float = text[:2].lower() in ("0f", "0d")
-            value = int(text[2:], 16) if is_float else int(text.rstrip("U"), 0)
         else:
-            raise Unknown(f"operand {text} of {self.kernel.where(self.number)}")
+            value = int(text[2:], 16) if text[:2].lower() in ("0f", "0d") else int(text.rstrip("U"), 0)
         return self.constant(np.array(value & (1 << 8 * size) - 1, f"uint{8 * size}").view(dtype)[()])
 
     def write(self, register: Operand, kind: str, expression: str, *, alias: str = "") -> None:
-        """A register's new value, in the threads of the guard. `alias`: the local that it only renames."""
+        """A register's new value, in the threads of the guard; an integer is extended. `alias`: the local that it only renames."""
         assert isinstance(register, str)
         if register == "_":
             return
-        dtype, stored = DTYPES[kind], STORED[self.kernel.types[register]]
+        dtype, stored = np.dtype(DTYPES[kind]), STORED[self.kernel.types[register]]
+        if dtype.kind in "iu" and dtype.itemsize < np.dtype(stored).itemsize:
+            kind = f"{'s' if dtype.kind == 'i' else 'u'}{self.width(register)}"
+            expression, dtype = f"({expression}).astype({kind})", np.dtype(DTYPES[kind])
+        if dtype.itemsize != np.dtype(stored).itemsize:
+            raise self.unknown("a register of another width in")
         if self.instruction.guard:
             old = self.read(register, kind)
             expression, alias = f"np.where({self.mask()}, {expression}, {old})", ""
-        made = self.local(expression, dtype)
+        made = self.local(expression, dtype.name)
         if alias in self.alias:
             self.alias[made] = self.alias[alias]
-        if np.dtype(dtype).itemsize != np.dtype(stored).itemsize:
-            raise Unknown(f"a register of another width in {self.kernel.where(self.number)}")
         self.current[register] = self.written[register] = made
 
-    def _store(self) -> None:
+    def _store(self, registers: set[str]) -> None:
         """Puts back what other blocks read. A local that is another register's row is copied first."""
-        kept = {register: local for register, local in self.written.items() if register in self.program.read_elsewhere}
+        kept = {register: local for register, local in self.written.items() if register in registers}
         for register, local in kept.items():
             if self.alias.get(local) in kept and self.alias[local] != register:
                 kept[register] = self.local(f"np.array({local})", self.dtype[local])
@@ -322,22 +299,13 @@ class _Block:
 
     def pack(self, items: tuple[Operand, ...], kind: str) -> str:
         """Registers as one array [registers, threads]."""
-        return f"pack(n, np.{DTYPES[kind]}, {', '.join(self.read(item, kind) for item in items)})"
+        return f"pack(n, {kind}, {', '.join(self.read(item, kind) for item in items)})"
 
     def unpack(self, targets: tuple[Operand, ...], kind: str, array: str) -> None:
-        """The rows of an array [registers, threads] into registers, widened where those are wider."""
+        """The rows of an array [registers, threads] into registers."""
         made = self.local(array, "")
-        signed = DTYPES[kind].startswith("int")
         for number, target in enumerate(targets):
-            if target == "_":
-                continue
-            size, own = self.width(str(target)), int(re.sub(r"\D", "", DTYPES[kind]))
-            if size == own:
-                self.write(target, kind, f"{made}[{number}]")
-            else:
-                self.write(
-                    target, f"{'s' if signed else 'u'}{size}", f"{made}[{number}].astype(np.{'int' if signed else 'uint'}{size})"
-                )
+            self.write(target, kind, f"{made}[{number}]")
 
 
 def items(operand: Operand) -> tuple[Operand, ...]:
@@ -345,172 +313,176 @@ def items(operand: Operand) -> tuple[Operand, ...]:
     return operand.items if isinstance(operand, Vector) else (operand,)
 
 
-# ------------------------------------------------ arithmetic
+# ------------------------------------------------ rows
 
-INTEGER, FLOAT = r"(?P<kind>[bsu](16|32|64))", r"(?P<kind>f32|f64|f16)"
-SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^"}
+READ: dict[str, Callable[[_Block, Any], str]] = {  # `{name:1}` in a row, other than a type: operand 1 as ...
+    "address": _Block.address,
+    "words": lambda b, x: b.pack(items(x), "b32"),
+    "count": lambda b, x: f"wide({b.read(x, 'u32')}, n, np.int64)",
+    "bits": lambda b, x: f"wide({b.read(x, 'u64')}, n, np.uint64)",
+    "matrix": lambda b, x: f"{b.address(x)}, True" if isinstance(x, Memory) else f"{READ['bits'](b, x)}, False",
+    "descriptor": lambda b, x: b.read(x.descriptor, "u64"),
+    "place": lambda b, x: b.pack(x.coordinates, "s32"),
+    "number": lambda b, x: str(int(x, 0)),
+    "ignored": lambda b, x: "",  # which threads of a warp take part: all must
+}
 
 
-@semantics(
-    rf"(?P<op>add|sub)\.{INTEGER}|(?P<op2>mul)\.lo\.(?P<kind2>[su](16|32|64))|(?P<op3>and|or|xor)\.(?P<kind3>pred|b(16|32|64))"
+class _Fields(dict[str, Any]):
+    """What a row may name: groups of its opcode, types, here, mask, opcode. `{name:1}` is operand 1, `{name:1+}` all from it on."""
+
+    def __init__(self, block: _Block, operands: list[Operand], groups: dict[str, str | None]) -> None:
+        self.block, self.operands, self.groups = block, operands, groups
+        self.unused = set(range(len(operands)))
+
+    def __missing__(self, name: str) -> Any:
+        b = self.block
+        if name in ("here", "mask", "opcode"):
+            return {"here": f"{b.number}, s", "mask": b.mask(), "opcode": repr(b.instruction.opcode)}[name]
+        if name == "double":  # the type of twice the width
+            kind = str(self.groups["kind"])
+            return _Field(self, f"{kind[0]}{2 * int(kind[1:])}")
+        return _Field(self, self.groups.get(name, name) or "")
+
+
+class _Field:
+    def __init__(self, fields: _Fields, name: str) -> None:
+        self.fields, self.name = fields, name
+
+    def __format__(self, at: str) -> str:
+        if not at:
+            return self.name
+        operands = self.fields.operands
+        numbers = range(int(at.rstrip("+")), len(operands) if at.endswith("+") else int(at) + 1)
+        self.fields.unused -= set(numbers)
+        read = READ.get(self.name, partial(_Block.read, kind=self.name))
+        return ", ".join(read(self.fields.block, operands[n]) for n in numbers)
+
+
+def row(pattern: str, template: str | dict[str, str], target: str = "{kind}") -> None:
+    """Enters opcodes into the table: their Python, or that of each `op`, and the type of operand 0, in which the value goes.
+
+    target: "words" for registers of 32 bits, "" if there is none.
+    """
+
+    @semantics(pattern)
+    def enter(b: _Block, o: list[Operand], **groups: str | None) -> None:
+        fields = _Fields(b, o, groups)
+        value = (template if isinstance(template, str) else template[str(groups["op"])]).format_map(fields)
+        if fields.unused - ({0} if target else set()):
+            raise b.unknown("an operand too many in")
+        if groups.get("ftz"):
+            value = f"ftz({value})"
+        if target == "words":
+            b.unpack(items(o[0]), "b32", value)
+        elif target:
+            b.write(o[0], target.format_map(fields), value)
+        else:
+            b.line(value)
+
+
+effect = partial(row, target="")  # of opcodes without a result
+INTEGER, FLOAT, FTZ = r"(?P<kind>[bsu](16|32|64))", r"(?P<kind>f16|f32|f64)", r"(?P<ftz>\.ftz)?"
+WHOLE = r"[su](8|16|32|64)"
+SYMBOLS = {"add": "+", "sub": "-", "mul": "*", "mul.lo": "*", "and": "&", "or": "|", "xor": "^"}
+INFIX = {op: f"{{kind:1}} {symbol} {{kind:2}}" for op, symbol in SYMBOLS.items()}
+FUNCTIONS = {"ex2": "np.exp2({kind:1})", "lg2": "np.log2({kind:1})", "rcp": "{kind}(1) / {kind:1}", "tanh": "np.tanh({kind:1})"}
+FUNCTIONS |= {"sqrt": "np.sqrt({kind:1})", "rsqrt": "{kind}(1) / np.sqrt({kind:1})"}
+UNARY = {"neg": "-{kind:1}", "abs": "np.abs({kind:1})", "not": "~{kind:1}"}
+MIXED = {"fma": "fma(number({kind:1}), number({kind:2}), {f32:3})"}  # each is widened, which is exact
+MIXED |= {op: f"number({{kind:1}}).astype(f32) {SYMBOLS[op]} {{f32:2}}" for op in ("add", "sub")}
+ROUNDED = {"rni": "np.rint({of:1})", "rzi": "np.trunc({of:1})", "rmi": "np.floor({of:1})", "rpi": "np.ceil({of:1})"}
+
+row(r"(?P<op>add|sub|mul\.lo|and|or|xor)\.(?P<kind>pred|[bsu](16|32|64))", INFIX)
+row(rf"(?P<op>add|sub|mul)(\.rn)?{FTZ}\.{FLOAT}", INFIX)
+row(rf"fma\.rn{FTZ}\.(?P<kind>f32|f64)", "fma({kind:1+})")
+row(rf"fma\.rm{FTZ}\.f32", "fma_down({f32:1+})", "f32")
+row(r"(?P<op>fma|add|sub)(\.rn)?\.f32\.(?P<kind>f16|bf16)", MIXED, "f32")
+row(
+    r"(?P<op>(add|sub|mul|fma|neg|abs|(min|max)(\.NaN)?))(\.rn)?(\.ftz)?\.(?P<kind>f32x2|f16x2|bf16x2|bf16|s16x2|u16x2)",
+    "by_elements('{op}', '{kind}', {kind:1+})",
 )
-def integer(b: _Block, o: list[Operand], **groups: str) -> None:
-    op = groups["op"] or groups["op2"] or groups["op3"]
-    kind = groups["kind"] or groups["kind2"] or groups["kind3"]
-    b.write(o[0], kind, f"{b.read(o[1], kind)} {SYMBOLS[op]} {b.read(o[2], kind)}")
+row(rf"mul\.hi\.{INTEGER}", "high({kind:1}, {kind:2})")
+row(rf"mul\.wide\.{INTEGER}", "{kind:1}.astype({double}) * {kind:2}", "{double}")
+row(rf"mad\.lo\.{INTEGER}", "{kind:1} * {kind:2} + {kind:3}")
+row(rf"mad\.wide\.{INTEGER}", "{kind:1}.astype({double}) * {kind:2} + {double:3}", "{double}")
+row(rf"(?P<op>div|rem)\.{INTEGER}", "{op}({kind:1}, {kind:2})")
+row(rf"div\.(full|rn|approx){FTZ}\.{FLOAT}", "{kind:1} / {kind:2}")
+row(rf"(?P<op>min|max)(\.ftz)?(?P<nan>\.NaN)?\.(?P<kind>{WHOLE}|f16|f32|f64)", "reduce(OPERATIONS['{op}{nan}'], [{kind:1+}])")
+row(r"(?P<op>neg|abs|not)(\.ftz)?\.(?P<kind>pred|[bs](16|32|64)|f16|f32|f64)", UNARY)
+row(r"copysign\.f32", "np.copysign({f32:2}, {f32:1})", "f32")
+row(rf"(?P<op>{'|'.join(FUNCTIONS)})\.(approx|rn){FTZ}\.(?P<kind>f32|f64)", FUNCTIONS)
+row(rf"(?P<op>shl|shr)\.{INTEGER}", "shift({kind:1}, {u32:2}, '{op}')")
+row(r"shf\.(?P<op>[lr])\.(?P<mode>wrap|clamp)\.b32", "funnel({u32:1}, {u32:2}, {u32:3}, '{op}', '{mode}')", "b32")
+row(rf"bfe\.{INTEGER}", "extract({kind:1}, {u32:2}, {u32:3})")
+row(r"lop3\.b32", "lop3({b32:1}, {b32:2}, {b32:3}, {number:4})", "b32")
+row(r"prmt\.b32", "permute({b32:1}, {b32:2}, {b32:3})", "b32")
+row(r"selp\.(?P<kind>[bsuf](16|32|64))", "np.where({pred:3}, {kind:1}, {kind:2})")
+row(rf"cvt(\.rn)?\.(?P<kind>{WHOLE}|f16|f32|f64)\.(?P<of>{WHOLE})", "{of:1}.astype({kind})")
+row(rf"cvt\.sat\.(?P<kind>{WHOLE})\.(?P<of>{WHOLE})", "saturated({of:1}, {kind})")
+row(
+    rf"cvt\.(?P<op>{'|'.join(ROUNDED)})(\.ftz)?(\.sat)?\.(?P<kind>{WHOLE})\.(?P<of>f16|f32|f64)",
+    {op: f"saturated({value}, {{kind}})" for op, value in ROUNDED.items()},
+)
+row(rf"cvt\.(?P<op>{'|'.join(ROUNDED)}){FTZ}\.(?P<kind>f32)\.(?P<of>f32)", ROUNDED)
+row(r"cvt(\.ftz)?\.sat\.f32\.f32", "np.fmin(np.fmax({f32:1}, f32(0)), f32(1))", "f32")  # NaN: 0
+row(r"cvt(\.rn)?(\.ftz)?\.(?P<kind>f16|f32|f64)\.(?P<of>f16|bf16|f32|f64)", "number({of:1}).astype({kind})")
+row(rf"cvt\.rn(\.ftz)?\.(?P<kind>bf16)\.(?P<of>{WHOLE}|f16|f32)", "to_bf16({of:1}.astype(f32))")
+row(r"cvt\.rn\.(?P<kind>f16|bf16)x2\.f32", "two_halves({f32:1}, {f32:2}, '{kind}')", "b32")
+row(r"cvt\.rna\.tf32\.f32", "to_tf32({b32:1})", "b32")
 
+row(
+    r"redux\.sync\.(?P<op>add|min|max|and|or|xor)\.(?P<kind>[bsu]32)",
+    "c.reduce({here}, wide({kind:1}, n, {kind}), '{op}'){ignored:2}",
+)
+effect(r"bar\.warp\.sync", "c.races.warp_barrier(c, c.tid[s]){ignored:0}")
+row(
+    r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16", "c.load_matrix({here}, {address:1}, {opcode})", "words"
+)
+effect(
+    r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16",
+    "c.store_matrix({here}, {address:0}, {words:1}, {opcode})",
+)
 
-@semantics(rf"(?P<op>add|sub|mul)(\.rn)?(?P<ftz>\.ftz)?\.{FLOAT}")
-def floating(b: _Block, o: list[Operand], op: str, ftz: str, kind: str) -> None:
-    b.write(o[0], kind, flushed(f"{b.read(o[1], kind)} {SYMBOLS[op]} {b.read(o[2], kind)}", ftz))
+effect(r"cp\.async\.commit_group", "c.commit_copies()")
+effect(r"cp\.async\.wait_group", "c.wait_copies({number:0})")
+effect(r"cp\.async\.wait_all", "c.commit_copies(); c.wait_copies(0)")
+effect(
+    r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global(\.tile)?\.mbarrier::complete_tx::bytes",
+    "c.load_box({here}, {address:0}, {descriptor:1}, {place:1}, {address:2}, {mask})",
+)
+effect(
+    r"cp(?P<adds>\.reduce)?\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta(\.add)?(\.tile)?\.bulk_group",
+    "c.store_box({here}, {address:1}, {descriptor:0}, {place:0}, bool('{adds}'), {mask})",
+)
+effect(r"cp\.async\.bulk\.commit_group", "c.commit_bulk({here}, {mask})")
+effect(r"cp\.async\.bulk\.wait_group(\.read)?", "c.wait_bulk({here}, {mask}, {number:0})")
+effect(
+    r"fence\.proxy\.async(\.(shared::cta|shared::cluster|global))?|fence\.mbarrier_init\.release\.cluster",
+    "c.races.proxy_fence(c, c.masked(s, {mask}))",
+)
+effect(r"fence\.(acq_rel|sc)\.(cta|gpu|sys|cluster)|membar\.(gl|cta|sys)", "c.races.fence(c, c.masked(s, {mask}))")
+row(
+    r"mbarrier\.(try_wait|test_wait)\.parity\.shared(::cta)?\.b64", "c.wait_barrier({here}, {address:1}, {mask}, {count:2})", "pred"
+)
+effect(r"mbarrier\.init\.shared(::cta)?\.b64", "c.init_barrier({here}, {address:0}, {mask}, {count:1})")
+effect(r"mbarrier\.inval\.shared(::cta)?\.b64", "c.end_barrier({here}, {address:0}, {mask})")
 
+effect(
+    r"tcgen05\.alloc\.cta_group::1\.sync\.aligned\.shared::cta\.b32",
+    "c.allocate_tensor_memory({here}, {address:0}, {mask}){ignored:1}",
+)
+effect(
+    r"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32)",
+    "c.tensor_multiply({here}, {opcode}, {address:0}, {matrix:1}, {bits:2}, {count:3}, wide({pred:4}, n, bool), {mask})",
+)
+# Without a state space the address is generic; Triton 3.6 gives one of shared memory there all the same.
+effect(
+    r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one(\.shared::cluster)?\.b64",
+    "c.tensor_commit({here}, {address:0}, {mask})",
+)
 
-def flushed(expression: str, ftz: str | None) -> str:
-    return f"ftz({expression})" if ftz else expression
-
-
-@semantics(r"fma\.rn(?P<ftz>\.ftz)?\.(?P<kind>f32|f64)")
-def fused(b: _Block, o: list[Operand], ftz: str, kind: str) -> None:
-    b.write(o[0], kind, flushed(f"fma({', '.join(b.read(x, kind) for x in o[1:])})", ftz))
-
-
-@semantics(r"(?P<op>fma|add|sub)(\.rn)?\.f32\.(?P<kind>f16|bf16)")
-def mixed(b: _Block, o: list[Operand], op: str, kind: str) -> None:
-    """The last operand is float32, as the result, and the others are of 16 bits: each is widened, which is exact."""
-    narrow = [f"from_bf16({b.read(x, kind)})" if kind == "bf16" else f"{b.read(x, kind)}.astype(np.float32)" for x in o[1:-1]]
-    given = [*narrow, b.read(o[-1], "f32")]
-    b.write(o[0], "f32", f"fma({', '.join(given)})" if op == "fma" else f" {SYMBOLS[op]} ".join(given))
-
-
-@semantics(r"fma\.rm(?P<ftz>\.ftz)?\.f32")
-def fused_down(b: _Block, o: list[Operand], ftz: str) -> None:
-    b.write(o[0], "f32", flushed(f"fma_down({', '.join(b.read(x, 'f32') for x in o[1:])})", ftz))
-
-
-@semantics(r"(?P<op>add|sub|mul|fma|min|max)(\.rn)?(?P<ftz>\.ftz)?(?P<nan>\.NaN)?\.(?P<kind>f32x2|f16x2|bf16x2|bf16|s16x2|u16x2)")
-def packed(b: _Block, o: list[Operand], op: str, ftz: str, nan: str, kind: str) -> None:
-    if op in ("min", "max") and not nan:
-        op = f"f{op}"
-    given = ", ".join(b.read(x, kind) for x in o[1:])
-    b.write(o[0], kind, f"by_elements({op!r}, {kind.removesuffix('x2')!r}, {given})")
-
-
-@semantics(r"mul\.(?P<part>wide|hi)\.(?P<kind>[su](16|32|64))")
-def product(b: _Block, o: list[Operand], part: str, kind: str) -> None:
-    x, y = (b.read(operand, kind) for operand in o[1:3])
-    if part == "hi":
-        b.write(o[0], kind, f"high({x}, {y})")
-    else:
-        b.write(o[0], wider(kind), f"{x}.astype(np.{DTYPES[wider(kind)]}) * {y}")
-
-
-def wider(kind: str) -> str:
-    return f"{kind[0]}{2 * int(kind[1:])}"
-
-
-@semantics(r"mad\.(?P<part>wide|lo)\.(?P<kind>[su](16|32|64))")
-def multiply_add(b: _Block, o: list[Operand], part: str, kind: str) -> None:
-    x, y = (b.read(operand, kind) for operand in o[1:3])
-    wide = kind if part == "lo" else wider(kind)
-    b.write(o[0], wide, f"{x}.astype(np.{DTYPES[wide]}) * {y} + {b.read(o[3], wide)}")
-
-
-@semantics(r"(?P<op>div|rem)\.(?P<kind>[su](16|32|64))")
-def integer_division(b: _Block, o: list[Operand], op: str, kind: str) -> None:
-    b.write(o[0], kind, f"{op}({b.read(o[1], kind)}, {b.read(o[2], kind)})")
-
-
-@semantics(r"div\.(full|rn|approx)(?P<ftz>\.ftz)?\.(?P<kind>f32|f64)")
-def division(b: _Block, o: list[Operand], ftz: str, kind: str) -> None:
-    b.write(o[0], kind, flushed(f"{b.read(o[1], kind)} / {b.read(o[2], kind)}", ftz))
-
-
-@semantics(r"(?P<op>min|max)(?P<ftz>\.ftz)?(?P<nan>\.NaN)?\.(?P<kind>[su](16|32|64)|f32|f64|f16)")
-def extremum(b: _Block, o: list[Operand], op: str, ftz: str, nan: str, kind: str) -> None:
-    function = f"np.f{op}" if kind[0] == "f" and not nan else f"np.{op}imum"
-    given = f"{b.read(o[1], kind)}, {b.read(o[2], kind)}"
-    if len(o) > 3:
-        given = f"{function}({given}), {b.read(o[3], kind)}"
-    b.write(o[0], kind, f"{function}({given})")
-
-
-@semantics(r"(?P<op>neg|abs)(?P<ftz>\.ftz)?\.(?P<kind>s(16|32|64)|f32|f64|f16)|(?P<op2>not)\.(?P<kind2>pred|b(16|32|64))")
-def unary(b: _Block, o: list[Operand], op: str, ftz: str, kind: str, op2: str, kind2: str) -> None:
-    kind = kind or kind2
-    b.write(o[0], kind, f"{ {'neg': '-', 'abs': 'np.abs', 'not': '~'}[op or op2] }({b.read(o[1], kind)})")
-
-
-@semantics(r"(?P<op>neg|abs)(\.ftz)?\.(?P<kind>bf16|bf16x2|f16x2)")
-def sign_bits(b: _Block, o: list[Operand], op: str, kind: str) -> None:
-    bits = 0x80008000 if kind.endswith("x2") else 0x8000
-    read, dtype = b.read(o[1], kind), DTYPES[kind]
-    b.write(
-        o[0],
-        kind,
-        f"{read} ^ np.{dtype}({bits})"
-        if op == "neg"
-        else f"{read} & np.{dtype}({bits ^ (0xFFFFFFFF if bits > 1 << 16 else 0xFFFF)})",
-    )
-
-
-@semantics(r"copysign\.f32")
-def copysign(b: _Block, o: list[Operand]) -> None:
-    b.write(o[0], "f32", f"np.copysign({b.read(o[2], 'f32')}, {b.read(o[1], 'f32')})")
-
-
-FUNCTIONS = {"ex2": "np.exp2({})", "lg2": "np.log2({})", "rcp": "1 / {}", "sqrt": "np.sqrt({})", "rsqrt": "1 / np.sqrt({})"}
-FUNCTIONS |= {"tanh": "np.tanh({})", "sin": "np.sin({})", "cos": "np.cos({})"}
-
-
-@semantics(r"(?P<op>ex2|lg2|rcp|sqrt|rsqrt|tanh|sin|cos)\.(approx|rn)(?P<ftz>\.ftz)?\.(?P<kind>f32|f64)")
-def function(b: _Block, o: list[Operand], op: str, ftz: str, kind: str) -> None:
-    expression = FUNCTIONS[op].format(b.read(o[1], kind))
-    b.write(o[0], kind, flushed(f"np.{DTYPES[kind]}({expression})", ftz))
-
-
-@semantics(r"(?P<op>shl|shr)\.(?P<kind>[bsu](16|32|64))")
-def shift(b: _Block, o: list[Operand], op: str, kind: str) -> None:
-    value, symbol, bits = b.read(o[1], kind), "<<" if op == "shl" else ">>", int(kind[1:])
-    if o[2] not in b.program.rows and int(str(o[2]), 0) < bits:
-        b.write(o[0], kind, f"{value} {symbol} np.{DTYPES[kind]}({int(str(o[2]), 0)})")
-    else:
-        b.write(o[0], kind, f"shift({value}, {b.read(o[2], 'u32')}, {op == 'shl'})")
-
-
-@semantics(r"shf\.(?P<way>[lr])\.(?P<mode>wrap|clamp)\.b32")
-def funnel(b: _Block, o: list[Operand], way: str, mode: str) -> None:
-    b.write(o[0], "b32", f"funnel({', '.join(b.read(x, 'u32') for x in o[1:])}, {way == 'l'}, {mode == 'wrap'})")
-
-
-@semantics(r"bfe\.(?P<kind>[su](32|64))")
-def extract(b: _Block, o: list[Operand], kind: str) -> None:
-    b.write(o[0], kind, f"extract({b.read(o[1], kind)}, {b.read(o[2], 'u32')}, {b.read(o[3], 'u32')})")
-
-
-@semantics(r"bfi\.(?P<kind>b32|b64)")
-def insert(b: _Block, o: list[Operand], kind: str) -> None:
-    b.write(o[0], kind, f"insert({b.read(o[1], kind)}, {b.read(o[2], kind)}, {b.read(o[3], 'u32')}, {b.read(o[4], 'u32')})")
-
-
-@semantics(r"(?P<op>popc|clz|brev)\.b32")
-def count_bits(b: _Block, o: list[Operand], op: str) -> None:
-    b.write(o[0], "b32", f"{op}({b.read(o[1], 'b32')})")
-
-
-@semantics(r"lop3\.b32")
-def logic(b: _Block, o: list[Operand]) -> None:
-    b.write(o[0], "b32", f"lop3({', '.join(b.read(x, 'b32') for x in o[1:4])}, {int(str(o[4]), 0)})")
-
-
-@semantics(r"prmt\.b32")
-def permute(b: _Block, o: list[Operand]) -> None:
-    b.write(o[0], "b32", f"permute({', '.join(b.read(x, 'b32') for x in o[1:4])})")
-
-
-@semantics(r"selp\.(?P<kind>[bsuf](16|32|64))")
-def select(b: _Block, o: list[Operand], kind: str) -> None:
-    b.write(o[0], kind, f"np.where({b.read(o[3], 'pred')}, {b.read(o[1], kind)}, {b.read(o[2], kind)})")
-
+# ------------------------------------------------ functions
 
 COMPARE = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}
 OPPOSITE = {"equ": "!=", "neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu": "<"}  # true also where an operand is NaN
@@ -521,8 +493,7 @@ OPPOSITE = {"equ": "!=", "neu": "==", "ltu": ">=", "leu": ">", "gtu": "<=", "geu
     (\.(?P<combine>and|or|xor))?(\.ftz)?\.(?P<kind>[bsu](16|32|64)|f32|f64|f16|bf16)"""
 )
 def compare(b: _Block, o: list[Operand], compare: str, combine: str, kind: str) -> None:
-    other = ["pred"] if combine else []
-    first = len(o) - 2 - len(other)
+    first = len(o) - 3 if combine else len(o) - 2
     x, y = (f"from_bf16({b.read(v, kind)})" if kind == "bf16" else b.read(v, kind) for v in o[first : first + 2])
     if compare in ("num", "nan"):
         value = f"{'~' if compare == 'num' else ''}(np.isnan({x}) | np.isnan({y}))"
@@ -533,11 +504,8 @@ def compare(b: _Block, o: list[Operand], compare: str, combine: str, kind: str) 
     else:
         value = f"~({x} {OPPOSITE[compare]} {y})"
     value = b.local(f"np.asarray({value})", "bool")
-    if combine:
-        third = b.read(o[-1], "pred")
-        value, negation = f"{value} {SYMBOLS[combine]} {third}", f"~{value} {SYMBOLS[combine]} {third}"
-    else:
-        negation = f"~{value}"
+    with_third = f" {SYMBOLS[combine]} {b.read(o[-1], 'pred')}" if combine else ""
+    value, negation = f"{value}{with_third}", f"~{value}{with_third}"
     b.write(o[0], "pred", value)
     if first == 2:
         b.write(o[1], "pred", negation)
@@ -547,96 +515,31 @@ def compare(b: _Block, o: list[Operand], compare: str, combine: str, kind: str) 
 def compare_halves(b: _Block, o: list[Operand], compare: str, kind: str) -> None:
     x, y = (b.read(v, "b32") for v in o[2:])  # the first predicate is that of the lower halves
     for target, low in zip(o[:2], (True, False), strict=True):
-        b.write(target, "pred", f"half({x}, {low}, {kind == 'bf16'}) {COMPARE[compare]} half({y}, {low}, {kind == 'bf16'})")
+        b.write(target, "pred", f"half({x}, {low}, {kind!r}) {COMPARE[compare]} half({y}, {low}, {kind!r})")
 
 
-@semantics(r"mov\.(?P<kind>pred|[bsuf](16|32|64))")
-def move(b: _Block, o: list[Operand], kind: str) -> None:
-    bits = 0 if kind == "pred" else int(kind[1:])
+@semantics(r"mov\.(?P<kind>pred|[bsuf](16|32|64))|cvta(\.to)?(\.global|\.param)\.u64")
+def move(b: _Block, o: list[Operand], kind: str | None) -> None:
+    kind = kind or "u64"
     if isinstance(o[0], Vector):
-        wide, part = b.read(o[1], f"u{bits}"), f"u{bits // len(o[0].items)}"
+        step = int(kind[1:]) // len(o[0].items)
         for number, target in enumerate(o[0].items):
-            if target != "_":
-                b.write(target, part, f"({wide} >> np.{DTYPES[f'u{bits}']}({number * int(part[1:])})).astype(np.{DTYPES[part]})")
+            b.write(target, f"u{step}", f"({b.read(o[1], f'u{kind[1:]}')} >> u{kind[1:]}({number * step})).astype(u{step})")
     elif isinstance(o[1], Vector):
-        dtype, step = DTYPES[f"u{bits}"], bits // len(o[1].items)
-        parts = [f"({b.read(x, f'u{step}')}.astype(np.{dtype}) << np.{dtype}({n * step}))" for n, x in enumerate(o[1].items)]
-        b.write(o[0], f"u{bits}", " | ".join(parts))
+        wide, step = f"u{kind[1:]}", int(kind[1:]) // len(o[1].items)
+        parts = [f"({b.read(x, f'u{step}')}.astype({wide}) << {wide}({n * step}))" for n, x in enumerate(o[1].items)]
+        b.write(o[0], wide, " | ".join(parts))
     else:
         read = b.read(o[1], kind)
         b.write(o[0], kind, read, alias=read)
 
 
-@semantics(r"cvta(\.to)?\.(global|param)\.u64|cvta\.param\.u64")
-def generic_address(b: _Block, o: list[Operand]) -> None:
-    read = b.read(o[1], "u64")
-    b.write(o[0], "u64", read, alias=read)
-
-
-NARROW = r"[su](8|16|32|64)"
-
-
-@semantics(rf"cvt(?P<sat>\.sat)?\.(?P<to>{NARROW})\.(?P<of>{NARROW})")
-def resize(b: _Block, o: list[Operand], sat: str, to: str, of: str) -> None:
-    register = b.width(str(o[1])) if o[1] in b.program.rows else int(of[1:])
-    value = b.read(o[1], f"{of[0]}{register}")
-    if register > int(of[1:]):
-        value = f"{value}.astype(np.{DTYPES[of]})"
-    if sat:
-        value = f"saturated({value}, np.{DTYPES[to]})"
-    wide = b.width(str(o[0]))
-    kind = f"{to[0]}{wide}"
-    b.write(o[0], kind, f"{value}.astype(np.{DTYPES[to]})" + (f".astype(np.{DTYPES[kind]})" if wide > int(to[1:]) else ""))
-
-
-@semantics(rf"cvt(\.rn)?\.(?P<to>f16|f32|f64|bf16)\.(?P<of>{NARROW})")
-def to_float(b: _Block, o: list[Operand], to: str, of: str) -> None:
-    register = b.width(str(o[1]))
-    value = b.read(o[1], f"{of[0]}{register}") + (f".astype(np.{DTYPES[of]})" if register > int(of[1:]) else "")
-    b.write(o[0], to, f"to_bf16({value}.astype(np.float32))" if to == "bf16" else f"{value}.astype(np.{DTYPES[to]})")
-
-
-@semantics(rf"cvt\.(?P<how>rni|rzi|rmi|rpi)(\.ftz)?(\.sat)?\.(?P<to>{NARROW}|f32|f64)\.(?P<of>f16|f32|f64)")
-def to_whole(b: _Block, o: list[Operand], how: str, to: str, of: str) -> None:
-    function = {"rni": "np.rint", "rzi": "np.trunc", "rmi": "np.floor", "rpi": "np.ceil"}[how]
-    value = f"{function}({b.read(o[1], of)})"
-    b.write(o[0], to, f"saturated({value}, np.{DTYPES[to]})" if to[0] != "f" else f"{value}.astype(np.{DTYPES[to]})")
-
-
-@semantics(r"cvt(\.ftz)?\.sat\.f32\.f32")
-def to_unit(b: _Block, o: list[Operand]) -> None:
-    b.write(o[0], "f32", f"np.fmin(np.fmax({b.read(o[1], 'f32')}, np.float32(0)), np.float32(1))")  # NaN: 0
-
-
-@semantics(r"cvt(\.rn|\.rz)?(?P<ftz>\.ftz)?\.(?P<to>f16|bf16|f32|f64)\.(?P<of>f16|bf16|f32|f64)")
-def between_floats(b: _Block, o: list[Operand], ftz: str, to: str, of: str) -> None:
-    value = f"from_bf16({b.read(o[1], of)})" if of == "bf16" else b.read(o[1], of)
-    b.write(o[0], to, f"to_bf16({value})" if to == "bf16" else f"{value}.astype(np.{DTYPES[to]})")
-
-
-@semantics(r"cvt\.rn(?P<relu>\.relu)?\.(?P<to>f16|bf16)x2\.f32")
-def two_halves(b: _Block, o: list[Operand], relu: str, to: str) -> None:
-    high, low = (f"np.maximum({b.read(x, 'f32')}, np.float32(0))" if relu else b.read(x, "f32") for x in o[1:3])
-    b.write(o[0], "b32", f"two_halves({high}, {low}, {to == 'bf16'})")
-
-
-@semantics(r"cvt\.rna\.tf32\.f32")
-def to_tf32(b: _Block, o: list[Operand]) -> None:
-    b.write(o[0], "b32", f"to_tf32({b.read(o[1], 'b32')})")
-
-
-@semantics(r"createpolicy\..*")
-def policy(b: _Block, o: list[Operand]) -> None:
-    b.program.ignored.add("createpolicy")
-    b.write(o[0], "b64", b.constant(np.uint64(0)))
-
-
-@semantics(r"setmaxnreg\.(inc|dec)\.sync\.aligned\.u32|nanosleep\.u32|prefetch.*|griddepcontrol\..*")
+@semantics(r"createpolicy\..*|setmaxnreg\.(inc|dec)\.sync\.aligned\.u32|nanosleep\.u32|prefetch.*|griddepcontrol\..*")
 def no_effect(b: _Block, o: list[Operand]) -> None:
-    b.program.ignored.add(b.instruction.opcode.partition(".")[0])
-
-
-# ------------------------------------------------ warps
+    opcode = b.instruction.opcode.partition(".")[0]
+    b.program.ignored.add(opcode)
+    if opcode == "createpolicy":
+        b.write(o[0], "b64", "np.uint64(0)")
 
 
 @semantics(r"shfl\.sync\.(?P<mode>bfly|idx|up|down)\.b32")
@@ -649,32 +552,11 @@ def shuffle(b: _Block, o: list[Operand], mode: str) -> None:
         b.write(o[1], "pred", f"{made}[1]")
 
 
-@semantics(r"redux\.sync\.(?P<op>add|min|max|and|or|xor)\.(?P<kind>[bsu]32)")
-def reduction(b: _Block, o: list[Operand], op: str, kind: str) -> None:
-    b.write(o[0], kind, f"c.reduce({b.number}, s, wide({b.read(o[1], kind)}, n, np.{DTYPES[kind]}), {op!r})")
-
-
-@semantics(r"vote\.sync\.(?P<op>ballot|any|all)\.(?P<kind>b32|pred)")
-def vote(b: _Block, o: list[Operand], op: str, kind: str) -> None:
-    predicate = str(o[1])
-    read = b.read(predicate.lstrip("!"), "pred")
-    b.write(o[0], kind, f"c.vote({b.number}, s, wide({'~' if predicate[0] == '!' else ''}{read}, n, bool), {op!r})")
-
-
 @semantics(r"elect\.sync")
 def elect(b: _Block, o: list[Operand]) -> None:
-    b.write(o[1], "pred", "c.elect(s)")
-    b.write(o[0], "b32", "c.elected(s)")
-
-
-@semantics(r"activemask\.b32")
-def active(b: _Block, o: list[Operand]) -> None:
-    b.write(o[0], "b32", "c.active(s)")
-
-
-@semantics(r"bar\.warp\.sync")
-def warp_barrier(b: _Block, o: list[Operand]) -> None:
-    b.line("c.races.warp_barrier(c, s)")
+    made = b.local("c.elect(s)", "")
+    b.write(o[0], "b32", f"{made}[0]")
+    b.write(o[1], "pred", f"{made}[1]")
 
 
 @semantics(r"mma\.sync\.aligned\..*")
@@ -683,18 +565,6 @@ def multiply(b: _Block, o: list[Operand]) -> None:
     given = ", ".join(b.pack(items(x), "b32") for x in o[1:4])
     b.unpack(items(o[0]), "b32", f"c.mma({b.number}, s, {b.instruction.opcode!r}, {given})")
 
-
-@semantics(r"ldmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16")
-def load_matrix(b: _Block, o: list[Operand]) -> None:
-    b.unpack(items(o[0]), "b32", f"c.load_matrix({b.number}, s, {b.address(o[1])}, {b.instruction.opcode!r})")
-
-
-@semantics(r"stmatrix\.sync\.aligned\.m8n8\.x[124](\.trans)?\.shared(::cta)?\.b16")
-def store_matrix(b: _Block, o: list[Operand]) -> None:
-    b.line(f"c.store_matrix({b.number}, s, {b.address(o[0])}, {b.pack(items(o[1]), 'b32')}, {b.instruction.opcode!r})")
-
-
-# ------------------------------------------------ memory
 
 ORDERS = ("weak", "volatile", "relaxed", "acquire", "release", "acq_rel")
 SCOPES = (
@@ -707,9 +577,10 @@ ELEMENTS = r"(\.v(?P<count>[248]))?\.(?P<kind>[bsu](8|16|32|64)|f32|f64)"
 def load_parameter(b: _Block, o: list[Operand], kind: str) -> None:
     assert isinstance(o[1], Memory)
     if o[1].base not in b.kernel.parameters or o[1].offset:
-        raise Unknown(f"operand {o[1]} of {b.kernel.where(b.number)}")
-    bits = b.width(str(o[0]))
-    b.write(o[0], f"u{bits}", f"np.uint64(c.parameters[{list(b.kernel.parameters).index(o[1].base)}]).astype(np.uint{bits})")
+        raise b.unknown(f"operand {o[1]} of")
+    number = list(b.kernel.parameters).index(o[1].base)
+    kind = f"{'s' if kind[0] == 's' else 'u'}{kind[1:]}"
+    b.write(o[0], kind, f"np.uint64(c.parameters[{number}]).astype({kind})")
 
 
 def order_and_space(words: str, default: str) -> tuple[str, str]:
@@ -720,20 +591,16 @@ def order_and_space(words: str, default: str) -> tuple[str, str]:
 @semantics(rf"ld{SCOPES}{ELEMENTS}")
 def load(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> None:
     order, space = order_and_space(words, "weak")
-    used = b.instruction.used_bytes.bit_length()
-    size = int(kind[1:]) // 8
-    given = f"{b.address(o[1])}, {b.mask()}, {size}, {int(count or 1)}, {order!r}, {used}"
-    b.unpack(items(o[0]), f"{kind[0] if kind[0] == 's' else 'u'}{8 * size}", f"c.load_{space}({b.number}, s, {given})")
+    kind, used = f"{'s' if kind[0] == 's' else 'u'}{kind[1:]}", b.instruction.used_bytes.bit_length()
+    given = f"{b.address(o[1])}, {b.mask()}, {DTYPES[kind]!r}, {int(count or 1)}, {space!r}, {order!r}, {used}"
+    b.unpack(items(o[0]), kind, f"c.load({b.number}, s, {given})")
 
 
 @semantics(rf"st{SCOPES}{ELEMENTS}")
 def store(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> None:
     order, space = order_and_space(words, "weak")
-    bits = int(kind[1:])
-    given = items(o[1])
-    wide = max([b.width(str(x)) for x in given if x in b.program.rows], default=max(bits, 16))
-    values = b.pack(given, f"u{wide}") + (f".astype(np.uint{bits})" if wide > bits else "")
-    b.line(f"c.store_{space}({b.number}, s, {b.address(o[0])}, {b.mask()}, {values}, {order!r})")
+    values = b.pack(items(o[1]), f"u{kind[1:]}")
+    b.line(f"c.store({b.number}, s, {b.address(o[0])}, {b.mask()}, {values}, {space!r}, {order!r})")
 
 
 @semantics(
@@ -743,7 +610,7 @@ def store(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> Non
 def atomic(b: _Block, o: list[Operand], op: str, words: str, what: str, count: str, kind: str) -> None:
     order, space = order_and_space(words, "relaxed")
     if space != "global":
-        raise Unknown(f"no semantics for {b.kernel.where(b.number)}")
+        raise b.unknown()
     first = 1 if op == "atom" else 0
     given = [b.pack(items(x), kind) for x in o[first + 1 :]]
     call = f"c.atomic({b.number}, s, {b.address(o[first])}, {b.mask()}, [{', '.join(given)}], {what!r}, {order!r}, {kind!r})"
@@ -760,64 +627,6 @@ def copy(b: _Block, o: list[Operand]) -> None:
     b.line(f"c.copy({b.number}, s, {b.address(o[0])}, {b.address(o[1])}, {size}, {count}, {b.mask()})")
 
 
-@semantics(r"cp\.async\.(?P<what>commit_group|wait_group|wait_all)")
-def copy_groups(b: _Block, o: list[Operand], what: str) -> None:
-    b.line(
-        "c.commit_copies()" if what == "commit_group" else f"c.wait_copies({int(str(o[0]), 0) if o else 0}, {what == 'wait_all'})"
-    )
-
-
-@semantics(r"cp\.async\.bulk\.tensor\.[1-5]d\.shared::(cta|cluster)\.global(\.tile)?\.mbarrier::complete_tx::bytes")
-def load_box(b: _Block, o: list[Operand]) -> None:
-    assert isinstance(o[1], Tensor)
-    at = b.pack(o[1].coordinates, "s32")
-    given = f"{b.address(o[0])}, {b.read(o[1].descriptor, 'u64')}, {at}, {b.address(o[2])}, {b.mask()}"
-    b.line(f"c.load_box({b.number}, s, {given})")
-
-
-@semantics(r"cp(?P<reduce>\.reduce)?\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta(\.add)?(\.tile)?\.bulk_group")
-def store_box(b: _Block, o: list[Operand], reduce: str) -> None:
-    assert isinstance(o[0], Tensor)
-    at = b.pack(o[0].coordinates, "s32")
-    b.line(f"c.store_box({b.number}, s, {b.address(o[1])}, {b.read(o[0].descriptor, 'u64')}, {at}, {bool(reduce)}, {b.mask()})")
-
-
-@semantics(r"cp\.async\.bulk\.(?P<what>commit_group|wait_group)(?P<read>\.read)?")
-def bulk_groups(b: _Block, o: list[Operand], what: str, read: str) -> None:
-    given = f"{b.number}, s, {b.mask()}"
-    b.line(f"c.commit_bulk({given})" if what == "commit_group" else f"c.wait_bulk({given}, {int(str(o[0]), 0)}, {bool(read)})")
-
-
-@semantics(r"fence\.proxy\.async(\.(?P<space>shared::cta|shared::cluster|global))?")
-def proxy_fence(b: _Block, o: list[Operand], space: str) -> None:
-    b.line(f"c.races.proxy_fence(c, s, {b.mask()})")
-
-
-@semantics(r"fence\.mbarrier_init\.release\.cluster")
-def init_fence(b: _Block, o: list[Operand]) -> None:
-    b.line(f"c.races.proxy_fence(c, s, {b.mask()})")
-
-
-@semantics(r"fence\.(acq_rel|sc)\.(cta|gpu|sys|cluster)|membar\.(gl|cta|sys)")
-def fence(b: _Block, o: list[Operand]) -> None:
-    b.line(f"c.races.fence(c, s, {b.mask()})")
-
-
-@semantics(r"mbarrier\.(try_wait|test_wait)\.parity\.shared(::cta)?\.b64")
-def wait_barrier(b: _Block, o: list[Operand]) -> None:
-    b.write(o[0], "pred", f"c.wait_barrier({b.number}, s, {b.address(o[1])}, {b.mask()}, wide({b.read(o[2], 'u32')}, n, np.int64))")
-
-
-@semantics(r"mbarrier\.init\.shared(::cta)?\.b64")
-def init_barrier(b: _Block, o: list[Operand]) -> None:
-    b.line(f"c.init_barrier({b.number}, s, {b.address(o[0])}, {b.mask()}, wide({b.read(o[1], 'u32')}, n, np.int64))")
-
-
-@semantics(r"mbarrier\.inval\.shared(::cta)?\.b64")
-def end_barrier(b: _Block, o: list[Operand]) -> None:
-    b.line(f"c.end_barrier({b.number}, s, {b.address(o[0])}, {b.mask()})")
-
-
 @semantics(
     r"mbarrier\.arrive(?P<expect>\.expect_tx)?\.shared(::cta)?\.b64|mbarrier\.(?P<only>expect_tx)(\.relaxed\.cta)?\.shared::cta\.b64"
 )
@@ -827,14 +636,6 @@ def arrive_barrier(b: _Block, o: list[Operand], expect: str, only: str) -> None:
     arrivals = "np.zeros(n, np.int64)" if only else "np.ones(n, np.int64)" if expect else value
     added = value if expect or only else "np.zeros(n, np.int64)"
     b.line(f"c.arrive_barrier({b.number}, s, {b.address(o[at])}, {b.mask()}, {arrivals}, {added})")
-
-
-# ------------------------------------------------ sm_100's tensor memory
-
-
-@semantics(r"tcgen05\.alloc\.cta_group::1\.sync\.aligned\.shared::cta\.b32")
-def allocate(b: _Block, o: list[Operand]) -> None:
-    b.line(f"c.allocate_tensor_memory({b.number}, s, {b.address(o[0])}, {b.mask()})")
 
 
 @semantics(r"tcgen05\.(dealloc\..*|relinquish_alloc_permit\..*|wait::(ld|st)\.sync\.aligned|fence::(before|after)_thread_sync)")
@@ -852,21 +653,3 @@ def tensor_memory(b: _Block, o: list[Operand], op: str) -> None:
         b.unpack(vector.items, "b32", f"c.load_tensor_memory({given})")
     else:
         b.line(f"c.store_tensor_memory({given}, {b.pack(vector.items, 'b32')}, {b.mask()})")
-
-
-@semantics(r"tcgen05\.mma\.cta_group::1\.kind::(f16|tf32)")
-def tensor_multiply(b: _Block, o: list[Operand]) -> None:
-    a = f"{b.address(o[1])}, True" if isinstance(o[1], Memory) else f"wide({b.read(o[1], 'u64')}, n, np.uint64), False"
-    right, flags, add = (
-        f"wide({b.read(o[2], 'u64')}, n, np.uint64)",
-        f"wide({b.read(o[3], 'u32')}, n, np.int64)",
-        b.read(o[4], "pred"),
-    )
-    given = f"{b.number}, s, {b.instruction.opcode!r}, {b.address(o[0])}, {a}, {right}, {flags}, wide({add}, n, bool)"
-    b.line(f"c.tensor_multiply({given}, {b.mask()})")
-
-
-@semantics(r"tcgen05\.commit\.cta_group::1\.mbarrier::arrive::one(\.shared::cluster)?\.b64")
-def tensor_commit(b: _Block, o: list[Operand]) -> None:
-    """Without a state space the address is generic; Triton 3.6 gives one of shared memory there all the same."""
-    b.line(f"c.tensor_commit({b.number}, s, {b.address(o[0])}, {b.mask()})")

@@ -140,7 +140,7 @@ class Cta(Matmuls):
             return
         if not taken.all():
             raise self.fault(number, "threads of a warp differ in whether they take part in a barrier")
-        which, *count = (self._uniform(number, operand, s) for operand in block.operands)
+        which, *count = (self.uniform(number, operand, s) for operand in block.operands)
         meeting = self.meetings.setdefault(which, Meeting())
         expected = count[0] if count else self.done.size
         phase = meeting.phase
@@ -158,15 +158,6 @@ class Cta(Matmuls):
             while meeting.phase == phase:
                 yield self.machine.program.kernel.where(number)
             self.races.learn(self, s if isinstance(s, slice) else t, meeting.passed)
-
-    def _uniform(self, number: int, operand: Any, s: Any) -> int:
-        rows = self.machine.program.rows
-        if operand not in rows:
-            return int(str(operand), 0)
-        values = self.W[rows[operand][1], s]
-        if (values != values[0]).any():
-            raise self.fault(number, f"threads differ in {operand}")
-        return int(values[0])
 
 
 class Meeting:

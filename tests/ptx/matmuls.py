@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import tensor_cores as T
+from .arithmetic import OPERATIONS
 from .copies import Copies
 from .parse import Instruction, Vector, names
 
@@ -56,8 +57,19 @@ class Matmuls(Copies):
             raise self.fault(number, "a warp's lanes are apart at an instruction that all of them must execute")
         return t
 
+    def uniform(self, number: int, operand: Any, s: Any) -> int:
+        """An immediate, or what a register has in all threads of s."""
+        rows = self.machine.program.rows
+        if operand not in rows:
+            return int(str(operand), 0)
+        file, row = rows[operand]
+        values = getattr(self, file)[row, s]
+        if (values != values[0]).any():
+            raise self.fault(number, f"threads differ in {operand}")
+        return int(values[0])
+
     def shuffle(self, number: int, s: Any, value: np.ndarray, mode: str, by: Any, clamp: Any) -> tuple[np.ndarray, np.ndarray]:
-        """9.7.9.6: the value of the lane, and whether it is in range."""
+        """shfl.sync, 9.7.9.6: the value of the lane, and whether it is in range."""
         lanes = self.warps(number, s) % 32
         by, clamp = (np.broadcast_to(x, lanes.shape).astype(np.int64) for x in (by, clamp))
         segment = clamp >> 8 & 31
@@ -69,35 +81,13 @@ class Matmuls(Copies):
 
     def reduce(self, number: int, s: Any, value: np.ndarray, op: str) -> np.ndarray:
         self.warps(number, s)
-        names_of = {
-            "add": np.add,
-            "min": np.minimum,
-            "max": np.maximum,
-            "and": np.bitwise_and,
-            "or": np.bitwise_or,
-            "xor": np.bitwise_xor,
-        }
-        return np.repeat(names_of[op].reduce(value.reshape(-1, 32), axis=1, dtype=value.dtype), 32)
+        return np.repeat(OPERATIONS[op].reduce(value.reshape(-1, 32), axis=1, dtype=value.dtype), 32)
 
-    def vote(self, number: int, s: Any, value: np.ndarray, op: str) -> np.ndarray:
-        self.warps(number, s)
-        votes = value.reshape(-1, 32)
-        if op == "ballot":
-            return np.repeat((votes.astype(np.uint64) << np.arange(32, dtype=np.uint64)).sum(1).astype(np.uint32), 32)
-        return np.repeat(votes.any(1) if op == "any" else votes.all(1), 32)
-
-    def elect(self, s: Any) -> np.ndarray:
-        """True in the first lane of each warp."""
+    def elect(self, s: Any) -> tuple[np.ndarray, np.ndarray]:
+        """The number of the first lane of each thread's warp, and whether the thread is that lane."""
         t = self.tid[s]
-        return np.concatenate([[True], np.diff(t // 32) > 0])
-
-    def elected(self, s: Any) -> np.ndarray:
-        t = self.tid[s]
-        return (t[self.elect(s)] % 32)[np.cumsum(self.elect(s)) - 1].astype(np.uint32)
-
-    def active(self, s: Any) -> np.ndarray:
-        t = self.tid[s]
-        return np.array([np.bitwise_or.reduce(1 << (t[t // 32 == x // 32] % 32)) for x in t]).astype(np.uint32)
+        is_first = np.concatenate([[True], np.diff(t // 32) > 0])
+        return (t[is_first] % 32)[np.cumsum(is_first) - 1].astype(np.uint32), is_first
 
     def mma(self, number: int, s: Any, opcode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         self.warps(number, s)
@@ -106,19 +96,19 @@ class Matmuls(Copies):
         return T.registers(T.multiply_add(T.matrix(a, p.a, p.element), T.matrix(b, p.b, p.element), T.matrix(c, p.d)), p.d)
 
     def load_matrix(self, number: int, s: Any, address: np.ndarray, opcode: str) -> np.ndarray:
-        t, tiles = self.warps(number, s), T.matrix_tiles(opcode)
-        rows = T.row_addresses(address, tiles.matrices)
+        t, (matrices, transposed) = self.warps(number, s), T.matrix_tiles(opcode)
+        rows = T.row_addresses(address, matrices)
         offset = self.shared_at(number, rows.ravel(), 16)
-        self.races.shared_read(self, number, T.row_addresses(t, tiles.matrices).ravel(), offset, 16, warp_wide=True)
+        self.races.shared_read(self, number, T.row_addresses(t, matrices).ravel(), offset, 16, warp_wide=True)
         found = self.shared_views[2][offset[:, None] // 2 + np.arange(8)]
-        return T.ldmatrix(found.reshape(*rows.shape, 8), tiles.transposed)
+        return T.ldmatrix(found.reshape(*rows.shape, 8), transposed)
 
     def store_matrix(self, number: int, s: Any, address: np.ndarray, values: np.ndarray, opcode: str) -> None:
-        t, tiles = self.warps(number, s), T.matrix_tiles(opcode)
-        rows = T.row_addresses(address, tiles.matrices)
+        t, (matrices, transposed) = self.warps(number, s), T.matrix_tiles(opcode)
+        rows = T.row_addresses(address, matrices)
         offset = self.shared_at(number, rows.ravel(), 16)
-        stored = T.stmatrix(values, tiles.transposed).reshape(-1, 8)
-        self.races.shared_write(self, number, T.row_addresses(t, tiles.matrices).ravel(), offset, 16, stored.T)
+        stored = T.stmatrix(values, transposed).reshape(-1, 8)
+        self.races.shared_write(self, number, T.row_addresses(t, matrices).ravel(), offset, 16, stored.T)
         self.shared_views[2][offset[:, None] // 2 + np.arange(8)] = stored
 
     # ---- wgmma
@@ -143,15 +133,8 @@ class Matmuls(Copies):
         p = T.wgmma(opcode)
         target = list(names(o[0]))
         rows = [program.rows[name][1] for name in target]
-        scale, *rest = o[3:]
-        if scale in program.rows:
-            adds = self.P[program.rows[scale][1], s]
-            if adds.any() != adds.all():
-                raise self.fault(number, "threads differ in whether wgmma adds")
-            accumulates = bool(adds.all())
-        else:
-            accumulates = int(str(scale), 0) != 0
-        flags = [int(str(x), 0) for x in rest]
+        accumulates = self.uniform(number, o[3], s) != 0
+        flags = [int(str(x), 0) for x in o[4:]]
         if any(flag != 1 for flag in flags[:2]):
             raise self.fault(number, "no semantics for a wgmma that negates")
         transposes = flags[2:] if p.element != "tf32" else [0, 0]
@@ -162,9 +145,11 @@ class Matmuls(Copies):
             a = T.matrix(self.W[[program.rows[name][1] for name in o[1].items], s], p.a, p.element)[0]
             transposes = [0, *transposes[-1:]]
         else:
-            a, at = self.in_shared(number, self._wgmma_descriptor(number, str(o[1]), s), 64, p.k, p.element, bool(transposes[0]))
+            a, at = self.in_shared(
+                number, T.wgmma_descriptor(self.uniform(number, o[1], s)), 64, p.k, p.element, bool(transposes[0])
+            )
             offsets.append(at)
-        b, at = self.in_shared(number, self._wgmma_descriptor(number, str(o[2]), s), p.n, p.k, p.element, bool(transposes[1]))
+        b, at = self.in_shared(number, T.wgmma_descriptor(self.uniform(number, o[2], s)), p.n, p.k, p.element, bool(transposes[1]))
         offsets.append(at)
         index = None
         if self.races.checks:
@@ -177,12 +162,6 @@ class Matmuls(Copies):
         self.W[rows, s] = T.registers(T.multiply_add(a, b.T, c)[None], p.d)
         group.open.append((set(target) | used, index))
         group.in_flight |= set(target) | used
-
-    def _wgmma_descriptor(self, number: int, register: str, s: slice) -> T.MatrixDescriptor:
-        bits = self.D[self.machine.program.rows[register][1], s]
-        if (bits != bits[0]).any():
-            raise self.fault(number, "threads of a warpgroup differ in their descriptor")
-        return T.wgmma_descriptor(int(bits[0]))
 
     def _wgmma_order(self, number: int, opcode: str, o: list[Any], group: Group, s: slice) -> None:
         if ".fence" in opcode:
@@ -202,7 +181,7 @@ class Matmuls(Copies):
     # ---- tensor memory
 
     def allocate_tensor_memory(self, number: int, s: Any, address: np.ndarray, mask: Any) -> None:
-        self.store_shared(number, s, address, mask, np.zeros((1, self.tid[s].size), np.uint32), "weak")
+        self.store(number, s, address, mask, np.zeros((1, self.tid[s].size), np.uint32), "shared", "weak")
 
     def _cells(self, number: int, s: Any, opcode: str, address: np.ndarray, split: int) -> tuple[np.ndarray, np.ndarray]:
         """[threads, registers]."""
@@ -217,11 +196,10 @@ class Matmuls(Copies):
     def store_tensor_memory(
         self, number: int, s: Any, opcode: str, address: np.ndarray, split: int, values: np.ndarray, mask: Any
     ) -> None:
-        t = self.tid[s]
-        mask = np.ones(t.size, bool) if mask is None else np.broadcast_to(mask, t.shape)
-        if mask.any():
+        some = self.lanes(s, mask)
+        if some.any():
             lanes, columns = self._cells(number, s, opcode, address, split)
-            self.tensor_memory[lanes[mask], columns[mask]] = values.T[mask]
+            self.tensor_memory[lanes[some], columns[some]] = values.T[some]
 
     def tensor_multiply(
         self,

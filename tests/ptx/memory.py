@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .arithmetic import OPERATIONS, by_elements
+
 GAP, ALIGNED = 512, 512  # bytes between allocations, and of their beginnings, as torch's allocator has them
 INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 
@@ -84,11 +86,6 @@ class Accesses:
     def fault(self, number: int, text: str) -> Fault:
         raise NotImplementedError
 
-    def masked(self, s: Any, mask: Any) -> np.ndarray:
-        """The threads of s that a guard leaves."""
-        t = self.tid[s]
-        return t if mask is None else t[np.broadcast_to(mask, t.shape)]
-
     def shared_at(self, number: int, address: np.ndarray, size: int) -> np.ndarray:
         """Offsets in shared memory; Fault outside of it, or where not aligned to `size`."""
         offset = address - self.shared_base
@@ -101,90 +98,67 @@ class Accesses:
 
     def global_at(self, number: int, address: np.ndarray, size: int, is_read: bool) -> np.ndarray:
         """Offsets in the arena; Fault outside of every tensor, where misaligned, and at reads of what was never written."""
-        offset = address - self.memory.base
-        if not offset.size:
-            return offset
-        low, high = offset.min(), offset.max() + size
-        inside = low >= 0 and high <= self.memory.bytes.size
-        if not inside or not (self.memory.valid[offset].all() and self.memory.valid[offset + size - 1].all()):
-            if inside:
-                wrong = offset[~(self.memory.valid[offset] & self.memory.valid[offset + size - 1])][0]
-            else:
-                wrong = low if low < 0 else high
-            raise self.fault(number, f"global memory outside of every tensor, behind {self._before(int(wrong))}")
+        offset, memory = address - self.memory.base, self.memory
+        inside = (offset >= 0) & (offset + size <= memory.bytes.size)
+        inside[inside] = memory.valid[offset[inside]] & memory.valid[offset[inside] + size - 1]
+        if not inside.all():
+            raise self.fault(number, f"global memory outside of every tensor, behind {self._before(int(offset[~inside][0]))}")
         if (offset % size).any():
-            raise self.fault(
-                number, f"a misaligned access of {size} bytes of {self.memory.name(int(offset[offset % size > 0][0]))}"
-            )
-        if is_read and not self.memory.written[offset].all():
-            raise self.fault(number, f"reads what nobody wrote: {self.memory.name(int(offset[~self.memory.written[offset]][0]))}")
+            raise self.fault(number, f"a misaligned access of {size} bytes of {memory.name(int(offset[offset % size > 0][0]))}")
+        if is_read and not memory.written[offset].all():
+            raise self.fault(number, f"reads what nobody wrote: {memory.name(int(offset[~memory.written[offset]][0]))}")
         return offset
 
     def _before(self, offset: int) -> str:
         ends = [(end, name) for start, end, name in self.memory.names if start <= offset]
         return f"{ends[-1][1]}, by {offset - ends[-1][0]} bytes" if ends else "none"
 
-    def _lanes(self, s: Any, mask: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The threads of `s` that a predicate lets pass, and which of those of `s` they are."""
-        t = self.tid[s]
-        lanes = np.ones(t.shape, bool) if mask is None else np.broadcast_to(mask, t.shape)
-        return t[lanes], lanes
+    def lanes(self, s: Any, mask: Any) -> np.ndarray:
+        """Which threads of `s` a guard lets pass."""
+        size = self.tid[s].size
+        return np.ones(size, bool) if mask is None else np.broadcast_to(mask, size)
 
-    # ---- shared memory
+    def masked(self, s: Any, mask: Any) -> np.ndarray:
+        """The threads of `s` that a guard lets pass."""
+        return self.tid[s][self.lanes(s, mask)]
 
-    def load_shared(
-        self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int
+    def load(
+        self, number: int, s: Any, address: np.ndarray, mask: Any, kind: str, count: int, space: str, order: str, used: int
     ) -> np.ndarray:
-        t, lanes = self._lanes(s, mask)
-        made = np.zeros((count, lanes.size), INTEGERS[size])
+        """`count` elements a thread; only the first `used` bytes matter to the kernel, if it is not 0."""
+        lanes, dtype = self.lanes(s, mask), np.dtype(kind)
+        made = np.zeros((count, lanes.size), dtype)
+        t, size = self.tid[s][lanes], dtype.itemsize * count
         if not t.size:
             return made
-        offset = self.shared_at(number, address[lanes], size * count)
-        self.races.shared_read(self, number, t, offset, used or size * count)
-        made[:, lanes] = self.shared_views[size][offset // size + np.arange(count)[:, None]]
-        return made
-
-    def store_shared(self, number: int, s: Any, address: np.ndarray, mask: Any, values: np.ndarray, order: str) -> None:
-        t, lanes = self._lanes(s, mask)
-        if not t.size:
-            return
-        address, values = address[lanes], values[:, lanes]
-        size = values.itemsize
-        offset = self.shared_at(number, address, size * len(values))
-        self.races.shared_write(self, number, t, offset, size * len(values), values)
-        self.shared_views[size][offset // size + np.arange(len(values))[:, None]] = values
-
-    # ---- global memory
-
-    def load_global(
-        self, number: int, s: Any, address: np.ndarray, mask: Any, size: int, count: int, order: str, used: int
-    ) -> np.ndarray:
-        t, lanes = self._lanes(s, mask)
-        made = np.zeros((count, lanes.size), INTEGERS[size])
-        if not t.size:
-            return made
-        offset = self.global_at(number, address[lanes], size * count, True)
-        if order == "weak":
-            self.races.global_read(self, number, t, offset, size * count)
+        if space == "shared":
+            offset, views = self.shared_at(number, address[lanes], size), self.shared_views
+            self.races.shared_read(self, number, t, offset, used or size)
         else:
-            self.polls += 1
-            self.races.global_read(self, number, t, offset, size * count, strong=True)
-            self.races.acquire(self, t, offset, order)
-        made[:, lanes] = self.memory.views[size][offset // size + np.arange(count)[:, None]]
+            offset, views = self.global_at(number, address[lanes], size, True), self.memory.views
+            self.races.global_read(self, number, t, offset, size, strong=order != "weak")
+            if order != "weak":
+                self.polls += 1
+                self.races.acquire(self, t, offset, order)
+        made[:, lanes] = views[dtype.itemsize][offset // dtype.itemsize + np.arange(count)[:, None]]
         return made
 
-    def store_global(self, number: int, s: Any, address: np.ndarray, mask: Any, values: np.ndarray, order: str) -> None:
-        t, lanes = self._lanes(s, mask)
+    def store(self, number: int, s: Any, address: np.ndarray, mask: Any, values: np.ndarray, space: str, order: str) -> None:
+        lanes = self.lanes(s, mask)
+        t, values = self.tid[s][lanes], values[:, lanes]
         if not t.size:
             return
-        address, values = address[lanes], values[:, lanes]
-        size = values.itemsize
-        offset = self.global_at(number, address, size * len(values), False)
-        self.races.global_write(self, number, t, offset, size * len(values), strong=order != "weak")
-        if order != "weak":
-            self.races.release(self, t, offset, order)
-        self.memory.views[size][offset // size + np.arange(len(values))[:, None]] = values
-        self._wrote(offset, size * len(values))
+        size = values.itemsize * len(values)
+        if space == "shared":
+            offset, views = self.shared_at(number, address[lanes], size), self.shared_views
+            self.races.shared_write(self, number, t, offset, size, values)
+        else:
+            offset, views = self.global_at(number, address[lanes], size, False), self.memory.views
+            self.races.global_write(self, number, t, offset, size, strong=order != "weak")
+            if order != "weak":
+                self.races.release(self, t, offset, order)
+            self._wrote(offset, size)
+        views[values.itemsize][offset // values.itemsize + np.arange(len(values))[:, None]] = values
 
     def _wrote(self, offset: np.ndarray, size: int) -> None:
         self.memory.written[offset[:, None] + np.arange(size)] = True
@@ -194,12 +168,11 @@ class Accesses:
         self, number: int, s: Any, address: np.ndarray, mask: Any, given: list[np.ndarray], what: str, order: str, kind: str
     ) -> np.ndarray:
         """What stood there before, as unsigned integers. Additions of floats count as plain accesses: their order decides bits."""
-        t = self.tid[s]
         old = np.zeros(given[0].shape, INTEGERS[given[0].itemsize])
-        mask = np.ones(t.size, bool) if mask is None else np.broadcast_to(mask, t.shape)
-        if not mask.any():
+        lanes = self.lanes(s, mask)
+        if not lanes.any():
             return old
-        t, address, given = t[mask], address[mask], [values[:, mask] for values in given]
+        t, address, given = self.tid[s][lanes], address[lanes], [values[:, lanes] for values in given]
         count, size = len(given[0]), given[0].itemsize
         offset = self.global_at(number, address, size * count, True)
         is_float = kind[0] in "fb" and kind not in ("b16", "b32", "b64")
@@ -218,7 +191,7 @@ class Accesses:
             for n in range(t.size):
                 found[:, n] = view[index[:, n]]
                 view[index[:, n]] = combined(what, kind, found[:, n], *(values[:, n] for values in given))
-        old[:, mask] = found.view(old.dtype)
+        old[:, lanes] = found.view(old.dtype)
         self._wrote(offset, size * count)
         return old
 
@@ -226,17 +199,7 @@ class Accesses:
 def combined(what: str, kind: str, old: np.ndarray, *given: np.ndarray) -> np.ndarray:
     """What an atomic leaves: 9.7.13.5."""
     if what == "add" and kind.endswith("x2"):
-        from .arithmetic import by_elements
-
-        return by_elements("add", kind.removesuffix("x2"), old, given[0])
+        return by_elements("add", kind, old, given[0])
     if what == "cas":
         return np.where(old == given[0], given[1], old)
-    operation = {
-        "add": np.add,
-        "max": np.maximum,
-        "min": np.minimum,
-        "and": np.bitwise_and,
-        "or": np.bitwise_or,
-        "xor": np.bitwise_xor,
-    }
-    return given[0] if what == "exch" else operation[what](old, given[0])
+    return given[0] if what == "exch" else OPERATIONS[what](old, given[0])

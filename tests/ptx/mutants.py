@@ -14,26 +14,18 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .cases import Prepared, Result
-from .parse import Instruction, Kernel, Memory
+from .parse import Kernel
 
 LIMITS = {"bf16": 1e-2, "fp16": 2e-3}  # of the error, in parts of the largest gradient
 NOTHING = "nanosleep.u32"  # in the place of a deleted instruction
-WAYS = {  # opcode's beginning -> how it is weakened
-    "bar.sync": ("delete",),
-    "barrier.sync": ("delete",),
-    "bar.warp.sync": ("delete",),
-    "cp.async.wait_group": ("delete", "one later"),
-    "cp.async.commit_group": ("delete",),
-    "cp.async.bulk.wait_group": ("delete",),
-    "wgmma.wait_group": ("delete", "one later"),
-    "wgmma.fence": ("delete",),
-    "fence.proxy": ("delete",),
-    "fence.mbarrier_init": ("delete",),
-    "mbarrier.try_wait": ("pass",),
-    "mbarrier.init": ("one more",),
-    "ld.global.acquire": ("relax",),
-    "ld.acquire": ("relax",),
-    "red.release": ("relax",),
+BARRIERS = ("bar.sync", "barrier.sync", "bar.warp.sync", "fence.proxy", "fence.mbarrier_init", "wgmma.fence")
+COPIES = ("cp.async.wait_group", "cp.async.commit_group", "cp.async.bulk.wait_group", "wgmma.wait_group")
+WAYS = {  # how an instruction is weakened -> the beginnings of its opcode
+    "delete": BARRIERS + COPIES,
+    "one later": ("cp.async.wait_group", "wgmma.wait_group"),
+    "pass": ("mbarrier.try_wait",),
+    "one more": ("mbarrier.init",),
+    "relax": ("ld.global.acquire", "ld.acquire", "red.release"),
 }
 
 
@@ -98,14 +90,10 @@ def sites(kernel: Kernel) -> list[Site]:
     return [
         Site(number, way, kernel.where(number))
         for number, instruction in enumerate(kernel.instructions)
-        for way in next((ways for start, ways in WAYS.items() if instruction.opcode.startswith(start)), ())
-        if not (way == "one more" and not _is_number(instruction))
+        for way, opcodes in WAYS.items()
+        if instruction.opcode.startswith(opcodes)
+        if way != "one more" or str(instruction.operands[-1]).isdigit()
     ]
-
-
-def _is_number(instruction: Instruction) -> bool:
-    last = instruction.operands[-1]
-    return not isinstance(last, Memory) and str(last).isdigit()
 
 
 def main_kernel(prepared: Prepared) -> Kernel:

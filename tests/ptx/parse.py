@@ -88,22 +88,7 @@ class Kernel:
         return f"{found.opcode} (PTX line {found.line}{f', {found.source}' if found.source else ''})"
 
 
-BYTES = {
-    "b8": 1,
-    "u8": 1,
-    "s8": 1,
-    "b16": 2,
-    "u16": 2,
-    "s16": 2,
-    "b32": 4,
-    "u32": 4,
-    "s32": 4,
-    "f32": 4,
-    "b64": 8,
-    "u64": 8,
-    "s64": 8,
-    "f64": 8,
-}
+BYTES = {f"{kind}{bits}": bits // 8 for kind in "busf" for bits in (8, 16, 32, 64)}
 STATEMENT = re.compile(
     r"""\s*(?:
     \.loc\s+(?P<file>\d+)\s+(?P<row>\d+)[^\n;]*\n |

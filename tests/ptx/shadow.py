@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import WARP, Clock, Clocks, joined
+from .clocks import WARP, Clock, Clocks
 
 MANY = 99  # lanes, warps or CTAs
 Index = np.ndarray
@@ -53,29 +53,34 @@ class Unchecked:
         return lambda *_, **__: None
 
 
-class Races:
-    """All that was found of a launch: `found` maps (kind, instruction, the earlier instruction) to [place, times]."""
+class Races(Clocks):
+    """All that was found of a launch, and who knows of what: `found`: (kind, instruction, earlier one) -> [place, times]."""
 
     checks = True
 
     def __init__(self, program: Any, memory: Any, ctas: int, shared_bytes: int, is_local: bool) -> None:
-        threads = program.kernel.threads
+        super().__init__(ctas, program.kernel.threads, is_local)
         self.program, self.memory, self.granule = program, memory, program.granule
-        self.clocks = Clocks(ctas, threads, is_local)
-        self.threads, self.warps, self.is_local = threads, threads // WARP, is_local
         self.found: dict[tuple[str, int, int], list[Any]] = {}
         self._shared_size = -(-shared_bytes // self.granule)
         self.shared: dict[int, Half] = {}
         self.words = Half(-(-memory.used // self.granule), 1 if is_local else ctas)
 
     def begin(self, cta: Any) -> None:
-        self.clocks.begin(cta)
+        super().begin(cta)
         if self.is_local:
             self.shared.clear()
         self.shared[cta.number] = Half(self._shared_size, self.warps)
 
     def report(self, kind: str, number: int, earlier: int, place: str) -> None:
         self.found.setdefault((kind, number, earlier), [place, 0])[1] += 1
+
+    def _late(self, late: Any, index: Index, kind: str, number: int, earlier: np.ndarray | None) -> None:
+        """Reports the first granule of shared memory that is too late; `earlier` has the instruction that it is too late for."""
+        if late.any():
+            first = int(index[late][0])
+            place = f"shared memory, byte {first * self.granule}"
+            self.report(kind, number, -1 if earlier is None else int(earlier[first]), place)
 
     def listed(self) -> list[dict[str, Any]]:
         """What was found, in words."""
@@ -84,30 +89,6 @@ class Races:
             {"kind": kind, "at": where(number), "earlier": where(earlier) if earlier >= 0 else "", "place": place, "times": times}
             for (kind, number, earlier), (place, times) in self.found.items()
         ]
-
-    # ---- synchronisation, from the CTA
-
-    def arrive(self, cta: Any, lo: int, hi: int) -> Clock:
-        return self.clocks.arrive(cta, lo, hi)
-
-    def learn(self, cta: Any, rows: slice | np.ndarray, clock: Clock | None) -> None:
-        self.clocks.learn(cta, rows, clock)
-
-    def join(self, one: Clock | None, other: Clock | None) -> Clock | None:
-        return joined(one, other)
-
-    def warp_barrier(self, cta: Any, s: Any) -> None:
-        self.clocks.warp_barrier(cta, cta.tid[s])
-
-    def proxy_fence(self, cta: Any, s: Any, mask: Any) -> None:
-        self.clocks.proxy_fence(cta, cta.masked(s, mask))
-
-    def fence(self, cta: Any, s: Any, mask: Any) -> None:
-        self.clocks.fence(cta, cta.masked(s, mask))
-
-    def thread_clock(self, cta: Any, thread: int) -> Clock:
-        self.clocks.now += 1
-        return self.clocks.of(cta, thread)
 
     # ---- shared memory
 
@@ -122,23 +103,16 @@ class Races:
         parts = np.arange(0, size, min(size, self.granule))
         return np.unique((offset.reshape(-1, 1) + parts) // self.granule)
 
-    def _where(self, index: Index) -> str:
-        return f"shared memory, byte {int(index) * self.granule}"
-
     def shared_read(self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, warp_wide: bool = False) -> None:
         h = self.shared[cta.number]
         t, index = self._spread(t, offset, size)
-        if h.pending_write[index].any():
-            first = index[h.pending_write[index]][0]
-            self.report("read of a copy that was not waited for", number, h.written_at[first], self._where(first))
-        writer = h.writer[index]
-        if (writer < 0).any():
-            self.report("read of what nobody wrote", number, -1, self._where(index[writer < 0][0]))
+        self._late(h.pending_write[index], index, "read of a copy that was not waited for", number, h.written_at)
+        self._late(h.writer[index] < 0, index, "read of what nobody wrote", number, None)
         self._known_write(cta, number, t, index, h, "read after write")
         warp, lane = t // WARP, t % WARP
-        fresh = h.reads[warp, index] < self.clocks.now
+        fresh = h.reads[warp, index] < self.now
         h.reader[warp, index] = MANY if warp_wide else np.where(fresh | (h.reader[warp, index] == lane), lane, MANY)
-        h.reads[warp, index] = self.clocks.now
+        h.reads[warp, index] = self.now
         h.read_at[index] = number
 
     def shared_write(
@@ -152,36 +126,24 @@ class Races:
                 t, offset = t[first], offset[first]
         t, index = self._spread(t, offset, size)
         self._before_write(cta, number, t, index, h)
-        h.write(index, t, self.clocks.now, number)
-        if (h.writer[index] != t).any():
-            self.report("two threads of one instruction write one place", number, -1, self._where(index[h.writer[index] != t][0]))
+        h.write(index, t, self.now, number)
+        self._late(h.writer[index] != t, index, "two threads of one instruction write one place", number, None)
 
     def _before_write(self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half) -> None:
-        if h.pending_write[index].any():
-            first = index[h.pending_write[index]][0]
-            self.report("write over a copy that was not waited for", number, h.written_at[first], self._where(first))
-        if h.pending_read[index].any():
-            first = index[h.pending_read[index] > 0][0]
-            self.report("write while it is read asynchronously", number, h.read_at[first], self._where(first))
+        self._late(h.pending_write[index], index, "write over a copy that was not waited for", number, h.written_at)
+        self._late(h.pending_read[index] > 0, index, "write while it is read asynchronously", number, h.read_at)
         self._known_write(cta, number, t, index, h, "write after write")
         stamps = h.reads[:, index]
-        row, column = self.clocks.row(cta), self.clocks.column(cta)
-        known = self.clocks.known[(row + t)[:, None], column + np.arange(self.warps)].T
+        known = self.known[(self.row(cta) + t)[:, None], self.column(cta) + np.arange(self.warps)].T
         late = (stamps >= known) & (stamps > 0)
         if late.any():
             own = (np.arange(self.warps)[:, None] == t // WARP) & (h.reader[:, index] == t % WARP)
-            late = (late & ~own).any(0)
-            if late.any():
-                first = index[late][0]
-                self.report("write after read", number, h.read_at[first], self._where(first))
+            self._late((late & ~own).any(0), index, "write after read", number, h.read_at)
 
     def _known_write(self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half, kind: str) -> None:
         writer = h.writer[index]
-        known = self.clocks.known[self.clocks.row(cta) + t, self.clocks.column(cta) + np.maximum(writer, 0) // WARP]
-        late = (h.stamp[index] >= known) & (writer != t) & (writer >= 0)
-        if late.any():
-            first = index[late][0]
-            self.report(kind, number, h.written_at[first], self._where(first))
+        known = self.known[self.row(cta) + t, self.column(cta) + np.maximum(writer, 0) // WARP]
+        self._late((h.stamp[index] >= known) & (writer != t) & (writer >= 0), index, kind, number, h.written_at)
 
     # ---- asynchronous accesses of shared memory
 
@@ -190,14 +152,14 @@ class Races:
         h = self.shared[cta.number]
         t, index = self._spread(t, offset, size)
         self._before_write(cta, number, t, index, h)
-        h.write(index, t, self.clocks.now, number)
+        h.write(index, t, self.now, number)
         h.pending_write[index] = True
 
     def copy_ends(self, cta: Any, t: np.ndarray, offset: np.ndarray, size: int) -> None:
         h = self.shared[cta.number]
         _, index = self._spread(t, offset, size)
         h.pending_write[index] = False
-        h.stamp[index] = self.clocks.now
+        h.stamp[index] = self.now
 
     def bulk_begins(self, cta: Any, number: int, thread: int, index: Index) -> None:
         """A bulk copy to these granules: checked as a write of the thread that issues it, also through the async proxy."""
@@ -205,7 +167,7 @@ class Races:
         t = np.full(index.shape, thread)
         self._before_write(cta, number, t, index, h)
         self._fenced(cta, number, slice(thread, thread + 1), index, h, "bulk copy over a write")
-        h.write(index, self.threads, self.clocks.now, number)
+        h.write(index, self.threads, self.now, number)
         h.pending_write[index] = True
 
     def async_touch(self, cta: Any, number: int, thread: int, offset: np.ndarray, size: int) -> None:
@@ -216,22 +178,19 @@ class Races:
     def bulk_ends(self, cta: Any, index: Index) -> Clock:
         """The clock that completes with the copy."""
         h = self.shared[cta.number]
-        self.clocks.now += 1
+        self.now += 1
         h.pending_write[index] = False
-        h.stamp[index] = self.clocks.now
-        self.clocks.now += 1
-        clock = np.zeros(self.clocks.known.shape[1], np.int32)
-        clock[self.clocks.column(cta) + self.warps] = self.clocks.now
+        h.stamp[index] = self.now
+        self.now += 1
+        clock = np.zeros(self.known.shape[1], np.int32)
+        clock[self.column(cta) + self.warps] = self.now
         return Clock(clock, clock.copy())
 
     def async_read(self, cta: Any, number: int, rows: slice, index: Index) -> None:
         """wgmma, or a bulk store, of these threads reads these granules from now on: all its threads must know what was written."""
         h = self.shared[cta.number]
-        if h.pending_write[index].any():
-            first = index[h.pending_write[index]][0]
-            self.report("asynchronous read of a copy that was not waited for", number, h.written_at[first], self._where(first))
-        if (h.writer[index] < 0).any():
-            self.report("asynchronous read of what nobody wrote", number, -1, self._where(index[h.writer[index] < 0][0]))
+        self._late(h.pending_write[index], index, "asynchronous read of a copy that was not waited for", number, h.written_at)
+        self._late(h.writer[index] < 0, index, "asynchronous read of what nobody wrote", number, None)
         self._fenced(cta, number, rows, index, h, "asynchronous read")
         h.pending_read[index] += 1
         h.read_at[index] = number
@@ -240,34 +199,24 @@ class Races:
         h = self.shared[cta.number]
         h.pending_read[index] -= 1
         for warp in range(rows.start // WARP, -(-rows.stop // WARP)):
-            h.reads[warp, index], h.reader[warp, index] = self.clocks.now, MANY if rows.stop - rows.start > 1 else rows.start % WARP
+            h.reads[warp, index], h.reader[warp, index] = self.now, MANY if rows.stop - rows.start > 1 else rows.start % WARP
 
     def _fenced(self, cta: Any, number: int, rows: slice, index: Index, h: Half, kind: str) -> None:
         writer, stamp = h.writer[index], h.stamp[index]
-        row = self.clocks.row(cta)
+        row = self.row(cta)
         at = slice(row + rows.start, row + rows.stop)
-        column = self.clocks.column(cta) + np.maximum(writer, 0) // WARP
+        column = self.column(cta) + np.maximum(writer, 0) // WARP
         by_itself = (rows.stop - rows.start == 1) & (writer == rows.start)
+        fenced_itself = by_itself & (stamp < self.own_fence[row + rows.start])
         for table, own, what in (
-            (self.clocks.known, by_itself, "that no barrier passed on"),
-            (
-                self.clocks.fenced,
-                by_itself & (stamp < self.clocks.own_fence[row + rows.start]),
-                "that no fence.proxy.async passed on",
-            ),
+            (self.known, by_itself, "that no barrier passed on"),
+            (self.fenced, fenced_itself, "that no fence.proxy.async passed on"),
         ):
             late = (stamp >= table[at].min(0)[column]) & (writer >= 0) & ~own
             if late.any():
-                first = index[late][0]
-                return self.report(f"{kind} {what}", number, h.written_at[first], self._where(first))
+                return self._late(late, index, f"{kind} {what}", number, h.written_at)
 
     # ---- global memory
-
-    def acquire(self, cta: Any, t: np.ndarray, offset: np.ndarray, order: str) -> None:
-        self.clocks.acquire(cta, t, offset, order)
-
-    def release(self, cta: Any, t: np.ndarray, offset: np.ndarray, order: str) -> None:
-        self.clocks.release(cta, t, offset, order)
 
     def global_read(self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False) -> None:
         h = self.words
@@ -278,9 +227,9 @@ class Races:
         if self.is_local:
             other = (h.reads[0, index] > 0) & (h.reader[0, index] != cta.number % MANY)
             h.reader[0, index] = np.where(other, -1, cta.number % MANY)
-            h.reads[0, index] = self.clocks.now
+            h.reads[0, index] = self.now
         else:
-            h.reads[cta.number, index], h.reader[cta.number, index] = self.clocks.now, t // WARP
+            h.reads[cta.number, index], h.reader[cta.number, index] = self.now, t // WARP
         h.read_at[index] = number
 
     def global_write(self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False) -> None:
@@ -294,12 +243,12 @@ class Races:
             readers = np.flatnonzero(stamps.any(1))
             readers = readers[readers != cta.number]
             stamps = stamps[readers]
-            columns = readers[:, None] * self.clocks.columns + h.reader[readers][:, index]
-            late = ((stamps >= self.clocks.known[self.clocks.row(cta) + t, columns]) & (stamps > 0)).any(0)
+            columns = readers[:, None] * self.columns + h.reader[readers][:, index]
+            late = ((stamps >= self.known[self.row(cta) + t, columns]) & (stamps > 0)).any(0)
         if late.any():
             first = index[late][0]
             self.report("write after read", number, h.read_at[first], self.memory.name(int(first) * self.granule))
-        h.write(index, cta.number * self.threads + t, self.clocks.now, number)
+        h.write(index, cta.number * self.threads + t, self.now, number)
         h.strong[index] = strong
 
     def _known_global(self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half, strong: bool, kind: str) -> None:
@@ -308,8 +257,8 @@ class Races:
             return
         of = np.maximum(writer, 0)
         others = of // self.threads
-        column = of % self.threads // WARP + (0 if self.is_local else others * self.clocks.columns)
-        known = self.clocks.known[self.clocks.row(cta) + t, column]
+        column = of % self.threads // WARP + (0 if self.is_local else others * self.columns)
+        known = self.known[self.row(cta) + t, column]
         if self.is_local:
             known = np.where(others == cta.number, known, 0)
         late = (h.stamp[index] >= known) & (writer >= 0) & (writer != cta.number * self.threads + t)

@@ -181,20 +181,13 @@ def wgmma(opcode: str) -> Product:
 # ---------------------------------------------------------------- ldmatrix and stmatrix
 
 
-class Tiles(NamedTuple):
-    """The operands of ldmatrix and stmatrix."""
-
-    matrices: int  # of 8x8 elements
-    transposed: bool
-
-
 @functools.cache
-def matrix_tiles(opcode: str) -> Tiles:
+def matrix_tiles(opcode: str) -> tuple[int, bool]:
     """How many matrices ldmatrix (9.7.14.5.15) or stmatrix (9.7.14.5.16) moves, and whether it transposes them."""
     found = re.fullmatch(r"(ldmatrix|stmatrix)\.sync\.aligned\.m8n8\.x([124])(\.trans)?(\.shared(?:::cta)?)?\.b16", opcode)
     if not found:
         raise Unsupported(opcode)
-    return Tiles(int(found[2]), bool(found[3]))
+    return int(found[2]), bool(found[3])
 
 
 def row_addresses(addresses: Ints, count: int) -> Ints:
@@ -231,29 +224,23 @@ class MatrixDescriptor(NamedTuple):
     base_offset: int  # in units of 128 bytes: where the swizzle's pattern begins, if not at a multiple of its size
 
 
-def _descriptor(bits: int, swizzle: int, what: str) -> MatrixDescriptor:
+def _descriptor(bits: int, fixed: int, swizzles: dict[int, int], what: str) -> MatrixDescriptor:
+    """`fixed`: all bits but those of fields. `swizzles`: the widths by the highest three bits."""
     start, leading, stride = (((bits >> low) & 0x3FFF) << 4 for low in (0, 16, 32))
-    base_offset = bits >> 49 & 7
-    if base_offset and not swizzle:
-        raise Unsupported(f"{what} {bits:#018x}: a base offset without a swizzle")
-    return MatrixDescriptor(start, leading, stride, swizzle, base_offset)
+    base_offset, mode = bits >> 49 & 7, bits >> 61
+    if bits & ~0xE00E_3FFF_3FFF_3FFF != fixed or mode not in swizzles or (base_offset and not swizzles[mode]):
+        raise Unsupported(f"{what} {bits:#018x}: reserved bits, an absolute stride, an unknown swizzle, or an offset without one")
+    return MatrixDescriptor(start, leading, stride, swizzles[mode], base_offset)
 
 
 def wgmma_descriptor(bits: int) -> MatrixDescriptor:
     """9.7.15.5.1.2.2, Matrix Descriptor Format."""
-    if bits & ~0xC00E_3FFF_3FFF_3FFF:
-        raise Unsupported(f"wgmma descriptor {bits:#018x}: reserved bits")
-    return _descriptor(bits, (0, 128, 64, 32)[bits >> 62], "wgmma descriptor")
+    return _descriptor(bits, 0, {0: 0, 2: 128, 4: 64, 6: 32}, "wgmma descriptor")  # two bits of a mode, and a reserved one
 
 
 def tcgen05_descriptor(bits: int) -> MatrixDescriptor:
     """9.7.16.4.1, Shared Memory Descriptor; with relative strides only."""
-    if bits & ~0xE00E_3FFF_3FFF_3FFF != 1 << 46:
-        raise Unsupported(f"tcgen05 descriptor {bits:#018x}: bits 46-48 are not 0b001, reserved bits, or an absolute stride")
-    swizzles = {0: 0, 2: 128, 4: 64, 6: 32}
-    if bits >> 61 not in swizzles:
-        raise Unsupported(f"tcgen05 descriptor {bits:#018x}: swizzle mode {bits >> 61}")
-    return _descriptor(bits, swizzles[bits >> 61], "tcgen05 descriptor")
+    return _descriptor(bits, 1 << 46, {0: 0, 2: 128, 4: 64, 6: 32}, "tcgen05 descriptor")
 
 
 def swizzle(addresses: Ints, width: int, base_offset: int = 0) -> Ints:
@@ -343,33 +330,26 @@ def tmem_lanes(m: int) -> Ints:
     return row if m == 128 else row // 16 * 32 + row % 16
 
 
-@functools.cache
-def _tmem_fragment(shape: str, count: int, split: int) -> tuple[Ints, Ints]:
-    """Lanes and columns [32, registers] relative to the address: 9.7.16.2.3.1, figures of each shape."""
-    per = {"32x32b": 1, "16x64b": 1, "16x128b": 2, "16x256b": 4, "16x32bx2": 1}[shape]
-    if per * count > 128:  # table 49
-        raise Unsupported(f"tcgen05.ld and .st of shape {shape}.x{count}")
-    t, r = np.indices((WARP, per * count))
-    if shape == "32x32b":
-        return t, r
-    if shape == "16x32bx2":  # two loads of 16 lanes, `split` columns apart, of half a warp each
-        return t % 16, r + t // 16 * split
-    if shape == "16x64b":
-        return t // 4 + t % 2 * 8, t // 2 % 2 + 2 * r
-    if shape == "16x128b":
-        return t // 4 + r % 2 * 8, t % 4 + r // 2 * 4
-    return t // 4 + r // 2 % 2 * 8, r % 2 + t % 4 * 2 + r // 4 * 8
+# Of tcgen05.ld and .st: registers of a thread at .x1; lane and column of register r of thread t, from the address on. 9.7.16.2.3.1.
+TMEM_SHAPES: dict[str, tuple[int, Callable[..., tuple[Ints, Ints]]]] = {
+    "32x32b": (1, lambda t, r, split: (t, r)),
+    "16x32bx2": (1, lambda t, r, split: (t % 16, r + t // 16 * split)),  # two loads of 16 lanes, of half a warp each
+    "16x64b": (1, lambda t, r, split: (t // 4 + t % 2 * 8, t // 2 % 2 + 2 * r)),
+    "16x128b": (2, lambda t, r, split: (t // 4 + r % 2 * 8, t % 4 + r // 2 * 4)),
+    "16x256b": (4, lambda t, r, split: (t // 4 + r // 2 % 2 * 8, r % 2 + t % 4 * 2 + r // 4 * 8)),
+}
 
 
 def tmem_cells(opcode: str, address: int, warp: int, split: int = 0) -> tuple[Ints, Ints]:
     """Lanes and columns [32 threads, registers] of a warp's tcgen05.ld or .st (9.7.16.8); `split` is .16x32bx2's last operand."""
-    found = re.fullmatch(
-        r"tcgen05\.(?:ld|st)\.sync\.aligned\.(32x32b|16x64b|16x128b|16x256b|16x32bx2)\.x(1|2|4|8|16|32|64|128)\.b32", opcode
-    )
+    found = re.fullmatch(rf"tcgen05\.(?:ld|st)\.sync\.aligned\.({'|'.join(TMEM_SHAPES)})\.x(1|2|4|8|16|32|64|128)\.b32", opcode)
     if not found:
         raise Unsupported(opcode)
+    per, cells = TMEM_SHAPES[found[1]]
+    if per * int(found[2]) > 128:  # table 49
+        raise Unsupported(opcode)
     lane, column = tmem_address(address)
-    lanes, columns = _tmem_fragment(found[1], int(found[2]), split)
+    lanes, columns = cells(*np.indices((WARP, per * int(found[2]))), split)
     lanes, columns = lane + lanes, column + columns
     if (lanes // 32 != warp % 4).any():  # 9.7.16.8.1, access restrictions
         raise Unsupported(f"{opcode}: warp {warp} at lanes {lanes.min()} to {lanes.max()}, which are not its own")

@@ -140,11 +140,8 @@ def test_mma_of_two_warps_multiplies(element, k):
     words_a, words_b = (pack(x, f, r, per, element) for x, f, r in zip((a, b), formulas, (4, 2), strict=True))
     words_c = pack(c, isa_c, 4, 1, "f32")
     product = cores.mma(opcode)
-    operands = (
-        cores.matrix(words_a, product.a, element),
-        cores.matrix(words_b, product.b, element),
-        cores.matrix(words_c, product.d),
-    )
+    packed = ((words_a, product.a, element), (words_b, product.b, element), (words_c, product.d))
+    operands = [cores.matrix(*given) for given in packed]
     for got, want in zip(operands, (a, b, c), strict=True):
         np.testing.assert_array_equal(got, want)
     d = cores.registers(cores.multiply_add(*operands), product.d)
@@ -352,10 +349,8 @@ def test_cells_of_tcgen05_ld_and_st_are_cutlass_layouts(shape, way):
 def test_halves_of_16x32bx2_are_apart_by_the_split():
     lanes, columns = cores.tmem_cells("tcgen05.ld.sync.aligned.16x32bx2.x4.b32", 32 << 16 | 8, 1, split=64)
     for thread, register in itertools.product(range(32), range(4)):
-        assert (lanes[thread, register], columns[thread, register]) == (
-            32 + thread % 16,
-            8 + register + (64 if thread >= 16 else 0),
-        )
+        column = 8 + register + (64 if thread >= 16 else 0)
+        assert (lanes[thread, register], columns[thread, register]) == (32 + thread % 16, column)
 
 
 def test_accumulator_lanes():

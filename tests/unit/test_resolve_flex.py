@@ -97,6 +97,16 @@ def test_a_larger_batch_never_loses_one_pass():
     assert answers == sorted(answers) and set(answers) == {False, True}
 
 
+@pytest.mark.parametrize("dims", [{"head_dim": 129}, {"value_dim": 256}])
+@pytest.mark.parametrize("mask", [BLOCK_MASK, "causal"])
+def test_large_head_dims_take_two_passes_whatever_the_sizes(dims: dict[str, int], mask: str) -> None:
+    """As stock does, so that few of them are no reason to leave them."""
+    for batch in (1, 64):
+        for guarantee in ("run", "device", "batch"):
+            assert resolved(settings={"guarantee": guarantee}, mask=mask, batch=batch, **dims).template == "two_pass"
+    assert resolved(settings={"template": "two_pass"}, mask=mask).template == "two_pass"
+
+
 def test_an_sdpa_of_few_chains_is_never_left():
     """Without a mask: ours may have two passes."""
     assert resolved(mask="full", mods=None, stock=None).template in ("one_pass", "two_pass")
@@ -120,15 +130,20 @@ def test_dynamic_shapes_guard(length):
 @pytest.mark.parametrize(
     ("settings", "others", "message"),
     [
-        ({"template": "two_pass"}, {}, "template='two_pass' takes no FlexAttention"),
         ({"kernel": "gluon"}, {}, "kernel='gluon' takes no FlexAttention"),
         ({"schedule": "shift"}, {}, "schedule='shift' takes no BlockMask: its KV tiles are added in descending order"),
-        ({}, {"head_dim": 129}, "head dim 129 is more than the 128 of one pass"),
-        ({}, {"value_dim": 129}, "head dim 64/129 is more than the 128 of one pass"),
+        (
+            {"template": "one_pass"},
+            {"head_dim": 129},
+            "head dim 129 is more than the 128 of one pass, which template='one_pass' asks",
+        ),
+        ({"schedule": "descending"}, {"value_dim": 129}, "head dim 64/129 is more than the 128 of one pass, which schedule='desc"),
         ({}, {"head_dim": 257}, "head dim 257 is outside 1..256"),
         ({}, {"dtype": "fp32"}, "dtype fp32 is not one of bf16, fp16"),
         ({}, {"block_size": (128, 64)}, r"BLOCK_SIZE \(128, 64\) is no multiple of the tile's 64 x 128"),
         ({}, {"block_size": (32, 128)}, r"BLOCK_SIZE \(32, 128\) is no multiple of the tile's 64 x 128"),
+        ({"template": "two_pass"}, {"block_size": (64, 128)}, r"BLOCK_SIZE \(64, 128\) is no multiple of the tile's 128 x 128"),
+        ({"template": "two_pass"}, {"kv_len": 2**22 + 1}, "lengths S_q=4096, S_k=4194305 have too many blocks or tiles for a"),
         ({}, {"block_size": (64, 128), "q_len": 2**21 + 1}, "lengths S_q=2097153, S_k=4096 have too many blocks or tiles for a"),
         ({"schedule": "symmetric"}, {"mask": "full"}, "family 'symmetric' serves causal masks only"),
     ],

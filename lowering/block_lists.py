@@ -1,0 +1,200 @@
+"""Which tiles meet under a mask in blocks: lists made on the device, of those of a BlockMask, a matrix or the mask function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import sympy
+import torch
+from torch._inductor.ir import ExternKernel, IRNode, TensorBox
+from torch._inductor.utils import sympy_product
+from torch._inductor.virtualized import OpsValue, V
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
+
+from dash_inductor.op import MaskArguments
+from dash_inductor.templates.tiles import AnyTile, Tile, TwoPassTile
+
+from . import kernels
+from .buffers import contiguous, empty, in_memory
+from .inputs import Inputs
+from .mods import Mods
+
+CHUNK = 128  # entries at a time
+LISTS = ("q_num", "q_indices", "full_q_num", "full_q_indices")
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What each block of keys meets: rows int32 [MASK_Z, MASK_H, KV blocks, Q blocks], steps [.., .., KV blocks], and visited
+    [.., .., Q blocks]; templates/block_rows.py.jinja and block_ranks.py.jinja have their format."""
+
+    rows: TensorBox
+    steps: TensorBox
+    visited: TensorBox
+    q_tiles: int  # of a block of Q
+    kv_tiles: int  # of a block of keys
+
+    @property
+    def ints(self) -> sympy.Expr:
+        """Of memory, with the matrix and the ranks."""
+        z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
+        return z * h * (3 * kv_blocks * q_blocks + kv_blocks + q_blocks)
+
+    def is_visited(self, b: sympy.Expr, h: sympy.Expr, i: sympy.Expr) -> OpsValue:
+        """Whether any key is listed for Q tile i of head h of batch element b."""
+        z_size, h_size, _ = map(sympy.sympify, self.visited.get_size())
+        index = [ModularIndexing(b, 1, z_size), ModularIndexing(h, 1, h_size), FloorDiv(i, self.q_tiles)]
+        return self.visited.make_loader()(index)
+
+
+@dataclass(frozen=True)
+class Lists:
+    """What each block of keys meets, and each block of Q, for two passes: rows int32 [MASK_Z, MASK_H, KV blocks, Q blocks], steps
+    [.., .., KV blocks]; columns [.., .., Q blocks, KV blocks], column_steps [.., .., Q blocks]."""
+
+    rows: TensorBox
+    steps: TensorBox
+    columns: TensorBox
+    column_steps: TensorBox
+    q_block: int  # rows of a block
+    kv_block: int  # keys of a block
+
+    @property
+    def constants(self) -> dict[str, object]:
+        """What the kernel knows of them when it is compiled."""
+        by_head = self.rows.get_size()[1] != 1
+        return {"BLOCKS": True, "Q_BLOCK": self.q_block, "KV_BLOCK": self.kv_block, "MASK_HEADS": by_head}
+
+    @property
+    def tensors(self) -> list[TensorBox]:
+        """In the order in which the kernel takes them."""
+        return [self.rows, self.steps, self.columns, self.column_steps]
+
+    @property
+    def ints(self) -> sympy.Expr:
+        """Of memory, with the matrix."""
+        z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
+        return z * h * (3 * kv_blocks * q_blocks + kv_blocks + q_blocks)
+
+
+def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile) -> Rows:
+    """Of one pass, made once for all attentions of a graph that have the same mask, tile and lengths."""
+
+    def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
+        q_tiles, kv_tiles = q_block // tile.block_m, kv_block // tile.block_n
+        return _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n))
+
+    return _of_mask(inputs, mask, mods, tile, made)
+
+
+def lists_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: TwoPassTile) -> Lists:
+    """Of two passes, as `rows_of_mask`."""
+
+    def made(matrix: TensorBox, q_block: int, kv_block: int) -> Lists:
+        rows, steps = _listed_by(matrix, inputs.n_q, q_block // tile.block_m, of_queries=False)
+        columns, column_steps = _listed_by(matrix, CeilDiv(inputs.kv_len, tile.block_n), kv_block // tile.block_n, of_queries=True)
+        return Lists(rows, steps, columns, column_steps, q_block, kv_block)
+
+    return _of_mask(inputs, mask, mods, tile, made)
+
+
+def _of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: AnyTile, made: Callable[[TensorBox, int, int], Made]) -> Made:
+    """What is made of a mask's matrix of blocks, and of the rows and keys of a block; once for each mask, tile and lengths."""
+    sources: list[Any] = [in_memory(x) for name in LISTS if (x := getattr(mask, name)) is not None]
+    # Where there is nothing that lists blocks, no score_mod captures anything either.
+    asked = [str(mask.mask_mod.graph_module.graph), *mods.captures] if not sources else []
+    source = tuple(x.get_name() if isinstance(x, IRNode) else str(x) for x in (*sources, *asked))
+    q_block, kv_block = (V.graph.sizevars.guard_int(size) for size in (mask.q_block, mask.kv_block))
+    known = V.graph.__dict__.setdefault("dash_block_rows", {})
+    key = (source, q_block, kv_block, tile, inputs.q_len, inputs.kv_len)
+    if key not in known:
+        if not sources:
+            matrix = _asked(inputs, mask, mods, q_block, kv_block)
+        elif mask.matrix is not None:
+            matrix = TensorBox(ExternKernel.require_contiguous(sources[0]))
+        else:
+            matrix = _listed(sources, CeilDiv(inputs.n_q, q_block // tile.block_m))
+        known[key] = made(matrix, q_block, kv_block)
+    return known[key]
+
+
+def _asked(inputs: Inputs, mask: MaskArguments, mods: Mods, q_block: int, kv_block: int) -> TensorBox:
+    """The matrix of blocks by the mask function alone, asked of every element."""
+    by_batch, by_head, *_ = (bool(x.users) for x in mask.mask_mod.graph_module.graph.nodes)
+    batch, heads = inputs.query.get_size()[:2]
+    blocks = [CeilDiv(inputs.kv_len, kv_block), CeilDiv(inputs.q_len, q_block)]
+    size = [batch if by_batch else sympy.Integer(1), heads if by_head else sympy.Integer(1), *blocks]
+    matrix = empty(size, torch.int32, inputs.device)
+    output = kernels.call(
+        kernels.MASK_MATRIX,
+        grid=sympy_product(size),
+        inputs=[inputs.query],
+        mutated=[matrix],
+        output=contiguous([sympy.Integer(0)], torch.int32, inputs.device),
+        num_warps=8,
+        scalars=[inputs.q_len, inputs.kv_len],
+        constants={"Q_BLOCK": q_block, "KV_BLOCK": kv_block},
+        subgraphs=mods.subgraphs,
+    )
+    mods.note(output)
+    return matrix
+
+
+def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
+    """The matrix of blocks by the lists of a BlockMask."""
+    z, h, kv_blocks = map(sympy.sympify, lists[0].get_size())
+    # Of the attention. Extra entries are out of range; missing ones are unseen.
+    device, has_full = lists[0].get_device_or_error(), len(lists) == len(LISTS)
+    matrix = empty([z, h, kv_blocks, q_blocks], torch.int32, device)
+    kernels.call(
+        kernels.BLOCK_MATRIX,
+        grid=z * h * kv_blocks,
+        inputs=lists if has_full else [*lists, *lists],
+        mutated=[matrix],
+        output=contiguous([sympy.Integer(0)], torch.int32, device),
+        num_warps=4,
+        constants={"CHUNK": CHUNK, "HAS_FULL": has_full},
+    )
+    return matrix
+
+
+def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr) -> Rows:
+    device = matrix.get_device_or_error()
+    z, h, kv_blocks, q_blocks = map(sympy.sympify, matrix.get_size())
+    ranks, visited = empty([z, h, kv_blocks, q_blocks], torch.int32, device), empty([z, h, q_blocks], torch.int32, device)
+    kernels.call(
+        kernels.BLOCK_RANKS,
+        grid=z * h * q_blocks,
+        inputs=[matrix],
+        mutated=[ranks, visited],
+        output=contiguous([sympy.Integer(0)], torch.int32, device),  # every template has an output
+        num_warps=4,
+        scalars=[n_kv],
+        constants={"CHUNK": CHUNK, "KV_TILES": kv_tiles},
+    )
+    rows, steps = _listed_by(matrix, n_q, q_tiles, of_queries=False, ranks=ranks)
+    return Rows(rows, steps, visited, q_tiles, kv_tiles)
+
+
+def _listed_by(
+    matrix: TensorBox, tiles: sympy.Expr, of_block: int, *, of_queries: bool, ranks: TensorBox | None = None
+) -> tuple[TensorBox, TensorBox]:
+    """The blocks that each block of keys, or of Q, meets, and how many tiles they have: `of_block` a block, `tiles` in all."""
+    device = matrix.get_device_or_error()
+    z, h, kv_blocks, q_blocks = map(sympy.sympify, matrix.get_size())
+    size = [z, h, q_blocks, kv_blocks] if of_queries else [z, h, kv_blocks, q_blocks]
+    rows, steps = empty(size, torch.int32, device), empty(size[:3], torch.int32, device)
+    kernels.call(
+        kernels.BLOCK_ROWS,
+        grid=sympy_product(size[:3]),
+        inputs=[matrix, *([] if ranks is None else [ranks])],
+        mutated=[rows, steps],
+        output=contiguous([sympy.Integer(0)], torch.int32, device),
+        num_warps=4,
+        scalars=[tiles],
+        constants={"CHUNK": CHUNK, "BLOCK_TILES": of_block, "OF_QUERIES": of_queries, "RANKED": ranks is not None},
+    )
+    return rows, steps
