@@ -33,7 +33,9 @@ def test_padding(head_dim):
     def gradients():
         return torch.autograd.grad(function(*leaves, padding), leaves, grad_out)
 
-    on_gpu.assert_same_bits(gradients)
+    with dash_inductor.enabled(guarantee="device"):  # under `run` few chains may stay with stock
+        on_gpu.assert_same_bits(gradients)
+        actual = gradients()
     (entry,) = dash_inductor.decisions()[-1:]
     assert (entry.rewritten, entry.mask, entry.kv_heads) == (True, "block_mask", flex.KV_HEADS)
     first = padding.argmax(1)
@@ -42,5 +44,5 @@ def test_padding(head_dim):
         return ((m >= n) & (padding[b, n] > 0)) | ((m == n) & (m < first[b]))
 
     expected = flex.reference(leaves, grad_out, seen, None)
-    for name, grad, right in zip(on_gpu.GRADIENTS, gradients(), expected, strict=True):
+    for name, grad, right in zip(on_gpu.GRADIENTS, actual, expected, strict=True):
         assert ((grad.double() - right).abs().max() / right.abs().max()).item() < flex.ERRORS[grad.dtype], name

@@ -38,7 +38,7 @@ def test_varlen(kind, head_dim):
         seen = seen & (n >= m - left) if left >= 0 else seen
         return seen & (n <= m + right) if right >= 0 else seen
 
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION), dash_inductor.enabled(guarantee="device"):  # few chains stay with stock under run
         function = torch.compile(attend, fullgraph=True, dynamic=False)
         on_gpu.assert_same_bits(lambda: on_gpu.gradients(function, leaves, grad_out))
         actual = on_gpu.gradients(function, leaves, grad_out)

@@ -52,11 +52,13 @@ def right_in_one_order(case: Prepared) -> None:
 
 
 OTHERS = {
-    "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen"),
-    "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked"),
-    "varlen of lengths that are symbols": Case("h100", 200, 200, mask="causal", attention="varlen", dynamic=True),
-    "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked"),
-    "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen"),
+    "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
+    "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked", settings=ONE_PASS),
+    "varlen of lengths that are symbols": Case(
+        "h100", 200, 200, mask="causal", attention="varlen", dynamic=True, settings=ONE_PASS
+    ),
+    "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked", settings=ONE_PASS),
+    "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=ONE_PASS),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
