@@ -53,6 +53,8 @@ OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen"),
     "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked"),
     "varlen of lengths that are symbols": Case("h100", 200, 200, mask="causal", attention="varlen", dynamic=True),
+    "mask that is given": Case("a100", 160, 160, batch=2, kv_heads=1, mask="causal", attention="mask"),
+    "bias that is given": Case("h100", 160, 200, batch=2, kv_heads=1, attention="bias"),
     "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked"),
     "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen"),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
