@@ -112,7 +112,8 @@ def _require_known(what: str, q_len: Any, kv_len: Any) -> None:
 def _scores(named: Mapping[str, Any], window: varlen.Window, kv_len: Any) -> OfFlashAttn | None:
     """What it makes of scores; None where they stay."""
     cap, slopes, (before, behind) = max(0.0, value_of(named["softcap"])), named.get("alibi_slopes"), window
-    is_causal = behind == 0 and (before is None or bool(before >= kv_len))  # which kernel it takes
+    # Which kernel it takes, on which ALiBi depends.
+    is_causal = behind == 0 and (before is None or (slopes is not None and varlen.decided(lambda: before >= kv_len)))
     return OfFlashAttn(cap, slopes, is_causal) if cap or slopes is not None else None
 
 

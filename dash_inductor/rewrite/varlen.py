@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.attention import SDPBackend, varlen
 
 from ..config import Config
@@ -123,14 +124,25 @@ def window_of(named: dict[str, Any]) -> Window:
     if named["is_causal"]:
         right = 0
     max_q, max_k = value_of(named["max_q"]), value_of(named["max_k"])
-    if 0 <= left < max_k and not 0 <= right < max_k and max_q > max_k:
+    more_queries = (left >= 0 or right > 0) and decided(lambda: max_q > max_k)
+    if more_queries and 0 <= left < max_k and not 0 <= right < max_k:
         reason = "a window to the left alone, and more queries than keys: flash attention then ends it on the right too"
         raise Declined(reason, "give both sides of window_size")
-    if right >= 0 and max_k <= right < max_q:
+    if more_queries and max_k <= right < max_q:
         reason = "a window to the right of all keys, and more queries than that: flash attention then has none"
         raise Declined(reason, "give window_size a right side of -1, or of less than the keys")
     before, behind = (None if size < 0 else min(size, LARGEST) for size in (left, right))
     return before, behind
+
+
+def decided(compare: Callable[[], Any]) -> bool:
+    """What a comparison of lengths comes to; Declined where they are elements of a tensor."""
+    try:
+        return bool(compare())
+    except GuardOnDataDependentSymNode:
+        raise Declined(
+            "lengths that are read from a tensor, and a window that depends on them", "give them as Python numbers"
+        ) from None
 
 
 def _traced(graph: fx.Graph, function: Callable[..., Any], inputs: list[fx.Node]) -> list[fx.Node]:

@@ -283,3 +283,45 @@ class Attention3(torch.autograd.Function):
 def attend_3(*tensors: Tensor, sequences: tuple[Any, ...] = (), forwards: Any = None, **options: Any) -> Tensor:
     """flash_attn_func and flash_attn_varlen_func of FlashAttention 3."""
     return Attention3.apply(sequences, forwards or {}, options, *tensors)
+
+
+# What transformers imports of the package.
+
+
+def flash_attn_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """The package's, by its arguments."""
+    options = {"dropout_p": dropout_p, "scale": softmax_scale, "causal": causal, "window": window_size}
+    return attend(q, k, v, deterministic=deterministic, softcap=softcap, alibi_slopes=alibi_slopes, **options)
+
+
+def flash_attn_varlen_func(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
+    deterministic: bool = False,
+) -> Tensor:
+    """The package's, by its arguments."""
+    sequences = cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
+    options = {"dropout_p": dropout_p, "scale": softmax_scale, "causal": causal, "window": window_size}
+    return attend(q, k, v, sequences=sequences, deterministic=deterministic, softcap=softcap, alibi_slopes=alibi_slopes, **options)

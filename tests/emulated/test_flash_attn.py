@@ -19,6 +19,7 @@ from attention import assert_right, compiled, gradients, rewritten
 from flash_attn_stand_in import attend, attend_3, ranges, separated
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
+from torch._dynamo import config as dynamo_config
 
 import dash_inductor
 from dash_inductor import decisions
@@ -276,6 +277,24 @@ def test_packed_sequences_that_stay(rewriting: None, option: dict[str, Any], rea
     with emulate():
         gradients(compiled(lambda x: attend(x, sequences=(OFFSETS, OFFSETS, 35, 35), **option)), [normal(60, 3, 2, 16)])
     assert rewritten() == 0 and reason in (decisions()[-1].reason or "") and decisions()[-1].stock_differs
+
+
+def of_read_lengths(x: Tensor, lengths: Tensor, **options: Any) -> Tensor:
+    """Lengths are elements of a tensor, as transformers has them."""
+    return attend(x, sequences=(OFFSETS, OFFSETS, *(int(length) for length in lengths)), **options)
+
+
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"causal": True, "softcap": 2.0}, None), ({"window": (9, -1)}, "lengths that are read from a tensor, and a window")],
+)
+def test_lengths_that_are_read(rewriting: None, options: dict[str, Any], reason: str | None) -> None:
+    """Nothing but an odd window depends on them."""
+    lengths = torch.tensor([35, 35])
+    with emulate(), dynamo_config.patch(capture_scalar_outputs=True):
+        gradients(compiled(lambda x: of_read_lengths(x, lengths, **options)), [normal(60, 3, 2, 16)])
+    assert rewritten() == (reason is None) and (reason or "None") in str(decisions()[-1].reason)
 
 
 OF_3 = "flash_attn_3._flash_attn_backward.default"

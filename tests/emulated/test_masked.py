@@ -431,10 +431,10 @@ def test_a_captured_mask_of_any_length():
 
 
 def test_rows_that_a_bias_hides():
-    """Zero gradients, of -inf as of the least number and half of that, which stock averages."""
+    """Zero gradients, of -inf as of the least number and parts of it, which stock averages."""
     tensors, bias = qkv(2, 4, LENGTH, LENGTH, 16), BIAS.clone()
     bias[:10] = LEAST
-    bias[10:20] = LEAST / 2
+    bias[10:20] = torch.linspace(0.3, 1, 10)[:, None] * LEAST
     bias[20:30] = HIDDEN
     with emulation.emulate():
         dq, dk, dv = gradients(compiled(attention(given)), tensors, (bias,))

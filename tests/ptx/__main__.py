@@ -42,7 +42,9 @@ def parser() -> argparse.ArgumentParser:
     """Those arguments of `codegen` that say what is compiled, settings of the project, and how to execute."""
     made = _Parser(prog=PROGRAM, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_attention_of_gpu(made)
-    made.add_argument("--attention", choices=ATTENTIONS, default="sdpa", help="packed sequences, or a mask that the graph makes")
+    made.add_argument(
+        "--attention", choices=ATTENTIONS, default="sdpa", help="packed sequences, or a mask: one that the graph makes, or is given"
+    )
     for name in SETTINGS:
         made.add_argument(f"--{name}", choices=CHOICES[name], help=f"the setting {name}")
     made.add_argument(

@@ -29,7 +29,8 @@ from .lower import Program
 from .memory import Fault
 
 aten = torch.ops.aten
-ATTENTIONS = ("sdpa", "varlen", "masked")
+MASKED = ("masked", "mask", "bias")
+ATTENTIONS = ("sdpa", "varlen", *MASKED)
 SEQUENCES = 3  # of varlen, and documents
 
 
@@ -38,7 +39,8 @@ class Case:
     """An attention; the fields are the arguments of `codegen`. `settings` are the project's: kernel, template, schedule, ...
 
     attention: "sdpa", or a FlexAttention if there is a mask_mod or score_mod; "varlen": varlen_attn of three sequences, of which
-    q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of.
+    q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of;
+    "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them.
     """
 
     device: str
@@ -166,7 +168,7 @@ class Prepared:
         arguments = four
         if case.attention == "varlen":
             return [*(x.transpose(1, 2)[0] for x in four), placed["offsets"]]
-        if case.attention == "masked":
+        if case.attention in MASKED:
             arguments = [*four, placed["padding"]]
         if case.value_dim != case.head_dim:
             arguments = [*four, put(_as_stored(self.out, case), "out"), put(self.lse.float().contiguous(), "logsumexp")]
@@ -225,8 +227,8 @@ def _generate(case: Case) -> Generated:
         if case.is_flex or case.value_dim != case.head_dim:
             raise ValueError(f"--attention {case.attention} takes no --mask-mod, --score-mod and --value-dim")
         shapes, causal = [(case.batch, *shape) for shape in _shapes(case).values()], case.mask == "causal"
-        if case.attention == "masked":
-            return masked_backward(case.device, shapes, causal, case.dtype, case.dynamic)
+        if case.attention in MASKED:
+            return masked_backward(case.device, shapes, causal, case.dtype, case.dynamic, case.attention)
         if case.q_len != case.kv_len or case.batch != 1 or case.q_len < SEQUENCES:
             raise ValueError(f"--attention varlen takes one length, of {SEQUENCES} tokens at least, and a batch of 1")
         packed = [(length, heads, dim) for _, heads, length, dim in shapes]
@@ -265,6 +267,12 @@ def _inputs(case: Case) -> dict[str, Tensor]:
     elif case.attention == "masked":
         lengths = case.kv_len - torch.arange(case.batch) * (case.kv_len // 4) - case.kv_len // 8
         made["padding"] = (torch.arange(case.kv_len) < lengths[:, None]).long()
+    elif case.attention == "mask":
+        made["padding"] = torch.rand(case.batch, 1, case.q_len, case.kv_len, generator=generator) > 0.5
+        made["padding"][..., case.kv_len // 2 :] = False
+    elif case.attention == "bias":
+        bias = torch.randn(1, case.heads, case.q_len, case.kv_len, generator=generator)
+        made["padding"] = bias.masked_fill(bias > 1, -math.inf).to(TORCH_DTYPES[case.dtype])
     elif case.is_flex:
         made["slopes"] = torch.tensor([2.0 ** -(8 * (h + 1) / case.heads) for h in range(case.heads)])
         made["documents"] = documents
@@ -284,7 +292,9 @@ def _visible(case: Case, inputs: dict[str, Tensor]) -> Tensor:
     if case.attention == "varlen":
         m, n = (torch.bucketize(x, inputs["offsets"], right=True) for x in (m, n))
         return seen & (m == n)
-    return seen & (inputs["padding"] > 0)[:, None] if case.attention == "masked" else seen
+    if case.attention == "masked":
+        return seen & (inputs["padding"] > 0)[:, None]
+    return seen & inputs["padding"][:, 0] if case.attention == "mask" else seen
 
 
 def _block_lists(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -305,6 +315,8 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
             scores = scores + inputs["slopes"].double()[h] * (n - m)
         else:
             scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, inputs["slopes"])
+    if case.attention == "bias":
+        scores = scores + inputs["padding"].double()
     scores = scores.masked_fill(~_visible(case, inputs)[:, None], -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0)

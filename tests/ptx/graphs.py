@@ -32,9 +32,12 @@ def varlen_backward(
         return generate(attention, inputs, device, dynamic_dims=(0,) if dynamic else ())
 
 
-def masked_backward(device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool) -> Generated:
+def masked_backward(
+    device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool, given: str = "masked"
+) -> Generated:
     """SDPA by the memory-efficient op under a bias of 0 and -inf, made of positions and a padding of keys, int64 [B, S_k].
 
+    given: "mask" for a bool tensor [B, 1, S_q, S_k] in the place of the padding, "bias" for all of the bias, [1, H, S_q, S_k].
     tensors: sizes [B, H, S, D] of query, key, value and gradient. Heads of keys are repeated. In the ops of a joint graph, of which
     fake CUDA tensors know some and Python's indexing others.
     """
@@ -44,11 +47,11 @@ def masked_backward(device: str, tensors: list[tuple[int, int, int, int]], causa
 
     def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, padding: Tensor) -> tuple[Tensor, ...]:
         q_len, kv_len, group = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
-        seen = prims.convert_element_type(padding, torch.bool).unsqueeze(1).unsqueeze(1)
+        seen = padding if given == "mask" else prims.convert_element_type(padding, torch.bool).unsqueeze(1).unsqueeze(1)
         if causal:
             seen = seen & (positions(kv_len, query).unsqueeze(0) <= positions(q_len, query).unsqueeze(1)).unsqueeze(0).unsqueeze(0)
         zero, hidden = (aten.full([], number, dtype=query.dtype, device=query.device) for number in (0.0, -float("inf")))
-        bias = torch.where(seen, zero, hidden).expand(*query.shape[:2], q_len, kv_len)
+        bias = (padding if given == "bias" else torch.where(seen, zero, hidden)).expand(*query.shape[:2], q_len, kv_len)
 
         def repeated(x: Tensor) -> Tensor:
             copied = x.unsqueeze(2).expand(-1, -1, group, -1, -1).clone(memory_format=torch.contiguous_format)
@@ -66,7 +69,11 @@ def masked_backward(device: str, tensors: list[tuple[int, int, int, int]], causa
     def inputs() -> list[Tensor]:
         views = [(batch, length, heads, dim) for batch, heads, length, dim in tensors]
         made = [torch.empty(size, dtype=TORCH_DTYPES[dtype], device="cuda").transpose(1, 2) for size in views]
-        return [*made, torch.empty(tensors[1][0], tensors[1][2], dtype=torch.int64, device="cuda")]
+        (batch, heads, q_len, _), kv_len = tensors[0], tensors[1][2]
+        if given == "masked":
+            return [*made, torch.empty(batch, kv_len, dtype=torch.int64, device="cuda")]
+        size, kind = ((batch, 1), torch.bool) if given == "mask" else ((1, heads), TORCH_DTYPES[dtype])
+        return [*made, torch.empty(*size, q_len, kv_len, dtype=kind, device="cuda")]
 
     with deterministic():
         return generate(attention, inputs, device, dynamic_dims=(2,) if dynamic else ())

@@ -57,6 +57,8 @@ OTHERS = {
     "varlen of lengths that are symbols": Case(
         "h100", 200, 200, mask="causal", attention="varlen", dynamic=True, settings=ONE_PASS
     ),
+    "mask that is given": Case("a100", 160, 160, batch=2, kv_heads=1, mask="causal", attention="mask", settings=ONE_PASS),
+    "bias that is given": Case("h100", 160, 200, batch=2, kv_heads=1, attention="bias", settings=ONE_PASS),
     "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked", settings=ONE_PASS),
     "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=ONE_PASS),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),

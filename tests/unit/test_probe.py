@@ -143,13 +143,15 @@ def test_generated_code_is_refused(here, monkeypatch):
 
 
 def test_the_kind_of_an_attention():
-    def attention(q_len, kv_len, *, is_causal=False, attn_mask=None, window=None):
+    def attention(q_len, kv_len, *, is_causal=False, **others):
         nodes = (SimpleNamespace(meta={"val": torch.empty(1, 2, n, 16, device="meta")}) for n in (q_len, kv_len))
         query, key = nodes
-        return SimpleNamespace(query=query, key=key, is_causal=is_causal, attn_mask=attn_mask, window=window)
+        given = {"attn_mask": None, "scores": None, "window": None, **others}
+        return SimpleNamespace(query=query, key=key, is_causal=is_causal, **given)
 
     assert probe.kind_of(attention(3, 4)) == FULL
     assert probe.kind_of(attention(4, 4, is_causal=True)) == CAUSAL
     assert probe.kind_of(attention(3, 4, is_causal=True)) == TOP_LEFT
     assert probe.kind_of(attention(3, 3, attn_mask="a node")) == MASKED
     assert probe.kind_of(attention(4, 4, is_causal=True, window="a function")) == FULL
+    assert probe.kind_of(attention(4, 4, scores=SimpleNamespace(kind="soft-cap"))) == "soft-cap"
