@@ -26,7 +26,7 @@ PLANTED = "zip() argument 2 is shorter than argument 1"  # a ValueError, as what
 *INPUTS, GRAD_OUT = qkv(1, 4, 40, 40, 16)
 GROUPED = [INPUTS[0], *(x[:, :2] for x in INPUTS[1:]), GRAD_OUT]
 PACKED = Packed((20, 40, 9))
-MASK = torch.ones(40, 40, dtype=torch.bool).tril()
+BIAS = torch.zeros(40, 40)
 
 
 def window(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -45,13 +45,15 @@ def dropped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 CAUSAL = attention(causal=True), [*INPUTS, GRAD_OUT]
 WINDOW = window, [*INPUTS, GRAD_OUT]
-GIVEN = (lambda *qkv: F.scaled_dot_product_attention(*qkv, attn_mask=MASK)), [*INPUTS, GRAD_OUT]
+BIASED = (lambda *qkv: F.scaled_dot_product_attention(*qkv, attn_mask=BIAS)), [*INPUTS, GRAD_OUT]
+WIDE = attention(causal=True), qkv(1, 4, 40, 40, 264)
 FLEX = (lambda *qkv: flex_attention(*qkv, score_mod=lambda score, b, h, m, n: score + (n - m) * 0.1)), [*INPUTS, GRAD_OUT]
 # Which function of ours raises: before the graph is changed, after it was changed in part, and when it is lowered.
 PLACES = {
     "matching": (CAUSAL, "rewrite.sdpa.sdpa_backward_of"),
     "reading the node": (CAUSAL, "rewrite.stock_ops.arguments"),
-    "saying what is declined": (GIVEN, "rewrite.declined.arguments"),
+    "saying what is declined": (WIDE, "rewrite.declined.arguments"),
+    "a bias that is added to scores": (BIASED, "rewrite.mask_function.adding"),
     "reading a mask": (WINDOW, "rewrite.sdpa.read"),
     "proving a mask": (FLEX, "rewrite.flex.mask_of"),
     "resolving": (CAUSAL, "rewrite.sdpa.resolve"),

@@ -118,3 +118,32 @@ def test_few_tiles_stay_where_the_mode_makes_stock_deterministic(warn_only: bool
         "few KV tiles: all the work is 6 times that of the longest chain, and one"
     )
     assert generated.source.count("_scaled_dot_product_efficient_attention_backward.default(") == (not warn_only)
+
+
+def under(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+    """Under a mask or a bias that the graph is given."""
+    if mask.dtype == torch.bool:
+        mask = torch.where(mask, *(aten.full([], x, dtype=query.dtype, device=query.device) for x in (0.0, -float("inf"))))
+    bias = mask.expand(*query.shape[:2], *mask.shape[2:])
+    saved = aten._scaled_dot_product_efficient_attention(query, key, value, bias, True)
+    wanted = [True, True, True, False]
+    return aten._scaled_dot_product_efficient_attention_backward(grad_out, query, key, value, bias, *saved, 0.0, wanted)[:3]
+
+
+@pytest.mark.parametrize(("dtype", "length"), [(torch.bool, LENGTH), (torch.bfloat16, LENGTH), (torch.bfloat16, 2**16)])
+def test_what_is_given_is_read_where_it_is(dtype: torch.dtype, length: int) -> None:
+    """By the kernel and by the one that makes the matrix of blocks, along its own dimensions; past 2**31 elements by 64 bits."""
+
+    def inputs() -> list[Tensor]:
+        rows = [torch.empty(1, length, 4, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(4)]
+        return [*rows, torch.empty(1, 1, length, length, dtype=dtype, device="cuda")]
+
+    with deterministic(), dash_inductor.enabled():
+        made = generate(under, inputs, "h100")
+    readers = {line.partition("(")[0] for line in launches(made) if re.search(r"\bmask_1\b", line)}
+    assert [decision.rewritten for decision in made.decisions] == [True] and readers == {"mask_matrix", "block_mask"}
+    _, source = kernel(made, MAIN)
+    loads = re.findall(rf"tl\.load\(in_ptr\d+ \+ (tmp\d+) \+ {length}\*(tmp\d+)\)", source)
+    assert len(loads) == (1 if dtype == torch.bool else 2)  # of a bias, one for what it hides
+    is_wide = [f"{name} = tmp" in source and bool(re.search(rf"{name} = tmp\d+\.to\(tl\.int64\)", source)) for name in loads[0]]
+    assert is_wide == [length > LENGTH] * 2
