@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from ..decision import Declined
 from .nodes import VIEWS, call_of, reached
@@ -206,6 +207,8 @@ class _Reader:
 
     def _biased(self, node: Any, index: Index) -> Bias:
         op, args = call_of(node)
+        if not isinstance(node.meta.get("val"), Tensor):  # a number that is known at run time only
+            raise _Unreadable(node)
         dtype = node.meta["val"].dtype
         if op in FILLS:
             return _of_number(args[-1], dtype)
@@ -237,8 +240,8 @@ class _Reader:
 
     def _of_element(self, element: Any, dtype: torch.dtype) -> Bias:
         """A NaN is seen, and comes into the gradients."""
-        hidden = self.call(aten.le.Scalar, element, HIDES)
         bias = element if dtype == torch.float32 else self.call(prims.convert_element_type.default, element, torch.float32)
+        hidden = self.call(aten.le.Scalar, bias, HIDES)
         return self.call(aten.logical_not.default, hidden), bias
 
     def _selected_bias(self, condition: Any, kept: Bias, other: Bias) -> Bias:
@@ -402,7 +405,7 @@ class _Reader:
                 self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
             self.depends[self.captured[node]] = frozenset()
         positions = [self._place(x, size) for x, size in zip(index, value.shape, strict=True)]
-        if _reach(value) >= MOST_ADDRESSED:  # else kernels would compute the address in the 32 bits of positions
+        if guard_or_true(_reach(value) >= MOST_ADDRESSED):  # else kernels would compute the address in the 32 bits of positions
             positions = [self.call(prims.convert_element_type.default, x, torch.int64) for x in positions]
         element = self.graph.call_function(aten.index.Tensor, (self.captured[node], positions)) if index else self.captured[node]
         self.depends[element] = frozenset().union(*(self.depends[x] for x in positions))

@@ -362,6 +362,8 @@ BIASES: list[tuple[Mask, tuple[Tensor, ...], int, int]] = [  # how many tensors 
     (lambda bias: torch.where(causal(), bias, 0.1).bfloat16(), (S_BY_S / 3,), 1, 1),
     (lambda bias: torch.where(causal(), bias.bfloat16(), 0.1).float(), (S_BY_S / 3,), 1, 1),
     (lambda bias: bias + bias, (S_BY_S,), 1, 1),
+    (lambda distance: torch.where(causal(), 0.0, LOW) + distance, (S_BY_S.long(),), 1, 1),
+    (lambda bias, factor: bias + factor.item(), (S_BY_S, torch.tensor(0.5)), 1, 1),
     (lambda: (positions()[1] - positions()[0]).float(), (), 1, 1),
 ]
 
