@@ -20,6 +20,7 @@ from benchmarks.attention.rows import OK, append, read, table_of
 from benchmarks.attention.samples import interleaved, ratios, summary
 from benchmarks.attention.shapes import FLEX, HIDDEN, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
 from dash_inductor.config import Config
+from dash_inductor.decision import Kernel, Stock
 from dash_inductor.devices import device
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import BLOCK_MASK, Problem
@@ -68,7 +69,7 @@ def test_flop_of_models_with_flex_attention():
 def test_ours_takes_models_with_flex_attention(shape, key):
     """They have KV tiles enough, and head dims of one pass."""
     sizes = (shape.batch, shape.heads, shape.kv_heads, shape.length, shape.length, shape.head_dim)
-    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), mods=2, is_flex=True)
+    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), mods=2, stock=Stock(Kernel.FLEX, strict=True))
     assert resolve(problem, Config(), Target(key, device(key).arch, device(key).sms)).family == "descending"
 
 
