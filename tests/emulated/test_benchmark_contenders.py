@@ -116,7 +116,6 @@ def test_the_decision_is_known_when_everything_comes_out_of_a_cache(name):
         ("ours-unordered", Shape("wide", "causal", 1, 1, 1, 16, 256), "refused: declined: head dim 256 is more than the 128"),
         ("ours-two-per-sm", FULL, "refused: two-per-sm changes nothing at head dim 16 on emulated"),
         ("sdpa-cudnn", FULL, "not available: needs a GPU, not device cpu"),
-        ("ours-two-pass", GEMMA, "refused: declined: template='two_pass' takes no FlexAttention"),
         ("ours-shift", GEMMA, "refused: declined: schedule='shift' takes no BlockMask"),
         ("ours", replace(GEMMA, head_dim=256), "refused: declined: head dim 256 is more than the 128 of one pass"),
         ("sdpa-flash-strict", GEMMA, "refused: scaled_dot_product_attention has no soft-cap"),
@@ -126,3 +125,7 @@ def test_reasons(name, shape, reason):
     found = tried(name, shape)
     assert found.status.startswith(reason)
     assert found.prepared is None and found.times_ms == ()
+
+
+def test_two_passes_take_flex_attention():
+    assert tried("ours-two-pass", GEMMA).status == "ok"

@@ -61,7 +61,7 @@ MUTANTS = {
     "rows that forget a tile": (
         CAUSAL,
         "BLOCK_ROWS",
-        {"tl.where(kind != 0, ": "tl.where((kind != 0) & (ib + program != 3), "},
+        {"tl.where(kind != 0, ": "tl.where((kind != 0) & (block + program != 3), "},
         {DEADLOCK},
     ),
     "steps that forget the last": (

@@ -132,7 +132,7 @@ def test_nothing_is_found_where_nothing_is_broken(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "before", "after", "mask", "wrong"),
     [
-        ("order_of_keys", "cols = j*BLOCK_N", "j = visible - 1 - j\n            cols = j*BLOCK_N", FULL, "dq"),
+        ("order_of_keys", "cols = j*BLOCK_N", "j = visible - 1 - j\n    cols = j*BLOCK_N", FULL, "dq"),
         ("order_of_rows", "i = step // GROUP", "i = NQ - 1 - step // GROUP + first", CAUSAL, "dk dv"),
         ("diagonal_of_dq", "cols[None, :] <= rows[:, None]", "cols[None, :] < rows[:, None]", CAUSAL, "dq"),
         ("diagonal", "j*KV_ROWS - i*BLOCK_M", "j*KV_ROWS - i*BLOCK_M + 1", CAUSAL, "dk dv"),
@@ -141,7 +141,7 @@ def test_nothing_is_found_where_nothing_is_broken(monkeypatch):
         ("rows_of_delta", "DELTA + zh*PADDED + rows", "DELTA + zh*ROW_TILES*Q_ROWS + rows", FULL, "dq"),
         ("delta", "DELTA + zh*PADDED + offs_m", "DELTA + zh*PADDED + offs_m // 2", FULL, "dk"),
         ("kv_head", "h = hq // GROUP", "h = hq // (GROUP + 1)", FULL, "dq"),
-        ("query_head", "hq = h*GROUP + step % GROUP", "hq = h*GROUP", FULL, "dk dv"),
+        ("query_head", "i = step // GROUP\n    hq = h*GROUP + step % GROUP", "i = step // GROUP\n    hq = h*GROUP", FULL, "dk dv"),
         ("scale", "(dq*SCALE).to", "dq.to", FULL, "dq"),
     ],
 )
