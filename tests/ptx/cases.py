@@ -115,17 +115,14 @@ class Prepared:
         self,
         seed: int = 0,
         check: bool = True,
-        change: Callable[..., None] | None = None,
-        changed: str = "",
+        edited: dict[str, Program] | None = None,
         patience: int = 0,
     ) -> Result:
-        """Executes the wrapper. `change` edits kernels before they are lowered; only that of the name `changed` is lowered anew."""
+        """Executes the wrapper. `edited`: by its PTX, what is executed in a kernel's place."""
         case = self.case
         total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
-        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience, change=change)
-        session.programs = self.programs
-        if change:
-            session.programs = {ptx: program for ptx, program in self.programs.items() if program.kernel.name != changed}
+        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience)
+        session.programs = self.programs | edited if edited else self.programs
         placed = {name: session.memory.put(tensor, name) for name, tensor in self.inputs.items()}
         session.externs = self._externs(session)
         constants = {name: session.memory.put(tensor, name) for name, tensor in self.constants.items()}

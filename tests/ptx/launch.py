@@ -31,7 +31,7 @@ from .copies import Descriptor
 from .lower import Program
 from .machine import Machine
 from .memory import Global
-from .parse import Kernel, parse
+from .parse import parse
 
 SWIZZLES = {0: 0, 1: 32, 2: 64, 3: 128}  # Triton's numbers for TMA
 VIEWS = re.compile(r"detach|view|as_strided|alias|select|slice|transpose|expand|unsqueeze|squeeze|permute|t\.default")  # no work
@@ -52,9 +52,8 @@ class Executed:
 class Session:
     """Inside `with session.running():` Triton's launches execute PTX.
 
-    `change` is called with each kernel before it is lowered, and may edit its instructions: mutants. Programs are kept by their
-    PTX, and may be handed on to another session of the same code. `patience`: Machine's. What kernels report of waits that give up
-    lies in the arena: `failed_waits()` reads it while the session runs.
+    Programs are kept by their PTX, and may be handed on to another session of the same code, edited or not. `patience`: Machine's.
+    What kernels report of waits that give up lies in the arena: `failed_waits()` reads it while the session runs.
     """
 
     device: str
@@ -62,7 +61,6 @@ class Session:
     seed: int = 0
     check: bool = True
     patience: int = 0
-    change: Callable[[Kernel], None] | None = None
     externs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     executed: list[Executed] = field(default_factory=list)
@@ -103,10 +101,7 @@ class Session:
 
     def program(self, ptx: str) -> Program:
         if ptx not in self.programs:
-            kernel = parse(ptx)
-            if self.change:
-                self.change(kernel)
-            self.programs[ptx] = Program(kernel)
+            self.programs[ptx] = Program(parse(ptx))
         return self.programs[ptx]
 
 

@@ -24,6 +24,7 @@ from .shadow import Races, Unchecked
 
 UNSET = 0xFFC0DEAD  # a NaN: what a register holds before it is written
 ROUNDS = 32  # of a context, before another one's turn
+ENDLESS = 1 << 16  # blocks of a context without a barrier or poll: a loop that nothing ends
 
 
 class Cta(Matmuls):
@@ -69,6 +70,7 @@ class Cta(Matmuls):
         """Threads lo to hi, a context, to their end. Yields at each poll and barrier what it waits for."""
         program, everyone, last = self.machine.program, slice(lo, hi), len(self.machine.program.blocks)
         pcs, done = self.pc[lo:hi], self.done[lo:hi]
+        alone = 0  # blocks since the last barrier or poll
         while not done.all():
             live = np.where(done, last, pcs)
             pc = int(live.min())
@@ -79,7 +81,12 @@ class Cta(Matmuls):
             block, start = program.blocks[pc], program.starts[pc]
             if program.has_wgmma:
                 self._in_flight(pc, block, lo, hi)
+            alone += 1
+            if alone > ENDLESS:
+                raise self.fault(start, f"warp {lo // 32} ran {ENDLESS} blocks without a barrier or poll")
             if isinstance(block, Instruction):
+                if block.opcode.startswith("bar"):
+                    alone = 0
                 yield from self._control(start, pc, block, s, lo, hi)
                 continue
             polls = self.polls
@@ -87,6 +94,7 @@ class Cta(Matmuls):
             block(self, s)
             self.pc[s] = pc + 1
             if self.polls != polls:
+                alone = 0
                 yield program.where(pc)
 
     def _in_flight(self, pc: int, block: Any, lo: int, hi: int) -> None:

@@ -17,6 +17,7 @@ from . import tensor_cores as T
 from .arithmetic import OPERATIONS
 from .copies import Copies
 from .parse import Instruction, Vector, names
+from .shadow import granules
 
 WARPGROUP = 128
 
@@ -38,6 +39,14 @@ class Group:
 @functools.lru_cache(4096)
 def element_addresses(descriptor: T.MatrixDescriptor, rows: int, depth: int, size: int, mn_major: bool) -> np.ndarray:
     return T.element_addresses(descriptor, rows, depth, size, mn_major)
+
+
+@functools.lru_cache(4096)
+def matrix_granules(
+    base: int, granule: int, descriptor: T.MatrixDescriptor, rows: int, depth: int, size: int, mn_major: bool
+) -> np.ndarray:
+    """Of a matrix in shared memory, which begins at `base`. A loop reads the same few matrices again and again."""
+    return granules(element_addresses(descriptor, rows, depth, size, mn_major) - base, size, granule)
 
 
 @dataclass
@@ -116,13 +125,16 @@ class Matmuls(Copies):
     def in_shared(
         self, number: int, descriptor: T.MatrixDescriptor, rows: int, depth: int, element: str, mn_major: bool
     ) -> tuple[Any, Any]:
-        """[rows, depth] of a matrix in shared memory, and its offsets there."""
+        """[rows, depth] of a matrix in shared memory, and its granules there, if races are looked for."""
         size = T.BITS[element] // 8
         offset = element_addresses(descriptor, rows, depth, size, mn_major) - self.shared_base
         if offset.min() < 0 or offset.max() + size > self.shared.size:
             raise self.fault(number, f"a matrix at byte {offset.min()} to {offset.max()} of shared memory")
         words = self.shared_views[size][offset // size]
-        return T.unpack(words.astype(np.uint32), element)[..., 0], offset
+        touched = None
+        if self.races.checks:
+            touched = matrix_granules(self.shared_base, self.races.granule, descriptor, rows, depth, size, mn_major)
+        return T.unpack(words.astype(np.uint32), element)[..., 0], touched
 
     def wgmma(self, number: int, instruction: Instruction, lo: int) -> None:
         """One warpgroup's, from thread lo on."""
@@ -139,21 +151,20 @@ class Matmuls(Copies):
             raise self.fault(number, "no semantics for a wgmma that negates")
         transposes = flags[2:] if p.element != "tf32" else [0, 0]
         used: set[str] = set()
-        offsets = []
+        read = None
         if isinstance(o[1], Vector):
             used = set(o[1].items)
             a = T.matrix(self.W[[program.rows[name][1] for name in o[1].items], s], p.a, p.element)[0]
             transposes = [0, *transposes[-1:]]
         else:
-            a, at = self.in_shared(
+            a, read = self.in_shared(
                 number, T.wgmma_descriptor(self.uniform(number, o[1], s)), 64, p.k, p.element, bool(transposes[0])
             )
-            offsets.append(at)
-        b, at = self.in_shared(number, T.wgmma_descriptor(self.uniform(number, o[2], s)), p.n, p.k, p.element, bool(transposes[1]))
-        offsets.append(at)
-        index = None
+        b, index = self.in_shared(
+            number, T.wgmma_descriptor(self.uniform(number, o[2], s)), p.n, p.k, p.element, bool(transposes[1])
+        )
         if self.races.checks:
-            index = self.races.granules(np.concatenate([at.ravel() for at in offsets]), T.BITS[p.element] // 8)
+            index = index if read is None else np.concatenate([read, index])
             self.races.async_read(self, number, s, index)
             touched = (used | set(target)) & group.touched
             if touched or not group.is_fenced:

@@ -9,12 +9,14 @@ a branch that they do not reach.
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from .cases import Prepared, Result
-from .parse import Kernel
+from .lower import Program
+from .parse import Kernel, parse
 
 LIMITS = {"bf16": 1e-2, "fp16": 2e-3}  # of the error, in parts of the largest gradient
 NOTHING = "nanosleep.u32"  # in the place of a deleted instruction
@@ -98,19 +100,29 @@ def sites(kernel: Kernel) -> list[Site]:
 
 def main_kernel(prepared: Prepared) -> Kernel:
     """The kernel with the most synchronisation, as it was compiled. `prepared` must have run."""
-    return max((program.kernel for program in prepared.programs.values()), key=lambda kernel: len(sites(kernel)))
+    return prepared.programs[_main(prepared)].kernel
+
+
+def _main(prepared: Prepared) -> str:
+    return max(prepared.programs, key=lambda ptx: len(sites(prepared.programs[ptx].kernel)))
+
+
+def edited(prepared: Prepared, change: Callable[[Kernel], None]) -> dict[str, Program]:
+    """The main kernel as `change` leaves it, for `Prepared.run`."""
+    kernel = parse(ptx := _main(prepared))
+    change(kernel)
+    return {ptx: Program(kernel)}
 
 
 def judged(cases: Sequence[Prepared], weakened: Sequence[Site], seed: int = 0) -> Verdict:
-    """Executes the main kernel, which all cases have in common, with these sites weakened: what any case shows."""
-    name = main_kernel(cases[0]).name
+    """Executes the main kernel, whose PTX all cases have in common, with these sites weakened: what any case shows."""
 
-    def change(kernel: Kernel) -> None:
-        if kernel.name == name:
-            for site in weakened:
-                site.weaken(kernel)
+    def weaken(kernel: Kernel) -> None:
+        for site in weakened:
+            site.weaken(kernel)
 
-    results = [case.run(seed, change=change, changed=name) for case in cases]
+    programs = edited(cases[0], weaken)
+    results = [case.run(seed, edited=programs) for case in cases]
     races = Counter[tuple[str, str, str]]()
     for race in (race for result in results for race in result.races):
         races[race["kind"], race["at"], race["earlier"]] += race["times"]
@@ -126,13 +138,13 @@ def is_wrong(prepared: Prepared, result: Result) -> bool:
 
 def all_judged(cases: Sequence[Prepared], chosen: Callable[[Site], bool] = lambda site: True) -> Iterator[Verdict]:
     """Each mutant's verdict. For a silent one, the other sites are searched for what replaces it."""
-    every = sites(main_kernel(cases[0]))
-    idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(every).items()}
-    for site in filter(chosen, every):
+    search = _Search(cases)
+    idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
+    for site in filter(chosen, search.sites):
         verdict = judged(cases, [site])
         if verdict.silent and idle[_opcode(site)]:
             verdict.redundant = f"every {_opcode(site)} may go"
-        elif verdict.silent and (others := _replacing(cases, site, every)):
+        elif verdict.silent and (others := search.replacing(site)):
             verdict.redundant = f"{' and '.join(other.text for other in others)} order the same"
         yield verdict
 
@@ -151,34 +163,63 @@ def _by_opcode(every: Sequence[Site]) -> dict[str, list[Site]]:
     return made
 
 
-def _replacing(cases: Sequence[Prepared], site: Site, every: Sequence[Site]) -> Sequence[Site]:
-    """A set of other sites of which none can be left out, without all of which the site is needed. Empty if none was found."""
-    others = [other for alike in _by_opcode(every).values() for other in alike if other.number != site.number]
-    for alike in (_opcode, lambda one: "bar" in one.text.split(".")[0], lambda one: ""):  # bar.sync, mbarrier.try_wait, ...
+class _Search:
+    """For what replaces a silent site: a set of others, without all of which it is needed. No execution is made twice."""
+
+    def __init__(self, cases: Sequence[Prepared]) -> None:
+        self.sites = sites(main_kernel(cases[0]))
+        self._judged = functools.cache(lambda weakened, seed: judged(cases, sorted(weakened, key=self.sites.index), seed))
+
+    def replacing(self, site: Site) -> list[Site]:
+        """Such a set, of which no one can be left out: of the same opcode, else of barriers, else of any. Empty if none is."""
+        others = [other for alike in _by_opcode(self.sites).values() for other in alike if other.number != site.number]
+        nearest = sorted(others, key=lambda other: (other.number < site.number, abs(other.number - site.number)))  # behind first
+        # With many gone at once, what the site orders may be seen to race without it too: then one by one.
+        for growth in (2, 1):
+            for alike in (_opcode, lambda one: "bar" in one.text.split(".")[0], lambda one: ""):  # bar.sync, mbarrier.try_wait, ...
+                if found := self._grown(site, [other for other in nearest if alike(other) == alike(site)], growth):
+                    return self._least(site, found)
+        return []
+
+    def _grown(self, site: Site, others: list[Site], growth: int) -> list[Site]:
+        """The first of the others that make the site needed, by parts that grow. Empty if all of them do not."""
         gone: list[Site] = []
-        for other in sorted(
-            others, key=lambda other: (other.number < site.number, abs(other.number - site.number))
-        ):  # behind first
-            # A kernel that faults ends too early to show more.
-            if alike(other) != alike(site) or judged(cases, [*gone, other]).fault:
-                continue
-            gone.append(other)
-            if _is_needed(cases, site, gone):
-                for each in gone[:-1]:
-                    fewer = [kept for kept in gone if kept is not each]
-                    if _is_needed(cases, site, fewer):
-                        gone = fewer
+        size = 1
+        while others:
+            gone += self._harmless(gone, others[:size])
+            if self._is_needed(site, gone):
                 return gone
-    return ()
+            others, size = others[size:], size * growth
+        return []
 
+    def _harmless(self, gone: list[Site], more: list[Site]) -> list[Site]:
+        """Those of `more` without which, and without `gone`, the kernel still ends: one that faults shows no more."""
+        if not self._judged(frozenset([*gone, *more]), 0).fault:
+            return more
+        half = len(more) // 2
+        if not half:
+            return []
+        first = self._harmless(gone, more[:half])
+        return first + self._harmless(gone + first, more[half:])
 
-def _is_needed(cases: Sequence[Prepared], site: Site, gone: Sequence[Site]) -> bool:
-    """Whether more is seen with the site weakened too than with the others alone, in each of two interleavings."""
-    for seed in (0, 1):
-        without, too = judged(cases, gone, seed), judged(cases, [*gone, site], seed)
-        if not (too.races - without.races or (too.fault and not without.fault)):
-            return False
-    return True
+    def _least(self, site: Site, gone: list[Site]) -> list[Site]:
+        """What is left when parts are left out for as long as the site stays needed."""
+        size = len(gone) // 2
+        while size:
+            for part in [gone[start : start + size] for start in range(0, len(gone), size)]:
+                fewer = [other for other in gone if other not in part]
+                if self._is_needed(site, fewer):
+                    gone = fewer
+            size //= 2
+        return gone
+
+    def _is_needed(self, site: Site, gone: list[Site]) -> bool:
+        """Whether more is seen with the site weakened too than with the others alone, in each of two interleavings."""
+        for seed in (0, 1) if gone else ():
+            without, too = (self._judged(frozenset(weakened), seed) for weakened in (gone, [*gone, site]))
+            if not (too.races - without.races or (too.fault and not without.fault)):
+                return False
+        return bool(gone)
 
 
 def barriers(prepared: Prepared) -> list[Site]:

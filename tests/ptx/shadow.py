@@ -26,6 +26,12 @@ MANY = 99  # lanes, warps or CTAs
 Index = np.ndarray
 
 
+def granules(offset: np.ndarray, size: int, granule: int) -> Index:
+    """Those of elements of `size` bytes at these offsets, each once."""
+    parts = np.arange(0, size, min(size, granule))
+    return np.unique((offset.reshape(-1, 1) + parts) // granule)
+
+
 class Half:
     """The shadow of one memory, in granules."""
 
@@ -99,9 +105,7 @@ class Races(Clocks):
         return np.repeat(t, count), index.ravel()
 
     def granules(self, offset: np.ndarray, size: int) -> Index:
-        """Those of elements of `size` bytes at these offsets, each once."""
-        parts = np.arange(0, size, min(size, self.granule))
-        return np.unique((offset.reshape(-1, 1) + parts) // self.granule)
+        return granules(offset, size, self.granule)
 
     def shared_read(self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, warp_wide: bool = False) -> None:
         h = self.shared[cta.number]

@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 
 from . import __main__ as command
+from . import machine as executor
 from . import mutants
 from .cases import Case, Prepared, same_bits
 from .lower import Program, Unknown
@@ -141,6 +142,16 @@ def test_a_failed_assertion_is_a_fault(last_lane: int) -> None:
         machine.run()
 
 
+def test_a_loop_that_nothing_ends_is_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warp that waits for nothing would keep the others from running for ever."""
+    monkeypatch.setattr(executor, "ENDLESS", 100)
+    machine = Machine(
+        Program(parse(f"{HEAD}AGAIN:\nmov.u32 %r1, %tid.x;\nbra AGAIN;\n}}\n")), Global(1024), [0], (1, 1, 1), shared_bytes=0
+    )
+    with pytest.raises(Fault, match=r"k, CTA 0, mov.u32 .*: warp 0 ran 100 blocks without a barrier or poll"):
+        machine.run()
+
+
 NEIGHBOURS = """mov.u32 %r1, %laneid;
 shl.b32 %r2, %r1, 2;
 add.s32 %r2, %r2, global_smem;
@@ -168,13 +179,12 @@ def test_faults_name_kernel_cta_and_line() -> None:
     number = next(n for n, found in enumerate(kernel.instructions) if found.opcode.startswith("cp.async.cg"))
 
     def change(found: Kernel) -> None:
-        if found.name == kernel.name:
-            source = found.instructions[number].operands[1]
-            assert isinstance(source, Memory)
-            found.instructions[number].operands[1] = source._replace(offset=1 << 30)
+        source = found.instructions[number].operands[1]
+        assert isinstance(source, Memory)
+        found.instructions[number].operands[1] = source._replace(offset=1 << 30)
 
     before = copy.copy(kernel.instructions[number])
-    result = case.run(change=change, changed=kernel.name)
+    result = case.run(edited=mutants.edited(case, change))
     assert result.fault is not None
     assert all(part in result.fault for part in (kernel.name, "CTA", before.opcode, ".py:", "outside of every tensor"))
     assert kernel.instructions[number].operands == before.operands
@@ -184,19 +194,18 @@ def test_a_wait_that_gives_up_says_where() -> None:
     """Of a head, only the third tile of dQ has two additions: without a release, the second is waited for in vain."""
     case = Prepared(Case("h100", 192, 192, heads=2, mask="causal", settings=ONE_PASS))
     assert case.run().fault is None
-    name, bound = mutants.main_kernel(case).name, "33554432"
+    bound = "33554432"
 
     def change(kernel: Kernel) -> None:
-        if kernel.name == name:
-            assert any(bound in found.operands for found in kernel.instructions)
-            for found in kernel.instructions:
-                found.operands = ["50" if operand == bound else operand for operand in found.operands]
-                if found.opcode.startswith("red.release"):
-                    found.opcode, found.operands, found.guard = mutants.NOTHING, [], ""
+        assert any(bound in found.operands for found in kernel.instructions)
+        for found in kernel.instructions:
+            found.operands = ["50" if operand == bound else operand for operand in found.operands]
+            if found.opcode.startswith("red.release"):
+                found.opcode, found.operands, found.guard = mutants.NOTHING, [], ""
 
-    said = set()
+    said, programs = set(), mutants.edited(case, change)
     for seed in range(8):
-        fault = case.run(seed, change=change, changed=name, patience=50, check=False).fault
+        fault = case.run(seed, edited=programs, patience=50, check=False).fault
         assert fault is not None and "st.global.b32" in fault and "outside of every tensor" in fault
         said.add(fault.split("; ")[-1])
     assert {re.sub(r".*(tile \d of dQ in query head \d).*: (.*)", r"\1, \2", line) for line in said} == {
