@@ -12,6 +12,7 @@ order; `Program.ignored` lists those that were met. Rounding is IEEE's to neares
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable
 from functools import partial
@@ -65,13 +66,15 @@ def semantics(pattern: str) -> Callable[[Callable[..., None]], Callable[..., Non
 class Program:
     """`blocks[n]` is a compiled function, or the Instruction that the machine's loop executes itself.
 
-    Beside it stand `registers[n]`, the names that it touches, and `starts[n]`, the number of its first instruction.
+    Beside it stand `registers[n]`, the names that it touches, and `starts[n]`, the number of its first instruction. Machines add to
+    `reached` the blocks that they execute.
     Raises `Unknown` for what has no semantics here.
     """
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
         self.ignored: set[str] = set()
+        self.reached: set[int] = set()
         self.rows: dict[str, tuple[str, int]] = {}
         self.sizes = dict.fromkeys("PHWD", 0)
         for name, kind in kernel.types.items():
@@ -104,6 +107,10 @@ class Program:
     def block_of(self, label: str) -> int:
         """The number of the block behind a label."""
         return self.number_at.get(self.kernel.labels[label], len(self.starts))
+
+    def was_reached(self, number: int) -> bool:
+        """Whether a thread has come to an instruction."""
+        return bisect.bisect(self.starts, number) - 1 in self.reached
 
     def where(self, block: int) -> str:
         """The first instruction of a block, as errors name it."""

@@ -79,6 +79,7 @@ class Cta(Matmuls):
             if pc == last:
                 raise Fault(f"{program.kernel.name}, CTA {self.number}: ran past the last instruction")
             block, start = program.blocks[pc], program.starts[pc]
+            program.reached.add(pc)
             if program.has_wgmma:
                 self._in_flight(pc, block, lo, hi)
             alone += 1

@@ -3,8 +3,8 @@
 A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a wait
 that always passes. Each is executed beside the unbroken kernel, in one case or in several of the same kernel. A silent one may be
 redundant: then other sites, which still stand, give the same order, and with all of them gone more is found than without those
-others alone. Or nothing is seen even with all of its opcode gone together. What stays is a hole of the executor, or of the cases:
-a branch that they do not reach.
+others alone. Or nothing is seen even with all of its opcode gone together. What stays is a hole: of the cases, whose threads do not
+come there, or of the executor.
 """
 
 from __future__ import annotations
@@ -55,12 +55,16 @@ class Site:
 
 @dataclass
 class Verdict:
-    """What was seen of a mutant: races, faults, values; `redundant` says why it need not be seen, if it need not."""
+    """What was seen of a mutant: races, faults, values; `redundant` says why it need not be seen, if it need not.
+
+    was_reached: whether a thread of the unbroken kernel comes to the site.
+    """
 
     site: Site
     races: Counter[tuple[str, str, str]]  # how often each was seen
     fault: str | None
     wrong: bool
+    was_reached: bool = True
     redundant: str = ""
 
     @property
@@ -83,7 +87,7 @@ class Verdict:
         elif self.redundant:
             seen = f"redundant: {self.redundant}"
         else:
-            seen = "SILENT"
+            seen = "SILENT" if self.was_reached else "no thread comes there"
         return f"{self.site.way}: {self.site.text}: {seen}"
 
 
@@ -142,10 +146,12 @@ def all_judged(cases: Sequence[Prepared], chosen: Callable[[Site], bool] = lambd
     idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
     for site in filter(chosen, search.sites):
         verdict = judged(cases, [site])
-        if verdict.silent and idle[_opcode(site)]:
-            verdict.redundant = f"every {_opcode(site)} may go"
-        elif verdict.silent and (others := search.replacing(site)):
-            verdict.redundant = f"{' and '.join(other.text for other in others)} order the same"
+        verdict.was_reached = any(case.programs[_main(case)].was_reached(site.number) for case in cases)
+        if verdict.silent and verdict.was_reached:
+            if idle[_opcode(site)]:
+                verdict.redundant = f"every {_opcode(site)} may go"
+            elif others := search.replacing(site):
+                verdict.redundant = f"{' and '.join(other.text for other in others)} order the same"
         yield verdict
 
 

@@ -98,15 +98,19 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
     assert seen in " ".join([verdict.fault or "", *(kind for kind, _, _ in verdict.races)]), verdict.line()
 
 
+# Triton's dispatch of partitions has branches for numbers that no partition of the kernel has: nobody comes to their two barriers.
+HOLES = {"sm_80": [], "sm_90": [], "Gluon": ["delete: barrier.sync: no thread comes there"] * 4}
+
+
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", ["sm_80", "sm_90", "Gluon"])
+@pytest.mark.parametrize("name", HOLES)
 def test_every_mutant_is_seen_or_redundant(name: str, record_property: Callable[[str, object], None]) -> None:
     """Of the main kernel, in two schedules: under one of them the last addition of a chain has no successor."""
     case = CASES[name]
     cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in ("ascending", "descending")]
     assert not any(unbroken.races or unbroken.fault for unbroken in (each.run() for each in cases))
     verdicts = list(mutants.all_judged(cases))
-    assert [verdict.line() for verdict in verdicts if verdict.is_hole] == []
+    assert [re.sub(r" \(.*?\)", "", verdict.line()) for verdict in verdicts if verdict.is_hole] == HOLES[name]
     record_property(f"mutants of {name} seen", sum(not verdict.silent for verdict in verdicts))
     record_property(f"mutants of {name} redundant", sum(verdict.silent for verdict in verdicts))
 
