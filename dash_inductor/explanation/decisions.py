@@ -37,28 +37,32 @@ LOWERING = {
 }
 
 
-def decisions_of(graphs: Iterable[fx.GraphModule]) -> list[Decision]:
-    """What became of each attention in graphs after the pass, in the order in which the model calls them."""
+def decisions_of(found: Iterable[fx.GraphModule | Decision]) -> list[Decision]:
+    """What became of each attention in graphs after the pass, in the order in which the model calls them; decisions stay."""
     known: dict[str, Decision] = {}
-    nodes = (node for graph in graphs for node in reversed([*_attentions(graph)]))
-    return [noted(node) if node.target is NOTE else _lowered_once(node, known) for node in nodes]
+    made: list[Decision] = []
+    for each in found:
+        if isinstance(each, Decision):
+            made.append(each)
+        else:
+            nodes = reversed([*_attentions(each)])
+            made += [noted(node) if node.target is NOTE else _lowered_once(node, known) for node in nodes]
+    return made
 
 
-def decide_on(gpu: str, graphs: Iterable[fx.GraphModule]) -> list[Decision]:
+def decide_on(gpu: str, found: Iterable[fx.GraphModule | Decision]) -> list[Decision]:
     """The same of graphs of CPU tensors without the pass, as if their tensors were on the GPU, which need not be there.
 
     Changes the graphs. Raises ValueError and RuntimeError as `fake_gpu`.
     """
     with fake_gpu(gpu):
-        found = []
-        for graph in graphs:
+        for graph in (each for each in found if not isinstance(each, Decision)):
             for module in modules_of(graph):
                 move(module)
             for module in modules_of(graph):
                 if not decline_if_left_out(module):
                     PASS.apply(module)
-            found += decisions_of([graph])
-        return found
+        return decisions_of(replace(each, device=str(CUDA)) if isinstance(each, Decision) else each for each in found)
 
 
 def require_compiler() -> None:

@@ -63,7 +63,7 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
         guarantee = config.current().guarantee
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
-    notes = tuple(_notes(model, rows, len(traced.graphs), where))
+    notes = tuple(_notes(model, rows, len(traced.found), where))
     return Explanation(where, rows, guarantee, warn_only, _versions(), notes, traced.stopped)
 
 
@@ -94,7 +94,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
             decisions.require_compiler()
             with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
                 traced = traced_on(cpu)
-            return decisions.decide_on(device, traced.graphs), traced, device, named_device(device).sms
+            return decisions.decide_on(device, traced.found), traced, device, named_device(device).sms
         devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
         place = None
         if "meta" in devices:
@@ -105,7 +105,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
         else:
             where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
         traced = traced_on(place)
-        return decisions.decisions_of(traced.graphs), traced, where, sms
+        return decisions.decisions_of(traced.found), traced, where, sms
 
 
 def _versions() -> dict[str, str]:

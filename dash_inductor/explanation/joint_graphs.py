@@ -25,18 +25,23 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ..decision import Decision
 from ..text import in_one_line
+from . import outside
 
 PASSES = "_recursive_joint_graph_passes"
 NESTED_PASSES = "run_joint_graph_passes_on_hops"
 _TORCH = str(Path(torch.__file__).parent)
 
 
-class Traced(NamedTuple):
-    """The joint graphs of a call, in the order of their calls; of one without a gradient, its forward. stopped: what ended the call
-    before its end, and where; None if nothing did."""
+Found = list[fx.GraphModule | Decision]
 
-    graphs: list[fx.GraphModule]
+
+class Traced(NamedTuple):
+    """What a call does, in its order: its joint graphs, of one without a gradient its forward, and decisions on attentions that are
+    in no graph. stopped: what ended the call before its end, and where; None if nothing did."""
+
+    found: Found
     stopped: str | None = None
 
 
@@ -61,13 +66,13 @@ def joint_graphs(
     Raises:
         Exception: of the call, where it ended before any graph.
     """
-    found: list[fx.GraphModule] = []
+    found: Found = []
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with _AsFakes(mode, device):
         # Of one deepcopy, so that tensors that the inputs share with the model stay shared.
         fake, fake_args, fake_kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
     try:
-        with torch.enable_grad(), mode:
+        with torch.enable_grad(), mode, outside.told(found.append, fake):
             torch.compile(fake, backend=functools.partial(_traced, found, _Outputs), dynamic=False)(*fake_args, **fake_kwargs)
     except Exception as error:  # the model's own, torch's, Dynamo's
         tensors = (*model.parameters(), *model.buffers(), *tree_leaves((args, kwargs)))
@@ -79,7 +84,7 @@ def joint_graphs(
 
 def _with_values(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], taken_for_gpu: Switch) -> Traced:
     """The same, and what is between the graphs is computed. Parameters are the model's own: a forward does not change them."""
-    found: list[fx.GraphModule] = []
+    found: Found = []
     copied, args, kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)), {id(x): x for x in model.parameters()})
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -87,7 +92,7 @@ def _with_values(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
             return _traced(found, _Values, gm, inputs)
 
     try:
-        with torch.enable_grad(), taken_for_gpu(False):
+        with torch.enable_grad(), taken_for_gpu(False), outside.told(found.append, copied):
             torch.compile(copied, backend=backend, dynamic=False)(*args, **kwargs)
     except Exception as error:
         return _ended(found, error)
@@ -95,7 +100,7 @@ def _with_values(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
 
 def _traced(
-    found: list[fx.GraphModule], stand_in: Callable[[fx.GraphModule], Callable[..., Any]], gm: fx.GraphModule, inputs: list[Any]
+    found: Found, stand_in: Callable[[fx.GraphModule], Callable[..., Any]], gm: fx.GraphModule, inputs: list[Any]
 ) -> Callable[..., Any]:
     """A backend of torch.compile: adds the joint graph to `found`, and returns what stands for the compiled one."""
     outputs = stand_in(gm)
@@ -107,7 +112,7 @@ def _traced(
     return outputs
 
 
-def _ended(found: list[fx.GraphModule], error: Exception) -> Traced:
+def _ended(found: Found, error: Exception) -> Traced:
     """What was found before the error, which is raised where nothing was."""
     if _is_of_values(error):
         return Traced(

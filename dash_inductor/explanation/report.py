@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..decision import Decision, stock_is_deterministic, stock_workspace_bytes
+from ..decision import Decision, is_of_torch, stock_is_deterministic, stock_workspace_bytes
 from ..schedule import TWO_PASS
 from ..schedule.candidates import Candidate, formula_of
 from ..text import WIDTH, listed, rendered
@@ -197,7 +197,7 @@ class Explanation:
                 "called at": row.source and os.path.basename(row.source),
                 "shape": row.decision.shape,
                 "mask": row.decision.mask,
-                "backward": "rewritten" if row.rewritten else "keeps PyTorch's",
+                "backward": "rewritten" if row.rewritten else f"keeps {_owner(row.decision)}",
             }
             for number, row in enumerate(self, start=1)
         ]
@@ -210,11 +210,19 @@ class Explanation:
         return list(kinds.values())
 
 
-_AS_IT_IS = {
-    True: "deterministic: the same bits in every run, by PyTorch's kernel",
-    False: "not deterministic: bits may differ from run to run",
-    None: "as deterministic as the matrix products that it is made of",
-}
+def _owner(decision: Decision) -> str:
+    return "PyTorch's" if is_of_torch(decision.op) else "the package's"
+
+
+def _as_it_is(row: Attention) -> str:
+    """Whether a backward that stays is deterministic, in words."""
+    if row.deterministic:
+        return f"deterministic: the same bits in every run, by {_owner(row.decision)} kernel"
+    if row.deterministic is False:
+        return "not deterministic: bits may differ from run to run"
+    if is_of_torch(row.decision.op):
+        return "as deterministic as the matrix products that it is made of"
+    return "not known: bits may differ from run to run"
 
 
 def _details(row: Attention) -> dict[str, Any]:
@@ -223,7 +231,7 @@ def _details(row: Attention) -> dict[str, Any]:
     stock = "" if row.stock_workspace_bytes is None else f"; PyTorch's in strict mode {_bytes(row.stock_workspace_bytes)}"
     if not row.rewritten:
         figures = {"op": d.op, "why": d.reason, "to do": d.remedy or "nothing is known to help"}
-        return figures | {"as it is": _AS_IT_IS[row.deterministic], "extra memory": stock[2:] or "-"}
+        return figures | {"as it is": _as_it_is(row), "extra memory": stock[2:] or "-"}
     others = ", ".join(f"{_schedule_of(c)} {c['predicted_us']:.1f}" for c in row.candidates if c["predicted_us"] is not None)
     time = (
         "known at run time: the mask decides" if d.predicted_us is None else f"{d.predicted_us:.1f} us, predicted by the cost model"

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from torch import fx
+from torch import Tensor, fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._ops import OpOverload
 
@@ -45,7 +46,7 @@ def attentions(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Itera
             op, named = op_of(node), arguments(node)
             assert op is not None
             declined = _declined(op, named, why.get(node))
-            yield gradient, node, _decided(op, named, declined), declined
+            yield gradient, node, _sized(str(op), named, declined), declined
 
 
 def op_of(node: fx.Node) -> OpOverload | None:
@@ -70,27 +71,44 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     return named | {name: value for name, value in node.kwargs.items() if name in {x.name for x in op._schema.arguments}}
 
 
-def _declined(op: OpOverload, named: dict[str, Any], why: Declined | None) -> Declined:
-    flag, remedy = named.get(FLAG), why.remedy if why else OURS
+def decision_of_function(name: str, named: Mapping[str, Any], source: str | None, module: str) -> Decision:
+    """Of an autograd function of another package that is in no graph, its arguments by their names, and where it is called."""
+    broken = "torch.compile breaks the graph at this autograd function, so that no pass sees its backward"
+    declined = _as_called(broken, named.get(FLAG), OURS, OURS)
+    return replace(_sized(name, named, declined), source=source, module=module)
+
+
+def _declined(op: OpOverload, named: Mapping[str, Any], why: Declined | None) -> Declined:
     package = f"{why}: it stays the op of another package" if why else "the op of another package"
-    if flag is True:
-        return LeftToStock(f"{package}, deterministic as it is called ({FLAG}=True)", f"for our kernels, {remedy}")
-    if flag is False:
-        reason = f"{package}, not deterministic as it is called ({FLAG}=False)"
-        return Declined(reason, f"pass {FLAG}=True ({ENVIRONMENT}), or {remedy}", stock_differs=True)
-    if str(op).removesuffix(".default") in NOT_DETERMINISTIC:
+    remedy = why.remedy if why else OURS
+    if named.get(FLAG) is None and str(op).removesuffix(".default") in NOT_DETERMINISTIC:
         return Declined("the op of another package, which is not deterministic", OURS, stock_differs=True)
-    reason = "the op of another package, of which is not known whether it is deterministic"
-    remedy = f"if it is, name it in the setting silence (DASH_INDUCTOR_SILENCE={op.namespace}); else {OURS}"
-    return Declined(reason, remedy, stock_differs=None)
+    silence = f"if it is, name it in the setting silence (DASH_INDUCTOR_SILENCE={op.namespace}); else {OURS}"
+    return _as_called(package, named.get(FLAG), remedy, silence)
 
 
-def _decided(op: OpOverload, named: dict[str, Any], declined: Declined) -> Decision:
-    """All but the origin; of sizes what arguments called query, key and value tell."""
-    nodes = [next((named[name] for name in names if isinstance(named.get(name), fx.Node)), None) for names in NAMES]
-    tensors = [node.meta["val"] for node in nodes if node is not None and is_tensor(node)]
-    packed = any(isinstance(named.get(name), fx.Node) for name in ("cu_seqlens_q", "cu_seq_q", "cu_seqlens"))
+def _as_called(what: str, flag: Any, remedy: str, unknown: str) -> Declined:
+    """The reason, by the argument `deterministic`. unknown: the remedy where there is none."""
+    if flag is True:
+        return LeftToStock(f"{what}, deterministic as it is called ({FLAG}=True)", f"for our kernels, {remedy}")
+    if flag is False:
+        reason = f"{what}, not deterministic as it is called ({FLAG}=False)"
+        return Declined(reason, f"pass {FLAG}=True ({ENVIRONMENT}), or {remedy}", stock_differs=True)
+    return Declined(f"{what}, of which is not known whether it is deterministic", unknown, stock_differs=None)
+
+
+def _sized(name: str, named: Mapping[str, Any], declined: Declined) -> Decision:
+    """All but the origin; of sizes what arguments called query, key and value tell, nodes of a graph or tensors."""
+    given = [next((x for alike in names if (x := _value(named.get(alike))) is not None), None) for names in NAMES]
+    tensors = [x for x in given if x is not None]
+    packed = any(_value(named.get(x)) is not None for x in ("cu_seqlens_q", "cu_seq_q", "cu_seqlens"))
     if len(tensors) < 3 or any(x.dim() not in ((3,) if packed else (4,)) for x in tensors):
-        return unread(str(op), declined)
+        return unread(name, declined)
     causal = named.get("causal") or named.get("is_causal")
-    return decision_of_call(str(op), tensors, "varlen" if packed else "causal" if causal else "full", declined, heads_last=True)
+    return decision_of_call(name, tensors, "varlen" if packed else "causal" if causal else "full", declined, heads_last=True)
+
+
+def _value(x: Any) -> Tensor | None:
+    if isinstance(x, fx.Node):
+        return x.meta["val"] if is_tensor(x) else None
+    return x if isinstance(x, Tensor) else None

@@ -159,6 +159,72 @@ def test_settings_say_what_happens() -> None:
     assert train(FLASH, deterministic=True, on_unsupported="error") == []
 
 
+class FlashAttnFunc(torch.autograd.Function):
+    """Calls what Dynamo cannot trace."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, causal=False, deterministic=False, fails=False):
+        torch._dynamo.graph_break()
+        if fails:
+            raise TypeError("no tensor of a GPU")
+        return q + k + v
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout, dout, dout, None, None, None
+
+
+class RotaryFunc(FlashAttnFunc):
+    """Is no attention."""
+
+
+class AttentionFunc(torch.autograd.Function):
+    """Is traced, so that its backward is in a graph."""
+
+    @staticmethod
+    def forward(ctx, q, k, v, *_):
+        return q + k + v
+
+    @staticmethod
+    def backward(ctx, dout):
+        return dout, dout, dout, None, None, None
+
+
+class Layer(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function], *flags: bool) -> None:
+        super().__init__()
+        self.function, self.flags, self.weight = function, flags, nn.Parameter(torch.ones(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.weight
+        return self.function.apply(x, 2 * x, 3 * x, *self.flags)
+
+
+def explained(*layers: Layer) -> dash_inductor.Explanation:
+    model = nn.Sequential(*layers)
+    return explain(model, torch.ones(2, 24, 3, 16, device="meta"), device="h100")
+
+
+@pytest.mark.parametrize(
+    ("flags", "deterministic", "said"),
+    [((True, False), False, "not deterministic as it is called"), ((False, True), True, "deterministic as it is called")],
+)
+def test_an_autograd_function_that_breaks_the_graph_has_a_row(flags: tuple[bool, ...], deterministic: bool, said: str) -> None:
+    report = explained(Layer(RotaryFunc), Layer(FlashAttnFunc, *flags), Layer(AttentionFunc))
+    assert report.stopped is None and not report.all_rewritten
+    (row,) = report
+    assert row.deterministic is deterministic and said in str(row.reason) and "breaks the graph" in str(row.reason)
+    assert (row.op, row.module) == (f"{__name__}.FlashAttnFunc", "1") and "test_third_party.py" in str(row.source)
+    assert (row.decision.shape, row.decision.mask) == ("B=2 H=3 S=24 D=16 fp32", "causal" if flags[0] else "full")
+    assert "keeps the package's" in str(report) and "scaled_dot_product_attention" in str(row.remedy)
+    assert torch.autograd.Function.apply.__func__.__module__ == "torch.autograd.function"
+
+
+def test_an_autograd_function_that_ends_the_forward_has_a_row() -> None:
+    report = explained(Layer(FlashAttnFunc, False, False, True), Layer(FlashAttnFunc))
+    assert "no tensor of a GPU" in str(report.stopped) and len(report.attentions) == 1 and not report.all_rewritten
+
+
 @pytest.mark.parametrize("silence", ["a b", "flash_attn;fla"])
 def test_bad_names(silence: str) -> None:
     with pytest.raises(ValueError, match="is not names of ops or namespaces"), dash_inductor.enabled(silence=silence):
