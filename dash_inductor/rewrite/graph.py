@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import fx
@@ -10,7 +11,7 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from ..op import FLEX_BACKWARD, MARK
-from . import by_hand, flash_attn, flex, heads_last, math_path, sdpa, third_party, varlen
+from . import by_hand, flash_attn, flex, heads_last, math_path, matmuls, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
 from .stock_ops import HEADS_LAST, SDPA_TARGETS, VARLEN
 from .undo import whole_or_not_at_all
@@ -36,25 +37,40 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
     met = [node for node in called if node.target in REWRITERS and not is_noted(node)]
     said = []
     for node in reversed(met):
-        declined = refused or _rewrite(node, settings)
+        declined = refused or _rewrite(node, partial(REWRITERS[node.target], node, settings))
         if declined is not None:
             said.append(leave(node, declined, settings))
     # Why flash_attn's stay, which are found and told as those of any other package; None: they do not.
-    flash = {node: refused or _rewrite(node, settings) for node in reversed(called) if flash_attn.is_backward(node) and node.users}
+    flash = {
+        node: refused or _rewrite(node, partial(flash_attn.rewrite, node, settings))
+        for node in reversed(called)
+        if flash_attn.is_backward(node) and node.users
+    }
+    made_matmuls = {} if refused else _of_matmuls(graph, settings)
     without_op = [
-        *leave_without_op(math_path.OP, math_path.calls(graph), settings),
+        *leave_without_op(math_path.OP, math_path.calls(graph, made_matmuls), settings),
         *leave_without_op(by_hand.OP, by_hand.attentions(graph), settings),
         *leave_without_op(third_party.OP, third_party.attentions(graph, flash), settings),
     ]
     bugs = {str(x): x for x in (*said, *flash.values(), *without_op) if isinstance(x, InternalError) and x is not refused}
-    return len(met) + list(flash.values()).count(None) + len(without_op), list(bugs.values())
+    rewritten = [*flash.values(), *made_matmuls.values()].count(None)
+    return len(met) + rewritten + len(without_op), list(bugs.values())
 
 
-def _rewrite(node: fx.Node, settings: Config) -> Declined | None:
-    """Rewrites one attention; returns why it is declined, None where it is not."""
+def _of_matmuls(graph: fx.Graph, settings: Config) -> dict[fx.Node, Declined | None]:
+    """Of each SDPA that torch made matmuls of, by its softmax, why it is declined; None where it is rewritten."""
+    try:
+        found = [call for _, call in math_path.found(graph)]
+    except Exception:  # told where it is met again
+        return {}
+    return {call.softmax: _rewrite(call.scores, partial(matmuls.rewrite, call, settings)) for call in found}
+
+
+def _rewrite(node: fx.Node, rewriter: Callable[[], list[fx.Node]]) -> Declined | None:
+    """Rewrites one attention, of which a node is given; returns why it is declined, None where it is not."""
     try:
         with whole_or_not_at_all(node):
-            obsolete = REWRITERS.get(node.target, flash_attn.rewrite)(node, settings)
+            obsolete = rewriter()
     except Declined as declined:
         return declined
     except Exception as bug:

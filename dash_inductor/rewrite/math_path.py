@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from torch import fx
 from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
-from .declined import DROPOUT, WithoutOp
+from .declined import DROPOUT, InternalError, WithoutOp
 from .nodes import is_tensor, original, reached
 
 aten = torch.ops.aten
@@ -36,8 +36,17 @@ UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dyn
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 
 
-def calls(graph: fx.Graph) -> Iterator[WithoutOp]:
-    """Of each call through which a gradient flows: a gradient in its backward, its softmax, and what becomes of it."""
+def calls(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Iterator[WithoutOp]:
+    """Of each call through which a gradient flows: a gradient in its backward, its softmax, and what becomes of it. why: by the
+    softmax, why one is not rewritten that could have been."""
+    for gradient, call in found(graph):
+        bug = why.get(call.softmax)
+        declined = bug if isinstance(bug, InternalError) else _declined(call)
+        yield gradient, call.softmax, _decided(call, declined), declined
+
+
+def found(graph: fx.Graph) -> Iterator[tuple[fx.Node, Call]]:
+    """Calls through which a gradient flows that are not decided on, each with a gradient in its backward."""
     softmaxes = _softmaxes(graph)
     if not softmaxes:
         return
@@ -49,7 +58,7 @@ def calls(graph: fx.Graph) -> Iterator[WithoutOp]:
         weights = reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)
         gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
         if gradient is not None and not any(user.target is NOTE for user in gradient.users):
-            yield gradient, softmax[0], *_decided(softmax, weights - backward)
+            yield gradient, Call(softmax, weights - backward)
 
 
 def _softmaxes(graph: fx.Graph) -> list[list[fx.Node]]:
@@ -69,13 +78,11 @@ def _call_of(node: fx.Node) -> tuple[Any, ...]:
     return *names, *((source.name, source.graph_id) for source in sources)
 
 
-def _decided(softmax: list[fx.Node], weights: set[fx.Node]) -> tuple[Decision, Declined]:
-    """All but the origin, and UNKNOWN what the graph does not show. weights: from the softmax to the matmul with the values."""
-    call = _Call(softmax, weights)
+def _decided(call: Call, declined: Declined) -> Decision:
+    """All but the origin, and UNKNOWN what the graph does not show."""
     scores = call.scores.meta["val"]
     *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
-    declined = _declined(call, scores)
-    decision = Decision(
+    return Decision(
         op=OP,
         device=str(scores.device),
         dtype=call.dtype,
@@ -89,11 +96,11 @@ def _decided(softmax: list[fx.Node], weights: set[fx.Node]) -> tuple[Decision, D
         reason=str(declined),
         remedy=declined.remedy,
     )
-    return decision, declined
 
 
-def _declined(call: _Call, scores: torch.Tensor) -> Declined:
+def _declined(call: Call) -> Declined:
     """With what kept all other ops from being taken, whatever the user asked for, if that is seen."""
+    scores = call.scores.meta["val"]
     if scores.dim() != 4:
         dims = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
         return Declined(f"{REASON}: inputs of {scores.dim()} dimensions, not 4", dims)
@@ -114,7 +121,7 @@ def _declined(call: _Call, scores: torch.Tensor) -> Declined:
     return (_declined_heads(call, scores, dims_differ=dims_differ) if on_gpu else None) or Declined(REASON, REMEDY)
 
 
-def _declined_heads(call: _Call, scores: torch.Tensor, *, dims_differ: bool) -> Declined | None:
+def _declined_heads(call: Call, scores: torch.Tensor, *, dims_differ: bool) -> Declined | None:
     """On a GPU, where key and value have fewer heads than query: of half precision flash attention takes these, if told of them."""
     _, heads, q_len, kv_len = map(size_text, scores.shape)
     kv_heads = call.kv_heads(heads)
@@ -133,25 +140,33 @@ def _declined_heads(call: _Call, scores: torch.Tensor, *, dims_differ: bool) -> 
     return None
 
 
-class _Call:
-    """What the nodes of a call of SDPA show; `query` and `value` are as the user gave them, or None if that is not seen."""
+class Call:
+    """What the nodes of a call of SDPA show; `query` and `value` are as the user gave them, or None if that is not seen.
+
+    softmax: its first node. weights: from the softmax to the matmul with the values.
+    """
 
     def __init__(self, softmax: list[fx.Node], weights: set[fx.Node]) -> None:
+        self.softmax = softmax[0]
         self._id = _call_of(softmax[0])
         self._function = softmax[0].meta["source_fn_stack"][-1][1]
         self.scores = next(x for node in softmax for x in node.all_input_nodes if x not in softmax)
         self._to_scores = reached([self.scores], lambda node: () if _is_matmul(node) else self._inputs(node))
-        self._with_keys = _only(node for node in self._to_scores if node.target in MATMULS)
-        self._with_values = _only(node for node in weights if node.target in MATMULS)
-        self.query, self.value = self._given(self._with_keys, 0), self._given(self._with_values, -1)
+        self.with_keys = _only(node for node in self._to_scores if node.target in MATMULS)
+        self.with_values = _only(node for node in weights if node.target in MATMULS)
+        self.query, self.value = self._given(self.with_keys, 0), self._given(self.with_values, -1)
         self.has_dropout = any(original(node) == "aten.native_dropout.default" for node in weights)
 
     @property
+    def nodes(self) -> list[fx.Node]:
+        return [x for x in self.scores.graph.nodes if self.has(x)]
+
+    @property
     def mask(self) -> str:
-        if self._with_keys is None:
+        if self.with_keys is None:
             return UNKNOWN
-        added = {*filter(is_tensor, self._to_scores)} - reached([self._with_keys], lambda node: node.users)
-        if not all(map(self._has, added)):
+        added = {*filter(is_tensor, self._to_scores)} - reached([self.with_keys], lambda node: node.users)
+        if not all(map(self.has, added)):
             return "given"
         if any(original(node) == "aten.tril.default" for node in added):
             return "causal"
@@ -160,44 +175,45 @@ class _Call:
     @property
     def given_mask(self) -> torch.Tensor | None:
         """As the user gave it."""
-        given = _only(n for n in self._to_scores if not self._has(n) and is_tensor(n)) if self._function in SDPA else None
+        given = _only(n for n in self._to_scores if not self.has(n) and is_tensor(n)) if self._function in SDPA else None
         return None if given is None else given.meta["val"]
 
     @property
     def dtype(self) -> str:
         """Of what it returns: it may compute in another."""
-        if self._with_values is None:
+        if self.with_values is None:
             return UNKNOWN
-        after = reached([self._with_values], lambda node: filter(self._has, node.users))
-        last = _only(node for node in after if not any(map(self._has, node.users)))
+        after = reached([self.with_values], lambda node: filter(self.has, node.users))
+        last = _only(node for node in after if not any(map(self.has, node.users)))
         return UNKNOWN if last is None else dtype_name(last.meta["val"].dtype)
 
     @property
     def head_dims(self) -> tuple[int | str, int | str]:
         """Of query and key, and of value."""
-        with_keys, with_values = self._with_keys, self._with_values
+        with_keys, with_values = self.with_keys, self.with_values
         of_query = UNKNOWN if with_keys is None else size_text(with_keys.all_input_nodes[0].meta["val"].shape[-1])
         return of_query, UNKNOWN if with_values is None else size_text(with_values.meta["val"].shape[-1])
 
     def kv_heads(self, heads: int | str) -> int | str:
         if self._function in UNGROUPED:
             return heads
-        key = self._given(self._with_keys, -1)
+        key = self._given(self.with_keys, -1)
         if key is None:
             return UNKNOWN
         return size_text(key.shape[-3]) if key.dim() > 2 else 1
 
-    def _has(self, node: fx.Node) -> bool:
+    def has(self, node: fx.Node) -> bool:
+        """Whether the node is one of its forward."""
         return _call_of(node) == self._id
 
     def _inputs(self, node: fx.Node) -> list[fx.Node]:
-        return node.all_input_nodes if self._has(node) else []
+        return node.all_input_nodes if self.has(node) else []
 
     def _given(self, matmul: fx.Node | None, index: int) -> torch.Tensor | None:
         """The argument of SDPA that became the matmul's: the one tensor from outside that goes into it."""
         if matmul is None or self._function not in SDPA:
             return None
-        given = _only(n for n in reached([matmul.all_input_nodes[index]], self._inputs) if not self._has(n) and is_tensor(n))
+        given = _only(n for n in reached([matmul.all_input_nodes[index]], self._inputs) if not self.has(n) and is_tensor(n))
         return None if given is None else given.meta["val"]
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..decision import Declined
 from ..devices import target
 from ..reference import LOG2E
-from .stock_ops import CUDNN, EFFICIENT, FLASH_ATTN, FLASH_ATTN_3, SdpaBackward
+from .stock_ops import CUDNN, EFFICIENT, FLASH_ATTN, FLASH_ATTN_3, SDPA, SdpaBackward
 
 aten = torch.ops.aten
 
@@ -92,8 +92,8 @@ def require(op: str, kind: str, dtype: str, device: str) -> None:
 
 
 def _op(stock: SdpaBackward) -> str:
-    """The op whose forward is asked. Those below SDPA's have the same as SDPA's."""
-    return str(stock.called) if str(stock.called) in (FLASH_ATTN, FLASH_ATTN_3) else str(stock.op)
+    """The op whose forward is asked. Those below SDPA's have the same as SDPA's; of matmuls the graph itself has the logsumexp."""
+    return str(stock.called) if stock.called is SDPA or str(stock.called) in (FLASH_ATTN, FLASH_ATTN_3) else str(stock.op)
 
 
 def _question(stock: SdpaBackward) -> tuple[str, str, str, str]:

@@ -25,7 +25,18 @@ from .mask_function import MaskFunction, read
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
 from .score_function import ScoreFunction
-from .stock_ops import EFFICIENT, FLASH, ON_CPU, ON_GPU, UNSUPPORTED, SdpaBackward, contract_logsumexp, sdpa_backward_of, stock_of
+from .stock_ops import (
+    EFFICIENT,
+    FLASH,
+    ON_CPU,
+    ON_GPU,
+    SDPA,
+    UNSUPPORTED,
+    SdpaBackward,
+    contract_logsumexp,
+    sdpa_backward_of,
+    stock_of,
+)
 
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
 
@@ -83,6 +94,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
     """What may be kept. Torch's own flash attention never is: under full and causal masks ours may have two passes."""
+    if stock.called is SDPA:
+        return None
     if stock.op is FLASH and is_of_torch(str(stock.called)):
         flash = stock_of(Kernel.FLASH)
         return flash if flash.implementation else None

@@ -27,6 +27,7 @@ FLASH = aten._scaled_dot_product_flash_attention_backward.default
 FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
+SDPA = aten.scaled_dot_product_attention.default  # which torch makes one of these of, or matmuls
 ON_GPU = (FLASH, EFFICIENT, CUDNN)
 ON_CPU = (FLASH_CPU, EFFICIENT)  # this one under emulation
 # Below the ops of SDPA, and what SDPA becomes for jagged tensors: [B, S, H, D] or, of sequences one after the other, [S, H, D].

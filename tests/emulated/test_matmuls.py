@@ -1,0 +1,119 @@
+"""Calls of SDPA that torch makes matmuls of for their few kv heads, or the strides of their mask: the backward is rewritten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from attention import assert_right, compiled, error, gradients, rewritten
+from tensors import BF16, FP32, normal
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from dash_inductor import decisions
+from dash_inductor.emulation import emulate
+
+NAME = "aten.scaled_dot_product_attention.default"
+Attend = Callable[..., Tensor]
+
+
+def of(
+    heads: int, kv_heads: int, q_len: int, kv_len: int, dims: Sequence[int] = (16, 16), dtype: torch.dtype = FP32
+) -> list[Tensor]:
+    """Query, key and value."""
+    shapes = (heads, q_len, dims[0]), (kv_heads, kv_len, dims[0]), (kv_heads, kv_len, dims[1])
+    return [normal(2, *shape, dtype=dtype, seed=seed) for seed, shape in enumerate(shapes)]
+
+
+def sdpa(**keywords: object) -> Attend:
+    return lambda query, key, value: F.scaled_dot_product_attention(query, key, value, **keywords)
+
+
+def asked_for(attend: Attend) -> Attend:
+    """On the CPU another op takes these."""
+
+    def by_matmuls(*inputs: Tensor) -> Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return attend(*inputs)
+
+    return by_matmuls
+
+
+def padded(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """By keys, another number in each batch; the first queries of one see none."""
+    m, n = torch.arange(query.shape[2])[:, None], torch.arange(key.shape[2])
+    seen = (n[None] >= torch.tensor([0, 7])[:, None])[:, None, None] & (n <= m)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+
+
+def by_row(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A float mask that is the same for all keys but one, expanded: its last stride is 0."""
+    hidden = torch.arange(query.shape[2]) % 5 == 2
+    bias = torch.zeros(query.shape[2]).masked_fill(hidden, -math.inf)[:, None].expand(-1, key.shape[2])
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, enable_gqa=True)
+
+
+CASES = {
+    "one kv head": (sdpa(is_causal=True), of(4, 1, 72, 72), "causal"),
+    "one kv head, bf16": (sdpa(), of(3, 1, 40, 72, dtype=BF16), "full"),
+    "one tensor is key and value": (lambda q, k, v: sdpa()(q, k, k) + v, of(4, 1, 40, 40), "full"),
+    "a scale": (sdpa(scale=0.5), of(2, 1, 40, 40), "full"),
+    "a scale below 0": (sdpa(scale=-0.5, is_causal=True), of(2, 1, 40, 40), "causal"),
+    "value of another head dim": (sdpa(enable_gqa=True), of(4, 2, 40, 40, (16, 32)), "full"),
+    "unlike lengths, causal": (asked_for(sdpa(is_causal=True, enable_gqa=True)), of(4, 2, 40, 72), "block_mask"),
+    "groups under a mask": (asked_for(padded), of(4, 2, 72, 72), "block_mask"),
+    "rows that see nothing": (asked_for(by_row), of(4, 2, 40, 40), "block_mask"),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients(rewriting: None, name: str) -> None:
+    """Right, and the same in five interleavings; the forward keeps its bits."""
+    attend, inputs, mask = CASES[name]
+    grad_out = normal(2, inputs[0].shape[1], inputs[0].shape[2], inputs[2].shape[3], dtype=inputs[0].dtype, seed=3)
+    found = []
+    for seed in range(5):
+        with emulate(seed=seed):
+            found.append(gradients(compiled(attend), inputs, grad_out))
+    decision = decisions()[-1]
+    assert (rewritten(), decision.op, decision.mask) == (5, NAME, mask)
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    if grad_out.dtype == FP32:
+        assert_right(found[0], attend, inputs, grad_out)
+    else:  # stock computes in fp32 between inputs and gradients; ours rounds what it multiplies, as flash attention does
+        right = gradients(attend, [x.double() for x in inputs], grad_out.double())
+        assert max(map(error, found[0], right)) < 2**-7
+
+
+def test_gradients_in_use(rewriting: None) -> None:
+    """Of projections, as of a model: strides of gradients matter to what comes before the call, and a tensor is used twice."""
+    weights = [normal(32, width, seed=seed) / 8 for seed, width in enumerate((64, 16, 16))]
+
+    def model(x: Tensor, *weights: Tensor) -> Tensor:
+        query, key, value = ((x @ w).unflatten(-1, (-1, 16)).transpose(1, 2) for w in weights)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True) * query + key * value
+
+    inputs = [normal(2, 40, 32, seed=5), *weights]
+    with emulate():
+        actual = gradients(compiled(model), inputs)
+    assert rewritten() == 1 and decisions()[-1].kv_heads == 1
+    assert_right(actual, model, inputs)
+
+
+@pytest.mark.parametrize(
+    ("attend", "inputs"),
+    [
+        (sdpa(dropout_p=0.1), of(4, 1, 40, 40)),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k.detach(), v), of(4, 1, 40, 40)),
+        (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=v[:, :, :, 0, None]), of(4, 1, 40, 40)),
+    ],
+    ids=["dropout", "a key without a gradient", "a learnt mask"],
+)
+def test_what_stays(rewriting: None, attend: Attend, inputs: Sequence[Tensor]) -> None:
+    with emulate():
+        compiled(attend)(*(x.requires_grad_() for x in inputs)).sum().backward()
+    decision = decisions()[-1]
+    assert not decision.rewritten and decision.op == NAME and decision.remedy
