@@ -12,7 +12,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from ..op import FLEX_BACKWARD, MARK, REWRITTEN, FlexArguments, Mark, MaskArguments
 from ..problem import dtype_name
 from ..reference import LOG2E
-from .mask_function import MaskFunction, everything
+from .mask_function import MaskFunction
+from .mask_reader import everything
 from .nodes import call
 from .score_function import ScoreFunction, identity
 

@@ -21,7 +21,8 @@ from ..resolve import Resolution, mask_block, resolve
 from .declined import DROPOUT, why_no_target
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
-from .mask_function import MaskFunction, read
+from .mask_function import MaskFunction
+from .mask_reader import read
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
 from .score_function import ScoreFunction

@@ -14,7 +14,8 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.decision import Declined
-from dash_inductor.rewrite.mask_function import MaskFunction, read
+from dash_inductor.rewrite.mask_function import MaskFunction
+from dash_inductor.rewrite.mask_reader import read
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 9, 9
 CPU = torch.device("cpu")

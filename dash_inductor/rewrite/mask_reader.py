@@ -1,0 +1,447 @@
+"""Reads a mask in the graph as functions of (b, h, m, n), batch element, query head, query and key, and not as memory if it can be.
+
+What positions and constants decide is computed by the function; what a small tensor of the graph decides, a padding mask or the
+document of each token, is captured and indexed. So is a mask of queries and keys that the graph is given. One that it computes
+in another way is captured whole: the forward has it in memory.
+
+A mask of floats is a bias. Where that is -inf, or the least number, a query does not see a key; elsewhere it is added to the score.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.symbolic_shapes import guard_or_true
+
+from ..decision import Declined
+from .mask_function import LARGEST, NAMES, MaskFunction
+from .nodes import VIEWS, call_of, reached
+from .proofs import constant, is_constant
+from .score_function import ScoreFunction, adding
+
+aten, prims = torch.ops.aten, torch.ops.prims
+HIDES = -1e38  # what is at most this takes up any score that it is added to, so that softmax gives 0 in a row that sees a key
+MOST_ADDRESSED = 2**31  # elements of a tensor whose index 32 bits hold
+EVERY_POINTWISE = {
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.abs.default, aten.neg.default, aten.where.self),
+    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.remainder.Scalar, aten.remainder.Tensor),
+    *(aten.le.Tensor, aten.lt.Tensor, aten.ge.Tensor, aten.gt.Tensor, aten.eq.Tensor, aten.ne.Tensor),
+    *(aten.le.Scalar, aten.lt.Scalar, aten.ge.Scalar, aten.gt.Scalar, aten.eq.Scalar, aten.ne.Scalar),
+    *(aten.bitwise_and.Tensor, aten.bitwise_or.Tensor, aten.bitwise_xor.Tensor, aten.bitwise_not.default),
+    *(aten.logical_and.default, aten.logical_or.default, aten.logical_xor.default, aten.logical_not.default),
+    *(aten.minimum.default, aten.maximum.default, aten.floor_divide.default, aten.div.Tensor_mode, aten.div.Scalar_mode),
+    prims.convert_element_type.default,
+}
+FILLS = {aten.full.default, aten.scalar_tensor.default}
+DTYPES = (torch.bool, torch.int32, torch.int64)  # in which positions are compared and computed with
+PRODUCTS = {aten.mul.Tensor, aten.mul.Scalar}
+SAME = {aten.clone.default, aten.alias.default, aten.detach.default}
+CASTS = {prims.convert_element_type.default, aten._to_copy.default}
+Index = tuple[Any, ...]  # of an element: nodes of the function, or numbers
+Bias = tuple[Any, Any]  # whether a query sees a key, and what is added to the score then: a number, or a node of fp32
+
+
+class _Unreadable(Exception):
+    """A tensor is no function of positions, small tensors and what the graph is given."""
+
+
+def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) -> tuple[MaskFunction, ScoreFunction | None]:
+    """The functions of a mask on the device that broadcasts to [B, H, S_q, S_k]: which keys a query sees, and what becomes of their
+    scores, None if that is nothing. The mask is bool, true where a query sees a key, or what is added to the score.
+
+    A row of -inf, or of least numbers of fp32 or bf16, alone is one that sees no key, and has gradients of 0. Stock's forward
+    averages the values under least numbers; its CPU backward differentiates their sum, since the least number swallows the
+    logarithm in logsumexp.
+
+    causal: and where m >= n.
+
+    Raises:
+        Declined: it lies on another device.
+    """
+    reader = Reader(device)
+    visible: Any = True
+    bias: Any = 0.0
+    if mask is not None:
+        value = mask.meta["val"]
+        index = _within(value, tuple(reader.variables.values()))
+        visible, bias = reader.biased(mask, index) if value.is_floating_point() else (reader.condition(mask, index), 0.0)
+    if causal:
+        visible = reader.both(visible, reader.call(aten.ge.Tensor, reader.variables["m"], reader.variables["n"]))
+    return reader.mask_function(visible), reader.score_function(bias)
+
+
+def everything(device: torch.device) -> MaskFunction:
+    """Every key is seen."""
+    reader = Reader(device)
+    return reader.mask_function(reader.constant_of(True))
+
+
+def _within(value: Tensor, index: Sequence[Any]) -> Index:
+    """The index of a tensor that is broadcast: the last ones, 0 where it has one element."""
+    own = index[len(index) - value.dim() :]
+    return tuple(0 if _is_one(size) else i for i, size in zip(own, value.shape, strict=True))
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+class Reader:
+    """Builds the function's graph from the mask's nodes, from the mask backwards."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.graph = fx.Graph()
+        self.variables = {name: self.graph.placeholder(name) for name in NAMES}
+        self.depends = {node: frozenset(name) for name, node in self.variables.items()}  # on which variables a node does
+        self.in_range = {*self.variables.values()}  # what is an index of any dimension that it goes over
+        self.captured: dict[fx.Node, fx.Node] = {}
+        self.known: dict[tuple[fx.Node, Index], Any] = {}
+
+    def mask_function(self, visible: Any) -> MaskFunction:
+        """The function that returns `visible`."""
+        visible = self.constant_of(False) if visible is False else visible
+        graph, copies, captures = self._graph_of(visible)
+        graph.output(copies.get(visible, visible))
+        graph.lint()
+        return MaskFunction(fx.GraphModule(torch.nn.Module(), graph), captures)
+
+    def score_function(self, bias: Any) -> ScoreFunction | None:
+        """The function that adds `bias` to a score; None where it is 0."""
+        if _is_zero(bias):
+            return None
+        graph, copies, captures = self._graph_of(bias, "score")
+        return adding(graph, copies.get(bias, bias), captures)
+
+    def _graph_of(self, result: Any, *first: str) -> tuple[fx.Graph, dict[Any, fx.Node], tuple[fx.Node, ...]]:
+        """A graph of what a node needs, without an output, with further arguments before (b, h, m, n); the nodes of it by ours; and
+        what it captures."""
+        needed = reached([result] if isinstance(result, fx.Node) else [], lambda node: node.all_input_nodes)
+        graph, copies = fx.Graph(), dict[Any, fx.Node]()
+        for name in first:
+            graph.placeholder(name)
+        for node in self.graph.nodes:
+            if node in needed or node in self.variables.values():
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        return graph, copies, tuple(node for node, capture in self.captured.items() if capture in needed)
+
+    def condition(self, node: fx.Node, index: Index) -> Any:
+        """The element of a bool node, which is captured whole if nothing else can be."""
+        try:
+            return self.at(node, index)
+        except _Unreadable:
+            return self._whole(node, index)
+
+    def biased(self, node: fx.Node, index: Index) -> Bias:
+        """What a node of floats does to a score; it is captured whole if nothing else can be."""
+        try:
+            return self._biased(node, index)
+        except _Unreadable:
+            return self._of_element(self._whole(node, index), node.meta["val"].dtype)
+
+    def _biased(self, node: Any, index: Index) -> Bias:
+        op, args = call_of(node)
+        if not isinstance(node.meta.get("val"), Tensor):  # a number that is known at run time only
+            raise _Unreadable(node)
+        dtype = node.meta["val"].dtype
+        if op in FILLS:
+            return _of_number(args[-1], dtype)
+        if (source := self._source(node, index)) is not None:
+            return self._biased(*source)
+        with contextlib.suppress(_Inexact):
+            if op in CASTS and args[0].meta["val"].is_floating_point():
+                return self._exact(args[0], index, dtype)
+            if op is aten.where.self:
+                condition = self.condition(args[0], _broadcast(args[0], index))
+                return self._selected_bias(condition, *(self._exact(x, index, dtype) for x in args[1:]))
+            if op in (aten.add.Tensor, aten.minimum.default) and not node.kwargs:
+                (sees, bias), (sees_too, other) = (self._exact(x, index, dtype) for x in args)
+                if (_is_zero(bias) and _is_zero(other)) or (op is aten.add.Tensor and 0.0 in (bias, other)):
+                    return self.both(sees, sees_too), other if _is_zero(bias) else bias
+        return self._of_element(self._capture(node, index), dtype)
+
+    def _exact(self, x: Any, index: Index, dtype: torch.dtype) -> Bias:
+        """Of an argument of an op that returns the dtype."""
+        if not isinstance(x, fx.Node):
+            return _of_number(x, dtype)
+        visible, bias = self._biased(x, _broadcast(x, index))
+        if not isinstance(bias, fx.Node):
+            fits, rounded = _of_number(bias, dtype)
+            return self.both(visible, fits), rounded
+        if dtype not in (x.meta["val"].dtype, torch.float32, torch.float64):
+            raise _Inexact  # kernels compute in fp32, and would not round
+        return visible, bias
+
+    def _of_element(self, element: Any, dtype: torch.dtype) -> Bias:
+        """A NaN is seen, and comes into the gradients."""
+        bias = element if dtype == torch.float32 else self.call(prims.convert_element_type.default, element, torch.float32)
+        hidden = self.call(aten.le.Scalar, bias, HIDES)
+        return self.call(aten.logical_not.default, hidden), bias
+
+    def _selected_bias(self, condition: Any, kept: Bias, other: Bias) -> Bias:
+        (sees, bias), (sees_too, of_other) = kept, other
+        visible = self._selected(condition, sees, sees_too)
+        if sees is False or sees_too is False or bias is of_other or bias == of_other:  # of a key that is hidden any will do
+            return visible, of_other if sees is False else bias
+        if isinstance(condition, bool):
+            return visible, bias if condition else of_other
+        return visible, self.call(aten.where.self, condition, *(self._float(x) for x in (bias, of_other)))
+
+    def _float(self, value: Any) -> fx.Node:
+        return value if isinstance(value, fx.Node) else self.call(aten.full.default, [], value, **self._like(torch.float32))
+
+    def _like(self, dtype: torch.dtype) -> dict[str, Any]:
+        return {"dtype": dtype, "device": self.device}
+
+    def at(self, node: Any, index: Index) -> Any:
+        """The element of a node of bools or integers at the index."""
+        if not isinstance(node, fx.Node):
+            return self._number(node)
+        if (node, index) not in self.known:
+            try:
+                self.known[node, index] = self._at(node, index)
+            except _Unreadable:
+                self.known[node, index] = self._capture(node, index)
+        return self.known[node, index]
+
+    def _at(self, node: fx.Node, index: Index) -> Any:
+        op, args = call_of(node)
+        if not isinstance(node.meta.get("val"), Tensor):
+            raise _Unreadable(node)
+        if op in FILLS:
+            return self._number(args[-1])
+        if op is prims.iota.default:
+            start, step = (self._number(node.kwargs[name]) for name in ("start", "step"))
+            return self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[0], step), start)
+        if (source := self._source(node, index)) is not None:
+            return self.at(*source)
+        if not is_constant(node) and self._may_capture(index):
+            return self._capture(node, index)
+        if op is aten.index.Tensor and (at := self._positions(node, index)):
+            return self._capture(args[0], at)
+        if op not in EVERY_POINTWISE:
+            return self._capture(node, index)
+        if node.meta["val"].is_floating_point():
+            raise _Unreadable(node)  # its rounding may differ in a kernel
+        if op is prims.convert_element_type.default:
+            return self.call(op, self.at(args[0], _broadcast(args[0], index)), args[1])
+        values, dtype = [self.at(x, _broadcast(x, index)) for x in args], node.meta["val"].dtype
+        if dtype not in DTYPES:
+            raise _Unreadable(node)  # positions may not fit in it
+        if op is aten.bitwise_and.Tensor and dtype == torch.bool:
+            return self.both(*values)
+        if op in PRODUCTS:  # positions are 32-bit integers in a kernel, whatever they are in the graph
+            values = [self.call(prims.convert_element_type.default, x, dtype) for x in values]
+        return self.call(op, *values, **node.kwargs)
+
+    def _source(self, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
+        """Where a view, or a gather by plain positions, has its element from; None for another op."""
+        op, args = call_of(node)
+        if node.op != "call_function":
+            return None
+        if op in SAME:
+            return args[0], index
+        if op is aten.expand.default:
+            return args[0], _within(args[0].meta["val"], index)
+        source = args[0] if args and isinstance(args[0], fx.Node) else None
+        if source is None or not isinstance(source.meta.get("val"), Tensor):
+            return None
+        value = source.meta["val"]
+        if op is aten.unsqueeze.default:
+            dim = args[1] % (value.dim() + 1)
+            return source, index[:dim] + index[dim + 1 :]
+        if op in (aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default):
+            dims = range(value.dim()) if len(args) < 2 else [args[1]] if isinstance(args[1], int) else args[1]
+            gone = {dim % value.dim() for dim in dims if _is_one(value.shape[dim])}
+            rest = iter(index)
+            return source, tuple(0 if dim in gone else next(rest) for dim in range(value.dim()))
+        if op in VIEWS:
+            return self._viewed(source, node.meta["val"], index)
+        if op is aten.permute.default:
+            return source, tuple(index[list(dim % value.dim() for dim in args[1]).index(d)] for d in range(value.dim()))
+        if op is aten.slice.Tensor:
+            return self._sliced(node, source, index)
+        if op is aten.select.int and isinstance(args[2], int):
+            dim = args[1] % value.dim()
+            size = value.shape[dim]
+            at = args[2] if args[2] >= 0 else args[2] + size if isinstance(size, int) else None
+            return None if at is None else (source, (*index[:dim], at, *index[dim:]))
+        if op is aten.index.Tensor:
+            return self._gathered(node, source, index)
+        return None
+
+    def _viewed(self, source: fx.Node, value: Tensor, index: Index) -> tuple[fx.Node, Index] | None:
+        """Of a view that adds or drops dimensions of one element."""
+        own = [(size, i) for size, i in zip(value.shape, index, strict=True) if not _is_one(size)]
+        sizes = [size for size in source.meta["val"].shape if not _is_one(size)]
+        if len(own) != len(sizes) or any(size != other for size, (other, _) in zip(sizes, own, strict=True)):
+            return None
+        rest = iter(i for _, i in own)
+        return source, tuple(0 if _is_one(size) else next(rest) for size in source.meta["val"].shape)
+
+    def _sliced(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
+        _, args = call_of(node)
+        given: Any = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        dim, start, _, step = given
+        start = 0 if start is None else start
+        if source.target is aten.constant_pad_nd.default:  # what SDPA pads for the alignment of rows, it cuts off again
+            inner, pads = call_of(source)[1][:2]
+            whole = all(a == b for a, b in zip(node.meta["val"].shape, inner.meta["val"].shape, strict=True))
+            return (inner, index) if whole and not any(pads[::2]) and (start, step) == (0, 1) else None
+        if not (isinstance(start, int) and start >= 0 and isinstance(step, int)):
+            return None
+        at = self.call(aten.add.Tensor, self.call(aten.mul.Tensor, index[dim], step), start)
+        if index[dim] in self.in_range:
+            self.in_range.add(at)
+        return source, (*index[:dim], at, *index[dim + 1 :])
+
+    def _gathered(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
+        at = self._positions(node, index)
+        if at is None or not all(x in self.in_range or (isinstance(x, int) and x >= 0) for x in at):
+            return None  # negative ones would count from the end
+        return source, at
+
+    def _positions(self, node: fx.Node, index: Index) -> Index | None:
+        """Where in its source a gather has its element from; None if not every dimension has an index."""
+        source, indices = call_of(node)[1]
+        if len(indices) != source.meta["val"].dim() or any(x is None for x in indices):
+            return None
+        return tuple(self.at(x, _broadcast(x, index)) for x in indices)
+
+    def _may_capture(self, index: Index) -> bool:
+        """Whether an element at the index is one of a small tensor: no two of its dimensions go over queries and over keys."""
+        over = [self.depends.get(x, frozenset()) for x in index]
+        return not any("m" in a and "n" in b for i, a in enumerate(over) for j, b in enumerate(over) if i != j)
+
+    def _capture(self, node: fx.Node, index: Index) -> Any:
+        if not (self._may_capture(index) or _is_given(node)):
+            raise _Unreadable(node)
+        return self._element(node, index)
+
+    def _whole(self, node: fx.Node, index: Index) -> Any:
+        """An element of a tensor of queries and keys that the graph computes: of the one that the forward has in memory."""
+        while node.target is aten.expand.default:
+            node, index = call_of(node)[1][0], _broadcast(call_of(node)[1][0], index)
+        try:
+            return self._element(node, index)
+        except _Unreadable:
+            device = node.meta["val"].device
+            raise Declined(f"the mask is on {device}, and the attention on {self.device}", "move the mask there") from None
+
+    def _element(self, node: fx.Node, index: Index) -> Any:
+        value = node.meta["val"]
+        if value.device != self.device:
+            raise _Unreadable(node)
+        rows = (self.variables["b"], self.variables["h"])
+        index = tuple(0 if x in rows and _is_same_along(node, dim) else x for dim, x in enumerate(index))
+        if node not in self.captured:
+            with self.graph.inserting_after([n for n in self.graph.nodes if n.op == "placeholder"][-1]):
+                self.captured[node] = self.graph.placeholder(f"captured_{len(self.captured)}")
+            self.depends[self.captured[node]] = frozenset()
+        positions = [self._place(x, size) for x, size in zip(index, value.shape, strict=True)]
+        if guard_or_true(_reach(value) >= MOST_ADDRESSED):  # else kernels would compute the address in the 32 bits of positions
+            positions = [self.call(prims.convert_element_type.default, x, torch.int64) for x in positions]
+        element = self.graph.call_function(aten.index.Tensor, (self.captured[node], positions)) if index else self.captured[node]
+        self.depends[element] = frozenset().union(*(self.depends[x] for x in positions))
+        return element
+
+    def _place(self, at: Any, size: Any) -> fx.Node:
+        """An index of a dimension: a kernel neither counts negative ones from the end nor keeps them in range, as the op does."""
+        if at in self.in_range:
+            return at
+        if not isinstance(at, fx.Node):
+            return self.constant_of(at if at >= 0 else at + self._number(size))
+        last, call = self._number(size) - 1, self.call
+        from_end = call(aten.where.self, call(aten.lt.Scalar, at, 0), call(aten.add.Tensor, at, last + 1), at)
+        return call(aten.minimum.default, call(aten.maximum.default, from_end, 0), last)
+
+    def constant_of(self, value: int) -> fx.Node:
+        return self.call(aten.full.default, [], value, **self._like(torch.bool if isinstance(value, bool) else torch.int64))
+
+    def _number(self, value: Any) -> Any:
+        if isinstance(value, (bool, int)) and abs(value) < LARGEST:
+            return value
+        raise _Unreadable(value)  # positions are compared with it in 32 bits
+
+    def call(self, op: Any, *args: Any, **kwargs: Any) -> Any:
+        """A node of the function, or the value of one without variables."""
+        nodes = [x for x in args if isinstance(x, fx.Node)]
+        takes_tensor = [str(argument.type) == "Tensor" for argument in op._schema.arguments]
+        if not nodes and op is not aten.full.default:
+            return self._folded(op, args, kwargs, takes_tensor)
+        is_same = not kwargs and ((op is aten.add.Tensor and 0 in args) or (op is aten.mul.Tensor and 1 in args))
+        if is_same and nodes[0] in self.variables.values():
+            return nodes[0]
+        args = tuple(
+            self.constant_of(x) if tensor and not isinstance(x, fx.Node) else x
+            for x, tensor in zip(args, takes_tensor, strict=False)
+        )
+        node = self.graph.call_function(op, args, kwargs)
+        self.depends[node] = frozenset().union(*(self.depends[x] for x in nodes))
+        return node
+
+    def _folded(self, op: Any, args: Sequence[Any], kwargs: Any, takes_tensor: Sequence[bool]) -> Any:
+        with unset_fake_temporarily():
+            value = op(*(torch.tensor(x) if tensor else x for x, tensor in zip(args, takes_tensor, strict=False)), **kwargs).item()
+        return self._number(value)
+
+    def both(self, x: Any, y: Any) -> Any:
+        """x and y."""
+        if isinstance(x, bool):
+            x, y = y, x
+        if isinstance(y, bool):
+            return x if y else False
+        return self.call(aten.bitwise_and.Tensor, x, y)
+
+    def _selected(self, condition: Any, kept: Any, other: Any) -> Any:
+        """(condition and kept) or (not condition and other)."""
+        if isinstance(condition, bool) or kept is other:
+            return kept if condition else other
+        hidden = self.call(aten.logical_not.default, condition)
+        left, right = self.both(kept, condition), self.both(other, hidden)
+        if isinstance(left, bool) or isinstance(right, bool):
+            left, right = (right, left) if isinstance(left, bool) else (left, right)
+            return True if right is True else left
+        return self.call(aten.bitwise_or.Tensor, left, right)
+
+
+class _Inexact(Exception):
+    """A bias is rounded to another dtype."""
+
+
+def _of_number(value: float, dtype: torch.dtype) -> Bias:
+    with unset_fake_temporarily():
+        rounded = torch.tensor(value, dtype=dtype).item()
+    return (False, 0.0) if rounded <= HIDES else (True, rounded)
+
+
+def _is_zero(bias: Any) -> bool:
+    return not isinstance(bias, fx.Node) and bias == 0
+
+
+def _is_given(node: fx.Node) -> bool:
+    """Whether the graph has a tensor without computing it: an input, or a view of one."""
+    while node.target in VIEWS:
+        node = node.args[0]  # type: ignore[assignment]
+    return node.op == "placeholder"
+
+
+def _reach(value: Tensor) -> Any:
+    """Elements from the first to the last of a tensor in memory."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))
+
+
+@unset_fake_temporarily()
+def _is_same_along(node: fx.Node, dim: int) -> bool:
+    """Whether a node is known to have the same elements all along a dimension, as positions have that are expanded to the batch."""
+    value = constant(node)
+    return value is not None and value.shape[dim] > 0 and torch.equal(value, value.narrow(dim, 0, 1).expand_as(value))
+
+
+def _broadcast(x: Any, index: Index) -> Index:
+    return _within(x.meta["val"], index) if isinstance(x, fx.Node) and isinstance(x.meta.get("val"), Tensor) else ()
