@@ -14,11 +14,14 @@ from pathlib import Path
 
 from dash_inductor.cli.console import table
 
-from .libraries import IMPORTED_AS, MODELS
+from . import libraries
+from .libraries import IMPORTED_AS
 from .measure import NOT_INSTALLED, measured
+from .recipes import RECIPES
 from .report import Row, csv_of, failed, key_of, line, reasons, totals
 
-LIBRARIES = tuple(IMPORTED_AS)
+MODELS = (*libraries.MODELS, *RECIPES)
+LIBRARIES = (*IMPORTED_AS, "recipes")
 LIMIT = 300.0  # seconds
 
 

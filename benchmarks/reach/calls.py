@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,7 +21,10 @@ from torch.utils._pytree import tree_leaves
 
 from dash_inductor.decision.stock import TORCH
 
+from .model import Call
+
 SOFTMAX = (F.softmax, torch.softmax, Tensor.softmax)
+QUESTIONS = (Tensor.__bool__, Tensor.item, Tensor.__contains__)
 HERE = (str(Path(torch.__file__).parent), __file__)
 
 
@@ -29,6 +33,8 @@ class Calls(TorchFunctionMode):
 
     of_torch: SDPA, FlexAttention, `varlen_attn`. third_party: ops of other packages that are called after attention. written_out:
     every softmax over scores, by the line that calls it, and `nn.MultiheadAttention` that returns its weights.
+
+    Tensors may be without values. Asked whether something is so, they say no: then masks are made, as when a model is compiled.
     """
 
     def __init__(self) -> None:
@@ -43,6 +49,8 @@ class Calls(TorchFunctionMode):
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if function in QUESTIONS and args[0].is_meta and (args[0].dtype == torch.bool or function is Tensor.__contains__):
+            return False
         if any(isinstance(x, Tensor) and x.requires_grad for x in tree_leaves((args, kwargs))):
             self._see(function, args, kwargs)
         return function(*args, **kwargs)  # without the mode: what attention itself calls is not counted
@@ -74,24 +82,24 @@ def _line() -> str:
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 
-@contextlib.contextmanager
-def counted() -> Iterator[Calls]:
-    """FlexAttention and `varlen_attn` return tensors of the right shapes without computing any: on a CPU they do not train."""
+def counted(call: Call) -> Calls:
+    """Of one forward. FlexAttention and `varlen_attn` compute nothing: on a CPU they do not train."""
     calls = Calls()
 
     def stand_in(query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:
         calls.of_torch += any(x.requires_grad for x in (query, key, value))
-        out = query[..., :1].expand(*query.shape[:-1], value.shape[-1])
+        out, lse = query[..., :1].expand(*query.shape[:-1], value.shape[-1]), query[..., 0].float()
         if options.get("return_aux") is not None:
-            return out, flex_attention.AuxOutput(lse=query[..., 0].float(), max_scores=None)
-        return (out, query[..., 0].float()) if options.get("return_lse") else out
+            return out, flex_attention.AuxOutput(lse=lse)
+        return (out, lse) if options.get("return_lse") else out
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         for function in (flex_attention.flex_attention, varlen.varlen_attn):
             _replace(stack, function, stand_in)
         stack.enter_context(calls)
-        yield calls
+        call.module(*copy.deepcopy(call.args), **copy.deepcopy(dict(call.kwargs)))  # a model may change what it is given
+    return calls
 
 
 def _replace(stack: contextlib.ExitStack, function: Callable[..., Any], other: Callable[..., Any]) -> None:

@@ -43,7 +43,9 @@ def flux(case: str) -> Call:
         num_layers=1, num_single_layers=1, num_attention_heads=4, joint_attention_dim=TEXT_DIM, pooled_projection_dim=64
     )
     inputs = {"encoder_hidden_states": _text(), "pooled_projections": torch.randn(2, 64), "timestep": torch.rand(2)}
-    return Call(model, (torch.randn(2, 256, 64),), {**inputs, "img_ids": torch.zeros(256, 3), "txt_ids": torch.zeros(TEXT_LENGTH, 3)})
+    return Call(
+        model, (torch.randn(2, 256, 64),), {**inputs, "img_ids": torch.zeros(256, 3), "txt_ids": torch.zeros(TEXT_LENGTH, 3)}
+    )
 
 
 def sd3(case: str) -> Call:

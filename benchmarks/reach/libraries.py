@@ -95,7 +95,7 @@ def _vit_pytorch(name: str, module: str, kind: str, **options: Any) -> Model:
     return Model("vit-pytorch", f"vit-pytorch {name}", make)
 
 
-def _x_transformers(name: str, case: str = PLAIN, **options: Any) -> Model:
+def _x_transformers(name: str, case: str = PLAIN, *, needs_values: bool = False, **options: Any) -> Model:
     def make(case: str) -> Call:
         import torch
         from x_transformers import Decoder, TransformerWrapper
@@ -104,7 +104,7 @@ def _x_transformers(name: str, case: str = PLAIN, **options: Any) -> Model:
         mask = {"mask": torch.ones(2, 512, dtype=torch.bool)} if case == PADDED else {}
         return Call(TransformerWrapper(num_tokens=64, max_seq_len=512, attn_layers=layers), (_tokens(),), mask)
 
-    return Model("x-transformers", f"x-transformers {name}", make, (case,))
+    return Model("x-transformers", f"x-transformers {name}", make, (case,), needs_values=needs_values)
 
 
 TOWER = {"layers": 2, "width": DIM}
@@ -188,7 +188,7 @@ MODELS = (
     Model("open_clip", "open_clip CoCa", _coca),
     _x_transformers("Decoder default"),
     _x_transformers("Decoder flash", PADDED, attn_flash=True),
-    _x_transformers("alibi flash", attn_flash=True, alibi_pos_bias=True, alibi_num_heads=4),
+    _x_transformers("alibi flash", attn_flash=True, alibi_pos_bias=True, alibi_num_heads=4, needs_values=True),
     _litgpt("Llama-like"),
     _litgpt("softcap (gemma2-like)", attention_logit_softcapping=50.0),
     _vit_pytorch("ViT", "vit", "ViT"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import logging
 import multiprocessing
 import time
@@ -36,7 +34,7 @@ def measured(model: Model, case: str, limit: float) -> Row:
     """
     start = time.perf_counter()
     row = {"library": model.library, "model": model.name, "case": case}
-    if not load(model.library):
+    if not load(model.needs or model.library):
         return row | {"failure": NOT_INSTALLED}
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
@@ -63,32 +61,22 @@ def _send(connection: Connection, model: Model, case: str) -> None:
 
 
 def figures(model: Model, case: str) -> Row:
-    """The row's figures. Tensors have no values, but where the model reads some, or its forward fails without."""
+    """The row's figures. Tensors have no values, unless the model asks for some, and are taken to be on the GPU."""
     torch.set_num_threads(1)
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
-    with model.context():
-        with contextlib.suppress(Exception):
-            found = _on("meta", model, case)
-            if not found["stopped"]:
-                return found
-        return _on("cpu", model, case)
-
-
-def _on(device: str, model: Model, case: str) -> Row:
-    """The figures, of tensors on a device; they are taken to be on the GPU."""
     torch.manual_seed(0)
-    with torch.device(device):
-        call = model.make(case)
-    call.module.train()
-    with torch.autocast("cpu", torch.bfloat16):
-        with counted() as calls:
-            call.module(*copy.deepcopy(call.args), **copy.deepcopy(dict(call.kwargs)))  # a model may change what it is given
-        report = dash_inductor.explain(call.module, *call.args, device=GPU, **call.kwargs)
-    return _counted(report, calls.count) | {"written_out": dict(calls.written_out)}
+    with model.context():
+        with torch.device("cpu" if model.needs_values else "meta"):
+            call = model.make(case)
+        call.module.train()
+        with torch.autocast("cpu", torch.bfloat16):
+            calls = counted(call)
+            report = dash_inductor.explain(call.module, *call.args, device=GPU, **call.kwargs)
+    return _of(report, calls.count) | {"written_out": dict(calls.written_out)}
 
 
-def _counted(report: Explanation, calls: int) -> Row:
+def _of(report: Explanation, calls: int) -> Row:
     """Declined ones by reason, with the remedy of each; those of other packages are among the rest."""
     decisions = [attention.decision for attention in report]
     declined = [decision for decision in decisions if not decision.rewritten]

@@ -22,8 +22,9 @@ class Call(NamedTuple):
 class Model:
     """One model in its cases; `make` builds it for one of them, with its inputs, on torch's default device.
 
-    library: what has to be installed, as pip calls it. better: the name of the same family with an implementation of attention of
+    library: whose it is, and what has to be installed unless `needs` names another. better: the name of the same family with an implementation of attention of
     which more is rewritten, where the one that the library takes by itself is another. context: what it is built and called in.
+    needs_values: whether its forward reads the values of tensors, which tensors on the meta device do not have.
     """
 
     library: str
@@ -32,3 +33,5 @@ class Model:
     cases: tuple[str, ...] = (PLAIN,)
     better: str = ""
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    needs: str = ""
+    needs_values: bool = False

@@ -103,6 +103,7 @@ def _family(
     sizes: Mapping[str, Any],
     implementation: str | None = None,
     better: str = "",
+    needs_values: bool = False,
 ) -> Model:
     """`name` ends with the implementation in brackets: the one that the class takes by itself, or `implementation`."""
 
@@ -118,10 +119,11 @@ def _family(
             module.gradient_checkpointing_enable()
         return Call(module, kwargs=inputs(case))
 
-    return Model("transformers", name, make, cases, better, _as_on_a_gpu)
+    return Model("transformers", name, make, cases, better, as_on_a_gpu, needs_values=needs_values)
 
 
-def _as_on_a_gpu() -> AbstractContextManager[None]:
+def as_on_a_gpu() -> AbstractContextManager[None]:
+    """In which transformers calls FlexAttention as it does for tensors of a GPU."""
     from ..models.measure import as_on_a_gpu
 
     return as_on_a_gpu()
@@ -185,9 +187,7 @@ DECODERS = (
             **{"new_decoder_architecture": False, "multi_query": False},
         },
     ),
-    _decoder(
-        "BLOOM (alibi, dropout 0) [eager]", "Bloom", DECODING, 2, sizes={"n_layer": 2, "hidden_size": 512, "n_head": 8}
-    ),
+    _decoder("BLOOM (alibi, dropout 0) [eager]", "Bloom", DECODING, 2, sizes={"n_layer": 2, "hidden_size": 512, "n_head": 8}),
     _decoder("MPT (alibi) [eager]", "Mpt", ENCODING, 2, sizes={"n_layers": 2, "d_model": 512, "n_heads": 4}),
     _decoder("Mixtral (batched_mm) [sdpa]", "Mixtral", (PLAIN, PACKED), 2, sizes={**GROUPED, **MIXTURE}),
     _decoder("OLMo2 [sdpa]", "Olmo2", DECODING, 2, sizes=GROUPED),
@@ -212,9 +212,7 @@ DECODERS = (
     _decoder("GPT-J (hand-written) [eager]", "GPTJ", (PLAIN,), sizes={"n_layer": 1, "n_embd": 1024, "n_head": 4}),
     _decoder("GPT-NeoX (dropout 0) [sdpa]", "GPTNeoX", (PADDED,), sizes=EIGHT),
     _decoder("OPT (dropout .1 default) [sdpa]", "OPT", (PADDED,), sizes={"hidden_size": 768, "num_attention_heads": 12}),
-    _family(
-        "GPT2 default dropout .1 [sdpa]", "GPT2LMHeadModel", "GPT2Config", sizes={"vocab_size": 128, "n_layer": 1, **SPECIAL}
-    ),
+    _family("GPT2 default dropout .1 [sdpa]", "GPT2LMHeadModel", "GPT2Config", sizes={"vocab_size": 128, "n_layer": 1, **SPECIAL}),
     _decoder("GLM4 [sdpa]", "Glm4", (PADDED,), sizes=GROUPED),
     _decoder("Qwen2 [sdpa]", "Qwen2", (PADDED, CHECKPOINTED), sizes=GROUPED),
     _decoder(
@@ -285,6 +283,7 @@ ENCODERS = (
         "XLNetLMHeadModel",
         "XLNetConfig",
         sizes={"vocab_size": 128, "n_layer": 2, "d_model": 256, "n_head": 4, "d_inner": 256, "dropout": 0.0, **SPECIAL},
+        needs_values=True,
     ),
     _masked("BERT default dropout .1 [sdpa]", "Bert", (PLAIN, PADDED)),
     _masked("RoBERTa dropout .1 [sdpa]", "Roberta", (PLAIN, PADDED), sizes={"max_position_embeddings": LENGTH + 2}),
