@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from kernels import FLEX_SIZES, MAIN, PREPROCESS, assert_expected, generated, generated_flex, kernel, text
+from kernels import FLEX_SIZES, MAIN, PREPROCESS, TWO_PASS, assert_expected, generated, generated_flex, kernel, text
 
 from dash_inductor.codegen import flex
 from dash_inductor.codegen.generate import TEMPLATE, Generated, generate
@@ -22,6 +22,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "flex_ragged_64": (MAIN, ALIBI | {"length": 4000}, "flex_documents_alibi_64"),
     "flex_gqa_64": (MAIN, ALIBI | {"kv_heads": 4}, "flex_documents_alibi_64"),
     "flex_gqa_mask_by_head_64": (MAIN, ALIBI | {"kv_heads": 4, "mask_heads": 16}, "flex_documents_alibi_64"),
+    "flex_documents_alibi_256": (TWO_PASS, ALIBI | {"head_dim": 256}, "two_pass_causal_gqa_128"),
     "block_matrix": (MATRIX, ALIBI, ""),
     "block_ranks": (RANKS, ALIBI, ""),
     "block_rows": (ROWS, ALIBI, ""),
@@ -32,7 +33,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels(name: str) -> None:
     word, sizes, base = KERNELS[name]
-    assert_expected(text(generated_flex(**sizes), word), name, *(["functions"] if word == MAIN else []), base=base)
+    assert_expected(text(generated_flex(**sizes), word), name, *(["functions"] if word in (MAIN, TWO_PASS) else []), base=base)
 
 
 def without_constants(text: str) -> list[str]:
