@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._guards import TracingContext
 from torch.autograd import Function
 
 from ..decision import Decision
@@ -35,7 +36,9 @@ def told(tell: Callable[[Decision], None], model: nn.Module) -> Iterator[None]:
     @torch._dynamo.disable(recursive=False)
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
-        if third_party.ATTENTION.search(cls.__name__) and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+        has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+        # AOTAutograd applies torch's own ones while it traces.
+        if has_gradient and third_party.ATTENTION.search(cls.__name__) and TracingContext.try_get() is None:
             tell(_decided(cls, args, kwargs, modules))
         return stock.__get__(None, cls)(*args, **kwargs)
 

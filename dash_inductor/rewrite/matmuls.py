@@ -118,9 +118,9 @@ def _source(called: Call, x: Any) -> Any:
 
 
 def _given(called: Call, x: Any) -> Given:
-    """What the user gave, of the argument of a matmul."""
+    """What the user gave, of the argument of a matmul; where autocast narrows it, what that makes of it."""
     scale, is_transposed, seq_nr = 1.0, False, None
-    while called.has(x):
+    while called.has(x) and x.meta["val"].dtype == torch.float32:
         if x.target is aten.mul.Scalar and isinstance(x.args[1], (int, float)):
             scale *= x.args[1]
         elif x.target is aten.permute.default and list(x.args[1]) == TRANSPOSED:
