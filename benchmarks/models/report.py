@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from ..attention.report_md import markdown
+from ..markdown import markdown
+from ..reach.page import section
 from .families import CASES, DOCUMENTS, FAMILIES, LAYERS, LENGTH, PADDING, SOURCE_LENGTH
 
 Row = Mapping[str, Any]
@@ -38,6 +39,19 @@ as a whole, with static shapes, and takes one step of training in each case: on 
 - *bits*: of all gradients, in two interleavings of the CTAs."""
 
 
+REAL_SIZES = """\
+## Other libraries, and real head dims
+
+What `dash_inductor.explain(model, ..., device="h100")` says of models at the head dims that people train, with few layers and a small
+vocabulary, under bf16 autocast and in strict mode. Nothing is trained. `make reach` asks it; see `benchmarks/reach`.
+
+- *calls*: of attention in a forward that is not compiled: of SDPA, FlexAttention and `varlen_attn`, and attention that is written out,
+  by its softmax.
+- A name of transformers' ends with the implementation of attention in brackets. It is the one that transformers takes by itself.
+
+<!-- reach: models -->"""
+
+
 def page(rows: Sequence[Row]) -> str:
     """The page in Markdown."""
     parts = [INTRODUCTION.format(transformers=version("transformers"), torch=version("torch").partition("+")[0])]
@@ -50,7 +64,7 @@ def page(rows: Sequence[Row]) -> str:
         parts.append(
             markdown([{key: value for key, value in one.items() if key != "family"} for one in own]) if own else "Not run."
         )
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, REAL_SIZES, section("models"), "<!-- end -->"]) + "\n"
 
 
 def line(row: Row) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Counts the attentions of many libraries' models at real head dims, and asks `explain` what an H100 would make of each.
 
-A process per case. A case that fails, takes too long or whose library is not installed is a row that says so. With --json, cases that
-are there are not measured again, but for those that failed.
+A process per case. A case that fails, takes too long or whose library is not installed is a row that says so. Cases that --json has
+are not measured again, but for those that failed. `make reach` installs the libraries first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from pathlib import Path
 from dash_inductor.cli.console import table
 
 from . import libraries
-from .libraries import IMPORTED_AS
 from .measure import NOT_INSTALLED, measured
 from .recipes import RECIPES
 from .report import Row, csv_of, failed, key_of, line, reasons, totals
 
 MODELS = (*libraries.MODELS, *RECIPES)
-LIBRARIES = (*IMPORTED_AS, "recipes")
+LIBRARIES = (*libraries.LIBRARIES, "recipes")
 LIMIT = 300.0  # seconds
 
 

@@ -84,12 +84,13 @@ def _tokens(*shape: int) -> Any:
     return torch.randint(4, 60, shape)  # none of the special ones
 
 
-def built(model: str, config: Any, implementation: str | None = None) -> Any:
+def built(model: str, config: Any, implementation: str | None = None, **options: Any) -> Any:
     """A model that trains, of the class of transformers that is called so."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    options = {} if implementation is None else {"attn_implementation": implementation}
+    if implementation is not None:
+        options["attn_implementation"] = implementation
     return getattr(transformers, model)._from_config(config, **options).train()
 
 
