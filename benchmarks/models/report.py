@@ -38,18 +38,7 @@ as a whole, with static shapes, and takes one step of training in each case: on 
   in brackets, the same of fp32 with attention written out. Under dropout, against fp32 that is not compiled and drops the same.
 - *bits*: of all gradients, in two interleavings of the CTAs."""
 
-
-REAL_SIZES = """\
-## Other libraries, and real head dims
-
-What `dash_inductor.explain(model, ..., device="h100")` says of models at the head dims that people train, with few layers and a small
-vocabulary, under bf16 autocast and in strict mode. Nothing is trained. `make reach` asks it; see `benchmarks/reach`.
-
-- *calls*: of attention in a forward that is not compiled: of SDPA, FlexAttention and `varlen_attn`, and attention that is written out,
-  by its softmax.
-- A name of transformers' ends with the implementation of attention in brackets. It is the one that transformers takes by itself.
-
-<!-- reach: models -->"""
+OTHERS = "## Other libraries, and real head dims"
 
 
 def page(rows: Sequence[Row]) -> str:
@@ -64,7 +53,7 @@ def page(rows: Sequence[Row]) -> str:
         parts.append(
             markdown([{key: value for key, value in one.items() if key != "family"} for one in own]) if own else "Not run."
         )
-    return "\n\n".join([*parts, REAL_SIZES, section("models"), "<!-- end -->"]) + "\n"
+    return "\n\n".join([*parts, OTHERS, "<!-- reach: models -->", section("models"), "<!-- end -->"]) + "\n"
 
 
 def line(row: Row) -> dict[str, str]:

@@ -9,6 +9,20 @@ from ..markdown import markdown
 from .report import Row, failed, read, reasons, totals
 
 RESULTS = Path(__file__).parents[1] / "results" / "reach"
+INTRODUCTION = """\
+What `dash_inductor.explain(model, ..., device="h100")` says of models at the head dims that people train, with few layers and a
+small vocabulary, under bf16 autocast and in strict mode. Nothing is trained. `make reach` asks it.
+
+- *calls*: of attention in a forward that is not compiled: of SDPA, FlexAttention and `varlen_attn`, and each softmax of attention
+  that is written out.
+- *not seen*: calls of which `explain` says nothing; *failed*: cases without figures.
+- Names of transformers' models end with the implementation of attention: the one that transformers takes by itself, and for some a
+  better one too.
+- Cases are those above; *ckpt* is checkpointing."""
+INTRODUCTION_OF_RECIPES = """\
+What `dash_inductor.explain(model, ..., device="h100")` says of training as users write it: at the head dims of the models that are
+named, with fewer layers, under bf16 autocast, and in strict mode where no other is named. Nothing is trained. The code is in
+`benchmarks/reach/recipes.py`; `make reach LIBRARIES=recipes` asks it."""
 RECIPES = "recipes"  # the library of recipes, as rows call it
 
 
@@ -24,9 +38,10 @@ def of_models(rows: Sequence[Row], torch: str) -> str:
     versions = {row["library"]: row["version"] for row in rows if row["version"]}
     named = ", ".join(f"{library} {version}" for library, version in versions.items() if library != "torch.nn")
     parts = [
-        f"Of {torch}, with {named}.",
+        INTRODUCTION,
+        f"With {torch}, {named}.",
         markdown(totals(rows)),
-        "Why calls were declined. *Not seen* are those for which `explain` has no row.",
+        "Why calls were declined:",
         markdown(reasons(rows)),
     ]
     if better := [row for row in rows if row["better"]]:
@@ -41,7 +56,7 @@ def of_models(rows: Sequence[Row], torch: str) -> str:
 
 def of_recipes(rows: Sequence[Row], torch: str) -> str:
     """A line per recipe."""
-    return f"Of {torch}.\n\n" + markdown([{"recipe": row["model"], **_told(row)} for row in rows])
+    return f"{INTRODUCTION_OF_RECIPES}\n\nWith {torch}.\n\n" + markdown([{"recipe": row["model"], **_told(row)} for row in rows])
 
 
 def _told(row: Row) -> dict[str, object]:
@@ -68,9 +83,11 @@ def _models(rows: Sequence[Row]) -> list[dict[str, str]]:
     lines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         own = [row for row in rows if row["model"] == model]
-        why = dict.fromkeys(reason for row in own for reason in row["reasons"])
+        why = list(dict.fromkeys(reason for row in own for reason in row["reasons"]))
+        if any(row["not_seen"] for row in own if not failed(row)):
+            why.append(f"not seen, in {', '.join(dict.fromkeys(place for row in own for place in row['written_out']))}")
         cells = "; ".join(f"{row['case']}: {_cell(row)}" for row in own)
-        lines.append({"model": model, "rewritten of called": cells, "declined": "; ".join(why)})
+        lines.append({"model": model, "rewritten of called": cells, "why not all": "; ".join(why)})
     return lines
 
 

@@ -79,7 +79,7 @@ def _total(name: str, rows: Sequence[Row]) -> dict[str, str]:
     known = [row for row in rows if not failed(row)]
     count = {one: sum(row[one] for row in known) for one in COUNTS}
     models, in_part = ({row["model"] for row in known if row["rewritten"] < row["calls"] or whole} for whole in (True, False))
-    shares = {one: f"{count[one]} ({100 * count[one] / max(count['calls'], 1):.0f} %)" for one in COUNTS[1:]}
+    shares = {one.replace("_", " "): f"{count[one]} ({100 * count[one] / max(count['calls'], 1):.0f} %)" for one in COUNTS[1:]}
     whole = f"{len(models - in_part)} of {len(models)}"
     return {"library": name, "calls": str(count["calls"]), **shares, "models whole": whole, "failed": str(len(rows) - len(known))}
 

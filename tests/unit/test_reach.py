@@ -177,7 +177,7 @@ def test_the_csv_has_all_that_is_measured(rows: list[dict[str, Any]]) -> None:
 def test_totals(rows: list[dict[str, Any]]) -> None:
     *_, of_all = report.totals(rows)
     assert of_all == {
-        **{"library": "all", "calls": "7", "rewritten": "3 (43 %)", "declined": "3 (43 %)", "not_seen": "1 (14 %)"},
+        **{"library": "all", "calls": "7", "rewritten": "3 (43 %)", "declined": "3 (43 %)", "not seen": "1 (14 %)"},
         **{"models whole": "1 of 2", "failed": "1"},
     }
     assert [line["calls"] for line in report.reasons(rows)] == ["2", "1"]
