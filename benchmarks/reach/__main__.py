@@ -17,7 +17,7 @@ from dash_inductor.cli.console import table
 from . import libraries
 from .measure import NOT_INSTALLED, measured
 from .recipes import RECIPES
-from .report import Row, csv_of, failed, key_of, line, reasons, totals
+from .report import Row, changes, csv_of, failed, key_of, line, read, reasons, totals
 
 MODELS = (*libraries.MODELS, *RECIPES)
 LIBRARIES = (*libraries.LIBRARIES, "recipes")
@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY", help=f"those to ask (default all): {', '.join(LIBRARIES)}")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows here")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="say what differs from the rows of this CSV")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="S", help="seconds for a case (default %(default)g)")
     parser.add_argument("--list", action="store_true", help="list the cases, and measure none")
     args = parser.parse_args(argv)
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table("Reach", [line(row) for row in rows])
     table("Totals", totals(rows))
     table("Why not", reasons(rows))
+    if args.compare is not None:
+        table(f"Beside {args.compare}", changes(rows, read(args.compare)))
     return int(any(row.get("failure", NOT_INSTALLED) != NOT_INSTALLED for row in rows))
 
 

@@ -57,9 +57,9 @@ def read(file: Path) -> list[dict[str, Any]]:
 
 
 def _of_text(row: Mapping[str, str]) -> dict[str, Any]:
-    counts = {name: int(row[name]) for name in (*COUNTS, *OTHER_COUNTS) if row[name]}
-    lists = {name: {what: int(count) for what, count in COUNTED.findall(row[name])} for name in LISTS}
-    remedies = dict(zip(lists["reasons"], row["remedies"].split(BETWEEN_REMEDIES), strict=False))
+    counts = {name: int(row[name]) for name in (*COUNTS, *OTHER_COUNTS) if row.get(name)}
+    lists = {name: {what: int(count) for what, count in COUNTED.findall(row.get(name, ""))} for name in LISTS}
+    remedies = dict(zip(lists["reasons"], row.get("remedies", "").split(BETWEEN_REMEDIES), strict=False))
     return {**row, **lists, **counts, "remedies": remedies}
 
 
@@ -92,6 +92,23 @@ def reasons(rows: Sequence[Row]) -> list[dict[str, str]]:
         count.update(row.get("reasons", {}))
         remedies.update(row.get("remedies", {}))
     return [{"calls": str(number), "reason": why, "remedy": remedies.get(why) or ""} for why, number in count.most_common()]
+
+
+def changes(rows: Sequence[Row], before: Sequence[Row]) -> list[dict[str, str]]:
+    """Rewritten of called before and now, of all cases that both have, and of each that differs."""
+    old = {key_of(row): row for row in before}
+    both = [(old[key_of(row)], row) for row in rows if key_of(row) in old]
+    lines = [_change(", ".join(key_of(now)), [then], [now]) for then, now in both]
+    return [_change(f"{len(both)} cases", *zip(*both, strict=True)), *(x for x in lines if x["before"] != x["now"])] if both else []
+
+
+def _change(case: str, before: Sequence[Row], now: Sequence[Row]) -> dict[str, str]:
+    return {"case": case, "before": _rewritten(before), "now": _rewritten(now)}
+
+
+def _rewritten(rows: Sequence[Row]) -> str:
+    rewritten, calls = (sum(row[name] for row in rows if not failed(row)) for name in ("rewritten", "calls"))
+    return f"{rewritten} of {calls}"
 
 
 def failed(row: Row) -> bool:

@@ -183,6 +183,16 @@ def test_totals(rows: list[dict[str, Any]]) -> None:
     assert [line["calls"] for line in report.reasons(rows)] == ["2", "1"]
 
 
+def test_rows_beside_earlier_ones(rows: list[dict[str, Any]], tmp_path: Any) -> None:
+    """Of which only the first columns are known, and not all cases."""
+    file = tmp_path / "first.csv"
+    file.write_text(f"{','.join(FIRST_COLUMNS)}\ntransformers,A [sdpa],plain,2,0,2,0,why (2)\ntimm,C,plain,1,1,0,0,\n")
+    assert report.changes(rows, report.read(file)) == [
+        {"case": "1 cases", "before": "0 of 2", "now": "2 of 2"},
+        {"case": "transformers, A [sdpa], plain", "before": "0 of 2", "now": "2 of 2"},
+    ]
+
+
 def test_the_part_of_models(rows: list[dict[str, Any]]) -> None:
     text = page.of_models(rows, "torch 2.13.0")
     assert "| A [eager], plain | 1 of 5 | A [sdpa] | 2 of 2 |" in text
