@@ -3,6 +3,7 @@
 # make execute: every kernel's PTX executed on the CPU, with races, in parts of 90 minutes: run it again until it says that none is left.
 # make execute-3.6.0: the same as another Triton compiles it; races of a tenth.
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
+# make reach: which attentions of ten libraries' models would be rewritten on an H100; LIBRARIES=timm: of one. Goes on where it ended.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
 # make dist: the wheel and the source archive in dist/, checked as PyPI checks them, and the wheel tried in an environment of its own.
@@ -27,7 +28,7 @@ endef
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256)
 
-.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates execute nightly mutants docs docs-check dist lint clean
+.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates execute nightly reach mutants docs docs-check dist lint clean
 demo: $(VENV)/installed-demo
 	$(BIN)/python -m dash_inductor demo
 
@@ -78,6 +79,18 @@ $(VENV)/triton-%: | $(VENV)/installed
 
 nightly: $(VENV)/installed
 	$(BIN)/python tests/nightly $(PARTS)
+
+# Libraries with models, and what they import. Without what they depend on, which may be another torch: beside the environment, not in it.
+REACH := timm torchvision diffusers open_clip_torch x-transformers litgpt vit-pytorch segment-anything local-attention \
+	native-sparse-attention-pytorch einops einx frozendict ftfy hyper-connections lightning lightning-utilities loguru \
+	rotary-embedding-torch torch-einops-utils torchmetrics wcwidth
+reach: $(VENV)/reach
+	PYTHONPATH=$< $(BIN)/python -m benchmarks.reach $(LIBRARIES) --json build/reach.json \
+		--out benchmarks/results/reach/torch-$(shell $(BIN)/python -c 'import torch; print(torch.__version__.partition("+")[0])').csv
+	$(BIN)/python -m docs.generate
+
+$(VENV)/reach: | $(VENV)/installed
+	$(BIN)/python -m pip install -q --no-deps --target $@ $(REACH) || { rm -rf $@; exit 1; }
 
 mutants: $(VENV)/installed
 	$(BIN)/python tests/mutants $(MUTANTS)

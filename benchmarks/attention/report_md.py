@@ -11,6 +11,7 @@ import pandas as pd
 from dash_inductor.devices import key_for
 from dash_inductor.devices.cost_files import numbers_of, tomllib
 
+from ..markdown import markdown as of_rows
 from .report import has_order, shown, targets
 from .rows import OK
 
@@ -52,16 +53,8 @@ def report(
 
 
 def markdown(lines: pd.DataFrame | Sequence[Mapping[str, object]]) -> str:
-    """A table of rows that share their keys.
-
-    >>> print(markdown([{"a": 1, "b": "x|y"}]))
-    | a | b |
-    | --- | --- |
-    | 1 | x\\|y |
-    """
-    table = pd.DataFrame(lines, dtype=object)
-    lines_of_cells = (table.columns, ["---"] * len(table.columns), *table.to_numpy())
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |" for cells in lines_of_cells)
+    """A table of rows that share their keys."""
+    return of_rows(pd.DataFrame(lines, dtype=object).to_dict("records"))
 
 
 def _wrong(rows: pd.DataFrame) -> str:

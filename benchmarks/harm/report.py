@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from ..attention.report_md import markdown
+from ..markdown import markdown
 from .compare import DIFFERS, FAILED_THE_SAME, PASSED, REWRITTEN, SAME, verdicts
 from .settings import PAIRS, SETTINGS
 from .suites import SUITES

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from ..attention.report_md import markdown
+from ..markdown import markdown
+from ..reach.page import section
 from .families import CASES, DOCUMENTS, FAMILIES, LAYERS, LENGTH, PADDING, SOURCE_LENGTH
 
 Row = Mapping[str, Any]
@@ -37,6 +38,8 @@ as a whole, with static shapes, and takes one step of training in each case: on 
   in brackets, the same of fp32 with attention written out. Under dropout, against fp32 that is not compiled and drops the same.
 - *bits*: of all gradients, in two interleavings of the CTAs."""
 
+OTHERS = "## Other libraries, and real head dims"
+
 
 def page(rows: Sequence[Row]) -> str:
     """The page in Markdown."""
@@ -50,7 +53,7 @@ def page(rows: Sequence[Row]) -> str:
         parts.append(
             markdown([{key: value for key, value in one.items() if key != "family"} for one in own]) if own else "Not run."
         )
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, OTHERS, "<!-- reach: models -->", section("models"), "<!-- end -->"]) + "\n"
 
 
 def line(row: Row) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """Counts the attentions of many libraries' models at real head dims, and asks `explain` what an H100 would make of each.
 
-A process per case. A case that fails, takes too long or whose library is not installed is a row that says so. With --json, cases that
-are there are not measured again, but for those that failed.
+A process per case. A case that fails, takes too long or whose library is not installed is a row that says so. Cases that --json has
+are not measured again, but for those that failed. `make reach` installs the libraries first.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from pathlib import Path
 from dash_inductor.cli.console import table
 
 from . import libraries
-from .libraries import IMPORTED_AS
 from .measure import NOT_INSTALLED, measured
 from .recipes import RECIPES
-from .report import Row, csv_of, failed, key_of, line, reasons, totals
+from .report import Row, changes, csv_of, failed, key_of, line, read, reasons, totals
 
 MODELS = (*libraries.MODELS, *RECIPES)
-LIBRARIES = (*IMPORTED_AS, "recipes")
+LIBRARIES = (*libraries.LIBRARIES, "recipes")
 LIMIT = 300.0  # seconds
 
 
@@ -31,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY", help=f"those to ask (default all): {', '.join(LIBRARIES)}")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows here")
+    parser.add_argument("--compare", type=Path, metavar="FILE", help="say what differs from the rows of this CSV")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="S", help="seconds for a case (default %(default)g)")
     parser.add_argument("--list", action="store_true", help="list the cases, and measure none")
     args = parser.parse_args(argv)
@@ -54,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table("Reach", [line(row) for row in rows])
     table("Totals", totals(rows))
     table("Why not", reasons(rows))
+    if args.compare is not None:
+        table(f"Beside {args.compare}", changes(rows, read(args.compare)))
     return int(any(row.get("failure", NOT_INSTALLED) != NOT_INSTALLED for row in rows))
 
 

@@ -1,44 +1,57 @@
-"""The models of every library, and how each library is imported."""
+"""The models of every library, and how each library is found."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import diffusion, torch_nn, transformers_models
 from .model import CHECKPOINTED, PADDED, PLAIN, Call, Model
 
-# Library, as rows call it -> the module that is there if it is installed.
-IMPORTED_AS = {
-    "torch.nn": "torch",
-    "transformers": "transformers.modeling_utils",
-    "timm": "timm",
-    "torchvision": "torchvision",
-    "diffusers": "diffusers",
-    "open_clip": "open_clip",
-    "x-transformers": "x_transformers",
-    "litgpt": "litgpt",
-    "vit-pytorch": "vit_pytorch",
-    "segment-anything": "segment_anything",
-    "local": "local_attention",
-    "native": "native_sparse_attention_pytorch",
+
+class Library(NamedTuple):
+    """module: what is there if it is installed, and what models import. package: as pip calls it."""
+
+    module: str
+    package: str
+
+
+LIBRARIES = {
+    "torch.nn": Library("torch", "torch"),
+    "transformers": Library("transformers.modeling_utils", "transformers"),
+    "timm": Library("timm", "timm"),
+    "torchvision": Library("torchvision", "torchvision"),
+    "diffusers": Library("diffusers", "diffusers"),
+    "open_clip": Library("open_clip", "open_clip_torch"),
+    "x-transformers": Library("x_transformers", "x-transformers"),
+    "litgpt": Library("litgpt", "litgpt"),
+    "vit-pytorch": Library("vit_pytorch", "vit-pytorch"),
+    "segment-anything": Library("segment_anything", "segment-anything"),
+    "local": Library("local_attention", "local-attention"),
+    "native": Library("native_sparse_attention_pytorch", "native-sparse-attention-pytorch"),
 }
 DIM, HEADS = 512, 8  # heads of 64
 SIZES = {"dim": DIM, "depth": 2, "heads": HEADS, "mlp_dim": DIM}
 SQUARE = {"image_size": 224, "patch_size": 16, "num_classes": 10}
 
 
-def load(library: str) -> bool:
-    """Imports it; False if it is not installed. What its import raises is raised again by a model that needs it."""
-    if importlib.util.find_spec(IMPORTED_AS[library].partition(".")[0]) is None:
-        return False
+def version(library: str) -> str | None:
+    """Of what is installed; None if it is not."""
+    module, package = LIBRARIES[library]
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return None
+    return importlib.metadata.version(package).partition("+")[0]
+
+
+def load(library: str) -> None:
+    """Imports it. What its import raises is raised again by a model that needs it."""
     _define_ops()
     with contextlib.suppress(Exception):
-        importlib.import_module(IMPORTED_AS[library])
-    return True
+        importlib.import_module(LIBRARIES[library].module)
 
 
 @functools.cache

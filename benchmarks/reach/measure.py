@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import multiprocessing
 import time
@@ -14,11 +15,10 @@ import torch
 
 import dash_inductor
 from dash_inductor.decision.stock import is_of_torch
-from dash_inductor.explanation import decisions as _  # so that no case has to import Inductor
 from dash_inductor.explanation.report import Explanation
 
 from .calls import counted
-from .libraries import load
+from .libraries import load, version
 from .model import Model
 
 GPU = "h100"
@@ -33,9 +33,12 @@ def measured(model: Model, case: str, limit: float) -> Row:
     The process is a fork of this one, so that a library is imported once. This one must not have computed with several threads.
     """
     start = time.perf_counter()
-    row = {"library": model.library, "model": model.name, "case": case}
-    if not load(model.needs or model.library):
+    library = model.needs or model.library
+    row = {"library": model.library, "model": model.name, "case": case, "better": model.better, "version": version(library)}
+    if row["version"] is None:
         return row | {"failure": NOT_INSTALLED}
+    load(library)
+    importlib.import_module("dash_inductor.explanation.decisions")  # and Inductor, which takes longer than a small case
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     process = fork.Process(target=_send, args=(theirs, model, case))
@@ -87,7 +90,7 @@ def _of(report: Explanation, calls: int) -> Row:
         "declined": len(declined),
         "not_seen": calls - len(decisions),
         "reasons": dict(Counter(str(decision.reason) for decision in declined)),
-        "remedies": {str(decision.reason): decision.remedy for decision in declined},
+        "remedies": {str(decision.reason): decision.remedy or "" for decision in declined},
         "left_to_stock": sum(decision.left_to is not None for decision in declined),
         "third_party": sum(not is_of_torch(decision.op) for decision in decisions),
         "stopped": report.stopped,

@@ -22,9 +22,10 @@ class Call(NamedTuple):
 class Model:
     """One model in its cases; `make` builds it for one of them, with its inputs, on torch's default device.
 
-    library: whose it is, and what has to be installed unless `needs` names another. better: the name of the same family with an implementation of attention of
-    which more is rewritten, where the one that the library takes by itself is another. context: what it is built and called in.
-    needs_values: whether its forward reads the values of tensors, which tensors on the meta device do not have.
+    library: whose it is, and what has to be installed unless `needs` names another. better: the name of the same family with an
+        implementation of attention of which more is rewritten, where the one that the library takes by itself is another.
+    context: what it is built and called in.
+    needs_values: whether its forward reads the values of tensors. Those of other models have none.
     """
 
     library: str

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from ..models.families import EXPERTS
 from . import diffusion
 from .model import Call, Model
 from .transformers_models import as_on_a_gpu, built, padding
@@ -36,16 +37,20 @@ def _llama(**options: Any) -> Any:
     """Llama 3's 8B, of two layers."""
     from transformers import LlamaConfig
 
-    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8, "intermediate_size": 14336}
-    return built("LlamaForCausalLM", LlamaConfig(**sizes, num_hidden_layers=2, vocab_size=VOCABULARY), **options)
+    config = LlamaConfig(
+        hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, num_hidden_layers=2, vocab_size=VOCABULARY
+    )
+    return built("LlamaForCausalLM", config, **options)
 
 
 def _qwen(**options: Any) -> Any:
     """Qwen3's 4B, of two layers."""
     from transformers import Qwen3Config
 
-    sizes = {"hidden_size": 2560, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 9728}
-    return built("Qwen3ForCausalLM", Qwen3Config(**sizes, num_hidden_layers=2, vocab_size=VOCABULARY), **options)
+    config = Qwen3Config(
+        hidden_size=2560, num_attention_heads=32, num_key_value_heads=8, head_dim=128, num_hidden_layers=2, vocab_size=VOCABULARY
+    )
+    return built("Qwen3ForCausalLM", config, **options)
 
 
 def _padded() -> dict[str, Any]:
@@ -170,9 +175,17 @@ def gemma3(case: str) -> Call:
     """Gemma 3's 4B on a padded batch: heads of 256, windows in every other layer."""
     from transformers import Gemma3TextConfig
 
-    sizes = {"hidden_size": 2560, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "sliding_window": 1024}
-    layers = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "vocab_size": VOCABULARY}
-    return Call(built("Gemma3ForCausalLM", Gemma3TextConfig(**sizes, **layers)), kwargs=_padded())
+    config = Gemma3TextConfig(
+        hidden_size=2560,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=256,
+        sliding_window=1024,
+        layer_types=["sliding_attention", "full_attention"],
+        num_hidden_layers=2,
+        vocab_size=VOCABULARY,
+    )
+    return Call(built("Gemma3ForCausalLM", config), kwargs=_padded())
 
 
 def deepseek(case: str) -> Call:
@@ -184,11 +197,12 @@ def deepseek(case: str) -> Call:
 
 
 def gpt_oss(case: str) -> Call:
-    """gpt-oss with `attn_implementation="flex_attention"`."""
+    """gpt-oss with `attn_implementation="flex_attention"`, on sequences of one length."""
     from transformers import GptOssConfig
 
-    config = GptOssConfig(num_hidden_layers=2, num_local_experts=4, vocab_size=VOCABULARY, experts_implementation="batched_mm")
-    return Call(built("GptOssForCausalLM", config, "flex_attention"), kwargs=_padded())
+    config = GptOssConfig(num_hidden_layers=2, num_local_experts=4, vocab_size=VOCABULARY)
+    tokens = _tokens(2, LENGTH)
+    return Call(built("GptOssForCausalLM", config, "flex_attention", **EXPERTS), kwargs={"input_ids": tokens, "labels": tokens})
 
 
 def vit(case: str) -> Call:
@@ -215,11 +229,19 @@ def esm(case: str) -> Call:
     import torch
     from transformers import EsmConfig
 
-    sizes = {"vocab_size": 33, "hidden_size": 1280, "num_attention_heads": 20, "intermediate_size": 5120, "pad_token_id": 1}
-    rest = {"position_embedding_type": "rotary", "attention_probs_dropout_prob": 0.0, "num_hidden_layers": 2}
+    config = EsmConfig(
+        vocab_size=33,
+        hidden_size=1280,
+        num_attention_heads=20,
+        intermediate_size=5120,
+        position_embedding_type="rotary",
+        attention_probs_dropout_prob=0.0,
+        num_hidden_layers=2,
+        pad_token_id=1,
+    )
     proteins = torch.randint(4, 24, (4, 1024))
     inputs = {"input_ids": proteins, "attention_mask": padding(4, 1024), "labels": proteins}
-    return Call(built("EsmForMaskedLM", EsmConfig(**sizes, **rest)), kwargs=inputs)
+    return Call(built("EsmForMaskedLM", config), kwargs=inputs)
 
 
 def whisper(case: str) -> Call:
@@ -227,9 +249,11 @@ def whisper(case: str) -> Call:
     import torch
     from transformers import WhisperConfig
 
-    sizes = {"d_model": 768, "encoder_attention_heads": 12, "decoder_attention_heads": 12}
-    model = built("WhisperForConditionalGeneration", WhisperConfig(**sizes, encoder_layers=2, decoder_layers=2))
-    return Call(model, kwargs={"input_features": torch.randn(4, 80, 3000), "labels": _tokens(4, 256)})
+    config = WhisperConfig(d_model=768, encoder_attention_heads=12, decoder_attention_heads=12, encoder_layers=2, decoder_layers=2)
+    return Call(
+        built("WhisperForConditionalGeneration", config),
+        kwargs={"input_features": torch.randn(4, 80, 3000), "labels": _tokens(4, 256)},
+    )
 
 
 def modernbert(case: str) -> Call:

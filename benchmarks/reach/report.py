@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,7 +15,22 @@ Row = Mapping[str, Any]
 COUNTS = ("calls", "rewritten", "declined", "not_seen")
 OTHER_COUNTS = ("left_to_stock", "third_party")  # of those that are declined, and of all that were decided on
 LISTS = ("reasons", "written_out")  # counts, by what they count
-COLUMNS = ("library", "model", "case", *COUNTS, "reasons", *OTHER_COUNTS, "remedies", "written_out", "stopped", "failure")
+BETWEEN_REMEDIES = " | "
+COUNTED = re.compile(r"(.+?) \((\d+)\)(?:; |$)")
+COLUMNS = (
+    "library",
+    "model",
+    "case",
+    *COUNTS,
+    "reasons",
+    *OTHER_COUNTS,
+    "remedies",
+    "written_out",
+    "stopped",
+    "failure",
+    "better",
+    "version",
+)
 
 
 def key_of(row: Row) -> tuple[str, str, str]:
@@ -23,23 +39,28 @@ def key_of(row: Row) -> tuple[str, str, str]:
 
 
 def csv_of(rows: Sequence[Row]) -> str:
-    """A line per row; reasons are told as "reason (count); ...", remedies in the order of their reasons."""
+    """A line per row. What is counted is told as "reason (count); ...", and remedies stand in the order of their reasons."""
     text = io.StringIO()
     lines = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     lines.writeheader()
     for row in rows:
         shown = {name: "" if row.get(name) is None else row[name] for name in COLUMNS}
-        for name in LISTS:
-            shown[name] = "; ".join(f"{what} ({count})" for what, count in row.get(name, {}).items())
-        lines.writerow(shown | {"remedies": "; ".join(str(one) for one in row.get("remedies", {}).values())})
+        shown |= {name: "; ".join(f"{what} ({count})" for what, count in row.get(name, {}).items()) for name in LISTS}
+        lines.writerow(shown | {"remedies": BETWEEN_REMEDIES.join(row["remedies"][why] for why in row.get("reasons", {}))})
     return text.getvalue()
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The rows of a CSV, its counts as numbers; those of a case that failed have none."""
+    """The rows of a CSV as they were measured; those of a case that failed have no figures."""
     with file.open(newline="") as lines:
-        rows: list[dict[str, Any]] = list(csv.DictReader(lines))
-    return [{name: int(text) if name in (*COUNTS, *OTHER_COUNTS) and text else text for name, text in row.items()} for row in rows]
+        return [_of_text(row) for row in csv.DictReader(lines)]
+
+
+def _of_text(row: Mapping[str, str]) -> dict[str, Any]:
+    counts = {name: int(row[name]) for name in (*COUNTS, *OTHER_COUNTS) if row.get(name)}
+    lists = {name: {what: int(count) for what, count in COUNTED.findall(row.get(name, ""))} for name in LISTS}
+    remedies = dict(zip(lists["reasons"], row.get("remedies", "").split(BETWEEN_REMEDIES), strict=False))
+    return {**row, **lists, **counts, "remedies": remedies}
 
 
 def line(row: Row) -> dict[str, str]:
@@ -49,28 +70,45 @@ def line(row: Row) -> dict[str, str]:
 
 
 def totals(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Calls by library and of all, and what became of them; models of which all is rewritten; cases that failed."""
+    """Calls by library and of all, and what became of them; models of which all is rewritten; cases that have no figures."""
     libraries = list(dict.fromkeys(row["library"] for row in rows))
-    return [_total(name, [row for row in rows if row["library"] == name]) for name in libraries] + [_total("all", rows)]
+    return [*(_total(name, [row for row in rows if row["library"] == name]) for name in libraries), _total("all", rows)]
 
 
 def _total(name: str, rows: Sequence[Row]) -> dict[str, str]:
-    count: Counter[str] = Counter()
-    for row in rows:
-        count.update({one: row[one] for one in COUNTS if not failed(row)})
-    models = {row["model"] for row in rows if not failed(row)}
-    parted = {row["model"] for row in rows if not failed(row) and row["rewritten"] != row["calls"]}
-    shares = {one: f"{count[one]} ({100 * count[one] / max(count['calls'], 1):.0f} %)" for one in COUNTS[1:]}
-    whole = f"{len(models - parted)} of {len(models)}"
-    return {"library": name, "calls": str(count["calls"]), **shares, "models whole": whole, "failed": str(sum(map(failed, rows)))}
+    known = [row for row in rows if not failed(row)]
+    count = {one: sum(row[one] for row in known) for one in COUNTS}
+    models, in_part = ({row["model"] for row in known if row["rewritten"] < row["calls"] or whole} for whole in (True, False))
+    shares = {one.replace("_", " "): f"{count[one]} ({100 * count[one] / max(count['calls'], 1):.0f} %)" for one in COUNTS[1:]}
+    whole = f"{len(models - in_part)} of {len(models)}"
+    return {"library": name, "calls": str(count["calls"]), **shares, "models whole": whole, "failed": str(len(rows) - len(known))}
 
 
 def reasons(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Why calls were declined, the most common reason first."""
+    """Why calls were declined, the most common reason first, and what to do about each."""
     count: Counter[str] = Counter()
+    remedies: dict[str, str] = {}
     for row in rows:
-        count.update(row.get("reasons") or {})
-    return [{"calls": str(number), "reason": reason} for reason, number in count.most_common()]
+        count.update(row.get("reasons", {}))
+        remedies.update(row.get("remedies", {}))
+    return [{"calls": str(number), "reason": why, "remedy": remedies.get(why) or ""} for why, number in count.most_common()]
+
+
+def changes(rows: Sequence[Row], before: Sequence[Row]) -> list[dict[str, str]]:
+    """Rewritten of called before and now, of all cases that both have, and of each that differs."""
+    old = {key_of(row): row for row in before}
+    both = [(old[key_of(row)], row) for row in rows if key_of(row) in old]
+    lines = [_change(", ".join(key_of(now)), [then], [now]) for then, now in both]
+    return [_change(f"{len(both)} cases", *zip(*both, strict=True)), *(x for x in lines if x["before"] != x["now"])] if both else []
+
+
+def _change(case: str, before: Sequence[Row], now: Sequence[Row]) -> dict[str, str]:
+    return {"case": case, "before": _rewritten(before), "now": _rewritten(now)}
+
+
+def _rewritten(rows: Sequence[Row]) -> str:
+    rewritten, calls = (sum(row[name] for row in rows if not failed(row)) for name in ("rewritten", "calls"))
+    return f"{rewritten} of {calls}"
 
 
 def failed(row: Row) -> bool:

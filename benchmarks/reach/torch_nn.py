@@ -50,8 +50,7 @@ def decoder_layer(case: str) -> Call:
     import torch
     from torch import nn
 
-    options = {} if case == DECODED_DROPOUT else {"dropout": 0.0}
-    layer = nn.TransformerDecoderLayer(DIM, HEADS, batch_first=True, **options)
+    layer = nn.TransformerDecoderLayer(DIM, HEADS, dropout=0.1 if case == DECODED_DROPOUT else 0.0, batch_first=True)
     mask = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(LENGTH)} if case == DECODED else {}
     return Call(layer, (torch.randn(2, LENGTH, DIM), torch.randn(2, 100, DIM)), mask)
 

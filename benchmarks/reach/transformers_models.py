@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -24,15 +25,15 @@ ENCODING = (PLAIN, PADDED, CHECKPOINTED)
 Inputs = Callable[[str], dict[str, Any]]
 
 
-def text(case: str) -> dict[str, Any]:
+def text(case: str, length: int = LENGTH) -> dict[str, Any]:
     """Two sequences, padded on the left and on the right, or documents in a row."""
     import torch
 
     if case == PACKED:
         tokens, positions = _tokens(1, LENGTH), torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
         return {"input_ids": tokens, "labels": tokens, "position_ids": positions, "use_cache": False}
-    tokens = _tokens(2, LENGTH)
-    mask = {"attention_mask": padding(2, LENGTH)} if case == PADDED else {}
+    tokens = _tokens(2, length)
+    mask = {"attention_mask": padding(2, length)} if case == PADDED else {}
     return {"input_ids": tokens, "labels": tokens, **mask}
 
 
@@ -84,12 +85,13 @@ def _tokens(*shape: int) -> Any:
     return torch.randint(4, 60, shape)  # none of the special ones
 
 
-def built(model: str, config: Any, implementation: str | None = None) -> Any:
+def built(model: str, config: Any, implementation: str | None = None, **options: Any) -> Any:
     """A model that trains, of the class of transformers that is called so."""
     import transformers
 
     transformers.logging.set_verbosity_error()
-    options = {} if implementation is None else {"attn_implementation": implementation}
+    if implementation is not None:
+        options["attn_implementation"] = implementation
     return getattr(transformers, model)._from_config(config, **options).train()
 
 
@@ -254,6 +256,7 @@ DECODERS = (
         "gpt-oss flex [flex_attention]",
         "GptOss",
         (PLAIN,),
+        inputs=functools.partial(text, length=2048),  # a few tiles of keys would be left to stock
         sizes={**SIXTY_FOUR, **MIXTURE},
         implementation="flex_attention",
     ),

@@ -5,6 +5,7 @@
 <!-- head: options | python -m dash_inductor --help -->   the same, up to the line with these words
 <!-- commands: -->                                    a table of the commands
 <!-- executed: -->                                    what `make execute` executed last, as each Triton compiles it
+<!-- reach: models -->                                what `make reach` found last, of models or of recipes
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks.reach import page
 from dash_inductor.cli.main import COMMANDS
 
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
 EXECUTED = ROOT / "benchmarks" / "results" / "executed"
-BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed|reach):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -94,4 +96,4 @@ def executed(_: str) -> str:
     return "\n".join(f"| {line} |" for line in [" | ".join(columns), " | ".join(["---"] * len(columns)), *body])
 
 
-WRITERS = {"formula": latex, "output": output, "head": head, "commands": commands, "executed": executed}
+WRITERS = {"formula": latex, "output": output, "head": head, "commands": commands, "executed": executed, "reach": page.section}
