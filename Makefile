@@ -85,6 +85,7 @@ REACH := timm torchvision diffusers open_clip_torch x-transformers litgpt vit-py
 	native-sparse-attention-pytorch einops einx frozendict ftfy hyper-connections lightning lightning-utilities loguru \
 	rotary-embedding-torch torch-einops-utils torchmetrics wcwidth
 reach: $(VENV)/reach
+	mkdir -p build benchmarks/results/reach
 	PYTHONPATH=$< $(BIN)/python -m benchmarks.reach $(LIBRARIES) --json build/reach.json \
 		--out benchmarks/results/reach/torch-$(shell $(BIN)/python -c 'import torch; print(torch.__version__.partition("+")[0])').csv
 	$(BIN)/python -m docs.generate

@@ -13,10 +13,12 @@ from .families import CASES, DOCUMENTS, FAMILIES, LAYERS, LENGTH, PADDING, SOURC
 Row = Mapping[str, Any]
 
 INTRODUCTION = f"""\
-# Models of transformers
+# Models
 
 Written by `python -m benchmarks.models --out docs/models.md`, with transformers {{transformers}} and torch {{torch}}, in the
 emulation, which runs on a CPU: on a GPU, SDPA takes other ops.
+
+[The last part](#other-libraries-and-real-head-dims) is of many libraries, at real sizes of heads. It is written by `make reach`.
 
 Each model has {LAYERS} layers, or {LAYERS} in its encoder and {LAYERS} in its decoder. Weights and inputs are fp32. It is compiled
 as a whole, with static shapes, and takes one step of training in each case: on two sequences of {LENGTH} tokens, or of
