@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import config as inductor_config
+from torch.nn.attention.flex_attention import flex_attention
 
 import dash_inductor
 from dash_inductor import decisions, explain
@@ -210,6 +211,7 @@ def explained(*layers: Layer) -> dash_inductor.Explanation:
     [((True, False), False, "not deterministic as it is called"), ((False, True), True, "deterministic as it is called")],
 )
 def test_an_autograd_function_that_breaks_the_graph_has_a_row(flags: tuple[bool, ...], deterministic: bool, said: str) -> None:
+    stock = vars(torch.autograd.Function)["apply"]
     report = explained(Layer(RotaryFunc), Layer(FlashAttnFunc, *flags), Layer(AttentionFunc))
     assert report.stopped is None and not report.all_rewritten
     (row,) = report
@@ -217,7 +219,23 @@ def test_an_autograd_function_that_breaks_the_graph_has_a_row(flags: tuple[bool,
     assert (row.op, row.module) == (f"{__name__}.FlashAttnFunc", "1") and "test_third_party.py" in str(row.source)
     assert (row.decision.shape, row.decision.mask) == ("B=2 H=3 S=24 D=16 fp32", "causal" if flags[0] else "full")
     assert "keeps the package's" in str(report) and "scaled_dot_product_attention" in str(row.remedy)
-    assert torch.autograd.Function.apply.__func__.__module__ == "torch.autograd.function"
+    assert vars(torch.autograd.Function)["apply"] is stock
+
+
+class Flex(nn.Module):
+    """FlexAttention, of which AOTAutograd applies an autograd function while it traces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return flex_attention(x * self.weight, x, x)
+
+
+def test_what_torch_applies_while_it_traces_has_none() -> None:
+    report = explain(Flex(), torch.ones(2, 3, 256, 16, device="meta", dtype=torch.bfloat16), device="h100")
+    assert ["flex_attention" in row.op for row in report] == [True]
 
 
 def test_an_autograd_function_that_ends_the_forward_has_a_row() -> None:
