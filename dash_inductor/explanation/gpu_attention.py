@@ -22,6 +22,8 @@ from torch.nn.attention import SDPBackend, flex_attention
 from ..devices import NamedDevice
 from ..emulation.efficient import STOCK, forget_dispatch
 from ..emulation.kernels import implement
+from ..rewrite.stock_ops import CUDNN, EFFICIENT, FLASH, SDPA
+from . import outside
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
@@ -29,6 +31,12 @@ CUDNN_ARCHS = (90, 100, 103)  # where torch prefers cuDNN, if that is newer than
 MOST_CUDNN = (128, 128), (192, 128)  # head dims of query and value
 NO_FLASH_TRAINING = (86, 89, 120)  # where flash attention has no backward of head dims 193 to 224, nor of more with dropout
 MASK_ALIGNMENT = 8  # elements
+BACKWARDS = {
+    SDPBackend.CUDNN_ATTENTION: CUDNN,
+    SDPBackend.FLASH_ATTENTION: FLASH,
+    SDPBackend.EFFICIENT_ATTENTION: EFFICIENT,
+    SDPBackend.MATH: SDPA,
+}
 _thread = threading.local()
 
 
@@ -86,11 +94,13 @@ def _attend(
     enable_gqa: bool = False,
 ) -> Tensor:
     """SDPA, by the op of the GPU."""
-    gpu = getattr(_thread, "gpu", None) if getattr(_thread, "on", True) else None
-    options = {"scale": scale, "enable_gqa": enable_gqa}
+    gpu, options = getattr(_thread, "gpu", None), {"scale": scale, "enable_gqa": enable_gqa}
     if gpu is None:
         return STOCK.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
     op = chosen(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    outside.called(BACKWARDS[op], (query, key, value), "given" if attn_mask is not None else "causal" if is_causal else "full")
+    if not getattr(_thread, "on", True):
+        return STOCK.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if attn_mask is not None and attn_mask.dtype == torch.bool and op != SDPBackend.MATH:
         attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), -math.inf)
     if op == SDPBackend.CUDNN_ATTENTION:

@@ -1,7 +1,8 @@
-"""Attentions that a model calls outside of its graphs: autograd functions at which torch.compile breaks the graph.
+"""Attentions that a model calls outside of its graphs, where torch.compile breaks them. No pass sees their backward.
 
-Dynamo cannot trace what such a function calls, as of FlashAttention 4 and TransformerEngine, and leaves its call to Python. So no
-graph has its backward, and no pass sees it. It is known by its name alone, like another package's op.
+One kind is an autograd function that calls what Dynamo cannot trace, as those of FlashAttention 4 and TransformerEngine do. It is
+known by its name alone, like another package's op. The other is SDPA in code that Dynamo leaves to Python. It is seen where a GPU
+is named.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,17 +21,24 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 from torch._guards import TracingContext
+from torch._ops import OpOverload
 from torch.autograd import Function
 
 from ..decision import Decision
+from ..hooks.outside import OUTSIDE
 from ..rewrite import third_party
+from ..rewrite.declined import decision_of_call
 
+Tell = Callable[[Decision], None]
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
 
 
+_telling: ContextVar[tuple[Tell, Mapping[int, str]] | None] = ContextVar("_telling", default=None)
+
+
 @contextlib.contextmanager
-def told(tell: Callable[[Decision], None], model: nn.Module) -> Iterator[None]:
-    """Tells of each such function that is applied to a tensor with a gradient while nothing is traced."""
+def told(tell: Tell, model: nn.Module) -> Iterator[None]:
+    """Tells of each that is called on a tensor with a gradient while nothing is traced."""
     stock = Function.__dict__["apply"]
     modules = {id(module): name for name, module in model.named_modules()}
 
@@ -42,8 +52,23 @@ def told(tell: Callable[[Decision], None], model: nn.Module) -> Iterator[None]:
             tell(_decided(cls, args, kwargs, modules))
         return stock.__get__(None, cls)(*args, **kwargs)
 
-    with mock.patch.object(Function, "apply", classmethod(apply)):
-        yield
+    token = _telling.set((tell, modules))
+    try:
+        with mock.patch.object(Function, "apply", classmethod(apply)):
+            yield
+    finally:
+        _telling.reset(token)
+
+
+def called(op: OpOverload, tensors: Sequence[Tensor], mask: str) -> None:
+    """SDPA is called on query, key and value, and would become this op."""
+    telling = _telling.get()
+    if telling is None or TracingContext.try_get() is not None or not torch.is_grad_enabled():
+        return
+    if any(x.requires_grad for x in tensors):
+        tell, modules = telling
+        source, module = _caller(modules)
+        tell(replace(decision_of_call(str(op), tensors, mask, OUTSIDE), source=source, module=module))
 
 
 def _decided(cls: Any, args: Any, kwargs: Mapping[str, Any], modules: Mapping[int, str]) -> Decision:

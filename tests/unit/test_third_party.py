@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._inductor import config as inductor_config
@@ -220,6 +221,30 @@ def test_an_autograd_function_that_breaks_the_graph_has_a_row(flags: tuple[bool,
     assert (row.decision.shape, row.decision.mask) == ("B=2 H=3 S=24 D=16 fp32", "causal" if flags[0] else "full")
     assert "keeps the package's" in str(report) and "scaled_dot_product_attention" in str(row.remedy)
     assert vars(torch.autograd.Function)["apply"] is stock
+
+
+class InPython(nn.Module):
+    """SDPA in a function that Dynamo leaves to Python."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+
+    @torch._dynamo.disable
+    def attend(self, x: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.attend(x * self.weight).relu()
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_sdpa_that_is_left_to_python_has_a_row(device: str) -> None:
+    model = nn.Sequential(InPython(), InPython())
+    report = explain(model, torch.ones(2, 3, 256, 16, device=device, dtype=torch.bfloat16), device="h100")
+    assert [(row.module, row.rewritten) for row in report] == [("0", False), ("1", False)]
+    assert all(row.deterministic and "outside of the graphs" in str(row.reason) and row.remedy for row in report)
+    assert report.attentions[0].decision.mask == "causal"
 
 
 class Flex(nn.Module):
