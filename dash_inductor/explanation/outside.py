@@ -20,7 +20,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch._guards import TracingContext
+from torch._guards import CompileContext
 from torch._ops import OpOverload
 from torch.autograd import Function
 
@@ -38,7 +38,7 @@ _telling: ContextVar[tuple[Tell, Mapping[int, str]] | None] = ContextVar("_telli
 
 @contextlib.contextmanager
 def told(tell: Tell, model: nn.Module) -> Iterator[None]:
-    """Tells of each that is called on a tensor with a gradient while nothing is traced."""
+    """Tells of each that is called on a tensor with a gradient while nothing is compiled."""
     stock = Function.__dict__["apply"]
     modules = {id(module): name for name, module in model.named_modules()}
 
@@ -47,8 +47,8 @@ def told(tell: Tell, model: nn.Module) -> Iterator[None]:
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-        # AOTAutograd applies torch's own ones while it traces.
-        if has_gradient and third_party.ATTENTION.search(cls.__name__) and TracingContext.try_get() is None:
+        # AOTAutograd applies torch's own ones while a graph is compiled.
+        if has_gradient and third_party.ATTENTION.search(cls.__name__) and CompileContext.try_get() is None:
             tell(_decided(cls, args, kwargs, modules))
         return stock.__get__(None, cls)(*args, **kwargs)
 
@@ -63,7 +63,7 @@ def told(tell: Tell, model: nn.Module) -> Iterator[None]:
 def called(op: OpOverload, tensors: Sequence[Tensor], mask: str) -> None:
     """SDPA is called on query, key and value, and would become this op."""
     telling = _telling.get()
-    if telling is None or TracingContext.try_get() is not None or not torch.is_grad_enabled():
+    if telling is None or CompileContext.try_get() is not None or not torch.is_grad_enabled():
         return
     if any(x.requires_grad for x in tensors):
         tell, modules = telling
