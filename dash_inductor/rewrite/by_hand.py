@@ -1,8 +1,8 @@
 """Finds attention that is written by hand, and that Inductor has not made SDPA of, and says so of each.
 
 It is a softmax, the exponentials of scores over their sum, between two batched matmuls, through which a gradient flows. Layers of a
-model multiply by weights, which are not batched: what is batched on both sides of a softmax attends. Attention of one sequence and
-one head, without such dimensions, is not found.
+model multiply by weights, which are not batched: what is batched on both sides of a softmax attends. Other matmuls may make a bias
+of the scores. Attention of one sequence and one head, without such dimensions, is not found, nor one that mixes its heads.
 """
 
 from __future__ import annotations
@@ -50,10 +50,18 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
         gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
         if gradient is None or any(user.target is NOTE for user in gradient.users) or any(map(is_softmax, before | weights)):
             continue
-        if len(with_keys) == len(with_values) == 1 and all(x.target in BATCHED for x in with_keys | with_values):
+        of_scores = [x for x in sorted(with_keys, key=place.__getitem__) if x.target in BATCHED]
+        if len(with_keys) > 1:  # others make a bias
+            of_scores = [x for x in of_scores if _elements(x) == _elements(node)]
+        if of_scores and len(with_values) == 1 and all(x.target in BATCHED for x in with_values):
             after_keys = reached(with_keys, lambda x: x.users) - with_keys
             between = sorted((before | weights) & after_keys - backward - with_values, key=place.__getitem__)
-            yield gradient, node, *_decided(node, with_keys.pop(), with_values.pop(), between)
+            yield gradient, node, *_decided(node, of_scores[0], with_values.pop(), between)
+
+
+def _elements(node: fx.Node) -> str:
+    """How many, as text: a comparison of symbols would guard."""
+    return str(node.meta["val"].numel())
 
 
 def _is_summed(node: fx.Node) -> bool:

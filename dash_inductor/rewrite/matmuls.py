@@ -8,6 +8,7 @@ it is left alone.
 
 from __future__ import annotations
 
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,6 @@ from .stock_ops import CALLED, EFFICIENT, SDPA
 COPIES = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.clone.default)  # and what repeats heads
 CONVERSION = torch.ops.prims.convert_element_type.default
 TRANSPOSED = [0, 1, 3, 2]
-INFINITY = float("inf")
 
 
 class Unlike(Declined):
@@ -164,13 +164,13 @@ def _backward(called: Call, backward: set[fx.Node], gradients: list[fx.Node], ou
 def _logsumexp(graph: fx.Graph, scores: fx.Node) -> fx.Node:
     """[B, H, S_q], and infinity for rows that see no key: their weights are then 0."""
     largest = call(graph, aten.amax.default, scores, [-1], True)
-    hidden = call(graph, aten.eq.Scalar, largest, -INFINITY)
+    hidden = call(graph, aten.eq.Scalar, largest, -math.inf)
     finite = _filled(graph, hidden, 0.0, largest)
     total = call(
         graph, aten.sum.dim_IntList, call(graph, aten.exp.default, call(graph, aten.sub.Tensor, scores, finite)), [-1], True
     )
     logsumexp = call(graph, aten.add.Tensor, call(graph, aten.log.default, total), finite)
-    return call(graph, aten.squeeze.dim, _filled(graph, hidden, INFINITY, logsumexp), -1)
+    return call(graph, aten.squeeze.dim, _filled(graph, hidden, math.inf, logsumexp), -1)
 
 
 def _filled(graph: fx.Graph, where: fx.Node, value: float, x: fx.Node) -> fx.Node:

@@ -45,12 +45,27 @@ def dropped(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.dropout((query @ key.mT + 1).softmax(-1), 0.1) @ value
 
 
+def with_relative_positions(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Whose scores are a product of the query as well."""
+    relative = torch.arange(8.0 * LENGTH).view(8, LENGTH).sin()
+    return (query @ key.mT / 4 + query @ relative).softmax(-1) @ value
+
+
+def with_a_bias_of_layers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Which is what a layer makes of positions, as Swin v2 has it."""
+    positions = torch.arange(LENGTH * LENGTH * 2.0).view(LENGTH, LENGTH, 2)
+    bias = (positions @ torch.ones(2, HEADS)).permute(2, 0, 1)
+    return (query @ key.mT / 4 + bias).softmax(-1) @ value
+
+
 # What it is, with what was seen and what to write.
 BY_HAND: dict[Callable[..., Tensor], tuple[str, str]] = {
     masked_fill: ("bmm, div, masked_fill, softmax, bmm", "scaled_dot_product_attention"),
     einsum: ("bmm, mul, softmax, bmm", "scaled_dot_product_attention"),
     without_softmax: ("bmm, exp, sum, div, bmm", "scaled_dot_product_attention"),
     soft_capped: ("bmm, div, tanh, mul, softmax, bmm", "flex_attention"),
+    with_relative_positions: ("bmm, div, add, softmax, bmm", "scaled_dot_product_attention"),
+    with_a_bias_of_layers: ("bmm, add, softmax, bmm", "scaled_dot_product_attention"),
     dropped: ("bmm, add, softmax, native_dropout, bmm", "train with an attention dropout of 0"),
 }
 
