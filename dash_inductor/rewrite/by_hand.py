@@ -18,7 +18,7 @@ from ..op import NOTE
 from ..problem import dtype_name
 from .declined import DROPOUT, WithoutOp
 from .math_path import UNGROUPED, is_softmax
-from .nodes import VIEWS, is_tensor, original, reached
+from .nodes import VIEWS, backward_of, is_tensor, original, reached
 
 aten = torch.ops.aten
 
@@ -39,8 +39,7 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
     if not exponentials or not any(node.target in BATCHED for node in graph.nodes):
         return
     place = {node: index for index, node in enumerate(graph.nodes)}
-    tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
-    backward = reached(tangents, lambda node: node.users)
+    backward = backward_of(graph)
     for node in exponentials:
         if node in backward:
             continue

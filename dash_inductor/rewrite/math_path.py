@@ -22,7 +22,7 @@ from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
 from .declined import DROPOUT, InternalError, WithoutOp
-from .nodes import is_tensor, original, reached
+from .nodes import backward_of, is_tensor, original, reached
 
 aten = torch.ops.aten
 
@@ -51,8 +51,7 @@ def found(graph: fx.Graph) -> Iterator[tuple[fx.Node, Call]]:
     if not softmaxes:
         return
     place = {node: index for index, node in enumerate(graph.nodes)}
-    tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
-    backward = reached(tangents, lambda node: node.users)
+    backward = backward_of(graph)
     for softmax in softmaxes:
         # Up to the matmul with the values, and into the backward up to the first nodes that depend on a tangent.
         weights = reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)

@@ -20,7 +20,7 @@ from ..config import Config
 from ..decision import Declined
 from . import sdpa
 from .math_path import Call
-from .nodes import VIEWS, aten, call, is_tensor, reached
+from .nodes import VIEWS, aten, backward_of, call, is_tensor, reached
 from .stock_ops import CALLED, EFFICIENT, SDPA
 
 COPIES = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.clone.default)  # and what repeats heads
@@ -59,9 +59,7 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
     query, key, value, bias, out = _forward(called)
     few_heads, mask = key.node.meta["val"].shape[1] != query.node.meta["val"].shape[1], called.given_mask
     _require(few_heads or (mask is not None and mask.stride(-1) != 1), "another op takes it")
-    backward = reached(
-        (x for x in graph.nodes if x.op == "placeholder" and str(x.target).startswith("tangents")), lambda x: x.users
-    )
+    backward = backward_of(graph)
     gradients = [_gradient(x, backward) for x in (query, key, value)]
     grad_out, dead = _backward(called, backward, gradients, out)
     with graph.inserting_before(next(x for x in graph.nodes if x in gradients)):
@@ -145,7 +143,7 @@ def _gradient(given: Given, backward: set[fx.Node]) -> fx.Node:
 
 def _backward(called: Call, backward: set[fx.Node], gradients: list[fx.Node], out: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
     """The gradient of the output, and the nodes from it to the others, which nobody else uses, users first."""
-    numbers = {x.meta.get("seq_nr") for x in called.nodes}
+    numbers = {x.meta.get("seq_nr") for x in called.nodes} - {None}
 
     def is_inside(x: fx.Node) -> bool:
         return x.meta.get("seq_nr") in numbers and x.meta.get("partitioner_tag") != "is_forward" and not called.has(x)

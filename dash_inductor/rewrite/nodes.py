@@ -49,3 +49,9 @@ def reached(start: Iterable[Any], following: Callable[[fx.Node], Iterable[fx.Nod
             found.add(node)
             left.extend(following(node))
     return found
+
+
+def backward_of(graph: fx.Graph) -> set[fx.Node]:
+    """The nodes of a joint graph that depend on a gradient of an output, which AOTAutograd calls a tangent."""
+    tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
+    return reached(tangents, lambda node: node.users)

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 from ..decision import Decision, Declined, LeftToStock, is_of_torch
 from ..op import NOTE
 from .declined import WithoutOp, decision_of_call, first_gradient, unread
-from .nodes import is_tensor, reached
+from .nodes import backward_of, is_tensor
 
 OP = "attention of another package"
 ATTENTION = re.compile(r"attn|attention|flash|fmha|(^|_)(sdpa|dpa|mha|fa[234])(_|$)", re.IGNORECASE)
@@ -38,8 +38,7 @@ def attentions(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Itera
     found = [node for node in graph.nodes if (op := op_of(node)) is not None and says_attention(op)]
     if not found:
         return
-    tangents = [node for node in graph.nodes if node.op == "placeholder" and str(node.target).startswith("tangents")]
-    backward = reached(tangents, lambda node: node.users)
+    backward = backward_of(graph)
     for node in found:
         gradient = (node if node.users else None) if is_tensor(node) else first_gradient(node)
         if node in backward and gradient is not None and not any(user.target is NOTE for user in gradient.users):
