@@ -1,4 +1,4 @@
-"""Rewrites a call of SDPA that torch made matmuls of on its own: no other op takes its few kv heads, or the strides of its mask.
+"""Rewrites a call of SDPA that torch made matmuls of on its own: no other op takes its kv heads, dimensions or mask's strides.
 
 The forward stays, and also computes the logsumexp of its scores. The memory-efficient op of SDPA, which takes that, stands for the
 matmuls of the backward. What the user gave is found along the shapes and scales between it and a matmul. A gradient is found by
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,7 @@ from .stock_ops import CALLED, EFFICIENT, SDPA
 
 COPIES = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.clone.default)  # and what repeats heads
 CONVERSION = torch.ops.prims.convert_element_type.default
-TRANSPOSED = [0, 1, 3, 2]
+DIMS = 4  # of what other ops take: batch, heads, length, head dim
 
 
 class Unlike(Declined):
@@ -37,13 +38,16 @@ class Unlike(Declined):
 
 @dataclass(frozen=True)
 class Given:
-    """A tensor [B, H, S, D] that SDPA was given, by its node.
+    """A tensor [..., S, D] that SDPA was given, by its node, and the matmul that takes it as its argument of a number.
 
-    seq_nr: of the op that takes it. scale: by what it is multiplied on its way to a matmul. is_transposed: whether it is, there.
+    seq_nrs: of the ops between them, the one that takes the tensor first. scale: by what these multiply it. is_transposed: whether
+    they transpose it.
     """
 
     node: fx.Node
-    seq_nr: int
+    matmul: fx.Node
+    argument: int
+    seq_nrs: list[int]
     scale: float
     is_transposed: bool
 
@@ -57,22 +61,26 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
     graph = called.scores.graph
     _require(called.scores.meta["val"].dtype == torch.float32 and not called.has_dropout, "scores in half precision, or dropout")
     query, key, value, bias, out = _forward(called)
-    few_heads, mask = key.node.meta["val"].shape[1] != query.node.meta["val"].shape[1], called.given_mask
-    _require(few_heads or (mask is not None and mask.stride(-1) != 1), "another op takes it")
+    shape, mask = query.node.meta["val"].shape, called.given_mask
+    few_heads = key.node.meta["val"].shape[:-2] != shape[:-2]
+    _require(len(shape) != DIMS or few_heads or (mask is not None and mask.stride(-1) != 1), "another op takes it")
     backward = backward_of(graph)
     gradients = [_gradient(x, backward) for x in (query, key, value)]
     grad_out, dead = _backward(called, backward, gradients, out)
     with graph.inserting_before(next(x for x in graph.nodes if x in gradients)):
-        logsumexp = _logsumexp(graph, called.scores)
+        logsumexp = _logsumexp(graph, _in_four(graph, called.scores))
+        in_four = [_in_four(graph, x) for x in (grad_out, query.node, key.node, value.node)]
+        mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores.meta["val"].shape)
         node = graph.call_function(
             EFFICIENT,
-            (grad_out, query.node, key.node, value.node, bias, out, logsumexp, None, None, 0.0, [True, True, True, False], False),
+            (*in_four, mask_in_four, _in_four(graph, out), logsumexp, None, None, 0.0, [True, True, True, False], False),
             {"scale": query.scale * key.scale},
         )
-        like = [torch.empty_like(x.meta["val"], memory_format=torch.contiguous_format) for x in gradients]
+        like = [torch.empty_like(x.meta["val"], memory_format=torch.contiguous_format) for x in in_four[1:]]
         node.meta = {**called.scores.meta, "val": (*like, None), CALLED: SDPA}
         for index, gradient in enumerate(gradients):
-            gradient.replace_all_uses_with(_strided(graph, call(graph, operator.getitem, node, index), gradient))
+            ours = _reshaped(graph, call(graph, operator.getitem, node, index), gradient.meta["val"].shape)
+            gradient.replace_all_uses_with(_strided(graph, ours, gradient))
     return [*sdpa.rewrite(node, settings), *dead]
 
 
@@ -86,10 +94,10 @@ def _forward(called: Call) -> tuple[Given, Given, Given, fx.Node | None, fx.Node
     with_keys, with_values = called.with_keys, called.with_values
     _require(with_keys is not None and with_values is not None, "its matmuls")
     assert with_keys and with_values
-    query, key = (_given(called, with_keys.args[index]) for index in (0, 1))
-    value = _given(called, with_values.args[1])
+    query, key, value = _given(called, with_keys, 0), _given(called, with_keys, 1), _given(called, with_values, 1)
     _require((query.is_transposed, key.is_transposed, value.is_transposed) == (False, True, False), "what is transposed")
-    _require(value.scale == 1 and len({query.seq_nr, key.seq_nr, value.seq_nr}) == 3, "what is multiplied")
+    _require(value.scale == 1, "what is multiplied")
+    _require(len({number for x in (query, key, value) for number in x.seq_nrs[:1]}) == 3, "what takes its tensors")
     bias: Any = None
     if called.scores.target is aten.add.Tensor:
         product, bias = called.scores.args
@@ -103,11 +111,36 @@ def _forward(called: Call) -> tuple[Given, Given, Given, fx.Node | None, fx.Node
         out = users[0]
     shapes = [tuple(x.meta["val"].shape) for x in (query.node, key.node, value.node, out)]
     dtypes = {x.meta["val"].dtype for x in (query.node, key.node, value.node, out)}
-    _require(all(len(shape) == 4 for shape in shapes) and len(dtypes) == 1, "its shapes and dtypes")
-    (batch, heads, q_len, head_dim), (_, kv_heads, kv_len, _), (*_, value_dim), _ = shapes
-    alike = [(batch, kv_heads, kv_len, head_dim), (batch, kv_heads, kv_len, value_dim), (batch, heads, q_len, value_dim)]
-    _require(shapes[1:] == alike and tuple(called.scores.meta["val"].shape) == (batch, heads, q_len, kv_len), "its shapes")
+    _require(len({len(shape) for shape in shapes}) == len(dtypes) == 1, "its shapes and dtypes")
+    _require(len(shapes[0]) == DIMS or all(isinstance(size, int) for shape in shapes for size in shape), "sizes that are symbols")
+    batch, kv_heads = shapes[0][:-3], shapes[1][-3:-2]
+    of_query, (kv_len, _), (_, value_dim) = shapes[0][:-1], shapes[1][-2:], shapes[2][-2:]
+    alike = [(*batch, *kv_heads, kv_len, shapes[0][-1]), (*batch, *kv_heads, kv_len, value_dim), (*of_query, value_dim)]
+    _require(shapes[1:] == alike and tuple(called.scores.meta["val"].shape) == (*of_query, kv_len), "its shapes")
     return query, key, value, bias, out
+
+
+def _in_four(graph: fx.Graph, x: fx.Node) -> fx.Node:
+    """[..., H, S, D] as [B, H, S, D]; three dimensions are heads of one batch, two are one head."""
+    shape: list[Any] = [1, *x.meta["val"].shape]
+    return _reshaped(graph, x, [math.prod(shape[:-3]), *shape[-3:]])
+
+
+def _mask_in_four(graph: fx.Graph, mask: fx.Node, scores: Sequence[Any]) -> fx.Node:
+    """Of as many batches as the scores, or one; of another shape it may have fewer dimensions."""
+    if len(scores) == DIMS:
+        return mask
+    size = max(len(scores), DIMS)
+    shape, of_scores = ([1] * (size - len(x)) + [*x] for x in (mask.meta["val"].shape, scores))
+    if any(each != 1 for each in shape[:-3]) and shape[:-3] != of_scores[:-3]:
+        _require(1 in shape[-2:], "a mask of queries and keys that some batches share")  # it would be copied
+        shape[:-3] = of_scores[:-3]
+        mask = call(graph, aten.expand.default, mask, shape)
+    return call(graph, aten.reshape.default, mask, [math.prod(shape[:-3]), *shape[-3:]])
+
+
+def _reshaped(graph: fx.Graph, x: fx.Node, shape: Sequence[Any]) -> fx.Node:
+    return x if len(x.meta["val"].shape) == len(shape) else call(graph, aten.reshape.default, x, list(shape))
 
 
 def _source(called: Call, x: Any) -> Any:
@@ -115,30 +148,48 @@ def _source(called: Call, x: Any) -> Any:
     return x.args[0] if isinstance(x, fx.Node) and called.has(x) and x.target in VIEWS else x
 
 
-def _given(called: Call, x: Any) -> Given:
-    """What the user gave, of the argument of a matmul; where autocast narrows it, what that makes of it."""
-    scale, is_transposed, seq_nr = 1.0, False, None
+def _given(called: Call, matmul: fx.Node, argument: int) -> Given:
+    """What the user gave; where autocast narrows it, what that makes of it."""
+    x: Any = matmul.args[argument]
+    scale, is_transposed, seq_nrs = 1.0, False, []
     while called.has(x) and x.meta["val"].dtype == torch.float32:
         if x.target is aten.mul.Scalar and isinstance(x.args[1], (int, float)):
             scale *= x.args[1]
-        elif x.target is aten.permute.default and list(x.args[1]) == TRANSPOSED:
+        elif x.target is aten.permute.default and list(x.args[1]) == _transposed(x):
             is_transposed = not is_transposed
         else:
             _require(x.target in (*COPIES, CONVERSION), f"{x.target} between what is given and a matmul")
-        x, seq_nr = x.args[0], x.meta.get("seq_nr")
-    _require(seq_nr is not None, "the number of an op")
-    assert seq_nr is not None
-    return Given(x, seq_nr, scale, is_transposed)
+        seq_nrs.append(x.meta.get("seq_nr"))
+        x = x.args[0]
+    _require(None not in seq_nrs, "the number of an op")
+    return Given(x, matmul, argument, seq_nrs[::-1], scale, is_transposed)
+
+
+def _transposed(x: fx.Node) -> list[int]:
+    """Its dims, the last two exchanged."""
+    dims = len(x.meta["val"].shape)
+    return [*range(dims - 2), dims - 1, dims - 2]
 
 
 def _gradient(given: Given, backward: set[fx.Node]) -> fx.Node:
-    """The last node of the backward of the op that takes the tensor."""
-    alike = [x for x in backward if x.meta.get("seq_nr") == given.seq_nr and is_tensor(x)]
+    """The last node of the backward of the op that takes the tensor. An op that changes nothing, such as an expansion to the same
+    shape, has none: then it is that of the op after it, or of the matmul."""
+    numbered = ([x for x in backward if x.meta.get("seq_nr") == number and is_tensor(x)] for number in given.seq_nrs)
+    alike = next(filter(None, numbered), None) or [x for x in backward if _is_gradient(x, given)]
     last = [x for x in alike if not any(user in alike for user in x.users)]
     _require(len(last) == 1, "its gradients")
     value, of = last[0].meta["val"], given.node.meta["val"]
     _require(value.shape == of.shape and value.dtype == of.dtype, "the shape of a gradient")
     return last[0]
+
+
+def _is_gradient(x: fx.Node, given: Given) -> bool:
+    """Whether a node is the gradient of a matmul's argument: a matmul of the other argument, transposed."""
+    matmul, other = given.matmul, 1 - given.argument
+    if x.meta.get("seq_nr") != matmul.meta.get("seq_nr") or not x.target is matmul.target is aten.bmm.default:
+        return False
+    factor: Any = x.args[other]
+    return factor.target is aten.permute.default and factor.args[0] is matmul.args[other]
 
 
 def _backward(called: Call, backward: set[fx.Node], gradients: list[fx.Node], out: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
@@ -186,8 +237,9 @@ def _strided(graph: fx.Graph, gradient: fx.Node, like: fx.Node) -> fx.Node:
     if value.is_contiguous():
         return gradient
     _require(value.mT.is_contiguous(), "the strides of a gradient")
+    order = _transposed(gradient)
     transposed = graph.call_function(
-        aten.clone.default, (call(graph, aten.permute.default, gradient, TRANSPOSED),), {"memory_format": torch.contiguous_format}
+        aten.clone.default, (call(graph, aten.permute.default, gradient, order),), {"memory_format": torch.contiguous_format}
     )
     transposed.meta["val"] = value.mT
-    return call(graph, aten.permute.default, transposed, TRANSPOSED)
+    return call(graph, aten.permute.default, transposed, order)

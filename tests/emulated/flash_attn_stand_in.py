@@ -147,7 +147,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, sequences: tuple[Any, ...], deterministic: bool, options: dict[str, Any], *tensors: Tensor) -> Tensor:
-        q, k, v = separated(tensors, bool(sequences))
+        q, k, v = separated(tensors, len(sequences) > 0)
         scale = options["scale"] or q.shape[-1] ** -0.5
         given = options["dropout_p"], scale, options["causal"], *options["window"], options["softcap"], options["alibi_slopes"]
         op = torch.ops.flash_attn._flash_attn_varlen_forward if sequences else torch.ops.flash_attn._flash_attn_forward
@@ -158,7 +158,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
-        is_packed = bool(ctx.lengths)
+        is_packed = len(ctx.lengths) > 0
         *tensors, out, lse, rng_state = ctx.saved_tensors[: -2 if is_packed else None]
         made = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in tensors]
         given = dout, *separated(tensors, is_packed), out, lse, *separated(made, is_packed)

@@ -61,6 +61,30 @@ def by_row(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, enable_gqa=True)
 
 
+def in_dims(*shape: int, **keywords: object) -> Attend:
+    """SDPA of [*shape, S, D]."""
+
+    def attend(*inputs: Tensor) -> Tensor:
+        out = F.scaled_dot_product_attention(*(x.reshape(*shape, *x.shape[2:]) for x in inputs), **keywords)
+        return out.reshape(2, -1, *out.shape[-2:])
+
+    return attend
+
+
+def in_five(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Rows of an alignment, padded by keys: each row of the 2 has one mask for all queries."""
+    query, key, value = (x.unflatten(1, (2, 1)) for x in (query, key, value))
+    seen = torch.arange(key.shape[3]) >= torch.tensor([[0, 3], [7, 0]])[:, :, None, None, None]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=seen).flatten(1, 2)
+
+
+def by_pairs(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A bias of all heads, queries and keys, which all rows of an alignment share."""
+    query, key, value = (x.unflatten(1, (2, 1)) for x in (query, key, value))
+    bias = (torch.arange(query.shape[3])[:, None] - torch.arange(key.shape[3])).abs() * torch.tensor([-0.5])[:, None, None]
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).flatten(1, 2)
+
+
 CASES = {
     "one kv head": (sdpa(is_causal=True), of(4, 1, 72, 72), "causal"),
     "one kv head, bf16": (sdpa(), of(3, 1, 40, 72, dtype=BF16), "full"),
@@ -72,6 +96,11 @@ CASES = {
     "unlike lengths, causal": (sdpa(is_causal=True, enable_gqa=True), of(4, 2, 40, 72), "block_mask"),
     "groups under a mask": (padded, of(4, 2, 72, 72), "block_mask"),
     "rows that see nothing": (by_row, of(4, 2, 40, 40), "block_mask"),
+    "five dimensions": (in_dims(2, 2, 1, is_causal=True), of(2, 2, 40, 40), "causal"),
+    "five dimensions, bf16": (in_dims(2, 2, 1), of(2, 2, 40, 72, (16, 32), dtype=BF16), "full"),
+    "five dimensions, padded": (in_five, of(2, 2, 40, 40), "block_mask"),
+    "five dimensions, a bias": (by_pairs, of(2, 2, 40, 40), "block_mask"),
+    "three dimensions": (in_dims(4), of(2, 2, 40, 40), "full"),
 }
 
 
@@ -86,6 +115,9 @@ def test_gradients(rewriting: None, name: str) -> None:
         with emulate(seed=seed):
             found.append(gradients(compiled(attend), inputs, grad_out))
     decision = decisions()[-1]
+    if called is narrowed and torch.__version__ < (2, 13):  # whose Inductor drops the narrowing: the dtypes differ
+        assert rewritten() == 0 and decision.reason
+        return
     assert (rewritten(), decision.op, decision.mask) == (5, NAME, mask)
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     if grad_out.dtype == FP32:
@@ -93,6 +125,13 @@ def test_gradients(rewriting: None, name: str) -> None:
     else:  # stock computes in fp32 between inputs and gradients; ours rounds what it multiplies, as flash attention does
         right = gradients(sdpa(is_causal=mask == "causal"), [x.double() for x in inputs], grad_out.double())
         assert max(map(error, found[0], right)) < 2**-7
+
+
+def shared_by_rows(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A mask of each batch, heads, queries and keys; the rows of an alignment share it."""
+    query, key, value = (x.unflatten(1, (2, 1)) for x in (query, key, value))
+    bias = query.detach()[:, :1, :, :, :1] * key.detach()[:, :1, :, :, 0, None].mT
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).flatten(1, 2)
 
 
 def test_gradients_in_use(rewriting: None) -> None:
@@ -116,8 +155,10 @@ def test_gradients_in_use(rewriting: None) -> None:
         (sdpa(dropout_p=0.1), of(4, 1, 40, 40)),
         (lambda q, k, v: F.scaled_dot_product_attention(q, k.detach(), v), of(4, 1, 40, 40)),
         (lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=v[:, :, :, 0, None]), of(4, 1, 40, 40)),
+        (lambda q, k, v: in_five(q + 0 * k[:, :1, :1, :1], k, v.detach()), of(2, 2, 40, 40)),
+        (shared_by_rows, of(2, 2, 40, 40)),
     ],
-    ids=["dropout", "a key without a gradient", "a learnt mask"],
+    ids=["dropout", "a key without a gradient", "a learnt mask", "a value without a gradient", "a mask that would be copied"],
 )
 def test_what_stays(rewriting: None, attend: Attend, inputs: Sequence[Tensor]) -> None:
     with emulate():

@@ -30,7 +30,7 @@ from dash_inductor.sass import gates
 from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
 
 from . import mutants
-from .cases import Case, Prepared, Result, same_bits
+from .cases import Case, Prepared, Result, same_bits, unexplained
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "executed"
@@ -118,13 +118,14 @@ def executed(case: Case, seeds: int, races: bool, barriers: bool = False) -> dic
 
 def _found(prepared: Prepared, results: list[Result]) -> dict[str, Any]:
     bad = [result.fault for result in results if result.fault]
-    bad += [f"race: {race['kind']} in {race['kernel']} at {race['at']}" for result in results for race in result.races]
+    races = [race for result in results for race in result.races]
+    bad += [f"race: {race['kind']} in {race['kernel']} at {race['at']}" for race in unexplained(races)]
     largest = max((off for result in results for off in result.errors.values()), default=0.0)
     if any(mutants.is_wrong(prepared, result) for result in results):
         bad.append(f"an error of {largest:.1e} of the largest gradient")
     if not bad and not same_bits(results):
         bad.append("another interleaving gives other bits")
-    return {"bad": [*dict.fromkeys(bad)], "error": largest}
+    return {"bad": [*dict.fromkeys(bad)], "error": largest, "unfenced": len(races) > len(unexplained(races))}
 
 
 def fingerprint() -> str:
@@ -183,6 +184,7 @@ def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
             "cells": len(rows),
             "bad": sum(bool(row["bad"]) for row in rows),
             "with races": sum(row.get("races", False) for row in rows),
+            "fence left out": sum(row.get("unfenced", False) for row in rows),
             "steps": sum(row.get("steps", 0) for row in rows),
             "seconds": round(sum(row["seconds"] for row in rows)),
             **{f"error, {dtype}": f"{max(_errors(rows, dtype), default=0.0):.1e}" for dtype in HALF_DTYPES},

@@ -13,7 +13,7 @@ import pytest
 from . import __main__ as command
 from . import machine as executor
 from . import mutants
-from .cases import Case, Prepared, same_bits
+from .cases import LEAVES_OUT_FENCE, Case, Prepared, same_bits, unexplained
 from .lower import Program, Unknown
 from .machine import Machine
 from .memory import Fault, Global
@@ -35,7 +35,7 @@ def prepared(name: str) -> Prepared:
     if name not in PREPARED:
         PREPARED[name] = Prepared(CASES[name])
         unbroken = PREPARED[name].run()
-        assert not unbroken.races and not unbroken.fault and not mutants.is_wrong(PREPARED[name], unbroken)
+        assert not unexplained(unbroken.races) and not unbroken.fault and not mutants.is_wrong(PREPARED[name], unbroken)
     return PREPARED[name]
 
 
@@ -47,9 +47,15 @@ def test_right_in_one_order(name: str) -> None:
 def right_in_one_order(case: Prepared) -> None:
     first, second = case.run(seed=1), case.run(seed=2, check=False)
     for result in (first, second):
-        assert result.fault is None and result.races == []
+        assert result.fault is None and unexplained(result.races) == []
         assert max(result.errors.values()) < mutants.LIMITS[case.case.dtype]
     assert same_bits([first, second])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_triton_has_its_fences(name: str) -> None:
+    """But for Hopper's before 3.7.1, of which users are warned."""
+    assert bool(prepared(name).run(seed=1).races) == (LEAVES_OUT_FENCE and name in ("sm_90", "FlexAttention"))
 
 
 OTHERS = {
@@ -105,7 +111,7 @@ HOLES = {"sm_80": [], "sm_90": [], "Gluon": ["delete: barrier.sync: no thread co
 def in_two_orders(case: Case) -> list[Prepared]:
     """Unbroken and executed, in two schedules: under one of them the last addition of a chain has no successor."""
     cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in ("ascending", "descending")]
-    assert not any(unbroken.races or unbroken.fault for unbroken in (each.run() for each in cases))
+    assert not any(unexplained(unbroken.races) or unbroken.fault for unbroken in (each.run() for each in cases))
     return cases
 
 
@@ -243,12 +249,12 @@ SIZES = sizes(128)
 
 
 def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_command(monkeypatch, "--device", "h100", "--template", "one_pass", "--json", *SIZES) == 0
+    assert run_command(monkeypatch, "--device", "h100", "--template", "one_pass", "--json", *SIZES) == LEAVES_OUT_FENCE
     figures = json.loads(capsys.readouterr().out)
-    assert (figures["races"], figures["deadlock"], figures["same_bits"]) == ([], None, True)
+    assert (unexplained(figures["races"]), figures["deadlock"], figures["same_bits"]) == ([], None, True)
     assert 0 < figures["error"] < 1e-2 and figures["steps"] == 2 and len(figures["kernels"]) == 3
     assert command.is_bad(figures | {"races": [{}]}, "bf16") and command.is_bad(figures | {"error": 0.1}, "bf16")
-    assert command.is_bad(figures | {"same_bits": False}, "bf16") and not command.is_bad(figures, "bf16")
+    assert command.is_bad(figures | {"same_bits": False}, "bf16") and command.is_bad(figures, "bf16") == LEAVES_OUT_FENCE
 
 
 @pytest.mark.parametrize(
