@@ -79,9 +79,10 @@ def in_five(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def by_pairs(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """A bias of all heads, queries and keys, which all rows of an alignment share."""
+    """A bias of all heads, queries and keys, which all rows of an alignment share; it hides keys that are far behind."""
     query, key, value = (x.unflatten(1, (2, 1)) for x in (query, key, value))
-    bias = (torch.arange(query.shape[3])[:, None] - torch.arange(key.shape[3])).abs() * torch.tensor([-0.5])[:, None, None]
+    distance = torch.arange(query.shape[3])[:, None] - torch.arange(key.shape[3])
+    bias = (distance * -0.5).masked_fill(distance > 9, -math.inf)
     return F.scaled_dot_product_attention(query, key, value, attn_mask=bias).flatten(1, 2)
 
 
