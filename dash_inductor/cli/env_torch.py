@@ -15,7 +15,7 @@ from .. import emulation
 from ..config import current
 from ..devices import key_for
 from ..devices.cost_files import COSTS_REMEDY, CostFileError, load_costs
-from ..devices.target import target_of
+from ..devices.target import stays_stock, target_of
 from ..hooks.install import is_enabled, is_installed
 from ..hooks.joint_pass import SETTINGS, TESTED
 from ..hooks.table import HOOKS
@@ -153,7 +153,7 @@ def _target(device: torch.device, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{error}: {COSTS_REMEDY}")
         return {"kernels": f"none: {error}"}
     except ValueError as error:
-        problems.append(f"{device}: {error}: attention keeps its stock kernel there")
+        problems.append(stays_stock(device, error))
         return {"kernels": f"none: {error}"}
     name = "" if device.type == "cpu" else torch.cuda.get_device_properties(device).name
     if current().costs:

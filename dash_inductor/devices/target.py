@@ -49,6 +49,11 @@ def target_of(device: torch.device, settings: Config) -> Target:
     return Target(key, arch, sms - reserved, reserved)
 
 
+def stays_stock(device: object, why: object) -> str:
+    """What is said of a device for which there are no kernels."""
+    return f"{device}: {why}: attention keeps its stock kernel there"
+
+
 def is_there(device: torch.device) -> bool:
     """Whether ops run on the device: code is also generated for GPUs that are not there."""
     import torch

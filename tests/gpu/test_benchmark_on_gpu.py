@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import torch
 
-from benchmarks.attention import clock, contenders, measure
-from benchmarks.attention.environment import environment
-from benchmarks.attention.report import rows_of
-from benchmarks.attention.rows import OK
-from benchmarks.attention.shapes import Shape
+from dash_inductor.qualify import clock, contenders, measure
+from dash_inductor.qualify.environment import environment
+from dash_inductor.qualify.report import rows_of
+from dash_inductor.qualify.rows import OK
+from dash_inductor.qualify.shapes import Shape
 
 SHAPE = Shape("small", "causal", 2, 8, 4, 1024, 64)
 FLEX = replace(SHAPE, heads=16, kv_heads=16, window=300, documents=(700, 33, 291), softcap=2.0)
