@@ -2,8 +2,9 @@
 
     python -m benchmarks.attention.merge FOLDER... --out DIR
 
-DIR gets attention.csv, red_throughput.csv, timings.jsonl, costs.toml (fitted to the timings of all folders), summary.txt, pictures
-and report.md. Folders of different GPUs, versions or sources are refused, and so are two measurements of the same.
+DIR gets kernels.jsonl, attention.csv, red_throughput.csv, timings.jsonl, costs.toml (fitted to the timings of all folders),
+summary.txt, pictures and report.md.
+Folders of different GPUs, versions or sources are refused, and so are two measurements of the same.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import pandas as pd
 from dash_inductor.first_use.machine import sources_digest
 from dash_inductor.qualify import additions as of_l2
 from dash_inductor.qualify import costs as calibrated
-from dash_inductor.qualify import environment, rows, runner
+from dash_inductor.qualify import environment, kernels, rows, runner
 from dash_inductor.qualify.costs import COSTS, TIMINGS
 from dash_inductor.qualify.stages import SUMMARY
 
@@ -66,7 +67,7 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
         raise ValueError(f"nothing was measured in {', '.join(map(str, folders))}")
 
     out.mkdir(parents=True, exist_ok=True)
-    for name in (runner.FILE, of_l2.FILE, TIMINGS, COSTS):  # of an earlier merge
+    for name in (runner.FILE, of_l2.FILE, kernels.FILE, TIMINGS, COSTS):  # of an earlier merge
         (out / name).unlink(missing_ok=True)
     written = [out / SUMMARY, out / environment.FILE]
     written[0].write_text(summary, encoding="utf-8")
@@ -85,7 +86,12 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
     if costs is not None:
         (out / COSTS).write_text(costs, encoding="utf-8")
         written.append(out / COSTS)
-    text = report_md.report(environments=each, summary=summary, rows=measured, additions=added, costs=costs)
+    checked = only_one(folders, kernels.FILE)
+    findings = kernels.read(checked.parent) if checked else []
+    if checked:
+        (out / kernels.FILE).write_bytes(checked.read_bytes())
+        written.append(out / kernels.FILE)
+    text = report_md.report(findings=findings, environments=each, summary=summary, rows=measured, additions=added, costs=costs)
     (out / REPORT).write_text(text, encoding="utf-8")
     return [*written, out / REPORT]
 

@@ -11,6 +11,7 @@ import pandas as pd
 from dash_inductor.devices import key_for
 from dash_inductor.devices.cost_files import numbers_of, tomllib
 from dash_inductor.qualify.additions import Addition
+from dash_inductor.qualify.kernels import Finding
 from dash_inductor.qualify.report import has_order, predictions, shown, targets
 from dash_inductor.qualify.rows import OK
 
@@ -44,10 +45,11 @@ def report(
     rows: pd.DataFrame,
     additions: Sequence[Addition] | None,
     costs: str | None,
+    findings: Sequence[Finding] = (),
 ) -> str:
     """The text. `rows` is a table of backwards, `costs` a cost file."""
     gpu = next(iter(environments.values()))["gpu"]
-    parts = [f"# First run on {gpu}", _wrong(rows), _stages(summary), _targets(rows)]
+    parts = [f"# First run on {gpu}", _wrong(rows), _kernels(findings), _stages(summary), _targets(rows)]
     runs = {str(label): own for label, own in rows.groupby("run", sort=False)}
     parts += [_run(label, runs[label]) for label in dict.fromkeys((*RUNS, *runs)) if label in runs]
     parts += [_predictions(rows), _costs(gpu, environments, costs), _additions(additions), _environments(environments)]
@@ -67,6 +69,17 @@ def _wrong(rows: pd.DataFrame) -> str:
     order = {start: n for n, start in enumerate(("wrong", "not deterministic", "failed", "not run"))}
     lines = lines.sort_values("status", key=lambda status: status.str.split(":").str[0].map(order).fillna(-1), kind="stable")
     return "## What went wrong\n\n" + (markdown(lines) if len(lines) else "No row says so.")
+
+
+def _kernels(findings: Sequence[Finding]) -> str:
+    """Every case that was checked, those that speak against a kernel first."""
+    lines = [
+        {"case": each.case, "status": each.status, **{name: f"{error:.1e}" for name, error in each.errors.items()}}
+        if each.errors
+        else {"case": each.case, "status": each.status, "dq": "", "dk": "", "dv": ""}
+        for each in sorted(findings, key=lambda each: not each.is_wrong)
+    ]
+    return f"## Kernels, against float64\n\n{markdown(lines)}" if lines else ""
 
 
 def _stages(summary: str) -> str:

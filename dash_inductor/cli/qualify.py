@@ -4,8 +4,9 @@ Kernels run on small attentions: gradients against float64, 20 launches with equ
 Then backwards are timed: ours, PyTorch's in strict mode and otherwise, and others that are installed, in turns, on a cold L2. A
 contender that is wrong, or not deterministic though it promises to be, gets no time. It takes at most 3 minutes.
 
-Nothing is changed. --write measures the constants of the cost model too, in at most 3 minutes more, and writes a cost file of this
-GPU, which DASH_INDUCTOR_COSTS=PATH takes. Bits at the guarantee run depend on the cost file.
+Nothing is changed, and of the settings DASH_INDUCTOR_COSTS alone is obeyed. --write measures the constants of the cost model too,
+in at most 3 minutes more, and writes a cost file of this GPU, which DASH_INDUCTOR_COSTS=PATH takes. Bits at the guarantee run
+depend on the cost file.
 
 --full has every stage in three parts that need nothing from each other, each of at most 9 minutes, and keeps all in --out. A run
 may be interrupted: what was done is kept and printed. The exit status is 1 if something is wrong or a stage fails, 2 without a GPU.
@@ -61,6 +62,9 @@ def main(args: argparse.Namespace) -> int:
     from ..qualify import stages as of
 
     chosen = chosen_stages(args)
+    if args.dry_run and args.json:
+        print_json([{"part": s.part, "stage": s.name, "seconds": s.seconds, "purpose": s.purpose} for s in chosen])
+        return 0
     if args.dry_run:
         table("Stages", [{"part": s.part or "", "stage": s.name, "s": s.seconds, "purpose": s.purpose} for s in chosen])
         print(f"\nat most {of.seconds_of(chosen)} s")
@@ -186,6 +190,9 @@ def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace,
     if findings:
         print()
         table("Kernels, against float64", list(map(_shown, findings)))
+        late = [finding.case for finding in findings if finding.status.startswith("not run")]
+        if late:
+            print(f"Not checked, for want of time: {'; '.join(late)}")
     if timed:
         print()
         _print_backwards(timed)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..config import current
+from ..devices.cost_files import CostFileError
 from ..devices.target import stays_stock, target_of
 from ..templates.tiles import tile
 from . import additions, costs, environment, gpu_tests, kernels, runner
@@ -20,9 +21,12 @@ NO_KERNELS = 4  # exit code, where nothing can be qualified; the last line on st
 
 
 def describe(folder: str) -> int:
-    """Writes and prints on what is measured; NO_KERNELS for a GPU for which there are none."""
+    """Writes and prints on what is measured; NO_KERNELS for a GPU for which there are none, or a wrong cost file."""
     try:
         tile(target_of(torch.device("cuda"), current()).arch, "bf16", 128)
+    except CostFileError as error:
+        print(error)
+        return NO_KERNELS
     except ValueError as error:
         print(stays_stock("cuda:0", error))
         return NO_KERNELS

@@ -21,6 +21,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
+from ..config import PREFIX, variable
+from . import gpu_tests
 from .gpu_tests import NOT_AVAILABLE
 from .runner import Job, child
 from .shapes import TUNED
@@ -31,8 +33,8 @@ GRACE = 5  # seconds that a stage has to end after its limit
 MOST_JOBS = 14
 SUMMARY, LOG = "summary.txt", "log.txt"
 ROOT = Path(__file__).parents[2]
-NOT_THOSE = ("TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE")  # under which a GPU is emulated
 OK, NO_TESTS, TIME_LIMIT, INTERRUPTED = "ok", "not available", "time limit", "interrupted"
+SAID = {0: OK, NOT_AVAILABLE: NO_TESTS, gpu_tests.TIME_LIMIT: TIME_LIMIT}  # of exit codes
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,7 @@ def _ended(
         _end(process)
         reader.join(GRACE)
         return (INTERRUPTED if isinstance(ended, KeyboardInterrupt) else TIME_LIMIT), None
-    if code in (0, NOT_AVAILABLE):
-        return (NO_TESTS if code else OK), code
-    return f"failed (exit code {code})", code
+    return SAID.get(code, f"failed (exit code {code})"), code
 
 
 def _passed_on(lines: IO[str], log: IO[str], echo: Callable[[str], None]) -> None:
@@ -171,8 +171,9 @@ def _end(process: subprocess.Popen[str]) -> None:
 
 
 def environ_of(outer: Mapping[str, str], caches: Path) -> dict[str, str]:
-    """The variables of every stage: caches of this run alone, and no emulation."""
-    kept = {name: value for name, value in outer.items() if name not in NOT_THOSE}
+    """The variables of every stage: caches of this run alone, no emulation, and of the settings the cost file alone."""
+    ours = {name for name in outer if name == PREFIX or name.startswith(f"{PREFIX}_")} - {variable("costs")}
+    kept = {name: value for name, value in outer.items() if name not in ours and name != "TRITON_INTERPRET"}
     path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
     return kept | {
         "PYTHONPATH": path,

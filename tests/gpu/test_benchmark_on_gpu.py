@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
-from dash_inductor.qualify import clock, contenders, measure
+from dash_inductor.qualify import clock, contenders, kernels, measure
 from dash_inductor.qualify.environment import environment
 from dash_inductor.qualify.report import rows_of
 from dash_inductor.qualify.rows import OK
@@ -91,3 +92,9 @@ def test_table_of_flex_attention():
     sdpa = {name: chosen[name] for name in ("sdpa-flash", "sdpa-efficient")}
     dense = measure.measure(replace(FLEX, softcap=None), sdpa, 3, contenders.FLEX_BASELINE, print)
     assert [result.status.partition(":")[0] for result in dense] == ["refused", OK]
+
+
+@pytest.mark.parametrize("name", kernels.CASES)
+def test_what_qualify_checks(name):
+    found = kernels.check(kernels.CASES[name])
+    assert found.status == OK and found.launches == kernels.LAUNCHES

@@ -22,6 +22,7 @@ import torch._dynamo.device_interface as device_interface
 from attention_results import result
 from test_calibration import pretended as pretended_ns
 
+from benchmarks.attention import merge
 from dash_inductor import config
 from dash_inductor.cli import env_torch, qualify
 from dash_inductor.cli.main import main
@@ -134,6 +135,17 @@ def test_every_stage_of_a_full_run(part: int, h100: list[str], tmp_path: Path, c
     assert f"Kept in: {out}" in capsys.readouterr().out
 
 
+def test_folders_of_the_parts_merge(h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [str(tmp_path / f"part{part}") for part in (1, 2, 3)]
+    for part, folder in enumerate(folders, 1):
+        assert main(["qualify", "--full", "--part", str(part), "--out", folder]) == 0
+    assert merge.main([*folders, "--out", str(tmp_path / "merged")]) == 0
+    report = (tmp_path / "merged" / "report.md").read_text()
+    titles = [line for line in report.splitlines() if line.startswith("## ")]
+    assert {"## Kernels, against float64", "## Tuning", "## Gluon", "## Cost constants", "## fp32 additions in L2"} <= set(titles)
+    assert "## What went wrong\n\nNo row says so.\n" in report and "| two passes, d = 256 | refused: declined: no tile |" in report
+
+
 def test_a_cost_file_that_is_written(h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is one for the setting `costs`, and nothing takes it until then."""
     path = tmp_path / "mine.toml"
@@ -149,6 +161,7 @@ def test_what_is_wrong_is_said_last(
     monkeypatch.setitem(STATUS, "as chosen", "not deterministic: launch 12 of 20 has other bits than the first")
     trial = "refused: declined: two_pass (...) failed its trial on this GPU: dq is 1 off"
     monkeypatch.setitem(STATUS, "two passes, full, d = 64", trial)
+    monkeypatch.setitem(STATUS, "one pass, shift", "not run: the time limit")
 
     def measured(shape: Any, contenders: Any, *_: Any) -> Any:
         wrong = {"ours": "wrong: dq 1.0e+00 off, allowed 1.0e-02", "flex": "failed: RuntimeError"}
@@ -156,7 +169,9 @@ def test_what_is_wrong_is_said_last(
 
     monkeypatch.setattr(runner, "measure", measured)
     assert main(["qualify", "--shapes", "llama3-8b"]) == 1
-    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("llama3-8b  ours  "))
+    out = capsys.readouterr().out
+    assert "Not checked, for want of time: one pass, shift\n" in out
+    (line,) = (line for line in out.splitlines() if line.startswith("llama3-8b  ours  "))
     assert line.split() == ["llama3-8b", "ours", "2.0e-03", "wrong:", *line.split()[4:]]  # it has no time
     assert main(["qualify", "--shapes", "llama3-8b", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["wrong"] == [
@@ -197,6 +212,15 @@ def test_a_gpu_without_tiles_is_told_as_env_tells_it(
     env_torch._target(torch.device("cuda", 0), problems)
     assert [refused(capsys)] == problems and "Tesla V100" in problems[0]
     assert h100 == ["environment"]
+
+
+def test_a_cost_file_of_another_gpu(
+    h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "costs.toml"
+    path.write_text(f'gpu = "NVIDIA H200"\n{(FOLDER / "h100.toml").read_text()}')
+    monkeypatch.setattr(config, "_current", config.Config(costs=str(path)))
+    assert refused(capsys) == f"cost file {path} is of NVIDIA H200 (sm_90), and this device is {GPU} (sm_90)"
 
 
 @pytest.mark.parametrize(
@@ -249,6 +273,7 @@ def test_how_a_stage_ends() -> None:
     assert ended("print('a'); print('b')", 60) == (("ok", 0), "a\nb\n", ["a", "b"])
     assert ended("raise SystemExit(7)", 60)[0] == ("failed (exit code 7)", 7)
     assert ended("raise SystemExit(3)", 60)[0] == ("not available", 3)
+    assert ended("raise SystemExit(124)", 60)[0] == ("time limit", 124)
 
 
 def test_a_stage_that_takes_too_long_ends_with_what_it_started(tmp_path: Path) -> None:
@@ -281,9 +306,10 @@ def test_an_interruption_ends_the_stage() -> None:
 
 
 def test_the_variables_of_a_stage(tmp_path: Path) -> None:
-    outer = {"TRITON_INTERPRET": "1", "DASH_INDUCTOR_EMULATE": "1", "PYTHONPATH": "/x", "TRITON_CACHE_DIR": "/mine"}
+    ours = {"DASH_INDUCTOR": "0", "DASH_INDUCTOR_EMULATE": "1", "DASH_INDUCTOR_SCHEDULE": "shift", "DASH_INDUCTOR_COSTS": "a.toml"}
+    outer = {"TRITON_INTERPRET": "1", "PYTHONPATH": "/x", "TRITON_CACHE_DIR": "/mine", "HOME": "/h", **ours}
     environ = stages.environ_of(outer, tmp_path)
-    assert not {"TRITON_INTERPRET", "DASH_INDUCTOR_EMULATE"} & set(environ)
+    assert {name for name in outer if name not in environ} == {"TRITON_INTERPRET", *ours} - {"DASH_INDUCTOR_COSTS"}
     assert environ["PYTHONPATH"] == f"{stages.ROOT}{os.pathsep}/x" and environ["TRITON_CACHE_DIR"].startswith(str(tmp_path))
     assert [stages.jobs_of(mode) for mode in ("Exclusive_Process", "Default")] == [1, min(stages.MOST_JOBS, os.cpu_count() or 1)]
 
