@@ -45,6 +45,7 @@ class Config:
         sms: SMs of the emulated device.
         guard: whether a kind of kernel is tried on a small attention before its first use: `auto`, once on each machine with a GPU;
             `always`, in each process, and under emulation; or `off`.
+        costs: the path of a cost file of this GPU, in place of the one that the package has; "" for that. A process reads it once.
         silence: ops of other packages, or their namespaces, with commas between them: of their attention nobody is told.
     """
 
@@ -60,6 +61,7 @@ class Config:
     seed: int = 0
     sms: int = 6
     guard: str = AUTO
+    costs: str = ""
     silence: str = ""
 
     def silences(self, op: str) -> bool:
@@ -68,8 +70,11 @@ class Config:
         return any(name in (parts[0], ".".join(parts[:2]), op) for name in self.silence.replace("::", ".").split(",") if name)
 
     def deciding(self) -> tuple[tuple[str, object], ...]:
-        """Names and values, without what decides neither bits nor code: the interleaving of an emulated run, and what is tried."""
-        return tuple((name, value) for name, value in asdict(self).items() if name not in ("seed", "guard", "silence"))
+        """Names and values, without what decides neither bits nor code: the interleaving of an emulated run, and what is tried.
+
+        Of a cost file that the user names, its bytes decide and not its path: `devices.cost_files.digest_of` has them.
+        """
+        return tuple((name, value) for name, value in asdict(self).items() if name not in ("seed", "guard", "costs", "silence"))
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -82,6 +87,8 @@ class Config:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if not re.fullmatch(r"[\w.:,]*", self.silence):
             raise ValueError(f"silence={self.silence!r} is not names of ops or namespaces with commas between them")
+        if self.costs and not self.costs.endswith(".toml"):
+            raise ValueError(f"costs={self.costs!r} is not the path of a cost file, which ends in .toml")
         if self.sms < 1:
             raise ValueError(f"sms={self.sms} is not a positive number")
         if self.seed < 0:

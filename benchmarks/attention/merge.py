@@ -1,9 +1,10 @@
-"""Makes one folder and a report of several that benchmarks/gpu_first_run.sh has written on one kind of GPU.
+"""Makes one folder and a report of several that `python -m dash_inductor qualify --full --out` has written on one kind of GPU.
 
     python -m benchmarks.attention.merge FOLDER... --out DIR
 
-DIR gets attention.csv, red_throughput.csv, timings.jsonl, costs.toml (fitted to the timings of all folders), summary.txt, pictures
-and report.md. Folders of different GPUs, versions or sources are refused, and so are two measurements of the same.
+DIR gets kernels.jsonl, attention.csv, red_throughput.csv, timings.jsonl, costs.toml (fitted to the timings of all folders),
+summary.txt, pictures and report.md.
+Folders of different GPUs, versions or sources are refused, and so are two measurements of the same.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from typing import Any
 
 import pandas as pd
 
-from benchmarks import red_throughput
-from dash_inductor.cli import calibrate
 from dash_inductor.first_use.machine import sources_digest
+from dash_inductor.qualify import additions as of_l2
+from dash_inductor.qualify import costs as calibrated
+from dash_inductor.qualify import environment, kernels, rows, runner
+from dash_inductor.qualify.costs import COSTS, TIMINGS
+from dash_inductor.qualify.stages import SUMMARY
 
-from . import environment, report_md, rows, runner
+from . import report_md, table
 from .plot import plot
 
-SUMMARY, TIMINGS, COSTS, REPORT = "summary.txt", "timings.jsonl", "costs.toml", "report.md"
+REPORT = "report.md"
 SAME = ("gpu", "arch", "sms", "l2_bytes", "torch", "triton", "sources")
 NOT_RUN = "not run: "
 
@@ -53,36 +57,41 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
     environments = {folder: environment_of(folder) for folder in folders}
     agree(environments)
     cells = merged_rows(folders, environments)
-    table = rows.typed(cells)
-    additions = only_one(folders, red_throughput.FILE)
-    added = None if additions is None else red_throughput.read(additions)
+    measured = table.typed(cells.to_dict("records"))
+    additions = only_one(folders, of_l2.FILE)
+    added = None if additions is None else of_l2.read(additions)
     timings = merged_timings(folders)
     costs = None if timings is None else merged_costs(folders, *timings)
     summary = "".join(f"{folder.name}:\n{(folder / SUMMARY).read_text(encoding='utf-8')}" for folder in folders)
-    if table.empty and additions is None and timings is None:
+    if measured.empty and additions is None and timings is None:
         raise ValueError(f"nothing was measured in {', '.join(map(str, folders))}")
 
     out.mkdir(parents=True, exist_ok=True)
-    for name in (runner.FILE, red_throughput.FILE, TIMINGS, COSTS):  # of an earlier merge
+    for name in (runner.FILE, of_l2.FILE, kernels.FILE, TIMINGS, COSTS):  # of an earlier merge
         (out / name).unlink(missing_ok=True)
     written = [out / SUMMARY, out / environment.FILE]
     written[0].write_text(summary, encoding="utf-8")
     each = {folder.name: found for folder, found in environments.items()}
     written[1].write_text(json.dumps(each, indent=2) + "\n", encoding="utf-8")
-    if len(table):
+    if len(measured):
         cells.to_csv(out / runner.FILE, index=False, lineterminator="\n")
-        written += [out / runner.FILE, *plot(overview(table), out)]
+        written += [out / runner.FILE, *plot(overview(measured), out)]
     if additions is not None:
-        (out / red_throughput.FILE).write_bytes(additions.read_bytes())
-        written.append(out / red_throughput.FILE)
+        (out / of_l2.FILE).write_bytes(additions.read_bytes())
+        written.append(out / of_l2.FILE)
     if timings is not None:
         for launch, ns in timings[1].items():
-            calibrate.keep(out / TIMINGS, timings[0], launch, ns)
+            calibrated.keep(out / TIMINGS, timings[0], launch, ns)
         written.append(out / TIMINGS)
     if costs is not None:
         (out / COSTS).write_text(costs, encoding="utf-8")
         written.append(out / COSTS)
-    text = report_md.report(environments=each, summary=summary, rows=table, additions=added, costs=costs)
+    checked = only_one(folders, kernels.FILE)
+    findings = kernels.read(checked.parent) if checked else []
+    if checked:
+        (out / kernels.FILE).write_bytes(checked.read_bytes())
+        written.append(out / kernels.FILE)
+    text = report_md.report(findings=findings, environments=each, summary=summary, rows=measured, additions=added, costs=costs)
     (out / REPORT).write_text(text, encoding="utf-8")
     return [*written, out / REPORT]
 
@@ -91,7 +100,7 @@ def environment_of(folder: Path) -> dict[str, Any]:
     """What a run wrote first; ValueError for a folder of nothing like it."""
     for name in (environment.FILE, SUMMARY):
         if not (folder / name).is_file():
-            raise ValueError(f"{folder} has no {name}: it is no folder of benchmarks/gpu_first_run.sh")
+            raise ValueError(f"{folder} has no {name}: it is no folder of `qualify --full --out`")
     found = json.loads((folder / environment.FILE).read_text(encoding="utf-8"))
     missing = [name for name in SAME if name not in found]
     if missing:
@@ -111,23 +120,23 @@ def agree(environments: Mapping[Path, Mapping[str, Any]]) -> None:
 
 def merged_rows(folders: Sequence[Path], environments: Mapping[Path, Mapping[str, Any]]) -> pd.DataFrame:
     """The text of all rows, each run's together; one that was not run gives way to one that was. ValueError where two were."""
-    tables = [pd.DataFrame(columns=[*rows.NAMES, "path"], dtype="string")]
+    found = [pd.DataFrame(columns=[*rows.NAMES, "path"], dtype="string")]
     for path in (folder / runner.FILE for folder in folders if (folder / runner.FILE).exists()):
-        table = rows.read_text(path).assign(path=str(path))
+        own_rows = pd.DataFrame(rows.read_cells(path), columns=rows.NAMES, dtype="string").assign(path=str(path))
         for name in ("gpu", "sms", "torch", "triton"):
             own = str(environments[path.parent][name])
-            for other in table.loc[table[name] != own, name].head(1):
+            for other in own_rows.loc[own_rows[name] != own, name].head(1):
                 raise ValueError(f"{path} has rows of {name} {other}, and the folder is of {own}")
-        tables.append(table)
-    table, key = pd.concat(tables, ignore_index=True), ["run", "shape", "contender"]
-    table["waits"] = table["status"].str.startswith(NOT_RUN)
-    table["of_run"], table["place"] = (table.groupby(columns, sort=False).ngroup() for columns in ("run", key))
-    measured = table[~table["waits"]]
+        found.append(own_rows)
+    every, key = pd.concat(found, ignore_index=True), ["run", "shape", "contender"]
+    every["waits"] = every["status"].str.startswith(NOT_RUN)
+    every["of_run"], every["place"] = (every.groupby(columns, sort=False).ngroup() for columns in ("run", key))
+    measured = every[~every["waits"]]
     for _, rival in measured[measured.duplicated(key)].head(1).iterrows():
         (path, *_) = measured.loc[measured["place"] == rival["place"], "path"]
         what = f"{rival['contender']} at {rival['shape']} of run {rival['run']!r}"
         raise ValueError(f"{what} was measured twice, in {path} and {rival['path']}")
-    return table.sort_values("waits", kind="stable").drop_duplicates(key).sort_values(["of_run", "place"])[rows.NAMES]
+    return every.sort_values("waits", kind="stable").drop_duplicates(key).sort_values(["of_run", "place"])[rows.NAMES]
 
 
 def only_one(folders: Sequence[Path], name: str) -> Path | None:
@@ -138,12 +147,12 @@ def only_one(folders: Sequence[Path], name: str) -> Path | None:
     return paths[0] if paths else None
 
 
-def merged_timings(folders: Sequence[Path]) -> tuple[calibrate.Session, dict[calibrate.Launch, float]] | None:
+def merged_timings(folders: Sequence[Path]) -> tuple[calibrated.Session, dict[calibrated.Launch, float]] | None:
     """The launches of all; ValueError if one was measured twice, or on different GPUs."""
-    session: calibrate.Session | None = None
-    launches: dict[calibrate.Launch, float] = {}
+    session: calibrated.Session | None = None
+    launches: dict[calibrated.Launch, float] = {}
     for path in (folder / TIMINGS for folder in folders if (folder / TIMINGS).exists()):
-        found, own = calibrate.read_timings(path)
+        found, own = calibrated.read_timings(path)
         if session not in (None, found):
             raise ValueError(f"{path} holds timings of another GPU, or of other kernels, than those before it")
         if launches.keys() & own.keys():
@@ -153,7 +162,7 @@ def merged_timings(folders: Sequence[Path]) -> tuple[calibrate.Session, dict[cal
     return None if session is None else (session, launches)
 
 
-def merged_costs(folders: Sequence[Path], session: calibrate.Session, launches: Mapping[calibrate.Launch, float]) -> str | None:
+def merged_costs(folders: Sequence[Path], session: calibrated.Session, launches: Mapping[calibrated.Launch, float]) -> str | None:
     """The cost file of the one folder that has timings; of several, one fitted to all, by the tiles of the run."""
     having = [folder for folder in folders if (folder / TIMINGS).exists()]
     if len(having) == 1:
@@ -163,13 +172,13 @@ def merged_costs(folders: Sequence[Path], session: calibrate.Session, launches: 
         raise ValueError(
             f"{' and '.join(map(str, having))} have timings of other sources than these: merge them where they were measured"
         )
-    fitted, _ = calibrate.fits(launches, session)
-    return calibrate.cost_file(session, fitted) if fitted else None
+    fitted, _ = calibrated.fits(launches, session)
+    return calibrated.cost_file(session, fitted) if fitted else None
 
 
-def overview(table: pd.DataFrame) -> pd.DataFrame:
+def overview(every: pd.DataFrame) -> pd.DataFrame:
     """What pictures are drawn of: a point of the table, else of what other run has it."""
-    timed = table[(table["status"] == rows.OK) & table["median_ms"].notna()]
+    timed = every[(every["status"] == rows.OK) & every["median_ms"].notna()]
     return timed.sort_values("run", key=lambda runs: runs != "table", kind="stable").drop_duplicates(["shape", "contender"])
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from .report import MIB
-from .rows import OK
-from .shapes import FLEX, LENGTHS, MODELS, SHAPES, SWEEP
+from dash_inductor.qualify.report import MIB
+from dash_inductor.qualify.rows import OK
+from dash_inductor.qualify.shapes import FLEX, LENGTHS, MODELS, SHAPES, SWEEP
 
 # Title of a panel -> the columns of its line, and of the lower and upper edge of the band around it.
 PANELS = {

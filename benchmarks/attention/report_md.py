@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from dash_inductor.devices import key_for
 from dash_inductor.devices.cost_files import numbers_of, tomllib
+from dash_inductor.qualify.additions import Addition
+from dash_inductor.qualify.kernels import Finding
+from dash_inductor.qualify.report import has_order, predictions, shown, targets
+from dash_inductor.qualify.rows import OK
 
 from ..markdown import markdown as of_rows
-from .report import has_order, shown, targets
-from .rows import OK
+from .table import rows_in
 
 EXPECTED = ("ok", "not available: ", "refused: ", "left out: ")  # what needs nobody's attention
 # run -> (title, what it is asked for)
@@ -40,12 +43,13 @@ def report(
     environments: Mapping[str, Mapping[str, Any]],
     summary: str,
     rows: pd.DataFrame,
-    additions: pd.DataFrame | None,
+    additions: Sequence[Addition] | None,
     costs: str | None,
+    findings: Sequence[Finding] = (),
 ) -> str:
-    """The text. `rows` is a table of benchmarks.attention, `additions` one of benchmarks.red_throughput, `costs` a cost file."""
+    """The text. `rows` is a table of backwards, `costs` a cost file."""
     gpu = next(iter(environments.values()))["gpu"]
-    parts = [f"# First run on {gpu}", _wrong(rows), _stages(summary), _targets(rows)]
+    parts = [f"# First run on {gpu}", _wrong(rows), _kernels(findings), _stages(summary), _targets(rows)]
     runs = {str(label): own for label, own in rows.groupby("run", sort=False)}
     parts += [_run(label, runs[label]) for label in dict.fromkeys((*RUNS, *runs)) if label in runs]
     parts += [_predictions(rows), _costs(gpu, environments, costs), _additions(additions), _environments(environments)]
@@ -67,6 +71,17 @@ def _wrong(rows: pd.DataFrame) -> str:
     return "## What went wrong\n\n" + (markdown(lines) if len(lines) else "No row says so.")
 
 
+def _kernels(findings: Sequence[Finding]) -> str:
+    """Every case that was checked, those that speak against a kernel first."""
+    lines = [
+        {"case": each.case, "status": each.status, **{name: f"{error:.1e}" for name, error in each.errors.items()}}
+        if each.errors
+        else {"case": each.case, "status": each.status, "dq": "", "dk": "", "dv": ""}
+        for each in sorted(findings, key=lambda each: not each.is_wrong)
+    ]
+    return f"## Kernels, against float64\n\n{markdown(lines)}" if lines else ""
+
+
 def _stages(summary: str) -> str:
     return f"## Stages\n\n```\n{summary.rstrip()}\n```\n\nWhich tests failed stands in the log.txt of the stage's folder."
 
@@ -77,7 +92,7 @@ def _targets(rows: pd.DataFrame) -> str:
     label = next((label for label in ("table", "glance") if label in timed), None)
     if label is None:
         return ""
-    held = [{**line, "": line[""] or "-"} for line in targets(rows[rows["run"] == label])]
+    held = [{**line, "": line[""] or "-"} for line in targets(rows_in(rows[rows["run"] == label]))]
     return f"## Targets, by the run `{label}`\n\n{markdown(held)}"
 
 
@@ -97,10 +112,10 @@ def _run(label: str, rows: pd.DataFrame) -> str:
     names = [name for name in rows["contender"].unique() if name in set(timed["contender"])]
     lines = cells.pivot(index="shape", columns="contender", values="cell").loc[rows["shape"].unique(), names].fillna("")
     parts.append(markdown(lines.reset_index()))
-    prices = rows[(rows["contender"] == "ours") & rows["price"].notna() & has_order(rows)]
+    prices = rows[(rows["contender"] == "ours") & rows["price"].notna() & rows["schedule"].map(has_order)]
     if len(prices):
         parts.append("Time of `ours` over that of `ours-unordered` (median, p20 .. p80):")
-        parts.append(markdown([{name: line[name] for name in ("shape", "price", "schedule")} for line in shown(prices)]))
+        parts.append(markdown([{name: line[name] for name in ("shape", "price", "schedule")} for line in shown(rows_in(prices))]))
     return "\n\n".join(filter(None, parts))
 
 
@@ -115,15 +130,13 @@ def _cell(row: Any, best: bool) -> str:
 
 def _predictions(rows: pd.DataFrame) -> str:
     """The cost model as it was, held against what was measured; the farthest off first."""
-    own = rows[(rows["status"] == OK) & (rows["median_ms"] > 0) & (rows["predicted_ms"] > 0)].drop_duplicates(["shape", "schedule"])
-    if own.empty:
+    found = predictions(rows_in(rows))
+    if not found:
         return ""
-    ratio = own["median_ms"] / own["predicted_ms"]
-    farthest = np.log(ratio).abs().sort_values(ascending=False, kind="stable").index
     lines = [
-        {"shape": row.shape, "schedule": row.schedule, "measured ms": f"{row.median_ms:.3f}",
-         "predicted ms": f"{row.predicted_ms:.3f}", "measured / predicted": f"{row.ratio:.2f}"}
-        for row in own.assign(ratio=ratio).loc[farthest].itertuples()
+        {"shape": each.shape, "schedule": each.schedule, "measured ms": f"{each.measured_ms:.3f}",
+         "predicted ms": f"{each.predicted_ms:.3f}", "measured / predicted": f"{each.ratio:.2f}"}
+        for each in sorted(found, key=lambda each: -abs(math.log(each.ratio)))
     ]  # fmt: skip
     return "## The cost model's predictions, the farthest off first\n\n" + markdown(lines)
 
@@ -139,8 +152,9 @@ def _costs(gpu: str, environments: Mapping[str, Mapping[str, Any]], costs: str |
          "source": entry["source"]}
         for name, entry in _flat(tomllib.loads(costs)).items()
     ]  # fmt: skip
-    where = f"as dash_inductor/devices/{key}.toml" if key else "to dash_inductor/devices, under a key of its own in its __init__.py"
-    return f"## Cost constants\n\ncosts.toml is a cost file: copy it {where}.\n\n{markdown(lines)}"
+    file = f"dash_inductor/devices/{key}.toml" if key else "one of a key of its own there"
+    said = f"costs.toml is a cost file, which DASH_INDUCTOR_COSTS takes. What the package ships is {file}."
+    return f"## Cost constants\n\n{said}\n\n{markdown(lines)}"
 
 
 def _flat(numbers: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,13 +165,13 @@ def _flat(numbers: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _additions(additions: pd.DataFrame | None) -> str:
+def _additions(additions: Sequence[Addition] | None) -> str:
     if additions is None:
         return ""
     lines = [
         {"pattern": row.pattern, "operation": row.operation, "CTAs": f"{row.ctas_per_sm} per SM of {row.warps} warps",
          "TB/s": f"{row.tb_per_s:.2f}", "of plain stores": f"{row.ratio:.2f}"}
-        for row in additions.itertuples()
+        for row in additions
     ]  # fmt: skip
     return "## fp32 additions in L2\n\n" + markdown(lines)
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..config import current
 from ..decision import Declined
-from ..devices.cost_files import arch_of, known_devices, numbers_of
+from ..devices import DEVICES
+from ..devices.cost_files import arch_of, known_devices, numbers_of, require_of
 from ..devices.target import Target
 from ..problem import Problem
 from ..resolve import Resolution, resolve
@@ -82,9 +83,12 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     kv_heads = args.heads if args.kv_heads is None else args.kv_heads
     sizes = args.batch, args.heads, kv_heads, args.q_len, args.kv_len, args.head_dim
     problem = Problem(args.mask, *sizes, args.dtype, value_dim=args.value_dim)
-    numbers = numbers_of(args.device)
+    arch = arch_of(args.device)
+    name = DEVICES[args.device].name if args.device in DEVICES else args.device
+    key = require_of(settings.costs, name, arch) if settings.costs else args.device
+    numbers = numbers_of(key)
     sms = settings.sms if args.device == "emulated" else numbers["sms"]["value"]
-    target = Target(args.device, arch_of(args.device), sms - settings.sm_reserve, settings.sm_reserve)
+    target = Target(key, arch, sms - settings.sm_reserve, settings.sm_reserve)
     figures: dict[str, Any] = {"device": args.device, "guarantee": settings.guarantee, "declined": None, "remedy": None}
     try:
         if target.sms < 1:

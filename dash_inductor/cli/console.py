@@ -61,6 +61,11 @@ def code(title: str, text: str) -> None:
     print(text)
 
 
+def note(text: str) -> None:
+    """Print a line of progress on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
 @contextmanager
 def progress(purpose: str, total: int) -> Iterator[Callable[[str], None]]:
     """Show on stderr how far a command is; what this yields is called with the name of each step as it begins.

@@ -25,6 +25,7 @@ from typing import Any
 
 from .. import __version__
 from ..config import PREFIX, Config, current, from_environment, variable
+from ..devices.cost_files import COSTS_REMEDY, CostFileError, digest_of
 from .arguments import add_json
 from .console import print_json, section
 
@@ -187,6 +188,11 @@ def settings(problems: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
         in_force = current()
     except ValueError:  # which is among the problems
         in_force = asked
+    try:
+        digest_of(in_force.costs)
+    except CostFileError as error:
+        if (problem := f"{error}: {COSTS_REMEDY}") not in problems:  # a GPU may have told it
+            problems.append(problem)
     figures = {}
     for source, name in names.items():
         value = getattr(in_force, name)

@@ -14,8 +14,8 @@ from torch._inductor import config as inductor_config
 from .. import emulation
 from ..config import current
 from ..devices import key_for
-from ..devices.cost_files import load_costs
-from ..devices.target import target_of
+from ..devices.cost_files import COSTS_REMEDY, CostFileError, load_costs
+from ..devices.target import stays_stock, target_of
 from ..hooks.install import is_enabled, is_installed
 from ..hooks.joint_pass import SETTINGS, TESTED
 from ..hooks.table import HOOKS
@@ -149,14 +149,22 @@ def _target(device: torch.device, problems: list[str]) -> dict[str, Any]:
         target = target_of(device, current())
         shown = tile(target.arch, "bf16", HEAD_DIM)
         costs = load_costs(target.key, block_m=shown.block_m, block_n=shown.block_n, head_dim=HEAD_DIM, sms=target.sms)
+    except CostFileError as error:
+        problems.append(f"{error}: {COSTS_REMEDY}")
+        return {"kernels": f"none: {error}"}
     except ValueError as error:
-        problems.append(f"{device}: {error}: attention keeps its stock kernel there")
+        problems.append(stays_stock(device, error))
         return {"kernels": f"none: {error}"}
     name = "" if device.type == "cpu" else torch.cuda.get_device_properties(device).name
-    own = not name or key_for(name, int(target.arch)) is not None
+    if current().costs:
+        file = f"{current().costs}, as the setting costs says"
+    elif not name or key_for(name, int(target.arch)) is not None:
+        file = f"{target.key}.toml"
+    else:
+        file = f"{target.key}.toml, that of another GPU, with this one's SMs"
     return {
         "SMs for our kernels": target.sms,
-        "cost file": f"{target.key}.toml" if own else f"{target.key}.toml, that of another GPU, with this one's SMs",
+        "cost file": file,
         "costs": "estimates" if costs.estimate else "measured",
         "tiles of": EMULATED if target.arch == EMULATED else f"sm_{target.arch}",
         f"tile at head dim {HEAD_DIM}": str(shown),

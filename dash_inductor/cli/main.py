@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import NoReturn
 
 from .. import __version__
-from . import calibrate, check, choose, codegen, compare, demo, env, explain, gates, replay, simulate
+from . import check, choose, codegen, compare, demo, env, explain, gates, qualify, replay, simulate
 from .console import PROGRAM, CommandError, fail
 
 # By name: the module, whose docstring is the description in its help and which has EXAMPLES; and its purpose in one line.
@@ -28,7 +28,7 @@ COMMANDS: dict[str, tuple[ModuleType, str]] = {
     "simulate": (simulate, "replay one schedule: its time, its waits, a Gantt chart"),
     "gates": (gates, "compile every kernel, and name the rules that it breaks"),
     "replay": (replay, "estimate what the main loop of a Hopper kernel waits for"),
-    "calibrate": (calibrate, "measure the cost constants of the GPU that is there"),
+    "qualify": (qualify, "see whether kernels are right and fast on the GPU that is there"),
 }
 DESCRIPTION = """\
 Deterministic attention training under torch.compile: with torch.use_deterministic_algorithms(True), the backward of attention

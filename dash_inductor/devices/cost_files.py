@@ -1,7 +1,12 @@
-"""The cost files, one TOML per device beside this module, and the costs that they give for a tile."""
+"""The cost files, one TOML per device beside this module or one that the user names, and the costs that they give for a tile.
+
+A `device` here is the name of one of those beside this module ("h100"), or the path of another file, which ends in .toml.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -17,21 +22,103 @@ else:
     import tomli as tomllib
 
 FOLDER = Path(__file__).parent
+SUFFIX = ".toml"
+WHOLE = ("sms", "l2_bytes", "hop_ns", "shift_percent", "launch_ns")
+BY_HEAD_DIM = ("tflops", "chain_ns", "two_pass_percent")  # each for head dims up to "64" and up to "128"
+TEXTS = ("gpu", "arch")
+POSITIVE = ("sms", "l2_bytes", "tflops", "two_pass_percent")
+
+COSTS_REMEDY = "every compilation raises this: name another file, or unset DASH_INDUCTOR_COSTS"
+
+
+class CostFileError(ValueError):
+    """A cost file that the user names is not there, is damaged, or is of another GPU; the message has its path."""
 
 
 def known_devices() -> tuple[str, ...]:
     """Devices that have a cost file."""
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
+    return tuple(sorted(path.stem for path in FOLDER.glob(f"*{SUFFIX}")))
 
 
 def numbers_of(device: str) -> Mapping[str, Any]:
-    """What the cost file of a device says: `arch`, and (value, source, estimate) by name."""
-    return _read(FOLDER / f"{device}.toml")
+    """What the cost file of a device says: `arch`, and (value, source, estimate) by name; also `gpu` in a file that the user names.
+
+    Raises:
+        CostFileError: a file that the user names cannot be read, or is no cost file.
+    """
+    return _named(device)[0] if device.endswith(SUFFIX) else _shipped(FOLDER / f"{device}{SUFFIX}")
 
 
 @cache
-def _read(path: Path) -> Mapping[str, Any]:
+def _shipped(path: Path) -> Mapping[str, Any]:
     return MappingProxyType(tomllib.loads(path.read_text(encoding="utf-8")))
+
+
+@cache
+def _named(path: str) -> tuple[Mapping[str, Any], str]:
+    """What a file of the user's says, and the SHA-256 of its bytes. Once in a process: both are of the same bytes."""
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise CostFileError(f"cost file {path} cannot be read: {error.strerror}") from None
+    try:
+        numbers = tomllib.loads(data.decode())
+    except ValueError as error:
+        raise CostFileError(f"cost file {path} is damaged: {error}") from None
+    if wrong := _what_is_wrong(numbers):
+        raise CostFileError(f"cost file {path} is damaged: {wrong}")
+    return MappingProxyType(numbers), hashlib.sha256(data).hexdigest()
+
+
+def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
+    """The first thing for which a file is no cost file that a user may name."""
+    for name in ("gpu", "arch"):
+        if not isinstance(numbers.get(name), str):
+            return f"it does not say {name}"
+    if not re.fullmatch(r"sm_\d+", numbers["arch"]):
+        return f"arch = {numbers['arch']!r} is not one such as 'sm_90'"
+    wanted = {name: numbers.get(name) for name in WHOLE}
+    for name in BY_HEAD_DIM:
+        group = numbers.get(name)
+        wanted |= {f"{name}.{up_to}": group.get(up_to) if isinstance(group, dict) else None for up_to in ("64", "128")}
+    for name, entry in wanted.items():
+        if not isinstance(entry, dict) or not {"value", "estimate", "source"} <= set(entry):
+            return f"{name} has no value, estimate and source"
+        least = int(name.partition(".")[0] in POSITIVE)
+        if type(entry["value"]) is not int or entry["value"] < least:
+            return f"{name} = {entry['value']!r} is not a whole number >= {least}"
+        if type(entry["estimate"]) is not bool:
+            return f"estimate = {entry['estimate']!r} of {name} is neither true nor false"
+    unknown = sorted(set(numbers) - {"gpu", "arch", *WHOLE, *BY_HEAD_DIM})
+    return f"{unknown[0]} is no cost constant" if unknown else None
+
+
+def digest_of(path: str) -> str:
+    """The SHA-256 of a cost file that the user names; "" for the path "", which names none. CostFileError as `numbers_of`."""
+    return _named(path)[1] if path else ""
+
+
+def require_of(path: str, gpu: str, arch: int | str) -> str:
+    """The path, if the file is of the GPU that CUDA calls `gpu`, of this architecture (90 for sm_90).
+
+    Raises:
+        CostFileError: it is of another, or as `numbers_of`.
+    """
+    numbers = numbers_of(path)
+    mine = f"sm_{arch}" if isinstance(arch, int) else arch
+    if (numbers["gpu"], numbers["arch"]) != (gpu, mine):
+        raise CostFileError(f"cost file {path} is of {numbers['gpu']} ({numbers['arch']}), and this device is {gpu} ({mine})")
+    return path
+
+
+def has_estimates(device: str) -> bool:
+    """Whether a number of its cost file has not been measured.
+
+    >>> has_estimates("h100")
+    True
+    """
+    entries = (entry for name, entry in numbers_of(device).items() if name not in TEXTS)
+    return any(own["estimate"] for entry in entries for own in ([entry] if "value" in entry else entry.values()))
 
 
 def arch_of(device: str) -> int | str:
@@ -43,7 +130,7 @@ def arch_of(device: str) -> int | str:
 def _entries(device: str, head_dim: int) -> dict[str, dict[str, Any]]:
     """(value, source, estimate) by name, for a padded head dim."""
     up_to = "128" if head_dim > 64 else "64"  # as the file has it
-    numbers = {name: entry for name, entry in numbers_of(device).items() if name != "arch"}
+    numbers = {name: entry for name, entry in numbers_of(device).items() if name not in TEXTS}
     return {name: entry if "value" in entry else entry[up_to] for name, entry in numbers.items()}
 
 
@@ -78,7 +165,7 @@ def load_costs(device: str, *, block_m: int, block_n: int, head_dim: int, sms: i
     >>> load_costs("emulated", block_m=16, block_n=32, head_dim=64).workers
     6
     """
-    if device not in known_devices():
+    if not device.endswith(SUFFIX) and device not in known_devices():
         raise ValueError(f"no cost file for device {device!r}; known: {', '.join(known_devices())}")
     for name, value in (("sms", 1 if sms is None else sms), ("ctas_per_sm", ctas_per_sm)):
         if value < 1:

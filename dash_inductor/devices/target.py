@@ -11,6 +11,7 @@ from .. import emulation
 from ..decision import Declined
 from ..templates.tiles import EMULATED, NVIDIA, NoTile
 from . import key_for, stand_in
+from .cost_files import require_of
 
 if TYPE_CHECKING:
     import torch
@@ -22,7 +23,8 @@ log = logging.getLogger("dash_inductor")
 
 @dataclass(frozen=True)
 class Target:
-    """`key` names the cost file, `arch` (90 for sm_90, or "emulated") the tiles; `sms` are the device's less the reserved ones."""
+    """`key` names the cost file (a device that has one, or the path of the user's own), `arch` (90 for sm_90, or "emulated") the
+    tiles; `sms` are the device's less the reserved ones."""
 
     key: str
     arch: int | str
@@ -35,6 +37,7 @@ def target_of(device: torch.device, settings: Config) -> Target:
 
     Raises:
         Declined: nothing can be generated for it.
+        CostFileError: the settings name a cost file that is not one of this device.
     """
     key, arch, sms = _device(device, settings)
     reserved = reserved_sms(settings)
@@ -44,6 +47,11 @@ def target_of(device: torch.device, settings: Config) -> Target:
             "reserve fewer: sm_reserve, torch's SM carve-out",
         )
     return Target(key, arch, sms - reserved, reserved)
+
+
+def stays_stock(device: object, why: object) -> str:
+    """What is said of a device for which there are no kernels."""
+    return f"{device}: {why}: attention keeps its stock kernel there"
 
 
 def is_there(device: torch.device) -> bool:
@@ -85,14 +93,19 @@ def _device(device: torch.device, settings: Config) -> tuple[str, int | str, int
 
     if device.type == "cpu":
         emulated = emulation.settings()
-        return EMULATED, EMULATED, settings.sms if emulated is None else emulated.sms
+        key = require_of(settings.costs, EMULATED, EMULATED) if settings.costs else EMULATED
+        return key, EMULATED, settings.sms if emulated is None else emulated.sms
     if torch.version.hip is not None:
         raise Declined("ROCm is not supported", NVIDIA)
     if device.type != "cuda":
         raise Declined(f"device {device.type} is not supported", NVIDIA)
     properties = get_interface_for_device("cuda").Worker.get_device_properties(device)
     arch = properties.major * 10 + properties.minor
-    return key_for(properties.name, arch) or _stand_in(properties.name, arch), arch, properties.multi_processor_count
+    if settings.costs:
+        key = require_of(settings.costs, properties.name, arch)
+    else:
+        key = key_for(properties.name, arch) or _stand_in(properties.name, arch)
+    return key, arch, properties.multi_processor_count
 
 
 @functools.cache

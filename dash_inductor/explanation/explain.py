@@ -9,7 +9,7 @@ from unittest import mock
 from .. import __version__, config
 from ..decision import Decision
 from ..devices import device as named_device
-from ..devices.cost_files import numbers_of
+from ..devices.cost_files import has_estimates
 from ..text import in_one_line
 from .report import Attention, Explanation
 
@@ -126,7 +126,7 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
             "written by hand where torch.compile recognises it"
         )
     keys = {row.decision.device for row in rows if row.rewritten}
-    if any(entry.get("estimate") for key in keys for entry in numbers_of(key).values() if isinstance(entry, dict)):
+    if any(map(has_estimates, keys)):
         notes.append(
             "times come from a cost model whose constants are estimates for this device: they rank schedules, but measure nothing"
         )

@@ -23,7 +23,7 @@ from torch.torch_version import TorchVersion
 
 from ..config import ALWAYS, AUTO, PREFIX, Config
 from ..devices import DEVICES, target
-from ..devices.cost_files import numbers_of
+from ..devices.cost_files import has_estimates
 from ..resolve import Resolution
 from .kind import Kind, kinds_of, settings_for
 from .machine import machine
@@ -81,7 +81,7 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
         return known
     log.info("%s is used for the first time on this GPU: it is tried on a small attention", kind)
     if device.startswith("cuda"):
-        _say_if_unmeasured(torch.cuda.get_device_name(device))
+        _say_if_unmeasured(torch.cuda.get_device_name(device), settings.costs)
     verdict = _tried_by_another(kind, device, settings)
     if verdict.fit is None:
         log.info("no other process can use the GPU (%s): this one tries the kernel", verdict.said)
@@ -92,11 +92,10 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
 
 
 @functools.cache
-def _say_if_unmeasured(gpu: str) -> None:
+def _say_if_unmeasured(gpu: str, costs: str) -> None:
     """Once, where the cost file of a GPU, if it has one, has estimates."""
-    key = next((key for key, known in DEVICES.items() if known.name == gpu), None)
-    entries = numbers_of(key).values() if key else ()
-    if key is None or any(isinstance(entry, dict) and entry.get("estimate") for entry in entries):
+    file = costs or next((key for key, known in DEVICES.items() if known.name == gpu), None)
+    if file is None or has_estimates(file):
         log.warning("dash_inductor has not been measured on %s: what it says of times there is predicted", gpu)
 
 

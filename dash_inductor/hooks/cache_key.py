@@ -10,6 +10,7 @@ from torch._inductor.utils import get_donated_idxs
 
 from .. import emulation
 from ..config import current
+from ..devices.cost_files import digest_of
 from ..devices.target import reserved_sms, sms_of_gpus
 from ..first_use.machine import driver, sources_digest
 from ..rewrite.stock_ops import active_implementation
@@ -17,10 +18,12 @@ from . import failures
 
 
 def settings_key() -> tuple[Any, ...]:
-    """All of ours that decides what is generated; torch's flash attention; and the driver, with which a kernel was tried."""
+    """All of ours that decides what is generated, the user's own cost file among it; torch's flash attention; and the driver, with
+    which a kernel was tried."""
     settings, emulated = current(), emulation.settings()
     sms = reserved_sms(settings), sms_of_gpus(), None if emulated is None else emulated.sms
-    return sources_digest(), settings.deciding(), *sms, active_implementation(), driver()
+    costs = digest_of(settings.costs)
+    return sources_digest(), settings.deciding(), costs, *sms, active_implementation(), driver()
 
 
 def uuid() -> tuple[Any, ...]:

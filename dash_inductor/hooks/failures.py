@@ -18,6 +18,7 @@ from torch import fx
 from torch._dynamo.exc import RestartAnalysis
 
 from ..config import current
+from ..devices.cost_files import CostFileError
 from ..op import MARK
 from ..rewrite.back_to_stock import give_back
 from ..rewrite.declined import InternalError, UnsupportedAttentionError, report_bug
@@ -65,7 +66,8 @@ def compile_graph(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             return stock(*args, **kwargs)
         except _UncachedError:
             return _uncached(stock, *args, **kwargs)
-    except (RestartAnalysis, UnsupportedAttentionError, RanksDifferError):  # Dynamo's, and no failure; and what the user asked for
+    # Dynamo's, which are no failures, and errors that the user asked for.
+    except (RestartAnalysis, UnsupportedAttentionError, CostFileError, RanksDifferError):
         raise
     except Exception as error:
         # Whose failure it is shows in the second try: what is not ours fails there as well.

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from ..config import current
 from ..devices import target
+from ..devices.cost_files import digest_of
 from ..first_use.machine import machine
 from ..rewrite.stock_ops import active_implementation, is_strict
 
@@ -56,7 +57,11 @@ def compare_once(device: torch.device) -> None:
 def facts(device: torch.device) -> dict[str, str]:
     """What decides bits, by name."""
     torch_s = {"mode": "strict" if is_strict() else "warn_only", "flash attention": active_implementation() or "torch's"}
-    return machine(device) | {name: str(value) for name, value in current().deciding()} | torch_s
+    settings = current()
+    ours = {name: str(value) for name, value in settings.deciding()} | {
+        "cost file": digest_of(settings.costs)[:16] or "the package's"
+    }
+    return machine(device) | ours | torch_s
 
 
 def compare(store: dist.Store, rank: int, world_size: int, mine: dict[str, str]) -> list[str]:

@@ -10,6 +10,7 @@ from torch import fx
 
 from ..config import Config
 from ..decision import Declined
+from ..devices.cost_files import CostFileError
 from ..op import FLEX_BACKWARD, MARK
 from . import by_hand, flash_attn, flex, heads_last, math_path, matmuls, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
@@ -32,6 +33,7 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
 
     Raises:
         UnsupportedAttentionError: one is declined, under on_unsupported="error".
+        CostFileError: the settings name a cost file that is not one of the device.
     """
     called = [node for node in graph.nodes if node.op == "call_function"]
     met = [node for node in called if node.target in REWRITERS and not is_noted(node)]
@@ -73,6 +75,8 @@ def _rewrite(node: fx.Node, rewriter: Callable[[], list[fx.Node]]) -> Declined |
             obsolete = rewriter()
     except Declined as declined:
         return declined
+    except CostFileError:  # a wrong setting, which each compilation raises
+        raise
     except Exception as bug:
         return InternalError(bug)
     for each in obsolete:

@@ -10,12 +10,12 @@ import pytest
 import torch
 from attention import FP32_ERROR
 
-from benchmarks.attention import contenders as who
-from benchmarks.attention.inputs import Inputs, Reference, random_inputs
-from benchmarks.attention.measure import LAUNCHES, Result, attempt, settings
-from benchmarks.attention.rows import OK
-from benchmarks.attention.shapes import Shape
 from dash_inductor import emulation
+from dash_inductor.qualify import contenders as who
+from dash_inductor.qualify.inputs import Inputs, Reference, random_inputs
+from dash_inductor.qualify.measure import LAUNCHES, Result, attempt, settings
+from dash_inductor.qualify.rows import OK
+from dash_inductor.qualify.shapes import Shape
 
 CAUSAL = Shape("tiny", "causal", 1, 4, 2, 70, 16)
 FULL = Shape("tiny", "full", 1, 2, 2, 70, 16)

@@ -11,10 +11,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from benchmarks.attention.contenders import contenders
-from benchmarks.attention.variants import VARIANTS, Variant
-from benchmarks.red_throughput import BLOCK, OPERATIONS, add_tiles
 from dash_inductor.codegen.flex import FlexAttention, flex_backward
+from dash_inductor.qualify.additions import BLOCK, OPERATIONS, add_tiles
+from dash_inductor.qualify.contenders import contenders
+from dash_inductor.qualify.variants import VARIANTS, Variant
 from dash_inductor.sass.cubin import CubinReport, disassemble, inspect
 from dash_inductor.schedule import MASKS
 

@@ -23,10 +23,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from dash_inductor.cli.main import main
 from dash_inductor.codegen import flex
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.generate import generate
+from dash_inductor.codegen.generate import deterministic, generate
 from dash_inductor.config import current
 from dash_inductor.decision import Declined
 from dash_inductor.devices import target as target_module
+from dash_inductor.devices.cost_files import FOLDER, CostFileError
 from dash_inductor.devices.target import Target, target_of
 from dash_inductor.hooks import install
 from dash_inductor.op import FLEX_BACKWARD, MARK, NOTE
@@ -310,3 +311,17 @@ def test_a_faster_stock_is_nothing_to_warn_of(h100):
         assert flex_generated(make=flex_declined, batch=1, heads=1, kv_heads=1) == FEW
         with pytest.raises(UnsupportedAttentionError, match="in no fixed order"):
             flex_generated(make=flex_declined, **TRAINED)
+
+
+def test_a_cost_file_of_another_gpu_is_an_error(tmp_path):
+    """Of the compilation, not a reason to decline, nor a bug to report."""
+    path = tmp_path / "costs.toml"
+    path.write_text(f'gpu = "NVIDIA H200"\n{(FOLDER / "h100.toml").read_text()}')
+    said = rf"cost file {path} is of NVIDIA H200 \(sm_90\), and this device is NVIDIA H100 80GB HBM3 \(sm_90\)"
+    with install.enabled(costs=str(path)), deterministic(), pytest.raises(CostFileError, match=said):
+        generate(flash, tensors, "h100")
+    path = path.with_stem("mine")
+    path.write_text(f'gpu = "NVIDIA H100 80GB HBM3"\n{(FOLDER / "h100.toml").read_text()}')
+    with install.enabled(costs=str(path)), deterministic():
+        (decision,) = generate(flash, tensors, "h100").decisions
+    assert decision.rewritten and decision.device == str(path)

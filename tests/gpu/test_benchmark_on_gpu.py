@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
-from benchmarks.attention import clock, contenders, measure
-from benchmarks.attention.environment import environment
-from benchmarks.attention.report import rows_of
-from benchmarks.attention.rows import OK
-from benchmarks.attention.shapes import Shape
+from dash_inductor.qualify import clock, contenders, kernels, measure
+from dash_inductor.qualify.environment import environment
+from dash_inductor.qualify.report import rows_of
+from dash_inductor.qualify.rows import OK
+from dash_inductor.qualify.shapes import Shape
 
 SHAPE = Shape("small", "causal", 2, 8, 4, 1024, 64)
 FLEX = replace(SHAPE, heads=16, kv_heads=16, window=300, documents=(700, 33, 291), softcap=2.0)
@@ -91,3 +92,9 @@ def test_table_of_flex_attention():
     sdpa = {name: chosen[name] for name in ("sdpa-flash", "sdpa-efficient")}
     dense = measure.measure(replace(FLEX, softcap=None), sdpa, 3, contenders.FLEX_BASELINE, print)
     assert [result.status.partition(":")[0] for result in dense] == ["refused", OK]
+
+
+@pytest.mark.parametrize("name", kernels.CASES)
+def test_what_qualify_checks(name):
+    found = kernels.check(kernels.CASES[name])
+    assert found.status == OK and found.launches == kernels.LAUNCHES

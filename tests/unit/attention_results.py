@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from benchmarks.attention import contenders as who
-from benchmarks.attention.environment import Environment
-from benchmarks.attention.measure import Result
-from benchmarks.attention.report import rows_of
-from benchmarks.attention.rows import OK, Row
-from benchmarks.attention.shapes import SHAPES, Shape
 from dash_inductor.decision import Decision
+from dash_inductor.qualify import contenders as who
+from dash_inductor.qualify.environment import Environment
+from dash_inductor.qualify.measure import Result
+from dash_inductor.qualify.report import rows_of
+from dash_inductor.qualify.rows import OK, Row
+from dash_inductor.qualify.shapes import SHAPES, Shape
 
 H100 = Environment("NVIDIA H100 80GB HBM3", 132, "580.1", "2.11.0", "3.6.0")
 TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)

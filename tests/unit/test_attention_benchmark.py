@@ -9,21 +9,21 @@ import pytest
 import torch
 from attention_results import COMMON, DECISION, PACKED, STOCK, TINY, TINY_FLEX, flagship_rows, result
 
-from benchmarks.attention import contenders as who
 from benchmarks.attention import plot as pictures
-from benchmarks.attention import report_md, runner
-from benchmarks.attention.__main__ import main
-from benchmarks.attention.inputs import Reference, random_inputs
-from benchmarks.attention.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
-from benchmarks.attention.report import not_run, rows_of, shown, targets
-from benchmarks.attention.rows import OK, append, read, table_of
-from benchmarks.attention.samples import interleaved, ratios, summary
-from benchmarks.attention.shapes import FLEX, HIDDEN, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
+from benchmarks.attention import report_md
+from benchmarks.attention.table import read, rows_in, table_of, typed
 from dash_inductor.config import Config
 from dash_inductor.decision import Kernel, Stock
 from dash_inductor.devices import device
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import BLOCK_MASK, Problem
+from dash_inductor.qualify import contenders as who
+from dash_inductor.qualify.inputs import Reference, random_inputs
+from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
+from dash_inductor.qualify.report import Prediction, not_run, predictions, rows_of, shown, targets
+from dash_inductor.qualify.rows import OK, append, cells_of
+from dash_inductor.qualify.samples import interleaved, ratios, summary
+from dash_inductor.qualify.shapes import FLEX, HIDDEN, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
 from dash_inductor.resolve import resolve
 
 
@@ -162,7 +162,7 @@ TINY_SHAPES = GROUPS | TINY_FLEX
 
 @pytest.mark.parametrize("shape", TINY_SHAPES.values(), ids=TINY_SHAPES)
 def test_reference(shape, monkeypatch):
-    monkeypatch.setattr("benchmarks.attention.inputs.ROWS", 16)  # several parts, the last one ragged
+    monkeypatch.setattr("dash_inductor.qualify.inputs.ROWS", 16)  # several parts, the last one ragged
     inputs = random_inputs(shape, "cpu", torch.float64)
     grads = torch.autograd.grad(dense(shape, *inputs.leaves), inputs.leaves, inputs.grad_out)
     reference = Reference.of(shape, inputs, torch.float64)
@@ -325,12 +325,12 @@ def test_cells_of_another_kind(name, cell, tmp_path):
 
 def test_errors_that_are_not_numbers_are_shown():
     _, ours, _, absent = flagship_rows()
-    assert [line["error"] for line in shown(table_of([ours, replace(ours, error=math.nan), absent]))] == ["2.0e-03", "nan", ""]
+    assert [line["error"] for line in shown([ours, replace(ours, error=math.nan), absent])] == ["2.0e-03", "nan", ""]
 
 
 def test_targets():
     def verdicts(rows):
-        return [line[""] for line in targets(table_of(rows))]
+        return [line[""] for line in targets(rows)]
 
     allowed = 2 * 16 * 8192 * (4 * 128 + 8)
     ours = replace(flagship_rows()[1], price=1.03, peak_bytes=allowed, workspace_bytes=allowed + (1 << 20))
@@ -358,14 +358,11 @@ def synthetic(tmp_path) -> Path:
     return path
 
 
-def test_pictures(synthetic, tmp_path, capsys):
+def test_pictures(synthetic, tmp_path):
     pytest.importorskip("matplotlib")
-    assert main(["--from", str(synthetic), "--out", str(tmp_path / "new")]) == 0
-    for name in ("attention.png", "models.png", "flex.png"):
-        assert (tmp_path / "new" / name).read_bytes().startswith(b"\x89PNG")
-    said = capsys.readouterr()
-    assert "d128-causal-8192" in said.out and "MISSED" in said.out
-    assert "attention.png" in said.err
+    written = pictures.plot(read(synthetic), tmp_path)
+    assert [path.name for path in written] == ["attention.png", "models.png", "flex.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
 
 
 def test_what_is_drawn(synthetic):
@@ -396,9 +393,26 @@ def test_only_trusted_times_are_drawn(tmp_path, monkeypatch):
     assert drawn == [row.contender for row in rows[:3]]
 
 
-def test_no_pictures_without_matplotlib(synthetic, tmp_path, monkeypatch, capsys):
-    for module in (pictures, runner):
-        monkeypatch.setattr(module, "find_spec", lambda name: None)
-    assert main(["--from", str(synthetic), "--out", str(tmp_path)]) == 0
-    assert "no pictures: matplotlib is not installed" in capsys.readouterr().err
+def test_no_pictures_without_matplotlib(synthetic, tmp_path, monkeypatch):
+    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
+    assert pictures.plot(read(synthetic), tmp_path) == []
     assert list(tmp_path.iterdir()) == [synthetic]
+
+
+def test_rows_of_a_table():
+    """There and back, but for the digits of the file."""
+    rows = flagship_rows((2.0, 4.0, 3.0))
+    assert rows_in(table_of(rows)) == rows_in(typed(map(cells_of, rows)))
+    assert [row.speedup for row in rows_in(table_of(rows))] == [1.0, 3.0, pytest.approx(6.0), None]
+
+
+def test_predictions():
+    """Ours as it is, not its variants of the same schedule; off by more than a quarter it did not hold."""
+    _, ours, unordered, absent = flagship_rows()
+    assert predictions([ours, replace(ours, contender="ours-two-stages", median_ms=9.0), unordered, absent]) == [
+        Prediction(SHAPES[0].name, ours.schedule, 2.5, 2.5)
+    ]
+    for ms, held in ((2.5 * 1.25, True), (2.5 * 1.26, False), (2.0, True), (1.98, False)):
+        (found,) = predictions([replace(ours, median_ms=ms)])
+        assert (found.held, found.ratio) == (held, pytest.approx(ms / 2.5))
+    assert predictions([replace(ours, status="wrong: dq")]) == []

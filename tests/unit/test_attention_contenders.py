@@ -12,12 +12,12 @@ import torch.nn.functional as F
 from attention_results import KNOWN, STOCK, TINY, TINY_FLEX
 from torch.nn.attention import flex_attention
 
-from benchmarks.attention import contenders as who
-from benchmarks.attention.inputs import Reference, random_inputs
-from benchmarks.attention.measure import Result, attempt
-from benchmarks.attention.rows import OK
-from benchmarks.attention.shapes import Shape
 from dash_inductor.config import CHOICES
+from dash_inductor.qualify import contenders as who
+from dash_inductor.qualify.inputs import Reference, random_inputs
+from dash_inductor.qualify.measure import Result, attempt
+from dash_inductor.qualify.rows import OK
+from dash_inductor.qualify.shapes import Shape
 
 
 def tried(name: str, shape: Shape = TINY, **changed) -> Result:

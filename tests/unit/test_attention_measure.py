@@ -7,11 +7,11 @@ import pytest
 import torch
 from attention_results import STOCK, TINY, altered
 
-from benchmarks.attention import clock, measure
-from benchmarks.attention import contenders as who
-from benchmarks.attention.inputs import random_inputs
-from benchmarks.attention.rows import OK
-from benchmarks.attention.shapes import Shape
+from dash_inductor.qualify import clock, measure
+from dash_inductor.qualify import contenders as who
+from dash_inductor.qualify.inputs import random_inputs
+from dash_inductor.qualify.rows import OK
+from dash_inductor.qualify.shapes import Shape
 
 
 class Device:

@@ -8,18 +8,19 @@ import pandas
 import pytest
 from attention_results import H100, KNOWN, result
 
-from benchmarks import red_throughput
-from benchmarks.attention import contenders as who
-from benchmarks.attention.measure import Result
 from benchmarks.attention.merge import main
-from benchmarks.attention.report import not_run, rows_of
-from benchmarks.attention.rows import Row, append, read
-from benchmarks.attention.shapes import SHAPES
-from dash_inductor.cli import calibrate
+from benchmarks.attention.table import read
 from dash_inductor.devices.calibration import NAMES
 from dash_inductor.devices.cost_files import tomllib
 from dash_inductor.devices.target import Target
 from dash_inductor.first_use.machine import sources_digest
+from dash_inductor.qualify import additions as of_l2
+from dash_inductor.qualify import contenders as who
+from dash_inductor.qualify import costs as calibrate
+from dash_inductor.qualify.measure import Result
+from dash_inductor.qualify.report import not_run, rows_of
+from dash_inductor.qualify.rows import Row, append
+from dash_inductor.qualify.shapes import SHAPES
 from dash_inductor.templates import tiles
 
 SAID = {
@@ -59,8 +60,8 @@ def parts(tmp_path) -> list[Path]:
         (folder / "summary.txt").write_text(f"stage number {n}: ok, 5 s\n")
     one, two, three = (folder / "attention.csv" for folder in folders)
     append(one, timed("order", FLAGSHIP, result("ours", 2.6), result("ours-unordered", 2.5), baseline="ours"))
-    additions = {case: [1.0, 1.0] for case in red_throughput.cases()}
-    red_throughput.write(folders[0] / "red_throughput.csv", red_throughput.table_of(additions, H100.gpu, 132))
+    additions = {case: [1.0, 1.0] for case in of_l2.cases()}
+    of_l2.write(folders[0] / "red_throughput.csv", of_l2.table_of(additions, H100.gpu, 132))
     slower, wrong = result("ours-two-stages", 3.0), result("ours-release-after-s", 2.0, status="wrong: dq 1.0 off")
     append(two, timed("tuning", FLAGSHIP, result("ours", 2.5), slower, wrong, baseline="ours"))
     keep(folders[1], 128)
@@ -119,7 +120,7 @@ def test_the_report_says_first_what_went_wrong(parts):
     assert "| d128-causal-8192 | 550 (1.00x)* | 458 (0.83x) | 687 (1.25x) wrong |" in tuning  # 1.374 TFLOP in 2.5, 3 and 2 ms
     assert "| d128-causal-8192 | 1.040 (1.040 .. 1.040) | descending (A=4, G=32) |" in text
     assert "| d128-causal-8192 | descending (A=4, G=32) | 2.600 | 2.500 | 1.04 |" in text
-    assert "copy it as dash_inductor/devices/h100.toml" in text
+    assert "What the package ships is dash_inductor/devices/h100.toml." in text
     assert "| tflops.128 | " in text and "| driver | 580.1 | 580.2 | 580.3 |" in text
     assert "| speedup over sdpa-flash-strict, d128-causal-8192 | at least 2.5 | 2.4 | MISSED |" in text
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from jinja2 import Template
 
-from benchmarks.attention import variants
 from dash_inductor.hooks import cache_key
+from dash_inductor.qualify import variants
 from dash_inductor.templates import tiles
 
 AS_IS = variants.Variant("as-is", "as it is")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -14,11 +13,10 @@ from typing import Any
 
 import pytest
 
-from dash_inductor.cli import calibrate
-from dash_inductor.cli.main import main
 from dash_inductor.devices.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
-from dash_inductor.devices.cost_files import FOLDER, load_costs, load_two_pass, tomllib
+from dash_inductor.devices.cost_files import FOLDER, has_estimates, load_costs, load_two_pass, require_of, tomllib
 from dash_inductor.devices.target import Target
+from dash_inductor.qualify import costs as calibrate
 from dash_inductor.schedule import Geometry, GroupedPlan, make_order, simulate
 from dash_inductor.templates import tiles
 
@@ -97,27 +95,6 @@ def test_constants_that_cannot_be_are_refused() -> None:
         fit(odd)
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """What the command says on its way out."""
-    with pytest.raises(SystemExit) as stopped:
-        main(["calibrate", *arguments])
-    assert stopped.value.code == 2
-    return capsys.readouterr().err
-
-
-def test_without_a_gpu_there_is_one_clear_error(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert refused(capsys).endswith("calibrate measures a GPU, and torch.cuda.is_available() is False here\n")
-
-
-def test_it_overwrites_no_other_gpus_file() -> None:
-    h100 = SimpleNamespace(key="h100", arch=90, sms=132)
-    assert calibrate.file_of(h100, "NVIDIA H100 80GB HBM3", None) == calibrate.FOLDER / "h100.toml"
-    assert calibrate.file_of(h100, "NVIDIA H20", "h20.toml") == Path("h20.toml")
-    with pytest.raises(ValueError, match="NVIDIA H20 has no cost file of its own, it takes that of h100: name one by --device-out"):
-        calibrate.file_of(h100, "NVIDIA H20", None)
-
-
 H100 = Target("h100", 90, 132)
 PERCENT = {64: 98, 128: 117}
 
@@ -126,18 +103,20 @@ def session(gpu: str, sms: int) -> calibrate.Session:
     return calibrate.Session("h100", gpu, 90, sms, 50 << 20, "sources")
 
 
-def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An H100 PCIe has 114; what is read back is what was fitted."""
+def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path) -> None:
+    """An H100 PCIe has 114; what is read back is what was fitted, and it is no other board's file."""
     text = calibrate.cost_file(session("NVIDIA H100 PCIe", 114), {64: (fit(runs(0)), 98), 128: (fit(runs(0)), 117)})
-    (tmp_path / "h100.toml").write_text(text)
-    monkeypatch.setattr("dash_inductor.devices.cost_files.FOLDER", tmp_path)
-    costs = load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=114)
-    assert costs.step_ns == pytest.approx(2000, rel=0.002)  # TFLOPS are rounded
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    assert require_of(str(path), "NVIDIA H100 PCIe", 90) and not has_estimates(str(path))
+    costs = load_costs(str(path), block_m=64, block_n=128, head_dim=64)
+    assert costs.step_ns == pytest.approx(2000, rel=0.002) and costs.workers == 114  # TFLOPS are rounded
 
 
 def values(text: str) -> dict[str, Any]:
     numbers = tomllib.loads(text)
     assert numbers.pop("arch") == "sm_90"
+    numbers.pop("gpu", None)  # which those in the package do not say
     for name in ("tflops", "chain_ns", "two_pass_percent"):
         numbers.update({f"{name}.{d}": entry for d, entry in numbers.pop(name).items()})
     return numbers
@@ -185,29 +164,28 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[calibrate.Launch]:
     return measured
 
 
-def test_the_command(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it writes is a cost file of the constants by which the times were made."""
-    out = tmp_path / "h100.toml"
-    assert main(["calibrate", "--device-out", str(out)]) == 0
-    assert len(gpu) == len(set(gpu)) == 52
+FOREVER = float("inf")
+
+
+def test_all_in_one_run(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it writes is a cost file of the constants by which the times were made, and one that a user may name."""
+    assert calibrate.run(tmp_path, FOREVER, 0) == 0
+    assert len(gpu) == len(set(gpu)) == 52 == capsys.readouterr().out.count("\n")
+    out = tmp_path / "costs.toml"
     found = values(out.read_text())
     assert {name: entry["value"] for name, entry in found.items()} == FITTED
     assert not any(entry["estimate"] for entry in found.values())
     assert "d = 64" in found["hop_ns"]["source"] and "as torch reports it" in found["l2_bytes"]["source"]
-    text, progress = capsys.readouterr()
-    assert text.startswith("Head dim 128\n") and text.count("hop ns") == 2 and progress.count("\n") == 52
-    assert main(["calibrate", "--json", "--device-out", str(out)]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report["written"] == str(out) and list(report["head_dims"]) == ["128", "64"] and report["incomplete"] == {}
-    assert report["head_dims"]["64"]["two_pass_percent"] == PERCENT[64]
-    assert report["head_dims"]["64"]["step_ns"] == pytest.approx(TRUTH["step_ns"])
+    assert require_of(str(out), "NVIDIA H100", 90)
 
 
-def test_a_head_dim_alone_keeps_the_rest_of_the_file(gpu: list[calibrate.Launch], tmp_path: Path) -> None:
-    out = tmp_path / "h100.toml"
-    assert main(["calibrate", "--head-dims", "128", "--device-out", str(out)]) == 0
+def test_a_head_dim_alone_keeps_the_rest_of_the_file(
+    gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "HEAD_DIMS", (128,))
+    assert calibrate.run(tmp_path, FOREVER, 0) == 0
     assert {launch.head_dim for launch in gpu} == {128}
-    found, now = values(out.read_text()), values((FOLDER / "h100.toml").read_text())
+    found, now = values((tmp_path / "costs.toml").read_text()), values((FOLDER / "h100.toml").read_text())
     assert list(found) == list(now)
     for name, entry in found.items():
         assert entry == now[name] if name.endswith(".64") else entry["value"] == FITTED[name]
@@ -217,8 +195,7 @@ def test_a_run_that_is_cut_goes_on(
     gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What was measured is kept as it comes, nothing is measured twice, and the end is that of one run."""
-    out, timings = tmp_path / "h100.toml", tmp_path / "timings.jsonl"
-    arguments = ["calibrate", "--device-out", str(out), "--timings", str(timings)]
+    out, timings = tmp_path / "costs.toml", tmp_path / "timings.jsonl"
     measure = calibrate.measure
 
     def cut(launch: calibrate.Launch) -> float:
@@ -228,30 +205,30 @@ def test_a_run_that_is_cut_goes_on(
 
     monkeypatch.setattr(calibrate, "measure", cut)
     with pytest.raises(KeyboardInterrupt):
-        main(arguments)
+        calibrate.run(tmp_path, FOREVER, 0)
     assert values(out.read_text())["tflops.128"]["value"] == 692 and values(out.read_text())["tflops.64"]["estimate"]
     timings.write_text(timings.read_text() + '{"launch": {"head_d')  # a line that was being written
     monkeypatch.setattr(calibrate, "measure", measure)
     compiled: list[calibrate.Launch] = []
     monkeypatch.setattr(calibrate, "compile_first", lambda launches, jobs, seconds: compiled.extend(launches))
-    assert main([*arguments, "--minutes", "0"]) == 1  # 4 timings of d = 64 tell nothing
-    assert "Head dim 64 is not complete: the time limit" in capsys.readouterr().out and len(gpu) == 30
-    assert main([*arguments, "--jobs", "3"]) == 0
+    assert calibrate.run(tmp_path, 0, 0) == 1  # 4 timings of d = 64 tell nothing
+    assert "not complete: head dim 64: the time limit" in capsys.readouterr().out and len(gpu) == 30
+    assert calibrate.run(tmp_path, FOREVER, 3) == 0
     assert compiled == gpu[30:] and len(gpu) == len(set(gpu)) == 52
     assert {name: entry["value"] for name, entry in values(out.read_text()).items()} == FITTED
     assert calibrate.read_timings(timings)[1] == {launch: pretended(launch) for launch in gpu}
 
 
 def test_timings_of_something_else_are_refused(
-    gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    timings, arguments = tmp_path / "timings.jsonl", ["--device-out", str(tmp_path / "out.toml"), "--timings"]
-    assert main(["calibrate", *arguments, str(timings), "--head-dims", "64"]) == 0
+    assert calibrate.run(tmp_path, FOREVER, 0) == 0
     monkeypatch.setattr("torch.cuda.get_device_name", lambda: "NVIDIA H200")
-    other = tmp_path / "other"
-    other.write_text("nothing\n")
-    for path, message in ((timings, "holds timings of another GPU, or of other kernels"), (other, "is no file of timings")):
-        assert message in refused(capsys, *arguments, str(path))
+    for text, message in ((None, "holds timings of another GPU, or of other kernels"), ("nothing\n", "is no file of timings")):
+        if text is not None:
+            (tmp_path / "timings.jsonl").write_text(text)
+        with pytest.raises(ValueError, match=message):
+            calibrate.run(tmp_path, FOREVER, 0)
 
 
 def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,11 +240,7 @@ def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ
 
 
-def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "no head dim could be fitted" in refused(capsys, "--minutes", "0", "--device-out", str(tmp_path / "out.toml"))
+def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no head dim could be fitted"):
+        calibrate.run(tmp_path, 0, 0)
     assert not list(tmp_path.iterdir()) and not gpu
-
-
-@pytest.mark.parametrize("text", ["", "32", "64,", "128,x"])
-def test_head_dims_that_are_none(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "names no head dims out of 128, 64" in refused(capsys, "--head-dims", text)

@@ -140,7 +140,7 @@ def test_a_wrong_variable(name, value, message, monkeypatch, capsys):
     assert refused(capsys, "choose", "--device", "h100", *SIZES.split()).startswith(f" choose: error: {message}")
 
 
-@pytest.mark.parametrize("line", ["calibrate", "demo", f"codegen --device h100 {SIZES}", "gates"])
+@pytest.mark.parametrize("line", ["qualify", "demo", f"codegen --device h100 {SIZES}", "gates"])
 def test_without_torch_there_is_one_line(line, tmp_path):
     for name in ("torch", "triton"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('lib{name}.so cannot be opened')")

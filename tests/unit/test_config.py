@@ -34,6 +34,7 @@ def test_every_setting_has_a_variable():
         "DASH_INDUCTOR_SEED": "7",
         "DASH_INDUCTOR_SMS": "4",
         "DASH_INDUCTOR_GUARD": "off",
+        "DASH_INDUCTOR_COSTS": "mine.toml",
         "DASH_INDUCTOR_SILENCE": "flash_attn,fla::chunk",
     }
     assert set(environ) == {variable(field.name) for field in fields(Config)}
@@ -50,6 +51,7 @@ def test_every_setting_has_a_variable():
         7,
         4,
         "off",
+        "mine.toml",
         "flash_attn,fla::chunk",
     )
     assert from_environment(environ) == Config(*values)
@@ -75,7 +77,7 @@ def test_every_choice(name, allowed):
         ({"DASH_INDUCTOR_SMS": "0"}, "DASH_INDUCTOR_SMS=0 is not a positive number"),
         (
             {"DASH_INDUCTOR_ENABLED": "0"},
-            "DASH_INDUCTOR_ENABLED is not a setting; the settings are DASH_INDUCTOR, DASH_INDUCTOR_EM",
+            "DASH_INDUCTOR_ENABLED is not a setting; the settings are DASH_INDUCTOR, DASH_INDUCTOR_COSTS, DASH_INDUCTOR_EM",
         ),
         ({"DASH_INDUCTOR_schedule": "shift"}, "DASH_INDUCTOR_schedule is not a setting"),
         (
@@ -132,6 +134,7 @@ NOT_KEPT = "takes whatever SMs are free: sm_reserve=4 would not be kept"
         ({"enabled": "0"}, "enabled='0' is not True or False"),
         ({"schedule": None}, "schedule=None is not one of auto, ascending"),
         ({"sm_reserve": -1}, "sm_reserve=-1 is negative"),
+        ({"costs": "h100"}, "costs='h100' is not the path of a cost file, which ends in .toml"),
         ({"sm_reserve": 4, "launch": "chained"}, f"launch='chained' {NOT_KEPT}"),
         ({"sm_reserve": 4, "template": "two_pass"}, f"template='two_pass' {NOT_KEPT}"),
         ({"schedule": "symmetric", "launch": "chained"}, "launch='chained' takes schedule ascending or descending"),

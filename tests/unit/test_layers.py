@@ -18,15 +18,15 @@ OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "file
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "emulation", "decision", "config", "problem"),
     *("devices", "reference", "resolve", "first_use", "op", "lowering", "rewrite", "hooks", "codegen"),
-    *("sass", "explanation", "reproduce", "cli", "__main__"),
+    *("sass", "explanation", "reproduce", "qualify", "cli", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
-    "dash_inductor.cli.calibrate": "the command line does without torch",
     "dash_inductor.cli.codegen": "the command line does without torch",
     "dash_inductor.cli.compare": "matplotlib may be missing",
     "dash_inductor.cli.demo": "the command line does without torch",
     "dash_inductor.cli.env": "torch may be missing, or fail when it is imported",
+    "dash_inductor.cli.qualify": "the command line does without torch",
     "dash_inductor.cli.simulate": "matplotlib may be missing",
     "dash_inductor.emulation": "emulation imports Triton when it starts",
     "dash_inductor.explanation.explain": "the command line does without torch",

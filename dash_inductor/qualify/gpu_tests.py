@@ -1,24 +1,20 @@
-"""Runs the tests that need a GPU; exit code 3, with a line that says so, where pytest is not installed.
-
-python -m benchmarks.gpu_tests [--minutes M]
-"""
+"""Runs the repository's tests of a GPU, tests/gpu, which an installation does not have."""
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 HELPERS = ("pytest", "xdist", "expecttest", "hypothesis", "greenlet", "rich", "matplotlib", "pandas")
 NOT_AVAILABLE = 3
-TIME_LIMIT = 124  # as `timeout` has it
+TIME_LIMIT = 124  # as the program `timeout` has it
 PROCESSES = 12
 SECONDS_TO_END = 15  # more than xdist waits for a worker that hangs
 
@@ -41,17 +37,14 @@ GROUPS = (
 )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; pytest's first exit code that is not 0, or 124 past the time limit."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_tests", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="interrupt pytest after so long in all")
-    args = parser.parse_args(argv)
-    start, seconds = time.monotonic(), 60 * args.minutes
+def run(seconds: float) -> int:
+    """pytest's first exit code that is not 0, TIME_LIMIT past so long, or NOT_AVAILABLE and a line that says why nothing runs."""
+    start = time.monotonic()
+    if not (ROOT / "tests" / "gpu").is_dir():
+        print("the tests were not run: this is no checkout of the repository, whose tests/gpu they are")
+        return NOT_AVAILABLE
     missing = [name for name in HELPERS if find_spec(name) is None]
-    print(
-        f"not installed: {', '.join(missing) or 'nothing'} (tests/gpu needs pytest, its benchmark pandas)",
-        flush=True,
-    )
+    print(f"not installed: {', '.join(missing) or 'nothing'} (tests/gpu needs pytest)", flush=True)
     if "pytest" in missing:
         print("the tests were not run: pytest is not installed")
         return NOT_AVAILABLE
@@ -68,9 +61,9 @@ def _pytest(deadline: float, *arguments: str) -> int:
     """Its exit code; each test is named as it ends. Past the deadline it is interrupted, and says what failed until then."""
     environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *arguments]
-    process = subprocess.Popen(command, env=environ)
+    process = subprocess.Popen(command, env=environ, cwd=ROOT)
     try:
-        return process.wait(_seconds(deadline))
+        return process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
         print("the time limit: what is left of these tests was not run", flush=True)
         process.send_signal(signal.SIGINT)
@@ -80,11 +73,3 @@ def _pytest(deadline: float, *arguments: str) -> int:
             process.kill()
             process.wait()
         return TIME_LIMIT
-
-
-def _seconds(deadline: float) -> float | None:
-    return None if deadline == math.inf else max(0.0, deadline - time.monotonic())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

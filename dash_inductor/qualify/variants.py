@@ -13,8 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
-from dash_inductor.templates import tiles
-from dash_inductor.templates.tiles import Tile, padded
+from ..hooks import cache_key
+from ..lowering import kernels
+from ..templates import source as source_of
+from ..templates import tiles
+from ..templates.tiles import Tile, padded
 
 Edit = Callable[[str], str]
 TEMPLATES = ("ONE_PASS", "BLOCK_MASK_ONE_PASS")  # of lowering/kernels.py
@@ -44,18 +47,12 @@ class Variant:
 
     def source(self, template: str = "ONE_PASS") -> str:
         """That of a template as the variant has it."""
-        from dash_inductor.lowering import kernels
-        from dash_inductor.templates import source
-
-        whole = source(*getattr(kernels, f"{template}_PARTS"))
+        whole = source_of(*getattr(kernels, f"{template}_PARTS"))
         return whole if self.edit is None else self.edit(whole)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
         """What is compiled inside is the variant; caches keep it apart from the kernel itself."""
-        from dash_inductor.hooks import cache_key
-        from dash_inductor.lowering import kernels
-
         uuid, digest = cache_key.CacheKey.uuid, self.digest
 
         def salted(self_: Any) -> Any:
@@ -72,8 +69,6 @@ class Variant:
 
     def _template(self, template: str) -> Any:
         """A template under a name of its own, which Inductor wants to be the only one."""
-        from dash_inductor.lowering import kernels
-
         name = f"{template.lower()}_{self.name.replace('-', '_')}"
         known = kernels.KernelTemplate.all_templates
         if f"dash_{name}" not in known:

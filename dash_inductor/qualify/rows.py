@@ -1,18 +1,17 @@
 """One row per shape and contender: the one schema of every table here, written as it comes, read back with its types.
 
-A table is a data frame whose columns are the fields of Row. A number or bool that was not measured, or does not apply, is missing
-(NA or NaN); text is "" there.
+A number or bool that was not measured, or does not apply, is None, and an empty cell of the file; text is "" there.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 OK = "ok"
 
@@ -79,20 +78,20 @@ class Row:
     times_ms: tuple[float, ...] = ()
 
 
-_KINDS = {f.name: str(f.type) for f in fields(Row)}
-NAMES = list(_KINDS)
+KINDS = {f.name: str(f.type) for f in fields(Row)}
+NAMES = list(KINDS)
 _HEADER = ",".join(NAMES).encode() + b"\n"
-_BOOLS = {"True": True, "False": False}.__getitem__
-# Kind -> a column of that kind, from the text of its cells; raises for what is none.
-_TYPED: dict[str, Callable[[pd.Series], pd.Series]] = {
-    "str": lambda cells: cells.fillna(""),
-    "int": lambda cells: cells.astype("int64"),
-    "int | None": lambda cells: cells.astype("Int64"),
-    "float | None": lambda cells: cells.astype("float64"),
-    "bool": lambda cells: cells.map(_BOOLS).astype("boolean"),
-    "bool | None": lambda cells: cells.map(_BOOLS, na_action="ignore").astype("boolean"),
-    "tuple[int, ...]": lambda cells: cells.fillna("").map(lambda text: tuple(map(int, text.split()))),
-    "tuple[float, ...]": lambda cells: cells.fillna("").map(lambda text: tuple(map(float, text.split()))),
+_BOOLS = {"True": True, "False": False}
+# Kind -> a value, from the text of its cell; KeyError or ValueError for what is none.
+_PARSED: dict[str, Callable[[str], Any]] = {
+    "str": str,
+    "int": int,
+    "int | None": lambda text: int(text) if text else None,
+    "float | None": lambda text: float(text) if text else None,
+    "bool": _BOOLS.__getitem__,
+    "bool | None": lambda text: _BOOLS[text] if text else None,
+    "tuple[int, ...]": lambda text: tuple(map(int, text.split())),
+    "tuple[float, ...]": lambda text: tuple(map(float, text.split())),
 }
 
 
@@ -107,42 +106,39 @@ def append(path: Path, rows: Iterable[Row]) -> None:
         raise ValueError(f"{path} has other columns than this version writes: give another folder")
     end = len(_whole_rows(data))
     os.truncate(path, end)
-    _cells(rows).to_csv(path, mode="a", header=not end, index=False, lineterminator="\n")
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerows([NAMES] if not end else [])
+        writer.writerows(cells_of(row).values() for row in rows)
 
 
-def read(path: Path) -> pd.DataFrame:
-    """The table in a file, but for a last row that was cut off; ValueError, naming the column, for what is none."""
-    return typed(read_text(path))
+def read(path: Path) -> list[Row]:
+    """The rows in a file, but for a last one that was cut off; ValueError, naming the column, for what is none."""
+    return [parsed(cells) for cells in read_cells(path)]
 
 
-def read_text(path: Path) -> pd.DataFrame:
-    """As `read`, but the text of every cell, "" of an empty one."""
+def read_cells(path: Path) -> list[dict[str, str]]:
+    """As `read`, but the text of every cell by its column, "" of an empty one."""
     data = _whole_rows(path.read_bytes())
     if not data.startswith(_HEADER):
         raise ValueError(f"{path} has not the columns of an attention table")
-    return pd.read_csv(io.BytesIO(data), dtype="string", keep_default_na=False)
+    return list(csv.DictReader(io.StringIO(data.decode(), newline="")))
 
 
-def typed(cells: pd.DataFrame) -> pd.DataFrame:
-    """The table whose cells have this text; ValueError, naming the column, for a cell of another type."""
-    cells = cells.replace("", pd.NA)
-    table = cells.copy()
-    for name, kind in _KINDS.items():
+def parsed(cells: Mapping[str, str]) -> Row:
+    """The row whose cells have this text; ValueError, naming the column, for a cell of another type."""
+    values: dict[str, Any] = {}
+    for name, kind in KINDS.items():
         try:
-            table[name] = _TYPED[kind](cells[name])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"column {name}: {error}") from None
-    return table
+            values[name] = _PARSED[kind](cells[name])
+        except (KeyError, TypeError, ValueError):
+            raise ValueError(f"column {name}: {cells.get(name)!r} is no {kind}") from None
+    return Row(**values)
 
 
-def table_of(rows: Iterable[Row]) -> pd.DataFrame:
-    """What `read` gives of a file with these rows."""
-    return typed(_cells(rows))
-
-
-def _cells(rows: Iterable[Row]) -> pd.DataFrame:
-    cells = [[_text(value) for value in asdict(row).values()] for row in rows]
-    return pd.DataFrame(cells, columns=NAMES, dtype="string")
+def cells_of(row: Row) -> dict[str, str]:
+    """The text of its cells, by their columns."""
+    return {name: _text(value) for name, value in asdict(row).items()}
 
 
 def _text(value: object) -> str:

@@ -1,12 +1,10 @@
-"""Measures the cost constants of the GPU that is there, and writes its cost file, from which schedules are chosen.
+"""Measures the cost constants of the GPU that is there, and writes a cost file of it.
 
-It never runs by itself: the choice of a schedule depends on the cost file, and the bits of dQ may depend on the choice. It takes
-some minutes. The exit status is 1 if a head dim could not be measured.
+Nothing takes that file by itself: the choice of a schedule depends on it, and the bits of dQ may depend on the choice.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import multiprocessing
@@ -15,117 +13,74 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import torch
+from torch._functorch import config as functorch_config
+from torch.profiler import ProfilerActivity, profile
+
 from ..config import Config, current
-from ..devices import key_for
 from ..devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
-from ..devices.cost_files import FOLDER, numbers_of
-from ..devices.target import target_of
+from ..devices.cost_files import numbers_of
+from ..devices.target import Target, target_of
+from ..first_use.machine import sources_digest
+from ..hooks.install import enabled
 from ..problem import Problem
 from ..resolve import resolve
 from ..schedule import TWO_PASS
 from ..schedule.costs import FLOP_PER_ELEMENT
 from ..templates.tiles import tile as one_pass_tile
 from ..templates.tiles import two_pass_tile
-from .arguments import add_json
-from .console import print_json, progress, section
+from .runner import say
 
+TIMINGS, COSTS = "timings.jsonl", "costs.toml"
 Fitted = tuple[Constants, "int | None"]  # and the percent of two passes, where they were measured
 HEAD_DIMS = (128, 64)
 ROUNDS = (1, 4)
-EXAMPLES = ("", "--device-out h100.toml --timings timings.jsonl --jobs 8 --minutes 20")
 LAUNCHES = 20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments of `calibrate`."""
-    parser.add_argument(
-        "--device-out", metavar="FILE", help="the file to write (default: the cost file of this GPU in the package)"
-    )
-    parser.add_argument(
-        "--timings", type=Path, metavar="FILE", help="append every timing to FILE, and do not measure again what it has"
-    )
-    parser.add_argument(
-        "--head-dims",
-        type=_head_dims,
-        default=HEAD_DIMS,
-        metavar="D,...",
-        help="head dims to measure, in this order (default 128,64)",
-    )
-    parser.add_argument("--minutes", type=float, default=math.inf, metavar="M", help="begin no measurement after M minutes")
-    parser.add_argument(
-        "--jobs", type=int, default=0, metavar="N", help="compile in N processes first (default 0: compile one by one)"
-    )
-    add_json(parser)
+def run(folder: Path, seconds: float, jobs: int) -> int:
+    """Measures, and writes TIMINGS and COSTS into a folder, the latter again after each head dim; 1 if one is not complete.
 
+    Nothing is begun after `seconds`, half of which may be spent on compiling in `jobs` processes first. What TIMINGS has is not
+    measured again.
 
-def _head_dims(text: str) -> tuple[int, ...]:
-    head_dims = tuple(int(part) for part in text.split(",") if part.isdecimal())
-    if not head_dims or len(head_dims) != text.count(",") + 1 or not set(head_dims) <= set(HEAD_DIMS):
-        raise argparse.ArgumentTypeError(f"{text!r} names no head dims out of {', '.join(map(str, HEAD_DIMS))}")
-    return head_dims
-
-
-def main(args: argparse.Namespace) -> int:
-    """Measure, fit, write; 1 if a head dim is not complete. ValueError where there is no GPU, or nothing could be fitted."""
-    import torch
-
-    if not torch.cuda.is_available():
-        raise ValueError("calibrate measures a GPU, and torch.cuda.is_available() is False here")
-    target, gpu = target_of(torch.device("cuda"), current()), torch.cuda.get_device_name()
-    path = file_of(target, gpu, args.device_out)
-    session = Session.of(target, gpu, torch.cuda.get_device_properties(0).L2_cache_size)
-    launches = [launch for head_dim in args.head_dims for launch in launches_of(target, head_dim)]
-    known = kept(args.timings, session)
-    deadline = time.monotonic() + 60 * args.minutes
-    if args.jobs > 0:
-        compile_first([launch for launch in launches if launch not in known], args.jobs, 60 * args.minutes / 2)
+    Raises:
+        ValueError: TIMINGS is of something else, or nothing could be fitted.
+    """
+    target = target_of(torch.device("cuda"), replace(current(), costs=""))
+    session = Session.of(target, torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).L2_cache_size)
+    launches = [launch for head_dim in HEAD_DIMS for launch in launches_of(target, head_dim)]
+    timings = folder / TIMINGS
+    known = kept(timings, session)
+    deadline = time.monotonic() + seconds
+    if jobs > 0:
+        compile_first([launch for launch in launches if launch not in known], jobs, seconds / 2)
     why: dict[int, str] = {}
     fitted, refused = fits(known, session)
-    with progress("measuring", sum(launch not in known for launch in launches)) as step:
-        for head_dim in args.head_dims:
-            for launch in (launch for launch in launches if launch.head_dim == head_dim and launch not in known):
-                if time.monotonic() >= deadline:
-                    why[head_dim] = "the time limit"
-                    break
-                step(f"head dim {head_dim}, {launch.family}, {launch.heads} heads, {launch.q_len} x {launch.kv_len}")
-                known[launch] = measure(launch)
-                if args.timings is not None:
-                    keep(args.timings, session, launch, known[launch])
-            fitted, refused = fits(known, session)
-            if fitted:
-                path.write_text(cost_file(session, fitted), encoding="utf-8")
-    incomplete = {d: why.get(d) or refused[d] for d in args.head_dims if d in why or d in refused}
+    for head_dim in HEAD_DIMS:
+        for launch in (launch for launch in launches if launch.head_dim == head_dim and launch not in known):
+            if time.monotonic() >= deadline:
+                why[head_dim] = "the time limit"
+                break
+            known[launch] = measure(launch)
+            keep(timings, session, launch, known[launch])
+            shape = f"{launch.heads} heads, {launch.q_len} x {launch.kv_len}"
+            say(f"  head dim {head_dim}, {launch.family}, {shape}: {known[launch] / 1000:.1f} us")
+        fitted, refused = fits(known, session)
+        if fitted:
+            (folder / COSTS).write_text(cost_file(session, fitted), encoding="utf-8")
+    incomplete = {d: why.get(d) or refused[d] for d in HEAD_DIMS if d in why or d in refused}
+    reasons = "; ".join(f"head dim {head_dim}: {reason}" for head_dim, reason in incomplete.items())
     if not fitted:
-        reasons = "; ".join(f"head dim {head_dim}: {reason}" for head_dim, reason in incomplete.items())
-        raise ValueError(f"nothing is written: no head dim could be fitted ({reasons})")
-    found: dict[int, dict[str, Any]] = {}
-    for head_dim, (constants, percent) in fitted.items():
-        found[head_dim] = asdict(constants) | {"two_pass_percent": percent}
-        found[head_dim]["mean_relative_error_of_fit"] = found[head_dim].pop("error")
-    if args.json:
-        print_json({"written": str(path), "head_dims": found, "incomplete": incomplete})
-        return int(bool(incomplete))
-    for head_dim, figures in found.items():
-        section(
-            f"Head dim {head_dim}",
-            {name.replace("_", " "): value if value is None else round(value, 3) for name, value in figures.items()},
-        )
-    for head_dim, reason in incomplete.items():
-        print(f"Head dim {head_dim} is not complete: {reason}")
-    print(f"Written: {path}")
+        raise ValueError(f"no cost file: no head dim could be fitted ({reasons})")
+    if incomplete:
+        say(f"not complete: {reasons}")
     return int(bool(incomplete))
-
-
-def file_of(target: Any, gpu: str, asked: str | None) -> Path:
-    """Where to write; ValueError for a GPU without a cost file of its own, unless a file is asked for."""
-    if asked is None and key_for(gpu, target.arch) is None:
-        raise ValueError(f"{gpu} has no cost file of its own, it takes that of {target.key}: name one by --device-out")
-    return Path(asked) if asked else FOLDER / f"{target.key}.toml"
 
 
 @dataclass(frozen=True)
@@ -140,11 +95,9 @@ class Session:
     sources: str
 
     @classmethod
-    def of(cls, target: Any, gpu: str, l2_bytes: int) -> Session:
+    def of(cls, target: Target, gpu: str, l2_bytes: int) -> Session:
         """The session of the GPU that is there, with the sources as they are."""
-        from ..first_use.machine import sources_digest
-
-        return cls(target.key, gpu, target.arch, target.sms, l2_bytes, sources_digest())
+        return cls(target.key, gpu, int(target.arch), target.sms, l2_bytes, sources_digest())
 
 
 @dataclass(frozen=True)
@@ -163,9 +116,9 @@ class Launch:
     heads_in_flight: int
 
 
-def kept(path: Path | None, session: Session) -> dict[Launch, float]:
+def kept(path: Path, session: Session) -> dict[Launch, float]:
     """The ns that a file has; ValueError if they are of another GPU or another version of the kernels."""
-    if path is None or not path.exists():
+    if not path.exists():
         return {}
     other, timings = read_timings(path)
     if other != session:
@@ -196,7 +149,7 @@ def keep(path: Path, session: Session, launch: Launch, ns: float) -> None:
         file.write(json.dumps({"launch": asdict(launch), "ns": ns}) + "\n")
 
 
-def launches_of(target: Any, head_dim: int) -> list[Launch]:
+def launches_of(target: Target, head_dim: int) -> list[Launch]:
     """Ascending and shift, heads a multiple of floor(P / n), Q and KV lengths varied apart; and two passes in whole waves."""
     tile, two = one_pass_tile(target.arch, "bf16", head_dim), two_pass_tile(target.arch, "bf16", head_dim)
     workers = target.sms * tile.ctas_per_sm
@@ -276,18 +229,13 @@ def _compile(launches: Sequence[Launch]) -> None:
 
 
 def _settings_of(launch: Launch) -> Any:
-    from ..hooks.install import enabled
-
     forced = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family}
-    return enabled(guarantee="run", on_unsupported="error", **forced)
+    return enabled(guarantee="run", on_unsupported="error", costs="", **forced)
 
 
 @contextmanager
 def _backward_of(launch: Launch) -> Iterator[Callable[[], None]]:
     """A call that runs the backward of one compiled attention; it has run once."""
-    import torch
-    from torch._functorch import config as functorch_config
-
     query, key, value = (
         torch.randn(1, launch.heads, length, launch.head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for length in (launch.q_len, launch.kv_len, launch.kv_len)
@@ -311,9 +259,6 @@ def _backward_of(launch: Launch) -> Iterator[Callable[[], None]]:
 
 def kernel_times(launch: Launch) -> list[float]:
     """Median times in ns of the kernels in the backward of one compiled attention, the longest first."""
-    import torch
-    from torch.profiler import ProfilerActivity, profile
-
     with _backward_of(launch) as backward, profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(LAUNCHES):
             backward()
@@ -328,18 +273,17 @@ def kernel_times(launch: Launch) -> list[float]:
 
 
 def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
-    """The TOML of the device: what was fitted in place of what its file says now."""
-
+    """The TOML of this GPU, for the setting `costs`: what was fitted, and what the package's file says of the rest."""
     numbers = numbers_of(session.key)
-    source = f"fitted by `python -m dash_inductor calibrate` on one {session.gpu}, {session.sms} SMs, bf16"
+    source = f"fitted by `python -m dash_inductor qualify` on one {session.gpu}, {session.sms} SMs, bf16"
     measured: dict[str, tuple[int, str]] = {
-        "l2_bytes": (session.l2_bytes, f"L2_cache_size of one {session.gpu}, as torch reports it")
+        "sms": (session.sms, f"multi_processor_count of one {session.gpu}, as torch reports it"),
+        "l2_bytes": (session.l2_bytes, f"L2_cache_size of one {session.gpu}, as torch reports it"),
     }
     for d, (constants, percent) in fitted.items():
         tile = one_pass_tile(session.arch, "bf16", d)
         flop = tile.block_m * tile.block_n * tile.block_d * FLOP_PER_ELEMENT
-        # The file's SMs, by which it is read again: the constant is one SM's.
-        tflops = round(flop * numbers["sms"]["value"] * tile.ctas_per_sm / constants.step_ns / 1000)
+        tflops = round(flop * session.sms * tile.ctas_per_sm / constants.step_ns / 1000)
         measured[f"tflops.{d}"] = tflops, f"{source}: {constants.step_ns:.0f} ns a step, fit {constants.error:.1%} off"
         measured[f"chain_ns.{d}"] = max(0, round(constants.chain_ns)), source
         if percent is not None:
@@ -354,7 +298,8 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
         estimate = name not in measured and now["estimate"]
         return f'{name} = {{ value = {value}, estimate = {str(estimate).lower()}, source = "{said}" }}'
 
-    parts = [f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\narch = "{numbers["arch"]}"']
+    head = f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\ngpu = "{session.gpu}"'
+    parts = [f'{head}\narch = "sm_{session.arch}"']
     for name, now in numbers.items():
         if name == "arch":
             continue

@@ -15,8 +15,11 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dash_inductor.config import CHOICES, Config, current
-
+from .. import emulation
+from ..config import CHOICES, Config, current
+from ..decision import clear_decisions, decisions
+from ..devices.target import target_of
+from ..hooks.install import enabled
 from .inputs import Inputs
 from .mods import mask_mod, score_mod
 from .shapes import Shape
@@ -26,9 +29,9 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from dash_inductor.decision import Decision
+    from ..decision import Decision
 
-BASELINE, FLEX_BASELINE = "sdpa-flash-strict", "flex"
+BASELINE, FLEX_BASELINE, TUNED_BASELINE = "sdpa-flash-strict", "flex", "ours"
 # Settings of the package that do not say which kernel runs.
 NOT_KERNELS = ("on_unsupported", "guarantee")
 ONE_PASS_ONLY = {"template": "one_pass"}
@@ -218,28 +221,25 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    import dash_inductor
-    from dash_inductor.devices.target import target_of
-
     attend = _flex_attention(shape, inputs.query.device) if shape.flex else _scaled_dot_product_attention(shape)
     arch = target_of(inputs.query.device, current()).arch
     if variant is not None and not variant.changes(arch, shape.head_dim):
         raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
     torch._dynamo.reset()
-    dash_inductor.clear_decisions()
+    clear_decisions()
     with (
         deterministic_mode(True),
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
         variant.applied() if variant else nullcontext(),
-        dash_inductor.enabled(**{"on_unsupported": "fallback", "guarantee": "run", **settings}),
+        enabled(**{"on_unsupported": "fallback", "guarantee": "run", **settings}),
     ):
         out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs.leaves)
-    decisions = dash_inductor.decisions()
-    if len(decisions) != 1:
-        raise RefusedError(f"{len(decisions)} attentions were decided on, not one")
-    if not decisions[0].rewritten:
-        raise RefusedError(f"declined: {decisions[0].reason}")
-    return Prepared(_backward(out, inputs, strict=True), decisions[0], variant.says if variant else "")
+    decided = decisions()
+    if len(decided) != 1:
+        raise RefusedError(f"{len(decided)} attentions were decided on, not one")
+    if not decided[0].rewritten:
+        raise RefusedError(f"declined: {decided[0].reason}")
+    return Prepared(_backward(out, inputs, strict=True), decided[0], variant.says if variant else "")
 
 
 def _scaled_dot_product_attention(shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -254,8 +254,6 @@ def _scaled_dot_product_attention(shape: Shape) -> Callable[[Tensor, Tensor, Ten
 
 
 def _compiled_unavailable(device: str) -> str | None:
-    from dash_inductor import emulation
-
     return None if device == "cpu" and emulation.active() else _needs_gpu(device)
 
 

@@ -1,7 +1,5 @@
 """How many bytes of fp32 additions per second the L2 takes: what bounds a backward that sums dQ in global memory.
 
-    python -m benchmarks.red_throughput --out FOLDER
-
 Every CTA adds tiles of 64 x 128 fp32, as the kernel's steps do, over and over: to tiles of its own, to tiles that all CTAs
 sweep at a distance or in step, and to more memory than L2 holds. Beside vector additions (RED): plain stores, and load, add and
 store. A backward with KV tiles of 128 rows needs 1.9 TB/s of additions at 600 TFLOPS (4 bytes for 10 * 128 FLOP).
@@ -9,25 +7,22 @@ store. A backward with KV tiles of 128 rows needs 1.9 TB/s of additions at 600 T
 
 from __future__ import annotations
 
-import argparse
+import csv
 import functools
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+import torch
 import triton
 import triton.language as tl
 
-from benchmarks.attention.environment import environment
-from benchmarks.attention.runner import require_gpu
-from benchmarks.attention.samples import interleaved, named, ratios, summary
-from dash_inductor.cli.console import table
+from .clock import Clock, flushed
+from .environment import environment
+from .samples import interleaved, ratios, summary
 
 FILE = "red_throughput.csv"
-RESULTS = Path(__file__).parent / "results" / "red_throughput"
 BLOCK = 64 * 128  # fp32 values of a tile
 STEPS = 512  # tiles per CTA and launch
 ROUNDS = 20
@@ -76,10 +71,26 @@ class Case:
         return self.tiles(ctas), self.tiles(ctas) if shared else per_cta, distance
 
 
-# Of a table: one row per case; `ratio` is its throughput over that of plain stores in the same pattern, round by round.
-COLUMNS = (
-    "gpu", *(f.name for f in fields(Case)), "mib", "median_ms", "p20_ms", "p80_ms", "tb_per_s", "ratio", "ratio_p20", "ratio_p80",
-)  # fmt: skip
+@dataclass(frozen=True)
+class Addition:
+    """One row of the table: a case, and its throughput; `ratio` is that over plain stores in the same pattern, round by round."""
+
+    gpu: str
+    pattern: str
+    operation: str
+    warps: int
+    ctas_per_sm: int
+    mib: float
+    median_ms: float
+    p20_ms: float
+    p80_ms: float
+    tb_per_s: float
+    ratio: float
+    ratio_p20: float
+    ratio_p80: float
+
+
+COLUMNS = tuple(f.name for f in fields(Addition))
 
 
 def cases() -> Iterator[Case]:
@@ -90,24 +101,21 @@ def cases() -> Iterator[Case]:
                 yield Case(pattern, operation, warps, ctas)
 
 
-def table_of(times: Mapping[Case, Sequence[float]], gpu: str, sms: int) -> pd.DataFrame:
+def table_of(times: Mapping[Case, Sequence[float]], gpu: str, sms: int) -> list[Addition]:
     """Throughputs from times in ms."""
     rows = []
     for case, own in times.items():
         ctas, time = sms * case.ctas_per_sm, summary(own)
-        row = {"gpu": gpu, **asdict(case), "mib": case.tiles(ctas) * BLOCK * 4 / 2**20}
-        row |= {"median_ms": time.median, "p20_ms": time.p20, "p80_ms": time.p80}
-        row |= {"tb_per_s": ctas * STEPS * BLOCK * 4 / time.median / 1e9}
-        rows.append(row | named("ratio", ratios(times[replace(case, operation="store")], own)))
-    return pd.DataFrame(rows, columns=COLUMNS)
+        ratio = summary(ratios(times[replace(case, operation="store")], own))
+        size, rate = case.tiles(ctas) * BLOCK * 4 / 2**20, ctas * STEPS * BLOCK * 4 / time.median / 1e9
+        cells: dict[str, Any] = {"median_ms": time.median, "p20_ms": time.p20, "p80_ms": time.p80}
+        cells |= {"ratio": ratio.median, "ratio_p20": ratio.p20, "ratio_p80": ratio.p80}
+        rows.append(Addition(gpu, **asdict(case), mib=size, tb_per_s=rate, **cells))
+    return rows
 
 
-def measure(rounds: int) -> pd.DataFrame:
+def measure(rounds: int = ROUNDS) -> list[Addition]:
     """All cases in turns on the current CUDA device."""
-    import torch
-
-    from benchmarks.attention.clock import Clock, flushed
-
     found = environment()
     stopwatch, timers = Clock(flushed()), {}
     widest = max(case.tiles(found.sms * case.ctas_per_sm) for case in cases())
@@ -125,36 +133,20 @@ def _launch(case: Case, memory: Any, ctas: int) -> None:
     add_tiles[(ctas,)](memory, *case.arguments(ctas), STEPS, OPERATION=operation, BLOCK=BLOCK, num_warps=case.warps)
 
 
-def write(path: Path, rows: pd.DataFrame) -> None:
+def write(path: Path, rows: Iterable[Addition]) -> None:
     """The table as CSV."""
-    rows.to_csv(path, index=False, lineterminator="\n")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(asdict(row).values() for row in rows)
 
 
-def read(path: Path) -> pd.DataFrame:
+def read(path: Path) -> list[Addition]:
     """What `write` wrote; ValueError for what is no such table."""
-    rows = pd.read_csv(path)
-    if tuple(rows) != COLUMNS:
+    with path.open(encoding="utf-8", newline="") as file:
+        names, *lines = [tuple(cells) for cells in csv.reader(file)] or [()]
+    if names != COLUMNS:
         raise ValueError(f"{path} has not the columns of a table of additions")
-    return rows
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; the exit code is 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.red_throughput", description=__doc__)
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"folder of {FILE}")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, metavar="N", help="repetitions (default %(default)s)")
-    args = parser.parse_args(argv)
-    if args.rounds < 1:
-        parser.error("--rounds must be at least 1")
-    require_gpu(parser)
-    rows = measure(args.rounds)
-    args.out.mkdir(parents=True, exist_ok=True)
-    write(args.out / FILE, rows)
-    lines = rows.drop(columns="gpu").to_dict("records")
-    shown = [{name: f"{cell:.4g}" if isinstance(cell, float) else cell for name, cell in line.items()} for line in lines]
-    table(f"fp32 additions on {rows['gpu'].iloc[0]}", shown)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
+    parse = [kinds[str(f.type)] for f in fields(Addition)]
+    return [Addition(*(kind(cell) for kind, cell in zip(parse, cells, strict=True))) for cells in lines]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import platform
 import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from ..first_use.machine import sources_digest
 
 FILE = "environment.json"
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "power.draw", "temperature.gpu", "utilization.gpu")
@@ -46,8 +45,6 @@ def everything() -> dict[str, Any]:
     """What may matter beside, too: sizes in bytes, clocks in MHz, power in W, and a digest of the package's sources."""
     import torch
 
-    from dash_inductor.first_use.machine import sources_digest
-
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
         **asdict(environment()),
@@ -61,6 +58,12 @@ def everything() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         **dict(zip(CLOCKS, nvidia_smi(*CLOCKS), strict=True)),
     }
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """What `write` wrote; {} where there is nothing."""
+    path = folder / FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def sm_mhz() -> int | None:
@@ -80,24 +83,8 @@ def nvidia_smi(*queries: str) -> list[str]:
     return found if len(found) == len(queries) else [""] * len(queries)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints everything that may matter and writes it down; the exit code is 2 without a GPU."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.attention.environment", description=__doc__)
-    parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder of {FILE}")
-    args = parser.parse_args(argv)
-    import torch
-
-    if not torch.cuda.is_available():
-        print(f"torch {torch.__version__} sees no GPU", file=sys.stderr)
-        return 2
+def write(folder: Path) -> dict[str, Any]:
+    """Writes everything that may matter into FILE of a folder, and returns it."""
     found = everything()
-    for name, value in found.items():
-        print(f"{name}: {value}")
-    if args.out is not None:
-        args.out.mkdir(parents=True, exist_ok=True)
-        (args.out / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    (folder / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found

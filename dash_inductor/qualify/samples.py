@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
+import torch
 
 
 class Summary(NamedTuple):
@@ -18,7 +18,8 @@ def summary(values: Sequence[float]) -> Summary:
     """Quantiles with linear interpolation between order statistics; ValueError without values."""
     if not values:
         raise ValueError("values must not be empty")
-    return Summary(*np.quantile(values, Summary(0.5, 0.2, 0.8)).tolist())
+    wanted = torch.tensor(Summary(0.5, 0.2, 0.8), dtype=torch.float64)
+    return Summary(*torch.quantile(torch.tensor(values, dtype=torch.float64), wanted).tolist())
 
 
 def named(name: str, values: Sequence[float]) -> dict[str, float]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import product
 
 TOKENS = 16_384
@@ -111,3 +113,33 @@ SHAPES = (SWEEP[0], *MODELS, *FLEX, *SWEEP[1:])
 QUICK = tuple(
     s for s in SHAPES if s.name in {"d128-causal-8192", "d128-full-8192", "d64-causal-2048", "d64-full-2048", "llama3-8b"}
 )
+TUNED = "d128-causal-8192,d64-causal-8192,d128-full-2048,d64-full-2048,llama3-8b"
+SIZES = "MASK:BxHxKxSxD"  # of a shape that is given by its sizes: batch, heads, kv heads, length, head dim
+
+
+def shapes_called(names: str) -> list[Shape]:
+    """The shapes of these names or patterns, separated by commas, in the order of SHAPES; then those that SIZES give.
+
+    Raises:
+        ValueError: one is called by no name, or has sizes that make no attention.
+
+    >>> [shape.name for shape in shapes_called("full:2x8x4x512x64,llama3-8?")]
+    ['llama3-8b', 'full:2x8x4x512x64']
+    """
+    asked = dict.fromkeys(names.split(","))
+    sized = [_of_sizes(name) for name in asked if ":" in name]
+    patterns = [name for name in asked if ":" not in name]
+    for pattern in patterns:
+        if not any(fnmatchcase(shape.name, pattern) for shape in SHAPES):
+            known = ", ".join(shape.name for shape in SHAPES)
+            raise ValueError(f"no shape is called {pattern!r}; there are {known}, and sizes are given as {SIZES}")
+    return [shape for shape in SHAPES if any(fnmatchcase(shape.name, pattern) for pattern in patterns)] + sized
+
+
+def _of_sizes(text: str) -> Shape:
+    found = re.fullmatch(r"(\w+):([1-9]\d*)x([1-9]\d*)x([1-9]\d*)x([1-9]\d*)x([1-9]\d*)", text)
+    if found is None:
+        raise ValueError(f"{text!r} is not of the form {SIZES}, such as causal:2x32x8x8192x128")
+    mask, *sizes = found.groups()
+    batch, heads, kv_heads, length, head_dim = map(int, sizes)
+    return Shape(text, mask, batch, heads, kv_heads, length, head_dim)

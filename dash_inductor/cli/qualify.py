@@ -1,0 +1,270 @@
+"""The first minutes on a new GPU: whether the kernels are right there, how fast they are beside others, and what was predicted.
+
+Kernels run on small attentions: gradients against float64, 20 launches with equal bits, half of them beside other work on the GPU.
+Then backwards are timed: ours, PyTorch's in strict mode and otherwise, and others that are installed, in turns, on a cold L2. A
+contender that is wrong, or not deterministic though it promises to be, gets no time. It takes at most 3 minutes.
+
+Nothing is changed, and of the settings DASH_INDUCTOR_COSTS alone is obeyed. --write measures the constants of the cost model too,
+in at most 3 minutes more, and writes a cost file of this GPU, which DASH_INDUCTOR_COSTS=PATH takes. Bits at the guarantee run
+depend on the cost file.
+
+--full has every stage in three parts that need nothing from each other, each of at most 9 minutes, and keeps all in --out. A run
+may be interrupted: what was done is kept and printed. The exit status is 1 if something is wrong or a stage fails, 2 without a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..devices.cost_files import FOLDER as SHIPPED
+from ..devices.cost_files import SUFFIX
+from .arguments import add_json
+from .console import CommandError, note, print_json, section, table
+
+if TYPE_CHECKING:
+    from ..qualify.kernels import Finding
+    from ..qualify.rows import Row
+    from ..qualify.stages import Outcome, Stage
+
+EXAMPLES = (
+    "",
+    "--shapes llama3-8b,causal:2x32x8x8192x128 --json",
+    "--write mine.toml",
+    "--full --part 1 --out first_run",
+    "--full --dry-run --out first_run",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `qualify`."""
+    parser.add_argument(
+        "--shapes", metavar="NAMES", help="names or patterns, or sizes as MASK:BxHxKxSxD (batch, heads, kv heads, length, head dim)"
+    )
+    parser.add_argument("--contenders", metavar="NAMES", help="names or patterns; the baselines come along")
+    parser.add_argument("--write", metavar="PATH", type=Path, help="also measure the cost constants, and write a cost file")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="keep all that is found in DIR")
+    parser.add_argument("--full", action="store_true", help="every stage, in three parts; needs --out")
+    parser.add_argument("--part", type=int, choices=(1, 2, 3), help="of --full, this part alone")
+    parser.add_argument("--stages", metavar="NAMES", help="of what would run, these stages alone")
+    parser.add_argument("--dry-run", action="store_true", help="say what would run, and for how long at most; needs no GPU")
+    add_json(parser)
+
+
+def main(args: argparse.Namespace) -> int:
+    """Run the stages and print what they found; 1 if something is wrong. CommandError where there is nothing to qualify."""
+    from ..qualify import stages as of
+
+    chosen = chosen_stages(args)
+    if args.dry_run and args.json:
+        print_json([{"part": s.part, "stage": s.name, "seconds": s.seconds, "purpose": s.purpose} for s in chosen])
+        return 0
+    if args.dry_run:
+        table("Stages", [{"part": s.part or "", "stage": s.name, "s": s.seconds, "purpose": s.purpose} for s in chosen])
+        print(f"\nat most {of.seconds_of(chosen)} s")
+        return 0
+    import torch
+
+    if not torch.cuda.is_available():
+        raise CommandError("qualify needs a GPU, and torch.cuda.is_available() is False here")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = args.out or Path(temporary, "found")
+        folder.mkdir(parents=True, exist_ok=True)
+        outcomes = _run(chosen, folder.resolve(), Path(temporary))
+        written = _write(folder, args.write) if args.write else None
+        return _report(folder, outcomes, args, written)
+
+
+def chosen_stages(args: argparse.Namespace) -> list[Stage]:
+    """Those that the arguments ask for; CommandError for arguments that make no sense."""
+    from ..qualify import stages as of
+
+    if args.part and not args.full:
+        raise CommandError("--part is of --full")
+    if args.full and args.out is None:
+        raise CommandError("--full keeps what it finds: give --out DIR")
+    if args.full and (args.shapes or args.contenders):
+        raise CommandError("--full has shapes and contenders of its own: leave out --shapes and --contenders")
+    if args.write:
+        _require_free(args.write)
+    chosen = list(of.DEFAULT)
+    if args.full:
+        chosen = [stage for stage in of.FULL if args.part in (None, stage.part)]
+        chosen = [stage for n, stage in enumerate(chosen) if stage.name != of.ENVIRONMENT.name or n == 0]
+    if args.write and of.COSTS.name not in [stage.name for stage in chosen]:
+        chosen.append(of.COSTS)
+    if args.stages is not None:
+        names = args.stages.split(",")
+        known = [stage.name for stage in chosen]
+        for name in names:
+            if name not in known:
+                raise CommandError(f"there is no stage {name!r}; there are {', '.join(known)}")
+        chosen = [stage for stage in chosen if stage.name in (of.ENVIRONMENT.name, *names)]
+    return [_asked(stage, args) for stage in chosen]
+
+
+def _asked(stage: Stage, args: argparse.Namespace) -> Stage:
+    """The stage with the shapes and contenders that are asked for; ValueError for a name that is none."""
+    if stage.job is None or not (args.shapes or args.contenders):
+        return stage
+    job = replace(stage.job, shapes=args.shapes or stage.job.shapes, contenders=args.contenders or stage.job.contenders)
+    job.chosen()
+    return replace(stage, job=job)
+
+
+def _require_free(path: Path) -> None:
+    if path.suffix != SUFFIX:
+        raise CommandError(f"--write {path}: a cost file ends in {SUFFIX}")
+    if path.resolve().parent == SHIPPED.resolve():
+        raise CommandError(f"--write {path}: the package's own cost files come with its releases alone; name another folder")
+
+
+def _run(chosen: Sequence[Stage], folder: Path, caches: Path) -> list[Outcome]:
+    """Runs stages until one is interrupted. CommandError where the first finds a GPU without kernels."""
+    from ..qualify import stages as of
+    from ..qualify.child import NO_KERNELS
+    from ..qualify.environment import nvidia_smi
+
+    environ, jobs = of.environ_of(os.environ, caches), of.jobs_of(nvidia_smi("compute_mode")[0])
+    outcomes: list[Outcome] = []
+    for n, stage in enumerate(chosen, 1):
+        note(f"[{n}/{len(chosen)}] {stage.name}: {stage.purpose} (at most {stage.seconds} s)")
+        said: list[str] = []
+
+        def echo(line: str, said: list[str] = said) -> None:
+            said.append(line)
+            note(f"  {line}")
+
+        outcomes.append(of.run(stage, folder, environ, jobs, echo))
+        note(f"  {outcomes[-1].said}, {outcomes[-1].seconds} s")
+        if outcomes[-1].code == NO_KERNELS:
+            raise CommandError(said[-1])
+        if outcomes[-1].said == of.INTERRUPTED:
+            break
+    return outcomes
+
+
+def _write(folder: Path, path: Path) -> Path | None:
+    """Copies the cost file that was fitted; None where there is none."""
+    from ..qualify.costs import COSTS
+
+    if not (folder / COSTS).exists():
+        return None
+    shutil.copyfile(folder / COSTS, path)
+    return path
+
+
+def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace, written: Path | None) -> int:
+    """Prints what a folder has; the exit status."""
+    from ..qualify import environment, kernels, report, rows, runner
+
+    seen = environment.read(folder)
+    findings = kernels.read(folder)
+    table_of_rows = folder / runner.FILE
+    timed = rows.read(table_of_rows) if table_of_rows.exists() else []
+    held = report.predictions(timed)
+    wrong = what_is_wrong(findings, timed, outcomes)
+    if args.write and written is None:
+        wrong.append(f"{args.write} was not written: no cost constants could be fitted")
+    if args.json:
+        print_json(
+            {
+                "environment": seen,
+                "stages": [asdict(outcome) for outcome in outcomes],
+                "kernels": [asdict(finding) for finding in findings],
+                "backwards": [asdict(row) for row in timed],
+                "predictions": [asdict(each) | {"ratio": each.ratio, "held": each.held} for each in held],
+                "targets": report.targets(timed),
+                "wrong": wrong,
+                "written": None if written is None else str(written),
+            }
+        )
+        return int(bool(wrong))
+    section("GPU", {name: seen[name] for name in ("gpu", "sms", "driver", "torch", "triton") if name in seen})
+    if findings:
+        print()
+        table("Kernels, against float64", list(map(_shown, findings)))
+        late = [finding.case for finding in findings if finding.status.startswith("not run")]
+        if late:
+            print(f"Not checked, for want of time: {'; '.join(late)}")
+    if timed:
+        print()
+        _print_backwards(timed)
+    if held:
+        print()
+        table("Predictions", [_held(each) for each in held])
+        kept = sum(each.held for each in held)
+        print(f"{kept} of {len(held)} held: measured within a factor of {report.TOLERANCE} of what the cost model predicted")
+    print()
+    table("Stages", [{"stage": o.stage, "": o.said, "s": o.seconds} for o in outcomes])
+    print()
+    for place, path in (("Kept in", args.out), ("Written", written)):
+        if path is not None:
+            print(f"{place}: {path}")
+    section("What is wrong", {str(n): text for n, text in enumerate(wrong, 1)})
+    return int(bool(wrong))
+
+
+COLUMNS = ("shape", "contender", "ms", "TFLOPS", "speedup", "price", "error", "status")
+TIMES = ("ms", "TFLOPS", "speedup", "price")  # of whoever is right alone
+ABSENT = "not available: "
+
+
+def _print_backwards(timed: Sequence[Row]) -> None:
+    """A table of all but the contenders that are not installed, which share a line."""
+    from ..qualify import report
+    from ..qualify.rows import OK
+
+    absent = dict.fromkeys(f"{row.contender} ({row.status.removeprefix(ABSENT)})" for row in timed if row.status.startswith(ABSENT))
+    lines = report.shown(row for row in timed if not row.status.startswith(ABSENT))
+    lines = [line if line["status"] == OK else line | dict.fromkeys(TIMES, "") for line in lines]
+    table("Backwards (medians; of ratios also p20 .. p80)", [{name: line[name] for name in COLUMNS} for line in lines])
+    print("speedup: how many times as fast as stock's deterministic kernel; price: the time over that of the same kernel without")
+    print("determinism; error: against fp32. Contenders take turns, on a cold L2, and ratios are within a round.")
+    if absent:
+        print(f"Not measured: {', '.join(absent)}")
+
+
+def what_is_wrong(findings: Iterable[Finding], timed: Iterable[Row], outcomes: Iterable[Outcome]) -> list[str]:
+    """Kernels of ours that are wrong, variants made for a measurement left out, and stages that failed, in sentences."""
+    from ..qualify import contenders as who
+
+    wrong = [f"{finding.case}: {finding.status}" for finding in findings if finding.is_wrong]
+    wrong += [
+        f"{row.contender} at {row.shape}: {row.status}"
+        for row in timed
+        if row.contender in who.contenders() and row.baseline != who.TUNED_BASELINE and row.contender.startswith("ours")
+        if row.status.startswith(("wrong", "not deterministic", "failed"))
+    ]
+    return wrong + [f"stage {outcome.stage}: {outcome.said}" for outcome in outcomes if not outcome.is_right]
+
+
+def _shown(finding: Finding) -> dict[str, Any]:
+    """A finding as a line of a table."""
+    worst = max(finding.errors.values(), key=lambda error: (error != error, error), default=None)
+    return {
+        "case": finding.case,
+        "schedule": finding.schedule,
+        "error": "" if worst is None else f"{worst:.1e}",
+        "allowed": "" if finding.allowed is None else f"{finding.allowed:.1e}",
+        "launches": finding.launches or "",
+        "status": finding.status,
+    }
+
+
+def _held(each: Any) -> dict[str, str]:
+    """A prediction as a line of a table."""
+    return {
+        "shape": each.shape,
+        "schedule": each.schedule,
+        "predicted ms": f"{each.predicted_ms:.3f}",
+        "measured ms": f"{each.measured_ms:.3f}",
+        "measured / predicted": f"{each.ratio:.2f}",
+        "": "held" if each.held else "DID NOT HOLD",
+    }

@@ -1,0 +1,181 @@
+"""Whether our kernels are right on the GPU that is there: gradients against float64, equal bits, also beside other work.
+
+Each case is compiled with the first-use guard on, which tries its kind of kernel in a process of its own beforehand.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import clock
+from .contenders import Prepared, RefusedError, first_line, ours
+from .inputs import Reference, random_inputs
+from .measure import same_bits, settings
+from .rows import OK
+from .runner import child, say
+from .shapes import Shape
+
+FILE = "kernels.jsonl"
+LAUNCHES = 20  # whose bits are compared, half of them beside work on another stream
+ALLOWED = {"bf16": 0.01, "fp16": 0.002}  # errors against float64 over the gradient's norm; of bf16 as in `measure.FIXED_ERROR`
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+TRIAL_FAILED = "failed its trial"
+BUSY_SIZE, BUSY_MATMULS = 4096, 50
+
+
+@dataclass(frozen=True)
+class Case:
+    """An attention and the settings that lead to one of our kernels."""
+
+    name: str
+    shape: Shape
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    dtype: str = "bf16"
+
+
+def _cases() -> Iterator[Case]:
+    one, two = {"template": "one_pass"}, {"template": "two_pass"}
+    for d in (64, 128):
+        for mask in ("full", "causal"):
+            yield Case(f"one pass, {mask}, d = {d}", Shape("case", mask, 2, 4, 4, 512, d), one)
+    ragged = Shape("case", "causal", 1, 8, 2, 1000, 128)
+    yield Case("one pass, kv heads shared, ragged", ragged, one)
+    yield Case("one pass, fp16", Shape("case", "causal", 2, 4, 4, 512, 128), one, "fp16")
+    yield Case("one pass, chained", Shape("case", "causal", 4, 16, 16, 2048, 128), {**one, "launch": "chained"})
+    yield Case("one pass, shift", Shape("case", "full", 2, 8, 8, 2048, 128), {**one, "schedule": "shift"})
+    yield Case("one pass, symmetric", Shape("case", "causal", 2, 8, 8, 2048, 128), {**one, "schedule": "symmetric"})
+    yield Case("two passes, kv heads shared, ragged", ragged, two)
+    yield Case("two passes, full, d = 64", Shape("case", "full", 2, 4, 4, 512, 64), two)
+    yield Case("two passes, d = 256", Shape("case", "causal", 1, 2, 2, 512, 256), two)
+    yield Case("as chosen", Shape("case", "causal", 2, 16, 16, 4096, 128))
+    documents = Shape("case", "causal", 2, 8, 8, 2048, 128, window=500, documents=(700, 33, 1315), softcap=30.0)
+    yield Case("flex_attention, one pass", documents, one)
+
+
+CASES = {case.name: case for case in _cases()}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What came of a case. status: "ok", or what is wrong; errors: of dq, dk, dv against float64."""
+
+    case: str
+    status: str
+    errors: Mapping[str, float] = field(default_factory=dict)
+    allowed: float | None = None
+    launches: int = 0
+    schedule: str = ""
+    seconds: float = 0.0
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether it speaks against our kernels; that a GPU has no such kernel does not."""
+        return self.status != OK and (TRIAL_FAILED in self.status or not self.status.startswith(("refused: ", "not run: ")))
+
+
+def check(case: Case, device: str = "cuda", launches: int = LAUNCHES) -> Finding:
+    """Compiles a case, and launches it so often."""
+    start, dtype = time.monotonic(), DTYPES[case.dtype]
+    found: dict[str, Any] = {"case": case.name, "allowed": ALLOWED.get(case.dtype)}
+    try:
+        with settings():
+            inputs = random_inputs(case.shape, device, dtype)
+            reference = Reference.of(case.shape, inputs, torch.float64)
+            prepared = ours("ours", {**case.settings, "guard": "auto"}).prepare(case.shape, inputs)
+            first, differing = _launched(prepared, device, launches)
+            errors = reference.errors(first)
+    except RefusedError as refused:
+        return Finding(status=f"refused: {refused}", seconds=time.monotonic() - start, **found)
+    except Exception as error:
+        said = f"failed: {type(error).__name__}: {first_line(error)}"
+        return Finding(status=said, seconds=time.monotonic() - start, **found)
+    schedule = prepared.decision.schedule if prepared.decision else ""
+    found |= {"errors": errors, "launches": launches, "schedule": schedule, "seconds": time.monotonic() - start}
+    return Finding(status=_verdict(errors, ALLOWED[case.dtype], differing), **found)
+
+
+def _verdict(errors: Mapping[str, float], allowed: float, differing: str) -> str:
+    wrong = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= allowed]  # a NaN is wrong
+    if wrong:
+        return f"wrong: {', '.join(wrong)} off, allowed {allowed:.1e}"
+    return f"not deterministic: {differing}" if differing else OK
+
+
+def _launched(prepared: Prepared, device: str, launches: int) -> tuple[tuple[Tensor, ...], str]:
+    """The gradients of the first launch, and which later one differs from it, if one does. Memory is full of NaN beforehand."""
+    first: tuple[Tensor, ...] = ()
+    for n in range(launches):
+        on_gpu, busy = device == "cuda", n >= launches // 2
+        if on_gpu:
+            clock.poison()
+        with _beside_work(on_gpu and busy):
+            grads = prepared.launch()
+        first = first or grads
+        if not all(same_bits(a, b) for a, b in zip(grads, first, strict=True)):
+            return first, f"launch {n + 1} of {launches}{', beside other work,' if busy else ''} has other bits than the first"
+    return first, ""
+
+
+@contextmanager
+def _beside_work(wanted: bool) -> Iterator[None]:
+    """Inside, another stream multiplies matrices, so that CTAs get their SMs at other times."""
+    if not wanted:
+        yield
+        return
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        x = torch.randn(BUSY_SIZE, BUSY_SIZE, device="cuda", dtype=torch.bfloat16)
+        for _ in range(BUSY_MATMULS):
+            torch.mm(x, x)
+    yield
+    stream.synchronize()
+
+
+def run(folder: Path, seconds: float, jobs: int) -> int:
+    """Each case in a process of its own, several at a time; appends findings to FILE as they come. 1 if one is wrong."""
+    deadline, wrong = time.monotonic() + seconds, False
+    with ThreadPoolExecutor(max(1, jobs)) as pool:
+        waiting = [pool.submit(_in_a_process, case, deadline) for case in CASES.values()]
+        for n, future in enumerate(as_completed(waiting), 1):
+            finding = future.result()
+            with (folder / FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(finding)) + "\n")
+            say(f"[{n}/{len(waiting)}] {finding.case}: {finding.status}")
+            wrong = wrong or finding.is_wrong
+    return int(wrong)
+
+
+def _in_a_process(case: Case, deadline: float) -> Finding:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return Finding(case.name, "not run: the time limit")
+    environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    try:
+        done = subprocess.run(child("kernel", case=case.name), env=environ, capture_output=True, text=True, timeout=left)
+    except subprocess.TimeoutExpired:
+        return Finding(case.name, f"not run: it did not end within the stage's time, {left:.0f} s before its end")
+    found = next((line for line in reversed(done.stdout.splitlines()) if line.startswith('{"case": ')), None)
+    if found is None:
+        last = next(reversed(done.stderr.splitlines()), "without a word")
+        return Finding(case.name, f"failed: its process ended with status {done.returncode}: {last}")
+    return Finding(**json.loads(found))
+
+
+def read(folder: Path) -> list[Finding]:
+    """The findings in a folder, in the order of CASES; of a case that is there twice, the last."""
+    path = folder / FILE
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+    found = {finding.case: finding for finding in (Finding(**json.loads(line)) for line in lines if line.endswith("\n"))}
+    return [found[name] for name in CASES if name in found]

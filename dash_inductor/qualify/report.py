@@ -1,0 +1,156 @@
+"""Rows from results, lines of a table of them, and what became of the project's targets and of predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..schedule import TWO_PASS
+from ..templates.tiles import padded
+from .contenders import BASELINE, Contender
+from .environment import Environment
+from .measure import Result
+from .rows import OK, Row
+from .samples import named, ratios, summary
+from .shapes import SHAPES, Shape
+
+MIB = 1 << 20
+FLAGSHIP = SHAPES[0].name
+TOLERANCE = 1.25  # how far a measured time may be from the predicted one, either way, for a prediction that held
+
+
+def rows_of(
+    shape: Shape, results: Sequence[Result], *, run: str, environment: Environment, baseline: str, mhz: int | None
+) -> list[Row]:
+    """One row per result; ratios are of times of the same round. `mhz` is the SM clock after the measurement."""
+    times = {r.contender.name: r.times_ms for r in results if r.times_ms}
+    sizes = asdict(shape)
+    common = {"run": run, **asdict(environment), "shape": sizes.pop("name"), **sizes, "dtype": "bf16", "baseline": baseline}
+    return [Row(**common, **_measured(shape, r, times, baseline, mhz)) for r in results]
+
+
+def not_run(shape: Shape, contenders: Iterable[Contender], status: str, **common: Any) -> list[Row]:
+    """Rows of a shape that was not measured."""
+    return rows_of(shape, [Result(contender, status) for contender in contenders], mhz=None, **common)
+
+
+def _measured(shape: Shape, result: Result, times: Mapping[str, Sequence[float]], baseline: str, mhz: int | None) -> dict[str, Any]:
+    """The cells that are a contender's own."""
+    contender, own = result.contender, result.times_ms
+    cells: dict[str, Any] = {"contender": contender.name, "deterministic": contender.deterministic, "twin": contender.twin or ""}
+    cells |= {"status": result.status, "note": result.note}
+    if own:
+        time = summary(own)
+        cells |= {"rounds": len(own), "times_ms": own, "sm_mhz": mhz, "tflops": shape.flop / time.median / 1e9}
+        cells |= {"median_ms": time.median, "p20_ms": time.p20, "p80_ms": time.p80}
+        cells |= _ratio("speedup", times.get(baseline), own) | _ratio("price", own, times.get(contender.twin or ""))
+    if result.prepared is not None:
+        cells |= {"peak_bytes": result.peak_bytes, "same_bits": result.same_bits, "error": result.error}
+        decision = result.prepared.decision
+        if decision is not None:
+            cells |= {"schedule": decision.schedule, "launch": decision.launch or "", "tile": decision.tile or ""}
+            cells |= {"workspace_bytes": decision.workspace_bytes}
+            cells |= {"predicted_ms": None if decision.predicted_us is None else decision.predicted_us / 1000}
+    return cells
+
+
+def _ratio(name: str, above: Sequence[float] | None, below: Sequence[float] | None) -> dict[str, float]:
+    if not above or not below or len(above) != len(below):  # one of them took no turns
+        return {}
+    return named(name, ratios(above, below))
+
+
+def line(row: Row) -> str:
+    """A row that was timed, in one line."""
+    parts = [f"{row.contender}: {row.median_ms:.3f} ms", f"{row.tflops:.0f} TFLOPS"]
+    if row.speedup is not None and row.contender != row.baseline:
+        parts.append(f"{row.speedup:.2f}x {row.baseline}")
+    if row.price is not None:
+        parts.append(f"{row.price:.3f} of {row.twin}'s time")
+    return ", ".join(parts) + ("" if row.status == OK else f" ({row.status})")
+
+
+def shown(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """Lines of text, in the columns of a table."""
+    return [
+        {
+            "shape": row.shape,
+            "contender": row.contender,
+            "det.": "yes" if row.deterministic else "no",
+            "ms": _text("{:.3f}", row.median_ms),
+            "TFLOPS": _text("{:.0f}", row.tflops),
+            "speedup": _text("{:.3f} ({:.3f} .. {:.3f})", row.speedup, row.speedup_p20, row.speedup_p80),
+            "price": _text("{:.3f} ({:.3f} .. {:.3f})", row.price, row.price_p20, row.price_p80),
+            "peak MiB": _text("{:.1f}", None if row.peak_bytes is None else row.peak_bytes / MIB),
+            "same bits": {True: "yes", False: "no", None: ""}[row.same_bits],
+            "error": _text("{:.1e}", row.error),
+            "schedule": row.schedule,
+            "status": row.status,
+        }
+        for row in rows
+    ]
+
+
+def _text(form: str, *cells: float | None) -> str:
+    return "" if None in cells else form.format(*cells)
+
+
+def targets(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """The project's targets held against our kernel as chosen, the worst row counting."""
+    ours = [row for row in rows if row.contender == "ours" and row.status == OK]
+    speedups = [row.speedup for row in ours if row.shape == FLAGSHIP and row.baseline == BASELINE and row.speedup is not None]
+    prices = [row.price for row in ours if has_order(row.schedule) and row.price is not None]
+    beside = [spare for row in ours if (spare := _spare_bytes(row)) is not None]
+    speedup, price, spare = min(speedups, default=None), max(prices, default=None), max(beside, default=None)
+    return [
+        _target(f"speedup over {BASELINE}, {FLAGSHIP}", "at least 2.5", speedup, lambda found: found >= 2.5),
+        _target("time with order over time without", "at most 1.03", price, lambda found: found <= 1.03),
+        _target("bytes beside outputs, fp32 dq, delta, lse", "at most 1 MiB", spare, lambda found: found <= MIB),
+    ]
+
+
+def _spare_bytes(row: Row) -> int | None:
+    """What the package says it needs or the allocator saw, less fp32 dq (the head dim as padded), delta and lse."""
+    allowed = row.batch * row.heads * row.length * (4 * padded(row.head_dim) + 8)
+    seen = [size for size in (row.workspace_bytes, row.peak_bytes) if size is not None]
+    return max(seen) - allowed if seen else None
+
+
+def _target(name: str, wanted: str, worst: float | None, is_met: Callable[[float], bool]) -> dict[str, str]:
+    verdict = "not measured" if worst is None else "met" if is_met(worst) else "MISSED"
+    return {"target": name, "wanted": wanted, "found": "" if worst is None else f"{worst:.6g}", "": verdict}
+
+
+def has_order(schedule: str) -> bool:
+    """Whether our kernel waits at all: two passes do not, and their twin without order is another kernel."""
+    return not schedule.startswith(TWO_PASS)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The cost model's time of a main kernel beside the measured one of the whole backward, in ms."""
+
+    shape: str
+    schedule: str
+    predicted_ms: float
+    measured_ms: float
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.measured_ms / self.predicted_ms
+
+    @property
+    def held(self) -> bool:
+        """Whether the two are no more than TOLERANCE apart."""
+        return 1 / TOLERANCE <= self.ratio <= TOLERANCE
+
+
+def predictions(rows: Iterable[Row]) -> list[Prediction]:
+    """Of each shape and schedule of ours that was timed and is right, once."""
+    found: dict[tuple[str, str], Prediction] = {}
+    for row in rows:
+        if row.status == OK and row.predicted_ms and row.median_ms:
+            found.setdefault((row.shape, row.schedule), Prediction(row.shape, row.schedule, row.predicted_ms, row.median_ms))
+    return list(found.values())

@@ -1,0 +1,189 @@
+"""The stages of a qualification, and how one is run: a process with a time limit, its output in a log, its findings in a folder.
+
+A folder is flat:
+
+    environment.json  GPU, versions, clocks            summary.txt         what became of each stage
+    kernels.jsonl     whether our kernels are right    log.txt             all output
+    attention.csv     times, told apart by `run`       red_throughput.csv  additions in L2
+    timings.jsonl     launches for the cost file       costs.toml          a cost file fitted to them
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import IO, Any
+
+from ..config import PREFIX, variable
+from . import gpu_tests
+from .gpu_tests import NOT_AVAILABLE
+from .runner import Job, child
+from .shapes import TUNED
+
+BUDGET = 540  # seconds of a part of a full run
+DEFAULT_BUDGET = 180
+GRACE = 5  # seconds that a stage has to end after its limit
+MOST_JOBS = 14
+SUMMARY, LOG = "summary.txt", "log.txt"
+ROOT = Path(__file__).parents[2]
+OK, NO_TESTS, TIME_LIMIT, INTERRUPTED = "ok", "not available", "time limit", "interrupted"
+SAID = {0: OK, NOT_AVAILABLE: NO_TESTS, gpu_tests.TIME_LIMIT: TIME_LIMIT}  # of exit codes
+
+
+@dataclass(frozen=True)
+class Stage:
+    """seconds: its limit. task, arguments: of `child.py`; `job` is what the task "measure" takes."""
+
+    name: str
+    seconds: int
+    purpose: str
+    task: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    job: Job | None = None
+    part: int = 0
+
+
+def _measured(name: str, seconds: int, purpose: str, within: float, part: int = 0, **job: Any) -> Stage:
+    """A stage that measures backwards; it begins nothing after `within` seconds."""
+    return Stage(name, seconds, purpose, "measure", job=Job(label=name, seconds=within, **job), part=part)
+
+
+GLANCE = "ours,sdpa-flash,sdpa-cudnn,flex,fa*"
+ENVIRONMENT = Stage("environment", 20, "GPU, versions, clocks", "environment")
+COSTS = Stage("costs", 165, "constants of the cost model", "costs", {"seconds": 150})
+DEFAULT = (
+    ENVIRONMENT,
+    Stage("kernels", 75, "gradients against float64, equal bits, beside other work", "kernels", {"seconds": 70}),
+    _measured("glance", 70, "ours beside stock and what is installed", 60, contenders=GLANCE, rounds=10),
+)
+# Three parts that need nothing from each other, most important first, for a GPU that is there for a short time.
+FULL = (
+    replace(ENVIRONMENT, part=1),
+    Stage("kernels", 80, "gradients against float64, equal bits, beside other work", "kernels", {"seconds": 75}, part=1),
+    Stage("tests", 190, "the repository's tests of a GPU", "tests", {"seconds": 165}, part=1),
+    Stage("additions", 40, "what L2 takes", "additions", part=1),
+    _measured("order", 70, "what determinism costs", 60, 1, tuned=True, shapes=TUNED, contenders="ours-unordered"),
+    _measured("glance", 100, "five shapes against the stock kernels", 84, 1, contenders=GLANCE, rounds=10),
+    replace(ENVIRONMENT, part=2),
+    _measured(
+        *("tuning", 190, "stages, release positions, tiles", 174, 2),
+        tuned=True, shapes=TUNED, contenders="ours-*-stages,ours-release-*,ours-two-per-sm,ours-half-q",
+    ),
+    replace(COSTS, part=2),
+    _measured(
+        *("placement", 130, "schedules", 114, 2),
+        rounds=10, shapes="d64-*-2048,d64-*-8192,d128-*-2048",
+        contenders="ours,ours-ascending,ours-descending,ours-shift*,ours-symmetric*",
+    ),
+    replace(ENVIRONMENT, part=3),
+    _measured(
+        "table", 365, "all shapes, ours against the others", 342, 3, shapes="*", rounds=15, contenders="ours,sdpa-*,flex,fa*"
+    ),
+    _measured(
+        *("two-pass", 60, "one pass or two", 48, 3),
+        rounds=10, shapes="d64-causal-8192,d128-*-8192,d256-causal-8192,vit-h-14,qwen2.5-7b-alone",
+        contenders="ours,ours-one-pass,ours-two-pass",
+    ),
+    # Last: nothing bounds its waits for copies.
+    _measured("gluon", 60, "the Gluon kernel", 48, 3, tuned=True, shapes=TUNED, rounds=10, contenders="ours-gluon"),
+)  # fmt: skip
+
+
+def seconds_of(stages: Sequence[Stage]) -> int:
+    """The most that they take, one after another."""
+    return sum(stage.seconds + GRACE for stage in stages)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a stage. said: OK, NO_TESTS, TIME_LIMIT, INTERRUPTED, or that it failed."""
+
+    stage: str
+    said: str
+    seconds: int
+    code: int | None = None
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nobody needs to look."""
+        return self.said in (OK, NO_TESTS)
+
+
+def run(stage: Stage, folder: Path, environ: Mapping[str, str], jobs: int, echo: Callable[[str], None]) -> Outcome:
+    """Runs a stage, and notes what became of it in SUMMARY. `echo` gets the lines that it prints.
+
+    It is interrupted at its limit, and killed GRACE seconds later, with all that it has started.
+    """
+    arguments: dict[str, Any] = {**stage.arguments, "folder": str(folder)}
+    if stage.job is not None:
+        arguments["job"] = asdict(replace(stage.job, jobs=jobs))
+    if stage.task in ("kernels", "costs"):
+        arguments["jobs"] = jobs
+    started = time.monotonic()
+    with (folder / LOG).open("a", encoding="utf-8") as log:
+        print(f"=== stage {stage.name} (at most {stage.seconds} s): {stage.purpose}", file=log, flush=True)
+        said, code = _ended(child(stage.task, **arguments), stage.seconds, environ, log, echo)
+    outcome = Outcome(stage.name, said, round(time.monotonic() - started), code)
+    with (folder / SUMMARY).open("a", encoding="utf-8") as file:
+        print(f"stage {outcome.stage}: {outcome.said}, {outcome.seconds} s", file=file)
+    return outcome
+
+
+def _ended(
+    command: list[str], seconds: float, environ: Mapping[str, str], log: IO[str], echo: Callable[[str], None]
+) -> tuple[str, int | None]:
+    process = subprocess.Popen(
+        command, env=dict(environ), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+    )
+    assert process.stdout
+    reader = threading.Thread(target=_passed_on, args=(process.stdout, log, echo), daemon=True)
+    reader.start()
+    try:
+        code = process.wait(seconds)
+        reader.join(GRACE)
+    except (subprocess.TimeoutExpired, KeyboardInterrupt) as ended:
+        _end(process)
+        reader.join(GRACE)
+        return (INTERRUPTED if isinstance(ended, KeyboardInterrupt) else TIME_LIMIT), None
+    return SAID.get(code, f"failed (exit code {code})"), code
+
+
+def _passed_on(lines: IO[str], log: IO[str], echo: Callable[[str], None]) -> None:
+    for line in lines:
+        print(line, end="", file=log, flush=True)
+        echo(line.rstrip("\n"))
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """With all that it has started, which is of its session."""
+    for sent in (signal.SIGINT, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, sent)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE)
+
+
+def environ_of(outer: Mapping[str, str], caches: Path) -> dict[str, str]:
+    """The variables of every stage: caches of this run alone, no emulation, and of the settings the cost file alone."""
+    ours = {name for name in outer if name == PREFIX or name.startswith(f"{PREFIX}_")} - {variable("costs")}
+    kept = {name: value for name, value in outer.items() if name not in ours and name != "TRITON_INTERPRET"}
+    path = os.pathsep.join(filter(None, [str(ROOT), kept.get("PYTHONPATH")]))
+    return kept | {
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # strict deterministic mode asks for it
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+    }
+
+
+def jobs_of(compute_mode: str) -> int:
+    """Processes that may use the GPU at a time, by what nvidia-smi calls its compute mode."""
+    return 1 if compute_mode.startswith("Exclusive") else max(1, min(MOST_JOBS, os.cpu_count() or 1))

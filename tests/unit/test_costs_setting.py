@@ -1,0 +1,167 @@
+"""A cost file that the user names takes the place of the package's own; one that is damaged or of another GPU is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_cache_keys import compiled
+
+import dash_inductor
+from dash_inductor import config
+from dash_inductor.cli.main import main
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.devices import DEVICES
+from dash_inductor.devices.cost_files import (
+    COSTS_REMEDY,
+    FOLDER,
+    CostFileError,
+    digest_of,
+    has_estimates,
+    load_costs,
+    require_of,
+)
+from dash_inductor.devices.target import Target, target_of
+from dash_inductor.hooks import cache_key, ranks
+
+GPU = "NVIDIA H100 80GB HBM3"
+SHIPPED = (FOLDER / "h100.toml").read_text()
+MINE = f'gpu = "{GPU}"\n{SHIPPED}'.replace("launch_ns = { value = ", "launch_ns = { value = 9")
+CPU = torch.device("cpu")
+Writer = Callable[..., str]
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
+    """Writes a file, and returns its path: another one each time, since a process reads a path once."""
+    monkeypatch.setattr(config, "_current", config.Config())
+
+    def write(text: str = MINE) -> str:
+        path = tmp_path / f"costs{len(list(tmp_path.iterdir()))}.toml"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def choose(*words: str, device: str = "h100") -> int:
+    sizes = "--mask full --q-len 8192 --kv-len 8192 --batch 1 --heads 16 --head-dim 128"
+    return main(["choose", "--device", device, *sizes.split(), *words])
+
+
+def test_it_takes_the_place_of_the_package_s_own(written: Writer, capsys: pytest.CaptureFixture[str]) -> None:
+    mine, now = written(), load_costs("h100", block_m=64, block_n=128, head_dim=128)
+    own = load_costs(mine, block_m=64, block_n=128, head_dim=128)
+    assert own.launch_ns == int(f"9{now.launch_ns}") and own.step_ns == now.step_ns and has_estimates(mine)
+    assert choose("--json") == 0
+    overhead_us = json.loads(capsys.readouterr().out)["overhead_us"]
+    config.configure(costs=mine)
+    with fake_gpu("h100"):
+        assert target_of(torch.device("cuda"), config.current()) == Target(mine, 90, 132)
+    assert choose("--json") == 0
+    more_us = (own.launch_ns - now.launch_ns) / 1000
+    assert json.loads(capsys.readouterr().out)["overhead_us"] == pytest.approx(overhead_us + more_us)
+
+
+def test_a_measured_one_is_no_estimate(written: Writer) -> None:
+    assert not has_estimates(written(MINE.replace("estimate = true", "estimate = false")))
+
+
+@pytest.mark.parametrize("device", ["h200", "b200", "emulated"])
+def test_it_is_of_one_gpu(device: str, written: Writer, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written()
+    config.configure(costs=path)
+    with pytest.raises(SystemExit) as stopped:
+        choose(device=device)
+    known = f"{DEVICES[device].name} (sm_{DEVICES[device].arch})" if device in DEVICES else "emulated (emulated)"
+    said = f"cost file {path} is of {GPU} (sm_90), and this device is {known}"
+    assert (stopped.value.code, capsys.readouterr().err) == (2, f"python -m dash_inductor choose: error: {said}\n")
+    if device in DEVICES:
+        with fake_gpu(device), pytest.raises(CostFileError) as error:
+            target_of(torch.device("cuda"), config.current())
+        assert str(error.value) == said
+
+
+DAMAGED = {
+    "nothing": ("", "it does not say gpu"),
+    "shipped": (SHIPPED, "it does not say gpu"),
+    "arch": (MINE.replace('"sm_90"', '"emulated"'), "arch = 'emulated' is not one such as 'sm_90'"),
+    "cut": (MINE[: MINE.index("launch_ns")], "launch_ns has no value, estimate and source"),
+    "text": (MINE.replace("value = 132", 'value = "132"'), "sms = '132' is not a whole number >= 1"),
+    "bool": (MINE.replace("value = 132", "value = true"), "sms = True is not a whole number >= 1"),
+    "zero": (MINE.replace("value = 132", "value = 0"), "sms = 0 is not a whole number >= 1"),
+    "head dim": (MINE.replace("tflops.64", "tflops.32"), "tflops.64 has no value, estimate and source"),
+    "estimate": (MINE.replace("estimate = false", "estimate = 0", 1), "estimate = 0 of sms is neither true nor false"),
+    "unknown": (f"{MINE}hops = 3\n", "hops is no cost constant"),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), DAMAGED.values(), ids=DAMAGED)
+def test_damage_is_named_with_the_path(text: str, said: str, written: Writer) -> None:
+    path = written(text)
+    for _ in range(2):
+        with pytest.raises(CostFileError) as error:
+            require_of(path, GPU, 90)
+        assert str(error.value) == f"cost file {path} is damaged: {said}"
+
+
+def test_what_is_no_toml_and_what_is_not_there(written: Writer, tmp_path: Path) -> None:
+    path = written("tflops = ")
+    with pytest.raises(CostFileError, match=f"cost file {path} is damaged: Invalid value"):
+        digest_of(path)
+    with pytest.raises(CostFileError, match=r"none\.toml cannot be read: No such file or directory"):
+        digest_of(str(tmp_path / "none.toml"))
+
+
+def test_its_bytes_are_in_the_keys_of_caches(written: Writer) -> None:
+    """Where it lies is not: the same bytes are the same key."""
+    keys = []
+    for text in (None, MINE, MINE, f"{MINE}#"):
+        config.configure(costs=written(text) if text else "")
+        keys.append(cache_key.settings_key())
+    assert keys[1] == keys[2] and len(set(keys)) == 3
+
+
+def test_ranks_compare_its_bytes(written: Writer) -> None:
+    facts = []
+    for text in (None, MINE, MINE, f"{MINE}#"):
+        config.configure(costs=written(text) if text else "")
+        facts.append(ranks.facts(CPU))
+    assert facts[1] == facts[2]
+    assert [each["cost file"] for each in facts[:1]] == ["the package's"] and len({each["cost file"] for each in facts}) == 3
+
+
+def test_a_process_reads_it_once(written: Writer) -> None:
+    """What decides and what stands in keys are of the same bytes, though the file be written anew."""
+    path = written()
+    config.configure(costs=path)
+    before = cache_key.settings_key(), load_costs(path, block_m=64, block_n=128, head_dim=64)
+    Path(path).write_text(MINE.replace("value = 9", "value = 1"))
+    assert (cache_key.settings_key(), load_costs(path, block_m=64, block_n=128, head_dim=64)) == before
+
+
+def test_each_compilation_raises_damage(switched_off: None, written: Writer) -> None:
+    path = written("")
+    with dash_inductor.enabled(costs=path), pytest.raises(Exception, match=f"cost file {path} is damaged: it does not say gpu"):
+        compiled()
+    with dash_inductor.enabled(costs=written()):
+        assert compiled() == (0, 2)
+
+
+def test_env_lists_it_among_the_problems(written: Writer, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written("")
+    config.configure(costs=path)
+    main(["env", "--json"])
+    problems = json.loads(capsys.readouterr().out)["problems"]
+    assert [p for p in problems if "cost file" in p] == [f"cost file {path} is damaged: it does not say gpu: {COSTS_REMEDY}"]
+
+
+def test_name_and_architecture_count(written: Writer) -> None:
+    path = written()
+    assert require_of(path, GPU, 90) == path
+    for gpu, arch in ((GPU, 100), ("NVIDIA H100 PCIe", 90)):
+        with pytest.raises(CostFileError, match="and this device is"):
+            require_of(path, gpu, arch)
