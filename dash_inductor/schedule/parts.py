@@ -85,19 +85,17 @@ class RunTimeParts:
     block_n: int
     kv_tiles: int  # of a block of the mask
 
-    # `summed`: KV tiles of the batch whose parts are summed, 0 where chains are whole
-    FIELDS = ("bands", "sets", "units", "summed")
+    FIELDS = ("bands", "sets", "units")
 
     def __call__(self, index: int, kv_len: int, kv_heads: int) -> int:
         """FIELDS[index].
 
-        >>> [RunTimeParts(group=4, block_n=128, kv_tiles=1)(index, 2048, 8) for index in range(4)]
-        [4, 2, 480, 128]
+        >>> [RunTimeParts(group=4, block_n=128, kv_tiles=1)(index, 2048, 8) for index in range(3)]
+        [4, 2, 480]
         """
         n_kv = -(-kv_len // self.block_n)
         parts = parts_for(kv_heads, self.group, n_kv)
-        fields = parts.bands, parts.sets, parts.units(kv_heads, n_kv, self.kv_tiles), 0 if parts.whole else kv_heads * n_kv
-        return fields[index]
+        return (parts.bands, parts.sets, parts.units(kv_heads, n_kv, self.kv_tiles))[index]
 
 
 @dataclass(frozen=True)
