@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from .geometry import Geometry
 
 # What follows is set by the simulations of benchmarks/block_masks and of the shapes in docs/schedules.md, for 100 to 150 CTAs.
-FEW_CHAINS = 1024  # up to which chains are cut
+FEW_CHAINS = 1024  # up to which chains are cut; a power of two, which a block of Triton can hold
 HEAD_SETS = 16  # sets of query heads that a batch should have at least
 LEAST_BANDED = 192  # chains of sets from which on there are bands: with fewer nearly all run at once, and the longest decides
 BANDS = 4
