@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -50,8 +51,12 @@ def reference(
     logsumexp: Tensor,
     order: Order,
     scale: float | None = None,
+    part_of: Callable[[int, int, int], int] = lambda i, j, g: 0,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The specification: tile by tile, dQ summed in rank order, dK and dV along their chains, everything in fp32.
+
+    part_of: the part of the chain that a (Q tile, KV tile, query head of the group) is of. A chain's parts are summed one by one,
+    and then added up in order.
 
     Where the products of one tile are exact, a kernel must give these very bits. To be read, it computes S and dP twice (for dK/dV,
     then for dQ), which the kernels do not.
@@ -85,11 +90,15 @@ def reference(
 
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for j in range(geometry.n_kv):
-        for i in order.visits(j):
-            for g in range(group):
+        steps = [(part_of(i, j, g), i, g) for i in order.visits(j) for g in range(group)]
+        for part in sorted({part for part, *_ in steps}):
+            part_dk, part_dv = torch.zeros(()), torch.zeros(())
+            for _, i, g in filter(lambda step: step[0] == part, steps):
                 m, n, p, ds = tile_of_step(i, j, g)
-                dv[:, :, n] += p.mT @ do[:, :, g, m]
-                dk[:, :, n] += ds.mT @ q[:, :, g, m]
+                part_dv = part_dv + p.mT @ do[:, :, g, m]
+                part_dk = part_dk + ds.mT @ q[:, :, g, m]
+            dv[:, :, n] += part_dv
+            dk[:, :, n] += part_dk
 
     dq = torch.zeros_like(q)
     for i in range(geometry.n_q):

@@ -14,6 +14,7 @@ from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
 
 from dash_inductor.op import MaskArguments
+from dash_inductor.schedule.parts import BANDS
 from dash_inductor.templates.tiles import AnyTile, Tile, TwoPassTile
 
 from . import kernels
@@ -28,20 +29,22 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Rows:
-    """What each block of keys meets: rows int32 [MASK_Z, MASK_H, KV blocks, Q blocks], steps [.., .., KV blocks], and visited
-    [.., .., Q blocks]; templates/block_rows.py.jinja and block_ranks.py.jinja have their format."""
+    """What each block of keys meets: rows int32 [MASK_Z, MASK_H, KV blocks, Q blocks], steps [.., .., KV blocks] or, where they are
+    in bands, [.., .., KV blocks, BANDS], and visited [.., .., Q blocks]; templates/block_rows.py.jinja and block_ranks.py.jinja
+    have their format."""
 
     rows: TensorBox
     steps: TensorBox
     visited: TensorBox
     q_tiles: int  # of a block of Q
     kv_tiles: int  # of a block of keys
+    bands: int = 1
 
     @property
     def ints(self) -> sympy.Expr:
         """Of memory, with the matrix and the ranks."""
         z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
-        return z * h * (3 * kv_blocks * q_blocks + kv_blocks + q_blocks)
+        return z * h * (3 * kv_blocks * q_blocks + kv_blocks * self.bands + q_blocks)
 
     def is_visited(self, b: sympy.Expr, h: sympy.Expr, i: sympy.Expr) -> OpsValue:
         """Whether any key is listed for Q tile i of head h of batch element b."""
@@ -80,14 +83,17 @@ class Lists:
         return z * h * (3 * kv_blocks * q_blocks + kv_blocks + q_blocks)
 
 
-def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile) -> Rows:
-    """Of one pass, made once for all attentions of a graph that have the same mask, tile and lengths."""
+def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, in_parts: bool) -> Rows:
+    """Of one pass, made once for all attentions of a graph that have the same mask, tile and lengths. `in_parts`: in bands, but
+    where the query heads of a group have masks of their own."""
+    group = inputs.resolution.problem.group
 
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
         q_tiles, kv_tiles = q_block // tile.block_m, kv_block // tile.block_n
-        return _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n))
+        bands = BANDS if in_parts and (group == 1 or matrix.get_size()[1] == 1) else 1
+        return _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n), bands)
 
-    return _of_mask(inputs, mask, mods, tile, made)
+    return _of_mask(inputs, mask, mods, tile, made, (in_parts, group > 1))
 
 
 def lists_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: TwoPassTile) -> Lists:
@@ -101,15 +107,23 @@ def lists_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: TwoPass
     return _of_mask(inputs, mask, mods, tile, made)
 
 
-def _of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: AnyTile, made: Callable[[TensorBox, int, int], Made]) -> Made:
-    """What is made of a mask's matrix of blocks, and of the rows and keys of a block; once for each mask, tile and lengths."""
+def _of_mask(
+    inputs: Inputs,
+    mask: MaskArguments,
+    mods: Mods,
+    tile: AnyTile,
+    made: Callable[[TensorBox, int, int], Made],
+    variant: tuple[bool, ...] = (),
+) -> Made:
+    """What is made of a mask's matrix of blocks, and of the rows and keys of a block; once for each mask, tile, lengths and
+    `variant` of what is made."""
     sources: list[Any] = [in_memory(x) for name in LISTS if (x := getattr(mask, name)) is not None]
     # Where there is nothing that lists blocks, no score_mod captures anything either.
     asked = [str(mask.mask_mod.graph_module.graph), *mods.captures] if not sources else []
     source = tuple(x.get_name() if isinstance(x, IRNode) else str(x) for x in (*sources, *asked))
     q_block, kv_block = (V.graph.sizevars.guard_int(size) for size in (mask.q_block, mask.kv_block))
     known = V.graph.__dict__.setdefault("dash_block_rows", {})
-    key = (source, q_block, kv_block, tile, inputs.q_len, inputs.kv_len)
+    key = (source, q_block, kv_block, tile, inputs.q_len, inputs.kv_len, variant)
     if key not in known:
         if not sources:
             matrix = _asked(inputs, mask, mods, q_block, kv_block)
@@ -161,7 +175,7 @@ def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
     return matrix
 
 
-def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr) -> Rows:
+def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr, bands: int) -> Rows:
     device = matrix.get_device_or_error()
     z, h, kv_blocks, q_blocks = map(sympy.sympify, matrix.get_size())
     ranks, visited = empty([z, h, kv_blocks, q_blocks], torch.int32, device), empty([z, h, q_blocks], torch.int32, device)
@@ -175,18 +189,29 @@ def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_
         scalars=[n_kv],
         constants={"CHUNK": CHUNK, "KV_TILES": kv_tiles},
     )
-    rows, steps = _listed_by(matrix, n_q, q_tiles, of_queries=False, ranks=ranks)
-    return Rows(rows, steps, visited, q_tiles, kv_tiles)
+    of_bands = (bands, CeilDiv(n_kv, kv_tiles)) if bands > 1 else None
+    rows, steps = _listed_by(matrix, n_q, q_tiles, of_queries=False, ranks=ranks, of_bands=of_bands)
+    return Rows(rows, steps, visited, q_tiles, kv_tiles, bands)
 
 
 def _listed_by(
-    matrix: TensorBox, tiles: sympy.Expr, of_block: int, *, of_queries: bool, ranks: TensorBox | None = None
+    matrix: TensorBox,
+    tiles: sympy.Expr,
+    of_block: int,
+    *,
+    of_queries: bool,
+    ranks: TensorBox | None = None,
+    of_bands: tuple[int, sympy.Expr] | None = None,
 ) -> tuple[TensorBox, TensorBox]:
-    """The blocks that each block of keys, or of Q, meets, and how many tiles they have: `of_block` a block, `tiles` in all."""
+    """The blocks that each block of keys, or of Q, meets, and how many tiles they have: `of_block` a block, `tiles` in all. With
+    `of_bands`, (bands, blocks that hold keys), how many up to the end of each band."""
     device = matrix.get_device_or_error()
     z, h, kv_blocks, q_blocks = map(sympy.sympify, matrix.get_size())
     size = [z, h, q_blocks, kv_blocks] if of_queries else [z, h, kv_blocks, q_blocks]
-    rows, steps = empty(size, torch.int32, device), empty(size[:3], torch.int32, device)
+    bands, kv_blocks_seen = of_bands or (1, None)
+    rows = empty(size, torch.int32, device)
+    steps = empty([*size[:3], sympy.Integer(bands)] if bands > 1 else size[:3], torch.int32, device)
+    constants = {"CHUNK": CHUNK, "BLOCK_TILES": of_block, "OF_QUERIES": of_queries, "RANKED": ranks is not None}
     kernels.call(
         kernels.BLOCK_ROWS,
         grid=sympy_product(size[:3]),
@@ -194,7 +219,7 @@ def _listed_by(
         mutated=[rows, steps],
         output=contiguous([sympy.Integer(0)], torch.int32, device),
         num_warps=4,
-        scalars=[tiles],
-        constants={"CHUNK": CHUNK, "BLOCK_TILES": of_block, "OF_QUERIES": of_queries, "RANKED": ranks is not None},
+        scalars=[tiles] if kv_blocks_seen is None else [tiles, kv_blocks_seen],
+        constants=constants | ({"BANDS": bands} if bands > 1 else {}),
     )
     return rows, steps

@@ -81,10 +81,13 @@ def launch(
     row_ints: sympy.Expr | int = 0,
     cooperative: bool,
     constants: Mapping[str, object],
+    scalars: Sequence[sympy.Expr] = (),
+    sums: Sequence[TensorBox] = (),
 ) -> Launched:
     """Launches `grid` CTAs of a template of one pass, which read from `walk` what they do in which order.
 
-    row_ints: ints that the CTAs write for themselves, behind their semaphores.
+    row_ints: ints that the CTAs write for themselves, behind their semaphores. scalars: for the template. sums: what dk and dv are
+    summed in, where CTAs share them.
     """
     device, dtype, tile = inputs.device, inputs.dtype, one_pass_tile(inputs)
     _, dk_meta, dv_meta = inputs.gradients
@@ -95,7 +98,8 @@ def launch(
         template,
         grid=grid,
         inputs=[*inputs.tensors, *walk],
-        mutated=[scratch, dv],
+        mutated=[scratch, dv, *sums],
+        scalars=scalars,
         output=FixedLayout(device, dtype, *dk_meta),
         workspace_arg=WorkspaceArg(
             count=2 + tiles_in_all + row_ints,  # the ticket, a dummy, a semaphore for each (head, Q tile)

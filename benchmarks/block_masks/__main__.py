@@ -1,6 +1,7 @@
 """Times SPT on block masks against other orders that need no plan: tickets from the last KV tile down, Q tiles upwards.
 
-Writes benchmarks/results/model/block_masks.csv and block_masks.png, and prints a summary.
+Also what it gains that chains are cut into parts where they are few. Writes benchmarks/results/model/block_masks.csv,
+block_masks.png and few_chains.csv, and prints a summary.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import pandas as pd
 
 from dash_inductor.cli.console import table
 
-from .grid import HEADS, HOP_PERCENT, ORDERS, WORKERS, masks, points, row
+from .grid import FEW_CHAINS, HEADS, HOP_PERCENT, ORDERS, PARTS, WORKERS, few_chains, masks, points, row
 
 RESULTS = Path(__file__).parent.parent / "results" / "model"
 
@@ -26,8 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(prog="python -m benchmarks.block_masks", description=__doc__).parse_args(argv)
     rows = pd.DataFrame(itertools.starmap(row, points()))
     table("Makespan over the bound: mean and worst", summary(rows))
+    few = pd.DataFrame(itertools.starmap(few_chains, FEW_CHAINS))
+    table("Few causal chains: makespan over the work shared out", few.to_dict("records"))
     RESULTS.mkdir(parents=True, exist_ok=True)
     write(rows, RESULTS / "block_masks.csv")
+    write(few, RESULTS / "few_chains.csv")
     if find_spec("matplotlib") is not None:
         plot(rows, RESULTS / "block_masks.png")
     return 0
@@ -41,13 +45,13 @@ def write(rows: pd.DataFrame, path: Path) -> None:
 def over_bound(rows: pd.DataFrame) -> pd.DataFrame:
     """The makespans of each line over its bound, by hop, mask and heads."""
     rows = rows.set_index(["hop_percent", "mask", "heads"])
-    return rows[list(ORDERS)].div(rows["bound"], axis=0)
+    return rows[[*ORDERS, *PARTS]].div(rows["bound"], axis=0)
 
 
 def summary(rows: pd.DataFrame) -> list[dict[str, str]]:
     """A line per hop, a column per order."""
     return [
-        {"lam / tau": f"{hop / 100:.2f}"} | {name: f"{part[name].mean():.2f}, {part[name].max():.2f}" for name in ORDERS}
+        {"lam / tau": f"{hop / 100:.2f}"} | {name: f"{part[name].mean():.2f}, {part[name].max():.2f}" for name in part}
         for hop, part in over_bound(rows).groupby("hop_percent")
     ]
 

@@ -14,12 +14,17 @@ from functools import cache
 import numpy as np
 
 from dash_inductor.schedule import Explicit, Geometry, GroupedPlan, simulate
+from dash_inductor.schedule.parts import WHOLE, PartCosts, part_makespan, parts_for
 
 TILES = 32  # each way
 HEADS = (4, 16, 64)
 WORKERS = 132
 HOP_PERCENT = (20, 75, 150)  # lam / tau
 STEP_NS = 2000
+
+# kv heads of the batch, length, query heads of each: causal, in tiles of 64 x 128.
+FEW_CHAINS = ((8, 2048, 4), (8, 4096, 4), (8, 8192, 4), (16, 4096, 1), (8, 16384, 4), (32, 8192, 1))
+PARTS = ("whole", "in_parts")
 
 Key = Callable[[Geometry, int], tuple[int, ...]]  # what the chains of a mask are sorted by
 
@@ -102,13 +107,26 @@ def points() -> Iterator[tuple[int, int, str]]:
 
 
 def row(heads: int, hop_percent: int, mask: str) -> dict[str, int | str]:
-    """The bound and the makespan of every order in ns."""
+    """The bound and the makespan of every order in ns; then that of spt where what a CTA takes beside its steps is priced too, its
+    chains whole and cut into parts."""
     g, hop_ns = masks()[mask], STEP_NS * hop_percent // 100
     makespans = {
         name: simulate(plan_of(name, g, heads), compute_ns=STEP_NS, reduce_ns=0, sync_ns=hop_ns, resident=WORKERS).makespan_ns
         for name in ORDERS
     }
-    return {"mask": mask, "heads": heads, "hop_percent": hop_percent, "bound": bound(g, heads, hop_ns), **makespans}
+    costs = PartCosts(hop=hop_percent / 100)
+    cut = (round(STEP_NS * part_makespan(g, heads, 1, parts, WORKERS, costs)) for parts in (WHOLE, parts_for(heads, 1, g.n_kv)))
+    priced = dict(zip(PARTS, cut, strict=True))
+    return {"mask": mask, "heads": heads, "hop_percent": hop_percent, "bound": bound(g, heads, hop_ns), **makespans, **priced}
+
+
+def few_chains(kv_heads: int, length: int, group: int) -> dict[str, int | float]:
+    """One of FEW_CHAINS: how many there are, and the makespan over the work shared out, chains whole and cut into parts."""
+    g = Geometry(length, length, 64, 128, "causal")
+    shared = kv_heads * group * sum(map(g.steps, range(g.n_kv))) / WORKERS
+    cut = (part_makespan(g, kv_heads, group, parts, WORKERS) / shared for parts in (WHOLE, parts_for(kv_heads, group, g.n_kv)))
+    sizes = {"kv_heads": kv_heads, "length": length, "group": group, "chains": kv_heads * g.n_kv}
+    return sizes | {name: round(ratio, 3) for name, ratio in zip(PARTS, cut, strict=True)}
 
 
 def bound(g: Geometry, heads: int, hop_ns: int) -> int:

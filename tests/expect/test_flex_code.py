@@ -19,13 +19,15 @@ WINDOW = {"mask_mod": "window", "score_mod": "soft-cap", "head_dim": 128}
 KERNELS: dict[str, tuple[str, dict[str, Any], str]] = {
     "flex_documents_alibi_64": (MAIN, ALIBI, ""),
     "flex_window_soft_cap_128": (MAIN, WINDOW, "flex_documents_alibi_64"),
-    "flex_ragged_64": (MAIN, ALIBI | {"length": 4000}, "flex_documents_alibi_64"),
-    "flex_gqa_64": (MAIN, ALIBI | {"kv_heads": 4}, "flex_documents_alibi_64"),
+    "flex_ragged_64": (MAIN, ALIBI | {"length": 8100}, "flex_documents_alibi_64"),
+    "flex_gqa_64": (MAIN, ALIBI | {"kv_heads": 4, "batch": 8}, "flex_documents_alibi_64"),
+    "flex_in_parts_64": (MAIN, ALIBI | {"kv_heads": 4}, ""),
     "flex_gqa_mask_by_head_64": (MAIN, ALIBI | {"kv_heads": 4, "mask_heads": 16}, "flex_documents_alibi_64"),
     "flex_documents_alibi_256": (TWO_PASS, ALIBI | {"head_dim": 256}, "two_pass_causal_gqa_128"),
     "block_matrix": (MATRIX, ALIBI, ""),
     "block_ranks": (RANKS, ALIBI, ""),
     "block_rows": (ROWS, ALIBI, ""),
+    "block_rows_in_bands": (ROWS, ALIBI | {"kv_heads": 4}, "block_rows"),
     "flex_preprocess_64": (PREPROCESS, ALIBI, "preprocess_64"),
 }
 
@@ -63,11 +65,13 @@ def test_launches() -> None:
 
 
 def test_a_launch_that_ends_with_any_number_of_resident_ctas() -> None:
-    """A CTA for each KV tile of each kv head, in a launch that is not cooperative, with the occupancy checked at load."""
+    """A CTA for each KV tile of each kv head, or each part of it; the launch is not cooperative, and the occupancy is checked."""
+    whole = generated_flex(**ALIBI)
+    assert f", {2 * 16 * 8192 // 128}, 1, 1" in whole.launches[kernel(whole, MAIN)[0]][0]
     code = generated_flex(**ALIBI, kv_heads=4)
     name, source = kernel(code, MAIN)
     (line,) = code.launches[name]
-    assert f", {2 * 4 * 8192 // 128}, 1, 1" in line
+    assert f", {2 * 4 * 2 * (64 + 32 + 16 + 8)}, 1, 1" in line  # two sets of query heads, four bands
     assert "'launch_cooperative_grid': False" in source
     assert source.count("@expect(1)\n# dash_inductor template: block_mask\n") == code.source.count("@expect(") == 1
     assert all("'enable_fp_fusion': True" in source for source in code.kernels.values() if TEMPLATE.search(source))

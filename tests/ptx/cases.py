@@ -23,8 +23,9 @@ from dash_inductor.codegen.flex import FlexAttention, flex_backward
 from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, attention_backward, require_sizes
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
 from dash_inductor.first_use.verdict import FENCED
-from dash_inductor.lowering import gluon, table
+from dash_inductor.lowering import block_mask, gluon, table
 from dash_inductor.lowering.failed_waits import failed_waits
+from dash_inductor.schedule import parts
 
 from .graphs import masked_backward, varlen_backward
 from .launch import Executed, Session, call
@@ -63,6 +64,7 @@ class Case:
     dynamic: bool = False
     settings: dict[str, Any] = field(default_factory=dict)
     block: int = 128
+    in_bands: bool = False
 
     def __post_init__(self) -> None:
         self.kv_heads = self.heads if self.kv_heads is None else self.kv_heads
@@ -116,7 +118,7 @@ class Prepared:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.constants: dict[str, Tensor] = {}
-        with _tables(self.constants), enabled(**case.settings):
+        with _tables(self.constants), _banded(case.in_bands), enabled(**case.settings):
             self.generated = _generate(case)
         if not any(decision.rewritten for decision in self.generated.decisions):
             reasons = [decision.reason for decision in self.generated.decisions if decision.reason]
@@ -289,6 +291,16 @@ def _inputs(case: Case) -> dict[str, Tensor]:
         made["documents"] = documents
         made |= {f"list{n}": tensor for n, tensor in enumerate(_block_lists(case, made))}
     return made
+
+
+@contextmanager
+def _banded(always: bool) -> Iterator[None]:
+    """With `always`, chains under a block mask are in bands, however few and short they are."""
+    if not always:
+        yield
+        return
+    with mock.patch.object(parts, "LEAST_BANDED", 1), mock.patch.object(block_mask, "LEAST_STEPS", 1):
+        yield
 
 
 def _visible(case: Case, inputs: dict[str, Tensor]) -> Tensor:

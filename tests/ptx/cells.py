@@ -37,6 +37,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "executed"
 WORKERS = 2  # processes
 LENGTH, HEADS, SMS = 256, 2, 3  # few SMs: a worker has several chains
 SEEDS, ONE_IN = 5, 10
+IN_PARTS = {"q_len": 384, "kv_len": 384, "kv_heads": 1, "in_bands": True}  # three KV tiles, in two bands
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
 
 
@@ -74,9 +75,20 @@ def _named() -> Iterator[tuple[str, Case]]:
                 case = _case("sm_90", dtype, head_dim, settings, **_of_shape(shape))
                 yield f"sm_90 gluon {dtype} d={head_dim} {shape}", case
         for arch in gates.DEVICES:
+            for head_dim, _ in gates.FLEX_HEAD_DIMS[Template.ONE_PASS]:
+                sizes: dict[str, Any] = {
+                    "mask_mod": "causal",
+                    "kv_heads": 1,
+                    "q_len": IN_PARTS,
+                    "kv_len": IN_PARTS,
+                    "in_bands": True,
+                }
+                case = _case(arch, dtype, head_dim, {"template": "one_pass"}, **sizes)
+                yield f"{arch} one_pass {dtype} d={head_dim} in-parts", case
+        for arch in gates.DEVICES:
             for template, head_dim in ((template, q) for template, dims in gates.FLEX_HEAD_DIMS.items() for q, v in dims if q == v):
                 for attention, batch in (("varlen", 1), ("masked", 2)):
-                    sizes: dict[str, Any] = {"attention": attention, "batch": batch, "kv_heads": 1, "mask": "causal"}
+                    sizes = {"attention": attention, "batch": batch, "kv_heads": 1, "mask": "causal"}
                     case = _case(arch, dtype, head_dim, {"template": template.value}, **sizes)
                     yield f"{arch} {template} {dtype} d={head_dim} {attention}", case
 

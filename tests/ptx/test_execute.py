@@ -24,6 +24,7 @@ CASES = {
     # Two SMs are left to one pass: one of two workers has two chains.
     "sm_80": Case("a100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
     "sm_90": Case("h100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 130}),
+    "parts": Case("a100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "FlexAttention": Case("h100", 256, 256, heads=1, mask_mod="documents", score_mod="alibi", settings=ONE_PASS),
     "Gluon": Case("h100", 384, 384, heads=1, mask="causal", settings={"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}),
 }
@@ -69,6 +70,7 @@ OTHERS = {
     "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked", settings=ONE_PASS),
     "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=ONE_PASS),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
+    "chains in parts on sm_90": Case("h100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
 
@@ -82,6 +84,9 @@ def test_other_attentions(name: str) -> None:
 MUTANTS = [
     ("sm_80", "cp.async.wait_group", -1, "delete", "copy that was not waited for"),
     ("sm_80", "ld.global.acquire", 0, "relax", "read after write"),
+    ("parts", "ld.global.acquire", -1, "relax", "read after write"),
+    ("parts", "red.release", -1, "relax", "read after write"),
+    ("parts", "red.release", -2, "relax", "read after write"),
     ("sm_90", "wgmma.wait_group", 1, "delete", "registers of a wgmma in flight"),
     ("sm_90", "wgmma.wait_group", 1, "one later", "registers of a wgmma in flight"),
     ("sm_90", "fence.proxy.async", -1, "delete", "fence.proxy.async"),
@@ -105,12 +110,14 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
 
 LONGER = {"Gluon": 512}  # four tiles of queries: only then are the three stages of its ring used again
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
-HOLES = {"sm_80": [], "sm_90": [], "Gluon": ["delete: barrier.sync: no thread comes there"] * 2}
+HOLES = {"sm_80": [], "sm_90": [], "parts": [], "Gluon": ["delete: barrier.sync: no thread comes there"] * 2}
 
 
 def in_two_orders(case: Case) -> list[Prepared]:
-    """Unbroken and executed, in two schedules: under one of them the last addition of a chain has no successor."""
-    cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in ("ascending", "descending")]
+    """Unbroken and executed, in two schedules: under one of them the last addition of a chain has no successor. Under a block mask
+    there is one alone."""
+    orders = ("auto",) if case.is_flex else ("ascending", "descending")
+    cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in orders]
     assert not any(unexplained(unbroken.races) or unbroken.fault for unbroken in (each.run() for each in cases))
     return cases
 

@@ -1,0 +1,37 @@
+"""What generated code computes of sizes that are known at run time only, by a pure function of integers."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Protocol
+
+import sympy
+
+from .header import add_to_header, root_graph
+
+
+class Rule(Protocol):
+    """A dataclass whose repr makes it again; FIELDS[index] for sizes."""
+
+    @property
+    def FIELDS(self) -> tuple[str, ...]:
+        """Their names."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> int:
+        """An integer that is not negative, for an index and the sizes."""
+
+
+def fields(rule: Rule, name: str, *sizes: sympy.Expr) -> dict[str, sympy.Expr]:
+    """The fields of the rule; where a size is a symbol, calls of one object of the generated module, `name` and a digest."""
+
+    def value(index: int, *known: sympy.Expr) -> sympy.Integer | None:
+        return sympy.Integer(rule(int(index), *map(int, known))) if all(size.is_Integer for size in known) else None
+
+    if all(size.is_Integer for size in sizes):
+        return {field: sympy.Integer(rule(index, *map(int, sizes))) for index, field in enumerate(rule.FIELDS)}
+    name = f"dash_{name}_{hashlib.sha256(repr(rule).encode()).hexdigest()[:16]}"
+    source = f"from {type(rule).__module__} import {type(rule).__name__}\n\n{name} = {rule!r}\n"
+    add_to_header(root_graph(), source)
+    evaluated = classmethod(lambda cls, index, *known: value(index, *known))
+    function = type(name, (sympy.Function,), {"eval": evaluated, "is_integer": True, "is_nonnegative": True})
+    return {field: function(sympy.Integer(index), *sizes) for index, field in enumerate(rule.FIELDS)}
