@@ -51,9 +51,19 @@ def test_one_pass(cell):
     row = as_it_is(cell)
     assert row["gates"] == []
     without = ("causal-dynamic-gqa", "flex-window-soft-cap", "flex-documents-alibi")
-    assert (row["most_instructions"] is None) == (cell.arch != "sm_90" or cell.shape in without)
+    assert (row["most_instructions"] is None) == (cell.arch == "sm_80" or cell.shape in without)
     assert (row["stock_instructions"] is None) == (cell.arch != "sm_90" or cell.shape not in FLEX_SHAPES)
     assert row["tmem_columns"] == (512 if cell.arch == "sm_100" else 0)
+    assert row["shuffle_barriers"] == (0 if cell.arch == "sm_100" else None)
+
+
+def test_another_order_of_dq_than_of_tensor_memory(monkeypatch):
+    """That of wgmma takes dQ through shared memory in every step."""
+    entry = dataclasses.replace(tiles._TILES[100, 128], accumulator=tiles.Fragments(4, 32))
+    monkeypatch.setitem(tiles._TILES, (100, 128), entry)
+    row = judged(Cell("sm_100", ONE_PASS, "bf16", 128, "causal"), replayed=False)
+    assert row["shuffle_barriers"] > 10
+    assert f"dQ goes through shared memory: {row['shuffle_barriers']} barriers before it is added" in row["gates"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +111,7 @@ SHORT = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "-
 
 def refused(monkeypatch, capsys, *sizes):
     """The command's row of a tile of these sizes."""
-    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(*sizes, True, 8, 64, atomic_add=True))
+    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(*sizes, True, tiles.Fragments(8, 64), atomic_add=True))
     assert main([*GATES, "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     return row
