@@ -9,10 +9,12 @@ import re
 from typing import Any
 
 import pytest
+import triton
 
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.generate import compile_kernel
-from dash_inductor.sass import gates
+from dash_inductor.devices.cost_files import numbers_of
+from dash_inductor.sass import gates, serial
 from dash_inductor.sass.cubin import inspect
 from dash_inductor.sass.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
 from dash_inductor.templates import tiles
@@ -55,6 +57,22 @@ def test_one_pass(cell):
     assert (row["stock_instructions"] is None) == (cell.arch != "sm_90" or cell.shape not in FLEX_SHAPES)
     assert row["tmem_columns"] == (512 if cell.arch == "sm_100" else 0)
     assert row["shuffle_barriers"] == (0 if cell.arch == "sm_100" else None)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the cost file is of Triton 3.7's code")
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])
+def test_the_cost_file_of_a_b200(head_dim):
+    """A kernel that changes needs other constants: `serial` gives them."""
+    steps = {}
+    for template in (ONE_PASS, TWO_PASS):
+        compiled = [Cell("sm_100", template, "bf16", head_dim, shape) for shape in ("full", "causal")]
+        rows = [(cell.rules.tile, as_it_is(cell)) for cell in compiled]
+        steps[template] = [serial.serial_step(tile, row["instructions_in_loop"], row["num_warps"]) for tile, row in rows]
+    numbers = numbers_of("b200")
+    tflops, percent = numbers["tflops"][str(head_dim)], numbers["two_pass_percent"][str(head_dim)]
+    assert tflops["value"] == pytest.approx(serial.tflops(steps[ONE_PASS], numbers["sms"]["value"]), rel=0.03)
+    assert percent["value"] == pytest.approx(serial.two_pass_percent(steps[TWO_PASS], steps[ONE_PASS]), rel=0.03)
+    assert tflops["estimate"] and percent["estimate"]
 
 
 def test_another_order_of_dq_than_of_tensor_memory(monkeypatch):

@@ -41,6 +41,8 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str, reserv
         ({"launch": "chained", "guarantee": "batch"}, "h100", 64, "full", "one_pass"),
         ({"launch": "chained"}, "h100", 256, "full", "two_pass"),  # it waits for nobody either
         ({"guarantee": "batch"}, "a100", 64, "full", "two_pass"),
+        ({"guarantee": "device"}, "b200", 64, "causal", "one_pass"),
+        ({"guarantee": "device"}, "b200", 128, "causal", "two_pass"),
         ({"kernel": "gluon"}, "h100", 64, "full", "one_pass"),
     ],
 )
