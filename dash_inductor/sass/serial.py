@@ -23,7 +23,8 @@ from ..templates.tiles import AnyTile, Tile
 MATMUL_FLOP_PER_CLOCK = 8192
 CLOCK_GHZ = 1.856
 LANES = 128  # of tensor memory (PTX ISA, "Tensor Memory")
-# Of fp32 additions of an SM to memory: of an H200, 64 KB in 1.36 us, 747 TFLOPS without them and 471 with (flash-attention PR 2889).
+# Of fp32 additions of an SM to memory: on an H200 64 KB in 1.36 us, 747 TFLOPS without them and 471 with (flash-attention
+# PR 2889).
 ADDITION_BYTES_PER_CLOCK = 32
 
 
