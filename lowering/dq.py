@@ -44,25 +44,14 @@ def scaled_dq(
 
 
 def in_accumulator_order(tile: Tile) -> Callable[[sympy.Expr, sympy.Expr], list[sympy.Expr]]:
-    """Where the kernel's `to_accumulator_order` put element (m, d) of a head in the row of scratch of m's Q tile."""
-    rows, columns = (tile.block_d, tile.block_m) if tile.dq_transposed else (tile.block_m, tile.block_d)
+    """Where the kernel put element (m, d) of a head in the row of scratch of m's Q tile: by `Tile.dq_digits`."""
 
     def place(m: sympy.Expr, d: sympy.Expr) -> list[sympy.Expr]:
-        row, column = (d, m) if tile.dq_transposed else (m, d)
-        digits = [  # (position, what one of the digit is, how many there are), slowest first
-            (row, 16 * tile.warps_m, rows // (16 * tile.warps_m)),
-            (column, 8, tile.instr_n // 8),
-            (column, tile.instr_n, columns // tile.instr_n),
-            (row, 16, tile.warps_m),
-            (row, 1, 8),
-            (column, 2, 4),
-            (row, 8, 2),
-            (column, 1, 2),
-        ]
+        positions = (d, m) if tile.dq_transposed else (m, d)
         # Digits by quotients alone, x // one - count * (x // (one * count)): Inductor takes long to simplify remainders.
         at = sympy.Integer(0)
-        for position, one, count in digits:
-            at = at * count + FloorDiv(position, one) - count * FloorDiv(position, one * count)
+        for axis, one, count in tile.dq_digits:
+            at = at * count + FloorDiv(positions[axis], one) - count * FloorDiv(positions[axis], one * count)
         return [at]
 
     return place

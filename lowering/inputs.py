@@ -111,6 +111,13 @@ class Inputs:
         } | (of_value if value_dim != head_dim else {})
 
 
-def accumulator_order(tile: Tile) -> dict[str, object]:
-    """In which order one pass keeps the elements of a dq tile, for kernels."""
-    return {"DQ_TRANSPOSED": tile.dq_transposed, "WARPS_M": tile.warps_m, "INSTR_N": tile.instr_n}
+def accumulator_order(tile: Tile, tiles: int = 1) -> dict[str, object]:
+    """In which order one pass keeps the elements of a dq tile, for kernels: the shape whose axes are the digits of row and column,
+    behind one for `tiles` of them, and those axes in the order in which they are kept."""
+    digits = tile.dq_digits
+    axes = sorted(range(len(digits)), key=lambda k: (digits[k].axis, -digits[k].one))
+    return {
+        "DQ_TRANSPOSED": tile.dq_transposed,
+        "DQ_SHAPE": (tiles, *(digits[k].many for k in axes)),
+        "DQ_ORDER": (0, *(1 + axes.index(k) for k in range(len(digits)))),
+    }

@@ -54,9 +54,10 @@ def into_buffers(inputs: Inputs, of_dq: Tile, scratch: TensorBox, dk: TensorBox,
     """Launch two passes into the buffers of one pass, its scratch for dq included (dynamic shapes hold both); launched = 0 launches
     nothing."""
     nothing = contiguous([0], torch.float32, inputs.device)  # every template has an output
-    constants = {"BY_SIZE": True} | accumulator_order(of_dq)
-    assert inputs.resolution.two_pass
-    _launch(inputs, inputs.resolution.two_pass, [dv, scratch, dk], nothing, constants, launched)
+    tile = inputs.resolution.two_pass
+    assert tile
+    constants = {"BY_SIZE": True} | accumulator_order(of_dq, tile.q_rows // of_dq.block_m)
+    _launch(inputs, tile, [dv, scratch, dk], nothing, constants, launched)
 
 
 def _launch(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 MAX_HEAD_DIM = 256
 LEAST_BLOCK_D = 16  # columns that a matmul takes
@@ -33,13 +33,59 @@ class Template(str, Enum):
         return self.value
 
 
+class Digit(NamedTuple):
+    """One digit of an index of elements, in a mixed radix: `position // one % many`."""
+
+    axis: int  # position: 0 the row, 1 the column
+    one: int
+    many: int
+
+
+@dataclass(frozen=True)
+class Fragments:
+    """The accumulator of wgmma and mma.sync, which warps hold in 16 x 8 fragments: `warps_m` is warpsPerCTA[0] of Triton's layout,
+    `instr_n` its instrShape[1]."""
+
+    warps_m: int
+    instr_n: int
+
+    def digits(self, rows: int, columns: int) -> tuple[Digit, ...]:
+        """Row: tile, warp, half, lane / 4. Column: instruction, 8-column block, lane % 4, pair."""
+        return (
+            Digit(0, 16 * self.warps_m, rows // (16 * self.warps_m)),
+            Digit(1, 8, self.instr_n // 8),
+            Digit(1, self.instr_n, columns // self.instr_n),
+            Digit(0, 16, self.warps_m),
+            Digit(0, 1, 8),
+            Digit(1, 2, 4),
+            Digit(0, 8, 2),
+            Digit(1, 1, 2),
+        )
+
+
+@dataclass(frozen=True)
+class TensorMemory:
+    """The accumulator of tcgen05 with M = 64, as eight warps load it from tensor memory: a thread holds a quarter of a row."""
+
+    def digits(self, rows: int, columns: int) -> tuple[Digit, ...]:
+        """Row: warp % 4, lane % 16. Column: half, warp / 4; quarter, lane / 16; four columns."""
+        return (
+            Digit(1, 4, columns // 16),
+            Digit(1, columns // 2, 2),
+            Digit(0, 16, rows // 16),
+            Digit(1, columns // 4, 2),
+            Digit(0, 1, 16),
+            Digit(1, 1, 4),
+        )
+
+
 @dataclass(frozen=True)
 class Tile:
     """How one CTA works: Q tiles of `block_m` rows, a KV tile of `block_n` rows, head dims padded to `block_d`, of value to
     `block_dv`; `tile` sets those two.
 
-    `warps_m` and `instr_n` describe the accumulator of the dq matmul (warpsPerCTA[0] and instrShape[1] of its layout): its
-    values are added in the order in which registers hold them. Other numbers stay correct and only cost shuffles.
+    `accumulator` describes that of the dq matmul: its values are added in the order in which registers hold them. Another order
+    stays correct and only costs shuffles.
     """
 
     block_m: int
@@ -48,8 +94,7 @@ class Tile:
     num_warps: int
     num_stages: int
     dq_transposed: bool  # dq^T = k^T ds^T instead of dq = ds k
-    warps_m: int
-    instr_n: int
+    accumulator: Fragments | TensorMemory
     atomic_add: bool  # vector RED; else load, add, store
     ctas_per_sm: int = 1
     preprocess_warps: int = 4
@@ -64,6 +109,12 @@ class Tile:
     def largest(self) -> tuple[int, int]:
         """Rows of Q and keys that are worked on together."""
         return self.block_m, self.block_n
+
+    @property
+    def dq_digits(self) -> tuple[Digit, ...]:
+        """Those of the index at which an element of a dq tile is kept, slowest first: four of a thread lie side by side."""
+        rows, columns = (self.block_d, self.block_m) if self.dq_transposed else (self.block_m, self.block_d)
+        return self.accumulator.digits(rows, columns)
 
     @property
     def mean_dim(self) -> int:
@@ -133,12 +184,12 @@ class NoTile(ValueError):
 # (arch, largest padded head dim) -> tile. Three stages: with two, the loads of a step are issued at the end of the step before it,
 # and waited for at once.
 _TILES: dict[tuple[int | str, int], Tile] = {
-    (80, 64): Tile(32, 128, 64, 8, 3, False, 2, 8, atomic_add=False),  # 64 rows spill, whatever else is changed
-    (80, 128): Tile(64, 64, 128, 8, 3, False, 4, 8, atomic_add=False),
-    (90, 64): Tile(64, 128, 64, 8, 3, False, 4, 32, atomic_add=True),
-    (90, 128): Tile(64, 128, 128, 8, 3, True, 8, 64, atomic_add=True),
-    (100, 64): Tile(64, 128, 64, 8, 3, False, 4, 32, atomic_add=True),
-    (100, 128): Tile(64, 64, 128, 8, 3, False, 4, 32, atomic_add=True),
+    (80, 64): Tile(32, 128, 64, 8, 3, False, Fragments(2, 8), atomic_add=False),  # 64 rows spill, whatever else is changed
+    (80, 128): Tile(64, 64, 128, 8, 3, False, Fragments(4, 8), atomic_add=False),
+    (90, 64): Tile(64, 128, 64, 8, 3, False, Fragments(4, 32), atomic_add=True),
+    (90, 128): Tile(64, 128, 128, 8, 3, True, Fragments(8, 64), atomic_add=True),
+    (100, 64): Tile(64, 128, 64, 8, 3, False, TensorMemory(), atomic_add=True),
+    (100, 128): Tile(64, 64, 128, 8, 3, False, TensorMemory(), atomic_add=True),
 }
 # The same for two passes: the largest tiles whose loops neither spill nor wait behind every matmul, ragged, causal and grouped.
 _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
@@ -186,16 +237,18 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
     block_d, block_dv = _columns(arch, *dims)
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something.
-        return Tile(16, 32, block_d, 4, 2, block_d == 128, 1, 16, atomic_add=True, block_dv=block_dv)
+        return Tile(16, 32, block_d, 4, 2, block_d == 128, Fragments(1, 16), atomic_add=True, block_dv=block_dv)
     entry = _entry(_TILES, arch, max(64, block_d, block_dv))
     of_dq = _entry(_TILES, arch, max(64, block_d))  # dQ's layout depends on query's dim only
+    accumulator = of_dq.accumulator
+    if isinstance(accumulator, Fragments):
+        accumulator = replace(accumulator, instr_n=min(accumulator.instr_n, block_d))
     return replace(
         entry,
         block_d=block_d,
         block_dv=block_dv,
         dq_transposed=of_dq.dq_transposed,
-        warps_m=of_dq.warps_m,
-        instr_n=min(of_dq.instr_n, block_d),
+        accumulator=accumulator,
         num_stages=entry.num_stages if prefetches(arch, block_d, block_dv) else 2,
     )
 
@@ -230,9 +283,8 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None
         raise NoTile(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {dims}", DEFAULTS)
     block_m = 128 if head_dim == 64 else 64
     # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
-    return replace(
-        tile(arch, dtype, head_dim), block_m=block_m, dq_transposed=False, warps_m=block_m // 16, instr_n=head_dim * block_m // 128
-    )
+    accumulator = Fragments(warps_m=block_m // 16, instr_n=head_dim * block_m // 128)
+    return replace(tile(arch, dtype, head_dim), block_m=block_m, dq_transposed=False, accumulator=accumulator)
 
 
 def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> TwoPassTile:

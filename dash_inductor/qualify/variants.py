@@ -17,7 +17,7 @@ from ..hooks import cache_key
 from ..lowering import kernels
 from ..templates import source as source_of
 from ..templates import tiles
-from ..templates.tiles import Tile, padded
+from ..templates.tiles import Fragments, Tile, padded
 
 Edit = Callable[[str], str]
 TEMPLATES = ("ONE_PASS", "BLOCK_MASK_ONE_PASS")  # of lowering/kernels.py
@@ -108,13 +108,13 @@ TWO_PER_SM = Variant(
     "two-per-sm",
     "64/64 (d = 64) and 32/64 (d = 128), 4 warps, two CTAs per SM",
     tiles={
-        (90, 64): Tile(64, 64, 64, 4, 3, False, 4, 64, atomic_add=True, ctas_per_sm=2),
-        (90, 128): Tile(32, 64, 128, 4, 3, True, 4, 32, atomic_add=True, ctas_per_sm=2),
+        (90, 64): Tile(64, 64, 64, 4, 3, False, Fragments(4, 64), atomic_add=True, ctas_per_sm=2),
+        (90, 128): Tile(32, 64, 128, 4, 3, True, Fragments(4, 32), atomic_add=True, ctas_per_sm=2),
     },
 )
 HALF_Q = Variant(
     "half-q",
     "32/128 at d = 128, 8 warps",
-    tiles={(90, 128): Tile(32, 128, 128, 8, 3, True, 8, 32, atomic_add=True)},
+    tiles={(90, 128): Tile(32, 128, 128, 8, 3, True, Fragments(8, 32), atomic_add=True)},
 )
 VARIANTS = (UNORDERED, *RELEASES, *STAGES, TWO_PER_SM, HALF_Q)

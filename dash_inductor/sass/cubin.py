@@ -47,6 +47,7 @@ class CubinReport:
     copies_ahead: int | None  # of the loop with the fewest: `copies_ahead`, None where no loop waits for LDGSTS
     idle_fences: int | None  # fences of the whole GPU that `issued_idle`, None without such fences or HGMMA
     idle_additions: int | None  # the same of fp32 additions to global memory
+    shuffle_barriers: int | None  # the most `shuffle_barriers` of a loop, None where no loop adds what it loads from tensor memory
 
     @property
     def wgmma_serialised(self) -> bool:
@@ -117,6 +118,7 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
         copies_ahead=min((ahead for ahead in map(copies_ahead, loops) if ahead is not None), default=None),
         idle_fences=idle(lambda instruction: instruction.base == "MEMBAR" and instruction.opcode.endswith(".GPU")),
         idle_additions=idle(_is_addition),
+        shuffle_barriers=max((count for count in map(shuffle_barriers, loops) if count is not None), default=None),
     )
 
 
@@ -138,6 +140,25 @@ def copies_ahead(loop: Sequence[Instruction]) -> int | None:
         _last_number(instruction) for instruction in loop if instruction.base == "DEPBAR" and instruction.operands.startswith("SB0")
     ]
     return left[0] - sum(instruction.base == "LDGDEPBAR" for instruction in loop) if left else None
+
+
+def shuffle_barriers(loop: Sequence[Instruction]) -> int | None:
+    """The barriers of the CTA between a load from tensor memory and the first fp32 addition to global memory behind it.
+
+    Some: the values are shuffled through shared memory. None: nothing is added, or nothing comes from tensor memory.
+
+    >>> shuffle_barriers(parse("/*0000*/ LDTM.x32 R4, tmem[UR4] ; /*0010*/ BAR.SYNC 0x0 ; /*0020*/ REDG.E.ADD.F32x4 [R2], R4 ;"))
+    1
+    """
+    count = None
+    for instruction in (*loop, *loop):  # the loop may begin between the two
+        if instruction.base == "LDTM":
+            count = 0
+        elif count is not None and _is_addition(instruction):
+            return count
+        elif count is not None and instruction.base == "BAR":
+            count += 1
+    return None
 
 
 def issued_idle(loop: Sequence[Instruction], wanted: Callable[[Instruction], bool]) -> int:

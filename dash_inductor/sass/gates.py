@@ -72,6 +72,12 @@ MOST_INSTRUCTIONS: dict[Key, dict[str, int]] = {
     ("sm_90", "3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 609, "flex": 504, "flex-causal": 698},
     ("sm_90", "3.9", 64): {"full": 467, "causal": 527, "causal-ragged-gqa": 562, "flex": 467, "flex-causal": 556},
     ("sm_90", "3.9", 128): {"full": 580, "causal": 642, "causal-ragged-gqa": 698, "flex": 580, "flex-causal": 675},
+    ("sm_100", "3.6", 64): {"full": 588, "causal": 657, "causal-ragged-gqa": 696, "flex": 588, "flex-causal": 714},
+    ("sm_100", "3.6", 128): {"full": 586, "causal": 628, "causal-ragged-gqa": 683, "flex": 586, "flex-causal": 581},
+    ("sm_100", "3.7", 64): {"full": 509, "causal": 576, "causal-ragged-gqa": 616, "flex": 509, "flex-causal": 574},
+    ("sm_100", "3.7", 128): {"full": 509, "causal": 550, "causal-ragged-gqa": 604, "flex": 509, "flex-causal": 540},
+    ("sm_100", "3.9", 64): {"full": 494, "causal": 557, "causal-ragged-gqa": 597, "flex": 494, "flex-causal": 542},
+    ("sm_100", "3.9", 128): {"full": 475, "causal": 512, "causal-ragged-gqa": 566, "flex": 475, "flex-causal": 501},
 }
 # What there is of each field of a cell.
 CHOICES: dict[str, Sequence[Any]] = {
@@ -125,6 +131,8 @@ class Rules:
             yield f"the main loop spills: {values['local_in_loop']} LDL and STL{more}"
         if values["atomg"]:
             yield f"{values['atomg']} ATOMG in the main loop: an addition returns its value"
+        if values["shuffle_barriers"]:
+            yield f"dQ goes through shared memory: {values['shuffle_barriers']} barriers before it is added"
         additions = isinstance(self.tile, Tile) and self.tile.atomic_add
         if (values["red"] > 0) != additions:
             yield f"{values['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}"

@@ -104,7 +104,7 @@ def await_step():
 def add_in_order(DQ, tile, dq, rank):
     # dq [rows, columns] into its tile of DQ; `our_turn` has come. The first contributor stores: the scratch needs no zero fill, and
     # what stood in it cannot survive. By predicates and not by a branch: a matmul is in flight.
-    # The order is that of `to_accumulator_order` in functions.py.jinja, by bits of the accumulator's index: rows are (warp, half,
+    # The order is that of `Fragments` in templates/tiles.py, by bits of the accumulator's index: rows are (warp, half,
     # lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread adds four registers at a time.
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]

@@ -9,10 +9,12 @@ import re
 from typing import Any
 
 import pytest
+import triton
 
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.generate import compile_kernel
-from dash_inductor.sass import gates
+from dash_inductor.devices.cost_files import numbers_of
+from dash_inductor.sass import gates, serial
 from dash_inductor.sass.cubin import inspect
 from dash_inductor.sass.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
 from dash_inductor.templates import tiles
@@ -51,9 +53,35 @@ def test_one_pass(cell):
     row = as_it_is(cell)
     assert row["gates"] == []
     without = ("causal-dynamic-gqa", "flex-window-soft-cap", "flex-documents-alibi")
-    assert (row["most_instructions"] is None) == (cell.arch != "sm_90" or cell.shape in without)
+    assert (row["most_instructions"] is None) == (cell.arch == "sm_80" or cell.shape in without)
     assert (row["stock_instructions"] is None) == (cell.arch != "sm_90" or cell.shape not in FLEX_SHAPES)
     assert row["tmem_columns"] == (512 if cell.arch == "sm_100" else 0)
+    assert row["shuffle_barriers"] == (0 if cell.arch == "sm_100" else None)
+
+
+@pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the cost file is of Triton 3.7's code")
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])
+def test_the_cost_file_of_a_b200(head_dim):
+    """A kernel that changes needs other constants: `serial` gives them."""
+    steps = {}
+    for template in (ONE_PASS, TWO_PASS):
+        compiled = [Cell("sm_100", template, "bf16", head_dim, shape) for shape in ("full", "causal")]
+        rows = [(cell.rules.tile, as_it_is(cell)) for cell in compiled]
+        steps[template] = [serial.serial_step(tile, row["instructions_in_loop"], row["num_warps"]) for tile, row in rows]
+    numbers = numbers_of("b200")
+    tflops, percent = numbers["tflops"][str(head_dim)], numbers["two_pass_percent"][str(head_dim)]
+    assert tflops["value"] == pytest.approx(serial.tflops(steps[ONE_PASS], numbers["sms"]["value"]), rel=0.03)
+    assert percent["value"] == pytest.approx(serial.two_pass_percent(steps[TWO_PASS], steps[ONE_PASS]), rel=0.03)
+    assert tflops["estimate"] and percent["estimate"]
+
+
+def test_another_order_of_dq_than_of_tensor_memory(monkeypatch):
+    """That of wgmma takes dQ through shared memory in every step."""
+    entry = dataclasses.replace(tiles._TILES[100, 128], accumulator=tiles.Fragments(4, 32))
+    monkeypatch.setitem(tiles._TILES, (100, 128), entry)
+    row = judged(Cell("sm_100", ONE_PASS, "bf16", 128, "causal"), replayed=False)
+    assert row["shuffle_barriers"] > 10
+    assert f"dQ goes through shared memory: {row['shuffle_barriers']} barriers before it is added" in row["gates"]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +129,7 @@ SHORT = ["--q-len", "512", "--kv-len", "512", "--batch", "1", "--heads", "2", "-
 
 def refused(monkeypatch, capsys, *sizes):
     """The command's row of a tile of these sizes."""
-    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(*sizes, True, 8, 64, atomic_add=True))
+    monkeypatch.setitem(tiles._TILES, (90, 128), tiles.Tile(*sizes, True, tiles.Fragments(8, 64), atomic_add=True))
     assert main([*GATES, "--json"]) == 1
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     return row

@@ -60,8 +60,8 @@ def test_tiles(head_dim, expected):
     """A function of architecture, dtype and head dim alone, and what a decision reports."""
     found = gluon_tile(90, "bf16", head_dim)
     assert str(found) == expected
-    assert found.warps_m * 16 == found.block_m
-    assert (8 // found.warps_m) * found.instr_n == head_dim
+    assert found.accumulator.warps_m * 16 == found.block_m
+    assert (8 // found.accumulator.warps_m) * found.accumulator.instr_n == head_dim
     (decision,) = generated(head_dim=head_dim).decisions
     assert decision.tile == expected
 

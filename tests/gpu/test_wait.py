@@ -44,8 +44,8 @@ SECONDS = 60  # 2**25 polls of at most 1.5 us
 def lonely(kernel: str) -> str:
     """A program in which one CTA waits for a rank that has come, and then for one that never does."""
     _, *functions = source("functions").split("@triton.jit\ndef ")
-    (wait,) = (function for function in functions if function.startswith("wait("))
-    functions = {"triton": f"@triton.jit\ndef {wait}{TRITON}", "gluon": GLUON}[kernel]
+    ours = "".join(f"@triton.jit\ndef {function}" for function in functions if function.startswith(("thread(", "wait(")))
+    functions = {"triton": ours + TRITON, "gluon": GLUON}[kernel]
     return LONELY.format(functions=functions, report={"triton": "address_of('it')", "gluon": "(report_of('it'),)"}[kernel])
 
 

@@ -29,6 +29,7 @@ GOOD = (
     {"registers": 227, "shared_bytes": 99328, "tmem_columns": 0, "ctas_per_sm": 1, "main_loops": 1, "instructions_in_loop": 397}
     | {"local_in_loop": 0, "hgmma": 24, "hmma": 0, "utcmma": 0, "ldgsts": 6, "utmaldg": 0, "red": 4, "atomg": 0}
     | {"warpgroup_depbars": 3, "wgmma_serialised": False, "copies_ahead": 0, "idle_fences": 0, "idle_additions": 0}
+    | {"shuffle_barriers": None}
 )
 TILE = tile(90, "bf16", 64)
 
@@ -53,6 +54,7 @@ def test_figures_that_pass():
         ({"copies_ahead": -3}, "nothing is prefetched: the first wait is for 3 groups of copies of the step before"),
         ({"idle_fences": 1}, "the tensor cores idle under 1 fences and 0 additions"),
         ({"idle_additions": 8}, "the tensor cores idle under 0 fences and 8 additions"),
+        ({"shuffle_barriers": 14}, "dQ goes through shared memory: 14 barriers before it is added"),
         ({"ldgsts": 0}, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
         ({"local_in_loop": 2}, "the main loop spills: 2 LDL and STL"),
         ({"atomg": 1}, "1 ATOMG in the main loop: an addition returns its value"),
@@ -79,7 +81,7 @@ def test_gates_of_other_architectures_and_of_two_passes():
     assert rules[80].violated(ampere | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
     assert rules[86].violated(ampere | {"shared_bytes": 101377}) == ["101377 bytes of shared memory of 101376"]
     assert rules[120].violated(ampere | {"tmem_columns": 512}) == ["512 columns of tensor memory of 0"]
-    blackwell = GOOD | {"hgmma": 0, "utcmma": 10, "tmem_columns": 512}
+    blackwell = GOOD | {"hgmma": 0, "utcmma": 10, "tmem_columns": 512, "shuffle_barriers": 0}
     assert rules[100].violated(blackwell) == []
     assert rules[100].violated(blackwell | {"tmem_columns": 1024}) == ["1024 columns of tensor memory of 512"]
     of_two, two = Rules(90, two_pass_tile(90, "bf16", 64)), GOOD | {"red": 0, "main_loops": 2}

@@ -1,6 +1,7 @@
 """One pass or two: what settings, the GPU and the head dim decide, and what they leave to sizes."""
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 
@@ -40,6 +41,8 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str, reserv
         ({"launch": "chained", "guarantee": "batch"}, "h100", 64, "full", "one_pass"),
         ({"launch": "chained"}, "h100", 256, "full", "two_pass"),  # it waits for nobody either
         ({"guarantee": "batch"}, "a100", 64, "full", "two_pass"),
+        ({"guarantee": "device"}, "b200", 64, "causal", "one_pass"),
+        ({"guarantee": "device"}, "b200", 128, "causal", "two_pass"),
         ({"kernel": "gluon"}, "h100", 64, "full", "one_pass"),
     ],
 )
@@ -181,13 +184,19 @@ def test_dk_and_dv_share_ctas_where_registers_hold_both(dims, matmuls):
     assert two_pass_tile(90, "bf16", *dims).split == (matmuls == 8)
 
 
-def test_dq_is_laid_out_by_its_own_columns():
-    """The rows of its accumulator, transposed or not, are warps_m blocks of 16 or more."""
+def test_each_element_of_dq_has_a_place_of_its_own():
+    """In a tile, transposed or not, whatever the columns of value."""
     for arch in (80, 89, 90, 100, 120):
         for dims in ((64, 128), (16, 128), (128, 16), (128, 128)):
             found = tile(arch, "bf16", *dims)
             rows, columns = (found.block_d, found.block_m) if found.dq_transposed else (found.block_m, found.block_d)
-            assert rows % (16 * found.warps_m) == columns % found.instr_n == 0
+            places = set()
+            for position in product(range(rows), range(columns)):
+                place = 0
+                for axis, one, count in found.dq_digits:
+                    place = place * count + position[axis] // one % count
+                places.add(place)
+            assert places == set(range(rows * columns))
 
 
 def test_a_step_costs_what_its_matmuls_do():
