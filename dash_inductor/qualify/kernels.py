@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ ALLOWED = {"bf16": 0.01, "fp16": 0.002}  # errors against float64 over the gradi
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TRIAL_FAILED = "failed its trial"
 BUSY_SIZE, BUSY_MATMULS = 4096, 50
+LINE = 150  # letters of an error
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def check(case: Case, device: str = "cuda", launches: int = LAUNCHES) -> Finding
     except RefusedError as refused:
         return Finding(status=f"refused: {refused}", seconds=time.monotonic() - start, **found)
     except Exception as error:
-        said = f"failed: {type(error).__name__}: {first_line(error)}"
+        said = f"failed: {type(error).__name__}: {shorten(first_line(error), LINE)}"
         return Finding(status=said, seconds=time.monotonic() - start, **found)
     schedule = prepared.decision.schedule if prepared.decision else ""
     found |= {"errors": errors, "launches": launches, "schedule": schedule, "seconds": time.monotonic() - start}
@@ -168,7 +170,7 @@ def _in_a_process(case: Case, deadline: float) -> Finding:
         return Finding(case.name, f"not run: it did not end within the stage's time, {left:.0f} s before its end")
     found = next((line for line in reversed(done.stdout.splitlines()) if line.startswith('{"case": ')), None)
     if found is None:
-        last = next(reversed(done.stderr.splitlines()), "without a word")
+        last = shorten(next(reversed(done.stderr.splitlines()), "without a word"), LINE)
         return Finding(case.name, f"failed: its process ended with status {done.returncode}: {last}")
     return Finding(**json.loads(found))
 

@@ -39,7 +39,8 @@ SAID = {0: OK, NOT_AVAILABLE: NO_TESTS, gpu_tests.TIME_LIMIT: TIME_LIMIT}  # of 
 
 @dataclass(frozen=True)
 class Stage:
-    """seconds: its limit. task, arguments: of `child.py`; `job` is what the task "measure" takes."""
+    """seconds: its limit; a process takes some of it to import torch, before its own time, in `arguments`, begins. task, arguments:
+    of `child.py`; `job` is what the task "measure" takes."""
 
     name: str
     seconds: int
@@ -60,13 +61,13 @@ ENVIRONMENT = Stage("environment", 20, "GPU, versions, clocks", "environment")
 COSTS = Stage("costs", 165, "constants of the cost model", "costs", {"seconds": 150})
 DEFAULT = (
     ENVIRONMENT,
-    Stage("kernels", 75, "gradients against float64, equal bits, beside other work", "kernels", {"seconds": 70}),
-    _measured("glance", 70, "ours beside stock and what is installed", 60, contenders=GLANCE, rounds=10),
+    Stage("kernels", 70, "gradients against float64, equal bits, beside other work", "kernels", {"seconds": 55}),
+    _measured("glance", 75, "ours beside stock and what is installed", 60, contenders=GLANCE, rounds=10),
 )
 # Three parts that need nothing from each other, most important first, for a GPU that is there for a short time.
 FULL = (
     replace(ENVIRONMENT, part=1),
-    Stage("kernels", 80, "gradients against float64, equal bits, beside other work", "kernels", {"seconds": 75}, part=1),
+    Stage("kernels", 80, "gradients against float64, equal bits, beside other work", "kernels", {"seconds": 65}, part=1),
     Stage("tests", 190, "the repository's tests of a GPU", "tests", {"seconds": 165}, part=1),
     Stage("additions", 40, "what L2 takes", "additions", part=1),
     _measured("order", 70, "what determinism costs", 60, 1, tuned=True, shapes=TUNED, contenders="ours-unordered"),

@@ -251,7 +251,7 @@ def test_each_part_is_within_its_time(capsys: pytest.CaptureFixture[str]) -> Non
     assert stages.seconds_of(stages.DEFAULT) <= stages.DEFAULT_BUDGET
     for stage in (*stages.FULL, *stages.DEFAULT):
         within = stage.job.seconds if stage.job else stage.arguments.get("seconds")
-        assert within is None or within <= stage.seconds - 5
+        assert within is None or within <= stage.seconds - 10
         if stage.job:
             assert stage.job.chosen()
 
@@ -281,12 +281,14 @@ def test_a_stage_that_takes_too_long_ends_with_what_it_started(tmp_path: Path) -
     mark = tmp_path / "mark"
     grandchild = f"import time; time.sleep(8); open({str(mark)!r}, 'w')"
     program = (
-        f"import signal, subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
-        "print('begun', flush=True)\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(100)"
+        f"import os, signal, subprocess, sys, time\nsubprocess.Popen([sys.executable, '-c', {grandchild!r}])\n"
+        "print(os.getpid(), flush=True)\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\ntime.sleep(100)"
     )
     start = time.monotonic()
     outcome, _, echoed = ended(program, 2)
-    assert outcome == ("time limit", None) and echoed == ["begun"]
+    assert outcome == ("time limit", None)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(echoed[0]), 0)
     assert time.monotonic() - start < 30
     time.sleep(max(0.0, 9 - (time.monotonic() - start)))
     assert not mark.exists()
