@@ -323,9 +323,8 @@ class StreamingMultiprocessor:
         taker = 1 - warp.group if gives else warp.group
         name = "given" if gives else "taken"
         warp.uses[name] += 1
-        number = warp.uses[name] + (
-            gives and taker == 0
-        )  # the n-th turn of the second warpgroup precedes the (n + 1)-th of the first
+        # The n-th turn of the second warpgroup precedes the (n + 1)-th of the first.
+        number = warp.uses[name] + (gives and taker == 0)
         turn = self.barriers[TURN, number, taker]
         turn.arrived += WARP
         if not gives:
