@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--loops", type=int, default=1, metavar="N", help="main loops in the kernel: 2 or 3 in two passes (default 1)"
     )
     parser.add_argument("--warps", type=int, default=8, metavar="N", help="warps that run the loop (default 8)")
+    parser.add_argument("--ctas", type=int, default=1, metavar="N", help="CTAs that share an SM (default 1)")
     parser.add_argument("--edge", action="store_true", help="a step in a tile that the causal diagonal crosses")
     parser.add_argument(
         "--tma",
@@ -52,7 +53,13 @@ def main(args: argparse.Namespace) -> int:
     if not args.cubins and not args.constants:
         raise ValueError("name a cubin, or ask for --constants")
     constants = Constants().set_from(dict(map(_assignment, args.set)))
-    settings: dict[str, Any] = {"warps": args.warps, "edge": args.edge, "tma_bytes": args.tma, "constants": constants}
+    settings: dict[str, Any] = {
+        "warps": args.warps,
+        "ctas": args.ctas,
+        "edge": args.edge,
+        "tma_bytes": args.tma,
+        "constants": constants,
+    }
     replayed = []
     for path in args.cubins:
         try:

@@ -9,7 +9,7 @@ import pytest
 from dash_inductor.cli.main import main
 from dash_inductor.sass.cubin import parse
 from dash_inductor.sass.replay import Constants, Replay, pricing, replay_loop, sensitivity
-from dash_inductor.sass.replay.operations import ControlCode, Operation, control_codes, decoded, step_of
+from dash_inductor.sass.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
 
 # Of the kernel for an H100 at d = 128, as cuobjdump prints it.
 SASS = """
@@ -43,9 +43,10 @@ def loop(*lines: str | tuple[str, int, int, int]) -> list[Operation]:
     return decoded(parse(text), codes)
 
 
-def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, edge: bool = False, **constants: float) -> Replay:
-    found = replay_loop(loop(*lines), warps=warps, edge=edge, constants=Constants().set_from(constants))
-    assert found.tensor_cycles + sum(found.exposed.values()) == pytest.approx(found.cycles)
+def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, ctas: int = 1, **constants: float) -> Replay:
+    found = replay_loop(loop(*lines), warps=warps, ctas=ctas, constants=Constants().set_from(constants))
+    if found.exposed:
+        assert found.tensor_cycles + sum(found.exposed.values()) == pytest.approx(found.cycles)
     return found
 
 
@@ -93,6 +94,21 @@ def test_a_wait_for_copies(left, latency, waits):
     assert (next(iter(found.exposed)) == "loads") == waits
 
 
+MMA = "HMMA.16816.F32.BF16 R4, R8, R12, R4"  # 4,096 FLOP of one warp
+
+
+def test_synchronous_matmuls():
+    """Each scheduler's tensor core takes them at 62.9 % of a wgmma's 1,024 FLOP a clock: 6.36 clocks, issued on whole ones."""
+    found = replayed(*[MMA] * 16, BARRIER)
+    assert found.flop == 16 * 8 * 4096
+    assert found.cycles == pytest.approx(2 * 16 * 7 + 20, abs=8)
+    assert found.tensor_cycles == found.flop / 4096 and not found.exposed
+    assert "what its synchronous matmuls wait for is not told apart" in found.notes
+    assert replayed(*[MMA.replace("16816", "1688")] * 32, BARRIER).cycles == pytest.approx(2 * 32 * 4 + 20, abs=8)
+    assert replayed(*[MMA] * 16, BARRIER, synchronous_share=1).cycles == pytest.approx(2 * 16 * 4 + 20, abs=8)
+    assert replayed(*[MMA] * 16, BARRIER, ctas=2).cycles == pytest.approx(2 * 16 * 7, abs=8)  # the other CTA's barrier is hidden
+
+
 def test_copies_share_the_way_from_l2():
     """4096 bytes a step: 128 clocks at 32 bytes a clock, nothing else."""
     step = (COPY, "LDGDEPBAR", "DEPBAR.LE SB0, 0x8", S)
@@ -110,6 +126,26 @@ def test_a_barrier_waits_for_the_last_warp():
     assert late.cycles - alone.cycles > 200
 
 
+MINE, OTHERS = "BAR.SYNC.DEFER_BLOCKING R13, 0x100", "BAR.ARV R14, 0x100"  # numbers of barriers in registers: turns
+
+
+def test_warpgroups_that_take_turns():
+    """Each awaits the other one's arrival before its matmul: a turn is a matmul's 32 clocks, its report's 28, a barrier's 20."""
+    found = replayed(MINE, S, WAIT, OTHERS)
+    assert found.cycles == pytest.approx(2 * (32 + 28 + 20), abs=8)
+    assert replayed(MINE, S, WAIT, OTHERS, barrier=120).cycles == pytest.approx(found.cycles + 200, abs=2)
+    at_once = replayed(MINE, S, OTHERS, WAIT)  # the other one's matmul may be issued while this one's runs
+    assert at_once.cycles < found.cycles - 30
+
+
+def test_barriers_are_of_one_cta():
+    """A second CTA's matmuls run while the first one is at its barrier."""
+    alone, beside = (replayed(S, WAIT, BARRIER, ctas=number) for number in (1, 2))
+    assert beside.cycles < alone.cycles - 20
+    assert beside.flop == alone.flop and beside.tensor_cycles == pytest.approx(alone.tensor_cycles, rel=0.02)
+    assert beside.tensor_cycles + sum(beside.exposed.values()) == pytest.approx(beside.cycles)
+
+
 def test_a_barrier_of_a_warpgroup_leaves_the_other_alone():
     """The first group's matmul runs while the second one is at its own barrier."""
     apart, together = (replayed(f"BAR.SYNC.DEFER_BLOCKING 0x1, {threads}", S, WAIT) for threads in ("0x80", "0x100"))
@@ -123,6 +159,22 @@ def test_additions_press_back():
     assert found.cycles == pytest.approx(1024, abs=2)
     assert next(iter(found.exposed)) == "additions"
     assert replayed(*step, S, ("MOV R1, R2", 7, 7, 1), addition_bandwidth=32).cycles == pytest.approx(2048, abs=2)
+
+
+@pytest.mark.parametrize(("vector", "clocks"), [("x4", 1024), ("x2", 512), ("", 256)])
+def test_additions_by_width(vector, clocks):
+    """16 of 8 warps, of four, two or one value a lane, at 64 bytes a clock."""
+    add = ADD.replace("F32x4", f"F32{vector}")
+    assert replayed(*[(add, 7, 0, 0)] * 16, S, ("MOV R1, R2", 7, 7, 1), addition_bandwidth=64).cycles == pytest.approx(
+        clocks, abs=4
+    )
+
+
+@pytest.mark.parametrize(("matrices", "clocks"), [(".4", 256), (".2", 128), ("", 64)])
+def test_matrices_from_shared_memory_by_width(matrices, clocks):
+    """Eight loads of 8 warps at 128 bytes a clock, before the matmuls' own 8,192 bytes; no number means one matrix."""
+    loads = [f"LDSM.16.M88{matrices} R4, [R8]"] * 8
+    assert replayed(*loads, BARRIER, S, shared_bandwidth=8).cycles == pytest.approx(16 * (clocks + 64), rel=0.02)
 
 
 def test_a_fence_waits_for_additions():
@@ -211,6 +263,16 @@ def test_what_a_warp_does_in_a_step():
     assert opcodes(step, 0, True) == [*always[:3], "FSEL", *always[3:]]
 
 
+def test_a_loop_that_ptxas_rotated():
+    """Its first block is that which comes second: the one behind the jump is entered, and jumps back to it."""
+    step = loop("NOP", "BRA 0x50", "MUFU.EX2 R1, R1", "IADD3 R1, R1, 0x1, RZ", "BRA 0x0", S, "@P1 BRA 0x20")
+    step = step[:-1]  # ends with its own branch back
+    assert [operation.base for operation in rotated(step)] == ["MUFU", "IADD3", "BRA", "NOP", "BRA", "HGMMA", "BRA"]
+    assert opcodes(rotated(step), 0, False) == ["MUFU", "IADD3", "BRA", "NOP", "BRA", "HGMMA", "BRA"]
+    for other in (loop("NOP", "@P1 BRA 0x40", "MUFU.EX2 R1, R1", "BRA 0x0", S), loop(S, "NOP")):
+        assert rotated(other) == other
+
+
 def test_a_step_ends_at_the_branch_back():
     """What stands behind it is rare code that the compiler has moved there."""
     step = loop("@P1 BRA 0x30", S, "@P0 BRA 0x0", "NOP", "BRA 0x10")
@@ -220,9 +282,11 @@ def test_a_step_ends_at_the_branch_back():
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
-        ([S, "HMMA.16816.F32.BF16 R4, R8, R12, R4"], {}, "HMMA in the main loop: the replay has no model of it"),
+        ([S, "IMMA.16832.S8.S8 R4, R8, R12, R4"], {}, "IMMA in the main loop: the replay has no model of it"),
         ([S, "UTMAREDG.2D [UR4]", "UTMALDG.2D [UR4]"], {}, "UTMALDG, UTMAREDG in the main loop"),
-        (["NOP"], {}, "no HGMMA"),
+        (["NOP"], {}, "no HGMMA or HMMA"),
+        ([S], {"ctas": 0}, "an SM has at least 1 CTA, not 0"),
+        ([MINE, S], {"warps": 12}, "takes? turns in the main loop: the replay knows two of one CTA, not 12 warps of 1"),
         ([S], {"warps": 6}, "there are 6 warps"),
         (["@P1 BRA 0x30", POLL, S, WAIT], {}, "every warp waits for another one: WARPGROUP.DEPBAR.LE$"),  # one warp's matmul
         ([S], {"smem": 1}, "unknown constant 'smem': the known ones are tensor_flop, "),

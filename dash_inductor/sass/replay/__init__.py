@@ -1,12 +1,13 @@
 """A cubin's main loop replayed from its SASS and control codes on one SM of Hopper: clocks a step, and what they go to.
 
-The warps of one CTA issue the loop in order, as its stalls, scoreboards and waits say; tensor cores, shared memory, the ways to L2
-and barriers take the time that `constants` gives them. It ranks variants of one loop on one GPU. All of it is an estimate: some
-constants are guesses (`sensitivity` says what hangs on them), and an SM beside 131 others is not alone.
+The warps of one CTA, or of some alike, issue the loop in order, as its stalls, scoreboards and waits say; tensor cores, shared
+memory, the ways to L2 and barriers take the time that `constants` gives them. It ranks variants of a loop on one GPU. All of it is
+an estimate: some constants are guesses (`sensitivity` says what hangs on them), and an SM beside 131 others is not alone.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from typing import Any
 from ..cubin import disassemble, indirect_targets, main_loops, parse
 from .constants import CONSTANTS, SWITCH, Constants
 from .machine import BARRIER, ISSUE, MATMUL, WARPGROUP, Event, StreamingMultiprocessor, Warp
-from .operations import UNKNOWN, Operation, control_codes, decoded, step_of
+from .operations import MATMULS, UNKNOWN, Operation, control_codes, decoded, rotated, step_of
 
 STEPS = 9  # issued
 WINDOW = 3  # of which the last are looked at
@@ -25,11 +26,11 @@ SMALLEST = 8  # clocks of a cause that is worth a word
 
 @dataclass(frozen=True)
 class Replay:
-    """Of one main loop: clocks a step in its steady state, all of them estimates."""
+    """Of one main loop: an SM's clocks for a step of a CTA in its steady state, all of them estimates."""
 
     cycles: float
     tensor_cycles: float  # of its matmuls alone
-    # cause -> clocks in which the tensor cores idle, the most first; with tensor_cycles they are `cycles`
+    # cause -> clocks in which the tensor cores idle, the most first; with tensor_cycles they are `cycles`. Empty for HMMA
     exposed: dict[str, float]
     handover_cycles: float | None  # from a successful poll to the sight of the step's release by another CTA; None: no such pair
     chained_cycles: float  # a step where every step waits for the same step of another CTA, as in a shift schedule
@@ -62,11 +63,12 @@ def replay(
     count: int = 1,
     *,
     warps: int = 8,
+    ctas: int = 1,
     edge: bool = False,
     tma_bytes: int = 0,
     constants: Constants = Constants(),  # noqa: B008 (frozen)
 ) -> tuple[Replay, ...]:
-    """Each of a cubin's `count` main loops (`cubin.main_loops`), by a CTA of `warps` warps that has an SM to itself.
+    """Each of a cubin's `count` main loops (`cubin.main_loops`), by `ctas` CTAs of `warps` warps that have an SM to themselves.
 
     `edge`: in a tile that the causal diagonal crosses. `tma_bytes` is what TMA writes to shared memory and reads from it in a step,
     where warps do so that are not in the loop: instructions do not say it.
@@ -76,7 +78,8 @@ def replay(
             model of.
     """
     return tuple(
-        replay_loop(loop, warps=warps, edge=edge, tma_bytes=tma_bytes, constants=constants) for loop in loops_of(cubin, count)
+        replay_loop(loop, warps=warps, ctas=ctas, edge=edge, tma_bytes=tma_bytes, constants=constants)
+        for loop in loops_of(cubin, count)
     )
 
 
@@ -88,64 +91,77 @@ def loops_of(cubin: bytes, count: int) -> list[list[Operation]]:
         raise ValueError(f"expected a cubin of one kernel, found {len(functions)}")
     if "code for sm_90" not in text:
         raise ValueError("only sm_90 can be replayed")
-    loops = main_loops(parse(functions[0]), indirect_targets(functions[0]), count)
+    return loops_in(functions[0], count)
+
+
+def loops_in(function: str, count: int) -> list[list[Operation]]:
+    """The main loops of one function of Hopper's, from the text of `cuobjdump -sass`; ValueError if there is none."""
+    loops = main_loops(parse(function), indirect_targets(function), count)
     if not loops:
         raise ValueError("no loop has a matmul")
-    codes = control_codes(functions[0])
-    return [decoded(loop, codes) for loop in loops]
+    codes = control_codes(function)
+    return [rotated(decoded(loop, codes)) for loop in loops]
 
 
 def replay_loop(
     loop: Sequence[Operation],
     *,
     warps: int = 8,
+    ctas: int = 1,
     edge: bool = False,
     tma_bytes: int = 0,
     constants: Constants = Constants(),  # noqa: B008 (frozen)
 ) -> Replay:
     """One loop of `loops_of`; arguments and errors are those of `replay`."""
-    _check(loop, warps)
+    _check(loop, warps, ctas)
 
     def run(chained: bool) -> StreamingMultiprocessor:
-        sm = _machine(loop, warps, edge, tma_bytes, constants, chained)
+        sm = _machine(loop, warps, ctas, edge, tma_bytes, constants, chained)
         sm.run()
         return sm
 
     sm = run(chained=False)
-    begin, end = window = _window(sm)
-    exposed, tensor = _exposed(sm, *window)
-    handover, chained = None, (end - begin) / WINDOW
+    begin, end, steps = _window(sm)
+    flop = _flop(loop, warps, edge)
+    exposed, tensor = _exposed(sm, begin, end) if sm.busy else ({}, flop / constants.tensor_flop * steps)
+    handover, chained = None, (end - begin) / steps
     if sm.polled and sm.released:
         step = STEPS - WINDOW
         handover = sm.released[step] - sm.polled[step] + constants.l2_latency
-        first, last = _window(run(chained=True))
-        chained = (last - first) / WINDOW
-    in_step = (event for event in sm.events if end - (end - begin) / WINDOW <= event.time < end)
+        first, last, chained_steps = _window(run(chained=True))
+        chained = (last - first) / chained_steps
+    in_step = (event for event in sm.events if end - (end - begin) / steps * ctas <= event.time < end)
     return Replay(
-        cycles=(end - begin) / WINDOW,
-        tensor_cycles=tensor / WINDOW,
-        exposed={cause: clocks / WINDOW for cause, clocks in exposed.items()},
+        cycles=(end - begin) / steps,
+        tensor_cycles=tensor / steps,
+        exposed={cause: clocks / steps for cause, clocks in exposed.items()},
         handover_cycles=handover,
         chained_cycles=chained,
-        flop=_flop(loop, warps),
+        flop=flop,
         instructions=len(loop),
         notes=_notes(loop, tma_bytes),
         trace=tuple(sorted(in_step, key=lambda event: (event.time, event.warp))),
     )
 
 
-def _check(loop: Sequence[Operation], warps: int) -> None:
+def _check(loop: Sequence[Operation], warps: int, ctas: int) -> None:
+    if ctas < 1:
+        raise ValueError(f"an SM has at least 1 CTA, not {ctas}")
     if warps < 1 or warps % WARPGROUP:
         raise ValueError(f"matmuls are of whole warpgroups, {WARPGROUP} warps each, and there are {warps} warps")
-    if not any(operation.kind == "matmul" for operation in loop):
-        raise ValueError("no HGMMA in the loop")
+    if not any(operation.kind in MATMULS for operation in loop):
+        raise ValueError("no HGMMA or HMMA in the loop")
     if guesses := sorted({operation.base for operation in loop if operation.base in UNKNOWN}):
         raise ValueError(f"{', '.join(guesses)} in the main loop: the replay has no model of it")
+    if (warps, ctas) != (2 * WARPGROUP, 1) and any(operation.takes_turns for operation in loop):
+        raise ValueError(f"warpgroups take turns in the main loop: the replay knows two of one CTA, not {warps} warps of {ctas}")
 
 
 def _notes(loop: Sequence[Operation], tma_bytes: int) -> tuple[str, ...]:
     notes = []
     kinds = {operation.kind for operation in loop}
+    if "matmul" not in kinds:
+        notes.append("what its synchronous matmuls wait for is not told apart")
     if "copy" not in kinds:
         notes.append("what other warps load is taken to be there")
         if not tma_bytes:
@@ -153,12 +169,14 @@ def _notes(loop: Sequence[Operation], tma_bytes: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _flop(loop: Sequence[Operation], warps: int) -> int:
-    return sum(operation.flop for operation in loop if operation.kind == "matmul") * (warps // WARPGROUP)
+def _flop(loop: Sequence[Operation], warps: int, edge: bool) -> int:
+    """Of a step of a CTA: an HGMMA is of a warpgroup, an HMMA of a warp."""
+    issued = step_of(loop, 0, edge)
+    return sum(operation.flop * (warps if operation.base == "HMMA" else warps // WARPGROUP) for operation in issued)
 
 
 def _machine(
-    loop: Sequence[Operation], warps: int, edge: bool, tma_bytes: int, constants: Constants, chained: bool
+    loop: Sequence[Operation], warps: int, ctas: int, edge: bool, tma_bytes: int, constants: Constants, chained: bool
 ) -> StreamingMultiprocessor:
     # Copies are spread over the step: what they bring takes shared memory from the matmuls, whenever it arrives.
     tiles = sum(operation.bytes * warps for operation in loop if operation.kind == "copy" and not operation.guard)
@@ -166,18 +184,33 @@ def _machine(
     first = {kind: kinds.index(kind) for kind in ("release", "addition", "poll") if kind in kinds}
     return StreamingMultiprocessor(
         constants,
-        [Warp(warp, step_of(loop, warp, edge)) for warp in range(warps)],
+        [Warp(warp, step_of(loop, warp % warps, edge)) for warp in range(warps * ctas)],
         STEPS,
+        ctas=ctas,
         chained=chained,
-        arriving=(tiles + tma_bytes) / _flop(loop, warps),
+        arriving=(tiles + tma_bytes) / _flop(loop, warps, edge),
         released_late=first.get("release", 0) < first.get("addition", first.get("poll", 0)),
     )
 
 
-def _window(sm: StreamingMultiprocessor) -> tuple[float, float]:
-    """The last steps, by a warp of the last warpgroup."""
-    begun = sm.begun[len(sm.warps) - WARPGROUP]
-    return begun[-WINDOW - 1], begun[-1]
+def _window(sm: StreamingMultiprocessor) -> tuple[float, float, float]:
+    """(begin, end, steps in between) of the last steps, of all CTAs, by a warp of the last warpgroup of each.
+
+    Several CTAs drift apart, so that one's steps alone say little: what counts is how many steps all of them make in a time.
+    """
+    warps = len(sm.warps) // sm.ctas
+    begun = [sm.begun[(cta + 1) * warps - WARPGROUP] for cta in range(sm.ctas)]
+    first = -WINDOW - 1 if sm.ctas == 1 else -2 * WINDOW - 1
+    begin, end = max(times[first] for times in begun), min(times[-1] for times in begun)
+    return begin, end, sum(_steps_until(end, times) - _steps_until(begin, times) for times in begun)
+
+
+def _steps_until(time: float, begun: list[float]) -> float:
+    """How many steps a CTA has made, parts of a step included, from the times at which each began."""
+    step = bisect_right(begun, time) - 1
+    if step == len(begun) - 1:
+        return step
+    return step + (time - begun[step]) / (begun[step + 1] - begun[step])
 
 
 def _exposed(sm: StreamingMultiprocessor, begin: float, end: float) -> tuple[dict[str, float], float]:

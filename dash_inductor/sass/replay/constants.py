@@ -45,6 +45,7 @@ class Constants:
         "a burst of loads: 5.5 to 7 TB/s measured are 24 to 30 an SM at 1.755 GHz, one SM alone gets up to 64",
         True,
     )
+    synchronous_share: float = _constant(0.629, "of tensor_flop", "mma.sync gets 62.9 % of an H100's wgmma peak (arXiv 2402.13499)")
     addition_bandwidth: float = _constant(64, "bytes/clock", "the way of REDG to L2; FlashAttention-3 at 600 TFLOPS proves 9", True)
     addition_buffer: float = _constant(4096, "bytes", "of REDG between the read of its registers and that way", True)
     gpu_fence: float = _constant(300, "clocks", "MEMBAR.GPU with nothing in flight", True)

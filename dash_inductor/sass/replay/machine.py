@@ -16,6 +16,7 @@ WARP = 32  # threads
 COPY_GROUPS = 12  # of a warp that are looked back at
 UNKNOWN_LATENCY = 12  # clocks, of what sets a scoreboard and has no figure of its own (LDGDEPBAR)
 ISSUE, BARRIER, MATMUL = "issue", "barrier", "matmul latency"
+TURN = "turn"
 # What a warp waits for that waits for the scoreboard of an operation, where that is not the operation's kind.
 _CAUSES = {"load": "table entry", "addition": "additions", "copy": "issue of copies", "shared load": "shared memory"}
 _CAUSES |= {"shared store": "shared memory", "constant": "constants"}
@@ -106,16 +107,17 @@ class Warp:
 
 @dataclass
 class StreamingMultiprocessor:
-    """One CTA on one SM for some steps of a loop. Times are in clocks; everything that it does follows from its arguments.
+    """One CTA, or some alike, on one SM for some steps of a loop. Times are in clocks; its arguments decide all that it does.
 
-    `chained`: a poll succeeds once the step before has been released, as in a chain of CTAs that are a step apart; else at once.
-    `arriving` is what comes into shared memory, or leaves it by TMA, in bytes per FLOP of matmul. `released_late`: a step
-    releases the additions of the step before it.
+    `warps` are those of `ctas` CTAs, one after the other. `chained`: a poll succeeds once the step before has been released, as in
+    a chain of CTAs that are a step apart; else at once. `arriving` is what comes into shared memory, or leaves it by TMA, in bytes
+    per FLOP of matmul. `released_late`: a step releases the additions of the step before it.
     """
 
     constants: Constants
     warps: list[Warp]
     steps: int
+    ctas: int = 1
     chained: bool = False
     arriving: float = 0.0
     released_late: bool = True
@@ -212,7 +214,7 @@ class StreamingMultiprocessor:
         warp.next_issue = now + max(1, operation.control.stall)
         if operation.pipe:
             pipe, clocks = operation.pipe
-            self.pipe_free[warp.scheduler, pipe] = now + (clocks or self.constants.mufu)
+            self.pipe_free[warp.scheduler, pipe] = now + (clocks or self._clocks_of(operation))
         written, read = self._effect(warp, operation)
         self.events.append(Event(now, warp.number, warp.step, operation))
         warp.scoreboards = [[reason for reason in board if reason[0] > now] for board in warp.scoreboards]
@@ -224,6 +226,16 @@ class StreamingMultiprocessor:
         warp.position += 1
         if warp.position == len(warp.operations):
             warp.position, warp.step = 0, warp.step + 1
+
+    def _clocks_of(self, operation: Operation) -> float:
+        """For how long one warp takes the pipe of an operation whose rate is a constant."""
+        if operation.kind == "synchronous matmul":
+            return operation.flop * SCHEDULERS / (self.constants.tensor_flop * self.constants.synchronous_share)
+        return self.constants.mufu
+
+    @property
+    def _warps_of_cta(self) -> int:
+        return len(self.warps) // self.ctas
 
     def _effect(self, warp: Warp, operation: Operation) -> tuple[float | None, float | None]:
         """What issuing an operation does: when its result is there, and when its operands are read; None: soon."""
@@ -252,7 +264,7 @@ class StreamingMultiprocessor:
             case "commit":
                 warp.copy_groups = [*warp.copy_groups, warp.copied][-COPY_GROUPS:]
             case "addition":
-                return None, self._add()
+                return None, self._add(operation)
             case "release":
                 self.released[warp.step - self.released_late] = now + constants.l2_latency / 2
                 return None, now + 10
@@ -288,18 +300,38 @@ class StreamingMultiprocessor:
         self.busy.append(Busy(matmul.start, matmul.end, work))
 
     def _arrive(self, warp: Warp, operation: Operation) -> None:
+        if operation.takes_turns:
+            self._take_turns(warp, operation)
+            return
         if not operation.opcode.startswith("BAR.SYNC"):
             return
-        all_threads = WARP * len(self.warps)
+        all_threads = WARP * self._warps_of_cta
         number, threads = operation.barrier
         # Of one warpgroup, perhaps with a warp of another partition, which is taken to be there.
         of_group = threads in (WARP * WARPGROUP, WARP * (WARPGROUP + 1))
         expected = WARP * WARPGROUP if of_group else min(threads or all_threads, all_threads)
         warp.uses[number] += 1
-        warp.barrier = self.barriers[number, warp.uses[number], warp.group if of_group else 0]
+        cta = warp.number // self._warps_of_cta
+        warp.barrier = self.barriers[number, warp.uses[number], warp.group if of_group else -1 - cta]
         warp.barrier.arrived += WARP
         if warp.barrier.arrived >= expected:
             warp.barrier.release = self.time + self.constants.barrier
+
+    def _take_turns(self, warp: Warp, operation: Operation) -> None:
+        """Of two warpgroups whose matmuls take turns, the first at once: BAR.SYNC waits for the other one's BAR.ARV."""
+        gives = operation.opcode.startswith("BAR.ARV")
+        taker = 1 - warp.group if gives else warp.group
+        name = "given" if gives else "taken"
+        warp.uses[name] += 1
+        # The n-th turn of the second warpgroup precedes the (n + 1)-th of the first.
+        number = warp.uses[name] + (gives and taker == 0)
+        turn = self.barriers[TURN, number, taker]
+        turn.arrived += WARP
+        if not gives:
+            warp.barrier = turn
+        at_once = (number, taker) == (1, 0)
+        if turn.arrived >= WARP * WARPGROUP * (1 if at_once else 2) and turn.release is None:
+            turn.release = self.time + self.constants.barrier
 
     def _shared(self, moved: int) -> float:
         """Books shared memory's port for some bytes, before matmuls that have not started; when it is through."""
@@ -310,16 +342,16 @@ class StreamingMultiprocessor:
 
     def _copy(self, warp: Warp, operation: Operation) -> float:
         """An asynchronous copy; one under a guard is of a row, by the first warp. When its operands are read."""
-        if not operation.guard or warp.number == 0:
+        if not operation.guard or warp.number % self._warps_of_cta == 0:
             self.loads_free = (
                 max(self.loads_free, self.time + self.constants.l2_latency) + operation.bytes / self.constants.l2_bandwidth
             )
             warp.copied = max(warp.copied, self.loads_free)
         return self._shared(0) + 4
 
-    def _add(self) -> float:
-        """Four fp32 additions a lane in L2. When their registers are read: not before the buffer has room for them."""
-        moved, bandwidth = 4 * 4 * WARP, self.constants.addition_bandwidth
+    def _add(self, operation: Operation) -> float:
+        """fp32 additions in L2. When their registers are read: not before the buffer has room for them."""
+        moved, bandwidth = operation.bytes, self.constants.addition_bandwidth
         self.additions_free = max(self.additions_free, self._shared(moved)) + moved / bandwidth
         self.additions_done = self.additions_free + self.constants.l2_latency
         return max(self.time + 6, self.additions_free - self.constants.addition_buffer / bandwidth)

@@ -44,7 +44,7 @@ def control_codes(sass: str) -> dict[int, ControlCode]:
     return {int(match[1], 16): ControlCode.decode(int(match[2], 16)) for match in _WORDS.finditer(sass)}
 
 
-# By opcode without modifiers; HGMMA, REDG, LDG and WARPGROUP are told apart by more (`_kind`). All others are arithmetic.
+# By opcode without modifiers; HGMMA, RED, LDG and WARPGROUP are told apart by more (`kind`). All others are arithmetic.
 _KINDS = {
     "BAR": "barrier",
     "MEMBAR": "membar",
@@ -52,6 +52,7 @@ _KINDS = {
     "LDGSTS": "copy",
     "LDGDEPBAR": "commit",
     "DEPBAR": "wait for copies",
+    "HMMA": "synchronous matmul",
     "MUFU": "mufu",
     "STG": "store",
     "SYNCS": "mbarrier",
@@ -60,7 +61,7 @@ _KINDS = {
     **dict.fromkeys(("LDC", "ULDC", "S2R", "S2UR"), "constant"),
 }
 # What the machine has no model of; all of it is asynchronous, or a matmul.
-UNKNOWN = frozenset(("HMMA", "IMMA", "IGMMA", "QGMMA", "ATOM", "ATOMG", "ATOMS", "RED", "CALL", "BRX", "JMX"))
+UNKNOWN = frozenset(("IMMA", "IGMMA", "QGMMA", "ATOM", "ATOMG", "ATOMS", "CALL", "BRX", "JMX"))
 UNKNOWN |= {"UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP"}
 # Issued at half the rate, one warp of a scheduler in two clocks: 64 a clock and SM (CUDA Programming Guide, throughput, 9.0).
 _HALF_RATE = re.compile(
@@ -83,7 +84,7 @@ class Operation(Instruction):
             return "matmul"
         if self.opcode.startswith("WARPGROUP.DEPBAR"):
             return "wait for matmuls"
-        if self.base == "REDG":
+        if self.base in ("RED", "REDG"):
             return "addition" if ".F32" in self.opcode else "release"
         if self.base == "LDG":
             return "poll" if ".STRONG" in self.opcode else "load"
@@ -97,6 +98,8 @@ class Operation(Instruction):
     @cached_property
     def pipe(self) -> tuple[str, int] | None:
         """The execution pipe that limits it and for how many clocks a warp takes it; None: one warp a clock."""
+        if self.kind == "synchronous matmul":
+            return "hmma", 0  # by the constant of its rate
         if self.kind == "mufu" or self.base in ("I2F", "F2I", "I2FP"):
             return "mufu", 0  # by the constant of that name
         if self.base == "IMAD":
@@ -105,13 +108,18 @@ class Operation(Instruction):
 
     @cached_property
     def shape(self) -> tuple[int, int, int]:
-        """(m, n, k) of a matmul of one warpgroup."""
-        m, n, k = map(int, self.opcode.split(".")[1].split("x"))
+        """(m, n, k) of a matmul: of one warpgroup, `HGMMA.64x128x16`, or of one warp, `HMMA.16816` and `HMMA.1688`."""
+        size = self.opcode.split(".")[1]
+        if self.base == "HMMA":
+            return 16, 8, int(size.removeprefix("168"))
+        m, n, k = map(int, size.split("x"))
         return m, n, k
 
     @property
     def flop(self) -> int:
-        """Of a matmul of one warpgroup."""
+        """Of a matmul, of one warpgroup or one warp; 0 of what is none."""
+        if self.kind not in MATMULS:
+            return 0
         m, n, k = self.shape
         return 2 * m * n * k
 
@@ -135,18 +143,26 @@ class Operation(Instruction):
 
     @cached_property
     def barrier(self) -> tuple[str, int | None]:
-        """(number, threads) of a BAR.SYNC; None: all threads of the CTA."""
+        """(number, threads) of a BAR.SYNC or BAR.ARV; None: all threads of the CTA."""
         number, *threads = (operand.strip() for operand in self.operands.split(","))
         return number, int(threads[0], 16) if threads and threads[0].startswith("0x") else None
 
+    @property
+    def takes_turns(self) -> bool:
+        """Whether a barrier's number stands in a register: it is that of the warpgroup whose turn it is."""
+        return self.kind == "barrier" and self.barrier[0].startswith("R")
+
     @cached_property
     def bytes(self) -> int:
-        """What a warp moves: in an access to shared memory, or in a copy to it."""
+        """What a warp moves: in an access to shared memory, in a copy to it, or in an addition in L2."""
         width = self.opcode.rpartition(".")[2]
+        if self.kind == "addition":  # of the vectors F32x2 and F32x4, or of one value
+            vector = re.search(r"\.F32x([24])\.", self.opcode)
+            return 128 * (int(vector[1]) if vector else 1)
         if self.kind == "copy":
             return 512 if width == "128" else 32  # rows and the table's entry: lanes copy the same words, a sector of L2 in all
-        if self.opcode.endswith("88.4"):  # four matrices of 8 x 8 (LDSM, STSM)
-            return 512
+        if self.base in ("LDSM", "STSM"):  # one, two or four matrices of 8 x 8
+            return 128 * int(width) if width in ("1", "2", "4") else 128
         if self.base == "LDS":
             return 128  # rows of logsumexp and delta: lanes read the same words
         return 128 * {"64": 2, "128": 4}.get(width, 1)
@@ -160,6 +176,21 @@ class Operation(Instruction):
 def decoded(loop: Sequence[Instruction], codes: Mapping[int, ControlCode]) -> list[Operation]:
     """A loop of `cubin.main_loops` with its control codes."""
     return [Operation(**vars(instruction), control=codes[instruction.address]) for instruction in loop]
+
+
+def rotated(loop: Sequence[Operation]) -> list[Operation]:
+    """A loop in the order in which it is run, where ptxas has put the block that comes second before the one that is entered.
+
+    Such a loop begins with a block that jumps forward over the one that is entered, which ends with a jump back to the first.
+    """
+    loop = list(loop)
+    over = next((at for at, operation in enumerate(loop) if operation.base == "BRA"), None)
+    if over is None or loop[over].guard:
+        return loop
+    third = next((at for at, operation in enumerate(loop) if operation.address == loop[over].target), None)
+    if third is None or third <= over + 1 or loop[third - 1].base != "BRA" or loop[third - 1].target != loop[0].address:
+        return loop
+    return loop[over + 1 : third] + loop[: over + 1] + loop[third:]
 
 
 def step_of(loop: Sequence[Operation], warp: int, edge: bool) -> list[Operation]:
@@ -189,7 +220,8 @@ def step_of(loop: Sequence[Operation], warp: int, edge: bool) -> list[Operation]
     return issued
 
 
-_WORK = {"matmul", "addition", "barrier"}
+MATMULS = ("matmul", "synchronous matmul")
+_WORK = {*MATMULS, "addition", "barrier"}
 
 
 def _passes_by(loop: Sequence[Operation], first: int, end: int, warp: int, edge: bool) -> bool:
