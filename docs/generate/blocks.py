@@ -82,6 +82,7 @@ def executed(_: str) -> str:
         "kernels",
         "cells",
         "with races",
+        "fence left out",
         "bad",
         "steps",
         "seconds",
