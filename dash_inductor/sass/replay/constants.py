@@ -46,7 +46,13 @@ class Constants:
         True,
     )
     synchronous_share: float = _constant(0.629, "of tensor_flop", "mma.sync gets 62.9 % of an H100's wgmma peak (arXiv 2402.13499)")
-    addition_bandwidth: float = _constant(64, "bytes/clock", "the way of REDG to L2; FlashAttention-3 at 600 TFLOPS proves 9", True)
+    addition_bandwidth: float = _constant(
+        32,
+        "bytes/clock",
+        "the way of REDG to L2: on an H200 64 KB take 1.36 us, by 747 TFLOPS without additions and 471 with them at head dim 256 "
+        "(flash-attention PR 2889, whose author says 18); FlashAttention-2's speed needs 32 or more; range 18 to 64",
+        True,
+    )
     addition_buffer: float = _constant(4096, "bytes", "of REDG between the read of its registers and that way", True)
     gpu_fence: float = _constant(300, "clocks", "MEMBAR.GPU with nothing in flight", True)
     gpu_fence_of_copies: float = _constant(0, SWITCH, "1: MEMBAR.GPU waits for the warp's own cp.async too", True)

@@ -1,39 +1,52 @@
-"""From clocks of the replay to the time that the cost files give: at a clock, with what measurements leave of it.
+"""From clocks of the replay to the time that the cost files give: at a clock that falls as the tensor cores are busier.
 
-The clock is a guess at what an H100 SXM holds under matmuls. The share is fitted at that clock, so that their product alone
-counts. It is a fit to two published backward kernels, FlashAttention-3 at d = 128 on an H100 SXM
-(B 4, H 48, length 8192; pytorch-labs/tritonbench #1256 and #1267), replayed from flash-attn3-jax 0.2.3:
-
-| | cycles a step | TFLOPS at 1.6 GHz | measured | share |
-|---|---|---|---|---|
-| full, tiles of 80 x 128 | 3994 | 693 | 561 | 0.81 |
-| causal, tiles of 64 x 128 | 3237 | 684 | 539 | 0.79 |
-
-It holds what one SM does not show: the clock under power, tails, HBM, contention for L2. Two rows of one kernel prove little.
+Under matmuls an H100 draws all the power it may, and lowers its clock. LAW is a line through published speeds of other people's
+kernels, whose main loops were replayed: `python -m benchmarks.published` fits it, and prints how far each figure is off. It holds
+what one SM does not show: the clock under power, contention for L2, the replay's own optimism. So it is no clock that a tool of
+NVIDIA's would show. No kernel of ours is in the fit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from . import Replay
-
-CLOCK_GHZ = 1.6
-SHARE = 0.80
+from .constants import Constants
 
 
-def time_ns(cycles: float) -> float:
-    """What clocks of the replay take on a whole GPU.
+@dataclass(frozen=True)
+class ClockLaw:
+    """The clock in GHz: `idle` less `slope` times the share of the clocks in which the tensor cores work."""
 
-    >>> round(time_ns(1280))
-    1000
+    idle: float
+    slope: float
+
+    def ghz(self, share: float) -> float:
+        """At a `tensor_share`."""
+        return self.idle - self.slope * share
+
+
+LAW = ClockLaw(2.027, 0.770)
+
+
+def tensor_share(flop: float, cycles: float) -> float:
+    """The part of the clocks that the matmuls take at Hopper's full rate, 4096 FLOP a clock and SM.
+
+    >>> tensor_share(4096 * 50, 100)
+    0.5
     """
-    return cycles / (CLOCK_GHZ * SHARE)
+    return flop / cycles / Constants().tensor_flop
+
+
+def time_ns(step: Replay) -> float:
+    """What a step takes on a whole GPU."""
+    return step.cycles / LAW.ghz(tensor_share(step.flop, step.cycles))
 
 
 def tflops(steps: Sequence[Replay], sms: int) -> float:
     """Of one pass on a whole GPU, in the mean of some kernels of one tile."""
-    return sum(step.flop for step in steps) * sms / sum(time_ns(step.cycles) for step in steps) / 1000
+    return sum(step.flop for step in steps) * sms / sum(map(time_ns, steps)) / 1000
 
 
 def two_pass_percent(two: Sequence[Replay], one: Sequence[Replay]) -> float:
@@ -41,10 +54,10 @@ def two_pass_percent(two: Sequence[Replay], one: Sequence[Replay]) -> float:
 
     Of several kernels each, as many of two passes as of one.
     """
-    return 100 * sum(step.cycles for step in two) / sum(step.cycles for step in one)
+    return 100 * sum(map(time_ns, two)) / sum(map(time_ns, one))
 
 
 def hop_ns(steps: Sequence[Replay]) -> float:
     """From a CTA's poll to the next CTA's, at the least, in the mean of some kernels that poll."""
-    handovers = [step.handover_cycles for step in steps if step.handover_cycles is not None]
-    return time_ns(sum(handovers) / len(handovers))
+    hops = [time_ns(step) * step.handover_cycles / step.cycles for step in steps if step.handover_cycles is not None]
+    return sum(hops) / len(hops)
