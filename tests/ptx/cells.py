@@ -76,19 +76,12 @@ def _named() -> Iterator[tuple[str, Case]]:
                 yield f"sm_90 gluon {dtype} d={head_dim} {shape}", case
         for arch in gates.DEVICES:
             for head_dim, _ in gates.FLEX_HEAD_DIMS[Template.ONE_PASS]:
-                sizes: dict[str, Any] = {
-                    "mask_mod": "causal",
-                    "kv_heads": 1,
-                    "q_len": IN_PARTS,
-                    "kv_len": IN_PARTS,
-                    "in_bands": True,
-                }
-                case = _case(arch, dtype, head_dim, {"template": "one_pass"}, **sizes)
+                case = _case(arch, dtype, head_dim, {"template": "one_pass"}, mask_mod="causal", **IN_PARTS)
                 yield f"{arch} one_pass {dtype} d={head_dim} in-parts", case
         for arch in gates.DEVICES:
             for template, head_dim in ((template, q) for template, dims in gates.FLEX_HEAD_DIMS.items() for q, v in dims if q == v):
                 for attention, batch in (("varlen", 1), ("masked", 2)):
-                    sizes = {"attention": attention, "batch": batch, "kv_heads": 1, "mask": "causal"}
+                    sizes: dict[str, Any] = {"attention": attention, "batch": batch, "kv_heads": 1, "mask": "causal"}
                     case = _case(arch, dtype, head_dim, {"template": template.value}, **sizes)
                     yield f"{arch} {template} {dtype} d={head_dim} {attention}", case
 

@@ -20,6 +20,7 @@ def test_every_cell_of_the_gates_is_one() -> None:
     assert len(of_gates) == len(gates.cells())
     assert {case.device for case in named.values() if case.attention == "varlen"} == set(gates.DEVICES.values())
     assert {case.device for case in named.values() if case.in_bands} == set(gates.DEVICES.values())
+    assert all(isinstance(size, int) for case in named.values() for size in (case.q_len, case.kv_len, case.kv_heads, case.batch))
     assert any(case.settings.get("kernel") == "gluon" for case in named.values())
     assert len(named) / 15 < len(cells.tenth()) < len(named) / 7
     assert list(cells.tenth()) == list(named)[: len(cells.tenth())]
