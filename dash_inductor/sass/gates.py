@@ -46,7 +46,7 @@ SHARES_OF_STOCK: dict[Key, dict[str, float]] = {("sm_90", "3.9", 128): {"flex": 
 # The most LDL and STL of the main loop, by shape; 0 elsewhere. On sm_90, at 128 dK and dV alone take 128 of the 255 registers of a
 # thread, P and dP 64; the score before a soft-cap lives on until its derivative, a bias until it is added.
 MOST_LOCAL: dict[Key, dict[str, int]] = {
-    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 38},
+    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 38, "flex-documents-alibi": 2},
     ("sm_90", "3.7", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
     ("sm_90", "3.8", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
     ("sm_90", "3.9", 128): {"flex-window-soft-cap": 22},
