@@ -164,7 +164,7 @@ class MaskArguments(NamedTuple):
     """Lists of blocks, int32: `num` [B or 1, H or 1, blocks], `indices` [.., entries]; `full` ones may be None.
 
     Where the pass made the mask there are no lists. Then `matrix`, which stands in the place of q_indices, may say which blocks are
-    visible: int32 [B or 1, H or 1, blocks of keys, blocks of Q], 0, 1 or 2 where none, some or all of a block is.
+    visible: int8 [B or 1, H or 1, blocks of keys, blocks of Q], 0, 1 or 2 where none, some or all of a block is.
     """
 
     q_len: Any

@@ -12,6 +12,7 @@ from .schedule.packing import MAX_N_KV, MAX_N_Q
 from .templates.tiles import HALF, HEAD_DIMS, AnyTile, Tile, why_head_dims
 
 MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_rows.py.jinja)
+MOST_BLOCKS = 2**28  # of all masks of an attention: their lists take 9 bytes each
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
@@ -21,10 +22,11 @@ class Problem:
     """query is [batch, heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]; value, out and grad_out have value_dim in
     the place of head_dim.
 
-    mask: full, causal or block_mask, with `block_size` rows and keys to a block. dtype: bf16, fp16, fp32, or torch's name of
-    another. scale: of the scores, None for 1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores;
-    None where there are none. value_dim: None for head_dim. stock: what it would keep; None where that is ruled out. Lengths, heads
-    and batch may be torch.SymInt; comparisons of them guard.
+    mask: full, causal or block_mask, with `block_size` rows and keys to a block, of which there are `masks`: one for each batch
+    element and head that has a mask of its own. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the scores, None for
+    1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
+    None for head_dim. stock: what it would keep; None where that is ruled out. Lengths, heads, batch and masks may be torch.SymInt;
+    comparisons of them guard.
     """
 
     mask: str
@@ -37,6 +39,7 @@ class Problem:
     dtype: str
     scale: float | None = None
     block_size: tuple[int, int] | None = None
+    masks: Any = 1
     mods: int | None = None
     value_dim: int | None = None
     stock: Stock | None = None
@@ -119,6 +122,12 @@ class Problem:
         most = MAX_N_KV * tile.block_n if isinstance(tile, Tile) else MAX_BLOCKS * keys
         if self.q_len > MAX_BLOCKS * rows or self.kv_len > most:
             return self._too_long("blocks or tiles")
+        blocks = self.masks * ((self.q_len + rows - 1) // rows) * ((self.kv_len + keys - 1) // keys)
+        if blocks > MOST_BLOCKS:
+            of_all = f"{self.masks} masks of batch elements and heads have {blocks} blocks of {rows} x {keys} in all"
+            larger = "make the BlockMask with a larger BLOCK_SIZE"
+            remedy = f"use a mask that does not depend on the head or the batch element, or {larger}"
+            return Declined(f"{of_all}, more than {MOST_BLOCKS}", remedy)
         return None
 
     def why_no_table(self, tile: Tile) -> Declined | None:

@@ -44,7 +44,7 @@ class Rows:
     def ints(self) -> sympy.Expr:
         """Of memory, with the matrix and the ranks."""
         z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
-        return z * h * (3 * kv_blocks * q_blocks + kv_blocks * self.bands + q_blocks)
+        return z * h * (2 * kv_blocks * q_blocks + kv_blocks * self.bands + q_blocks) + CeilDiv(z * h * kv_blocks * q_blocks, 4)
 
     def is_visited(self, b: sympy.Expr, h: sympy.Expr, i: sympy.Expr) -> OpsValue:
         """Whether any key is listed for Q tile i of head h of batch element b."""
@@ -80,7 +80,7 @@ class Lists:
     def ints(self) -> sympy.Expr:
         """Of memory, with the matrix."""
         z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
-        return z * h * (3 * kv_blocks * q_blocks + kv_blocks + q_blocks)
+        return z * h * (2 * kv_blocks * q_blocks + kv_blocks + q_blocks) + CeilDiv(z * h * kv_blocks * q_blocks, 4)
 
 
 def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, in_parts: bool) -> Rows:
@@ -141,7 +141,7 @@ def _asked(inputs: Inputs, mask: MaskArguments, mods: Mods, q_block: int, kv_blo
     batch, heads = inputs.query.get_size()[:2]
     blocks = [CeilDiv(inputs.kv_len, kv_block), CeilDiv(inputs.q_len, q_block)]
     size = [batch if by_batch else sympy.Integer(1), heads if by_head else sympy.Integer(1), *blocks]
-    matrix = empty(size, torch.int32, inputs.device)
+    matrix = empty(size, torch.int8, inputs.device)
     output = kernels.call(
         kernels.MASK_MATRIX,
         grid=sympy_product(size),
@@ -162,7 +162,7 @@ def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
     z, h, kv_blocks = map(sympy.sympify, lists[0].get_size())
     # Of the attention. Extra entries are out of range; missing ones are unseen.
     device, has_full = lists[0].get_device_or_error(), len(lists) == len(LISTS)
-    matrix = empty([z, h, kv_blocks, q_blocks], torch.int32, device)
+    matrix = empty([z, h, kv_blocks, q_blocks], torch.int8, device)
     kernels.call(
         kernels.BLOCK_MATRIX,
         grid=z * h * kv_blocks,

@@ -65,7 +65,7 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
     resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
     tile = resolution.one_pass
     assert tile
-    table = kernel_table(inputs, tile)
+    table = kernel_table(inputs, tile, may_share=False)
     _, dk_meta, dv_meta = traced_gradients()
     tile_elements = tile.block_m * resolution.problem.head_dim
     scratch = empty([inputs.query_heads_total, inputs.n_q, tile_elements], torch.float32, device)

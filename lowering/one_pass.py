@@ -41,7 +41,8 @@ def gradients(inputs: Inputs, mods: Mods = NONE) -> kernels.Gradients:
         grid=table.workers,
         row_ints=table.row_ints,
         cooperative=not inputs.resolution.chained,
-        constants={"STRADDLING": table.round_robin, "ROW_BLOCK": ROUND_ROBIN_MAX_N_Q},
+        constants={"STRADDLING": table.round_robin, "ROW_BLOCK": ROUND_ROBIN_MAX_N_Q}
+        | ({"SHARED_ROW": True} if table.shared_row else {}),
     )
     if inputs.resolution.two_pass:
         two_pass.into_buffers(inputs, tile, launched.scratch, launched.dk, launched.dv, table.is_two_pass)

@@ -1,4 +1,8 @@
-"""The schedule of one attention as the kernel reads it: a constant table, or one that a small kernel writes at run time."""
+"""The schedule of one attention as the kernel reads it: a constant table, or one that a small kernel writes at run time.
+
+A constant with a row for each chain is quadratic in the lengths. Past a size there is one row for all chains where the family is
+monotone, and the small kernel writes the table of any other.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +16,9 @@ from torch._inductor.ir import FixedLayout, TensorBox
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.schedule import RoundRobinPlan, pack_plan
+from dash_inductor.schedule import Plan, RoundRobinPlan, pack_plan
 from dash_inductor.schedule.choice import RunTimeChoice
-from dash_inductor.schedule.packing import FAMILY_CODES, most_ints, row_ints
+from dash_inductor.schedule.packing import FAMILY_CODES, is_too_large, may_share_row, most_ints, pack_shared, row_ints, table_ints
 from dash_inductor.templates.tiles import Template, Tile
 
 from . import kernels
@@ -32,6 +36,7 @@ class KernelTable:
     """`table` is int32 [table_ints]; `workers` CTAs are launched.
 
     round_robin: whether the workers may have to write their rows themselves, into `row_ints` of int32.
+    shared_row: whether one row serves all chains.
     is_two_pass: 1 for sizes that take two passes instead, else 0; then no worker is launched, and the table means nothing.
     record: what a `Decision` says of the schedule.
     """
@@ -40,41 +45,63 @@ class KernelTable:
     table_ints: sympy.Expr | int
     workers: sympy.Expr | int
     round_robin: bool = False
+    shared_row: bool = False
     row_ints: sympy.Expr | int = 0
     is_two_pass: sympy.Expr | int = 0
     record: dict[str, object] = field(default_factory=dict)
 
 
-def kernel_table(inputs: Inputs, tile: Tile) -> KernelTable:
-    """The schedule of one pass: a constant if sizes are known."""
-    return _constant_table(inputs) if inputs.resolution.problem.is_static else _written_table(inputs, tile)
+def kernel_table(inputs: Inputs, tile: Tile, *, may_share: bool = True) -> KernelTable:
+    """The schedule of one pass: a constant if sizes are known, made once for all attentions of a graph that got the same.
 
-
-def _constant_table(inputs: Inputs) -> KernelTable:
-    """Made once for all attentions of a graph that got the same."""
+    It is written at run time where it is too large and chains share no row. `may_share`: whether the kernel takes a shared one.
+    """
     resolution = inputs.resolution
+    if not resolution.problem.is_static:
+        return _chosen_at_run_time(inputs, tile)
     known = V.graph.__dict__.setdefault("dash_constant_tables", {})
-    key = resolution, inputs.device
-    if key in known:
-        return known[key]
-    plan, time_ns = resolution.schedule
-    ints = pack_plan(plan)
-    known[key] = KernelTable(
+    key = resolution, inputs.device, may_share
+    if key not in known:
+        plan, _ = resolution.schedule
+        is_large = is_too_large(plan)
+        if is_large and not (may_share and may_share_row(plan)):
+            return _large_table(inputs, tile, plan)
+        known[key] = _constant_table(inputs, plan, shared_row=is_large)
+    return known[key]
+
+
+def _constant_table(inputs: Inputs, plan: Plan, *, shared_row: bool) -> KernelTable:
+    ints = pack_shared(plan) if shared_row else pack_plan(plan)
+    return KernelTable(
         table=_constant(ints, inputs.device),
         table_ints=len(ints),
         workers=plan.workers,
         round_robin=isinstance(plan, RoundRobinPlan),
+        shared_row=shared_row,
         row_ints=row_ints(plan),
-        record={
-            "family": plan.family,
-            "roles": plan.roles,
-            "heads_in_flight": plan.heads_in_flight,
-            "stride": getattr(plan.order, "stride", None),
-            "launch": resolution.settings.launch,
-            "predicted_us": None if time_ns is None else time_ns / 1000,
-        },
+        record=_record(inputs),
     )
-    return known[key]
+
+
+def _record(inputs: Inputs) -> dict[str, object]:
+    resolution = inputs.resolution
+    plan, time_ns = resolution.schedule
+    return {
+        "family": plan.family,
+        "roles": plan.roles,
+        "heads_in_flight": plan.heads_in_flight,
+        "stride": getattr(plan.order, "stride", None),
+        "launch": resolution.settings.launch,
+        "predicted_us": None if time_ns is None else time_ns / 1000,
+    }
+
+
+def _large_table(inputs: Inputs, tile: Tile, plan: Plan) -> KernelTable:
+    """The same ints as the constant's, written before each launch."""
+    choice = FAMILY_CODES.index(plan.family), plan.roles, plan.heads_in_flight, int(plan.order.mirrored)
+    ints = table_ints(plan)
+    scalars = tuple(map(sympy.Integer, choice))
+    return KernelTable(_written(inputs, tile, scalars, sympy.Integer(ints)), ints, plan.workers, record=_record(inputs))
 
 
 def _constant(ints: list[int], device: torch.device) -> TensorBox:
@@ -92,7 +119,7 @@ def _constant(ints: list[int], device: torch.device) -> TensorBox:
     return tables[name, device]
 
 
-def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
+def _chosen_at_run_time(inputs: Inputs, tile: Tile) -> KernelTable:
     resolution = inputs.resolution
     costs = resolution.costs
     assert costs
@@ -103,10 +130,26 @@ def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
     # One grouped launch serves all sizes: a CTA without a role ends at once.
     workers = (n_kv * inputs.kv_heads_total if resolution.chained else costs.workers) * (1 - is_two_pass)
     table_ints = most_ints(n_q, n_kv)
-    table = kernels.call(
+    scalars = tuple(chosen[name] for name in ("family", "roles", "heads_in_flight", "mirrored"))
+    return KernelTable(
+        table=_written(inputs, tile, scalars, table_ints, 1 - is_two_pass),
+        table_ints=table_ints,
+        workers=workers,
+        round_robin=resolution.may_round_robin,
+        row_ints=costs.workers * n_q if resolution.may_round_robin else 0,
+        is_two_pass=is_two_pass,
+        record={"family": Template.BY_SIZE.value, "launch": resolution.settings.launch},
+    )
+
+
+def _written(
+    inputs: Inputs, tile: Tile, choice: tuple[sympy.Expr, ...], table_ints: sympy.Expr, launches: sympy.Expr | int = 1
+) -> TensorBox:
+    """Ints that a kernel writes, by the first fields of a RunTimeChoice; nothing if `launches` is 0."""
+    return kernels.call(
         kernels.TABLE,
-        grid=CeilDiv(table_ints, TABLE_BLOCK) * (1 - is_two_pass),
-        scalars=(chosen["family"], chosen["roles"], chosen["heads_in_flight"], chosen["mirrored"], inputs.q_len, inputs.kv_len),
+        grid=CeilDiv(table_ints, TABLE_BLOCK) * launches,
+        scalars=(*choice, inputs.q_len, inputs.kv_len),
         inputs=[inputs.query],
         output=FixedLayout(inputs.device, torch.int32, [table_ints], [1]),
         num_warps=4,
@@ -114,18 +157,9 @@ def _written_table(inputs: Inputs, tile: Tile) -> KernelTable:
             "BLOCK": TABLE_BLOCK,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
-            "CAUSAL": resolution.problem.mask != "full",
+            "CAUSAL": inputs.resolution.problem.mask != "full",
             **{name.upper(): code for code, name in enumerate(FAMILY_CODES)},
         },
-    )
-    return KernelTable(
-        table=table,
-        table_ints=table_ints,
-        workers=workers,
-        round_robin=resolution.may_round_robin,
-        row_ints=costs.workers * n_q if resolution.may_round_robin else 0,
-        is_two_pass=is_two_pass,
-        record={"family": Template.BY_SIZE.value, "launch": resolution.settings.launch},
     )
 
 

@@ -24,7 +24,7 @@ from ..resolve import Resolution, resolve
 from ..schedule import GUARANTEES, MASKS, TWO_PASS, Costs
 from ..schedule.candidates import Candidate, CandidateBuilder
 from ..schedule.choice import ScheduleChoice, weight
-from ..schedule.packing import row_ints, table_ints
+from ..schedule.packing import schedule_ints
 from ..templates.tiles import HALF_DTYPES
 from .arguments import add_attention, add_json
 from .console import print_json, section, table
@@ -127,9 +127,7 @@ def _figures(resolution: Resolution, numbers: Mapping[str, Any]) -> dict[str, An
         "predicted_us": None if time_ns is None else time_ns / 1000,
         "overhead_us": overhead_ns / 1000,
         **steps,
-        "workspace_bytes": resolution.workspace_bytes(
-            plan.heads * plan.group * plan.order.geometry.n_q, table_ints(plan) + row_ints(plan)
-        ),
+        "workspace_bytes": resolution.workspace_bytes(plan.heads * plan.group * plan.order.geometry.n_q, schedule_ints(plan)),
     }
 
 

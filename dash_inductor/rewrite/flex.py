@@ -5,6 +5,7 @@ The HOP stays in the graph: its subgraphs, fake and functionalisation are torch'
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -60,6 +61,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         mask=proven or BLOCK_MASK,
         scale=arguments.scale,
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
+        masks=1 if proven else math.prod(mask.q_num.meta["val"].shape[:2]),
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=stock_of(Kernel.FLEX),
     )

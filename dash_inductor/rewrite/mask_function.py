@@ -34,6 +34,11 @@ class MaskFunction:
             return "causal"
         return self._evaluated(q_len, kv_len)
 
+    def masks(self, batch: Any, heads: Any) -> Any:
+        """How many there are: one for each batch element and head, where it depends on them."""
+        b, h, *_ = self.module.graph.nodes
+        return (batch if b.users else 1) * (heads if h.users else 1)
+
     @unset_fake_temporarily()
     def _evaluated(self, q_len: Any, kv_len: Any) -> str | None:
         b, h, *_ = self.module.graph.nodes

@@ -85,7 +85,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
     mods = None if scores is None else scores.operations
-    others = {"block_size": block_size, "mods": mods, "stock": _kept(stock, mask)}
+    masks = function.masks(*query.shape[:2]) if function else 1
+    others = {"block_size": block_size, "masks": masks, "mods": mods, "stock": _kept(stock, mask)}
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock):

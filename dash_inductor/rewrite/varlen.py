@@ -221,7 +221,7 @@ def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:
     end = begin + (keys - 1)
     some = (begin <= last.amax(1)) & (end >= first.amin(1))
     all_ = (begin >= first.amax(1)) & (end <= last.amin(1))
-    return (some.int() + all_.int()).unsqueeze(0).unsqueeze(0)
+    return (some.to(torch.int8) + all_.to(torch.int8)).unsqueeze(0).unsqueeze(0)
 
 
 def _blocks(length: Any, size: int) -> Any:

@@ -5,23 +5,27 @@ slots * roles        chain of (slot, role), row-major by slot, -1 for none
 n_kv                 number of steps of chain j
 n_kv * row length    Q tile | rank << 16 of step t of chain j, 0 past the chain's end
 
-The row length is the number of steps of the longest chain, at least 1. queue is 0; under a round robin it is the number of units
-of a head, roles are the workers, slots the chains of a unit, and the header is all there is: a head's order depends on where in a
-round it begins, so that the workers compute their rows (templates/positions.py.jinja) as they need them.
+The row length is the number of steps of the longest chain, at least 1. Where one row serves all chains (`pack_shared`), n_q entries
+take the place of the rows, a rank is the number of its chain, and [5] is how many entries a chain begins after the one before it.
+
+queue is 0; under a round robin it is the number of units of a head, roles are the workers, slots the chains of a unit, and the
+header is all there is: a head's order depends on where in a round it begins, so that the workers compute their rows
+(templates/positions.py.jinja) as they need them.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from .families import FAMILIES, ROUND_ROBIN, TWO_PASS
+from .families import FAMILIES, MONOTONE, ROUND_ROBIN, TWO_PASS
 from .geometry import Geometry
 from .orders.base import Order
-from .placement import Plan, RoundRobinPlan
+from .placement import GroupedPlan, Plan, RoundRobinPlan
 
 HEADER = 8
 MAX_N_KV = 32767  # a rank takes the upper half of a signed 32-bit entry
 MAX_N_Q = 65535  # a Q tile takes the lower half
+MOST_CONSTANT_INTS = 2**21  # of a constant table with a row for each chain
 FAMILY_CODES = (*FAMILIES, *ROUND_ROBIN, TWO_PASS)  # a family as the kernel that writes tables takes it
 ROUND_ROBIN_MAX_N_Q = 4096  # a worker of a round robin computes its row at once
 
@@ -68,8 +72,34 @@ def table_ints(plan: Plan) -> int:
     """How many ints `pack_plan` gives, without making them."""
     if isinstance(plan, RoundRobinPlan):
         return HEADER
-    order, g = plan.order, plan.order.geometry
-    return HEADER + len(order.slots) * order.roles + g.n_kv * (1 + max(1, *map(g.steps, range(g.n_kv))))
+    g = plan.order.geometry
+    return _row_start(plan) + g.n_kv * max(1, *map(g.steps, range(g.n_kv)))
+
+
+def shared_table_ints(plan: Plan) -> int:
+    """How many `pack_shared` gives."""
+    return _row_start(plan) + plan.order.geometry.n_q
+
+
+def _row_start(plan: Plan) -> int:
+    return HEADER + len(plan.order.slots) * plan.roles + plan.order.geometry.n_kv
+
+
+def may_share_row(plan: Plan) -> bool:
+    """Whether one row serves all chains of a plan: under a full or a causal mask, each adds to its tiles after all before it."""
+    g = plan.order.geometry
+    return isinstance(plan, GroupedPlan) and plan.family in MONOTONE and (g.mask == "full" or g.is_triangle)
+
+
+def is_too_large(plan: Plan) -> bool:
+    """Whether a table with a row for each chain is more than a graph has as a constant."""
+    return not isinstance(plan, RoundRobinPlan) and table_ints(plan) > MOST_CONSTANT_INTS
+
+
+def schedule_ints(plan: Plan) -> int:
+    """Ints of memory that the schedule takes under one pass, where sizes are known."""
+    shared = is_too_large(plan) and may_share_row(plan)
+    return shared_table_ints(plan) if shared else table_ints(plan) + row_ints(plan)
 
 
 def row_ints(plan: Plan) -> int:
@@ -103,6 +133,22 @@ def pack(order: Order, heads_in_flight: int) -> list[int]:
         entries = [i | rank << 16 for i, rank in zip(order.visits(j), order.ranks(j), strict=True)]
         table += entries + [0] * (steps - len(entries))
     return table
+
+
+def pack_shared(plan: Plan) -> list[int]:
+    """The table of a plan of a monotone family with one row for all its chains: linear in the lengths.
+
+    >>> from .geometry import Geometry
+    >>> from .orders.monotone import Ascending
+    >>> t = pack_shared(GroupedPlan(Ascending(Geometry(6, 6, 1, 2, "causal"), roles=2), heads=2, heads_in_flight=2))
+    >>> t[5], t[8:12], t[12:15], t[15:]
+    (2, [0, 1, 2, -1], [6, 4, 2], [0, 1, 2, 3, 4, 5])
+    """
+    order, g = plan.order, plan.order.geometry
+    _check(g)
+    begin = g.ratio if plan.family == MONOTONE[0] and g.is_causal else 0
+    table = [order.roles, plan.heads_in_flight, len(order.slots), int(order.mirrored), g.n_kv, begin, 0, g.kv_len]
+    return [*table, *(j for row in order.slots for j in row), *map(g.steps, range(g.n_kv)), *order.visits(0)]
 
 
 def _check(g: Geometry) -> None:

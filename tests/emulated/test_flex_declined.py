@@ -17,7 +17,7 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled
+from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled, problem
 from dash_inductor.config import Config
 from dash_inductor.devices.target import Target
 from dash_inductor.emulation import emulate
@@ -118,6 +118,30 @@ MULTIPLE = "is no multiple of the tile's 16 x 32"
 def test_reasons(function, inputs, settings, expected):
     said = reason(function, inputs, **settings)
     assert said == expected if expected is None else (said or "").startswith(expected)
+
+
+def near(by_head: bool) -> Callable[..., Tensor]:
+    """A mask of each head, or of all."""
+    return lambda b, h, m, n: (m >= n) & (m - n <= 16 * (h + 1 if by_head else 1))
+
+
+def test_blocks_of_all_heads_are_counted(monkeypatch):
+    """Four of a mask: of SDPA, whose mask the pass reads, as of a BlockMask. All heads may have one mask in common."""
+    monkeypatch.setattr(problem, "MOST_BLOCKS", 7)
+    rows, keys = torch.arange(LENGTH)[:, None], torch.arange(LENGTH)[None, :]
+    heads = torch.arange(2)[None, :, None, None]
+    expected = "2 masks of batch elements and heads have 8 blocks of 32 x 32 in all, more than 7"
+    for by_head, said in ((False, None), (True, expected)):
+        mask = create_block_mask(near(by_head), None, 2 if by_head else None, LENGTH, LENGTH, device="cpu", BLOCK_SIZE=32)
+        assert reason(attend(block_mask=mask)) == said
+
+        def masked(query: Tensor, key: Tensor, value: Tensor, by_head: bool = by_head) -> Tensor:
+            seen = near(by_head)(None, heads, rows, keys)
+            return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen)
+
+        with emulate():
+            gradients(compiled(masked), INPUTS, INPUTS[0])
+        assert (decisions()[-1].mask, decisions()[-1].reason) == ("block_mask" if said is None else decisions()[-1].mask, said)
 
 
 @pytest.mark.parametrize("name", ["cpp_wrapper", "benchmark_kernel", "triton.autotune_at_compile_time"])

@@ -28,10 +28,12 @@ def test_graph_and_launches() -> None:
 
 GQA, DYNAMIC, FULL = {"kv_heads": 4}, {"head_dim": 64, "dynamic": True}, {"head_dim": 64, "mask": "full"}
 TWO_PASSES = {"template": "two_pass"}
+LONG = GQA | {"q_len": 2**18, "kv_len": 2**18}
 SPLIT = {"kv_heads": 4, "head_dim": 256}  # dK apart from dV, for registers
 # The kernel's file: the kernel, of which code, the files of the functions behind it, and the kernel from which its file differs.
 KERNELS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[str], str]] = {
     "causal_gqa_128": (MAIN, {}, GQA, ["functions"], ""),
+    "causal_gqa_long_128": (MAIN, {}, LONG, ["functions"], "causal_gqa_128"),
     "full_64": (MAIN, {}, FULL, ["functions"], "causal_gqa_128"),
     "causal_dynamic_64": (MAIN, {}, DYNAMIC, ["functions", "positions", "round_robin"], "causal_gqa_128"),
     "two_pass_causal_gqa_128": (TWO_PASS, TWO_PASSES, GQA, ["functions"], ""),
@@ -116,6 +118,22 @@ def test_equal_attentions_share_table_and_kernels(lengths: tuple[int, int], monk
     assert len(packed) == different
     launches = [len(lines) for name, lines in code.launches.items() if MAIN in code.kernels[name]]
     assert sorted(launches) == ([3] if different == 1 else [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("family", "mask"), [("descending", "causal"), ("ascending", "full"), ("shift", "full"), ("symmetric", "causal")]
+)
+def test_a_long_sequence_has_no_large_constant(family: str, mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One row serves all chains of a monotone order; the table of another is written before the launch."""
+    made: list[int] = []
+    stock = table._constant
+    monkeypatch.setattr(table, "_constant", lambda ints, device: made.append(len(ints)) or stock(ints, device))
+    code = generated(settings={"schedule": family}, cached=False, q_len=2**18, kv_len=2**18, mask=mask)
+    (decision,) = code.decisions
+    is_written = family in ("shift", "symmetric")
+    assert decision.family == family and any(TABLE in source for source in code.kernels.values()) == is_written
+    assert made == [] if is_written else sum(made) < 3 * (2**18 // 64)
+    assert ("SHARED_ROW : tl.constexpr = True" in kernel(code, MAIN)[1]) != is_written
 
 
 def test_each_device_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

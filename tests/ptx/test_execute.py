@@ -10,6 +10,8 @@ from dataclasses import replace
 
 import pytest
 
+from dash_inductor.schedule import packing
+
 from . import __main__ as command
 from . import machine as executor
 from . import mutants
@@ -57,6 +59,14 @@ def right_in_one_order(case: Prepared) -> None:
 def test_triton_has_its_fences(name: str) -> None:
     """But for Hopper's before 3.7.1, of which users are warned."""
     assert bool(prepared(name).run(seed=1).races) == (LEAVES_OUT_FENCE and name in ("sm_90", "FlexAttention"))
+
+
+def test_one_row_for_all_chains(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel of sequences too long for a row of each chain."""
+    monkeypatch.setattr(packing, "MOST_CONSTANT_INTS", 0)
+    long = Prepared(replace(CASES["sm_90"], settings=ONE_PASS | {"guarantee": "device", "sm_reserve": 130}))
+    assert any("SHARED_ROW" in source for source in long.generated.kernels.values())
+    right_in_one_order(long)
 
 
 OTHERS = {

@@ -145,6 +145,11 @@ def test_dynamic_shapes_guard(length):
         ({"template": "two_pass"}, {"block_size": (64, 128)}, r"BLOCK_SIZE \(64, 128\) is no multiple of the tile's 128 x 128"),
         ({"template": "two_pass"}, {"kv_len": 2**22 + 1}, "lengths S_q=4096, S_k=4194305 have too many blocks or tiles for a"),
         ({}, {"block_size": (64, 128), "q_len": 2**21 + 1}, "lengths S_q=2097153, S_k=4096 have too many blocks or tiles for a"),
+        (
+            {},
+            {"masks": 1024, "q_len": 2**16 + 1, "kv_len": 2**16},
+            "1024 masks of batch elements and heads have 268959744 blocks of 128",
+        ),
         ({"schedule": "symmetric"}, {"mask": "full"}, "family 'symmetric' serves causal masks only"),
     ],
 )
@@ -153,3 +158,8 @@ def test_refusals(settings, others, message):
     with pytest.raises(ValueError, match=message) as refused:
         resolved(settings=settings, batch=64, **others)
     assert not isinstance(refused.value, LeftToStock)
+
+
+def test_as_many_blocks_as_may_be():
+    """Of all masks: one for each of 64 batch elements and 16 heads."""
+    assert resolved(batch=64, masks=1024, q_len=2**16, kv_len=2**16).template == "one_pass"

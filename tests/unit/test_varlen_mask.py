@@ -52,7 +52,7 @@ def test_of_right_offsets(sequences: list[tuple[int, int]], window: Window, tail
     assert torch.equal(by_interval[: seen.shape[0]], seen) and not by_interval[seen.shape[0] :].any()
     (matrix,) = block_matrix(first, last, seen.shape[1], KEYS)[0]
     blocks = in_blocks(seen, False).flatten(2)
-    assert matrix.dtype == torch.int32 and matrix.shape == blocks.shape[:2]
+    assert matrix.dtype == torch.int8 and matrix.shape == blocks.shape[:2]
     assert not (blocks.any(-1) & (matrix == 0)).any() and not (~blocks.all(-1) & (matrix == 2)).any()
     if len(sequences) == 1:
         assert torch.equal(matrix != 0, blocks.any(-1)) and torch.equal(matrix == 2, blocks.all(-1))
