@@ -36,7 +36,7 @@ class _BesideThisFolder(importlib.abc.MetaPathFinder):
 if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(os.path.join(__path__[0], "lowering")):
     sys.meta_path.insert(0, _BesideThisFolder())  # before the finder of an editable install, which may be of another checkout
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from .config import Config, configure
