@@ -88,7 +88,7 @@ def test_a_round_robin_without_the_wait_or_with_other_passes_has_other_bits(fami
 
 def test_with_an_early_release_bits_change(monkeypatch):
     """Released before its additions, a tile is open to the next rank too early."""
-    mutate(monkeypatch, "ONE_PASS", "early_release", {RELEASE: "pass", WAIT: f"{WAIT}; {RELEASE}"}, times=4)
+    mutate(monkeypatch, "ONE_PASS", "early_release", {RELEASE: "pass", WAIT: f"{WAIT}; {RELEASE}"}, times=5)
     with enabled(schedule="ascending"):
         assert len(outcomes(FULL) - {"deadlock"}) > 1
 
