@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.published import extract, loops
+from benchmarks.published import beside, extract, loops
 from benchmarks.published.__main__ import main, summaries
 from benchmarks.published.errors import errors, rows
 from benchmarks.published.kernels import KERNELS
 from benchmarks.published.model import Figure, chains, clocks, figures, fit, makespan, splits
+from dash_inductor.sass.replay.constants import Constants
 from dash_inductor.sass.replay.pricing import LAW
 
 KNOWN = loops.read()
@@ -120,3 +121,37 @@ def test_the_command_and_its_picture(tmp_path, capsys):
     assert Path(tmp_path / "published.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "From 8192 positions on: 25 figures" in printed and "in no error" in printed
+
+
+def test_ours_beside_others():
+    """Ahead of what users have; slower additions make ours slower, and nobody else."""
+    made = beside.speeds()
+    assert len(made) == 12
+    for each in made:
+        assert each.ours[18] < each.ours[32] < each.ours[64]
+        assert each.ours[32] > each.others["flex"] and each.ours[32] > each.others["strict"]
+        assert each.others["strict"] < each.others["FA3"]
+
+
+def test_flex_takes_seven_matmuls():
+    """At equal clocks a FLOP: 7 matmuls in place of 5, and a causal mask's cut blocks."""
+    at_full_rate = [replace(step, cycles=step.flop / 4096) for step in beside.steps()]
+    figure = Figure(KERNELS["FlashAttention-2 backward d128 full"], 1, 132, 16384, 1.0, "")
+    speed = 4096 * 132 * LAW.ghz(1) / 1000 * 5 / 7
+    assert beside.flex(figure, at_full_rate) == pytest.approx(speed, rel=0.05)
+    causal = replace(figure, kernel=KERNELS["FlashAttention-2 backward d128 causal"])
+    assert beside.flex(causal, at_full_rate) == pytest.approx(speed, rel=0.1)
+
+
+def test_the_steps_are_of_tiles_and_bandwidths_that_are_used():
+    known = beside.steps()
+    assert {step.bandwidth for step in known if step.kernel == beside.OURS} == {18, 32, 64}
+    assert Constants().addition_bandwidth == beside.BANDWIDTH
+    assert all(step.flop == 10 * 64 * 128 * step.head_dim for step in known if step.kernel == beside.OURS)
+
+
+def test_the_table_and_its_picture(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    assert beside.main(["--plot", str(tmp_path / "beside.png")]) == 0
+    assert Path(tmp_path / "beside.png").stat().st_size > 10_000
+    assert "predicted" in capsys.readouterr().out
