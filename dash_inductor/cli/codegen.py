@@ -85,6 +85,10 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         sizes |= {"q_len": args.q_len, "kv_len": args.kv_len, "mask": args.mask}
         generated = attention_backward(args.device, dynamic=args.dynamic, **sizes)
     if not generated.templates:
+        if any(decision.rewritten for decision in generated.decisions):
+            raise ValueError(
+                "the Gluon kernel is compiled when it first runs: codegen shows Triton's kernels alone, kernel='triton'"
+            )
         reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
         raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
     arch = device(args.device).arch

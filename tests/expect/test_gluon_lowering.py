@@ -6,6 +6,8 @@ from functools import partial
 import kernels
 import pytest
 
+from dash_inductor import enabled
+from dash_inductor.cli.main import main
 from dash_inductor.templates.tiles import gluon_tile
 
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
@@ -85,3 +87,10 @@ def test_declined(changes, reason):
     (decision,) = generated(**changes).decisions
     assert not decision.rewritten
     assert decision.reason.startswith(f"the Gluon kernel {reason}")
+
+
+def test_codegen_says_what_it_does_not_show(capsys):
+    sizes = ["--batch", "1", "--q-len", "2048", "--kv-len", "2048", "--heads", "8", "--head-dim", "128", "--mask", "causal"]
+    with enabled(kernel="gluon", guarantee="device"), pytest.raises(SystemExit):
+        main(["codegen", "--device", "h100", *sizes])
+    assert "the Gluon kernel is compiled when it first runs" in capsys.readouterr().err
