@@ -17,7 +17,7 @@ class Row:
 
     figure: Figure
     predicted: float
-    left_out: float  # by a law that does not know its kernel, at no head dim, mask or pass of it
+    left_out: float  # by a law that was fitted without its kernel, under any mask
 
     @property
     def error(self) -> float:
