@@ -15,6 +15,7 @@ from dash_inductor.devices.cost_files import numbers_of
 from dash_inductor.sass import gates
 from dash_inductor.sass.gates import Cell, judged
 from dash_inductor.sass.replay import Replay, pricing, replay
+from dash_inductor.sass.replay.constants import Constants
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Template
 
@@ -64,12 +65,13 @@ def test_a_tile_that_the_diagonal_crosses():
 
 @pytest.mark.parametrize("template", [Template.ONE_PASS, Template.TWO_PASS])
 def test_two_stages_wait_for_their_loads(monkeypatch, template):
-    """The same kernel with a stage less is slower, and by its loads."""
-    (three,) = replay(cubin(template, 128, "causal"))
+    """The same kernel with a stage less is slower, and by its loads, where additions are too fast to hide that."""
+    fast_additions = Constants(addition_bandwidth=64)
+    (three,) = replay(cubin(template, 128, "causal"), constants=fast_additions)
     table = tiles._TILES if template == Template.ONE_PASS else tiles._TWO_PASS_TILES
     monkeypatch.setitem(table, (90, 128), dataclasses.replace(table[90, 128], num_stages=2))
-    (two,) = replay(cubin(template, 128, "causal", cached=False))
-    assert two.cycles > three.cycles * 1.15  # 1.18 with Triton 3.9, in one pass
+    (two,) = replay(cubin(template, 128, "causal", cached=False), constants=fast_additions)
+    assert two.cycles > three.cycles * 1.2
     assert next(iter(two.exposed)) == "loads"
     assert three.exposed.get("loads", 0) < 100 < two.exposed["loads"]
 
