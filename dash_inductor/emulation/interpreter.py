@@ -48,6 +48,7 @@ def install_interpreter(patches: Patches) -> None:
     _remembered_shapes(patches)
     _remembered_functions(patches)
     _integer_of_one_element(patches)
+    _repeated_booleans(patches)
     install_reductions(patches)
     install_libdevice(patches, libdevice)
 
@@ -207,6 +208,17 @@ def _no_overflow_checks(patches: Patches) -> None:
     """Every integer operation is done in 64 bits once more, for an assertion that the interpreter then leaves out."""
     builder = interpreter.interpreter_builder
     patches.set(builder, "options", replace(builder.options, sanitize_overflow=False))
+
+
+def _repeated_booleans(patches: Patches) -> None:
+    """A comparison of scalars keeps the type of what it compares, and a block of it is of integers: no mask, for Triton 3.9."""
+    stock = InterpreterBuilder.create_splat
+
+    def create_splat(self: InterpreterBuilder, block: Any, value: TensorHandle) -> TensorHandle:
+        made = stock(self, block, value)
+        return TensorHandle(made.data.astype(np.bool_), tl.int1) if value.data.dtype == np.bool_ else made
+
+    patches.set(InterpreterBuilder, "create_splat", create_splat)
 
 
 def _remembered_dtypes(patches: Patches) -> None:
