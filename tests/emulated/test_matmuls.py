@@ -15,6 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import decisions
 from dash_inductor.emulation import emulate
+from dash_inductor.rewrite.math_path import REASON, REMEDY
 
 NAME = "aten.scaled_dot_product_attention.default"
 Attend = Callable[..., Tensor]
@@ -118,6 +119,9 @@ def test_gradients(rewriting: None, name: str) -> None:
     decision = decisions()[-1]
     if called is narrowed and torch.__version__ < (2, 13):  # whose Inductor drops the narrowing: the dtypes differ
         assert rewritten() == 0 and decision.reason
+        return
+    if name == "three dimensions" and torch.__version__ >= (2, 15):  # which makes four of them: flash attention takes these
+        assert (rewritten(), decision.reason, decision.remedy) == (0, REASON, REMEDY)
         return
     assert (rewritten(), decision.op, decision.mask) == (5, NAME, mask)
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
