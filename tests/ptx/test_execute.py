@@ -120,8 +120,8 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
 
 LONGER = {"Gluon": 512}  # four tiles of queries: only then are the three stages of its ring used again
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
-# Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go, so the last wait for them, by which
-# shared memory could be used again, orders nothing.
+# Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go: the last wait for them, after
+# which shared memory could be used again, orders nothing.
 HOLES = {
     "sm_80": [],
     "sm_90": [],
