@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from ..devices import DEVICES, device
 from ..sass import gates
 from ..sass.replay import SMALLEST
 from ..schedule import MASKS
-from ..templates.tiles import HALF_DTYPES, Template, tile, two_pass_tile
+from ..templates.tiles import HALF_DTYPES, Template, gluon_tile, tile, two_pass_tile
 from .arguments import add_attention, add_json
 from .console import code, print_json, section
 
+GLUON_OP = "torch.ops.dash.sdpa_backward_gluon.default"  # which launches the Gluon kernel
 # Figures of the whole kernel; all others are of its main loop.
 OF_KERNEL = ("num_warps", "num_stages", "registers", "stack_bytes", "shared_bytes", "main_loops", "tmem_columns", "ctas_per_sm")
 
@@ -67,7 +69,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     import triton
 
     from ..codegen.flex import FlexAttention, flex_backward
-    from ..codegen.generate import attention_backward, compile_kernel
+    from ..codegen.generate import CompiledKernel, attention_backward, compile_kernel
+    from ..codegen.gluon import compile_gluon, gluon_source
 
     heads = {"heads": args.heads, "kv_heads": args.heads if args.kv_heads is None else args.kv_heads}
     sizes: dict[str, Any] = {
@@ -84,21 +87,15 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     else:
         sizes |= {"q_len": args.q_len, "kv_len": args.kv_len, "mask": args.mask}
         generated = attention_backward(args.device, dynamic=args.dynamic, **sizes)
-    if not generated.templates:
-        if any(decision.rewritten for decision in generated.decisions):
-            raise ValueError(
-                "the Gluon kernel is compiled when it first runs: codegen shows Triton's kernels alone, kernel='triton'"
-            )
+    is_gluon = GLUON_OP in generated.source
+    if not generated.templates and not is_gluon:
         reasons = [decision.reason for decision in generated.decisions if decision.reason is not None]
         raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
     arch = device(args.device).arch
 
-    def of_kernel(name: str) -> dict[str, Any]:
-        find = tile if generated.templates[name] == Template.ONE_PASS else two_pass_tile
-        rules = gates.Rules(arch, find(arch, args.dtype, args.head_dim, args.value_dim))
-        compiled = compile_kernel(generated.kernels[name], args.device)
+    def described(name: str, compiled: CompiledKernel, rules: gates.Rules, launch: Sequence[str], source: str) -> dict[str, Any]:
         if args.cubin:
-            path = args.cubin if name == generated.main_kernel else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
+            path = args.cubin if name in (generated.main_kernel, GLUON_OP) else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
             path.write_bytes(compiled.cubin)
         figures = gates.figures(compiled, rules)
         return {
@@ -107,11 +104,24 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
             **figures,
             **gates.predicted(compiled, rules),
             "gates": rules.violated(figures),
-            "launch": list(generated.launches[name]),
-            "source": generated.kernels[name],
+            "launch": list(launch),
+            "source": source,
         }
 
-    main, *others = map(of_kernel, generated.templates)
+    def of_template(name: str) -> dict[str, Any]:
+        find = tile if generated.templates[name] == Template.ONE_PASS else two_pass_tile
+        rules = gates.Rules(arch, find(arch, args.dtype, args.head_dim, args.value_dim))
+        source = generated.kernels[name]
+        return described(name, compile_kernel(source, args.device), rules, generated.launches[name], source)
+
+    def of_gluon() -> dict[str, Any]:
+        lengths = {"q_len": args.q_len, "kv_len": args.kv_len, "batch": args.batch}
+        compiled = compile_gluon(args.device, **lengths, **heads, head_dim=args.head_dim, mask=args.mask, dtype=args.dtype)
+        rules = gates.Rules(arch, gluon_tile(arch, args.dtype, args.head_dim), is_gluon=True)
+        launches = [line.strip() for line in generated.source.splitlines() if GLUON_OP in line]
+        return described(GLUON_OP, compiled, rules, launches, gluon_source())
+
+    main, *others = [of_gluon()] if is_gluon else map(of_template, generated.templates)
     return {
         **main,
         "others": others,

@@ -11,7 +11,19 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import LIMITS, device, occupancy
-from ..templates.tiles import HALF_DTYPES, ONE_PASS_HEAD_DIM, Template, Tile, TwoPassTile, prefetches, tile, tiles_of, two_pass_tile
+from ..templates.tiles import (
+    GLUON_HEAD_DIMS,
+    HALF_DTYPES,
+    ONE_PASS_HEAD_DIM,
+    Template,
+    Tile,
+    TwoPassTile,
+    gluon_tile,
+    prefetches,
+    tile,
+    tiles_of,
+    two_pass_tile,
+)
 from .cubin import inspect
 from .replay import replay
 
@@ -38,6 +50,10 @@ FLEX_SHAPES: dict[str, dict[str, str]] = {
 }
 # Of query and value, of FlexAttentions in each template: those that models have. The tiles of others are judged by SHAPES.
 FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: ((192, 128), (256, 256))}
+# The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES.
+GLUON = "gluon"
+GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
+GLUON_CONSUMERS = 8  # warps that multiply; four others load, poll and release
 Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
 # our five and call score_mod and mask_mod twice; by shape, where it has more.
@@ -82,7 +98,7 @@ MOST_INSTRUCTIONS: dict[Key, dict[str, int]] = {
 # What there is of each field of a cell.
 CHOICES: dict[str, Sequence[Any]] = {
     "arch": tuple(DEVICES),
-    "template": (Template.ONE_PASS.value, Template.TWO_PASS.value),
+    "template": (Template.ONE_PASS.value, Template.TWO_PASS.value, GLUON),
     "head_dim": HEAD_DIMS,
     "dtype": HALF_DTYPES,
     "shape": (*SHAPES, *FLEX_SHAPES),
@@ -99,6 +115,7 @@ class Rules:
     most_local: int = 0  # LDL and STL of them
     share_of_stock: float = SHARE_OF_STOCK  # the most instructions, in parts of stock's
     stock_instructions: int | None = None
+    is_gluon: bool = False  # its main loop is that of the warps that multiply: others load for them
 
     def violated(self, values: Mapping[str, Any]) -> list[str]:
         """The gates that these `figures` do not pass, a sentence each."""
@@ -122,7 +139,7 @@ class Rules:
             yield f"nothing is prefetched: the first wait is for {-values['copies_ahead']} groups of copies of the step before"
         if values["idle_fences"] or values["idle_additions"]:
             yield f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions"
-        if not values["ldgsts"] + values["utmaldg"]:
+        if not self.is_gluon and not values["ldgsts"] + values["utmaldg"]:
             yield "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
 
     def _of_memory(self, values: Mapping[str, Any]) -> Iterator[str]:
@@ -164,7 +181,7 @@ class Cell:
     """One kind of attention on one GPU, in one template."""
 
     arch: str  # sm_90
-    template: str
+    template: str  # or GLUON
     dtype: str
     head_dim: int
     shape: str  # of SHAPES or FLEX_SHAPES
@@ -173,7 +190,7 @@ class Cell:
     @property
     def rules(self) -> Rules:
         """Those of its tile, with the figures of the installed Triton where there are some."""
-        find = tile if self.template == Template.ONE_PASS else two_pass_tile
+        find = {Template.ONE_PASS: tile, Template.TWO_PASS: two_pass_tile, GLUON: gluon_tile}[self.template]
         arch = device(DEVICES[self.arch]).arch
         return Rules(
             arch,
@@ -181,26 +198,37 @@ class Cell:
             self._listed(MOST_INSTRUCTIONS),
             self._listed(MOST_LOCAL) or 0,
             self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK,
+            is_gluon=self.template == GLUON,
         )
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a kernel, and models have such an attention."""
+        if self.template == GLUON:
+            return (
+                (self.arch, self.value_dim) == ("sm_90", None) and self.head_dim in GLUON_HEAD_DIMS and self.shape in GLUON_SHAPES
+            )
+        if self.template == Template.ONE_PASS and self.head_dim > ONE_PASS_HEAD_DIM:
+            return False
+        return self.shape in SHAPES or (self.head_dim, self.value_dim or self.head_dim) in FLEX_HEAD_DIMS[Template(self.template)]
 
     def _listed(self, figures: Mapping[Key, Mapping[str, Number]]) -> Number | None:
         import triton
 
         is_mla = self.value_dim is not None
-        if is_mla != (self.template == Template.TWO_PASS):
+        if self.template == GLUON or is_mla != (self.template == Template.TWO_PASS):
             return None
         return figures.get((self.arch, triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
 
 
 def cells(**asked: Sequence[Any]) -> list[Cell]:
     """Every cell of the tile tables, or those asked for, by names of CHOICES."""
-    return [
+    every = (
         Cell(arch, template, dtype, head_dim, shape, value_dim)
         for arch, template, head_dim, dtype, shape in product(*(CHOICES | asked).values())
-        if template == Template.TWO_PASS or head_dim <= ONE_PASS_HEAD_DIM
         for value_dim in dict.fromkeys((None, VALUE_DIMS.get(head_dim)))
-        if shape in SHAPES or (head_dim, value_dim or head_dim) in FLEX_HEAD_DIMS[Template(template)]
-    ]
+    )
+    return [cell for cell in every if cell.exists]
 
 
 def figures(compiled: CompiledKernel, rules: Rules) -> dict[str, int | bool | None]:
@@ -225,8 +253,11 @@ def figures(compiled: CompiledKernel, rules: Rules) -> dict[str, int | bool | No
 
 def predicted(compiled: CompiledKernel, rules: Rules) -> dict[str, Any]:
     """What each main loop takes a step by the replay (`Replay.as_dict`), an estimate that is not gated; or None, and why not."""
+    warps, tma_bytes = compiled.metadata.num_warps, 0
+    if rules.is_gluon:  # TMA writes Q, grad_out, lse and delta of a Q tile
+        warps, tma_bytes = GLUON_CONSUMERS, rules.tile.block_m * (2 * 2 * rules.tile.block_d + 2 * 4)
     try:
-        replays = replay(compiled.cubin, rules.tile.kinds, warps=compiled.metadata.num_warps)
+        replays = replay(compiled.cubin, rules.tile.kinds, warps=warps, tma_bytes=tma_bytes)
     except ValueError as error:
         return {"predicted_cycles": None, "not_predicted": str(error)}
     return {"predicted_cycles": [each.as_dict() for each in replays], "not_predicted": None}
@@ -268,17 +299,25 @@ def instructions_of_stock(cell: Cell) -> int:
     return inspect(compiled.cubin, compiled.metadata.shared, 2).instructions_in_loop
 
 
-def judged(cell: Cell, *, replayed: bool = True) -> dict[str, Any]:
-    """The main kernel of a cell: figures, violated gates, and cycles where it is to be `replayed`, which takes half the time."""
+def _compiled(cell: Cell) -> CompiledKernel:
+    """The main kernel of a cell."""
     from ..codegen.generate import compile_kernel
+    from ..codegen.gluon import compile_gluon
 
-    key = DEVICES[cell.arch]
+    if cell.template == GLUON:
+        sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES[cell.shape]
+        return compile_gluon(DEVICES[cell.arch], batch=2, heads=HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
     code = generated(cell)
     (kernel,) = code.templates
+    return compile_kernel(code.kernels[kernel], DEVICES[cell.arch])
+
+
+def judged(cell: Cell, *, replayed: bool = True) -> dict[str, Any]:
+    """The main kernel of a cell: figures, violated gates, and cycles where it is to be `replayed`, which takes half the time."""
     rules = cell.rules
     values = asdict(cell) | {"tile": str(rules.tile)}
     try:
-        compiled = compile_kernel(code.kernels[kernel], key)
+        compiled = _compiled(cell)
         values |= figures(compiled, rules)
         if replayed:
             values |= predicted(compiled, rules)
@@ -288,5 +327,5 @@ def judged(cell: Cell, *, replayed: bool = True) -> dict[str, Any]:
         gates = [f"it does not compile: {str(error).splitlines()[0]}"]
     else:
         gates = rules.violated(values)
-    own = {name: value for name, value in vars(rules).items() if name not in ("arch", "tile")}
+    own = {name: value for name, value in vars(rules).items() if name not in ("arch", "tile", "is_gluon")}
     return values | own | {"gates": gates}

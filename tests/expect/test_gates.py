@@ -18,6 +18,7 @@ from dash_inductor.sass import gates, serial
 from dash_inductor.sass.cubin import inspect
 from dash_inductor.sass.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
 from dash_inductor.templates import tiles
+from dash_inductor.templates.tiles import HALF_DTYPES
 
 ONE_PASS, TWO_PASS = "one_pass", "two_pass"
 
@@ -57,6 +58,19 @@ def test_one_pass(cell):
     assert (row["stock_instructions"] is None) == (cell.arch != "sm_90" or cell.shape not in FLEX_SHAPES)
     assert row["tmem_columns"] == (512 if cell.arch == "sm_100" else 0)
     assert row["shuffle_barriers"] == (0 if cell.arch == "sm_100" else None)
+
+
+def test_the_gluon_kernel():
+    """Of Hopper's two head dims, and shapes whose lengths are known; the warps that multiply load nothing."""
+    every = cells(template=[gates.GLUON])
+    assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", 64), ("sm_90", 128)}
+    assert len(every) == 2 * len(HALF_DTYPES) * len(gates.GLUON_SHAPES)
+    (cell,) = (cell for cell in every if (cell.head_dim, cell.dtype, cell.shape) == (128, "bf16", "causal"))
+    row = as_it_is(cell)
+    assert row["gates"] == []
+    assert (row["ldgsts"], row["utmaldg"], row["num_warps"]) == (0, 0, 12)
+    rules = dataclasses.replace(cell.rules, is_gluon=False)
+    assert rules.violated(row) == ["the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"]
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the cost file is of Triton 3.7's code")

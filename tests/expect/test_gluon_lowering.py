@@ -1,6 +1,7 @@
 """The Gluon kernel behind the op: off by default; asked for, its launch stands in the generated code, or the reason why not."""
 
 import ast
+import json
 from functools import partial
 
 import kernels
@@ -8,6 +9,7 @@ import pytest
 
 from dash_inductor import enabled
 from dash_inductor.cli.main import main
+from dash_inductor.sass.replay import replay
 from dash_inductor.templates.tiles import gluon_tile
 
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
@@ -89,8 +91,18 @@ def test_declined(changes, reason):
     assert decision.reason.startswith(f"the Gluon kernel {reason}")
 
 
-def test_codegen_says_what_it_does_not_show(capsys):
+def test_codegen_shows_it(tmp_path, capsys):
+    """Its own source, its launch, and what eight of its warps do in the main loop."""
     sizes = ["--batch", "1", "--q-len", "2048", "--kv-len", "2048", "--heads", "8", "--head-dim", "128", "--mask", "causal"]
-    with enabled(kernel="gluon", guarantee="device"), pytest.raises(SystemExit):
-        main(["codegen", "--device", "h100", *sizes])
-    assert "the Gluon kernel is compiled when it first runs" in capsys.readouterr().err
+    with enabled(kernel="gluon", guarantee="device"):
+        assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "kernel.cubin")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["gates"], shown["others"], shown["num_warps"]) == ([], [], 12)
+    assert "def sdpa_backward" in shown["source"]
+    (launch,) = shown["launch"]
+    assert launch.startswith(f"{shown['kernel']}(")
+    (loop,) = shown["predicted_cycles"]
+    assert loop["flop"] == 10 * 64 * 128 * 128
+    assert loop["notes"] == ["what other warps load is taken to be there"]
+    (again,) = replay((tmp_path / "kernel.cubin").read_bytes(), tma_bytes=64 * (4 * 128 + 8))
+    assert loop["cycles"] == pytest.approx(again.cycles, abs=0.1)

@@ -27,7 +27,7 @@ from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.console import progress, table
 from dash_inductor.devices import device
 from dash_inductor.sass import gates
-from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
+from dash_inductor.templates.tiles import HALF_DTYPES, Template
 
 from . import mutants
 from .cases import Case, Prepared, Result, same_bits, unexplained
@@ -38,7 +38,6 @@ WORKERS = 2  # processes
 LENGTH, HEADS, SMS = 256, 2, 3  # few SMs: a worker has several chains
 SEEDS, ONE_IN = 5, 10
 IN_PARTS = {"q_len": 384, "kv_len": 384, "kv_heads": 1, "in_bands": True}  # three KV tiles, in two bands
-GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
 
 
 def cells() -> dict[str, Case]:
@@ -64,16 +63,12 @@ def _place(name: str) -> int:
 def _named() -> Iterator[tuple[str, Case]]:
     for cell in gates.cells():
         dims = str(cell.head_dim) + (f"/{cell.value_dim}" if cell.value_dim else "")
-        few_sms = cell.template == Template.ONE_PASS and cell.shape in gates.SHAPES
-        settings = {"template": cell.template} | (_few_sms(cell.arch) if few_sms else {})
+        of_table = cell.template != Template.TWO_PASS and cell.shape in gates.SHAPES
+        settings = {"kernel": "gluon", "guarantee": "batch"} if cell.template == gates.GLUON else {"template": cell.template}
+        settings |= _few_sms(cell.arch) if of_table else {}
         case = _case(cell.arch, cell.dtype, cell.head_dim, settings, **_of_shape(cell.shape), value_dim=cell.value_dim)
         yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
     for dtype in HALF_DTYPES:
-        for head_dim in GLUON_HEAD_DIMS:
-            for shape in GLUON_SHAPES:
-                settings = {"kernel": "gluon", "guarantee": "batch"} | _few_sms("sm_90")
-                case = _case("sm_90", dtype, head_dim, settings, **_of_shape(shape))
-                yield f"sm_90 gluon {dtype} d={head_dim} {shape}", case
         for arch in gates.DEVICES:
             for head_dim, _ in gates.FLEX_HEAD_DIMS[Template.ONE_PASS]:
                 case = _case(arch, dtype, head_dim, {"template": "one_pass"}, mask_mod="causal", **IN_PARTS)

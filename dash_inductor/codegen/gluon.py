@@ -1,0 +1,63 @@
+"""The Gluon kernel compiled for a GPU that need not be there: it is no template of Inductor's, so no generated code holds it."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+from ..devices import device
+from ..schedule.packing import HEADER
+from ..templates import gluon_kernel
+from ..templates.tiles import gluon_tile
+from .fake_gpu import fake_gpu
+from .generate import TORCH_DTYPES, CompiledKernel, require_sizes
+
+
+def compile_gluon(
+    name: str,
+    *,
+    q_len: int,
+    kv_len: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    mask: str,
+    dtype: str = "bf16",
+) -> CompiledKernel:
+    """The kernel of an attention, as the op of lowering/gluon.py launches it on [B, H, S, D] views of [B, S, H, D].
+
+    Raises:
+        NoTile: it is not made for that GPU or head dim.
+        ValueError: for sizes that no attention has, or a Triton that it is not written for.
+    """
+    require_sizes([q_len, kv_len], batch, heads, kv_heads, head_dim, dtype)
+    tile = gluon_tile(device(name).arch, dtype, head_dim)
+
+    def rows(length: int, heads: int) -> torch.Tensor:
+        return torch.empty(batch, length, heads, head_dim, dtype=TORCH_DTYPES[dtype], device="meta").transpose(1, 2)
+
+    def scratch(*sizes: int) -> torch.Tensor:
+        return torch.empty(batch, heads, -(-q_len // tile.block_m) * tile.block_m, *sizes, device="meta")
+
+    query, grad_out = rows(q_len, heads), rows(q_len, heads)
+    key, value, dk, dv = (rows(kv_len, kv_heads) for _ in range(4))
+    table, report = (torch.empty(size, dtype=torch.int32, device="meta") for size in (HEADER, 4))
+    kernel = gluon_kernel()
+    arguments, constants = kernel.arguments(
+        *(query, key, value, grad_out, scratch(), scratch(), table, scratch(head_dim), dk, dv),
+        report=report,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        causal=mask == "causal",
+        scale=head_dim**-0.5,
+    )
+    with fake_gpu(name):
+        binary = kernel.sdpa_backward.warmup(*arguments, grid=(1,), **constants, launch_cooperative_grid=True)
+    return CompiledKernel(binary.asm["ptx"], binary.asm["cubin"], binary.metadata)
+
+
+def gluon_source() -> str:
+    """The kernel's own source."""
+    return inspect.getsource(gluon_kernel().sdpa_backward.fn)
