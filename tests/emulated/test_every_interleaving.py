@@ -16,7 +16,7 @@ from attention import backward, compiled, differing, mutate
 from flex import Attention, backward_of, documents, everything
 from recorded_launches import Recorded, Recorder, recording
 from tensors import CAUSAL, FULL, TILE, exact
-from test_mutants import RELEASE, WAIT, with_two_ranks_swapped
+from test_mutants import RELEASE, RELEASES, WAIT, with_two_ranks_swapped
 from test_varlen import Packed
 from traces import Launch, Operation, State, assert_complete, search
 
@@ -124,7 +124,7 @@ def test_the_search_finds_mutants_of_the_kernel(family, name, monkeypatch):
     with recording() as recorder, enabled(schedule=family):
         _, right = recorded_in(recorder, of_the_op(FULL, 48, 96, sms=3))
         if name in MUTANTS:
-            times = 4 if RELEASE in MUTANTS[name] else 1
+            times = RELEASES if RELEASE in MUTANTS[name] else 1
             mutate(monkeypatch, "ONE_PASS", f"{family}_{name.replace(' ', '_')}", MUTANTS[name], times=times)
         else:
             monkeypatch.setattr(table, "pack_plan", with_two_ranks_swapped)

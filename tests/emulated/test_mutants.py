@@ -17,6 +17,7 @@ pytestmark = pytest.mark.usefixtures("rewriting")
 
 FAMILIES = [("ascending", FULL), ("descending", CAUSAL), ("shift", FULL), ("symmetric", CAUSAL)]
 RELEASE = "release(SEMAPHORES + pending, INTERPRET)"
+RELEASES = 5  # how often it stands in the template
 FIRST_STORES = """    if ATOMIC_ADD:
         tl.store(ptrs, part, mask=tl.full(ptrs.shape, 1, tl.int1) & (rank == 0))
         tl.atomic_add(ptrs, part, mask=tl.full(ptrs.shape, 1, tl.int1) & (rank != 0), sem="relaxed")
@@ -88,7 +89,7 @@ def test_a_round_robin_without_the_wait_or_with_other_passes_has_other_bits(fami
 
 def test_with_an_early_release_bits_change(monkeypatch):
     """Released before its additions, a tile is open to the next rank too early."""
-    mutate(monkeypatch, "ONE_PASS", "early_release", {RELEASE: "pass", WAIT: f"{WAIT}; {RELEASE}"}, times=5)
+    mutate(monkeypatch, "ONE_PASS", "early_release", {RELEASE: "pass", WAIT: f"{WAIT}; {RELEASE}"}, times=RELEASES)
     with enabled(schedule="ascending"):
         assert len(outcomes(FULL) - {"deadlock"}) > 1
 
