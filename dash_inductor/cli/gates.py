@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..sass.gates import CHOICES, Cell, cells, judged, predicted_cycles
-from ..templates.tiles import ONE_PASS_HEAD_DIM, dims_text
+from ..templates.tiles import GLUON_HEAD_DIMS, ONE_PASS_HEAD_DIM, dims_text
 from .arguments import add_json
 from .console import CommandError, print_json, progress, table
 
@@ -64,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
 
     todo = cells(**{name: values for name in CHOICES if (values := getattr(args, name))})
     if not todo:
-        raise CommandError(f"no kernel has all that was asked for: one pass takes head dims up to {ONE_PASS_HEAD_DIM}")
+        gluon = f"Gluon is for sm_90 and head dims {' and '.join(map(str, GLUON_HEAD_DIMS))}"
+        raise CommandError(f"no kernel has all that was asked for: one pass takes head dims up to {ONE_PASS_HEAD_DIM}, {gluon}")
     rows: list[dict[str, Any]] = []
     with progress("compiling", len(todo)) as step:
         for cell in todo:
