@@ -14,6 +14,7 @@ from dash_inductor.lowering.load_check import Checked, check, expect
 from dash_inductor.sass.gates import (
     DEVICES,
     FLEX_SHAPES,
+    GLUON_SHAPES,
     HEAD_DIMS,
     MOST_INSTRUCTIONS,
     MOST_LOCAL,
@@ -22,7 +23,7 @@ from dash_inductor.sass.gates import (
     Rules,
     cells,
 )
-from dash_inductor.templates.tiles import tile, two_pass_tile
+from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
 GOOD = (
@@ -118,7 +119,9 @@ def test_a_flex_attention_beside_stock():
 def test_every_cell_of_the_tables():
     """All of what there is a tile for, once; past a head dim of 128 in two passes alone."""
     found = cells()
-    assert len(set(found)) == len(found) == len(DEVICES) * 2 * (len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2))
+    of_gluon = len(GLUON_HEAD_DIMS) * len(GLUON_SHAPES)
+    in_triton = len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2)
+    assert len(set(found)) == len(found) == 2 * (len(DEVICES) * in_triton + of_gluon)
     assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
     assert {(cell.head_dim, cell.value_dim) for cell in found if cell.value_dim} == {(96, 64), (192, 128)}
     assert all(cell.rules.tile for cell in found)
