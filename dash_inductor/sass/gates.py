@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import LIMITS, device, occupancy
 from ..templates.tiles import (
+    GLUON_CONSUMERS,
     GLUON_HEAD_DIMS,
     HALF_DTYPES,
     ONE_PASS_HEAD_DIM,
@@ -53,7 +54,6 @@ FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: 
 # The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES.
 GLUON = "gluon"
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
-GLUON_CONSUMERS = 8  # warps that multiply; four others load, poll and release
 Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
 # our five and call score_mod and mask_mod twice; by shape, where it has more.

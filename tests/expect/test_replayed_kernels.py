@@ -71,8 +71,8 @@ def test_two_stages_wait_for_their_loads(monkeypatch, template):
     table = tiles._TILES if template == Template.ONE_PASS else tiles._TWO_PASS_TILES
     monkeypatch.setitem(table, (90, 128), dataclasses.replace(table[90, 128], num_stages=2))
     (two,) = replay(cubin(template, 128, "causal", cached=False), constants=fast_additions)
-    # Triton 3.9's code is slower by itself, so what loads add is less of it: 1.195 where 3.7 has 1.2 and more.
-    assert two.cycles > three.cycles * (1.15 if triton.__version__.startswith("3.9.") else 1.2)
+    # In parts of its matmuls' time, which is the same by every Triton.
+    assert two.cycles - three.cycles > 0.3 * three.tensor_cycles
     assert next(iter(two.exposed)) == "loads"
     assert three.exposed.get("loads", 0) < 100 < two.exposed["loads"]
 

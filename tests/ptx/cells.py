@@ -63,9 +63,9 @@ def _place(name: str) -> int:
 def _named() -> Iterator[tuple[str, Case]]:
     for cell in gates.cells():
         dims = str(cell.head_dim) + (f"/{cell.value_dim}" if cell.value_dim else "")
-        of_table = cell.template != Template.TWO_PASS and cell.shape in gates.SHAPES
+        few_sms = cell.template != Template.TWO_PASS and cell.shape in gates.SHAPES
         settings = {"kernel": "gluon", "guarantee": "batch"} if cell.template == gates.GLUON else {"template": cell.template}
-        settings |= _few_sms(cell.arch) if of_table else {}
+        settings |= _few_sms(cell.arch) if few_sms else {}
         case = _case(cell.arch, cell.dtype, cell.head_dim, settings, **_of_shape(cell.shape), value_dim=cell.value_dim)
         yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
     for dtype in HALF_DTYPES:
