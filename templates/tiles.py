@@ -11,7 +11,7 @@ MAX_HEAD_DIM = 256
 LEAST_BLOCK_D = 16  # columns that a matmul takes
 ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
 GLUON_HEAD_DIMS = (64, 128)
-GLUON_CONSUMERS = 8  # warps of a CTA of Gluon's that multiply; four others load, poll and release
+GLUON_CONSUMERS = 8  # warps that multiply, as gluon/launch.py has them; four others load, poll and release
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
 # What a user can change where there is no tile.

@@ -7,7 +7,6 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..tiles import GLUON_CONSUMERS
 from .kernel import sdpa_backward
 
 __all__ = ["arguments", "sdpa_backward"]
@@ -83,7 +82,7 @@ def arguments(
         "SCALE": scale,
         "SCALE_LOG2E": scale * LOG2E,
         "STAGES": STAGES,
-        "num_warps": GLUON_CONSUMERS,
+        "num_warps": 8,
         "enable_fp_fusion": True,
     }
     return positional, constants
