@@ -7,196 +7,191 @@ FlexAttention; --replay compiles and replays them anew. Nothing here was measure
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
+from itertools import product
 
 from dash_inductor.cli.console import table
 from dash_inductor.config import Config
 from dash_inductor.devices.cost_files import load_costs
+from dash_inductor.devices.stock_kernels import published
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.sass.replay.pricing import LAW, tensor_share
+from dash_inductor.schedule import Geometry
+from dash_inductor.schedule.parts import part_makespan, parts_for
 
-from .kernels import KERNELS, MASKS
+from .attention import BLOCK, CUT, NONE, TITLES, WHOLE, Attention
+from .kernels import MASKS
 from .loops import Loop, read
-from .model import HBM_BYTES_PER_SECOND, LAUNCH_SECONDS, PROLOGUE, SMS, Figure, makespan, predicted
+from .model import HBM_BYTES_PER_SECOND, LAUNCH_SECONDS, PROLOGUE, SMS, makespan, predicted
+from .steps import BANDWIDTH, FLEX, HEAD_DIMS, OURS, Step, replayed, steps, write
 
-FILE = Path(__file__).with_name("beside.csv")
-HEAD_DIMS, LENGTHS = (64, 128), (4096, 8192, 16384)
+LENGTHS = (4096, 8192, 16384)
 TOKENS, HIDDEN = 16384, 2048
-OURS, FLEX = "one pass", "flex"
-BANDWIDTH, RANGE = 32, (18, 64)  # bytes a clock that an SM adds to memory: taken, and possible
-BLOCK = 128  # rows of Q and keys of a CTA of FlexAttention
-KV_FLOP, Q_FLOP = 8, 6  # of an element of a step of its dK/dV and dQ, times the head dim
-# Deterministic FlashAttention-3: flash-attention PR 2207 (Hopper) and PR 1893 (H100), as in docs/alternatives.md.
-PUBLISHED = {(64, "full", 4096): 394, (64, "full", 8192): 450, (64, "full", 16384): 507, (128, "causal", 8192): 474}
+GROUP = 4  # query heads of a kv head, where heads are grouped
+ROWS = 64  # of a Q tile of ours; a KV tile has BLOCK keys
+KV_FLOP, Q_FLOP = 8, 6  # of an element of a step of FlexAttention's dK/dV and dQ, times the head dim
 
 
-@dataclass(frozen=True)
-class Step:
-    """A main loop of ours or of FlexAttention's, `bandwidth` as it was replayed."""
-
-    kernel: str
-    head_dim: int
-    mask: str
-    bandwidth: int
-    flop: int
-    cycles: float
-
-
-def replayed() -> Iterator[Step]:
-    """Compile and replay all of them: two minutes."""
-    from dash_inductor.codegen.generate import compile_kernel
-    from dash_inductor.sass.gates import Cell, generated
-    from dash_inductor.sass.replay import loops_of, replay_loop
-    from dash_inductor.sass.replay.constants import Constants
-
-    for head_dim in HEAD_DIMS:
-        for mask in MASKS:
-            code = generated(Cell("sm_90", "one_pass", "bf16", head_dim, mask))
-            (name,) = code.templates
-            (loop,) = loops_of(compile_kernel(code.kernels[name], "h100").cubin, 1)
-            for bandwidth in (BANDWIDTH, *RANGE):
-                step = replay_loop(loop, constants=Constants().set_from({"addition_bandwidth": bandwidth}))
-                yield Step(OURS, head_dim, mask, bandwidth, step.flop, round(step.cycles, 1))
-            shape = "flex-causal" if mask == "causal" else "flex"
-            stock = generated(Cell("sm_90", "one_pass", "bf16", head_dim, shape), rewrite=False)
-            (source,) = (text for text in stock.kernels.values() if "tl.dot(" in text)
-            for loop in loops_of(compile_kernel(source, "h100").cubin, 4):
-                step = replay_loop(loop)
-                yield Step(FLEX, head_dim, mask, BANDWIDTH, step.flop, round(step.cycles, 1))
+def ours(attention: Attention, known: Sequence[Step]) -> dict[int, float]:
+    """TFLOPS by bandwidth of additions. Chains take what they do at BANDWIDTH in the cost model, and in proportion."""
+    own = [each for each in known if (each.kernel, each.head_dim, each.mask) == (OURS, attention.head_dim, attention.mask)]
+    # Out and dO are read for delta; dQ is read in fp32 and written. Its first part is stored, so that nothing clears it.
+    others = _elements(attention) * (4 + 6) / HBM_BYTES_PER_SECOND + 2 * LAUNCH_SECONDS
+    if attention.mask in TITLES:
+        cut = _share_cut(attention)
+        taken = {each: _mean_step(own, each, cut) for each in dict.fromkeys(step.bandwidth for step in own)}
+        main, overhead = _masked_steps(attention) * taken[BANDWIDTH], 3 * LAUNCH_SECONDS  # the kernel, the lists, the ranks
+    else:
+        taken = {step.bandwidth: _seconds(step.flop, step.cycles) for step in own if not step.cut}
+        main, overhead = _dense_seconds(attention)
+    return {each: attention.flop / (main * time / taken[BANDWIDTH] + overhead + others) / 1e12 for each, time in taken.items()}
 
 
-def steps() -> list[Step]:
-    """beside.csv."""
-    with open(FILE, newline="") as file:
-        return [
-            Step(
-                row["kernel"],
-                int(row["head_dim"]),
-                row["mask"],
-                int(row["bandwidth"]),
-                int(row["flop"]),
-                float(row["cycles"]),
-            )
-            for row in csv.DictReader(file)
-        ]
-
-
-def ours(figure: Figure, known: Sequence[Step]) -> dict[int, float]:
-    """TFLOPS by bandwidth of additions: the cost model's time of what is chosen, which is of BANDWIDTH, and in proportion."""
-    kernel = figure.kernel
-    sizes = figure.batch, figure.heads, figure.heads, figure.length, figure.length, kernel.head_dim, "bf16"
-    resolution = resolve(Problem(kernel.mask, *sizes), Config(), Target("h100", 90, SMS))
+def _dense_seconds(attention: Attention) -> tuple[float, float]:
+    """The cost model's time of what is chosen, and what comes to it for each chain and for the launch."""
+    a = attention
+    problem = Problem(a.mask, a.batch, a.heads, a.kv_heads, a.length, a.length, a.head_dim, "bf16")
+    resolution = resolve(problem, Config(), Target("h100", 90, SMS))
     _, time_ns = resolution.schedule
     tile = resolution.one_pass
     assert time_ns is not None and tile is not None
-    costs = load_costs("h100", block_m=tile.block_m, block_n=tile.block_n, head_dim=kernel.head_dim)
-    overhead_ns = costs.launch_ns + costs.chain_ns * figure.length / tile.block_n * figure.batch * figure.heads / SMS
-    own = {
-        each.bandwidth: each for each in known if (each.kernel, each.head_dim, each.mask) == (OURS, kernel.head_dim, kernel.mask)
-    }
-    times = {bandwidth: each.cycles / LAW.ghz(tensor_share(each.flop, each.cycles)) for bandwidth, each in own.items()}
-    return {bandwidth: figure.flop / (time_ns * time / times[BANDWIDTH] + overhead_ns) / 1000 for bandwidth, time in times.items()}
+    costs = load_costs("h100", block_m=tile.block_m, block_n=tile.block_n, head_dim=a.head_dim)
+    chains = a.batch * a.kv_heads * a.length / tile.block_n
+    return time_ns / 1e9, (costs.launch_ns + costs.chain_ns * chains / SMS) / 1e9
 
 
-def flex(figure: Figure, known: Sequence[Step]) -> float:
-    """TFLOPS of FlexAttention's backward: a launch whose CTAs have a block of keys, or a block of queries.
+def _masked_steps(attention: Attention) -> float:
+    """Until the last SM is done, of what a FlexAttention with a BlockMask takes: chains that are few are cut into parts."""
+    import numpy as np
 
-    Of two loops of a kind the slower one is for blocks that the mask cuts, of which a causal one has one in each row and column.
-    """
-    kernel = figure.kernel
-    own = [each for each in known if (each.kernel, each.head_dim, each.mask) == (FLEX, kernel.head_dim, kernel.mask)]
+    a, heads = attention, attention.batch * attention.kv_heads
+    tiles = np.repeat(a.blocks.T != NONE, BLOCK // ROWS, axis=1)
+    g = Geometry(a.length, a.length, ROWS, BLOCK, "blocks", blocks=tiles.tolist())
+    return part_makespan(g, heads, a.group, parts_for(heads, a.group, g.n_kv), SMS)
+
+
+def _share_cut(attention: Attention) -> float:
+    """Of the blocks that are visible, the part that the mask cuts."""
+    return float((attention.blocks == CUT).sum() / (attention.blocks != NONE).sum())
+
+
+def _mean_step(own: Sequence[Step], bandwidth: int, cut: float) -> float:
+    """Seconds of a step of ours, of which the share `cut` are of cut tiles."""
+    whole, edge = sorted((step for step in own if step.bandwidth == bandwidth), key=lambda step: step.cut)
+    return _seconds(whole.flop, (1 - cut) * whole.cycles + cut * edge.cycles)
+
+
+def _seconds(flop: float, cycles: float) -> float:
+    return cycles / LAW.ghz(tensor_share(flop, cycles)) / 1e9
+
+
+def _elements(attention: Attention) -> int:
+    """Of queries."""
+    return attention.batch * attention.heads * attention.length * attention.head_dim
+
+
+def flex(attention: Attention, known: Sequence[Step]) -> float:
+    """TFLOPS of FlexAttention's backward: a launch whose CTAs have a block of keys, or a block of queries of one head."""
+    own = [each for each in known if (each.kernel, each.head_dim, each.mask) == (FLEX, attention.head_dim, attention.mask)]
     most = max(each.flop for each in own)
-    jobs = []
-    causal = kernel.mask == "causal"
-    blocks = figure.length // BLOCK
-    total_flop = total_cycles = 0.0
-    for of_kind, flop in (
-        ([each for each in own if each.flop == most], KV_FLOP),
-        ([each for each in own if each.flop < most], Q_FLOP),
-    ):
-        whole, cut = min(each.cycles for each in of_kind), max(each.cycles for each in of_kind)
-        in_block = flop * BLOCK * BLOCK * kernel.head_dim / of_kind[0].flop  # steps
-        seen = range(1, blocks + 1) if causal else [blocks] * blocks
-        jobs += [in_block * ((each - causal) * whole + causal * cut) + PROLOGUE[True] for each in seen]
-        total_flop += of_kind[0].flop * in_block
-        total_cycles += whole * in_block
-    clocks = makespan(jobs * figure.batch * figure.heads, SMS)
-    elements = figure.batch * figure.heads * figure.length * kernel.head_dim
-    others = 4 * elements / HBM_BYTES_PER_SECOND + 2 * LAUNCH_SECONDS
-    return figure.flop / (clocks / LAW.ghz(tensor_share(total_flop, total_cycles)) / 1e9 + others) / 1e12
+    of_head = []
+    flop = cycles = 0.0
+    for is_kv in (True, False):
+        of_kind = sorted((each for each in own if (each.flop == most) == is_kv), key=lambda each: each.cut)
+        in_block = (KV_FLOP if is_kv else Q_FLOP) * BLOCK * BLOCK * attention.head_dim / of_kind[0].flop
+        clocks = sum((attention.blocks == kind) * step.cycles * in_block for kind, step in zip((WHOLE, CUT), of_kind, strict=False))
+        jobs = clocks.sum(axis=0) * attention.group if is_kv else clocks.sum(axis=1).repeat(attention.group)
+        of_head += [float(job) + PROLOGUE[True] for job in jobs]
+        flop += of_kind[0].flop * in_block * float((attention.blocks != NONE).sum())
+        cycles += float(clocks.sum())
+    clocks_in_all = makespan(of_head * attention.batch * attention.kv_heads, SMS)
+    others = 4 * _elements(attention) / HBM_BYTES_PER_SECOND + 2 * LAUNCH_SECONDS
+    return attention.flop / (clocks_in_all / LAW.ghz(tensor_share(flop, cycles)) / 1e9 + others) / 1e12
+
+
+def strict(attention: Attention, loops: dict[str, Loop]) -> float:
+    """TFLOPS of SDPA in strict mode; where heads are grouped keys are repeated, and dK and dV of all query heads are added up."""
+    figure = attention.figure("FlashAttention-2", deterministic=True)
+    speed = predicted(figure, loops[figure.kernel.label], LAW)
+    added = 4 * _elements(attention) / HBM_BYTES_PER_SECOND + LAUNCH_SECONDS if attention.group > 1 else 0.0
+    return figure.flop / (figure.flop / speed + added * 1e12)
 
 
 @dataclass(frozen=True)
 class Speeds:
-    """TFLOPS at one shape: ours by bandwidth of additions, others by name; published is deterministic FlashAttention-3's."""
+    """TFLOPS of one attention: ours by bandwidth of additions, others by name, None where they have no such attention."""
 
-    head_dim: int
-    mask: str
-    length: int
+    attention: Attention
     ours: dict[int, float]
-    others: dict[str, float]
-    published: int | None
+    others: dict[str, float | None]
+    published: float | None = None  # of deterministic FlashAttention-3
 
     def line(self) -> dict[str, object]:
-        """Of the table."""
+        """Of a table."""
         mine = self.ours[BANDWIDTH]
         return {
-            "d": self.head_dim,
-            "mask": self.mask,
-            "S": self.length,
+            "d": self.attention.head_dim,
+            "mask": self.attention.title,
+            "S": self.attention.length,
             "ours (range)": f"{mine:.0f} ({min(self.ours.values()):.0f} to {max(self.ours.values()):.0f})",
-            **{name: f"{speed:.0f}" for name, speed in self.others.items()},
-            "FA3 det.*": self.published or "",
-            **{f"ours/{name}": f"{mine / speed:.2f}" for name, speed in self.others.items()},
+            **{name: f"{speed:.0f}" if speed else "" for name, speed in self.others.items()},
+            **{f"ours/{name}": f"{mine / speed:.2f}" if speed else "" for name, speed in self.others.items()},
         }
 
 
+def _attention(head_dim: int, mask: str, length: int, group: int = 1) -> Attention:
+    return Attention(TOKENS // length, HIDDEN // head_dim, length, head_dim, mask, group)
+
+
 def speeds() -> list[Speeds]:
-    """At every shape of the table."""
+    """At every shape of the first table."""
     known, loops = steps(), read()
-    return [_speeds(head_dim, mask, length, known, loops) for head_dim in HEAD_DIMS for mask in MASKS for length in LENGTHS]
+    made = []
+    for head_dim, mask, length in product(HEAD_DIMS, MASKS, LENGTHS):
+        attention = _attention(head_dim, mask, length)
+        three = attention.figure("FlashAttention-4" if head_dim == 64 else "FlashAttention-3")
+        others: dict[str, float | None] = {
+            "strict": strict(attention, loops),
+            "flex": flex(attention, known),
+            "FA3": predicted(three, loops[three.kernel.label], LAW),
+        }
+        figure = published("FA3", 90, (head_dim, head_dim), mask, length)
+        made.append(Speeds(attention, ours(attention, known), others, figure.tflops if figure else None))
+    return made
 
 
-def _speeds(head_dim: int, mask: str, length: int, known: Sequence[Step], loops: dict[str, Loop]) -> Speeds:
-    def figure(name: str, *, deterministic: bool = False) -> Figure:
-        kernel = KERNELS[f"{name} backward d{head_dim} {mask}"]
-        return Figure(kernel, TOKENS // length, HIDDEN // head_dim, length, 1.0, "", deterministic)
-
-    strict, three = (
-        figure("FlashAttention-2", deterministic=True),
-        figure("FlashAttention-4" if head_dim == 64 else "FlashAttention-3"),
-    )
-    others = {
-        "strict": predicted(strict, loops[strict.kernel.label], LAW),
-        "flex": flex(strict, known),
-        "FA3": predicted(three, loops[three.kernel.label], LAW),
-    }
-    return Speeds(head_dim, mask, length, ours(strict, known), others, PUBLISHED.get((head_dim, mask, length)))
+def speeds_of_masks() -> list[Speeds]:
+    """Of the second: grouped heads, and masks that nothing but FlexAttention takes."""
+    known, loops = steps(), read()
+    made = []
+    for head_dim, (mask, group), length in product(HEAD_DIMS, [("causal", GROUP), *((mask, 1) for mask in TITLES)], LENGTHS[1:]):
+        attention = _attention(head_dim, mask, length, group)
+        others = {"strict": strict(attention, loops) if mask in MASKS else None, "flex": flex(attention, known)}
+        made.append(Speeds(attention, ours(attention, known), others))
+    return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 2 for arguments that make no sense."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.published.beside", description=__doc__)
     parser.add_argument("--replay", action="store_true", help="compile and replay the loops of beside.csv anew, first")
-    parser.add_argument("--plot", metavar="FILE", help="draw the table; needs matplotlib")
+    parser.add_argument("--plot", metavar="FILE", help="draw the first table; needs matplotlib")
     args = parser.parse_args(argv)
     if args.plot and find_spec("matplotlib") is None:
         parser.error("--plot needs matplotlib: pip install matplotlib")
     if args.replay:
-        with open(FILE, "w", newline="") as file:
-            writer = csv.DictWriter(file, [field.name for field in fields(Step)], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(map(asdict, replayed()))
+        write(list(replayed()))
     made = speeds()
-    table("TFLOPS on an H100, predicted", [each.line() for each in made])
-    print("\nstrict: SDPA in strict mode. FA3 is not deterministic; at d = 64 by FlashAttention-4's loop. *: published")
+    lines = [each.line() | {"FA3 det.*": f"{each.published:.0f}" if each.published else ""} for each in made]
+    table("TFLOPS on an H100, predicted", lines)
+    print("\nstrict: SDPA in strict mode. FA3 is not deterministic; at d = 64 by FlashAttention-4's loop. *: published\n")
+    table("Grouped heads, windows and documents: TFLOPS on an H100, predicted", [each.line() for each in speeds_of_masks()])
+    print("\nWindows and documents are causal. SDPA takes them as a mask of S x S elements, which is not priced.")
     if args.plot:
         from .plot import beside
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .beside import BANDWIDTH, LENGTHS, Speeds
+from .beside import LENGTHS, Speeds
 from .errors import Row
 from .model import LONG
+from .steps import BANDWIDTH
 
 BAND = 0.10  # of the shaded band around the line
 
@@ -38,17 +39,22 @@ def beside(speeds: Sequence[Speeds], file: str) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 7), layout="constrained")
-    shapes = list(dict.fromkeys((each.head_dim, each.mask) for each in speeds))
+    shapes = list(dict.fromkeys((each.attention.head_dim, each.attention.mask) for each in speeds))
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
     for panel, (head_dim, mask) in zip(panels.flat, shapes, strict=True):
-        own = [each for each in speeds if (each.head_dim, each.mask) == (head_dim, mask)]
+        own = [each for each in speeds if (each.attention.head_dim, each.attention.mask) == (head_dim, mask)]
         (ours,) = panel.plot(LENGTHS, [each.ours[BANDWIDTH] for each in own], "o-", label="ours")
         least, most = ([edge(each.ours.values()) for each in own] for edge in (min, max))
         panel.fill_between(LENGTHS, least, most, color=ours.get_color(), alpha=0.2)
         for name in own[0].others:
             panel.plot(LENGTHS, [each.others[name] for each in own], "o--", label=name)
         known = [each for each in own if each.published]
-        panel.plot([each.length for each in known], [each.published for each in known], "k*", label="FA3 deterministic, published")
+        panel.plot(
+            [each.attention.length for each in known],
+            [each.published for each in known],
+            "k*",
+            label="FA3 deterministic, published",
+        )
         panel.set_xscale("log", base=2)
         panel.set_xticks(LENGTHS, [str(length) for length in LENGTHS])
         panel.set_title(f"head dim {head_dim}, {mask}")

@@ -54,8 +54,8 @@ def stock_cost(kernel: Kernel, arch: int | str, head_dim: int) -> StockCost:
 class Published:
     """A measured speed of a backward that is deterministic in either mode, of an implementation in torch's registry.
 
-    arch: 90 for sm_90. head_dim: of query, key and value. tflops: in bf16, 2.5 times the matmuls of the forward. read: when the
-    source was.
+    arch: 90 for sm_90. head_dim: of query, key and value. length: of a sequence. batch_heads: as published, or "". tflops: in
+    bf16, 2.5 times the matmuls of the forward. read: when the source was.
     """
 
     implementation: str
@@ -63,7 +63,8 @@ class Published:
     gpu: str
     head_dim: int
     mask: str
-    shape: str
+    length: int
+    batch_heads: str
     tflops: float
     source: str
     read: str
@@ -71,27 +72,33 @@ class Published:
 
     def __str__(self) -> str:
         """In one line."""
-        shape = f"{self.gpu}, head dim {self.head_dim}, {self.mask}, {self.shape}"
+        sizes = f"S={self.length} {self.batch_heads}".rstrip()
+        shape = f"{self.gpu}, head dim {self.head_dim}, {self.mask}, {sizes}"
         return f"{self.tflops:.0f} TFLOPS measured ({shape}; {self.versions}; {self.source}, read on {self.read})"
 
 
 _READ = "2026-11-23"
 _PR = "https://github.com/Dao-AILab/flash-attention/pull/"
 PUBLISHED = (
-    Published("FA3", 90, "H100", 128, "causal", "S=8192 B=2 H=16", 474.0, f"{_PR}1893", _READ, "FA3 with this change"),
-    Published("FA3", 90, "Hopper", 64, "full", "S=4096", 394.4, f"{_PR}2207", _READ, "FA3 before this change"),
-    Published("FA4", 100, "B200", 128, "full", "S=8192 B=4 H=16", 1166.7, f"{_PR}2280", _READ, "FA4 with this change"),
-    Published("FA4", 100, "B200", 128, "causal", "S=8192 B=4 H=16", 1097.2, f"{_PR}2280", _READ, "FA4 with this change"),
+    Published("FA3", 90, "H100", 128, "causal", 8192, "B=2 H=16", 474.0, f"{_PR}1893", _READ, "FA3 with this change"),
+    Published("FA3", 90, "Hopper", 64, "full", 4096, "", 394.4, f"{_PR}2207", _READ, "FA3 before this change"),
+    Published("FA3", 90, "Hopper", 64, "full", 8192, "", 450.0, f"{_PR}2207", _READ, "FA3 before this change"),
+    Published("FA3", 90, "Hopper", 64, "full", 16384, "", 507.0, f"{_PR}2207", _READ, "FA3 before this change"),
+    Published("FA4", 100, "B200", 128, "full", 8192, "B=4 H=16", 1166.7, f"{_PR}2280", _READ, "FA4 with this change"),
+    Published("FA4", 100, "B200", 128, "causal", 8192, "B=4 H=16", 1097.2, f"{_PR}2280", _READ, "FA4 with this change"),
 )
 DETERMINISTIC = tuple(sorted({each.implementation for each in PUBLISHED}))  # under torch.use_deterministic_algorithms(True)
 
 
-def published(implementation: str, arch: int | str, head_dims: tuple[int, int], mask: str) -> Published | None:
-    """The lowest figure of such an attention; None where nobody has published one.
+def published(
+    implementation: str, arch: int | str, head_dims: tuple[int, int], mask: str, length: int | None = None
+) -> Published | None:
+    """The lowest figure of such an attention, of any length or of one; None where nobody has published one.
 
     >>> published("FA4", 100, (128, 128), "causal").tflops
     1097.2
     """
     asked = implementation, arch, head_dims, mask
     found = [each for each in PUBLISHED if (each.implementation, each.arch, (each.head_dim, each.head_dim), each.mask) == asked]
+    found = [each for each in found if length in (None, each.length)]
     return min(found, key=lambda each: each.tflops, default=None)

@@ -109,7 +109,7 @@ def test_the_emulated_device_takes_ours():
     resolve(Problem("full", 1, 1, 1, 64, 64, 128, "bf16", stock=stock), Config(), Target("emulated", "emulated", 6))
 
 
-@pytest.mark.parametrize("figure", PUBLISHED, ids=lambda x: f"{x.implementation} {x.gpu} {x.head_dim} {x.mask}")
+@pytest.mark.parametrize("figure", PUBLISHED, ids=lambda x: f"{x.implementation} {x.gpu} {x.head_dim} {x.mask} {x.length}")
 def test_figures_are_those_of_the_page(figure):
     """Measured by others, with the source."""
     lines = [line for line in ALTERNATIVES.read_text().splitlines() if figure.source in line and figure.implementation in line]
