@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..config import OFF, TRITON, Config
+from ..problem import BLOCK_MASK
 from ..resolve import Resolution
+from ..schedule.packing import shares_row
 from ..templates.tiles import EMULATED, Template
 
 
@@ -25,12 +27,14 @@ class Kind:
     block_m: int
     block_n: int
     block: int | None = None  # rows and keys of a block of the mask, at most
+    shared_row: bool = False  # whether one row of the table serves all chains, as where sequences are long
 
     def __str__(self) -> str:
         dims = self.head_dim if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
         kernel = self.template if self.kernel == TRITON else f"{self.template} in {self.kernel}"
         arch = f"sm_{self.arch}" if isinstance(self.arch, int) else self.arch
-        return f"{kernel} ({self.launch}, {self.mask} mask, {self.dtype}, head dim {dims}) on {arch}"
+        long = ", long" if self.shared_row else ""
+        return f"{kernel} ({self.launch}, {self.mask} mask{long}, {self.dtype}, head dim {dims}) on {arch}"
 
 
 def kinds_of(resolution: Resolution) -> list[Kind]:
@@ -49,10 +53,17 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             tile.block_m,
             tile.block_n,
             max(problem.block_size) if problem.block_size else None,
+            template is Template.ONE_PASS and _shares_row(resolution),
         )
         for template, tile in tiles
         if tile
     ]
+
+
+def _shares_row(resolution: Resolution) -> bool:
+    problem = resolution.problem
+    is_of_triton = resolution.settings.kernel == TRITON and problem.mask != BLOCK_MASK
+    return is_of_triton and problem.is_static and shares_row(resolution.schedule[0])
 
 
 def settings_for(kind: Kind, resolution: Resolution) -> Config:
@@ -61,4 +72,6 @@ def settings_for(kind: Kind, resolution: Resolution) -> Config:
     forced["emulate"] = resolution.target.arch == EMULATED
     if kind.template == Template.TWO_PASS.value:
         forced |= {"schedule": "auto", "sm_reserve": 0}
+    if kind.shared_row:
+        forced["schedule"] = resolution.schedule[0].family  # of a small attention another might be chosen, which shares no row
     return replace(resolution.settings, **forced)

@@ -29,6 +29,7 @@ from ..hooks.install import installed
 from ..op import SDPA_BACKWARD
 from ..problem import BLOCK_MASK
 from ..reference import LOG2E
+from ..schedule.packing import as_if_long
 
 HEADS, KV_HEADS, LAUNCHES = 2, 1, 3
 TILES = 4  # that add to each tile of dQ, at least
@@ -39,7 +40,7 @@ Gradients = tuple[Tensor, ...]
 
 def tried(kind: Kind, device: str, settings: Config) -> Verdict:
     """What came out, under these settings; nothing of it is recorded."""
-    outer = is_trial.set(True)
+    outer, outer_long = is_trial.set(True), as_if_long.set(kind.shared_row)
     try:
         with config.within(settings):
             try:
@@ -52,6 +53,7 @@ def tried(kind: Kind, device: str, settings: Config) -> Verdict:
         return Verdict(False, _first_line(error))
     finally:
         is_trial.reset(outer)
+        as_if_long.reset(outer_long)
 
 
 def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: float) -> Verdict:

@@ -15,6 +15,7 @@ header is all there is: a head's order depends on where in a round it begins, so
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from typing import Any
 
 from .families import FAMILIES, MONOTONE, ROUND_ROBIN, TWO_PASS
@@ -24,10 +25,11 @@ from .placement import GroupedPlan, Plan, RoundRobinPlan
 
 HEADER = 8
 MAX_N_KV = 32767  # a rank takes the upper half of a signed 32-bit entry
-MAX_N_Q = 65535  # a Q tile takes the lower half
+MAX_N_Q = 65534  # a Q tile takes the lower half; with so many of each an index of the table fits 32 bits
 MOST_CONSTANT_INTS = 2**21  # of a constant table with a row for each chain
 FAMILY_CODES = (*FAMILIES, *ROUND_ROBIN, TWO_PASS)  # a family as the kernel that writes tables takes it
 ROUND_ROBIN_MAX_N_Q = 4096  # a worker of a round robin computes its row at once
+as_if_long: ContextVar[bool] = ContextVar("as_if_long", default=False)  # whether every table counts as too large; set by trials
 
 
 def most_ints(n_q: Any, n_kv: Any) -> Any:
@@ -93,13 +95,17 @@ def may_share_row(plan: Plan) -> bool:
 
 def is_too_large(plan: Plan) -> bool:
     """Whether a table with a row for each chain is more than a graph has as a constant."""
-    return not isinstance(plan, RoundRobinPlan) and table_ints(plan) > MOST_CONSTANT_INTS
+    return not isinstance(plan, RoundRobinPlan) and (as_if_long.get() or table_ints(plan) > MOST_CONSTANT_INTS)
+
+
+def shares_row(plan: Plan) -> bool:
+    """Whether one row serves all chains of a plan, by a kernel that takes such a row."""
+    return is_too_large(plan) and may_share_row(plan)
 
 
 def schedule_ints(plan: Plan) -> int:
     """Ints of memory that the schedule takes under one pass, where sizes are known."""
-    shared = is_too_large(plan) and may_share_row(plan)
-    return shared_table_ints(plan) if shared else table_ints(plan) + row_ints(plan)
+    return shared_table_ints(plan) if shares_row(plan) else table_ints(plan) + row_ints(plan)
 
 
 def row_ints(plan: Plan) -> int:

@@ -10,11 +10,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from attention import WAIT, assert_right, attention, gradients, mutate
+from attention import WAIT, assert_right, attention, gradients, mutate, tables_used
 from tensors import qkv
 from test_faults import compiled
 from torch._dynamo.exc import BackendCompilerFailed
@@ -22,16 +23,21 @@ from torch._dynamo.exc import BackendCompilerFailed
 import dash_inductor
 from dash_inductor import decisions
 from dash_inductor.config import ALWAYS, Config
+from dash_inductor.devices.target import Target
 from dash_inductor.first_use import verdict as first_use
-from dash_inductor.first_use.kind import Kind
+from dash_inductor.first_use.kind import Kind, kinds_of, settings_for
 from dash_inductor.first_use.verdict import Verdict
+from dash_inductor.problem import Problem
 from dash_inductor.reproduce import trial
+from dash_inductor.resolve import resolve
 from dash_inductor.rewrite.declined import InternalErrorWarning
+from dash_inductor.templates.tiles import EMULATED
 
 *INPUTS, GRAD_OUT = qkv(1, 2, 40, 40, 16)
 CAUSAL = Kind("one_pass", "triton", "grouped", "emulated", "fp32", 16, 16, "causal", 16, 32)
 BLOCK_MASK = Kind("one_pass", "triton", "chained", "emulated", "fp32", 16, 16, "block_mask", 16, 32, 32)
 FULL = Kind("two_pass", "triton", "plain", "emulated", "bf16", 24, 16, "full", 16, 32)
+LONG = replace(CAUSAL, shared_row=True)
 LARGE = Kind("two_pass", "triton", "plain", "emulated", "fp32", 144, 144, "block_mask", 16, 32, 64)
 FAILED = "one_pass .grouped, causal mask, fp32, head dim 16. on emulated failed its trial on this GPU: "
 
@@ -96,7 +102,7 @@ def test_a_kernel_that_works_is_tried_once_and_used(processes):
     assert len(decisions()) == 2  # the trial's own is none
 
 
-@pytest.mark.parametrize("kind", [CAUSAL, BLOCK_MASK, FULL, LARGE], ids=str)
+@pytest.mark.parametrize("kind", [CAUSAL, LONG, BLOCK_MASK, FULL, LARGE], ids=str)
 def test_kinds(kind):
     settings = Config(template=kind.template, guard="off", on_unsupported="error", emulate=True)
     verdict = trial.tried(kind, "cpu", settings)
@@ -114,6 +120,19 @@ def test_a_kernel_that_does_not_work(name, changes, said, monkeypatch):
     mutate(monkeypatch, "ONE_PASS", name, changes)
     verdict = trial.tried(CAUSAL, "cpu", Config(template="one_pass", guard="off", on_unsupported="error", emulate=True))
     assert verdict.fit is False and said in verdict.said
+
+
+def test_a_long_sequence_has_a_kind_of_its_own():
+    """What is tried takes a shared row for its small attention; the order is forced, by which it would take another family."""
+    problem = Problem("causal", 1, 2, 1, 1 << 16, 1 << 16, 16, "fp32")
+    resolution = resolve(problem, Config(emulate=True), Target(EMULATED, EMULATED, 6))
+    (kind,) = kinds_of(resolution)
+    assert kind == LONG and kinds_of(resolve(replace(problem, q_len=64, kv_len=64), Config(), resolution.target)) != [kind]
+    with tables_used() as tables:
+        verdict = trial.tried(kind, "cpu", settings_for(kind, resolution))
+        trial.tried(CAUSAL, "cpu", settings_for(kind, resolution))
+    long, *_, short = tables
+    assert verdict.fit and len(long) < len(short) and long[:5] == short[:5]
 
 
 def test_a_gradient_that_is_no_number_is_wrong():

@@ -20,6 +20,7 @@ from dash_inductor import config
 from dash_inductor.first_use.machine import digest_of, sources_digest
 from dash_inductor.hooks import cache_key
 from dash_inductor.hooks.cache_key import CacheKey
+from dash_inductor.schedule.packing import as_if_long
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 PACKAGES = ("dash_inductor", "lowering", "templates")
@@ -148,6 +149,16 @@ def test_a_fork_that_cannot_use_its_gpu_has_a_key(monkeypatch):
     for name, answer in {"is_available": lambda: True, "device_count": lambda: 1, "get_device_properties": refuse}.items():
         monkeypatch.setattr(device_interface.get_interface_for_device("cuda"), name, staticmethod(answer))
     assert cache_key.settings_key() == without
+
+
+def test_a_trial_of_what_long_sequences_take_has_a_key():
+    """Its graph is that of another trial, and its code is not."""
+    without = cache_key.settings_key()
+    token = as_if_long.set(True)
+    try:
+        assert cache_key.settings_key() != without
+    finally:
+        as_if_long.reset(token)
 
 
 def test_another_flash_attention_misses(cached, monkeypatch):

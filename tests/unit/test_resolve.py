@@ -11,6 +11,7 @@ from dash_inductor.devices.target import Target
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.resolve import template_for as template_of_problem
+from dash_inductor.schedule.packing import is_too_large, shares_row
 from dash_inductor.templates.tiles import gluon_tile, tile, two_pass_tile
 
 BY_SIZE = "by_size"
@@ -48,6 +49,18 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str, reserv
 )
 def test_the_choice(settings, device, head_dim, mask, template):
     assert template_for(Config(**settings), device, head_dim, mask) == template
+
+
+@pytest.mark.parametrize("device", ["a100", "h100", "b200"])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_memory_is_linear_in_long_sequences(device, mask):
+    """Of its own accord the cost model takes no schedule whose table is quadratic and too large for a constant."""
+    arch, sms = {"a100": (80, 108), "h100": (90, 132), "b200": (100, 148)}[device]
+    for head_dim, length, heads in product((64, 128), (131072, 200_000, 262144, 1048576), (1, 2, 4, 8, 16, 32)):
+        problem = Problem(mask, 1, heads, heads, length, length, head_dim, "bf16")
+        resolution = resolve(problem, Config(), Target(device, arch, sms))
+        plan, _ = resolution.schedule
+        assert resolution.one_pass is None or not is_too_large(plan) or shares_row(plan), (head_dim, length, heads)
 
 
 MORE = "is more than the 128 of one pass, which"

@@ -5,6 +5,8 @@ from hypothesis import assume, given
 
 from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, pack, place_heads
 from dash_inductor.schedule.packing import (
+    MAX_N_KV,
+    MAX_N_Q,
     MOST_CONSTANT_INTS,
     is_too_large,
     may_share_row,
@@ -80,6 +82,11 @@ def test_from_the_limit_on_a_table_is_no_constant(family: str) -> None:
     assert table_ints(fits) == schedule_ints(fits) == 8 + (n_q + 2) * n_kv <= MOST_CONSTANT_INTS < table_ints(larger)
     assert not is_too_large(fits) and is_too_large(larger)
     assert schedule_ints(larger) == (8 + 2 * n_kv + n_q + 1 if family == "ascending" else table_ints(larger))
+
+
+def test_an_index_of_the_largest_table_fits_32_bits() -> None:
+    """The kernel that writes one has programs of 1,024 ints."""
+    assert most_ints(MAX_N_Q, MAX_N_KV) + 1024 < 2**31
 
 
 def test_a_round_robin_is_never_too_large() -> None:
