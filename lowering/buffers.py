@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 from torch._inductor.ir import ExternKernel, FixedLayout, FlexibleLayout, IRNode, TensorBox
-from torch._inductor.lowering import empty_strided
+from torch._inductor.lowering import empty_strided, full
 from torch._inductor.virtualized import V
 
 ALIGNED = 8  # elements of 16 bits in 16 bytes, what one asynchronous copy moves
@@ -58,3 +58,10 @@ def contiguous(size: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.dev
 def empty(size: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device) -> TensorBox:
     """Uninitialised memory, without a fill."""
     return empty_strided(size, FlexibleLayout.contiguous_strides(size), dtype=dtype, device=device)
+
+
+def zeros_like(x: TensorBox) -> TensorBox:
+    """Zeros in memory, contiguous, of the size and dtype of x."""
+    zeros = full(x.get_size(), 0, dtype=x.get_dtype(), device=x.get_device_or_error())
+    in_memory(zeros)
+    return zeros

@@ -40,8 +40,8 @@ def lower_or_stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 def _lower(
     mark: Mark, resolution: Resolution, arguments: FlexArguments
-) -> tuple[TensorBox, TensorBox, TensorBox, tuple[None, ...]]:
-    """dq, dk, dv, and no gradient of any capture."""
+) -> tuple[TensorBox, TensorBox, TensorBox, tuple[TensorBox | None, ...]]:
+    """dq, dk, dv, and no gradient of any capture but that of a learnt mask, which is the last one."""
     masked = resolution.problem.mask == BLOCK_MASK
     mods = mods_of(arguments, masked=masked)
     grad_out = full_like(arguments.out, 0.0) if arguments.grad_out is None else arguments.grad_out  # None: nobody uses out
@@ -64,7 +64,8 @@ def _lower(
         gradients = block_mask.gradients(inputs, arguments.mask, mods) if masked else one_pass.gradients(inputs, mods)
     header.record(decision(inputs, gradients, mark))
     dk, dv = (summed_over_batch(x) if broadcast else x for x in (gradients.dk, gradients.dv))
-    return gradients.dq, dk, dv, tuple(None for _ in arguments.score_mod_captures)
+    of_captures = [None] * (len(arguments.score_mod_captures) - len(mods.mutated)) + mods.mutated
+    return gradients.dq, dk, dv, tuple(of_captures)
 
 
 def summed_over_batch(x: TensorBox) -> TensorBox:

@@ -10,9 +10,9 @@ import torch
 from torch._inductor.ir import ComputedBuffer, TensorBox
 from torch._inductor.kernel.flex import flex_attention as stock
 
-from dash_inductor.op import FlexArguments
+from dash_inductor.op import LEARNT, FlexArguments
 
-from .buffers import in_memory
+from .buffers import in_memory, zeros_like
 
 ARGUMENTS = ("b", "h", "m", "n")
 
@@ -20,18 +20,29 @@ ARGUMENTS = ("b", "h", "m", "n")
 @dataclass(frozen=True)
 class Mods:
     """subgraphs: score_mod(score, b, h, m, n), its derivative(score, b, h, m, n, grad_score_mod), mask_mod(b, h, m, n); None for
-    an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute."""
+    an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute.
+    bias_gradient: [B, H, S_q, S_k], zeros, into which the kernels write dS, the gradient of what is added to the scores; None where
+    nobody wants it."""
 
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
     outputs: Any = None
     score_mod: bool = False  # whether the kernel calls it
     mask_mod: bool = False
+    bias_gradient: TensorBox | None = None
 
     @property
     def constants(self) -> dict[str, object]:
         """What a template knows of them when it is compiled; nothing where there are none."""
-        return {} if self.subgraphs is None else {"FLEX": True, "SCORE_MOD": self.score_mod, "MASK_MOD": self.mask_mod}
+        if self.subgraphs is None:
+            return {}
+        functions: dict[str, object] = {"FLEX": True, "SCORE_MOD": self.score_mod, "MASK_MOD": self.mask_mod}
+        return functions | ({} if self.bias_gradient is None else {"BIAS_GRADIENT": True})
+
+    @property
+    def mutated(self) -> list[TensorBox]:
+        """What kernels write for them."""
+        return [] if self.bias_gradient is None else [self.bias_gradient]
 
     def note(self, output: Any) -> None:
         """Tells Inductor which sizes the kernel of `output` reads through them."""
@@ -75,4 +86,5 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         stock.get_bwd_subgraph_outputs(score_mod, mask_mod, joint),
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
+        zeros_like(arguments.score_mod_captures[-1]) if LEARNT in arguments.kernel_options else None,
     )

@@ -99,7 +99,7 @@ def launch(
         template,
         grid=grid,
         inputs=[*inputs.tensors, *walk],
-        mutated=[scratch, dv, *sums],
+        mutated=[scratch, dv, *sums, *mods.mutated],
         scalars=scalars,
         output=FixedLayout(device, dtype, *dk_meta),
         workspace_arg=WorkspaceArg(

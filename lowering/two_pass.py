@@ -76,7 +76,7 @@ def _launch(
         kernels.TWO_PASS,
         grid=inputs.kv_heads_total * (kv_tiles * (1 + tile.split) + q_tiles * inputs.resolution.problem.group) * launched,
         inputs=[*inputs.tensors, *([] if lists is None else lists.tensors)],
-        mutated=mutated,
+        mutated=[*mutated, *mods.mutated],
         output=output,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING
 
 from dash_inductor.codegen.mods import WINDOW
@@ -18,6 +18,29 @@ BLOCK = 128  # rows of Q and keys of a block of the mask
 DOCUMENT = 2048  # positions of each document
 TITLES = {"window": f"window of {WINDOW}", "documents": f"documents of {DOCUMENT}"}  # the masks that have no kernel of their own
 NONE, CUT, WHOLE = range(3)  # what is visible of a block
+
+
+@cache
+def blocks_of(mask: str, length: int) -> np.ndarray:
+    """NONE, CUT or WHOLE of each block of Q (rows) and of keys (columns).
+
+    >>> blocks_of("causal", 512).tolist()
+    [[1, 0, 0, 0], [2, 1, 0, 0], [2, 2, 1, 0], [2, 2, 2, 1]]
+    >>> blocks_of("window", 1280)[-1].tolist()  # a row sees 1,024 keys, its own among them
+    [0, 1, 2, 2, 2, 2, 2, 2, 2, 1]
+    """
+    import numpy as np
+
+    i, j = np.ogrid[: length // BLOCK, : length // BLOCK]
+    if mask == "full":
+        return np.full(np.broadcast_shapes(i.shape, j.shape), WHOLE)
+    seen = np.where(i > j, WHOLE, np.where(i == j, CUT, NONE))
+    if mask == "window":
+        back = i - j - WINDOW // BLOCK
+        seen = np.where(back > 0, NONE, np.where(back == 0, CUT, seen))
+    if mask == "documents":
+        seen = np.where(i // (DOCUMENT // BLOCK) == j // (DOCUMENT // BLOCK), seen, NONE)
+    return seen
 
 
 @dataclass(frozen=True)
@@ -41,27 +64,10 @@ class Attention:
         """What tables call the mask and the heads."""
         return TITLES.get(self.mask, self.mask) + (f", {self.group} heads a kv head" if self.group > 1 else "")
 
-    @cached_property
+    @property
     def blocks(self) -> np.ndarray:
-        """NONE, CUT or WHOLE of each block of Q (rows) and of keys (columns).
-
-        >>> Attention(1, 1, 512, 64, "causal").blocks.tolist()
-        [[1, 0, 0, 0], [2, 1, 0, 0], [2, 2, 1, 0], [2, 2, 2, 1]]
-        >>> Attention(1, 1, 1280, 64, "window").blocks[-1].tolist()  # a row sees 1,024 keys, its own among them
-        [0, 1, 2, 2, 2, 2, 2, 2, 2, 1]
-        """
-        import numpy as np
-
-        i, j = np.ogrid[: self.length // BLOCK, : self.length // BLOCK]
-        if self.mask == "full":
-            return np.full(np.broadcast_shapes(i.shape, j.shape), WHOLE)
-        seen = np.where(i > j, WHOLE, np.where(i == j, CUT, NONE))
-        if self.mask == "window":
-            back = i - j - WINDOW // BLOCK
-            seen = np.where(back > 0, NONE, np.where(back == 0, CUT, seen))
-        if self.mask == "documents":
-            seen = np.where(i // (DOCUMENT // BLOCK) == j // (DOCUMENT // BLOCK), seen, NONE)
-        return seen
+        """NONE, CUT or WHOLE of each block of Q (rows) and of keys (columns)."""
+        return blocks_of(self.mask, self.length)
 
     @property
     def flop(self) -> float:

@@ -43,11 +43,13 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """SDPA: head dims that differ, which no flash op takes, go to the memory-efficient op, all else where stock sends it."""
+    """SDPA: head dims that differ and masks that are learnt, which no flash op takes, go to the memory-efficient op, all else where
+    stock sends it."""
     tensors, options = (query, key, value), {"scale": scale, "enable_gqa": enable_gqa}
-    differ = query.dim() == 4 and query.shape[3] != value.shape[3] and query.shape[1] == key.shape[1]
-    trains = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
-    if not (differ and trains and torch.backends.cuda.mem_efficient_sdp_enabled()) or dropout_p:
+    learnt = attn_mask is not None and attn_mask.requires_grad
+    taken = query.dim() == 4 and query.shape[1] == key.shape[1] and (learnt or query.shape[3] != value.shape[3])
+    trains = torch.is_grad_enabled() and (learnt or any(x.requires_grad for x in tensors))
+    if not (taken and trains and torch.backends.cuda.mem_efficient_sdp_enabled()) or dropout_p:
         return STOCK.decompose(*tensors, attn_mask, dropout_p, is_causal, **options)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:

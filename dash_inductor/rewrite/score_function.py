@@ -5,7 +5,7 @@ floats, a soft-cap and ALiBi make of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,14 @@ class ScoreFunction:
     def operations(self) -> int:
         """How many both do for an element."""
         return operations(self.module) + operations(self.derivative)
+
+    def with_capture(self, node: fx.Node) -> ScoreFunction:
+        """The same, which gets one more tensor and does not read it."""
+        modules = [_with_placeholder(module) for module in (self.module, self.derivative)]
+        (output,) = (each for each in modules[1].graph.nodes if each.op == "output")
+        output.args = ([*output.args[0], None],)
+        modules[1].recompile()
+        return replace(self, module=modules[0], derivative=modules[1], captures=(*self.captures, node))
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,17 @@ def _derivative_of_cap(cap: float, captures: int) -> fx.GraphModule:
     square = graph.call_function(aten.mul.Tensor, (tanh, tanh))
     slope = graph.call_function(aten.add.Tensor, (graph.call_function(aten.neg.default, (square,)), 1.0))
     return _derivative(graph, graph.call_function(aten.mul.Tensor, (grad, slope)), captures)
+
+
+def _with_placeholder(module: fx.GraphModule) -> fx.GraphModule:
+    copy = fx.GraphModule(module, fx.Graph())
+    output = copy.graph.graph_copy(module.graph, {})
+    *_, last = (node for node in copy.graph.nodes if node.op == "placeholder")
+    with copy.graph.inserting_after(last):
+        copy.graph.placeholder("learnt")
+    copy.graph.output(output)
+    copy.recompile()
+    return copy
 
 
 def _tanh(graph: fx.Graph, score: fx.Node, cap: float) -> fx.Node:

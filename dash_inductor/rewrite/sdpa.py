@@ -23,6 +23,7 @@ from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction
 from .mask_reader import read
+from .nodes import call
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
 from .score_function import ScoreFunction
@@ -39,6 +40,7 @@ from .stock_ops import (
     stock_of,
 )
 
+LEARNT = "a learnt mask that adds nothing to the scores", "leave it out, or detach it"
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
 
 
@@ -64,12 +66,6 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if node.target in UNSUPPORTED:
         raise Declined(*UNSUPPORTED[node.target])
     stock = sdpa_backward_of(node)
-    if stock.trains_mask:
-        raise Declined(
-            "the attention mask is learnt: the stock op computes its gradient, ours does not",
-            "nothing here computes the gradient of a mask; under torch.use_deterministic_algorithms(True), without warn_only, "
-            "PyTorch's kernel is deterministic",
-        )
     if stock.dropout_p != 0.0:
         raise Declined(f"dropout_p={stock.dropout_p}: its random bits have a layout that only the stock op knows", DROPOUT)
     if not isinstance(stock.scale, (float, int, type(None))):
@@ -82,6 +78,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         stock = replace(stock, key=keys[0].source, value=keys[1].source)
     target = target_of(device, settings)
     mask, function, scores = _mask(stock)
+    if stock.trains_mask and (mask != BLOCK_MASK or scores is None):
+        raise Declined(*LEARNT)
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
     mods = None if scores is None else scores.operations
@@ -130,14 +128,15 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     rewriting, graph = rewriting_of(node, settings), node.graph
     stock, problem = rewriting.stock, rewriting.resolution.problem
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here. The
-    # fourth gradient is that of a mask, and nobody takes it.
+    # fourth gradient is that of a mask.
     gradients = (node.meta["val"][0], *(x.gradient for x in rewriting.keys)) if rewriting.keys else node.meta["val"][:3]
     mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], line_at_load(stock))
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
         if rewriting.function or rewriting.scores:
             tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
-            new = flex_backward(graph, rewriting.function, tensors, gradients, mark, scores=rewriting.scores)
+            learnt = stock.attn_mask if stock.trains_mask else None
+            new = flex_backward(graph, rewriting.function, tensors, gradients, mark, scores=rewriting.scores, learnt=learnt)
         else:
             tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
             options: dict[str, Any] = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
@@ -145,5 +144,15 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
             new.meta["val"] = gradients
     new.meta = {**node.meta, **new.meta, MARK: mark}
     node.replace_all_uses_with(new)
+    if stock.trains_mask:
+        _take_last_of_fourth(new)
     copies = [each for output, x in enumerate(rewriting.keys, start=1) for each in return_unrepeated(new, output, x)]
     return [*copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
+
+
+def _take_last_of_fourth(node: fx.Node) -> None:
+    """Whoever took the fourth output of the stock op, a tensor, takes the last of ours, which is a tuple."""
+    for user in [user for user in node.users if user.target is operator.getitem and user.args[1] == 3]:
+        with node.graph.inserting_before(user):
+            fourth = call(node.graph, operator.getitem, node, 3)
+        user.args = (fourth, len(fourth.meta["val"]) - 1)

@@ -95,7 +95,7 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         scores=node.meta.get(SCORES),
         grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
         attn_mask=named.get("attn_bias", named.get("attn_mask")),
-        trains_mask=node.target is EFFICIENT and (named["grad_input_mask"][3] or _takes_fourth(node)),
+        trains_mask=node.target is EFFICIENT and named["attn_bias"] is not None and _takes_fourth(node),
         **{name: named[name] for name in ("query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")},
     )
 

@@ -83,10 +83,6 @@ OF_THE_OP_ALONE = ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": Tru
 DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
 REASONS: list[tuple[dict[str, Any], str]] = [
     *(({"op": op, "dropout_p": 0.1}, DROPOUT) for op in (FLASH_CPU, FLASH, EFFICIENT, CUDNN)),
-    (
-        {"op": EFFICIENT, "attn_bias": None, "grad_input_mask": [True] * 4},
-        "the attention mask is learnt: the stock op computes its",
-    ),
     ({"op": CUDNN, "attn_bias": "a node"}, f"{CUDNN} on device cpu"),
     ({"scale": "a node"}, "a scale that is not a constant"),
     ({"dtypes": {"key": FP16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
@@ -131,6 +127,7 @@ LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, 
         *({"attn_mask": "a node"}, {"op": EFFICIENT, "attn_bias": "a node"}),
         *({"op": EFFICIENT, "attn_bias": None, **others} for others in ({}, {"is_causal": True, "scale": 0.5})),
         {"op": EFFICIENT, "attn_bias": None, "is_causal": True, "like": {"query": (1, 2, 41, 16)}},
+        {"op": EFFICIENT, "attn_bias": None, "grad_input_mask": [True] * 4},
     ],
 )
 def test_nothing_against_it(changes):

@@ -442,14 +442,6 @@ def test_rows_that_a_bias_hides():
     assert not dq[:, :, :30].any() and dq[:, :, 30:].all() and dk.isfinite().all() and dv.isfinite().all()
 
 
-def test_a_bias_that_is_learnt():
-    """Torch makes matmuls of it on the CPU; the op of a GPU that has its gradient is declined: test_declined_on_gpu.py."""
-    bias = BIAS.clone().requires_grad_()
-    with emulation.emulate():
-        gradients(compiled(attention(given)), qkv(1, 2, LENGTH, LENGTH, 16), (bias,))
-    assert rewritten() == 0 and decisions()[-1].reason and decisions()[-1].remedy
-
-
 @pytest.mark.parametrize(
     ("mask", "error"),
     [

@@ -76,7 +76,6 @@ DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op k
 JAGGED = "jagged tensors are not rewritten"
 UNEQUAL = {"q_len": 64, "kv_len": 65}
 TILES = "(there are tiles for sm_80, sm_86, sm_87, sm_89, sm_90, sm_100, sm_103, sm_120)"
-LEARNT = "the attention mask is learnt: the stock op computes its gradient, ours does not"
 TUNING = "triton.autotune_at_compile_time"
 ONE_PASS, SHIFT = partial(install.enabled, template="one_pass"), partial(install.enabled, schedule="shift")
 T4, RTX, SPARK = (partial(other_gpu, *gpu) for gpu in (("Tesla T4", 75), ("NVIDIA GeForce RTX 5090", 120), ("NVIDIA GB10", 121)))
@@ -101,7 +100,7 @@ def tuning(on: bool | None) -> AbstractContextManager:
         *((partial(attention, is_causal=True), {}, nullcontext, None) for attention in (efficient, cudnn)),
         (efficient, FP32, nullcontext, "dtype fp32 is not one of bf16, fp16"),
         *((partial(attention, bias=True), {}, nullcontext, None) for attention in (efficient, cudnn)),
-        (partial(efficient, wanted=True), {}, nullcontext, LEARNT),
+        (partial(efficient, bias=True, wanted=True), {}, nullcontext, None),
         (dropping, {}, nullcontext, DROPOUT),
         *((partial(attention, dropout_p=0.1), {}, nullcontext, DROPOUT) for attention in (efficient, cudnn)),
         *((partial(attention, is_causal=True), UNEQUAL, nullcontext, None) for attention in (efficient, cudnn)),

@@ -33,7 +33,7 @@ from .lower import Program
 from .memory import Fault
 
 aten = torch.ops.aten
-MASKED = ("masked", "mask", "bias")
+MASKED = ("masked", "mask", "bias", "learnt")
 ATTENTIONS = ("sdpa", "varlen", *MASKED)
 SEQUENCES = 3  # of varlen, and documents
 LEAVES_OUT_FENCE = TorchVersion(triton.__version__) < FENCED  # on sm_90, in any kernel whose wgmma reads what cp.async copied
@@ -45,7 +45,8 @@ class Case:
 
     attention: "sdpa", or a FlexAttention if there is a mask_mod or score_mod; "varlen": varlen_attn of three sequences, of which
     q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of;
-    "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them.
+    "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them;
+    "learnt": of numbers, whose gradient is wanted too.
     """
 
     device: str
@@ -149,10 +150,10 @@ class Prepared:
             except Fault as error:
                 fault = "; ".join([str(error), *failed_waits()])
         if fault is None:
-            found = results[-3:]
+            found = results[-len(self.right) :]
             if case.attention == "varlen":
                 found = tuple(tensor.transpose(0, 1)[None] for tensor in found)
-            gradients = {name: tensor.clone() for name, tensor in zip(("dq", "dk", "dv"), found, strict=True)}
+            gradients = {name: tensor.clone() for name, tensor in zip(self.right, found, strict=True)}
             largest = max(float(right.abs().max()) for right in self.right.values())
             errors = {name: float((gradients[name].double() - right).abs().max()) / largest for name, right in self.right.items()}
         return Result(gradients, errors, session.executed, session.externs_used, fault, time.perf_counter() - start)
@@ -283,7 +284,7 @@ def _inputs(case: Case) -> dict[str, Tensor]:
     elif case.attention == "mask":
         made["padding"] = torch.rand(case.batch, 1, case.q_len, case.kv_len, generator=generator) > 0.5
         made["padding"][..., case.kv_len // 2 :] = False
-    elif case.attention == "bias":
+    elif case.attention in ("bias", "learnt"):
         bias = torch.randn(1, case.heads, case.q_len, case.kv_len, generator=generator)
         made["padding"] = bias.masked_fill(bias > 1, -math.inf).to(TORCH_DTYPES[case.dtype])
     elif case.is_flex:
@@ -328,8 +329,9 @@ def _block_lists(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
 
 
 def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """dq, dk, dv, and out and logsumexp of the forward, by autograd in float64."""
-    q, k, v = (inputs[name].double().requires_grad_() for name in ("query", "key", "value"))
+    """dq, dk, dv, and of a learnt bias dbias; and out and logsumexp of the forward, by autograd in float64."""
+    leaves = {f"d{name[0]}": inputs[name].double().requires_grad_() for name in ("query", "key", "value")}
+    q, k, v = leaves.values()
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).mT * case.head_dim**-0.5
     if case.score_mod not in (None, "none"):
@@ -338,11 +340,14 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
             scores = scores + inputs["slopes"].double()[h] * (n - m)
         else:
             scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, inputs["slopes"])
-    if case.attention == "bias":
-        scores = scores + inputs["padding"].double()
+    if case.attention in ("bias", "learnt"):
+        bias = inputs["padding"].double()
+        if case.attention == "learnt":
+            leaves["dbias"] = bias.requires_grad_()
+        scores = scores + bias
     scores = scores.masked_fill(~_visible(case, inputs)[:, None], -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0)
     out = weights @ v.repeat_interleave(group, 1)
-    grads = torch.autograd.grad(out, (q, k, v), inputs["grad_out"].double())
-    return dict(zip(("dq", "dk", "dv"), grads, strict=True)), out.detach(), lse.detach()
+    grads = torch.autograd.grad(out, list(leaves.values()), inputs["grad_out"].double())
+    return dict(zip(leaves, grads, strict=True)), out.detach(), lse.detach()

@@ -37,7 +37,8 @@ def masked_backward(
 ) -> Generated:
     """SDPA by the memory-efficient op under a bias of 0 and -inf, made of positions and a padding of keys, int64 [B, S_k].
 
-    given: "mask" for a bool tensor [B, 1, S_q, S_k] in the place of the padding, "bias" for all of the bias, [1, H, S_q, S_k].
+    given: "mask" for a bool tensor [B, 1, S_q, S_k] in the place of the padding, "bias" for all of the bias, [1, H, S_q, S_k], and
+    "learnt" for one whose gradient is wanted too.
     tensors: sizes [B, H, S, D] of query, key, value and gradient. Heads of keys are repeated. In the ops of a joint graph, of which
     fake CUDA tensors know some and Python's indexing others.
     """
@@ -51,7 +52,7 @@ def masked_backward(
         if causal:
             seen = seen & (positions(kv_len, query).unsqueeze(0) <= positions(q_len, query).unsqueeze(1)).unsqueeze(0).unsqueeze(0)
         zero, hidden = (aten.full([], number, dtype=query.dtype, device=query.device) for number in (0.0, -float("inf")))
-        bias = (padding if given == "bias" else torch.where(seen, zero, hidden)).expand(*query.shape[:2], q_len, kv_len)
+        bias = (padding if given in ("bias", "learnt") else torch.where(seen, zero, hidden)).expand(*query.shape[:2], q_len, kv_len)
 
         def repeated(x: Tensor) -> Tensor:
             copied = x.unsqueeze(2).expand(-1, -1, group, -1, -1).clone(memory_format=torch.contiguous_format)
@@ -59,12 +60,13 @@ def masked_backward(
 
         keys, values = repeated(key), repeated(value)
         saved = aten._scaled_dot_product_efficient_attention(query, keys, values, bias, True)
-        wanted = [True, True, True, False]
-        dq, *grads, _ = aten._scaled_dot_product_efficient_attention_backward(
+        wanted = [True, True, True, given == "learnt"]
+        dq, *grads, dbias = aten._scaled_dot_product_efficient_attention_backward(
             grad_out, query, keys, values, bias, *saved, 0.0, wanted
         )
         sizes = [x.shape for x in (key, value)]
-        return dq, *(aten.sum(aten.view(x, [*of[:2], group, *of[2:]]), [2]) for x, of in zip(grads, sizes, strict=True))
+        of_keys = [aten.sum(aten.view(x, [*of[:2], group, *of[2:]]), [2]) for x, of in zip(grads, sizes, strict=True)]
+        return dq, *of_keys, *([aten.sum(dbias, [0], True)] if given == "learnt" else [])
 
     def inputs() -> list[Tensor]:
         views = [(batch, length, heads, dim) for batch, heads, length, dim in tensors]
