@@ -62,6 +62,36 @@ def test_the_gradient_of_the_logsumexp(attention, keywords, alone):
     assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < ERRORS[FP32]
 
 
+@pytest.mark.parametrize(
+    "attention",
+    [Attention(causal, None, 75, heads=4, kv_heads=2), Attention(window, softcap, 100, batch=2)],
+    ids=["causal", "window"],
+)
+def test_the_gradient_of_a_sink(attention):
+    """A score that each head has beside those of its keys, and no value with it, as gpt-oss has: through the logsumexp."""
+    *inputs, grad_out = attention.tensors()
+    inputs.append(normal(attention.heads, seed=7))
+    attend = attention.function(return_aux=AuxRequest(lse=True))
+
+    def function(query, key, value, sink):
+        out, aux = attend(query, key, value)
+        return out * torch.sigmoid(aux.lse - sink[:, None])[..., None]
+
+    def reference(query, key, value, sink):
+        scores, values = wide_scores(query, key, value, attention.mask, attention.mod)
+        beside = sink[:, None, None].expand(*scores.shape[:3], 1)
+        return torch.cat([scores, beside], -1).softmax(-1)[..., :-1] @ values
+
+    run, found = compiled(function), []
+    for seed in range(3):
+        with emulate(seed):
+            found.append(gradients(run, inputs, grad_out))
+    expected = gradients(reference, [x.double() for x in inputs], grad_out.double())
+    assert rewritten() == 1
+    assert max(error(a, e) for a, e in zip(found[0], expected, strict=True)) < ERRORS[FP32]
+    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+
+
 OF_TWO = documents_per_batch([40, 24], [20, 44])
 
 
