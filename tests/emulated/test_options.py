@@ -225,9 +225,14 @@ class Step:
     late: bool = False
     seed: int = 0
     sms: int = 6
+    head_dims_known: bool = False  # where sizes are dynamic, a length that is the same number is known then, too
 
     def function(self, *inputs: list[Tensor]) -> list[Tensor]:
         """All attentions, each of its own inputs."""
+        if self.head_dims_known:
+            for tensor in (x for of_one in inputs for x in of_one[:3]):
+                for _ in range(tensor.shape[-1]):  # which Dynamo unrolls
+                    pass
         # Dynamo traces no flex_attention inside a checkpoint.
         attend = [
             (lambda *x, a=a: checkpoint(a, *x, use_reentrant=False)) if self.checkpointed and a.call != "flex" else a  # type: ignore[misc]
@@ -310,13 +315,18 @@ def references(step: Step) -> list[list[Tensor | None]]:
 
 
 def fails_alike(step: Step, raised: Exception) -> bool:
-    """Whether the same step raises the same without this package's pass: traced alone, or by Inductor under emulation."""
+    """Whether the same step raises the same without this package's pass: traced alone, or by Inductor under emulation, also where
+    it knows head dims, as this package has to."""
 
     def kind(failure: Exception) -> tuple[type, type, str]:
         inner = getattr(failure, "inner_exception", failure)
         return type(failure), type(inner), str(inner).partition("\n")[0]
 
-    ways = (replace(step, backend="aot_eager"), contextlib.nullcontext()), (step, emulation.emulate(**step.emulated))
+    emulated = (emulation.emulate(**step.emulated) for _ in range(2))
+    ways = (
+        (replace(step, backend="aot_eager"), contextlib.nullcontext()),
+        *zip((step, replace(step, head_dims_known=True)), emulated, strict=True),
+    )
     for way, device in ways:
         try:
             with device, deterministic_mode(step.deterministic), PATCHES.paused():
