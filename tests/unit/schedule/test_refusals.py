@@ -93,7 +93,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: fit(1, 0), "workers must be a positive int, got 0"),
     (lambda: RoundRobinPlan(Shift(FULL, 2), 2, 4), "roles must be 3 (all units of a head, or workers), got 2"),
     (lambda: pack(Ascending(Geometry(1, 32768, 1, 1, "full"), 1), 1), "32768 makes 32768 KV tiles of block_n 1; at most 32767"),
-    (lambda: pack(Ascending(Geometry(65536, 1, 1, 1, "full"), 1), 1), "65536 makes 65536 Q tiles of block_m 1; at most 65535"),
+    (lambda: pack(Ascending(Geometry(65536, 1, 1, 1, "full"), 1), 1), "65536 makes 65536 Q tiles of block_m 1; at most 65534"),
     # Times
     (lambda: bound(**ones | {"heads": 0}), "heads must be a positive int, got 0"),
     (lambda: bound(**ones | {"workers": -1}), "workers must be a positive int, got -1"),
