@@ -73,6 +73,10 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         [in_memory(x) if isinstance(x, TensorBox) else x for x in captures]
         for captures in (arguments.score_mod_captures, arguments.mask_mod_captures)
     )
+    learnt = LEARNT in arguments.kernel_options
+    if learnt:  # the kernels store its gradient, which is dS
+        (output,) = (node for node in arguments.joint.graph_module.graph.nodes if node.op == "output")
+        output.args = ([*output.args[0][:-1], None],)
     score_mod = built(arguments.score_mod, score_captures, "score", *ARGUMENTS)
     arguments.joint.graph_module.graph.eliminate_dead_code()
     stock.validate_joint_graph(arguments.joint.graph_module.graph)
@@ -86,5 +90,5 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         stock.get_bwd_subgraph_outputs(score_mod, mask_mod, joint),
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
-        zeros_like(arguments.score_mod_captures[-1]) if LEARNT in arguments.kernel_options else None,
+        zeros_like(arguments.score_mod_captures[-1]) if learnt else None,
     )

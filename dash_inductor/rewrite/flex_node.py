@@ -45,7 +45,7 @@ def flex_backward(
     names = [_free_name(graph, name) for name in names] if scores else names
     scores = scores or identity()
     if learnt is not None:
-        scores = scores.with_capture(learnt)
+        scores = scores.with_learnt(learnt)
     captures = [x.meta["val"] for x in scores.captures]
     score_mod = _module(graph, names[0], scores.module, [score, *positions, *captures])
     joint = _module(graph, names[1], scores.derivative, [score, *positions, score, *captures])

@@ -46,11 +46,12 @@ class ScoreFunction:
         """How many both do for an element."""
         return operations(self.module) + operations(self.derivative)
 
-    def with_capture(self, node: fx.Node) -> ScoreFunction:
-        """The same, which gets one more tensor and does not read it."""
+    def with_learnt(self, node: fx.Node) -> ScoreFunction:
+        """The same, which gets one more tensor and does not read it. The derivative returns the score's gradient for it too; by
+        that torch's fake of the node knows that there is one."""
         modules = [_with_placeholder(module) for module in (self.module, self.derivative)]
         (output,) = (each for each in modules[1].graph.nodes if each.op == "output")
-        output.args = ([*output.args[0], None],)
+        output.args = ([*output.args[0], output.args[0][0]],)
         modules[1].recompile()
         return replace(self, module=modules[0], derivative=modules[1], captures=(*self.captures, node))
 
