@@ -40,7 +40,7 @@ from .stock_ops import (
     stock_of,
 )
 
-LEARNT = "a learnt mask that adds nothing to the scores", "leave it out, or detach it"
+ADDS_NOTHING = "a learnt mask that adds nothing to the scores", "leave it out, or detach it"
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
 
 
@@ -79,7 +79,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     target = target_of(device, settings)
     mask, function, scores = _mask(stock)
     if stock.trains_mask and (mask != BLOCK_MASK or scores is None):
-        raise Declined(*LEARNT)
+        raise Declined(*ADDS_NOTHING)
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
     mods = None if scores is None else scores.operations
