@@ -92,6 +92,17 @@ def test_what_it_is_made_of(mask, shape):
     assert_taken(actual, attend(mask), inputs, grad_out)
 
 
+@pytest.mark.parametrize("settings", [{}, {"template": "two_pass"}], ids=["one pass", "two passes"])
+def test_keys_that_it_hides_itself(settings):
+    """Nobody computes a tile of them: their gradients are zeros that were there before."""
+    inputs, grad_out = inputs_of(HEADS, Q_LEN, KV_LEN)
+    inputs[3][..., 20:] = -math.inf
+    with enabled(**settings), emulation.emulate():
+        actual = gradients(compiled(attend()), inputs, grad_out)
+    assert not actual[3][..., 20:].any() and actual[3][..., :20].all()
+    assert_taken(actual, attend(), inputs, grad_out)
+
+
 def test_slopes():
     """A sum of thousands of products that nearly cancel out."""
     inputs, grad_out = inputs_of(HEADS)
