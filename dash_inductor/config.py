@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
@@ -16,6 +17,7 @@ from .templates.tiles import Template
 PREFIX = "DASH_INDUCTOR"
 TRITON, GLUON = "triton", "gluon"
 AUTO, ALWAYS, OFF = "auto", "always", "off"
+BATCH_INVARIANT = "torch._inductor.config.batch_invariant"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),
     "guarantee": GUARANTEES,
@@ -150,7 +152,14 @@ followers: set[Callable[[], None]] = set()
 
 
 def current() -> Config:
-    """The settings in force."""
+    """The settings in force. Where torch has BATCH_INVARIANT, that asks for the level `batch`."""
+    settings, (module, name) = chosen(), BATCH_INVARIANT.rsplit(".", 1)
+    of_torch = getattr(sys.modules.get(module), name, False)  # not imported for this, which would take seconds
+    return replace(settings, guarantee="batch") if of_torch else settings
+
+
+def chosen() -> Config:
+    """The settings as they were set here, whatever torch asks for."""
     global _current
     if settings := _within.get():
         return settings
@@ -176,7 +185,7 @@ def configure(**settings: object) -> Config:
         ValueError: an unknown setting or value; nothing is changed then.
     """
     global _current
-    before = current()
+    before = chosen()
     unknown = sorted(set(settings) - {f.name for f in fields(Config)})
     if unknown:
         raise ValueError(f"no setting {', '.join(unknown)}; the settings are {', '.join(f.name for f in fields(Config))}")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..config import PREFIX, Config, current, from_environment, variable
+from ..config import BATCH_INVARIANT, PREFIX, Config, chosen, current, from_environment, variable
 from ..devices.cost_files import COSTS_REMEDY, CostFileError, digest_of
 from .arguments import add_json
 from .console import print_json, section
@@ -185,9 +185,9 @@ def settings(problems: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
         problems.append(f"{error}: change one of them")
         asked, right = Config(), {}
     try:
-        in_force = current()
+        in_force, here = current(), chosen()
     except ValueError:  # which is among the problems
-        in_force = asked
+        in_force = here = asked
     try:
         digest_of(in_force.costs)
     except CostFileError as error:
@@ -197,6 +197,7 @@ def settings(problems: list[str], environ: Mapping[str, str]) -> dict[str, Any]:
     for source, name in names.items():
         value = getattr(in_force, name)
         origin = "configure()" if value != getattr(asked, name) else source if source in right else "default"
+        origin = BATCH_INVARIANT if value != getattr(here, name) else origin
         figures[name] = {"value": value, "from": origin}
     return figures
 

@@ -67,9 +67,9 @@ def enabled(**settings: Any) -> Iterator[None]:
 
     Backwards are compiled together with their forwards, inside the block: they may run after it, and more than once.
     """
-    from ..config import configure, current
+    from ..config import chosen, configure, current
 
-    before, was_wanted = current(), _wanted
+    before, was_wanted = chosen(), _wanted
     enable(**settings)
     try:
         with eager_backward() if current().enabled else contextlib.nullcontext():

@@ -2,6 +2,8 @@
 
 Packed sequences are one batch element, in which a query sees an interval of the keys: what its own sequence, the diagonal and the
 window leave. So the mask is two numbers for each query, and the blocks of the mask come from bounds of these.
+
+At the level `batch` the sequences are moved apart first: then tiles are cut from the start of each, whatever it is packed with.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +34,7 @@ from .declined import why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
 from .nodes import call, value_of
+from .offsets import InPlace, Moved, Offsets, moved_length
 from .origin import origin_of
 from .score_function import OfFlashAttn
 from .sdpa import SCALE
@@ -47,22 +51,24 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     assert resolution.problem.block_size
     named = arguments(node)
     mark = Mark(resolution, str(node.meta.get(CALLED, node.target)), "varlen", *origin_of(node)[:2])
-    # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
-    gradients = [_one_batch(x) for x in node.meta["val"]]
+    layouts = functools.partial(_layouts, resolution)
     users = list(node.users)
     with graph.inserting_before(node):
         inputs = [named[name] for name in ("query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k")]
-        of_one_batch = functools.partial(_of_one_batch, window, resolution.problem.block_size)
+        of_one_batch = functools.partial(_of_one_batch, window, resolution.problem.block_size, layouts)
         *tensors, first, last, matrix = _traced(graph, of_one_batch, inputs)
         made: OfFlashAttn | None = node.meta.get(SCORES)
-        (place,) = _traced(graph, functools.partial(places, made.is_causal), inputs) if made and made.slopes else (0,)
+        (place,) = _traced(graph, functools.partial(places, made.is_causal, layouts), inputs) if made and made.slopes else (0,)
         scores = made.function(place) if made else None
-        new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, gradients, mark, matrix, scores)
+        # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
+        # Those of moved sequences are another tensor's.
+        like = [x.meta["val"] for x in tensors[:3]] if is_moved(resolution.settings) else map(_one_batch, node.meta["val"])
+        new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, [*like], mark, matrix, scores)
         new.meta = {**node.meta, **new.meta}
+        unpacked = [call(graph, operator.getitem, new, index) for index in range(3)]
+        packed = _traced(graph, functools.partial(_packed, layouts), [*unpacked, *inputs])
         for gradient in users:
-            unpacked = call(graph, operator.getitem, new, gradient.args[1])
-            (packed,) = _traced(graph, lambda x: [x.squeeze(0).permute(1, 0, 2)], [unpacked])
-            gradient.replace_all_uses_with(packed)
+            gradient.replace_all_uses_with(packed[gradient.args[1]])  # type: ignore[index]
     return [*users, node]
 
 
@@ -100,7 +106,15 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     stock = None if CALLED in node.meta else stock_of(Kernel.FLASH)
     others = {"block_size": block_size, "mods": mods, "stock": stock}
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
+    if is_moved(settings):
+        rows, keys = (moved_length(x.shape[0], cu_q, block) for x, block in zip((query, key), block_size, strict=True))
+        problem = replace(problem, q_len=rows, kv_len=keys)
     return require_fit(resolve(problem, settings, target), query.device), window_of(named)
+
+
+def is_moved(settings: Config) -> bool:
+    """Whether sequences are moved apart, for bits that do not depend on what they are packed with."""
+    return settings.guarantee == "batch"
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:
@@ -155,26 +169,37 @@ def _traced(graph: fx.Graph, function: Callable[..., Any], inputs: list[fx.Node]
     return outputs
 
 
+def _layouts(resolution: Resolution, query: Tensor, key: Tensor, cu_q: Tensor, cu_k: Tensor) -> tuple[InPlace, InPlace]:
+    """Where the sequences of queries and of keys lie for the kernel."""
+    blocks = resolution.problem.block_size
+    assert blocks
+    if is_moved(resolution.settings):
+        return Moved(cu_q, query.shape[0], blocks[0]), Moved(cu_k, key.shape[0], blocks[1])
+    return InPlace(cu_q, query.shape[0]), InPlace(cu_k, key.shape[0])
+
+
 def _of_one_batch(
     window: Window,
     block_size: tuple[int, int],
+    layouts: Callable[..., tuple[InPlace, InPlace]],
     query: Tensor,
     key: Tensor,
     value: Tensor,
     out: Tensor,
     logsumexp: Tensor,
     grad_out: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
+    *cu_seqlens: Tensor,
 ) -> tuple[Tensor, ...]:
     """What `flex_backward` takes: its tensors, the captures of the mask, and the matrix of blocks."""
     rows, keys = block_size
-    first, last = intervals(query.shape[0], cu_q, cu_k, window, rows)
-    matrix = block_matrix(first, last, key.shape[0], keys)
+    of_q, of_k = layouts(query, key, *cu_seqlens)
+    first, last = intervals(of_q.length, of_q.offsets, of_k.offsets, window, rows)
+    matrix = block_matrix(first, last, of_k.length, keys)
     first, last = first.flatten(), last.flatten()
     # Of queries of no sequence the stock op leaves memory as it was.
-    logsumexp = logsumexp.masked_fill(first.narrow(0, 0, query.shape[0]) == NOWHERE, math.inf).unsqueeze(0)
-    query, key, value, out, grad_out = (_one_batch(x) for x in (query, key, value, out, grad_out))
+    logsumexp = of_q.there(logsumexp, 1).masked_fill(first.narrow(0, 0, of_q.length) == NOWHERE, math.inf).unsqueeze(0)
+    query, out, grad_out = (_one_batch(of_q.there(x)) for x in (query, out, grad_out))
+    key, value = (_one_batch(of_k.there(x)) for x in (key, value))
     return query, key, value, out, logsumexp, grad_out, first, last, matrix
 
 
@@ -183,13 +208,23 @@ def _one_batch(x: Tensor) -> Tensor:
     return x.permute(1, 0, 2).unsqueeze(0)
 
 
-def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int) -> tuple[Tensor, Tensor]:
+def _packed(
+    layouts: Callable[..., tuple[InPlace, InPlace]], dq: Tensor, dk: Tensor, dv: Tensor, query: Tensor, key: Tensor, *others: Tensor
+) -> list[Tensor]:
+    """Gradients [T, H, D] of those of one batch, and of the inputs of `_of_one_batch`."""
+    of_q, of_k = layouts(query, key, *others[-2:])
+    pairs = (of_q, dq), (of_k, dk), (of_k, dv)
+    return [layout.back(gradient.squeeze(0).permute(1, 0, 2)) for layout, gradient in pairs]
+
+
+def intervals(length: Any, queries: Offsets, keys: Offsets, window: Window, rows: int) -> tuple[Tensor, Tensor]:
     """The first and last key that each of `length` queries sees, int32 [blocks of Q, rows]; NOWHERE and -1 where it sees none.
 
     Queries of no sequence see none, nor do those that fill the last block. Whatever the offsets hold, nothing is read out of range.
     """
-    token = torch.arange(_blocks(length, rows) * rows, dtype=torch.int32, device=cu_q.device).view(-1, rows)
-    begin_q, begin_k, end_q, end_k = _ends(token, cu_q, cu_k)
+    token = torch.arange(_blocks(length, rows) * rows, dtype=torch.int32, device=queries.begin.device).view(-1, rows)
+    number = queries.sequence(token)
+    (begin_q, end_q), (begin_k, end_k) = queries.bounds(number), keys.bounds(number)
     place = token + (end_k - end_q)  # the key in line with the query
     before, behind = window
     first = begin_k if before is None else torch.maximum(begin_k, place - before)
@@ -198,17 +233,14 @@ def intervals(length: Any, cu_q: Tensor, cu_k: Tensor, window: Window, rows: int
     return first.masked_fill(blind, NOWHERE), last.masked_fill(blind, -1)
 
 
-def _ends(token: Tensor, cu_q: Tensor, cu_k: Tensor) -> Iterator[Tensor]:
-    """Of the sequence of each token: where its queries and its keys begin, and where they end."""
-    # Clamped, for memory of its own: in torch 2.11 Inductor's bucketize reads a view from where its base begins.
-    number = torch.bucketize(token, cu_q.clamp(min=0), out_int32=True, right=True).clamp(1, cu_q.shape[0] - 1)  # of the sequence
-    return (torch.ops.aten.index(cu, [at]) for at in (number - 1, number) for cu in (cu_q, cu_k))
-
-
-def places(is_causal: bool, query: Tensor, *others: Tensor) -> tuple[Tensor]:
+def places(
+    is_causal: bool, layouts: Callable[..., tuple[InPlace, InPlace]], query: Tensor, key: Tensor, *others: Tensor
+) -> tuple[Tensor]:
     """int32 [T], as `OfFlashAttn.function` takes them, of the inputs of `_of_one_batch`."""
-    token = torch.arange(query.shape[0], dtype=torch.int32, device=query.device)
-    _, begin_k, end_q, end_k = _ends(token, *others[-2:])
+    of_q, of_k = layouts(query, key, *others[-2:])
+    token = torch.arange(of_q.length, dtype=torch.int32, device=query.device)
+    number = of_q.offsets.sequence(token)
+    (_, end_q), (begin_k, end_k) = of_q.offsets.bounds(number), of_k.offsets.bounds(number)
     return (begin_k if is_causal else token + (end_k - end_q),)
 
 

@@ -160,6 +160,12 @@ def test_what_configure_changed():
     assert env.settings([], {})["guarantee"] == {"value": "batch", "from": "configure()"}
 
 
+@pytest.mark.skipif(not hasattr(inductor_config, "batch_invariant"), reason="this torch has no such setting")
+def test_what_torch_asks_for():
+    with inductor_config.patch(batch_invariant=True):
+        assert env.settings([], {})["guarantee"] == {"value": "batch", "from": "torch._inductor.config.batch_invariant"}
+
+
 def test_settings_of_inductor_that_are_refused():
     """Each of them is a problem."""
     for name, value in {**dict.fromkeys(REFUSED, True), **dict.fromkeys(env_torch.SETTINGS, False)}.items():

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dash_inductor.rewrite.offsets import Offsets
 from dash_inductor.rewrite.varlen import NOWHERE, Window, block_matrix, intervals
 
 ROWS, KEYS = 4, 8
@@ -46,7 +47,7 @@ def test_of_right_offsets(sequences: list[tuple[int, int]], window: Window, tail
     """Elements exactly; a block is never 0 where any is seen, and 2 only where all are."""
     seen = seen_by(sequences, window, tail)
     cu_q, cu_k = (torch.tensor([0, *accumulate(x)], dtype=torch.int32) for x in zip(*sequences, strict=True))
-    first, last = intervals(seen.shape[0], cu_q, cu_k, window, ROWS)
+    first, last = intervals(seen.shape[0], Offsets(cu_q, cu_q), Offsets(cu_k, cu_k), window, ROWS)
     key = torch.arange(seen.shape[1])
     by_interval = (key >= first.view(-1, 1)) & (key <= last.view(-1, 1))
     assert torch.equal(by_interval[: seen.shape[0]], seen) and not by_interval[seen.shape[0] :].any()
@@ -62,7 +63,7 @@ def test_of_right_offsets(sequences: list[tuple[int, int]], window: Window, tail
 def test_of_garbage(offsets: list[tuple[int, int]], window: Window) -> None:
     """Nothing is read out of range, which eager indexing would refuse; a block that is 2 has no hidden element."""
     cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in zip(*offsets, strict=True))
-    first, last = intervals(30, cu_q, cu_k, window, ROWS)
+    first, last = intervals(30, Offsets(cu_q, cu_q), Offsets(cu_k, cu_k), window, ROWS)
     (matrix,) = block_matrix(first, last, 50, KEYS)[0]
     key = torch.arange(56)
     by_interval = (key >= first.view(-1, 1)) & (key <= last.view(-1, 1))
@@ -73,7 +74,7 @@ def test_of_garbage(offsets: list[tuple[int, int]], window: Window) -> None:
 @pytest.mark.parametrize("length", [1, ROWS, 9])
 def test_queries_of_no_sequence(length: int) -> None:
     offsets = torch.tensor([2, 2], dtype=torch.int32)
-    first, last = intervals(length, offsets, offsets, (None, None), ROWS)
+    first, last = intervals(length, Offsets(offsets, offsets), Offsets(offsets, offsets), (None, None), ROWS)
     assert first.shape == last.shape == (-(-length // ROWS), ROWS)
     assert (first == NOWHERE).all() and (last == -1).all()
     assert not block_matrix(first, last, 20, KEYS).any()
