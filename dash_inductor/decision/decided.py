@@ -48,7 +48,8 @@ class Decision:
     Attributes:
         op: the stock op; SDPA itself where torch took its math path.
         mask: "full", "causal", "given" (a tensor; declined), "block_mask" (FlexAttention's, or of SDPA under a mask that the graph
-            makes), or "varlen" (packed sequences, one batch element).
+            makes), or "varlen" (packed sequences, one batch element; at the level `batch` its lengths are those
+            with filled blocks).
         head_dim: of query and key; "192/128" where that of value is another.
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.

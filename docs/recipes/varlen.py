@@ -5,8 +5,9 @@
 
 Needs dash-inductor. Promises the same gradients for the same software, GPU model and pack: run it twice and compare the last line.
 Emulated, another `DASH_INDUCTOR_SEED` is another order of thread blocks, and the same line. Lengths are dynamic: one compiled graph
-serves every pack. A sequence's last bits may depend on what it is packed with. On a GPU torch 2.15 may take cuDNN for varlen_attn,
-which keeps its stock backward; `dash_inductor.decisions()` says so.
+serves every pack. A sequence's last bits may depend on what it is packed with, but not at the level `batch`, as
+trainer_and_sampler.py shows. On a GPU torch 2.15 may take cuDNN for varlen_attn, which keeps its stock backward;
+`dash_inductor.decisions()` says so.
 """
 
 import hashlib
