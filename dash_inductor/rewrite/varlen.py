@@ -41,6 +41,8 @@ from .sdpa import SCALE
 from .stock_ops import CALLED, SCORES, arguments, stock_of
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
+TENSORS = "query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k"
+OPTIONS = "max_q", "max_k", "is_causal", "rng_state", "scale", "window_size", "backend"
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
 Window = tuple[int | None, int | None]  # how far before and behind its own place a query sees; None: all
 
@@ -54,7 +56,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     layouts = functools.partial(_layouts, resolution)
     users = list(node.users)
     with graph.inserting_before(node):
-        inputs = [named[name] for name in ("query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k")]
+        inputs = [named[name] for name in TENSORS]
         of_one_batch = functools.partial(_of_one_batch, window, resolution.problem.block_size, layouts)
         *tensors, first, last, matrix = _traced(graph, of_one_batch, inputs)
         made: OfFlashAttn | None = node.meta.get(SCORES)
@@ -82,6 +84,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     query, key, value, cu_q, cu_k = (value_of(named[name]) for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k"))
     if declined := why_no_target(query.device):
         raise declined
+    if unknown := [name for name, given in named.items() if name not in (*TENSORS, *OPTIONS) and given is not None]:
+        raise Declined(f"varlen_attn's backward takes {', '.join(unknown)}, which is not known here", "use a newer dash_inductor")
     if not _takes_flash(named):
         raise Declined(
             "varlen_attn takes cuDNN, which is not rewritten",

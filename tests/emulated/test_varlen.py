@@ -268,6 +268,14 @@ def test_settings_of_inductor():
         assert reason_of(SHORT) == "torch._inductor.config.pattern_matcher is off"
 
 
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+def test_what_a_newer_torch_may_give(monkeypatch):
+    """Such as the gradient of the logsumexp, which torch leaves out up to now."""
+    stock = rewriting.arguments
+    monkeypatch.setattr(rewriting, "arguments", lambda node: stock(node) | {"grad_lse": node.args[5], "other": None})
+    assert reason_of(SHORT) == "varlen_attn's backward takes grad_lse, which is not known here"
+
+
 def takes_flash(**named: Any) -> bool:
     """Of an op with these arguments, the tensors of a GPU."""
     with FakeTensorMode():
