@@ -66,21 +66,27 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
     _require(len(shape) != DIMS or few_heads or (mask is not None and mask.stride(-1) != 1), "another op takes it")
     backward = backward_of(graph)
     gradients = [_gradient(x, backward) for x in (query, key, value)]
-    grad_out, dead = _backward(called, backward, gradients, out)
-    with graph.inserting_before(next(x for x in graph.nodes if x in gradients)):
+    grad_out, grad_scores, dead = _backward(called, backward, gradients, out)
+    trains_mask = grad_scores is not None
+    results = {*gradients, *(x for x in (grad_scores.users if grad_scores else ()) if x not in dead)}
+    with graph.inserting_before(next(x for x in graph.nodes if x in results)):
         logsumexp = _logsumexp(graph, _in_four(graph, called.scores))
         in_four = [_in_four(graph, x) for x in (grad_out, query.node, key.node, value.node)]
-        mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores.meta["val"].shape)
+        mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores.meta["val"].shape, trains_mask)
         node = graph.call_function(
             EFFICIENT,
-            (*in_four, mask_in_four, _in_four(graph, out), logsumexp, None, None, 0.0, [True, True, True, False], False),
+            (*in_four, mask_in_four, _in_four(graph, out), logsumexp, None, None, 0.0, [True, True, True, trains_mask], False),
             {"scale": query.scale * key.scale},
         )
-        like = [torch.empty_like(x.meta["val"], memory_format=torch.contiguous_format) for x in in_four[1:]]
-        node.meta = {**called.scores.meta, "val": (*like, None), CALLED: SDPA}
+        given = [*in_four[1:], *([mask_in_four] if mask_in_four else [])]
+        like = [torch.empty_like(x.meta["val"], memory_format=torch.contiguous_format) for x in given]
+        node.meta = {**called.scores.meta, "val": (*like[:3], like[3] if trains_mask else None), CALLED: SDPA}
         for index, gradient in enumerate(gradients):
             ours = _reshaped(graph, call(graph, operator.getitem, node, index), gradient.meta["val"].shape)
             gradient.replace_all_uses_with(_strided(graph, ours, gradient))
+        if grad_scores:
+            ours = _reshaped(graph, call(graph, operator.getitem, node, 3), grad_scores.meta["val"].shape)
+            grad_scores.replace_all_uses_with(call(graph, CONVERSION, ours, torch.float32))
     return [*sdpa.rewrite(node, settings), *dead]
 
 
@@ -126,8 +132,11 @@ def _in_four(graph: fx.Graph, x: fx.Node) -> fx.Node:
     return _reshaped(graph, x, [math.prod(shape[:-3]), *shape[-3:]])
 
 
-def _mask_in_four(graph: fx.Graph, mask: fx.Node, scores: Sequence[Any]) -> fx.Node:
-    """Of as many batches as the scores, or one; of another shape it may have fewer dimensions."""
+def _mask_in_four(graph: fx.Graph, mask: fx.Node, scores: Sequence[Any], trains: bool) -> fx.Node:
+    """Of as many batches as the scores, or one; of another shape it may have fewer dimensions. One that trains has all elements, as
+    its gradient has."""
+    if trains:
+        return _in_four(graph, call(graph, aten.expand.default, mask, list(scores)))
     if len(scores) == DIMS:
         return mask
     size = max(len(scores), DIMS)
@@ -192,8 +201,11 @@ def _is_gradient(x: fx.Node, given: Given) -> bool:
     return factor.target is aten.permute.default and factor.args[0] is matmul.args[other]
 
 
-def _backward(called: Call, backward: set[fx.Node], gradients: list[fx.Node], out: fx.Node) -> tuple[fx.Node, list[fx.Node]]:
-    """The gradient of the output, and the nodes from it to the others, which nobody else uses, users first."""
+def _backward(
+    called: Call, backward: set[fx.Node], gradients: list[fx.Node], out: fx.Node
+) -> tuple[fx.Node, fx.Node | None, list[fx.Node]]:
+    """The gradient of the output; that of the scores, if a mask that is added to them has one; and the nodes from the first to all
+    others, which nobody else uses, users first."""
     numbers = {x.meta.get("seq_nr") for x in called.nodes} - {None}
 
     def is_inside(x: fx.Node) -> bool:
@@ -205,9 +217,19 @@ def _backward(called: Call, backward: set[fx.Node], gradients: list[fx.Node], ou
     _require(len(given) == 1 and all(called.has(x) for x in from_outside if x not in backward), "what its backward reads")
     (grad_out,), value = given, out.meta["val"]
     _require(grad_out.meta["val"].shape == value.shape and grad_out.meta["val"].dtype == value.dtype, "the gradient of its output")
-    last = set(gradients)
-    _require(all(x in last or inside.issuperset(x.users) for x in inside), "another gradient of its")
-    return grad_out, [x for x in reversed(out.graph.nodes) if x in inside]
+    used = [x for x in inside.difference(gradients) if not inside.issuperset(x.users)]
+    grad_scores = used[0] if used else None
+    of_softmax = {called.softmax.meta.get("seq_nr")}
+    _require(
+        grad_scores is None or (len(used) == 1 and called.scores.target is aten.add.Tensor and _is_last(grad_scores, of_softmax)),
+        "another gradient of its",
+    )
+    return grad_out, grad_scores, [x for x in reversed(out.graph.nodes) if x in inside]
+
+
+def _is_last(x: fx.Node, numbers: set[Any]) -> bool:
+    """Whether a node is the last of the backward of ops with these numbers."""
+    return x.meta.get("seq_nr") in numbers and not any(user.meta.get("seq_nr") in numbers for user in x.users)
 
 
 def _logsumexp(graph: fx.Graph, scores: fx.Node) -> fx.Node:

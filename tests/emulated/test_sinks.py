@@ -74,7 +74,7 @@ def in_second_half(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
 
 
 def merging() -> Function:
-    """Of two halves of the keys, each attended to alone, as ranks of a ring do, merged by their logsumexps; with or without a sink."""
+    """Of two halves of the keys, each attended to alone, as ranks of a ring do, merged by their logsumexps; perhaps with a sink."""
     halves = [Attention(mask, None, 40, 20, heads=4, kv_heads=2) for mask in (causal_mod, in_second_half)]
     first, second = (half.function(return_aux=AuxRequest(lse=True)) for half in halves)
 
