@@ -74,6 +74,13 @@ def of_images(case: str) -> Batch:
     return {"pixel_values": _noise(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
 
 
+def of_larger_images(case: str) -> Batch:
+    """Two images and their classes: 256 patches."""
+    import torch
+
+    return {"pixel_values": _noise(2, 3, 64, 64), "labels": torch.tensor([0, 1])}
+
+
 def of_captions(case: str) -> Batch:
     """Two images, of 49 patches and a token, and their captions; padding is on the right of a caption."""
     captions = {"input_ids": _tokens(2, LENGTH), **_given(attention_mask=_mask(case, LENGTH))}
@@ -202,6 +209,18 @@ FAMILIES: Mapping[str, Family] = {
         },
         *(of_text_pairs, WITHOUT_PACKING),
         note="self-attention has a learnt bias; under checkpointing both layers of the decoder run one graph, with its decisions",
+    ),
+    "Swin": Family(
+        *("SwinForImageClassification", "SwinConfig"),
+        {"image_size": 64, "patch_size": 4, "embed_dim": 16, "depths": [LAYERS], "num_heads": [2], "window_size": 8},
+        *(of_larger_images, (PLAIN, CHECKPOINTING)),
+        note="windows of 8 x 8 patches, every other layer's shifted; a learnt bias by the distance of patches",
+    ),
+    "BEiT": Family(
+        *("BeitForImageClassification", "BeitConfig"),
+        {**IMAGES, "image_size": 32, "use_relative_position_bias": True, "out_indices": [0]},
+        *(of_images, (PLAIN, CHECKPOINTING, DROPOUT)),
+        note="a learnt bias by the distance of patches",
     ),
     "Whisper": Family(
         *("WhisperForConditionalGeneration", "WhisperConfig"),

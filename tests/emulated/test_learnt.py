@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from flex import INTERLEAVINGS
 from tensors import BF16, FP16, FP32, normal, qkv
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import decisions, emulation, enabled
 
@@ -181,3 +183,65 @@ def test_a_kernel_that_stores_something_else_is_seen(name, change, monkeypatch):
         actual = gradients(compiled(attend()), inputs, grad_out)
     with pytest.raises(AssertionError, match="gradient 3"):
         assert_right(actual, attend(), inputs, grad_out)
+
+
+class RowAttention(torch.nn.Module):
+    """As of structure models: the rows of an alignment [B, rows, S, C] share a bias by pairs of positions, [B, S, S, C]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.qkv, self.bias, self.out = torch.nn.Linear(32, 96), torch.nn.Linear(8, HEADS, bias=False), torch.nn.Linear(32, 32)
+
+    def forward(self, rows: Tensor, pairs: Tensor) -> Tensor:
+        query, key, value = self.qkv(rows).unflatten(-1, (3, HEADS, 16)).permute(3, 0, 1, 4, 2, 5)
+        bias = self.bias(pairs).permute(0, 3, 1, 2)[:, None]
+        with sdpa_kernel(SDPBackend.MATH):  # as torch itself does on a GPU, for five dimensions
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        return self.out(out.transpose(2, 3).flatten(3)).square().mean()
+
+
+def sam() -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
+    """The encoder of images, with relative positions that are added to scores; a window, and all of an image."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 32, "mlp_dim": 32, "num_attention_heads": 2, "image_size": 64, "patch_size": 8, "output_channels": 8}
+    config = transformers.SamVisionConfig(**sizes, num_hidden_layers=2, global_attn_indexes=[1], window_size=4)
+    encoder = transformers.SamVisionModel(config)
+
+    class Loss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder = encoder
+
+        def forward(self, pixels: Tensor) -> Tensor:
+            return self.encoder(pixels).last_hidden_state.square().mean()
+
+    with torch.no_grad():
+        for index, (name, parameter) in enumerate(encoder.named_parameters()):
+            if "rel_pos" in name or "pos_embed" in name:  # which start as zeros
+                parameter.copy_(normal(*parameter.shape, seed=index))
+    return Loss(), (normal(2, 3, 64, 64),)
+
+
+def row_attention() -> tuple[torch.nn.Module, tuple[Tensor, ...]]:
+    return RowAttention(), (normal(1, 3, 40, 32), normal(1, 40, 40, 8, seed=1))
+
+
+@pytest.mark.parametrize(("made", "attentions"), [(row_attention, 1), pytest.param(sam, 2, marks=pytest.mark.nightly)])
+def test_models_train(made, attentions):
+    """Every parameter against float64, and in another interleaving; T5, Swin and BEiT are in test_models.py."""
+    torch.manual_seed(0)
+    model, inputs = made()
+    wide = copy.deepcopy(model).double()
+    wide(*(x.double() for x in inputs)).backward()
+    function, found = compiled(model), []
+    for seed in (0, 1):
+        model.zero_grad()
+        with emulation.emulate(seed):
+            function(*inputs).backward()
+        found.append([x.grad.clone() for x in model.parameters()])
+    assert rewritten() == attentions and all(torch.equal(*pair) for pair in zip(*found, strict=True))
+    largest = max(x.grad.abs().max() for x in wide.parameters())
+    for actual, (name, parameter) in zip(found[0], wide.named_parameters(), strict=True):
+        scale = parameter.grad.abs().max()
+        assert (actual - parameter.grad).abs().max() < 1e-5 * (scale if scale > 1e-9 * largest else largest), name

@@ -187,8 +187,20 @@ LEARNT = {  # by the shape of query, key and value before [S, D], and that of th
 }
 
 
-@pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
-@pytest.mark.parametrize("name", LEARNT)
+PAIRS, *OTHERS = LEARNT
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((PAIRS, dtype) for dtype in (FP32, BF16)),
+        *((name, FP32) for name in OTHERS[:3]),
+        *(
+            pytest.param(*case, marks=pytest.mark.nightly)
+            for case in [*((name, BF16) for name in OTHERS), *((x, FP32) for x in OTHERS[3:])]
+        ),
+    ],
+)
 def test_masks_that_are_learnt(rewriting: None, name: str, dtype: torch.dtype) -> None:
     """Right, and the same in three interleavings. The pairs are those of AlphaFold, as SDPA of five dimensions takes them."""
     batch, shape = LEARNT[name]
