@@ -28,7 +28,7 @@ RANKS, ATTENTIONS = 2, 2
 STEPS, FAULTS, EVERY = 500, 10, 25
 SMS = (16, 8, 6, 9)  # the first is that of the run without faults; at level `run` 8 and 9 have another schedule than 16 and 6
 KINDS = KILLED, WIPED, INTERLEAVING, OTHER_SMS, RESTARTED = "rank killed", "caches wiped", "interleaving", "SMs", "restarted"
-SECONDS_TO_START, SECONDS_A_STEP = 300, 5  # at most, or a process hangs: many times what idle cores take
+SECONDS_TO_START, SECONDS_A_STEP = 300, 10  # at most, or a process hangs: many times what idle cores take
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ def start(folder: Path, options: list[str], killed: int | None, timeout: float) 
 
 
 def parting(first: Run, second: Run) -> int | None:
-    """The first step after which not all digests are the same, of both runs and of all ranks; None if there is none."""
+    """The first step after which digests differ, of the runs, of ranks, or of a step that was taken again; None if none does."""
     return next((step for step in sorted(first.digests) if len(first.digests[step] | second.digests[step]) > 1), None)
 
 

@@ -1,8 +1,9 @@
 """One rank of tests/soak: trains from the last checkpoint of its folder, to a step or until it is killed.
 
-A decoder of two layers on the text behind Python's help(): SDPA under a causal mask, then FlexAttention under a mask of documents
-with grouped heads, both in bf16; dropout, AdamW, and DDP over the ranks. After each step a rank writes down a digest of its weights
-and of the optimizer's state, and in the end what it compiled.
+A decoder of two layers on the text behind Python's help(): SDPA under a causal mask, then FlexAttention in bf16 under a mask of
+documents, with grouped heads; dropout, AdamW, and DDP over the ranks. SDPA is in fp32: bf16 would round away most differences
+between two orders of a sum. After each step a rank writes down a digest of its weights and of the optimizer's state, and in the end
+what it compiled.
 """
 
 from __future__ import annotations
@@ -49,12 +50,13 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, documents: BlockMask | None = None) -> Tensor:
         normed, of = self.attention_norm(x), (self.query, self.key, self.value)
-        query, key, value = (project(normed).bfloat16().unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for project in of)
+        query, key, value = (project(normed).unflatten(-1, (-1, HEAD_DIM)).transpose(1, 2) for project in of)
         if documents is None:
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
-            out = flex_attention(query, key, value, block_mask=documents, enable_gqa=True)
-        x = x + self.project(out.transpose(1, 2).flatten(2).float())
+            query, key, value = query.bfloat16(), key.bfloat16(), value.bfloat16()
+            out = flex_attention(query, key, value, block_mask=documents, enable_gqa=True).float()
+        x = x + self.project(out.transpose(1, 2).flatten(2))
         return x + self.mlp(self.mlp_norm(x))
 
 
