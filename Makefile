@@ -3,6 +3,7 @@
 # make execute: every kernel's PTX executed on the CPU, with races, in parts of 90 minutes: run it again until it says that none is left.
 # make execute-3.6.0: the same as another Triton compiles it; races of a tenth.
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
+# make soak: a small model trained twice, the second time with killed ranks, wiped caches and other SM counts, bit for bit the same. STEPS=50: shorter.
 # make reach: which attentions of ten libraries' models would be rewritten on an H100; LIBRARIES=timm: of one. Goes on where it ended.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
@@ -28,7 +29,7 @@ endef
 TRITONS := 3.6.0 3.9.0
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256)
 
-.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates execute nightly reach mutants docs docs-check dist lint clean
+.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates execute nightly soak reach mutants docs docs-check dist lint clean
 demo: $(VENV)/installed-demo
 	$(BIN)/python -m dash_inductor demo
 
@@ -79,6 +80,10 @@ $(VENV)/triton-%: | $(VENV)/installed
 
 nightly: $(VENV)/installed
 	$(BIN)/python tests/nightly $(PARTS)
+
+STEPS ?= 500
+soak: $(VENV)/installed
+	$(BIN)/python -m tests.soak --steps $(STEPS)
 
 # Libraries with models, and what they import. Without what they depend on, which may be another torch: beside the environment, not in it.
 REACH := timm torchvision diffusers open_clip_torch x-transformers litgpt vit-pytorch segment-anything local-attention \

@@ -29,6 +29,7 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
     "schedules and masks": ("tests/unit/schedule tests/unit/test_mask_function.py", MANY),
     "processes": ("-m nightly tests/emulated/test_distributed.py tests/emulated/test_caches.py", EMULATED),
     "models": ("-m nightly tests/emulated/test_models.py tests/emulated/test_transformers.py", EMULATED),
+    "soak": ("-m nightly tests/emulated/test_soak.py", EMULATED),
     "other emulated": ("-m nightly tests/emulated", EMULATED),
 }
 
