@@ -113,7 +113,9 @@ def _terms(gradient: fx.Node) -> Iterator[tuple[fx.Node, tuple[int | fx.Node, ..
 
 
 def _unread(what: str) -> Declined:
-    return Declined(f"{what} in the gradient of a tensor that score_mod captures", f"read the tensor by its index alone, or {OUTSIDE}")
+    return Declined(
+        f"{what} in the gradient of a tensor that score_mod captures", f"read the tensor by its index alone, or {OUTSIDE}"
+    )
 
 
 def _is_number(x: Any) -> bool:
@@ -181,5 +183,3 @@ def _axis(x: fx.Node | int) -> int | None:
 def _axes_of(x: fx.Node | int) -> set[int]:
     """The axes that an index depends on."""
     return set() if isinstance(x, int) else {axis for node in _cone(x) if (axis := _axis(node)) is not None}
-
-

@@ -8,14 +8,15 @@ from typing import Any
 
 import sympy
 import torch
-from torch._inductor.ir import Pointwise, TensorBox
+from torch import fx
+from torch._inductor.ir import IRNode, Pointwise, TensorBox
 from torch._inductor.lowering import lowerings
 from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
 from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import OpsValue, V, ops
 from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.captured import AXES, Share
+from dash_inductor.captured import AXES, BEFORE_CAPTURES, Share
 from dash_inductor.op import FlexArguments
 
 from . import kernels
@@ -72,15 +73,18 @@ def _element(share: Share, size: list[sympy.Expr], arguments: FlexArguments, mod
         if sums is None:
             return ops.to_dtype(values.make_loader()(kept), torch.float32)
         load = sums.make_loader()
-        place = _flat(kept, [sizes[axis] for axis in axes]), _flat(
-            [index[dim] for dim in share.computed], [size[dim] for dim in share.computed]
+        place = (
+            _flat(kept, [sizes[axis] for axis in axes]),
+            _flat([index[dim] for dim in share.computed], [size[dim] for dim in share.computed]),
         )
         splits = [load([sympy.Integer(split), *place]) for split in range(int(sums.get_size()[0]))]
         return functools.reduce(ops.add, splits)
 
     def where_it_is(index: Index) -> Any:
         """Zero past the ends of an axis, and beside an index that is a number."""
-        inside = [_compare(ops.lt, index[dim], sizes[axis]) for dim, axis in share.kept.items() if not _fits(size[dim], sizes[axis])]
+        inside = [
+            _compare(ops.lt, index[dim], sizes[axis]) for dim, axis in share.kept.items() if not _fits(size[dim], sizes[axis])
+        ]
         inside += [_compare(ops.eq, index[dim], at % size[dim]) for dim, at in share.fixed.items() if size[dim] != 1]
         if not inside:
             return element(index)
@@ -148,22 +152,39 @@ def _neighbours(axes: list[int]) -> tuple[tuple[int, int], ...]:
 
 def _order(
     share: Share, sizes: list[sympy.Expr], size: list[sympy.Expr], entries: sympy.Expr, arguments: FlexArguments
-) -> list[TensorBox]:
+) -> list[IRNode]:
     """The places along the mixed axes, sorted by their index in the tensor and then by themselves, int64; and at which of them each
-    entry begins, int32 [entries + 1]. A stable sort has one result, whoever computes it."""
+    entry begins, int32 [entries + 1]. Made once for all attentions of a graph that have the same index.
+
+    A stable sort has one result, whoever computes it."""
+    module = returning(arguments.joint.graph_module, [share.index[dim] for dim in share.computed])  # type: ignore[misc]
+    captures = [in_memory(x) if isinstance(x, TensorBox) else x for x in arguments.score_mod_captures]
+    placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
+    read = [x for x, node in zip(captures, placeholders[BEFORE_CAPTURES:], strict=True) if node.users]
     mixed = [sizes[axis] for axis in share.mixed]
-    flat = lowerings[aten.expand.default](_index(share, sizes, size, arguments), mixed)
+    known = V.graph.__dict__.setdefault("dash_orders", {})
+    key = (
+        str(module.graph),
+        *(x.get_name() if isinstance(x, IRNode) else x for x in read),
+        *mixed,
+        *(size[dim] for dim in share.computed),
+    )
+    if key in known:
+        return known[key]
+    flat = lowerings[aten.expand.default](_index(module, share, sizes, size, arguments), mixed)
     flat = in_memory(lowerings[aten.view.default](flat, [sympy_product(mixed)]))
     in_order, order = lowerings[aten.sort.stable](flat, stable=True, dim=0, descending=False)
     all_entries = _iota(entries + 1, torch.int32, flat.get_device_or_error())
     begins = lowerings[aten.searchsorted.Tensor](TensorBox(in_memory(in_order)), all_entries, out_int32=True)
-    return [in_memory(order), in_memory(begins)]
+    known[key] = [in_memory(order), in_memory(begins)]
+    return known[key]
 
 
-def _index(share: Share, sizes: list[sympy.Expr], size: list[sympy.Expr], arguments: FlexArguments) -> TensorBox:
-    """The index along the dims for which it is computed, as one number, int32, for each place along the mixed axes."""
-    nodes = [share.index[dim] for dim in share.computed]
-    module = returning(arguments.joint.graph_module, nodes)
+def _index(
+    module: fx.GraphModule, share: Share, sizes: list[sympy.Expr], size: list[sympy.Expr], arguments: FlexArguments
+) -> TensorBox:
+    """The index along the dims for which it is computed, as one number, int32, for each place along the mixed axes. module: returns
+    the index of each of these dims."""
     device = arguments.query.get_device_or_error()
     axes = [_iota_along(axis, share.mixed, sizes, device) for axis in range(AXES)]
     score = lowerings[aten.full.default]([], 0.0, dtype=torch.float32, device=device)
@@ -178,16 +199,15 @@ def _index(share: Share, sizes: list[sympy.Expr], size: list[sympy.Expr], argume
 
 
 def _inside(index: TensorBox, size: sympy.Expr) -> TensorBox:
-    """The index, counted from the end where it is negative. One out of range, of a hidden element, becomes one in range."""
-    wide = lowerings[torch.ops.prims.convert_element_type.default](index, torch.int64)
-    positive = lowerings[aten.where.self](lowerings[aten.lt.Scalar](wide, 0), lowerings[aten.add.Tensor](wide, size), wide)
-    return lowerings[aten.minimum.default](lowerings[aten.clamp_min.default](positive, 0), _number(size - 1, index))
-
-
-def _number(value: sympy.Expr, like: TensorBox) -> TensorBox:
-    return Pointwise.create(
-        device=like.get_device_or_error(), dtype=torch.int64, inner_fn=lambda _: ops.index_expr(value, torch.int64), ranges=[]
+    """The index, int64. One that is out of range, as that of a hidden element may be, becomes one in range."""
+    wide = lowerings[aten.clamp_min.default](lowerings[torch.ops.prims.convert_element_type.default](index, torch.int64), 0)
+    last = Pointwise.create(
+        device=index.get_device_or_error(),
+        dtype=torch.int64,
+        inner_fn=lambda _: ops.index_expr(size - 1, torch.int64),
+        ranges=[],
     )
+    return lowerings[aten.minimum.default](wide, last)
 
 
 def _index_inside(x: TensorBox, index: Sequence[TensorBox | None]) -> TensorBox:

@@ -43,7 +43,7 @@ def _lower(
 ) -> tuple[TensorBox, TensorBox, TensorBox, tuple[TensorBox | None, ...]]:
     """dq, dk, dv, and the gradients of captures that need one."""
     masked = resolution.problem.mask == BLOCK_MASK
-    mods = mods_of(arguments, masked=masked)
+    mods = mods_of(arguments, masked=masked, whole=resolution.problem.mask == "full")
     grad_out = full_like(arguments.out, 0.0) if arguments.grad_out is None else arguments.grad_out  # None: nobody uses out
     query, key, value, grad_out, out = (
         with_aligned_rows(x) for x in (arguments.query, arguments.key, arguments.value, grad_out, arguments.out)

@@ -24,8 +24,8 @@ from dash_inductor.templates import source
 from . import load_check
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
-# FLEX_ARGUMENTS: Inductor's argument -> template variable. FLEX_FUNCTIONS: result -> (number in Mods.subgraphs, tile arguments). Behind
-# those are what elements add to gradients of captured tensors, as many as there are: share_0 and so on.
+# FLEX_ARGUMENTS: Inductor's argument -> template variable. FLEX_FUNCTIONS: result -> (number in Mods.subgraphs, tile arguments);
+# share_0 and so on, behind them, are what elements add to gradients of captured tensors.
 FLEX_ARGUMENTS = {"score": "pre_mod", "grad_score_mod": "grad_scores", "b": "z", "h": "hq", "m": "m", "n": "n"}
 FLEX_FUNCTIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "scores": (0, ("score",)),

@@ -14,7 +14,7 @@ from torch._inductor.kernel.flex import flex_attention as stock
 from dash_inductor.captured import AXES, Share, shares_of
 from dash_inductor.op import LEARNT, FlexArguments
 
-from .buffers import in_memory, zeros
+from .buffers import empty, in_memory, zeros
 
 ARGUMENTS = ("b", "h", "m", "n")
 
@@ -24,7 +24,7 @@ class Mods:
     """subgraphs: score_mod(score, b, h, m, n), its derivative(score, b, h, m, n, grad_score_mod), mask_mod(b, h, m, n); None for
     an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute.
     shares: what elements of the scores add to the gradients of captured tensors. values: by the node that computes it in the
-    derivative, what they add, [B, H, S_q, S_k], zeros that the kernels write over."""
+    derivative, what they add, [B, H, S_q, S_k], zeros where no kernel writes."""
 
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
@@ -57,9 +57,11 @@ class Mods:
 NONE = Mods()
 
 
-def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
-    """The functions of a HOP that is lowered, mask_mod among them if `masked`. Raises what the stock lowering does for functions
-    that cannot be inlined."""
+def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
+    """The functions of a HOP that is lowered, mask_mod among them if `masked`. whole: whether kernels visit every tile.
+
+    Raises what the stock lowering does for functions that cannot be inlined.
+    """
     dtype, device = arguments.query.get_dtype(), arguments.query.get_device_or_error()
 
     def placeholders(*names: str) -> list[TensorBox]:
@@ -92,7 +94,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
         shares,
-        {node: zeros(_sizes(arguments), _dtype(node, shares, arguments), device) for node in nodes},
+        {node: (empty if whole else zeros)(_sizes(arguments), _dtype(node, shares, arguments), device) for node in nodes},
     )
 
 

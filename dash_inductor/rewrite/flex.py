@@ -82,9 +82,7 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool) -> Res
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 
 
-def _why_no_backend(
-    arguments: FlexArguments, mask_mod: fx.GraphModule, settings: Config, captures_learnt: bool
-) -> Declined | None:
+def _why_no_backend(arguments: FlexArguments, mask_mod: fx.GraphModule, settings: Config, captures_learnt: bool) -> Declined | None:
     """Whoever asks for a backend keeps it, its forward too: what that saves is not known to fit our backward."""
     backend = arguments.kernel_options.get("BACKEND", "AUTO")
     if backend not in ("FLASH", "TRITON_DECODE"):

@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,7 @@ def test_one_row_for_all_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     right_in_one_order(long)
 
 
+SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
     "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked", settings=ONE_PASS),
@@ -80,6 +82,8 @@ OTHERS = {
     "bias that is learnt": Case("h100", 160, 200, batch=2, attention="learnt", settings=ONE_PASS),
     "bias that is learnt on sm_80": Case("a100", 160, 200, batch=2, attention="learnt", settings=ONE_PASS),
     "bias that is learnt in two passes": Case("h100", 160, 200, attention="learnt", settings={"template": "two_pass"}),
+    "slopes that are learnt": Case("h100", 160, 160, batch=2, kv_heads=1, **SLOPES),
+    "slopes that are learnt on sm_80": Case("a100", 160, 160, batch=2, **SLOPES),
     "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked", settings=ONE_PASS),
     "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=ONE_PASS),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
