@@ -16,8 +16,8 @@ from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import OpsValue, V, ops
 from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.captured import AXES, BEFORE_CAPTURES, Share
 from dash_inductor.op import FlexArguments
+from dash_inductor.op.captured import AXES, BEFORE_CAPTURES, Share
 
 from . import kernels
 from .buffers import contiguous, empty, in_memory

@@ -11,8 +11,8 @@ from torch import fx
 from torch._inductor.ir import ComputedBuffer, Subgraph, TensorBox
 from torch._inductor.kernel.flex import flex_attention as stock
 
-from dash_inductor.captured import AXES, Share, shares_of
 from dash_inductor.op import LEARNT, FlexArguments
+from dash_inductor.op.captured import AXES, Share, shares_of
 
 from .buffers import empty, in_memory, zeros
 

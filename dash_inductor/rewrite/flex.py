@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..captured import BEFORE_CAPTURES, shares_of, why_too_many
 from ..config import Config
 from ..decision import Declined, Kernel, LeftToStock
 from ..devices.stock_kernels import published
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import FlexArguments, Mark
+from ..op.captured import BEFORE_CAPTURES, shares_of, why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
 from .declined import why_no_target

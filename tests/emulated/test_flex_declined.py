@@ -17,11 +17,11 @@ from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from dash_inductor import Decision, UnsupportedAttentionError, captured, decisions, enabled, problem
+from dash_inductor import Decision, UnsupportedAttentionError, decisions, enabled, problem
 from dash_inductor.config import Config
 from dash_inductor.devices.target import Target
 from dash_inductor.emulation import emulate
-from dash_inductor.op import FLEX_BACKWARD, MARK, NOTE
+from dash_inductor.op import FLEX_BACKWARD, MARK, NOTE, captured
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.rewrite.declined import noted
@@ -221,4 +221,4 @@ def test_it_can_be_said_louder():
     with enabled(on_unsupported="error"), emulate(), pytest.raises(BackendCompilerFailed, match="made of the score") as caught:
         compiled(scaled)(*(x.detach().requires_grad_() for x in GAIN))
     assert isinstance(caught.value.inner_exception, UnsupportedAttentionError)
-    assert "score_mod=lambda score, b, h, m, n: score * gain[h]" in str(caught.value)
+    assert "score_mod=lambda score, b, h, m, n: score * gain[(score > 0).int()]" in str(caught.value)

@@ -288,7 +288,7 @@ def test_reasons_of_flex(h100, sizes, context, reason):
     [
         ({"change": in_fp32}, "dtype fp32 is not one of bf16, fp16"),
         ({"kernel_options": {"BACKEND": "TRITON_DECODE"}}, "BACKEND='TRITON_DECODE' is asked for"),
-        (TRAINED | {"block": 64}, NO_MULTIPLE(64)),
+        (TRAINED | {"kernel_options": {"BACKEND": "TRITON_DECODE"}}, "BACKEND='TRITON_DECODE' is asked for"),
         ({"batch": 1, "heads": 1, "kv_heads": 1}, FEW),
     ],
 )

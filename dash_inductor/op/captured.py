@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from .decision import Declined
+from ..decision import Declined
 
 AXES = 4  # b, h, m, n
 BEFORE_CAPTURES = 6  # arguments of the derivative: score, b, h, m, n, grad
