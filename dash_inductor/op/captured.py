@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from ..decision import Declined
 
 AXES = 4  # b, h, m, n
 BEFORE_CAPTURES = 6  # arguments of the derivative: score, b, h, m, n, grad
-MOST_ELEMENTS = 2**31  # of [B, H, S_q, S_k]: 8 GiB of fp32
+MOST_ELEMENTS = 2**31 - 1  # of [B, H, S_q, S_k], 8 GiB of fp32: with more, Inductor would count everything in a kernel in 64 bits
 MOST_SORTED = 2**28  # places (b, h, m, n) that are sorted by an index computed of them
 OUTSIDE = "add the bias outside of score_mod, or detach the tensor"
 CONVERSION = torch.ops.prims.convert_element_type.default
@@ -82,13 +82,13 @@ def shares_of(derivative: fx.Graph) -> list[Share]:
     return [Share(number, *each) for number, x in enumerate(gradients) if x is not None for each in _terms(x)]
 
 
-def why_too_many(shares: list[Share], sizes: tuple[Any, ...]) -> Declined | None:
-    """The reason that lies in B, H, S_q and S_k; comparisons of symbolic sizes guard."""
-    if shares and math.prod(sizes) > MOST_ELEMENTS:
-        reason = f"gradients of captured tensors take {math.prod(sizes)} elements of memory, more than {MOST_ELEMENTS}"
+def why_too_many(sizes: Sequence[Any], shares: Sequence[Share] = ()) -> Declined | None:
+    """The reason that lies in B, H, S_q and S_k; comparisons of symbolic sizes guard. shares: none of a learnt mask."""
+    if math.prod(sizes) > MOST_ELEMENTS:
+        reason = f"the gradient of what is added to scores takes {math.prod(sizes)} elements of memory, more than {MOST_ELEMENTS}"
         return Declined(reason, "use shorter sequences, a smaller batch or fewer heads at a time")
     for share in shares:
-        if (size := math.prod(tuple(sizes[axis] for axis in share.mixed))) > MOST_SORTED:
+        if (size := math.prod(sizes[axis] for axis in share.mixed)) > MOST_SORTED:
             reason = f"{size} places are sorted by the index of a captured tensor, more than {MOST_SORTED}"
             return Declined(reason, "compute the index from fewer of b, h, q_idx and kv_idx")
     return None

@@ -65,7 +65,7 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool) -> Res
         raise declined
     if captures_learnt:
         sizes = (*query.shape[:3], key.shape[2])
-        if declined := why_too_many(shares_of(_graph(node, arguments.joint).graph), sizes):
+        if declined := why_too_many(sizes, shares_of(_graph(node, arguments.joint).graph)):
             raise declined
     proven = mask_of(mask, mask_mod)
     problem = Problem.of(

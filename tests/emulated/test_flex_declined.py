@@ -142,7 +142,8 @@ def test_gradients_of_captured_tensors_have_a_size(monkeypatch):
     assert reason(by_distance, inputs) is None
     monkeypatch.setattr(captured, "MOST_ELEMENTS", elements - 1)
     assert (
-        reason(by_distance, inputs) == f"gradients of captured tensors take {elements} elements of memory, more than {elements - 1}"
+        reason(by_distance, inputs)
+        == f"the gradient of what is added to scores takes {elements} elements of memory, more than {elements - 1}"
     )
     monkeypatch.setattr(captured, "MOST_ELEMENTS", elements)
     monkeypatch.setattr(captured, "MOST_SORTED", LENGTH**2 - 1)

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from dash_inductor import decisions, emulation, enabled
+from dash_inductor.op import captured
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -181,3 +182,15 @@ def test_a_kernel_that_stores_something_else_is_seen(name, change, monkeypatch):
         actual = gradients(compiled(attend()), inputs, grad_out)
     with pytest.raises(AssertionError, match="gradient 3"):
         assert_right(actual, attend(), inputs, grad_out)
+
+
+def test_a_mask_of_too_many_elements(monkeypatch):
+    """Its gradient would be one of as many, whatever it is broadcast from."""
+    inputs, grad_out = inputs_of(HEADS, Q_LEN, KV_LEN)
+    elements = BATCH * HEADS * Q_LEN * KV_LEN
+    monkeypatch.setattr(captured, "MOST_ELEMENTS", elements - 1)
+    with emulation.emulate():
+        actual = gradients(compiled(attend()), inputs, grad_out)
+    expected = f"the gradient of what is added to scores takes {elements} elements of memory, more than {elements - 1}"
+    assert rewritten() == 0 and decisions()[-1].reason == expected
+    assert_right(actual, attend(), inputs, grad_out)

@@ -339,12 +339,12 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
     scores = q @ k.repeat_interleave(group, 1).mT * case.head_dim**-0.5
     if case.score_mod not in (None, "none"):
         b, h, m, n = (torch.arange(size).view([-1 if i == at else 1 for i in range(4)]) for at, size in enumerate(scores.shape))
+        slopes = inputs["slopes"].double().requires_grad_(case.trained)
+        leaves |= {"dslopes": slopes} if case.trained else {}
         if case.score_mod == "alibi":
-            slopes = inputs["slopes"].double().requires_grad_(case.trained)
-            leaves |= {"dslopes": slopes} if case.trained else {}
             scores = scores + slopes[h] * (n - m)
         else:
-            scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, inputs["slopes"])
+            scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, slopes)
     if case.attention in ("bias", "learnt"):
         bias = inputs["padding"].double()
         if case.attention == "learnt":
@@ -358,5 +358,5 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
     right = dict(zip(leaves, grads, strict=True))
     sizes = dict.fromkeys(right, max(float(x.abs().max()) for name, x in right.items() if name != "dslopes"))
     if case.trained:
-        sizes["dslopes"] = float((of_scores * (n - m)).abs().sum((0, 2, 3)).max())
+        sizes["dslopes"] = float((of_scores * ((n - m) if case.score_mod == "alibi" else 1)).abs().sum((0, 2, 3)).max())
     return right, sizes, out.detach(), lse.detach()

@@ -10,7 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
+from dash_inductor.codegen.mods import SCORE_MODS
 from dash_inductor.schedule import packing
 
 from . import __main__ as command
@@ -95,6 +97,20 @@ OTHERS = {
 @pytest.mark.parametrize("name", ["varlen", *(pytest.param(x, marks=pytest.mark.nightly) for x in list(OTHERS)[1:])])
 def test_other_attentions(name: str) -> None:
     right_in_one_order(Prepared(OTHERS[name]))
+
+
+@pytest.mark.parametrize("device", ["h100", pytest.param("a100", marks=pytest.mark.nightly)])
+def test_a_learnt_table_by_distance(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sums walk the places of an index in the order of a sort."""
+
+    def by_distance(score: Any, b: Any, h: Any, m: Any, n: Any, table: Any) -> Any:
+        with TransformGetItemToIndex():
+            return score + table[(n - m).abs() % 2]
+
+    monkeypatch.setitem(SCORE_MODS, "by distance", by_distance)
+    case = Prepared(Case(device, 160, 160, batch=2, **(SLOPES | {"score_mod": "by distance"})))
+    assert any("SORTED : tl.constexpr = True" in source for source in case.generated.kernels.values())
+    right_in_one_order(case)
 
 
 # (case, the opcode's beginning, which of them, how): one of each rule.
