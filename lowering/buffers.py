@@ -60,8 +60,8 @@ def empty(size: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device) 
     return empty_strided(size, FlexibleLayout.contiguous_strides(size), dtype=dtype, device=device)
 
 
-def zeros_like(x: TensorBox) -> TensorBox:
-    """Zeros in memory, contiguous, of the size and dtype of x."""
-    zeros = full(x.get_size(), 0, dtype=x.get_dtype(), device=x.get_device_or_error())
-    in_memory(zeros)
-    return zeros
+def zeros(size: Sequence[sympy.Expr], dtype: torch.dtype, device: torch.device) -> TensorBox:
+    """Zeros in memory, contiguous."""
+    filled = full(size, 0, dtype=dtype, device=device)
+    in_memory(filled)
+    return filled

@@ -15,7 +15,7 @@ from dash_inductor.op import MARK, REWRITTEN, FlexArguments, Mark
 from dash_inductor.problem import BLOCK_MASK
 from dash_inductor.resolve import Resolution
 
-from . import block_mask, header, one_pass, two_pass
+from . import block_mask, captured, header, one_pass, two_pass
 from .buffers import in_memory, with_aligned_rows
 from .inputs import Inputs
 from .lower import decision, preprocessed
@@ -41,9 +41,9 @@ def lower_or_stock(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _lower(
     mark: Mark, resolution: Resolution, arguments: FlexArguments
 ) -> tuple[TensorBox, TensorBox, TensorBox, tuple[TensorBox | None, ...]]:
-    """dq, dk, dv, and no gradient of any capture but that of a learnt mask, which is the last one."""
+    """dq, dk, dv, and the gradients of captures that need one."""
     masked = resolution.problem.mask == BLOCK_MASK
-    mods = mods_of(arguments, masked=masked)
+    mods = mods_of(arguments, masked=masked, whole=resolution.problem.mask == "full")
     grad_out = full_like(arguments.out, 0.0) if arguments.grad_out is None else arguments.grad_out  # None: nobody uses out
     query, key, value, grad_out, out = (
         with_aligned_rows(x) for x in (arguments.query, arguments.key, arguments.value, grad_out, arguments.out)
@@ -64,8 +64,7 @@ def _lower(
         gradients = block_mask.gradients(inputs, arguments.mask, mods) if masked else one_pass.gradients(inputs, mods)
     header.record(decision(inputs, gradients, mark))
     dk, dv = (summed_over_batch(x) if broadcast else x for x in (gradients.dk, gradients.dv))
-    of_captures = [None] * (len(arguments.score_mod_captures) - len(mods.mutated)) + mods.mutated
-    return gradients.dq, dk, dv, tuple(of_captures)
+    return gradients.dq, dk, dv, captured.gradients(arguments, mods)
 
 
 def summed_over_batch(x: TensorBox) -> TensorBox:

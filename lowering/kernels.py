@@ -24,13 +24,15 @@ from dash_inductor.templates import source
 from . import load_check
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
-# FLEX_ARGUMENTS: Inductor's argument -> template variable. FLEX_FUNCTIONS: result -> (number in Mods.subgraphs, tile arguments).
+# FLEX_ARGUMENTS: Inductor's argument -> template variable. FLEX_FUNCTIONS: result -> (number in Mods.subgraphs, tile arguments);
+# share_0 and so on, behind them, are what elements add to gradients of captured tensors.
 FLEX_ARGUMENTS = {"score": "pre_mod", "grad_score_mod": "grad_scores", "b": "z", "h": "hq", "m": "m", "n": "n"}
 FLEX_FUNCTIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "scores": (0, ("score",)),
     "grad_pre_mod": (1, ("score", "grad_score_mod")),
     "visible": (2, ()),
 }
+SHARE = "share_"
 VARIABLE = re.compile(r"\btmp\d+\b")  # of a function's code
 # In a kernel's triton_meta, where nobody else reads them: how many CTAs of it an SM must hold, or loading it is an error; and what
 # the generated module calls the address to which it reports a wait that gave up, in two halves.
@@ -103,7 +105,10 @@ class Kernel(TritonTemplateKernel):
 
     def _function(self, output: str, shape: tuple[str, str], keys_axis: int) -> str:
         """The code of one of Mods.subgraphs, by the name that the template gives its result."""
-        number, arguments = FLEX_FUNCTIONS[output]
+        if output.startswith(SHARE):
+            number, arguments = len(FLEX_FUNCTIONS) + int(output.removeprefix(SHARE)), FLEX_FUNCTIONS["grad_pre_mod"][1]
+        else:
+            number, arguments = FLEX_FUNCTIONS[output]
         kinds: dict[str, Any] = {name: FLEX_ARGUMENTS[name] for name in (*arguments, "b", "h", "m", "n")}
         if "input_dtypes" in inspect.signature(TritonTemplateKernel.modification).parameters:  # from torch 2.13 on
             keys, queries = (
@@ -174,6 +179,7 @@ ONE_PASS = _template("one_pass", *ONE_PASS_PARTS)
 TWO_PASS = _template("two_pass", "two_pass", "functions")
 BLOCK_MASK_ONE_PASS = _template("block_mask", *BLOCK_MASK_ONE_PASS_PARTS)
 BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS, MASK_MATRIX = map(_template, ("block_matrix", "block_ranks", "block_rows", "mask_matrix"))
+SHARES = _template("shares")
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch._inductor.ir import ComputedBuffer, TensorBox
+from torch import fx
+from torch._inductor.ir import ComputedBuffer, Subgraph, TensorBox
 from torch._inductor.kernel.flex import flex_attention as stock
 
 from dash_inductor.op import LEARNT, FlexArguments
+from dash_inductor.op.captured import AXES, Share, shares_of
 
-from .buffers import in_memory, zeros_like
+from .buffers import empty, in_memory, zeros
 
 ARGUMENTS = ("b", "h", "m", "n")
 
@@ -21,15 +23,16 @@ ARGUMENTS = ("b", "h", "m", "n")
 class Mods:
     """subgraphs: score_mod(score, b, h, m, n), its derivative(score, b, h, m, n, grad_score_mod), mask_mod(b, h, m, n); None for
     an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute.
-    bias_gradient: [B, H, S_q, S_k], zeros, into which the kernels write dS, the gradient of what is added to the scores; None where
-    nobody wants it."""
+    shares: what elements of the scores add to the gradients of captured tensors. values: by the node that computes it in the
+    derivative, what they add, [B, H, S_q, S_k], zeros where no kernel writes."""
 
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
     outputs: Any = None
     score_mod: bool = False  # whether the kernel calls it
     mask_mod: bool = False
-    bias_gradient: TensorBox | None = None
+    shares: Sequence[Share] = ()
+    values: Mapping[fx.Node, TensorBox] = field(default_factory=dict)
 
     @property
     def constants(self) -> dict[str, object]:
@@ -37,12 +40,12 @@ class Mods:
         if self.subgraphs is None:
             return {}
         functions: dict[str, object] = {"FLEX": True, "SCORE_MOD": self.score_mod, "MASK_MOD": self.mask_mod}
-        return functions | ({} if self.bias_gradient is None else {"BIAS_GRADIENT": True})
+        return functions | ({"SHARES": len(self.values)} if self.values else {})
 
     @property
     def mutated(self) -> list[TensorBox]:
         """What kernels write for them."""
-        return [] if self.bias_gradient is None else [self.bias_gradient]
+        return list(self.values.values())
 
     def note(self, output: Any) -> None:
         """Tells Inductor which sizes the kernel of `output` reads through them."""
@@ -54,9 +57,11 @@ class Mods:
 NONE = Mods()
 
 
-def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
-    """The functions of a HOP that is lowered, mask_mod among them if `masked`. Raises what the stock lowering does for functions
-    that cannot be inlined."""
+def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
+    """The functions of a HOP that is lowered, mask_mod among them if `masked`. whole: whether kernels visit every tile.
+
+    Raises what the stock lowering does for functions that cannot be inlined.
+    """
     dtype, device = arguments.query.get_dtype(), arguments.query.get_device_or_error()
 
     def placeholders(*names: str) -> list[TensorBox]:
@@ -73,22 +78,54 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         [in_memory(x) if isinstance(x, TensorBox) else x for x in captures]
         for captures in (arguments.score_mod_captures, arguments.mask_mod_captures)
     )
-    learnt = LEARNT in arguments.kernel_options
-    if learnt:  # the kernels store its gradient, which is dS
-        (output,) = (node for node in arguments.joint.graph_module.graph.nodes if node.op == "output")
-        output.args = ([*output.args[0][:-1], None],)
+    shares, derivative = _shares(arguments), arguments.joint.graph_module
+    nodes = list(dict.fromkeys(share.value for share in shares))
+    (output,) = (node for node in derivative.graph.nodes if node.op == "output")
+    stored = Subgraph(name=arguments.joint.name, graph_module=returning(derivative, [output.args[0][0], *nodes]))
     score_mod = built(arguments.score_mod, score_captures, "score", *ARGUMENTS)
-    arguments.joint.graph_module.graph.eliminate_dead_code()
-    stock.validate_joint_graph(arguments.joint.graph_module.graph)
     names = ("score", *ARGUMENTS, "grad_score_mod")
-    joint = stock.process_joint_outputs(built(arguments.joint, score_captures, *names), len(names))
-    assert not joint.mutated_grads  # the pass declines gradients of captures
+    grad_input, *values = built(stored, score_captures, *names)
+    joint = stock.process_joint_outputs([grad_input], len(names))
     mask_mod = built(arguments.mask.mask_mod, mask_captures, *ARGUMENTS)
     return Mods(
-        [score_mod, joint.grad_input, mask_mod],
+        [score_mod, grad_input, mask_mod, *values],
         [*score_captures, *mask_captures],
-        stock.get_bwd_subgraph_outputs(score_mod, mask_mod, joint),
+        [*stock.get_bwd_subgraph_outputs(score_mod, mask_mod, joint), *values],
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
-        zeros_like(arguments.score_mod_captures[-1]) if learnt else None,
+        shares,
+        {node: (empty if whole else zeros)(_sizes(arguments), _dtype(node, shares, arguments), device) for node in nodes},
     )
+
+
+def _shares(arguments: FlexArguments) -> list[Share]:
+    """Of the captures with a gradient. That of a learnt mask, [B, H, S_q, S_k], is the score's."""
+    graph = arguments.joint.graph_module.graph
+    if LEARNT not in arguments.kernel_options:
+        return shares_of(graph)
+    *_, output = graph.nodes
+    _, *index = [node for node in graph.nodes if node.op == "placeholder"][: 1 + AXES]
+    return [Share(len(arguments.score_mod_captures) - 1, output.args[0][0], tuple(index))]
+
+
+def returning(derivative: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+    """A copy of it that returns these nodes."""
+    copy, copied = fx.GraphModule(derivative, fx.Graph()), dict[fx.Node, fx.Node]()
+    copy.graph.graph_copy(derivative.graph, copied)
+    copy.graph.output([copied[node] for node in nodes])
+    copy.graph.eliminate_dead_code()
+    copy.recompile()
+    return copy
+
+
+def _sizes(arguments: FlexArguments) -> list[Any]:
+    """[B, H, S_q, S_k]."""
+    return [*arguments.query.get_size()[:3], arguments.key.get_size()[2]]
+
+
+def _dtype(value: fx.Node, shares: Sequence[Share], arguments: FlexArguments) -> torch.dtype:
+    """That of a 16-bit tensor whose elements get one value each, if there is no other; else fp32, for sums are rounded once."""
+    of_value = [share for share in shares if share.value is value]
+    (dtype, *others) = {arguments.score_mod_captures[share.capture].get_dtype() for share in of_value}
+    alone = not others and dtype.itemsize == 2 and all(len(share.kept) == AXES for share in of_value)
+    return dtype if alone else torch.float32

@@ -87,11 +87,11 @@ def flex_backward(device: str, attention: FlexAttention, *, rewrite: bool = True
 
     def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
         query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
-        *grads, _ = torch.ops.higher_order.flex_attention_backward(
+        *grads, of_captures = torch.ops.higher_order.flex_attention_backward(
             *(query, key, value, out, logsumexp, grad_out, None, *functions, attention.mask(lists).as_tuple()),
             *(attention.head_dim**-0.5, OPTIONS | dict(attention.kernel_options or {}), (slopes,), (documents,)),
         )
-        return tuple(grads)
+        return *grads, *(of_captures if attention.trained else [])
 
     with installed(), deterministic(rewrite):
         return generate(backward, attention.tensors, device)

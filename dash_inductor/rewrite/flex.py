@@ -17,6 +17,7 @@ from ..devices.stock_kernels import published
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import FlexArguments, Mark
+from ..op.captured import BEFORE_CAPTURES, shares_of, why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
 from .declined import why_no_target
@@ -40,19 +41,32 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
     """What a node gets. Comparisons of symbolic sizes guard: the answer holds for all shapes.
 
     Raises:
-        Declined: it keeps the stock kernel.
+        Declined: it keeps the stock kernel, which sums the gradients of captured tensors by atomics, in strict mode too.
     """
+    *_, output = _graph(node, FlexArguments(*node.args).joint).graph.nodes
+    captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
+    try:
+        return _rewriting_of(node, settings, captures_learnt)
+    except Declined as declined:
+        declined.stock_differs = declined.stock_differs or captures_learnt
+        raise
+
+
+def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool) -> Resolution:
     arguments = FlexArguments(*node.args)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
     mask = arguments.mask
     mask_mod = _graph(node, mask.mask_mod)
     if declined := (
         why_no_target(query.device)
-        or _why_no_functions(node, arguments)
-        or _why_no_backend(arguments, mask_mod, settings)
+        or _why_no_backend(arguments, mask_mod, settings, captures_learnt)
         or _why_no_batches(query, key)
     ):
         raise declined
+    if captures_learnt:
+        sizes = (*query.shape[:3], key.shape[2])
+        if declined := why_too_many(sizes, shares_of(_graph(node, arguments.joint).graph)):
+            raise declined
     proven = mask_of(mask, mask_mod)
     problem = Problem.of(
         query,
@@ -63,24 +77,12 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
         masks=1 if proven else math.prod(mask.q_num.meta["val"].shape[:2]),
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
-        stock=stock_of(Kernel.FLEX),
+        stock=None if captures_learnt else stock_of(Kernel.FLEX),
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 
 
-def _why_no_functions(node: fx.Node, arguments: FlexArguments) -> Declined | None:
-    (output,) = (n for n in _graph(node, arguments.joint).graph.nodes if n.op == "output")
-    if any(gradient is not None for gradient in output.args[0][5:]):  # after those of score, b, h, m, n
-        return Declined(
-            "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "
-            "stock's kernel differs from run to run, in deterministic mode too",
-            "detach the tensor, or add the bias outside of score_mod",
-            stock_differs=True,
-        )
-    return None
-
-
-def _why_no_backend(arguments: FlexArguments, mask_mod: fx.GraphModule, settings: Config) -> Declined | None:
+def _why_no_backend(arguments: FlexArguments, mask_mod: fx.GraphModule, settings: Config, captures_learnt: bool) -> Declined | None:
     """Whoever asks for a backend keeps it, its forward too: what that saves is not known to fit our backward."""
     backend = arguments.kernel_options.get("BACKEND", "AUTO")
     if backend not in ("FLASH", "TRITON_DECODE"):
@@ -90,7 +92,7 @@ def _why_no_backend(arguments: FlexArguments, mask_mod: fx.GraphModule, settings
         return Declined(reason, remedy)
     query, value = (x.meta["val"] for x in (arguments.query, arguments.value))
     arch = target_of(query.device, settings).arch
-    if not _flash_is_deterministic(arch, arguments, mask_mod):
+    if captures_learnt or not _flash_is_deterministic(arch, arguments, mask_mod):
         order = ", or make the BlockMask by create_block_mask(..., compute_dq_write_order=True)" if arch in (100, 103) else ""
         return Declined(reason, f"{remedy}{order}", stock_differs=True)
     asked = settings.guarantee != "run" or settings.template != "auto" or settings.schedule != "auto"

@@ -16,6 +16,7 @@ from ..decision import Declined, Kernel, Stock, is_of_torch
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import MARK, Mark
+from ..op.captured import why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block, resolve
 from .declined import DROPOUT, why_no_target
@@ -81,6 +82,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if stock.trains_mask and (mask != BLOCK_MASK or scores is None):
         raise Declined(*ADDS_NOTHING)
     query, key, value = (x.meta["val"] for x in (stock.query, stock.key, stock.value))
+    if stock.trains_mask and (declined := why_too_many((*query.shape[:3], key.shape[2]))):
+        raise declined
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
     mods = None if scores is None else scores.operations
     masks = function.masks(*query.shape[:2]) if function else 1

@@ -5,8 +5,8 @@
 
 Needs dash-inductor. FlexAttention's own backward is deterministic too and takes seven matmuls a tile; this one takes five. Promises
 the same gradients for the same software, GPU model and documents: run it twice and compare the last line. Emulated, another
-`DASH_INDUCTOR_SEED` is another order of thread blocks, and the same line. A score_mod that reads a tensor which needs a gradient
-(a learned bias) keeps the stock backward, which sums that gradient by atomics; `dash_inductor.decisions()` says so.
+`DASH_INDUCTOR_SEED` is another order of thread blocks, and the same line. A score_mod may read a tensor which needs a gradient
+(a learned bias): the stock backward sums that gradient by atomics, this one in order.
 """
 
 import hashlib

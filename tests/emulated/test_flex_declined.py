@@ -21,7 +21,7 @@ from dash_inductor import Decision, UnsupportedAttentionError, decisions, enable
 from dash_inductor.config import Config
 from dash_inductor.devices.target import Target
 from dash_inductor.emulation import emulate
-from dash_inductor.op import FLEX_BACKWARD, MARK, NOTE
+from dash_inductor.op import FLEX_BACKWARD, MARK, NOTE, captured
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.rewrite.declined import noted
@@ -51,6 +51,8 @@ def reason(function: Callable[..., Tensor], inputs: Sequence[Tensor] = INPUTS, *
     with enabled(**settings), emulate(), inductor_config.patch(joint_custom_post_pass=look), ended:
         compiled(function)(*(x.detach().requires_grad_() for x in inputs))
     assert all(decision.remedy for decision in found[0])
+    learns = len(inputs) > 3
+    assert all(decision.stock_differs == learns for decision in found[0] if "BACKEND" not in str(decision.reason))
     return found[0][0].reason if found[0] else None
 
 
@@ -63,6 +65,11 @@ def blocks(size: int | tuple[int, int]) -> Any:
 
 
 def scaled(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> Tensor:
+    """By the sign of a score."""
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score * gain[(score > 0).int()])
+
+
+def scaled_by_head(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> Tensor:
     return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score * gain[h])
 
 
@@ -72,6 +79,7 @@ def of(head_dim: int = 16, value_dim: int | None = None, dtype: torch.dtype = FP
 
 
 GAIN = [*INPUTS, normal(2, seed=3)]
+AT_A_SCORE = "score_mod reads a tensor that requires a gradient at an index made of the score"
 MULTIPLE = "is no multiple of the tile's 16 x 32"
 
 
@@ -79,7 +87,9 @@ MULTIPLE = "is no multiple of the tile's 16 x 32"
     ("function", "inputs", "settings", "expected"),
     [
         (attend(score_mod=softcap, block_mask=blocks(32)), INPUTS, {}, None),
-        (scaled, GAIN, {}, "score_mod captures a tensor that requires a gradient, which is summed by atomics, in no fixed order: "),
+        (scaled, GAIN, {}, AT_A_SCORE),
+        (scaled_by_head, GAIN, {}, None),
+        (scaled_by_head, [*of(272), GAIN[3]], {}, "head dim 272 is outside 1..256"),
         (attend(kernel_options={"BACKEND": "FLASH"}), INPUTS, {}, "BACKEND='FLASH' is asked for"),
         (attend(kernel_options={"BACKEND": "TRITON_DECODE"}), INPUTS, {}, "BACKEND='TRITON_DECODE' is asked for"),
         (attend(kernel_options={"BACKEND": "TRITON"}), INPUTS, {}, None),
@@ -118,6 +128,28 @@ MULTIPLE = "is no multiple of the tile's 16 x 32"
 def test_reasons(function, inputs, settings, expected):
     said = reason(function, inputs, **settings)
     assert said == expected if expected is None else (said or "").startswith(expected)
+
+
+def test_gradients_of_captured_tensors_have_a_size(monkeypatch):
+    """Of the elements that are stored, and of the places that are sorted by an index."""
+
+    def by_distance(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
+        return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score + bias[m - n + LENGTH])
+
+    inputs = [*INPUTS, normal(2 * LENGTH, seed=3)]
+    elements = 2 * LENGTH**2
+    monkeypatch.setattr(captured, "MOST_ELEMENTS", elements)
+    assert reason(by_distance, inputs) is None
+    monkeypatch.setattr(captured, "MOST_ELEMENTS", elements - 1)
+    assert (
+        reason(by_distance, inputs)
+        == f"the gradient of what is added to scores takes {elements} elements of memory, more than {elements - 1}"
+    )
+    monkeypatch.setattr(captured, "MOST_ELEMENTS", elements)
+    monkeypatch.setattr(captured, "MOST_SORTED", LENGTH**2 - 1)
+    assert reason(scaled_by_head, GAIN) is None
+    expected = f"{LENGTH**2} places are sorted by the index of a captured tensor, more than {LENGTH**2 - 1}"
+    assert reason(by_distance, inputs) == expected
 
 
 def near(by_head: bool) -> Callable[..., Tensor]:
@@ -170,14 +202,14 @@ def test_one_graph_with_stock_kernels():
     assert (rewritten(), counters["inductor"]["dash_declined"]) == (1, 2)
     lines, first = inspect.getsourcelines(three)
     assert [decision.source for decision in decisions()[-3:]].count(f"{__file__}:{first + len(lines) - 1}") == 2
-    assert f"{__file__}:{inspect.getsourcelines(scaled)[1] + 1}" in [decision.source for decision in decisions()[-3:]]
+    assert f"{__file__}:{inspect.getsourcelines(scaled)[1] + 2}" in [decision.source for decision in decisions()[-3:]]
     reasons = sorted(str(decision.reason) for decision in decisions()[-3:])
-    assert reasons[0] == "None" and reasons[1].startswith("head dim 16/272 is outside") and "summed by atomics" in reasons[2]
+    assert reasons[0] == "None" and reasons[1].startswith("head dim 16/272 is outside") and reasons[2] == AT_A_SCORE
     query, key, value, gain = (x.double() for x in GAIN)
 
     def reference(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> Tensor:
         scores = query @ key.mT / 4
-        return 2 * scores.softmax(-1) @ value + (scores * gain[:, None, None]).softmax(-1) @ value
+        return 2 * scores.softmax(-1) @ value + (scores * torch.where(scores > 0, gain[1], gain[0])).softmax(-1) @ value
 
     expected = gradients(reference, [query, key, value, gain])
     assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR
@@ -185,9 +217,9 @@ def test_one_graph_with_stock_kernels():
 
 def test_it_can_be_said_louder():
     """A warning; an error, with the line of the attention."""
-    with pytest.warns(UserWarning, match="leaves flex_attention_backward to the stock kernel: score_mod captures a tensor"):
+    with pytest.warns(UserWarning, match="leaves flex_attention_backward to the stock kernel: score_mod reads a tensor"):
         reason(scaled, GAIN, on_unsupported="warn")
-    with enabled(on_unsupported="error"), emulate(), pytest.raises(BackendCompilerFailed, match="in no fixed order") as caught:
+    with enabled(on_unsupported="error"), emulate(), pytest.raises(BackendCompilerFailed, match="made of the score") as caught:
         compiled(scaled)(*(x.detach().requires_grad_() for x in GAIN))
     assert isinstance(caught.value.inner_exception, UnsupportedAttentionError)
-    assert "score_mod=lambda score, b, h, m, n: score * gain[h]" in str(caught.value)
+    assert "score_mod=lambda score, b, h, m, n: score * gain[(score > 0).int()]" in str(caught.value)

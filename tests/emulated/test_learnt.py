@@ -17,12 +17,13 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import decisions, emulation, enabled
+from dash_inductor.op import captured
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 2, 40, 75
 EFFICIENT = "aten._scaled_dot_product_efficient_attention_backward.default"
-STORE = "tl.store(pointers, ds.to(head.dtype.element_ty), mask=inside)"
+STORE = "tl.store(pointers, tl.where(p == 0.0, 0.0, share).to(SHARE.dtype.element_ty), mask=inside)"
 Mask = Callable[[Tensor], Tensor]  # of what is learnt
 
 
@@ -174,7 +175,7 @@ def test_a_bias_alone_is_learnt():
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("twice", ("ds.to(", "(2*ds).to(")), ("without_a_key", ("mask=inside", "mask=inside & (offs_n[:, None] < KV_LEN - 1)"))],
+    [("twice", ("share).to(", "2*share).to(")), ("without_a_key", ("mask=inside", "mask=inside & (offs_n[:, None] < KV_LEN - 1)"))],
 )
 def test_a_kernel_that_stores_something_else_is_seen(name, change, monkeypatch):
     mutate(monkeypatch, "BLOCK_MASK_ONE_PASS", f"learnt_{name}", {STORE: STORE.replace(*change)})
@@ -183,6 +184,18 @@ def test_a_kernel_that_stores_something_else_is_seen(name, change, monkeypatch):
         actual = gradients(compiled(attend()), inputs, grad_out)
     with pytest.raises(AssertionError, match="gradient 3"):
         assert_right(actual, attend(), inputs, grad_out)
+
+
+def test_a_mask_of_too_many_elements(monkeypatch):
+    """Its gradient would be one of as many, whatever it is broadcast from."""
+    inputs, grad_out = inputs_of(HEADS, Q_LEN, KV_LEN)
+    elements = BATCH * HEADS * Q_LEN * KV_LEN
+    monkeypatch.setattr(captured, "MOST_ELEMENTS", elements - 1)
+    with emulation.emulate():
+        actual = gradients(compiled(attend()), inputs, grad_out)
+    expected = f"the gradient of what is added to scores takes {elements} elements of memory, more than {elements - 1}"
+    assert rewritten() == 0 and decisions()[-1].reason == expected
+    assert_right(actual, attend(), inputs, grad_out)
 
 
 class RowAttention(torch.nn.Module):

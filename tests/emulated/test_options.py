@@ -260,8 +260,9 @@ def deterministic_mode(mode: str) -> Iterator[None]:
 def gradients_of(step: Step) -> list[list[Tensor | None]]:
     """The outputs, and the gradients of the inputs that train, of each attention; compiled.
 
-    A second backward takes another interleaving and must give the same bits, but of what stock's flex_attention sums by atomics: a
-    gradient of what score_mod captures. Second derivatives are refused, or not there, as of everything compiled.
+    A second backward takes another interleaving and must give the same bits, but of what a stock flex_attention sums by atomics: a
+    gradient of what score_mod captures, where that is declined. Second derivatives are refused, or not there, as of everything
+    compiled.
     """
     torch._dynamo.reset()
     counters.clear()
@@ -281,7 +282,8 @@ def gradients_of(step: Step) -> list[list[Tensor | None]]:
             others = step.emulated | {"seed": step.seed + 1}
             with emulation.emulate(**others) if emulation.active() else contextlib.nullcontext():
                 again = torch.autograd.grad(of, leaves, by, allow_unused=True)
-            by_atomics = {id(of_one[-1]) for a, of_one in zip(step.attentions, inputs, strict=True) if a.score_mod == "learnt"}
+            learnt = {id(of_one[-1]) for a, of_one in zip(step.attentions, inputs, strict=True) if a.score_mod == "learnt"}
+            by_atomics = learnt if counters["inductor"]["dash_declined"] else set()
             for leaf, first, second in zip(leaves, grads, again, strict=True):
                 same = first is second is None or torch.equal(first, second)
                 assert same or id(leaf) in by_atomics, f"the second backward differs: a gradient {[*leaf.shape]}"

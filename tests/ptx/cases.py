@@ -46,7 +46,7 @@ class Case:
     attention: "sdpa", or a FlexAttention if there is a mask_mod or score_mod; "varlen": varlen_attn of three sequences, of which
     q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of;
     "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them;
-    "learnt": of numbers, whose gradient is wanted too.
+    "learnt": of numbers, whose gradient is wanted too. trained: whether that of ALiBi's slopes is.
     """
 
     device: str
@@ -66,6 +66,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     block: int = 128
     in_bands: bool = False
+    trained: bool = False
 
     def __post_init__(self) -> None:
         self.kv_heads = self.heads if self.kv_heads is None else self.kv_heads
@@ -78,7 +79,7 @@ class Case:
 
 @dataclass
 class Result:
-    """What came of one execution. Errors are parts of the largest gradient of all three."""
+    """What came of one execution. Errors are parts of the largest gradient of all three; of slopes, of the sum of sizes."""
 
     gradients: dict[str, Tensor]
     errors: dict[str, float]
@@ -125,7 +126,7 @@ class Prepared:
             reasons = [decision.reason for decision in self.generated.decisions if decision.reason]
             raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
         self.inputs = _inputs(case)
-        self.right, self.out, self.lse = _reference(case, self.inputs)
+        self.right, self.sizes, self.out, self.lse = _reference(case, self.inputs)
         self.programs: dict[str, Program] = {}
 
     def run(
@@ -154,8 +155,9 @@ class Prepared:
             if case.attention == "varlen":
                 found = tuple(tensor.transpose(0, 1)[None] for tensor in found)
             gradients = {name: tensor.clone() for name, tensor in zip(self.right, found, strict=True)}
-            largest = max(float(right.abs().max()) for right in self.right.values())
-            errors = {name: float((gradients[name].double() - right).abs().max()) / largest for name, right in self.right.items()}
+            errors = {
+                name: float((gradients[name].double() - right).abs().max()) / self.sizes[name] for name, right in self.right.items()
+            }
         return Result(gradients, errors, session.executed, session.externs_used, fault, time.perf_counter() - start)
 
     @property
@@ -251,7 +253,7 @@ def _generate(case: Case) -> Generated:
         if case.q_len != case.kv_len or case.dynamic or case.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
         mods: dict[str, Any] = {"mask_mod": case.mask_mod or "none", "score_mod": case.score_mod or "none"}
-        return flex_backward(case.device, FlexAttention(length=case.q_len, block=case.block, **mods, **sizes))
+        return flex_backward(case.device, FlexAttention(length=case.q_len, block=case.block, trained=case.trained, **mods, **sizes))
     return attention_backward(case.device, q_len=case.q_len, kv_len=case.kv_len, mask=case.mask, dynamic=case.dynamic, **sizes)
 
 
@@ -328,26 +330,33 @@ def _block_lists(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
     return mask.as_tuple()[2:10]  # type: ignore[return-value]  # behind the lengths; none is missing
 
 
-def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """dq, dk, dv, and of a learnt bias dbias; and out and logsumexp of the forward, by autograd in float64."""
+def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, float], Tensor, Tensor]:
+    """dq, dk, dv, and of what is learnt dbias or dslopes; of what size errors are a part; and out and logsumexp of the forward, by
+    autograd in float64."""
     leaves = {f"d{name[0]}": inputs[name].double().requires_grad_() for name in ("query", "key", "value")}
     q, k, v = leaves.values()
     group = q.shape[1] // k.shape[1]
     scores = q @ k.repeat_interleave(group, 1).mT * case.head_dim**-0.5
     if case.score_mod not in (None, "none"):
         b, h, m, n = (torch.arange(size).view([-1 if i == at else 1 for i in range(4)]) for at, size in enumerate(scores.shape))
+        slopes = inputs["slopes"].double().requires_grad_(case.trained)
+        leaves |= {"dslopes": slopes} if case.trained else {}
         if case.score_mod == "alibi":
-            scores = scores + inputs["slopes"].double()[h] * (n - m)
+            scores = scores + slopes[h] * (n - m)
         else:
-            scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, inputs["slopes"])
+            scores = SCORE_MODS[str(case.score_mod)](scores, b, h, m, n, slopes)
     if case.attention in ("bias", "learnt"):
         bias = inputs["padding"].double()
         if case.attention == "learnt":
             leaves["dbias"] = bias.requires_grad_()
         scores = scores + bias
-    scores = scores.masked_fill(~_visible(case, inputs)[:, None], -math.inf)
+    before, scores = scores, scores.masked_fill(~_visible(case, inputs)[:, None], -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0)
     out = weights @ v.repeat_interleave(group, 1)
-    grads = torch.autograd.grad(out, list(leaves.values()), inputs["grad_out"].double())
-    return dict(zip(leaves, grads, strict=True)), out.detach(), lse.detach()
+    *grads, of_scores = torch.autograd.grad(out, [*leaves.values(), before], inputs["grad_out"].double())
+    right = dict(zip(leaves, grads, strict=True))
+    sizes = dict.fromkeys(right, max(float(x.abs().max()) for name, x in right.items() if name != "dslopes"))
+    if case.trained:
+        sizes["dslopes"] = float((of_scores * ((n - m) if case.score_mod == "alibi" else 1)).abs().sum((0, 2, 3)).max())
+    return right, sizes, out.detach(), lse.detach()

@@ -7,9 +7,12 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
+from dash_inductor.codegen.mods import SCORE_MODS
 from dash_inductor.schedule import packing
 
 from . import __main__ as command
@@ -69,6 +72,7 @@ def test_one_row_for_all_chains(monkeypatch: pytest.MonkeyPatch) -> None:
     right_in_one_order(long)
 
 
+SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
     "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked", settings=ONE_PASS),
@@ -80,6 +84,8 @@ OTHERS = {
     "bias that is learnt": Case("h100", 160, 200, batch=2, attention="learnt", settings=ONE_PASS),
     "bias that is learnt on sm_80": Case("a100", 160, 200, batch=2, attention="learnt", settings=ONE_PASS),
     "bias that is learnt in two passes": Case("h100", 160, 200, attention="learnt", settings={"template": "two_pass"}),
+    "slopes that are learnt": Case("h100", 160, 160, batch=2, kv_heads=1, **SLOPES),
+    "slopes that are learnt on sm_80": Case("a100", 160, 160, batch=2, **SLOPES),
     "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked", settings=ONE_PASS),
     "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=ONE_PASS),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
@@ -91,6 +97,20 @@ OTHERS = {
 @pytest.mark.parametrize("name", ["varlen", *(pytest.param(x, marks=pytest.mark.nightly) for x in list(OTHERS)[1:])])
 def test_other_attentions(name: str) -> None:
     right_in_one_order(Prepared(OTHERS[name]))
+
+
+@pytest.mark.parametrize("device", ["h100", pytest.param("a100", marks=pytest.mark.nightly)])
+def test_a_learnt_table_by_distance(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sums walk the places of an index in the order of a sort."""
+
+    def by_distance(score: Any, b: Any, h: Any, m: Any, n: Any, table: Any) -> Any:
+        with TransformGetItemToIndex():
+            return score + table[(n - m).abs() % 2]
+
+    monkeypatch.setitem(SCORE_MODS, "by distance", by_distance)
+    case = Prepared(Case(device, 160, 160, batch=2, **(SLOPES | {"score_mod": "by distance"})))
+    assert any("SORTED : tl.constexpr = True" in source for source in case.generated.kernels.values())
+    right_in_one_order(case)
 
 
 # (case, the opcode's beginning, which of them, how): one of each rule.

@@ -35,12 +35,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .config import current
-from .devices.target import target_of
-from .problem import Problem
-from .reference import planned
-from .resolve import Resolution, resolve
-from .schedule import MASKS
+from ..config import current
+from ..devices.target import target_of
+from ..problem import Problem
+from ..reference import planned
+from ..resolve import Resolution, resolve
+from ..schedule import MASKS
 
 Gradients = tuple[Tensor, Tensor, Tensor]  # dq, dk, dv
 

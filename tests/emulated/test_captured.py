@@ -1,0 +1,412 @@
+"""Gradients of tensors that a score_mod captures: right in every shape and at every index, and each sum in one order."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attention import FP32_ERROR, compiled, error, mutate, rewritten
+from flex import HIDDEN, Attention, Mod, causal, documents, two_sided, wide_scores, window, with_blind_rows
+from tensors import BF16, FP16, FP32, normal
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
+from torch.nn.attention.flex_attention import flex_attention
+
+from dash_inductor import decisions, emulation, enabled
+from dash_inductor.lowering import captured
+from dash_inductor.lowering.buffers import zeros
+
+pytestmark = pytest.mark.usefixtures("rewriting")
+
+BATCH, HEADS, KV_HEADS, Q_LEN, KV_LEN = 3, 2, 1, 20, 50
+SIZES = BATCH, HEADS, Q_LEN, KV_LEN
+FAR = Q_LEN + KV_LEN  # more than any distance
+INTERLEAVINGS = [(0, None), (1, 1), (2, 2), (3, 3), (4, None)]
+IDS = torch.arange(KV_LEN) // 7 % 3
+BUCKETS = (torch.arange(KV_LEN) - torch.arange(Q_LEN)[:, None]).clamp(-8, 7) + 8
+PLAIN = Attention(None, None, Q_LEN, KV_LEN, BATCH, HEADS, KV_HEADS)
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a score_mod captures: tensors of `shapes`, of which `mod` makes it. sums: of how many products a gradient is the sum,
+    about: its error is that of the sum."""
+
+    mod: Callable[..., Mod]
+    shapes: tuple[tuple[int, ...], ...]
+    error: float = FP32_ERROR
+
+    def tensors(self, dtype: torch.dtype = FP32) -> list[Tensor]:
+        return [(0.3 * normal(*shape, seed=7 + number)).to(dtype) for number, shape in enumerate(self.shapes)]
+
+
+def table(*shape: int, at: Callable[..., tuple[Any, ...]]) -> Tables:
+    """A bias, read at an index of b, h, m, n."""
+    return Tables(lambda bias: lambda score, b, h, m, n: score + bias[at(b, h, m, n)], (shape,))
+
+
+def slopes(of_heads: Tensor) -> Mod:
+    return lambda score, b, h, m, n: score + of_heads[h] * (n - m)
+
+
+def of_everything(gain: Tensor, buckets: Tensor, of_keys: Tensor, of_pairs: Tensor) -> Mod:
+    """A gain of each head, a row of T5's table, a bias of each key, one of each pair below the diagonal."""
+
+    def mod(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
+        score = score * (1 + gain[h]) + buckets[BUCKETS[m, n], h] + of_keys[b, n]
+        return torch.where(n <= m, score + of_pairs[b, h, m, n], score)
+
+    return mod
+
+
+EVERYTHING = Tables(of_everything, ((HEADS,), (16, HEADS), (BATCH, KV_LEN), SIZES), 2**-16)
+CASES = {
+    "[B, H, S, S]": table(*SIZES, at=lambda b, h, m, n: (b, h, m, n)),
+    "[B, H, S, S], larger": table(*(size + 3 for size in SIZES), at=lambda b, h, m, n: (b, h, m, n)),
+    "[H, S, B, S]": table(HEADS, KV_LEN, BATCH, Q_LEN, at=lambda b, h, m, n: (h, n, b, m)),
+    "[1, H, S, S]": table(1, HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (0, h, m, n)),
+    "the second of [3, H, S, S]": table(3, HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (1, h, m, n)),
+    "[H, S, S]": table(HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (h, m, n)),
+    "[S, S]": table(Q_LEN, KV_LEN, at=lambda b, h, m, n: (m, n)),
+    "token [B, S]": table(BATCH, KV_LEN, at=lambda b, h, m, n: (b, n)),
+    "query [B, S]": table(BATCH, Q_LEN, at=lambda b, h, m, n: (b, m)),
+    "T5 [buckets, H]": table(16, HEADS, at=lambda b, h, m, n: ((n - m).clamp(-8, 7) + 8, h)),
+    "T5 [buckets, H], captured buckets": table(16, HEADS, at=lambda b, h, m, n: (BUCKETS[m, n], h)),
+    "relative [H, S + S]": table(HEADS, FAR, at=lambda b, h, m, n: (h, n - m + Q_LEN)),
+    "kv head [H_kv, S, S]": table(KV_HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (h // 2, m, n)),
+    "kinds [H, 3, 3]": table(HEADS, 3, 3, at=lambda b, h, m, n: (h, IDS[m], IDS[n])),
+    "an axis twice [H, H, S]": table(HEADS, HEADS, KV_LEN, at=lambda b, h, m, n: (h, h, n)),
+    "by all [B, H, 30]": table(BATCH, HEADS, 30, at=lambda b, h, m, n: (b, h, (m + n * b + h) % 30)),
+    "slopes [H]": Tables(slopes, ((HEADS,),), 1e-5),
+    "gain [H]": Tables(lambda gain: lambda score, b, h, m, n: score * gain[h], ((HEADS,),), 1e-5),
+    "gain []": Tables(lambda gain: lambda score, b, h, m, n: score * gain, ((),), 1e-5),
+    "sink [H]": Tables(lambda sink: lambda score, b, h, m, n: torch.where(n == 0, score + sink[h], score), ((HEADS,),)),
+    "through a tanh [H]": Tables(lambda x: lambda score, b, h, m, n: 2 * torch.tanh((score + x[h]) / 2), ((HEADS,),)),
+    "twice [S]": Tables(lambda bias: lambda score, b, h, m, n: score + bias[n] + bias[m], ((KV_LEN,),)),
+    "everything": EVERYTHING,
+}
+
+
+def function_of(tables: Tables, attention: Attention = PLAIN) -> Callable[..., Tensor]:
+    """FlexAttention of query, key, value and what the score_mod captures."""
+    block_mask = attention.block_mask()
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *learnt: Tensor) -> Any:
+        gqa = query.shape[1] != key.shape[1]
+        return flex_attention(query, key, value, score_mod=tables.mod(*learnt), block_mask=block_mask, enable_gqa=gqa)
+
+    return attend
+
+
+def backward_of(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_out: Tensor) -> Callable[..., tuple[Tensor, ...]]:
+    """The gradients of all inputs under an emulation; the forward of the compiled function has run."""
+    leaves = [x.detach().requires_grad_() for x in inputs]
+    with emulation.emulate():
+        out = compiled(function)(*leaves)
+
+    def gradients(seed: int = 0, resident: int | None = None) -> tuple[Tensor, ...]:
+        with emulation.emulate(seed, resident=resident):
+            return torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
+
+    return gradients
+
+
+def reference(tables: Tables, attention: Attention, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """In float64, of query, key, value, what is captured, and the gradient of the output."""
+    query, key, value, *learnt, grad_out = (x.detach().double() for x in tensors)
+    leaves = [x.requires_grad_() for x in (query, key, value, *learnt)]
+    scores, values = wide_scores(*leaves[:3], attention.mask, tables.mod(*leaves[3:]))
+    out = scores.softmax(-1).where(scores > HIDDEN, 0.0) @ values
+    return torch.autograd.grad(out, leaves, grad_out)
+
+
+def run(tables: Tables, attention: Attention = PLAIN, **settings: Any) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
+    """The compiled backward, rewritten; and query, key, value, what is captured, and the gradient of the output."""
+    *inputs, grad_out = attention.tensors()
+    inputs += tables.tensors(attention.dtype)
+    with enabled(**settings):
+        backward = backward_of(function_of(tables, attention), inputs, grad_out)
+    assert rewritten() == 1 and decisions()[-1].reason is None
+    return backward, [*inputs, grad_out]
+
+
+def assert_right(actual: Sequence[Tensor], tables: Tables, attention: Attention, tensors: Sequence[Tensor]) -> None:
+    allowed = {FP32: tables.error, BF16: 2**-5, FP16: 2**-8}[attention.dtype]
+    errors = [error(a, e) for a, e in zip(actual, reference(tables, attention, tensors), strict=True)]
+    assert max(errors) < allowed, errors
+    assert [x.dtype for x in actual] == [attention.dtype] * len(actual)
+
+
+RARE = {"[B, H, S, S], larger", "the second of [3, H, S, S]", "[S, S]", "an axis twice [H, H, S]", "sink [H]", "query [B, S]"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in RARE)) for name in CASES])
+def test_what_is_captured(name):
+    backward, tensors = run(CASES[name])
+    assert_right(backward(), CASES[name], PLAIN, tensors)
+
+
+DOCUMENTS = documents(25, 18, 7)
+MASKED = {
+    "causal": replace(PLAIN, mask=causal, q_len=KV_LEN),
+    "documents": replace(PLAIN, mask=DOCUMENTS, q_len=KV_LEN),
+    "window": replace(PLAIN, mask=window, q_len=KV_LEN),
+    "rows that see nothing": replace(PLAIN, mask=with_blind_rows, q_len=KV_LEN),
+    "a mask of each head": replace(
+        PLAIN, mask=lambda b, h, m, n: (m >= n) & (m - n < 8 + 24 * h), q_len=KV_LEN, mask_sizes=(None, HEADS)
+    ),
+}
+
+
+def longer(tables: Tables) -> Tables:
+    """Of as many queries as keys."""
+    return replace(tables, shapes=tuple(tuple({Q_LEN: KV_LEN}.get(size, size) for size in shape) for shape in tables.shapes))
+
+
+def buckets_of_all(gain: Tensor, buckets: Tensor, of_keys: Tensor, of_pairs: Tensor) -> Mod:
+    def mod(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
+        score = score * (1 + gain[h]) + buckets[(n - m).clamp(-8, 7) + 8, h] + of_keys[b, n]
+        return torch.where(n <= m, score + of_pairs[b, h, m, n], score)
+
+    return mod
+
+
+SQUARE = replace(longer(EVERYTHING), mod=buckets_of_all)
+
+
+@pytest.mark.parametrize("settings", [{}, {"template": "two_pass"}], ids=["one pass", "two passes"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("window", "rows that see nothing"))) for name in MASKED]
+)
+def test_masks(name, settings):
+    """Tiles that nobody visits add nothing, nor do hidden elements of the others."""
+    attention = replace(MASKED[name], block=(32, 64) if settings else 32)
+    backward, tensors = run(SQUARE, attention, **settings)
+    first, *others = [backward(*interleaving) for interleaving in INTERLEAVINGS]
+    assert_right(first, SQUARE, attention, tensors)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_causal_in_closed_form():
+    attention = MASKED["causal"]
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, *learnt: Tensor) -> Any:
+        mask = attention.block_mask()
+        return flex_attention(query, key, value, score_mod=SQUARE.mod(*learnt), block_mask=mask, enable_gqa=True)
+
+    *inputs, grad_out = attention.tensors()
+    inputs += SQUARE.tensors()
+    actual = backward_of(attend, inputs, grad_out)()
+    assert rewritten() == 1 and decisions()[-1].mask == "causal"
+    assert_right(actual, SQUARE, attention, [*inputs, grad_out])
+
+
+@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
+@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+def test_half_precision(dtype, warn_only):
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    attention = replace(MASKED["documents"], dtype=dtype)
+    backward, tensors = run(SQUARE, attention)
+    first, *others = [backward(*interleaving) for interleaving in INTERLEAVINGS]
+    assert_right(first, SQUARE, attention, tensors)
+    assert all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
+
+
+def test_fp32_tables_of_bf16():
+    """Slopes of fp32: their sum has fp32's errors, though what is summed is made of bf16."""
+    attention = replace(PLAIN, dtype=BF16)
+    tables = CASES["slopes [H]"]
+    *inputs, grad_out = attention.tensors()
+    inputs += tables.tensors()
+    *_, actual = backward_of(function_of(tables), inputs, grad_out)()
+    *_, expected = reference(tables, attention, [*inputs, grad_out])
+    assert actual.dtype == FP32 and rewritten() == 1 and error(actual, expected) < 2**-6
+
+
+@pytest.mark.parametrize("guarantee", ["device", "batch"])
+def test_levels(guarantee):
+    backward, tensors = run(SQUARE, MASKED["documents"], guarantee=guarantee)
+    assert_right(backward(), SQUARE, MASKED["documents"], tensors)
+
+
+def test_an_index_out_of_range_where_a_key_is_hidden():
+    """A table as long as the window: what no query sees is not read, in the forward as in the backward."""
+    attention = replace(PLAIN, mask=two_sided, q_len=KV_LEN, block=32)
+    tables = table(HEADS, 128, at=lambda b, h, m, n: (h, (n - m + 24) * 2))  # up to 146 of what is hidden, and below 0
+    backward, tensors = run(tables, attention)
+    inside = table(HEADS, 128, at=lambda b, h, m, n: (h, ((n - m + 24) * 2).clamp(0, 127)))
+    assert_right(backward(), inside, attention, tensors)
+
+
+def test_hidden_elements_add_nothing():
+    """Even where the derivative is NaN for them."""
+    tables = Tables(lambda gain: lambda score, b, h, m, n: score + gain[h] * torch.sqrt(0.1 * (m - n)), ((HEADS,),), 1e-5)
+    attention = MASKED["causal"]
+    backward, tensors = run(tables, attention)
+    *_, actual = backward()
+    near = replace(tables, mod=lambda gain: lambda score, b, h, m, n: score + gain[h] * torch.sqrt(0.1 * (m - n).clamp(min=0)))
+    *_, expected = reference(near, attention, tensors)
+    assert error(actual, expected) < tables.error
+
+
+def test_dynamic_lengths():
+    """A slope, a table by distance, and a bias of each key, of which there are as many as the length."""
+
+    def mod(of_heads: Tensor, by_distance: Tensor, of_keys: Tensor) -> Mod:
+        return lambda score, b, h, m, n: score + of_heads[h] * (n - m) + by_distance[h, (n - m).clamp(-8, 7) + 8] + of_keys[b, n]
+
+    def attend(*inputs: Tensor) -> Any:
+        return flex_attention(*inputs[:3], score_mod=mod(*inputs[3:]))
+
+    function = None
+    for length in (40, 33, 70):
+        tables = Tables(mod, ((2,), (2, 16), (2, length)), 1e-5)
+        attention = Attention(None, None, length, batch=2)
+        *inputs, grad_out = attention.tensors()
+        inputs += tables.tensors()
+        leaves = [x.detach().requires_grad_() for x in inputs]
+        with emulation.emulate():
+            function = function or compiled(attend, dynamic=True)
+            actual = torch.autograd.grad(function(*leaves), leaves, grad_out)
+        assert_right(actual, tables, attention, [*inputs, grad_out])
+    assert (counters["stats"]["unique_graphs"], rewritten()) == (1, 1)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """How a gradient is summed: at which index, which axes are dims of the tensor, and from which its index is computed."""
+
+    tables: Tables
+    at: Callable[..., tuple[Any, ...]]
+    kept: tuple[int, ...]
+    mixed: tuple[int, ...] = ()
+
+    def expected(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Of what is summed, fp32 [B, H, S_q, S_k], in order: the axes that are summed, then those that an index is computed of."""
+        shape = self.tables.shapes[0]
+        summed = [axis for axis in range(4) if axis not in (*self.kept, *self.mixed)]
+        lists: dict[tuple[int, ...], list[Any]] = {}
+        order = [*self.kept, *summed, *self.mixed]
+        for place in itertools.product(*(range(SIZES[axis]) for axis in order)):
+            b, h, m, n = (place[order.index(axis)] for axis in range(4))
+            index = self.at(*(torch.tensor(x) for x in (b, h, m, n)))
+            lists.setdefault(tuple(int(x) for x in index), []).append(values[b, h, m, n])
+        splits = 32 if {2, 3} & {*summed, *self.mixed} else 1
+        block = 1024 if self.mixed or 3 not in self.kept else 16
+        found = np.zeros(shape, np.float32)
+        for index, each in lists.items():
+            found[index] = in_order(each, splits, block)
+        return found
+
+
+def in_order(values: list[Any], splits: int, block: int) -> Any:
+    """Each split adds up its blocks element by element, and then their elements. The splits are added from the first on."""
+    of_split = math.ceil(math.ceil(len(values) / splits) / block) * block
+    total = None
+    for split in range(splits):
+        own = np.array(values[split * of_split : (split + 1) * of_split], np.float32)
+        blocks = np.pad(own, (0, -len(own) % block)).reshape(-1, block)
+        added = np.zeros((1, block), np.float32)
+        for each in blocks:
+            added += each
+        part = added.sum(1)[0]
+        total = part if total is None else total + part
+    return total
+
+
+def sum_of(*shape: int, at: Callable[..., tuple[Any, ...]], kept: tuple[int, ...] = (), mixed: tuple[int, ...] = ()) -> Sum:
+    return Sum(table(*shape, at=at), at, kept, mixed)
+
+
+SUMS = {
+    "[1, H, S, S]": sum_of(1, HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (0 * b, h, m, n), kept=(1, 2, 3), mixed=(0,)),
+    "[H, S, S]": sum_of(HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (h, m, n), kept=(1, 2, 3)),
+    "[S, S]": sum_of(Q_LEN, KV_LEN, at=lambda b, h, m, n: (m, n), kept=(2, 3)),
+    "token [B, S]": sum_of(BATCH, KV_LEN, at=lambda b, h, m, n: (b, n), kept=(0, 3)),
+    "query [B, S]": sum_of(BATCH, Q_LEN, at=lambda b, h, m, n: (b, m), kept=(0, 2)),
+    "slopes [H]": sum_of(HEADS, at=lambda b, h, m, n: (h,), kept=(1,)),
+    "T5 [buckets, H]": sum_of(16, HEADS, at=lambda b, h, m, n: ((n - m).clamp(-8, 7) + 8, h), kept=(1,), mixed=(2, 3)),
+    "relative [H, S + S]": sum_of(HEADS, FAR, at=lambda b, h, m, n: (h, n - m + Q_LEN), kept=(1,), mixed=(2, 3)),
+}
+LARGE = torch.tensor([1e8, 1.0, -1e8])[torch.randint(3, SIZES, generator=torch.Generator().manual_seed(1))]
+
+
+def of_large_numbers(shape: Sum) -> Tables:
+    """A tensor of every element, and the one at hand: each is multiplied by 1e8, 1 or -1e8, and is 0. The gradient of the first is
+    what the second's is the sum of."""
+
+    def mod(of_all: Tensor, bias: Tensor) -> Mod:
+        def add(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
+            return score + of_all[b, h, m, n] * LARGE[b, h, m, n] + bias[shape.at(b, h, m, n)] * LARGE[b, h, m, n]
+
+        return add
+
+    return Tables(mod, (SIZES, *shape.tables.shapes))
+
+
+def sums_of_large_numbers(shape: Sum) -> list[tuple[Tensor, ...]]:
+    """The two gradients, in each interleaving."""
+    tables = of_large_numbers(shape)
+    *inputs, grad_out = PLAIN.tensors()
+    inputs += [torch.zeros(size) for size in tables.shapes]
+    backward = backward_of(function_of(tables), inputs, grad_out)
+    assert rewritten() == 1
+    return [backward(*interleaving)[3:] for interleaving in INTERLEAVINGS]
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_order_of_a_sum(name):
+    """1e8, 1 and -1e8: another order is another sum, bit by bit."""
+    (values, actual), *others = sums_of_large_numbers(SUMS[name])
+    assert all(torch.equal(actual, other) for _, other in others)
+    expected = torch.from_numpy(SUMS[name].expected(values.numpy()))
+    assert torch.equal(actual, expected)
+    backwards = torch.from_numpy(SUMS[name].expected(values.numpy()[::-1, ::-1, ::-1, ::-1].copy()))
+    assert not torch.equal(actual, backwards)
+
+
+STORE = "tl.store(sums, tl.sum(total, 1), mask=is_kept)"
+BLOCKS = "range(split*of_split, tl.minimum((split + 1)*of_split, length), BLOCK_SUMMED)"
+MUTANTS = {
+    "two splits swapped": {"SUMS + (split*": "SUMS + (tl.where((split == 1) | (split == 2), 3 - split, split)*"},
+    "a block left out": {BLOCKS: BLOCKS.replace("range(split*of_split", "range(split*of_split + BLOCK_SUMMED*(split == 1)")},
+    "a place beside": {"total += x.to(tl.float32)": "total += tl.where(place[None, :] == 1, 0.0, x.to(tl.float32))"},
+}
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_another_order_is_seen(name, monkeypatch):
+    mutate(monkeypatch, "SHARES", name.replace(" ", "_"), MUTANTS[name])
+    (values, actual), *_ = sums_of_large_numbers(SUMS["token [B, S]"])
+    assert not torch.equal(actual, torch.from_numpy(SUMS["token [B, S]"].expected(values.numpy())))
+
+
+def test_atomics_are_seen(monkeypatch):
+    """Their order is that in which programs run: it gives other bits in other interleavings."""
+    add = "tl.atomic_add(SUMS + kept*ENTRIES + entry, tl.sum(total, 1), mask=is_kept)"
+    mutate(monkeypatch, "SHARES", "atomics", {STORE: add})
+    monkeypatch.setattr(captured, "empty", zeros)
+    found = [each[1] for each in sums_of_large_numbers(SUMS["token [B, S]"])]
+    assert not all(torch.equal(found[0], other) for other in found)
+
+
+def test_a_warm_cache():
+    """The same code for the same functions, and not that of another index."""
+    misses, found = [], []
+    for name in ("token [B, S]", "query [B, S]", "token [B, S]"):
+        counters.clear()
+        with inductor_config.patch(fx_graph_cache=True), functorch_config.patch(enable_autograd_cache=True):
+            backward, tensors = run(CASES[name])
+        found.append(backward())
+        assert_right(found[-1], CASES[name], PLAIN, tensors)
+        misses.append(counters["inductor"]["fxgraph_cache_miss"])
+    assert misses == [2, 2, 0]
+    assert all(torch.equal(a, b) for a, b in zip(found[0], found[2], strict=True))
