@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch._inductor.ir import ComputedBuffer, TensorBox
 from torch._inductor.kernel.flex import flex_attention as stock
 
-from dash_inductor.op import LEARNT, FlexArguments
+from dash_inductor.dropout import FLASH, ROUNDS, Dropout
+from dash_inductor.op import DROPOUT, LEARNT, FlexArguments
 
 from .buffers import in_memory, zeros_like
 
@@ -22,7 +23,7 @@ class Mods:
     """subgraphs: score_mod(score, b, h, m, n), its derivative(score, b, h, m, n, grad_score_mod), mask_mod(b, h, m, n); None for
     an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute.
     bias_gradient: [B, H, S_q, S_k], zeros, into which the kernels write dS, the gradient of what is added to the scores; None where
-    nobody wants it."""
+    nobody wants it. of_dropout: what a template knows of what the forward dropped, and random_state, int64 [2], what is read of it."""
 
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
@@ -30,6 +31,8 @@ class Mods:
     score_mod: bool = False  # whether the kernel calls it
     mask_mod: bool = False
     bias_gradient: TensorBox | None = None
+    of_dropout: Mapping[str, object] = field(default_factory=dict)
+    random_state: TensorBox | None = None
 
     @property
     def constants(self) -> dict[str, object]:
@@ -37,7 +40,12 @@ class Mods:
         if self.subgraphs is None:
             return {}
         functions: dict[str, object] = {"FLEX": True, "SCORE_MOD": self.score_mod, "MASK_MOD": self.mask_mod}
-        return functions | ({} if self.bias_gradient is None else {"BIAS_GRADIENT": True})
+        return functions | ({} if self.bias_gradient is None else {"BIAS_GRADIENT": True}) | self.of_dropout
+
+    @property
+    def read(self) -> list[TensorBox]:
+        """What kernels read for them, beside the captures."""
+        return [] if self.random_state is None else [self.random_state]
 
     @property
     def mutated(self) -> list[TensorBox]:
@@ -91,4 +99,14 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
         zeros_like(arguments.score_mod_captures[-1]) if learnt else None,
+        *_dropped(arguments, score_captures[-2 if learnt else -1 :]),
     )
+
+
+def _dropped(arguments: FlexArguments, last: Sequence[Any]) -> tuple[Mapping[str, object], TensorBox | None]:
+    """Mods.of_dropout and Mods.random_state, which is the first of the `last` captures."""
+    if DROPOUT not in arguments.kernel_options:
+        return {}, None
+    dropout = Dropout(*arguments.kernel_options[DROPOUT])
+    of_bits = {"OF_FLASH": dropout.generator == FLASH, "ROUNDS": ROUNDS[dropout.generator], "THRESHOLD": dropout.threshold}
+    return {"DROPOUT": True, "DROP_SCALE": dropout.scale(arguments.query.get_dtype()), **of_bits}, last[0]
