@@ -26,7 +26,7 @@ class Problem:
     element and head that has a mask of its own. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the scores, None for
     1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
     None for head_dim. stock: what it would keep; None where that is ruled out. dropout: whose random bits drop elements of it
-    (dash_inductor/dropout.py); None where none is dropped. Lengths, heads, batch and masks may be torch.SymInt;
+    (dash_inductor/dropout); None where none is dropped. Lengths, heads, batch and masks may be torch.SymInt;
     comparisons of them guard.
     """
 

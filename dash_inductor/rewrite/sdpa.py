@@ -69,12 +69,12 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if node.target in UNSUPPORTED:
         raise Declined(*UNSUPPORTED[node.target])
     stock = sdpa_backward_of(node)
+    dropout = dropout_of(stock)
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)
     device = stock.query.meta["val"].device
     if declined := why_no_target(device) or (_wrong_op(stock.op, device) if stock.called is stock.op else None):
         raise declined
-    dropout = dropout_of(stock)
     keys = [x for output, of in ((1, stock.key), (2, stock.value)) if (x := repeated(node, of, output))]
     if len(keys) == 2:
         stock = replace(stock, key=keys[0].source, value=keys[1].source)
