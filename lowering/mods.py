@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Mods:
     """subgraphs: score_mod(score, b, h, m, n), its derivative(score, b, h, m, n, grad_score_mod), mask_mod(b, h, m, n); None for
     an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute.
     bias_gradient: [B, H, S_q, S_k], zeros, into which the kernels write dS, the gradient of what is added to the scores; None where
-    nobody wants it. of_dropout: what a template knows of what the forward dropped, and random_state, int64 [2], what is read of it."""
+    nobody wants it. of_dropout: what a template knows of what the forward dropped; random_state: what it reads, int64 [2]."""
 
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
@@ -31,7 +31,7 @@ class Mods:
     score_mod: bool = False  # whether the kernel calls it
     mask_mod: bool = False
     bias_gradient: TensorBox | None = None
-    of_dropout: Mapping[str, object] = field(default_factory=dict)
+    of_dropout: dict[str, object] = field(default_factory=dict)
     random_state: TensorBox | None = None
 
     @property
@@ -103,7 +103,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool) -> Mods:
     )
 
 
-def _dropped(arguments: FlexArguments, last: Sequence[Any]) -> tuple[Mapping[str, object], TensorBox | None]:
+def _dropped(arguments: FlexArguments, last: Sequence[Any]) -> tuple[dict[str, object], TensorBox | None]:
     """Mods.of_dropout and Mods.random_state, which is the first of the `last` captures."""
     if DROPOUT not in arguments.kernel_options:
         return {}, None

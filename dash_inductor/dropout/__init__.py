@@ -1,7 +1,8 @@
 """Which elements of the scores a stock forward drops: a function of their place, the seed and the offset, in plain torch.
 
-Both forwards draw from Philox (philox.py), at a counter that neither their tiles nor their threads decide. Sources: pytorch/pytorch, mem_eff_attention/kernel_forward.h and kernel_backward.h;
-Dao-AILab/flash-attention, csrc/flash_attn/src/dropout.h and philox.cuh. `is_kept` in templates/functions.py.jinja is the same.
+Both forwards draw from Philox (philox.py), at a counter that neither their tiles nor their threads decide. Sources:
+pytorch/pytorch, mem_eff_attention/kernel_forward.h and kernel_backward.h; Dao-AILab/flash-attention, csrc/flash_attn/src/dropout.h
+and philox.cuh. `is_kept` in templates/functions.py.jinja is the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Philox 4x32: Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3, SC 2011. Words are int64 tensors below 2**32."""
+"""Philox 4x32, of Salmon, Moraes, Dror, Shaw: Parallel Random Numbers: As Easy as 1, 2, 3 (SC 2011).
+
+Words are int64 tensors below 2**32.
+"""
 
 from __future__ import annotations
 

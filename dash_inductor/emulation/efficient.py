@@ -45,8 +45,8 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """SDPA: head dims that differ, masks that are learnt and dropout, which no flash op of the CPU takes, go to the memory-efficient
-    op, all else where stock sends it."""
+    """SDPA: head dims that differ, masks that are learnt and dropout, which no flash op of the CPU takes, go to the
+    memory-efficient op, all else where stock sends it."""
     tensors, options = (query, key, value), {"scale": scale, "enable_gqa": enable_gqa}
     learnt = attn_mask is not None and attn_mask.requires_grad
     drops = 0 < dropout_p < 1

@@ -103,6 +103,8 @@ def _attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradient
     inputs = [*tensors, grad_out, out.detach().to(grad_out.dtype), logsumexp.detach()]
     if kind.dropout:
         bias = torch.zeros(1, HEADS, length, -(-length // 16) * 16, dtype=grad_out.dtype, device=device)[..., :length]
+        state = torch.tensor(RANDOM, device=device)
+        inputs += [state.view(torch.uint64), state.view(torch.uint64)[1]] if kind.dropout == FLASH else list(state.clone())
         inputs += [bias.masked_fill_(~seen, -math.inf)] if kind.mask == BLOCK_MASK else []
     elif kind.mask == BLOCK_MASK:
         inputs += [torch.zeros(HEADS, device=device), documents, *_lists(kind, documents)]
@@ -142,13 +144,12 @@ def _dropping(kind: Kind) -> Callable[..., Gradients]:
     is_causal = kind.mask == "causal"
 
     def backward(*tensors: Tensor) -> Gradients:
-        query, key, value, grad_out, out, logsumexp, *bias = tensors
-        length, device = query.shape[2], query.device
+        query, key, value, grad_out, out, logsumexp, *random = tensors
+        length = query.shape[2]
         if kind.dropout == FLASH:
-            random = [torch.tensor(RANDOM, device=device).view(torch.uint64), torch.zeros((), dtype=torch.uint64, device=device)]
             lengths = None, None, length, length
             return tuple(STOCK_FLASH(grad_out, query, key, value, out, logsumexp, *lengths, DROPPED, is_causal, *random))
-        random = [torch.tensor(x, device=device) for x in RANDOM]
+        random, bias = random[:2], random[2:]
         padded = torch.nn.functional.pad(logsumexp, (0, -length % 32), value=math.inf)
         saved, wanted = (bias[0] if bias else None, out, padded, *random, DROPPED), [True, True, True, False]
         return tuple(STOCK_EFFICIENT(grad_out, query, key, value, *saved, wanted, is_causal)[:3])

@@ -51,7 +51,7 @@ def dropout_of(stock: SdpaBackward) -> Dropout | None:
     generator = GENERATORS[stock.op]
     if not _is_state(generator, [getattr(x, "meta", {}).get("val") for x in stock.random]):
         raise Declined(f"{said}: its seed and offset are not those of this torch's forward", REPORT)
-    batch, heads, q_len, kv_len = *stock.query.meta["val"].shape[:3], stock.key.meta["val"].shape[2]
+    (batch, heads, q_len), kv_len = stock.query.meta["val"].shape[:3], stock.key.meta["val"].shape[2]
     if generator == OF_EFFICIENT and batch * heads * q_len * kv_len >= MOST_SCORES:
         shape = f"batch {batch}, {heads} heads, S_q={q_len}, S_k={kv_len}"
         raise Declined(f"{said} of {shape}: the stock op counts scores in 32 bits", "take a smaller batch, or flash attention")
@@ -129,8 +129,8 @@ def bits_seen(
 ) -> str | None:
     """What is seen of elements that a forward drops that is not as `dropout.kept` has it, or None.
 
-    forward: of (query, key, value, bias, p, is_causal), returns out, logsumexp, seed and offset. kind: whether it is causal, and whether it
-    has a bias. dims: of query and key, and of value. like: of its dtype and device.
+    forward: of (query, key, value, bias, p, is_causal), returns out, logsumexp, seed and offset. kind: whether it is causal, and
+    whether it has a bias. dims: of query and key, and of value. like: of its dtype and device.
     """
     is_causal, biased = kind
     try:
@@ -140,15 +140,15 @@ def bits_seen(
             bias = like.new_zeros(batch, heads, q_len, kv_len + -kv_len % 16)[..., :kv_len] if biased else None
             seen = torch.ones(q_len, kv_len, dtype=torch.bool)
             seen = seen.tril() if is_causal else seen
-            state, ours = None, seen
+            state, ours = torch.empty(0), seen
             for first in range(0, kv_len, dims[1]):
                 torch.manual_seed(SEED + kv_len)
                 identity = torch.eye(kv_len, dtype=like.dtype)[:, first : first + dims[1]]
                 identity = torch.nn.functional.pad(identity, (0, dims[1] - identity.shape[1])).to(like.device)
                 value = identity[:, None].expand(batch, kv_len, heads, dims[1]).contiguous().transpose(1, 2)
                 out, lse, *random = forward(query, key, value, bias, dropout.p, is_causal)
-                last, state = state, random_state(*random, out).cpu()
-                if last is None or not torch.equal(last, state):
+                last, state = state, random_state(random[0], random[1], out).cpu()
+                if not torch.equal(last, state):
                     ours = kept(dropout, state, (batch, heads, q_len, kv_len)) & seen
                 part = ours[..., first : first + dims[1]]
                 weights = (out.double().cpu() * seen.sum(-1, keepdim=True))[..., : part.shape[-1]]
@@ -168,6 +168,7 @@ def _difference(weights: Tensor, ours: Tensor, scale: float, first: int, off: Te
     differs = (weights != 0) != ours
     if differs.any():
         b, h, m, n = differs.nonzero()[0].tolist()
-        return f"{int(differs.sum())} of {ours.numel()} elements are dropped where ours are not, or kept, as [{b}, {h}, {m}, {n + first}]"
+        count = f"{int(differs.sum())} of {ours.numel()}"
+        return f"{count} elements are dropped where ours are not, or kept, as [{b}, {h}, {m}, {n + first}]"
     right = (weights[ours] / scale - 1).abs() <= ALLOWED
     return None if right.all() else f"what is kept is not multiplied with {scale:.4g}"

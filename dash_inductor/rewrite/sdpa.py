@@ -88,7 +88,13 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if dropout:
         mods = (mods or 0) + OPERATIONS[dropout.generator]
     masks = function.masks(*query.shape[:2]) if function else 1
-    others = {"block_size": block_size, "masks": masks, "mods": mods, "stock": _kept(stock, mask), "dropout": dropout and dropout.generator}
+    others = {
+        "block_size": block_size,
+        "masks": masks,
+        "mods": mods,
+        "stock": _kept(stock, mask),
+        "dropout": dropout and dropout.generator,
+    }
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     resolution = require_fit(resolve(problem, settings, target), device)
     if declined := why_distrusted(stock) or (why_bits_unknown(stock, dropout) if dropout else None):
@@ -135,17 +141,19 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     # fourth gradient is that of a mask.
     gradients = (node.meta["val"][0], *(x.gradient for x in rewriting.keys)) if rewriting.keys else node.meta["val"][:3]
     mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], _at_load(rewriting))
+    options: dict[str, Any]
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
         if rewriting.function or rewriting.scores or rewriting.dropout:
             tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
             learnt = stock.attn_mask if stock.trains_mask else None
-            dropout = rewriting.dropout and (rewriting.dropout, call(graph, op.RANDOM_STATE, *stock.random, stock.query))
-            others = {"scores": rewriting.scores, "learnt": learnt, "dropout": dropout}
-            new = flex_backward(graph, rewriting.function, tensors, gradients, mark, **others)
+            options = {"scores": rewriting.scores, "learnt": learnt}
+            if rewriting.dropout:
+                options["dropout"] = rewriting.dropout, call(graph, op.RANDOM_STATE, *stock.random, stock.query)
+            new = flex_backward(graph, rewriting.function, tensors, gradients, mark, **options)
         else:
             tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
-            options: dict[str, Any] = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
+            options = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
             new = graph.call_function(op.SDPA_BACKWARD, tensors, options)
             new.meta["val"] = gradients
     new.meta = {**node.meta, **new.meta, MARK: mark}

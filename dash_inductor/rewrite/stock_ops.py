@@ -62,8 +62,8 @@ class SdpaBackward:
     called: what the user called, `op` or an op in whose place that was put. grad_out, query, out are [B, H, S_q, D], key and value
     [B, H_kv, S_k, D]. logsumexp is as the op has it (`contract_logsumexp`). attn_mask is added to the scores or selects them, None
     where there is none; trains_mask says whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left).
-    random: seed and offset of the dropout, as the op has them. scale: None for 1 / sqrt(D). window: what it sees, None for what the rest says. scores: what becomes of them before the softmax,
-    None for what the rest says.
+    random: seed and offset of the dropout, as the op has them. scale: None for 1 / sqrt(D). window: what it sees, None for what the
+    rest says. scores: what becomes of them before the softmax, None for what the rest says.
     """
 
     node: fx.Node

@@ -1,4 +1,4 @@
-"""SDPA with attention dropout, by the emulated memory-efficient op, which drops as a GPU's does; and by the bits of flash attention.
+"""SDPA with dropout, by the emulated memory-efficient op, which drops as a GPU's does; and by the bits of flash attention.
 
 What was dropped is known: `dropout.kept` of the forward's seed and offset. With it gradients are compared with float64.
 """
@@ -376,7 +376,9 @@ def test_nothing_is_asked_of_a_generator_of_the_users():
 @pytest.mark.parametrize("template", ["one_pass", "two_pass"])
 def test_trials(template, mask):
     launch = "plain" if template == "two_pass" else "chained" if mask == "block_mask" else "grouped"
-    kind = Kind(template, "triton", launch, "emulated", "fp32", 16, 16, mask, 16, 32, 32 * (mask == "block_mask") or None, False, EFFICIENT)
+    kind = Kind(
+        template, "triton", launch, "emulated", "fp32", 16, 16, mask, 16, 32, 32 * (mask == "block_mask") or None, False, EFFICIENT
+    )
     settings = dash_inductor.config.Config(template=template, guard="off", on_unsupported="error", emulate=True)
     with emulation.emulate():
         verdict = trial.tried(kind, "cpu", settings)
@@ -390,5 +392,3 @@ def test_a_trial_sees_what_is_wrong(monkeypatch):
     with emulation.emulate():
         verdict = trial.tried(kind, "cpu", settings)
     assert verdict.fit is False and " off, of at most " in verdict.said
-
-

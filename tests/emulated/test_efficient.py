@@ -161,7 +161,9 @@ def test_logsumexp_and_layout_of_a_gpu():
 
 
 @pytest.mark.parametrize(
-    "case", ["equal head dims", "nothing to train", "a dropout of everything", "grouped heads", "three dimensions"], ids=lambda case: case
+    "case",
+    ["equal head dims", "nothing to train", "a dropout of everything", "grouped heads", "three dimensions"],
+    ids=lambda case: case,
 )
 def test_all_else_stays_where_it_was(case, monkeypatch):
     """With the bits of the stock op."""

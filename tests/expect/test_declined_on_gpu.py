@@ -201,7 +201,7 @@ def test_the_stock_ops_stay():
             generated = generate(all_four, tensors, "h100")
     finally:
         torch.use_deterministic_algorithms(False)
-    reasons = [None, DROPOUT, DROPOUT, DROPOUT, JAGGED]
+    reasons = [None, DROPOUT, OF_CUDNN, DROPOUT, JAGGED]
     assert [decision.reason for decision in generated.decisions] == reasons
     assert {decision.shape for decision in generated.decisions} == {"B=1 H=2 S=64 D=64 bf16"}
     for op in ("scaled_dot_product_flash", "scaled_dot_product_efficient", "scaled_dot_product_cudnn", "flash"):

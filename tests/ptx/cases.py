@@ -48,8 +48,8 @@ class Case:
     attention: "sdpa", or a FlexAttention if there is a mask_mod or score_mod; "varlen": varlen_attn of three sequences, of which
     q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of;
     "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them;
-    "learnt": of numbers, whose gradient is wanted too; "efficient": by the same op without a tensor. dropout: its p; of "sdpa" flash
-    attention drops, of the others the memory-efficient op.
+    "learnt": of numbers, whose gradient is wanted too; "efficient": by the same op without a tensor. dropout: its p; of "sdpa"
+    flash attention drops, of the others the memory-efficient op.
     """
 
     device: str

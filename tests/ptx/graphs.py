@@ -37,14 +37,14 @@ def varlen_backward(
         return generate(attention, inputs, device, dynamic_dims=(0,) if dynamic else ())
 
 
-def flash_backward(device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool, p: float) -> Generated:
+def flash_backward(
+    device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool, p: float
+) -> Generated:
     """SDPA by flash attention with dropout. tensors: sizes [B, H, S, D] of query, key, value and gradient."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
         out, *saved, seed, offset, _ = aten._scaled_dot_product_flash_attention(query, key, value, p, causal)
-        return aten._scaled_dot_product_flash_attention_backward(
-            grad_out, query, key, value, out, *saved, p, causal, seed, offset
-        )
+        return aten._scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, *saved, p, causal, seed, offset)
 
     def inputs() -> list[Tensor]:
         views = [(batch, length, heads, dim) for batch, heads, length, dim in tensors]
@@ -60,7 +60,13 @@ def as_if_asked() -> AbstractContextManager[Any]:
 
 
 def masked_backward(
-    device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool, given: str = "masked", p: float = 0.0
+    device: str,
+    tensors: list[tuple[int, int, int, int]],
+    causal: bool,
+    dtype: str,
+    dynamic: bool,
+    given: str = "masked",
+    p: float = 0.0,
 ) -> Generated:
     """SDPA by the memory-efficient op under a bias of 0 and -inf, made of positions and a padding of keys, int64 [B, S_k].
 
@@ -79,7 +85,8 @@ def masked_backward(
         if causal:
             seen = seen & (positions(kv_len, query).unsqueeze(0) <= positions(q_len, query).unsqueeze(1)).unsqueeze(0).unsqueeze(0)
         zero, hidden = (aten.full([], number, dtype=query.dtype, device=query.device) for number in (0.0, -float("inf")))
-        bias = (padding if given in ("bias", "learnt") else torch.where(seen, zero, hidden)).expand(*query.shape[:2], q_len, kv_len)
+        made = padding if given in ("bias", "learnt") else torch.where(seen, zero, hidden)
+        bias = None if given == "efficient" else made.expand(*query.shape[:2], q_len, kv_len)
 
         def repeated(x: Tensor) -> Tensor:
             copied = x.unsqueeze(2).expand(-1, -1, group, -1, -1).clone(memory_format=torch.contiguous_format)
@@ -87,7 +94,6 @@ def masked_backward(
 
         keys, values = repeated(key), repeated(value)
         options = {"is_causal": causal} if given == "efficient" else {}
-        bias = None if options else bias
         saved = aten._scaled_dot_product_efficient_attention(query, keys, values, bias, True, p, **options)
         wanted = [True, True, True, given == "learnt"]
         dq, *grads, dbias = aten._scaled_dot_product_efficient_attention_backward(

@@ -83,7 +83,7 @@ def by_lanes(p: float, seed: int, offset: int) -> Tensor:
     for head, row, column, lane in blocks:
         words = words_of(offset % 2**64 + head * 32 + lane, row // 16 | (column // 32) << 32, seed, 7)
         drawn = b"".join(word.to_bytes(4, "little") for word in words)
-        # Of an accumulator of m16n8: (row / 8, column) of the lane's elements; four of those side by side, two to a half of the bytes.
+        # The lane's elements of four accumulators of 16 x 8, side by side; of two of them each half of the bytes.
         for j, a, upper, v in itertools.product(range(2), range(2), range(2), range(2)):
             m, n = row + lane // 4 + 8 * upper, column + 16 * j + 8 * a + lane % 4 * 2 + v
             if m < q_len and n < kv_len:
@@ -133,7 +133,9 @@ def test_random_states():
 # What is seen of a forward
 
 
-def forward(generator: str, *, more: int = 0, scale: float = 1.0, base: float = math.e, raises: bool = False) -> Callable[..., object]:
+def forward(
+    generator: str, *, more: int = 0, scale: float = 1.0, base: float = math.e, raises: bool = False
+) -> Callable[..., object]:
     """One by its definition. more: added to the offset that it tells; scale: of what it keeps; base: of its logsumexp."""
     drawn: Iterator[int] = itertools.count(4)
 
