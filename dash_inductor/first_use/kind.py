@@ -55,7 +55,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             tile.block_n,
             max(problem.block_size) if problem.block_size else None,
             template is Template.ONE_PASS and _shares_row(resolution),
-            problem.dropout,
+            problem.dropout and problem.dropout.generator,
         )
         for template, tile in tiles
         if tile

@@ -142,7 +142,7 @@ def bits_seen(
             seen = seen.tril() if is_causal else seen
             state, ours = torch.empty(0), seen
             for first in range(0, kv_len, dims[1]):
-                torch.manual_seed(SEED + kv_len)
+                _generator(like.device).manual_seed(SEED + kv_len)  # not torch's, which seeds every device
                 identity = torch.eye(kv_len, dtype=like.dtype)[:, first : first + dims[1]]
                 identity = torch.nn.functional.pad(identity, (0, dims[1] - identity.shape[1])).to(like.device)
                 value = identity[:, None].expand(batch, kv_len, heads, dims[1]).contiguous().transpose(1, 2)
@@ -160,6 +160,13 @@ def bits_seen(
     except RuntimeError as error:
         return f"a forward that drops raises {type(error).__name__}: {str(error).splitlines()[0]}"
     return None
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    """By which an op on the device draws."""
+    if device.type == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
 
 
 def _difference(weights: Tensor, ours: Tensor, scale: float, first: int, off: Tensor) -> str | None:

@@ -93,7 +93,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         "masks": masks,
         "mods": mods,
         "stock": _kept(stock, mask),
-        "dropout": dropout and dropout.generator,
+        "dropout": dropout,
     }
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     resolution = require_fit(resolve(problem, settings, target), device)
