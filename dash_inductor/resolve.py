@@ -204,7 +204,7 @@ def _template_of_flex(problem: Problem, settings: Config) -> Template:
     """One pass, or two for larger head dims; Declined where the settings cannot be met."""
     if settings.kernel == GLUON:
         is_flex = problem.stock is not None and problem.stock.kernel == Kernel.FLEX
-        others = "FlexAttention" if is_flex else "mask but full and causal, and no function of scores"
+        others = "FlexAttention" if is_flex else "mask but full and causal, no function of scores and no dropout"
         raise Declined(f"kernel={GLUON!r} takes no {others}", DEFAULTS)
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"

@@ -91,6 +91,7 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, mark: Mark) -> Decisi
         tile=resolution.tile_text,
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,
+        dropout=resolution.problem.dropout and resolution.problem.dropout.p,
         candidates=() if resolution.choice is None else resolution.choice.considered,
         workspace_bytes=size_text(workspace_bytes),
         **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),

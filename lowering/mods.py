@@ -11,7 +11,8 @@ from torch import fx
 from torch._inductor.ir import ComputedBuffer, Subgraph, TensorBox
 from torch._inductor.kernel.flex import flex_attention as stock
 
-from dash_inductor.op import LEARNT, FlexArguments
+from dash_inductor.dropout import FLASH, ROUNDS, Dropout
+from dash_inductor.op import DROPOUT, LEARNT, FlexArguments
 from dash_inductor.op.captured import AXES, Share, shares_of
 
 from .buffers import empty, in_memory, zeros
@@ -24,7 +25,8 @@ class Mods:
     """subgraphs: score_mod(score, b, h, m, n), its derivative(score, b, h, m, n, grad_score_mod), mask_mod(b, h, m, n); None for
     an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute.
     shares: what elements of the scores add to the gradients of captured tensors. values: by the node that computes it in the
-    derivative, what they add, [B, H, S_q, S_k], zeros where no kernel writes."""
+    derivative, what they add, [B, H, S_q, S_k], zeros where no kernel writes. of_dropout: what a template knows of what the forward
+    dropped; random_state: what it reads, int64 [2]."""
 
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
@@ -33,6 +35,8 @@ class Mods:
     mask_mod: bool = False
     shares: Sequence[Share] = ()
     values: Mapping[fx.Node, TensorBox] = field(default_factory=dict)
+    of_dropout: dict[str, object] = field(default_factory=dict)
+    random_state: TensorBox | None = None
 
     @property
     def constants(self) -> dict[str, object]:
@@ -40,7 +44,12 @@ class Mods:
         if self.subgraphs is None:
             return {}
         functions: dict[str, object] = {"FLEX": True, "SCORE_MOD": self.score_mod, "MASK_MOD": self.mask_mod}
-        return functions | ({"SHARES": len(self.values)} if self.values else {})
+        return functions | ({"SHARES": len(self.values)} if self.values else {}) | self.of_dropout
+
+    @property
+    def read(self) -> list[TensorBox]:
+        """What kernels read for them, beside the captures."""
+        return [] if self.random_state is None else [self.random_state]
 
     @property
     def mutated(self) -> list[TensorBox]:
@@ -95,6 +104,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
         shares,
         {node: (empty if whole else zeros)(_sizes(arguments), _dtype(node, shares, arguments), device) for node in nodes},
+        *_dropped(arguments, score_captures),
     )
 
 
@@ -129,3 +139,13 @@ def _dtype(value: fx.Node, shares: Sequence[Share], arguments: FlexArguments) ->
     (dtype, *others) = {arguments.score_mod_captures[share.capture].get_dtype() for share in of_value}
     alone = not others and dtype.itemsize == 2 and all(len(share.kept) == AXES for share in of_value)
     return dtype if alone else torch.float32
+
+
+def _dropped(arguments: FlexArguments, captures: Sequence[Any]) -> tuple[dict[str, object], TensorBox | None]:
+    """Mods.of_dropout and Mods.random_state: the last of the captures, or the one before a learnt mask."""
+    if DROPOUT not in arguments.kernel_options:
+        return {}, None
+    dropout = Dropout(*arguments.kernel_options[DROPOUT])
+    of_bits = {"OF_FLASH": dropout.generator == FLASH, "ROUNDS": ROUNDS[dropout.generator], "THRESHOLD": dropout.threshold}
+    constants: dict[str, object] = {"DROPOUT": True, "DROP_SCALE": dropout.scale(arguments.query.get_dtype()), **of_bits}
+    return constants, captures[-2 if LEARNT in arguments.kernel_options else -1]

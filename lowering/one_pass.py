@@ -98,7 +98,7 @@ def launch(
     dk = kernels.call(
         template,
         grid=grid,
-        inputs=[*inputs.tensors, *walk],
+        inputs=[*inputs.tensors, *walk, *mods.read],
         mutated=[scratch, dv, *sums, *mods.mutated],
         scalars=scalars,
         output=FixedLayout(device, dtype, *dk_meta),

@@ -75,7 +75,7 @@ def _launch(
     return kernels.call(
         kernels.TWO_PASS,
         grid=inputs.kv_heads_total * (kv_tiles * (1 + tile.split) + q_tiles * inputs.resolution.problem.group) * launched,
-        inputs=[*inputs.tensors, *([] if lists is None else lists.tensors)],
+        inputs=[*inputs.tensors, *([] if lists is None else lists.tensors), *mods.read],
         mutated=[*mutated, *mods.mutated],
         output=output,
         num_warps=tile.num_warps,

@@ -69,6 +69,7 @@ class Decision:
         module: the path, in the outermost module, of the innermost one that called it, such as "model.layers.0.self_attn"; "" in
             the outermost module itself, outside modules, and of hand-written attention. Warm caches as `source`.
         candidates: the schedules among which the cost model chose, in order; () where it had no choice, or makes it at run time.
+        dropout: the probability by which its forward dropped; None for none, and of an op that stays.
         graph: the compiled graph that holds it; None until one is taken into use, and of a declined call of eager training.
     """
 
@@ -100,6 +101,7 @@ class Decision:
     source: str | None = None
     module: str = ""
     candidates: tuple[Candidate, ...] = field(default=(), repr=False)
+    dropout: float | None = None
     graph: Graph | None = None
 
     @property
@@ -146,7 +148,8 @@ class Decision:
         return Decision(**values | {"candidates": tuple(Candidate(*candidate) for candidate in values["candidates"])})
 
     def __str__(self) -> str:
-        subject = f"{' '.join(filter(None, (self.op, self.place)))} ({self.shape}, mask {self.mask})"
+        drops = "" if self.dropout is None else f", dropout {self.dropout}"
+        subject = f"{' '.join(filter(None, (self.op, self.place)))} ({self.shape}, mask {self.mask}{drops})"
         if self.reason is not None:
             return f"{subject} keeps the stock kernel: {self.reason}{f'. Remedy: {self.remedy}' if self.remedy else ''}"
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"

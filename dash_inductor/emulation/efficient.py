@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..dropout import EFFICIENT as OF_EFFICIENT
+from ..dropout import Dropout, kept
 from .kernels import implement
 from .patches import Patches
 
@@ -43,19 +45,21 @@ def attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    """SDPA: head dims that differ and masks that are learnt, which no flash op takes, go to the memory-efficient op, all else where
-    stock sends it."""
+    """SDPA: head dims that differ, masks that are learnt and dropout, which no flash op of the CPU takes, go to the
+    memory-efficient op, all else where stock sends it."""
     tensors, options = (query, key, value), {"scale": scale, "enable_gqa": enable_gqa}
     learnt = attn_mask is not None and attn_mask.requires_grad
-    taken = query.dim() == 4 and query.shape[1] == key.shape[1] and (learnt or query.shape[3] != value.shape[3])
+    drops = 0 < dropout_p < 1
+    taken = query.dim() == 4 and query.shape[1] == key.shape[1] and (learnt or drops or query.shape[3] != value.shape[3])
     trains = torch.is_grad_enabled() and (learnt or any(x.requires_grad for x in tensors))
-    if not (taken and trains and torch.backends.cuda.mem_efficient_sdp_enabled()) or dropout_p:
+    # A checkpoint's first forward does not train, and drops the same as the one that does.
+    if not (taken and (trains or drops) and torch.backends.cuda.mem_efficient_sdp_enabled()) or dropout_p >= 1:
         return STOCK.decompose(*tensors, attn_mask, dropout_p, is_causal, **options)
     if attn_mask is not None:
         if attn_mask.dtype == torch.bool:
             attn_mask = torch.where(attn_mask, 0.0, -math.inf)
         attn_mask = attn_mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
-    return EFFICIENT(*tensors, attn_mask, True, 0.0, is_causal, scale=scale)[0]
+    return EFFICIENT(*tensors, attn_mask, trains, dropout_p, is_causal, scale=scale)[0]
 
 
 def forward(
@@ -69,13 +73,20 @@ def forward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As on a GPU: out is [B, S, H, D] in memory; logsumexp is 0 in rows that see no key, and +inf in those of the padding."""
-    scores = _scores(query, key, attn_bias, dropout_p, is_causal, scale)
+    """As on a GPU: out is [B, S, H, D] in memory; logsumexp is 0 in rows that see no key, and +inf in those of the padding.
+
+    Seed and offset are drawn by torch's generator of the CPU; the offset is a multiple of 4, as that of a GPU's generator.
+    """
+    scores = _scores(query, key, attn_bias, is_causal, scale)
     lse = scores.logsumexp(-1)
     lse = lse.where(lse != -math.inf, 0.0)
-    out = _in_bshd((scores - lse[..., None]).exp() @ value.float(), value)
-    padded = torch.nn.functional.pad(lse, (0, -query.shape[2] % ALIGNED), value=math.inf)
     seed, offset = (torch.zeros((), dtype=torch.long) for _ in range(2))  # of memory of their own, which Inductor takes for aligned
+    if dropout_p:
+        seed.random_()
+        offset.random_(2**40).mul_(4)
+    probabilities = (scores - lse[..., None]).exp() * _kept(query, key, dropout_p, seed, offset)
+    out = _in_bshd(probabilities @ value.float(), value)
+    padded = torch.nn.functional.pad(lse, (0, -query.shape[2] % ALIGNED), value=math.inf)
     return out, padded if compute_log_sumexp else padded[..., :0], seed, offset
 
 
@@ -96,16 +107,16 @@ def backward(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Any]:
     """dq, dk, dv, and the gradient of attn_bias or None."""
-    scores = _scores(query, key, attn_bias, dropout_p, is_causal, scale)
+    scores, factors = _scores(query, key, attn_bias, is_causal, scale), _kept(query, key, dropout_p, philox_seed, philox_offset)
     probabilities = (scores - logsumexp[..., : query.shape[2], None]).exp()
     wide = grad_out.float()
     delta = (wide * out.float()).sum(-1, keepdim=True)
-    grad_scores = probabilities * (wide @ value.float().mT - delta)
+    grad_scores = probabilities * (factors * (wide @ value.float().mT) - delta)
     factor = _scale(query, scale)
     return (
         _in_bshd(grad_scores @ key.float() * factor, query),
         _in_bshd(grad_scores.mT @ query.float() * factor, key),
-        _in_bshd(probabilities.mT @ wide, value),
+        _in_bshd((probabilities * factors).mT @ wide, value),
         _with_padded_rows(grad_scores.to(query.dtype)) if attn_bias is not None and grad_input_mask[3] else None,
     )
 
@@ -116,9 +127,15 @@ def _with_padded_rows(grad_bias: Tensor) -> Tensor:
     return torch.nn.functional.pad(grad_bias, (0, -length % 16))[..., :length]
 
 
-def _scores(query: Tensor, key: Tensor, bias: Tensor | None, dropout_p: float, is_causal: bool, scale: float | None) -> Tensor:
-    if dropout_p:
-        raise NotImplementedError("the emulated memory-efficient attention has no dropout")
+def _kept(query: Tensor, key: Tensor, p: float, seed: Tensor, offset: Tensor) -> Tensor:
+    """What the probabilities are multiplied with, [B, H, S_q, S_k]."""
+    if not p:
+        return torch.ones(())
+    dropout = Dropout(p, OF_EFFICIENT)
+    return kept(dropout, torch.stack([seed, offset]), (*query.shape[:3], key.shape[2])) * dropout.scale(query.dtype)
+
+
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
     scores = query.float() @ key.float().mT * _scale(query, scale)
     if bias is not None:
         scores = scores + bias.float()

@@ -243,6 +243,7 @@ def _details(row: Attention) -> dict[str, Any]:
         "schedule": _schedule(d),
         "guarantee": f"{PROMISES.get(str(d.guarantee), '')} (level {d.guarantee})",
         "mask": MASKS.get(d.mask, ""),
+        "dropout": "" if d.dropout is None else f"{d.dropout}, by the random bits of the forward",
         "time": time,
         "chosen among": others and f"{others} (us; A CTAs share a head, G heads at a time)",
         "extra memory": f"{_bytes(d.workspace_bytes)}{stock}",

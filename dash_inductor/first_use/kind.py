@@ -28,13 +28,14 @@ class Kind:
     block_n: int
     block: int | None = None  # rows and keys of a block of the mask, at most
     shared_row: bool = False  # whether one row of the table serves all chains, as where sequences are long
+    dropout: str | None = None  # whose random bits drop elements
 
     def __str__(self) -> str:
         dims = self.head_dim if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
         kernel = self.template if self.kernel == TRITON else f"{self.template} in {self.kernel}"
         arch = f"sm_{self.arch}" if isinstance(self.arch, int) else self.arch
-        long = ", long" if self.shared_row else ""
-        return f"{kernel} ({self.launch}, {self.mask} mask{long}, {self.dtype}, head dim {dims}) on {arch}"
+        more = (", long" if self.shared_row else "") + (f", {self.dropout} dropout" if self.dropout else "")
+        return f"{kernel} ({self.launch}, {self.mask} mask{more}, {self.dtype}, head dim {dims}) on {arch}"
 
 
 def kinds_of(resolution: Resolution) -> list[Kind]:
@@ -54,6 +55,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             tile.block_n,
             max(problem.block_size) if problem.block_size else None,
             template is Template.ONE_PASS and _shares_row(resolution),
+            problem.dropout and problem.dropout.generator,
         )
         for template, tile in tiles
         if tile

@@ -21,6 +21,10 @@ or a varlen attention, score_mod is the identity, and the lists of the block mas
 is grad_out itself, on its way into such a node that becomes kernels of ours. It puts into the text of the graph what the joint
 graph proved of the mask, and the op that the node stands for, None for itself.
 
+    dash::random_state(seed, offset, like) -> int64 [2]
+
+is the random state of a forward that drops, where our kernels read it (`DROPOUT`).
+
     dash::note(x, decision) -> x
 
 is x itself. Its lowering records the decision, JSON of a `Decision`: that of an attention that keeps its stock kernel.
@@ -101,12 +105,30 @@ _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
 SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
 
+_library.define("random_state(Tensor seed, Tensor offset, Tensor like) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def random_state(seed: Tensor, offset: Tensor, like: Tensor) -> Tensor:
+    """Seed and offset of a forward, int64 [2] where `like` is. A forward leaves them on the CPU, on the GPU while a CUDA graph is
+    captured; flash attention as uint64 [2] in the place of the seed."""
+    both = seed.view(torch.int64) if seed.dim() else torch.stack([seed, offset])
+    return both.to(like.device, copy=True)
+
+
+_library.impl("random_state", random_state, "CompositeExplicitAutograd")
+torch.library.register_fake(
+    "dash::random_state", lambda seed, offset, like: torch.empty(2, dtype=torch.int64, device=like.device), lib=_library
+)
+RANDOM_STATE = torch.ops.dash.random_state.default
 for _name, _other in (("note", "str decision"), ("rewritten", "str mask, str? stock")):
     _library.define(f"{_name}(Tensor(a) x, {_other}) -> Tensor(a)", tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(_name, lambda x, *_: torch.ops.aten.alias(x), "CompositeExplicitAutograd")
 NOTE, REWRITTEN = torch.ops.dash.note.default, torch.ops.dash.rewritten.default
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 MARK = "dash_inductor"  # key in a node's meta: its Mark
+DROPOUT = (
+    "dash_dropout"  # a kernel option of a node that drops, (p, generator): its last capture but a learnt one is RANDOM_STATE's
+)
 LEARNT = "dash_learnt"  # a kernel option of a node whose last capture is a learnt mask, [B, H, S_q, S_k], its gradient wanted
 
 

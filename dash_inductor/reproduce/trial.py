@@ -23,15 +23,19 @@ from .. import config, emulation
 from ..codegen.flex import OPTIONS, FlexAttention
 from ..codegen.generate import TORCH_DTYPES, deterministic
 from ..config import Config
+from ..dropout import FLASH, Dropout, kept
 from ..first_use.kind import Kind
 from ..first_use.verdict import VERDICT, Verdict, is_trial
 from ..hooks.install import installed
 from ..op import SDPA_BACKWARD
 from ..problem import BLOCK_MASK
 from ..reference import LOG2E
+from ..rewrite.stock_ops import EFFICIENT as STOCK_EFFICIENT
+from ..rewrite.stock_ops import FLASH as STOCK_FLASH
 from ..schedule.packing import as_if_long
 
 HEADS, KV_HEADS, LAUNCHES = 2, 1, 3
+DROPPED, RANDOM = 0.3, (2**40 + 7, 2**33 + 4)  # of a kind with dropout: its p, seed and offset
 TILES = 4  # that add to each tile of dQ, at least
 ALLOWED = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 2**-16}  # errors, over the largest element
 
@@ -76,7 +80,8 @@ def _attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradient
         x = torch.randn(1, length, heads, dim, generator=generator).to(device, TORCH_DTYPES[kind.dtype])
         return x.transpose(1, 2)
 
-    shapes = (HEADS, kind.head_dim), (KV_HEADS, kind.head_dim), (KV_HEADS, kind.value_dim), (HEADS, kind.value_dim)
+    kv_heads = HEADS if kind.dropout else KV_HEADS  # the memory-efficient op has no groups
+    shapes = (HEADS, kind.head_dim), (kv_heads, kind.head_dim), (kv_heads, kind.value_dim), (HEADS, kind.value_dim)
     *tensors, grad_out = (normal(*shape) for shape in shapes)
     positions = torch.arange(length, device=device)
     documents = (positions * 3 // length).int()
@@ -87,11 +92,21 @@ def _attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradient
         seen = seen & (documents == documents[:, None])
     query, key, value = leaves = [x.double().requires_grad_() for x in tensors]
     scores = (query @ key.mT / math.sqrt(kind.head_dim)).where(seen, -math.inf)
-    out = scores.softmax(-1) @ value
+    weights = scores.softmax(-1)
+    if kind.dropout:
+        dropout = Dropout(DROPPED, kind.dropout)
+        dropped = ~kept(dropout, torch.tensor(RANDOM), (1, HEADS, length, length)).to(device)
+        weights = (weights * dropout.scale(TORCH_DTYPES[kind.dtype])).masked_fill(dropped, 0.0)
+    out = weights @ value
     expected = torch.autograd.grad(out, leaves, grad_out.double())
     logsumexp = scores.logsumexp(-1).float()
     inputs = [*tensors, grad_out, out.detach().to(grad_out.dtype), logsumexp.detach()]
-    if kind.mask == BLOCK_MASK:
+    if kind.dropout:
+        bias = torch.zeros(1, HEADS, length, -(-length // 16) * 16, dtype=grad_out.dtype, device=device)[..., :length]
+        state = torch.tensor(RANDOM, device=device)
+        inputs += [state.view(torch.uint64), state.view(torch.uint64)[1]] if kind.dropout == FLASH else list(state.clone())
+        inputs += [bias.masked_fill_(~seen, -math.inf)] if kind.mask == BLOCK_MASK else []
+    elif kind.mask == BLOCK_MASK:
         inputs += [torch.zeros(HEADS, device=device), documents, *_lists(kind, documents)]
     return inputs, expected
 
@@ -110,7 +125,8 @@ def _lists(kind: Kind, documents: Tensor) -> list[Tensor]:
 def _launches(kind: Kind, inputs: list[Tensor]) -> list[Gradients]:
     """dq, dk, dv of each launch of the kernel, compiled once."""
     with installed(), deterministic():
-        module = make_fx(_of_block_mask(kind, inputs) if kind.mask == BLOCK_MASK else _dense(kind), tracing_mode="fake")(*inputs)
+        of_mask = _of_block_mask(kind, inputs) if kind.mask == BLOCK_MASK and not kind.dropout else _dense(kind)
+        module = make_fx(_dropping(kind) if kind.dropout else of_mask, tracing_mode="fake")(*inputs)
         joint_graph_passes(module)
         compiled = compile_fx_inner(module, inputs)
         return [tuple(compiled(list(inputs))) for _ in range(LAUNCHES)]
@@ -119,6 +135,24 @@ def _launches(kind: Kind, inputs: list[Tensor]) -> list[Gradients]:
 def _dense(kind: Kind) -> Callable[..., Gradients]:
     def backward(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, out: Tensor, logsumexp: Tensor) -> Gradients:
         return tuple(SDPA_BACKWARD(grad_out, query, key, value, out, logsumexp, mask=kind.mask))
+
+    return backward
+
+
+def _dropping(kind: Kind) -> Callable[..., Gradients]:
+    """By the stock op, which the pass rewrites."""
+    is_causal = kind.mask == "causal"
+
+    def backward(*tensors: Tensor) -> Gradients:
+        query, key, value, grad_out, out, logsumexp, *random = tensors
+        length = query.shape[2]
+        if kind.dropout == FLASH:
+            lengths = None, None, length, length
+            return tuple(STOCK_FLASH(grad_out, query, key, value, out, logsumexp, *lengths, DROPPED, is_causal, *random))
+        random, bias = random[:2], random[2:]
+        padded = torch.nn.functional.pad(logsumexp, (0, -length % 32), value=math.inf)
+        saved, wanted = (bias[0] if bias else None, out, padded, *random, DROPPED), [True, True, True, False]
+        return tuple(STOCK_EFFICIENT(grad_out, query, key, value, *saved, wanted, is_causal)[:3])
 
     return backward
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, fx
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-from ..op import FLEX_BACKWARD, LEARNT, MARK, REWRITTEN, FlexArguments, Mark, MaskArguments
+from ..dropout import Dropout
+from ..op import DROPOUT, FLEX_BACKWARD, LEARNT, MARK, REWRITTEN, FlexArguments, Mark, MaskArguments
 from ..problem import dtype_name
 from ..reference import LOG2E
 from .mask_function import MaskFunction
@@ -27,12 +28,14 @@ def flex_backward(
     block_matrix: fx.Node | None = None,
     scores: ScoreFunction | None = None,
     learnt: fx.Node | None = None,
+    dropout: tuple[Dropout, fx.Node] | None = None,
 ) -> fx.Node:
     """The node of query, key, value, out, logsumexp (natural) and grad_out, [B, H, S, D] and [B, H, S].
 
     mask: None where the problem's has a closed form. gradients: fakes of dq, dk, dv as the nodes after it take them. block_matrix:
     as `MaskArguments` has it; None where the mask function is to be asked of every element. scores: None where they stay.
     learnt: the mask of floats, [B, H, S_q, S_k], that `scores` adds, if its gradient is wanted: the fourth output has it last.
+    dropout: what the forward dropped, and its random state, a node of RANDOM_STATE.
     """
     query, key, value, out, logsumexp, grad_out = tensors
     assert mark.resolution
@@ -42,10 +45,15 @@ def flex_backward(
         positions = [torch.empty((), dtype=torch.int32, device=like.device) for _ in range(4)]
     mask = mask or everything(like.device)
     names = [f"dash_{name}_{dtype_name(like.dtype)}" for name in ("score_mod", "joint")]  # all that leave scores share them
-    names = [_free_name(graph, name) for name in names] if scores else names
+    names = [_free_name(graph, name) for name in names] if scores or dropout else names
     scores = scores or identity()
+    options: dict[str, Any] = {}
+    if dropout is not None:
+        scores = scores.with_unread(dropout[1], learnt=False)
+        options[DROPOUT] = dropout[0].p, dropout[0].generator
     if learnt is not None:
-        scores = scores.with_learnt(learnt)
+        scores = scores.with_unread(learnt, learnt=True)
+        options[LEARNT] = True
     captures = [x.meta["val"] for x in scores.captures]
     score_mod = _module(graph, names[0], scores.module, [score, *positions, *captures])
     joint = _module(graph, names[1], scores.derivative, [score, *positions, score, *captures])
@@ -57,7 +65,7 @@ def flex_backward(
     base_2 = call(graph, torch.ops.aten.mul.Tensor, logsumexp, LOG2E)
     arguments = FlexArguments(
         *(query, key, value, out, base_2, grad_out, None, score_mod, joint, tuple(block_mask.values())),
-        *(problem.softmax_scale, {} if learnt is None else {LEARNT: True}, scores.captures, mask.captures),
+        *(problem.softmax_scale, options, scores.captures, mask.captures),
     )
     node = graph.call_function(FLEX_BACKWARD, tuple(arguments))
     of_captures: list[Tensor | None] = [None] * len(scores.captures)

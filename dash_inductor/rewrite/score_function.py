@@ -46,12 +46,12 @@ class ScoreFunction:
         """How many both do for an element."""
         return operations(self.module) + operations(self.derivative)
 
-    def with_learnt(self, node: fx.Node) -> ScoreFunction:
-        """The same, which gets one more tensor and does not read it. The derivative returns the score's gradient for it too; by
-        that torch's fake of the node knows that there is one."""
+    def with_unread(self, node: fx.Node, *, learnt: bool) -> ScoreFunction:
+        """The same, which gets one more tensor and does not read it. The derivative of one that is learnt returns the score's
+        gradient for it too; by that torch's fake of the node knows that there is one."""
         modules = [_with_placeholder(module) for module in (self.module, self.derivative)]
         (output,) = (each for each in modules[1].graph.nodes if each.op == "output")
-        output.args = ([*output.args[0], output.args[0][0]],)
+        output.args = ([*output.args[0], output.args[0][0] if learnt else None],)
         modules[1].recompile()
         return replace(self, module=modules[0], derivative=modules[1], captures=(*self.captures, node))
 
@@ -142,7 +142,7 @@ def _with_placeholder(module: fx.GraphModule) -> fx.GraphModule:
     output = copy.graph.graph_copy(module.graph, {})
     *_, last = (node for node in copy.graph.nodes if node.op == "placeholder")
     with copy.graph.inserting_after(last):
-        copy.graph.placeholder("learnt")
+        copy.graph.placeholder(f"unread_{len(copy.graph.nodes)}")
     copy.graph.output(output)
     copy.recompile()
     return copy

@@ -14,12 +14,14 @@ from .. import op
 from ..config import Config
 from ..decision import Declined, Kernel, Stock, is_of_torch
 from ..devices.target import target_of
+from ..dropout import OPERATIONS, Dropout
 from ..first_use.verdict import require_fit
 from ..op import MARK, Mark
 from ..op.captured import why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block, resolve
-from .declined import DROPOUT, why_no_target
+from .declined import why_no_target
+from .drops import bits_at_load, dropout_of, why_bits_unknown
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_function import MaskFunction
@@ -49,13 +51,14 @@ SCALE = "a scale that is not a constant", "pass scale as a Python number"
 class Rewriting:
     """A backward that is rewritten: what it gets, the function of its mask where that has no closed form, that of its scores where
     they do not stay, and what its key and value repeat, if they do; `stock` has them unrepeated. `keys`: tensors before GQA
-    expansion."""
+    expansion. dropout: what its forward dropped, if it did."""
 
     stock: SdpaBackward
     resolution: Resolution
     function: MaskFunction | None
     scores: ScoreFunction | None
     keys: list[Repeated]
+    dropout: Dropout | None
 
 
 def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
@@ -67,8 +70,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if node.target in UNSUPPORTED:
         raise Declined(*UNSUPPORTED[node.target])
     stock = sdpa_backward_of(node)
-    if stock.dropout_p != 0.0:
-        raise Declined(f"dropout_p={stock.dropout_p}: its random bits have a layout that only the stock op knows", DROPOUT)
+    dropout = dropout_of(stock)
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)
     device = stock.query.meta["val"].device
@@ -86,13 +88,21 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         raise declined
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
     mods = None if scores is None else scores.operations
+    if dropout:
+        mods = (mods or 0) + OPERATIONS[dropout.generator]
     masks = function.masks(*query.shape[:2]) if function else 1
-    others = {"block_size": block_size, "masks": masks, "mods": mods, "stock": _kept(stock, mask)}
+    others = {
+        "block_size": block_size,
+        "masks": masks,
+        "mods": mods,
+        "stock": _kept(stock, mask),
+        "dropout": dropout,
+    }
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     resolution = require_fit(resolve(problem, settings, target), device)
-    if declined := why_distrusted(stock):
+    if declined := why_distrusted(stock) or (why_bits_unknown(stock, dropout) if dropout else None):
         raise declined
-    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [])
+    return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout)
 
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
@@ -133,16 +143,20 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here. The
     # fourth gradient is that of a mask.
     gradients = (node.meta["val"][0], *(x.gradient for x in rewriting.keys)) if rewriting.keys else node.meta["val"][:3]
-    mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], line_at_load(stock))
+    mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], _at_load(rewriting))
+    options: dict[str, Any]
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
-        if rewriting.function or rewriting.scores:
+        if rewriting.function or rewriting.scores or rewriting.dropout:
             tensors = stock.query, stock.key, stock.value, stock.out, logsumexp, stock.grad_out
             learnt = stock.attn_mask if stock.trains_mask else None
-            new = flex_backward(graph, rewriting.function, tensors, gradients, mark, scores=rewriting.scores, learnt=learnt)
+            options = {"scores": rewriting.scores, "learnt": learnt}
+            if rewriting.dropout:
+                options["dropout"] = rewriting.dropout, call(graph, op.RANDOM_STATE, *stock.random, stock.query)
+            new = flex_backward(graph, rewriting.function, tensors, gradients, mark, **options)
         else:
             tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
-            options: dict[str, Any] = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
+            options = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
             new = graph.call_function(op.SDPA_BACKWARD, tensors, options)
             new.meta["val"] = gradients
     new.meta = {**node.meta, **new.meta, MARK: mark}
@@ -151,6 +165,12 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
         _take_last_of_fourth(new)
     copies = [each for output, x in enumerate(rewriting.keys, start=1) for each in return_unrepeated(new, output, x)]
     return [*copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
+
+
+def _at_load(rewriting: Rewriting) -> str | None:
+    stock, dropout = rewriting.stock, rewriting.dropout
+    lines = [line_at_load(stock), dropout and bits_at_load(stock, dropout)]
+    return "\n".join(line for line in lines if line) or None
 
 
 def _take_last_of_fourth(node: fx.Node) -> None:

@@ -62,8 +62,8 @@ class SdpaBackward:
     called: what the user called, `op` or an op in whose place that was put. grad_out, query, out are [B, H, S_q, D], key and value
     [B, H_kv, S_k, D]. logsumexp is as the op has it (`contract_logsumexp`). attn_mask is added to the scores or selects them, None
     where there is none; trains_mask says whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left).
-    scale: None for 1 / sqrt(D). window: what it sees, None for what the rest says. scores: what becomes of them before the softmax,
-    None for what the rest says.
+    random: seed and offset of the dropout, as the op has them. scale: None for 1 / sqrt(D). window: what it sees, None for what the
+    rest says. scores: what becomes of them before the softmax, None for what the rest says.
     """
 
     node: fx.Node
@@ -78,6 +78,7 @@ class SdpaBackward:
     attn_mask: fx.Node | None
     trains_mask: bool
     dropout_p: float
+    random: tuple[Any, Any]
     is_causal: bool
     scale: float | None
     window: MaskFunction | None
@@ -95,6 +96,7 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         scores=node.meta.get(SCORES),
         grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
         attn_mask=named.get("attn_bias", named.get("attn_mask")),
+        random=(named.get("philox_seed", named.get("rng_state")), named.get("philox_offset", named.get("unused"))),
         trains_mask=node.target is EFFICIENT and named["attn_bias"] is not None and _takes_fourth(node),
         **{name: named[name] for name in ("query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")},
     )

@@ -6,8 +6,8 @@
 Needs dash-inductor, transformers and accelerate; no download: the model is a Llama with random weights, the data random tokens.
 `full_determinism=True` seeds everything and turns on strict deterministic mode; `torch_compile=True` compiles the model, and the
 installed package does the rest (Trainer knows no backend="dash"). Promises the same losses and weights for the same software and
-GPU model: run it twice and compare the last line. Your own model: no dropout in attention, which keeps the stock kernel;
-`dash_inductor.decisions()` says so.
+GPU model: run it twice and compare the last line. Your own model: best without dropout in attention, which
+not every GPU lets be rewritten; `dash_inductor.decisions()` says so.
 """
 
 import hashlib

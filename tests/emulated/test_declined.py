@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -81,8 +82,19 @@ OF_THE_OP_TOO: list[tuple[dict[str, Any], str]] = [
 ]
 OF_THE_OP_ALONE = ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": True}, "causal with S_q=41 and S_k=40")
 DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
+NO_STATE = "dropout_p=0.1: its seed and offset are not those of this torch's forward"
+MANY = "dropout_p=0.1 of batch 2, 2 heads, S_q=32768, S_k=32768: the stock op counts scores in 32 bits"
+STATE = "philox_seed", "philox_offset"
+DROPPING: dict[str, Any] = {"op": EFFICIENT, "attn_bias": None, "dropout_p": 0.1, "dtypes": dict.fromkeys(STATE, torch.int64)}
+DROPPING["like"] = shapes(*STATE, to=())
+STATE_OF_FLASH = {"like": {"philox_seed": (2,), "philox_offset": ()}, "dtypes": dict.fromkeys(STATE, torch.uint64)}
 REASONS: list[tuple[dict[str, Any], str]] = [
-    *(({"op": op, "dropout_p": 0.1}, DROPOUT) for op in (FLASH_CPU, FLASH, EFFICIENT, CUDNN)),
+    *(({"op": op, "dropout_p": 0.1}, DROPOUT) for op in (FLASH_CPU, CUDNN)),
+    *(({"op": op, "dropout_p": 0.1}, NO_STATE) for op in (FLASH, EFFICIENT)),
+    *(({"op": EFFICIENT, "dropout_p": p}, f"dropout_p={p} is not between 0 and 1") for p in (-0.1, 1.0, 1.5, math.nan)),
+    ({"op": FLASH, "dropout_p": 0.1} | STATE_OF_FLASH, f"{FLASH} on device cpu"),
+    (DROPPING | {"dtypes": dict.fromkeys(STATE, torch.int32)}, NO_STATE),
+    (DROPPING | {"like": DROPPING["like"] | shapes(*QKV, to=(2, 2, 2**15, 16))}, MANY),
     ({"op": CUDNN, "attn_bias": "a node"}, f"{CUDNN} on device cpu"),
     ({"scale": "a node"}, "a scale that is not a constant"),
     ({"dtypes": {"key": FP16}}, "dtypes differ: query torch.float32, key torch.float16, value torch.float32"),
@@ -127,6 +139,7 @@ LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, 
         *({"attn_mask": "a node"}, {"op": EFFICIENT, "attn_bias": "a node"}),
         *({"op": EFFICIENT, "attn_bias": None, **others} for others in ({}, {"is_causal": True, "scale": 0.5})),
         {"op": EFFICIENT, "attn_bias": None, "is_causal": True, "like": {"query": (1, 2, 41, 16)}},
+        *(DROPPING | others for others in ({}, {"is_causal": True}, {"attn_bias": "a node"})),
         {"op": EFFICIENT, "attn_bias": None, "grad_input_mask": [True] * 4},
     ],
 )

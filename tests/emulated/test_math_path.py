@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -34,8 +35,18 @@ DROPPED = f"{REASON}: dropout on the CPU"
 
 @pytest.fixture(autouse=True)
 def on(as_installed: None) -> Iterator[None]:
-    with enabled():
+    """Without the emulated memory-efficient op, which takes dropout."""
+    with enabled(), without_efficient():
         yield
+
+
+@contextmanager
+def without_efficient() -> Iterator[None]:
+    torch.backends.cuda.enable_mem_efficient_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_mem_efficient_sdp(True)
 
 
 class _SeenError(Exception):

@@ -382,8 +382,6 @@ def check(step: Step) -> str:
     for decision in taken:
         assert decision.rewritten or (decision.reason and decision.remedy), decision
         assert "did not compile" not in (decision.reason or ""), decision
-    if any(a.dropout for a in step.attentions):
-        assert sum(d.rewritten for d in taken) <= sum(not a.dropout for a in step.attentions)
     trained = [a for a in step.attentions if (a.call != "by hand" and any(a.trains)) or "learnt" in (a.mask, a.score_mod)]
     if step.deterministic != "off" and not counters["graph_break"]:  # at which torch leaves attention to eager mode
         assert len(taken) >= len(trained), f"{len(taken)} decisions for {len(trained)} attentions: {taken}"
@@ -407,7 +405,7 @@ def check(step: Step) -> str:
 def assert_close(step: Step, a: Attention, got: list[Tensor | None], right: list[Tensor | None]) -> None:
     """Each value of one attention, against float64."""
     if a.dropout:
-        return  # random bits; that it is declined is asserted elsewhere
+        return  # random bits; test_dropout.py knows them
     low = max((step.autocast or FP64, *a.dtypes), key=lambda dtype: FLOOR[dtype])
     if low is FP64 and (a.call == "varlen" or a.head_dim != a.value_dim):
         low = FP32  # in which the emulated ops of a GPU sum

@@ -22,19 +22,21 @@ from dash_inductor import enabled
 from dash_inductor.codegen.flex import FlexAttention, flex_backward
 from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, attention_backward, require_sizes
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
+from dash_inductor.dropout import EFFICIENT, FLASH, Dropout, kept
 from dash_inductor.first_use.verdict import FENCED
 from dash_inductor.lowering import block_mask, gluon, table
 from dash_inductor.lowering.failed_waits import failed_waits
 from dash_inductor.schedule import parts
 
-from .graphs import masked_backward, varlen_backward
+from .graphs import flash_backward, masked_backward, varlen_backward
 from .launch import Executed, Session, call
 from .lower import Program
 from .memory import Fault
 
 aten = torch.ops.aten
-MASKED = ("masked", "mask", "bias", "learnt")
+MASKED = ("masked", "mask", "bias", "learnt", "efficient")
 ATTENTIONS = ("sdpa", "varlen", *MASKED)
+RANDOM = 2**40 + 7, 2**33 + 4  # seed and offset of a forward that drops
 SEQUENCES = 3  # of varlen, and documents
 LEAVES_OUT_FENCE = TorchVersion(triton.__version__) < FENCED  # on sm_90, in any kernel whose wgmma reads what cp.async copied
 
@@ -46,7 +48,8 @@ class Case:
     attention: "sdpa", or a FlexAttention if there is a mask_mod or score_mod; "varlen": varlen_attn of three sequences, of which
     q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of;
     "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them;
-    "learnt": of numbers, whose gradient is wanted too. trained: whether that of ALiBi's slopes is.
+    "learnt": of numbers, whose gradient is wanted too; "efficient": by the same op without a tensor. trained: whether the gradient
+    of ALiBi's slopes is wanted. dropout: its p; of "sdpa" flash attention drops, of the others the memory-efficient op.
     """
 
     device: str
@@ -63,6 +66,7 @@ class Case:
     score_mod: str | None = None
     dtype: str = "bf16"
     dynamic: bool = False
+    dropout: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     block: int = 128
     in_bands: bool = False
@@ -196,15 +200,15 @@ class Prepared:
     def _externs(self, session: Session) -> dict[Any, Callable[..., Any]]:
         def flash(query: Tensor, *_: Any, **__: Any) -> Any:
             n = query.shape[2]
-            empty = torch.zeros(2, dtype=torch.uint64)
+            random = torch.tensor(RANDOM).view(torch.uint64)
             out = session.memory.put(_as_stored(self.out, self.case), "out")
             lse = session.memory.put(self.lse.float().contiguous(), "logsumexp")
-            return out, lse, None, None, n, n, empty, empty[0], None
+            return out, lse, None, None, n, n, random, random[0], None
 
         def efficient(query: Tensor, *_: Any, **__: Any) -> Any:
             out, lse = session.memory.put(_as_stored(self.out, self.case), "out"), self.lse.float()
             padded = torch.nn.functional.pad(lse, (0, -lse.shape[2] % 32), value=math.inf)
-            return out, session.memory.put(padded, "logsumexp"), *torch.zeros(2, dtype=torch.int64)
+            return out, session.memory.put(padded, "logsumexp"), *torch.tensor(RANDOM)
 
         def packed(query: Tensor, *_: Any, **__: Any) -> Any:
             out = session.memory.put(_as_stored(self.out, self.case).transpose(1, 2)[0], "out")
@@ -244,11 +248,14 @@ def _generate(case: Case) -> Generated:
             raise ValueError(f"--attention {case.attention} takes no --mask-mod, --score-mod and --value-dim")
         shapes, causal = [(case.batch, *shape) for shape in _shapes(case).values()], case.mask == "causal"
         if case.attention in MASKED:
-            return masked_backward(case.device, shapes, causal, case.dtype, case.dynamic, case.attention)
+            return masked_backward(case.device, shapes, causal, case.dtype, case.dynamic, case.attention, case.dropout)
         if case.q_len != case.kv_len or case.batch != 1 or case.q_len < SEQUENCES:
             raise ValueError(f"--attention varlen takes one length, of {SEQUENCES} tokens at least, and a batch of 1")
         packed = [(length, heads, dim) for _, heads, length, dim in shapes]
         return varlen_backward(case.device, packed, causal, case.dtype, SEQUENCES, case.dynamic)
+    if case.dropout:
+        shapes = [(case.batch, *shape) for shape in _shapes(case).values()]
+        return flash_backward(case.device, shapes, case.mask == "causal", case.dtype, case.dynamic, case.dropout)
     if case.is_flex:
         if case.q_len != case.kv_len or case.dynamic or case.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
@@ -280,7 +287,7 @@ def _inputs(case: Case) -> dict[str, Tensor]:
     documents = (torch.arange(case.q_len) * SEQUENCES // case.q_len).int()
     if case.attention == "varlen":
         made["offsets"] = torch.searchsorted(documents, torch.arange(SEQUENCES + 1).int(), out_int32=True)
-    elif case.attention == "masked":
+    elif case.attention in ("masked", "efficient"):
         lengths = case.kv_len - torch.arange(case.batch) * (case.kv_len // 4) - case.kv_len // 8
         made["padding"] = (torch.arange(case.kv_len) < lengths[:, None]).long()
     elif case.attention == "mask":
@@ -353,6 +360,9 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
     before, scores = scores, scores.masked_fill(~_visible(case, inputs)[:, None], -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0)
+    if case.dropout:
+        dropout = Dropout(case.dropout, FLASH if case.attention == "sdpa" else EFFICIENT)
+        weights = weights * kept(dropout, torch.tensor(RANDOM), tuple(weights.shape)) * dropout.scale(TORCH_DTYPES[case.dtype])
     out = weights @ v.repeat_interleave(group, 1)
     *grads, of_scores = torch.autograd.grad(out, [*leaves.values(), before], inputs["grad_out"].double())
     right = dict(zip(leaves, grads, strict=True))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
 import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
 from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, deterministic, generate
+from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.stock_ops import VARLEN
 
 assert varlen  # its op is registered
@@ -32,13 +37,41 @@ def varlen_backward(
         return generate(attention, inputs, device, dynamic_dims=(0,) if dynamic else ())
 
 
+def flash_backward(
+    device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool, p: float
+) -> Generated:
+    """SDPA by flash attention with dropout. tensors: sizes [B, H, S, D] of query, key, value and gradient."""
+
+    def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> tuple[Tensor, ...]:
+        out, *saved, seed, offset, _ = aten._scaled_dot_product_flash_attention(query, key, value, p, causal)
+        return aten._scaled_dot_product_flash_attention_backward(grad_out, query, key, value, out, *saved, p, causal, seed, offset)
+
+    def inputs() -> list[Tensor]:
+        views = [(batch, length, heads, dim) for batch, heads, length, dim in tensors]
+        return [torch.empty(size, dtype=TORCH_DTYPES[dtype], device="cuda").transpose(1, 2) for size in views]
+
+    with deterministic(), as_if_asked():
+        return generate(attention, inputs, device, dynamic_dims=(2,) if dynamic else ())
+
+
+def as_if_asked() -> AbstractContextManager[Any]:
+    """As where a GPU has said that it drops what our kernels do."""
+    return mock.patch.object(sdpa, "why_bits_unknown", lambda *_: None)
+
+
 def masked_backward(
-    device: str, tensors: list[tuple[int, int, int, int]], causal: bool, dtype: str, dynamic: bool, given: str = "masked"
+    device: str,
+    tensors: list[tuple[int, int, int, int]],
+    causal: bool,
+    dtype: str,
+    dynamic: bool,
+    given: str = "masked",
+    p: float = 0.0,
 ) -> Generated:
     """SDPA by the memory-efficient op under a bias of 0 and -inf, made of positions and a padding of keys, int64 [B, S_k].
 
     given: "mask" for a bool tensor [B, 1, S_q, S_k] in the place of the padding, "bias" for all of the bias, [1, H, S_q, S_k], and
-    "learnt" for one whose gradient is wanted too.
+    "learnt" for one whose gradient is wanted too; "efficient" for no bias. p: of its dropout.
     tensors: sizes [B, H, S, D] of query, key, value and gradient. Heads of keys are repeated. In the ops of a joint graph, of which
     fake CUDA tensors know some and Python's indexing others.
     """
@@ -52,17 +85,19 @@ def masked_backward(
         if causal:
             seen = seen & (positions(kv_len, query).unsqueeze(0) <= positions(q_len, query).unsqueeze(1)).unsqueeze(0).unsqueeze(0)
         zero, hidden = (aten.full([], number, dtype=query.dtype, device=query.device) for number in (0.0, -float("inf")))
-        bias = (padding if given in ("bias", "learnt") else torch.where(seen, zero, hidden)).expand(*query.shape[:2], q_len, kv_len)
+        made = padding if given in ("bias", "learnt") else torch.where(seen, zero, hidden)
+        bias = None if given == "efficient" else made.expand(*query.shape[:2], q_len, kv_len)
 
         def repeated(x: Tensor) -> Tensor:
             copied = x.unsqueeze(2).expand(-1, -1, group, -1, -1).clone(memory_format=torch.contiguous_format)
             return aten.view(copied, [x.shape[0], query.shape[1], *x.shape[2:]])
 
         keys, values = repeated(key), repeated(value)
-        saved = aten._scaled_dot_product_efficient_attention(query, keys, values, bias, True)
+        options = {"is_causal": causal} if given == "efficient" else {}
+        saved = aten._scaled_dot_product_efficient_attention(query, keys, values, bias, True, p, **options)
         wanted = [True, True, True, given == "learnt"]
         dq, *grads, dbias = aten._scaled_dot_product_efficient_attention_backward(
-            grad_out, query, keys, values, bias, *saved, 0.0, wanted
+            grad_out, query, keys, values, bias, *saved, p, wanted, **options
         )
         sizes = [x.shape for x in (key, value)]
         of_keys = [aten.sum(aten.view(x, [*of[:2], group, *of[2:]]), [2]) for x, of in zip(grads, sizes, strict=True)]
@@ -72,10 +107,10 @@ def masked_backward(
         views = [(batch, length, heads, dim) for batch, heads, length, dim in tensors]
         made = [torch.empty(size, dtype=TORCH_DTYPES[dtype], device="cuda").transpose(1, 2) for size in views]
         (batch, heads, q_len, _), kv_len = tensors[0], tensors[1][2]
-        if given == "masked":
+        if given in ("masked", "efficient"):
             return [*made, torch.empty(batch, kv_len, dtype=torch.int64, device="cuda")]
         size, kind = ((batch, 1), torch.bool) if given == "mask" else ((1, heads), TORCH_DTYPES[dtype])
         return [*made, torch.empty(*size, q_len, kv_len, dtype=kind, device="cuda")]
 
-    with deterministic():
+    with deterministic(), as_if_asked():
         return generate(attention, inputs, device, dynamic_dims=(2,) if dynamic else ())

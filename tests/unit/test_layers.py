@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "files", "urlopen"}
 # From the bottom up: a room imports rooms before it.
 ROOMS = (
-    *("text", "templates", "schedule", "import_hook", "emulation", "decision", "config", "problem"),
+    *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
     *("devices", "reference", "resolve", "first_use", "op", "lowering", "rewrite", "hooks", "codegen"),
     *("sass", "explanation", "reproduce", "qualify", "cli", "__main__"),
 )

@@ -1,0 +1,81 @@
+"""What is generated for an attention that drops, on a GPU that has said what it drops."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import partial
+from unittest import mock
+
+import pytest
+import stock_ops
+import torch
+from kernels import MAIN, TWO_PASS, broken_gates, kernel
+from torch import Tensor
+
+from dash_inductor import enabled
+from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.first_use.kind import Kind
+from dash_inductor.hooks.install import installed
+from dash_inductor.reproduce import trial
+from dash_inductor.rewrite import sdpa
+
+FORWARDS = {"efficient": partial(stock_ops.efficient, dropout_p=0.1), "flash": stock_ops.dropping}
+THRESHOLDS = {"efficient": "chosen(words, position & 3) >= 429496752", "flash": "byte <= 229"}
+SPILLED = 16  # LDL and STL of the main loop, which a kernel without dropout has none of
+both = pytest.mark.parametrize("generator", FORWARDS)
+
+
+def tensors(head_dim: int) -> Sequence[Tensor]:
+    return [torch.empty(2, 2048, 16, head_dim, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(4)]
+
+
+def code(generator: str, *, key: str = "h100", template: str = "one_pass", head_dim: int = 64) -> Generated:
+    asked = mock.patch.object(sdpa, "why_bits_unknown", lambda *_: None)
+    with asked, enabled(template=template), installed(), deterministic():
+        return generate(FORWARDS[generator], partial(tensors, head_dim), key)
+
+
+@both
+@pytest.mark.parametrize("template", ["one_pass", "two_pass"])
+def test_code(template, generator):
+    """It asks again when it is loaded, and reads seed and offset where the forward left them."""
+    generated = code(generator, template=template)
+    (decision,) = generated.decisions
+    assert decision.rewritten and decision.op.startswith(f"aten._scaled_dot_product_{generator}")
+    question = generator, 0.1, (False, False), "bfloat16", (64, 64), "cuda:0"
+    assert f"_require_bits{question}" in generated.source
+    assert generated.source.count("torch.ops.dash.random_state.default(") == 1
+    assert re.search(rf"dash_dropout\W+0\.1, \W?{generator}", generated.graph), generated.graph  # by which caches know it
+    _, source = kernel(generated, MAIN if template == "one_pass" else TWO_PASS)
+    assert THRESHOLDS[generator] in source and source.count("RANDOM + 1") == (1 if template == "one_pass" else 2)
+
+
+@both
+@pytest.mark.parametrize("key", ["a100", "h100"])
+@pytest.mark.parametrize("template", ["one_pass", "two_pass"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_compiled_kernels(head_dim, template, key, generator):
+    """Gates hold but for spills: an SM holds as many CTAs, and matmuls stay asynchronous."""
+    generated = code(generator, key=key, template=template, head_dim=head_dim)
+    name, _ = kernel(generated, MAIN if template == "one_pass" else TWO_PASS)
+    row, broken = broken_gates(generated, key, name, head_dim)
+    assert row["local_in_loop"] <= SPILLED, row
+    assert [gate for gate in broken if "spills" not in gate] == []
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_the_trial_of_flash_attention(mask):
+    """Which the CPU has no op for: the graph that is tried on a GPU."""
+    kind = Kind("one_pass", "triton", "grouped", 90, "bf16", 64, 64, mask, 64, 128, dropout="flash")
+
+    def inputs() -> Sequence[Tensor]:
+        *three, grad_out = (x[:1, :2] for x in tensors(64))
+        random = torch.empty(2, dtype=torch.uint64, device="cuda"), torch.empty((), dtype=torch.uint64, device="cuda")
+        return [*three, grad_out, torch.empty_like(grad_out), torch.empty(1, 2, 2048, device="cuda"), *random]
+
+    asked = mock.patch.object(sdpa, "why_bits_unknown", lambda *_: None)
+    with asked, enabled(template="one_pass"), installed(), deterministic():
+        generated = generate(trial._dropping(kind), inputs, "h100")
+    (decision,) = generated.decisions
+    assert decision.rewritten and decision.mask == mask and "dash.random_state" in generated.graph
