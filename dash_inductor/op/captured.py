@@ -134,8 +134,10 @@ def _read(x: fx.Node | int) -> fx.Node | int:
     """An index, a number where it is constant. Declined if an axis and tensors do not give it element by element."""
     if isinstance(x, int):
         return x
-    while x.target is CONVERSION and not x.args[0].meta["val"].is_floating_point():  # type: ignore[union-attr]
-        x = x.args[0]  # type: ignore[assignment]
+    if not _is_number(x):
+        raise _unread("a size as an index")
+    if x.target is CONVERSION and x.args[1] in (torch.int32, torch.int64) and _axis(axis := x.args[0]) is not None:  # type: ignore[arg-type]
+        return axis  # type: ignore[return-value]
     if x.target is CONSTANT and isinstance(x.args[1], int):
         return x.args[1]
     for node in _cone(x):

@@ -43,7 +43,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "causal-dynamic-gqa": {"mask": "causal", "kv_heads": HEADS // 4, "dynamic": True},
 }
 # FlexAttentions, by names of codegen/mods.py's functions.
-FLEX_SHAPES: dict[str, dict[str, str]] = {
+FLEX_SHAPES: dict[str, dict[str, Any]] = {
     "flex": {"score_mod": "none", "mask_mod": "none"},
     "flex-causal": {"score_mod": "none", "mask_mod": "causal"},
     "flex-window-soft-cap": {"score_mod": "soft-cap", "mask_mod": "window"},

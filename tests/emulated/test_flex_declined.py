@@ -73,6 +73,15 @@ def scaled_by_head(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> T
     return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score * gain[h])
 
 
+def doubled(query: Tensor, key: Tensor, value: Tensor, gain: Tensor) -> Tensor:
+    """All of the tensor, not an element."""
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score * (2 * gain)[h])
+
+
+def rows(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Tensor:
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score + table[h].sum())
+
+
 def of(head_dim: int = 16, value_dim: int | None = None, dtype: torch.dtype = FP32) -> list[Tensor]:
     query, key, _ = qkv(1, 2, LENGTH, LENGTH, head_dim, dtype=dtype)[:3]
     return [query, key, normal(1, 2, LENGTH, value_dim or head_dim, dtype=dtype, seed=2)]
@@ -89,6 +98,8 @@ MULTIPLE = "is no multiple of the tile's 16 x 32"
         (attend(score_mod=softcap, block_mask=blocks(32)), INPUTS, {}, None),
         (scaled, GAIN, {}, AT_A_SCORE),
         (scaled_by_head, GAIN, {}, None),
+        (doubled, GAIN, {}, "aten.mul.Tensor in the gradient of a tensor that score_mod captures"),
+        (rows, [*INPUTS, normal(2, 8, seed=3)], {}, "score_mod reads rows of a captured tensor that requires a gradient"),
         (scaled_by_head, [*of(272), GAIN[3]], {}, "head dim 272 is outside 1..256"),
         (attend(kernel_options={"BACKEND": "FLASH"}), INPUTS, {}, "BACKEND='FLASH' is asked for"),
         (attend(kernel_options={"BACKEND": "TRITON_DECODE"}), INPUTS, {}, "BACKEND='TRITON_DECODE' is asked for"),
