@@ -107,6 +107,7 @@ for _name, _other in (("note", "str decision"), ("rewritten", "str mask, str? st
 NOTE, REWRITTEN = torch.ops.dash.note.default, torch.ops.dash.rewritten.default
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 MARK = "dash_inductor"  # key in a node's meta: its Mark
+SEGMENTS = "dash_segments"  # a kernel option of a node whose dk and dv are those of each of so many segments of the queries, fp32
 LEARNT = "dash_learnt"  # a kernel option of a node whose last capture is a learnt mask, [B, H, S_q, S_k], its gradient wanted
 
 

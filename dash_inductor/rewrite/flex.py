@@ -19,6 +19,7 @@ from ..first_use.verdict import require_fit
 from ..op import FlexArguments, Mark
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
+from . import context_parallel
 from .declined import why_no_target
 from .flex_node import say_rewritten
 from .origin import origin_of
@@ -30,14 +31,21 @@ MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in 
 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
-    """Marks a node with what it gets; no node is obsolete. Raises as `rewriting_of`."""
-    resolution = rewriting_of(node, settings)
+    """Marks a node with what it gets; returns what is obsolete then. Raises as `rewriting_of`."""
+    reduce_scatter = context_parallel.reduce_scatter_of(node) if settings.segment else None
+    resolution = rewriting_of(node, settings, gathered=reduce_scatter is not None)
     say_rewritten(node, Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2]))
+    if reduce_scatter is not None:
+        return context_parallel.fold(node, reduce_scatter, resolution.problem.segments)
+    if settings.segment:
+        context_parallel.warn_of_none(settings.segment)
     return []
 
 
-def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
+def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False) -> Resolution:
     """What a node gets. Comparisons of symbolic sizes guard: the answer holds for all shapes.
+
+    gathered: whether its keys are those of all ranks, and dk and dv are asked for in segments.
 
     Raises:
         Declined: it keeps the stock kernel.
@@ -53,7 +61,8 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         or _why_no_batches(query, key)
     ):
         raise declined
-    proven = mask_of(mask, mask_mod)
+    segments = context_parallel.segments_of(arguments, settings) if gathered else 0
+    proven = None if gathered else mask_of(mask, mask_mod)  # it may be another one on another rank
     problem = Problem.of(
         query,
         key,
@@ -64,6 +73,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
         masks=1 if proven else math.prod(mask.q_num.meta["val"].shape[:2]),
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=stock_of(Kernel.FLEX),
+        segments=segments,
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 
