@@ -54,7 +54,7 @@ class Case:
 
     def tensors(self) -> list[Tensor]:
         """query, key, value, grad_out of the whole sequence, as it was before anybody rearranged it."""
-        *inputs, grad_out = qkv(self.batch, 4, LENGTH, LENGTH, 16, kv_heads=2, dtype=self.dtype)
+        *inputs, grad_out = qkv(self.batch, 2, LENGTH, LENGTH, 16, kv_heads=1, dtype=self.dtype)
         return [*inputs, grad_out * torch.tensor(self.weights).repeat_interleave(SEGMENT)[:, None].to(self.dtype)]
 
     def balancer(self) -> _HeadTailLoadBalancer | None:
