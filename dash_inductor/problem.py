@@ -25,8 +25,8 @@ class Problem:
     mask: full, causal or block_mask, with `block_size` rows and keys to a block, of which there are `masks`: one for each batch
     element and head that has a mask of its own. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the scores, None for
     1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
-    None for head_dim. stock: what it would keep; None where that is ruled out. segments: of the queries, of which dk and dv are asked
-    for one by one, in fp32; 0 where they are asked for as a whole. Lengths, heads, batch and masks may be torch.SymInt;
+    None for head_dim. stock: what it would keep; None where that is ruled out. segments: of the queries; dk and dv are those of
+    each, in fp32; 0 where they are not asked for in segments. Lengths, heads, batch and masks may be torch.SymInt;
     comparisons of them guard.
     """
 

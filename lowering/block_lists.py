@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 class Rows:
     """What each block of keys meets: rows int32 [MASK_Z, MASK_H, KV blocks, Q blocks], steps [.., .., KV blocks] or, where they are
     in bands, [.., .., KV blocks, BANDS], and visited [.., .., Q blocks]; templates/block_rows.py.jinja and block_ranks.py.jinja
-    have their format. In segments, both have a row for each segment of a block of keys, whose blocks of Q count from its first one."""
+    have their format. In segments, both have a row for each segment of a block of keys, its blocks of Q counted from its first."""
 
     rows: TensorBox
     steps: TensorBox
@@ -176,9 +176,7 @@ def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
     return matrix
 
 
-def _written(
-    matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr, bands: int, segments: int
-) -> Rows:
+def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr, bands: int, segments: int) -> Rows:
     device = matrix.get_device_or_error()
     z, h, kv_blocks, q_blocks = map(sympy.sympify, matrix.get_size())
     ranks, visited = empty([z, h, kv_blocks, q_blocks], torch.int32, device), empty([z, h, q_blocks], torch.int32, device)

@@ -65,7 +65,7 @@ def _fake(dk: Tensor, dv: Tensor, segments: int, dtype: torch.dtype, group: str)
 
 
 def _group(name: str) -> dist.ProcessGroup:
-    return dist.distributed_c10d._resolve_process_group(name)
+    return dist.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type]
 
 
 _library.impl("fold_segments", _fold, "CompositeExplicitAutograd")

@@ -18,6 +18,7 @@ from ..config import Config
 from ..decision import Declined
 from ..op import SEGMENTS, FlexArguments
 from ..parallel.fold import FOLD_SEGMENTS
+from .nodes import call_of
 
 REDUCE_SCATTER = "cplib.flex_cp_allgather_backward.default"  # of dk, dv, dimension, name of the process group
 LENGTH = 2  # the dimension of the keys
@@ -39,7 +40,7 @@ def reduce_scatter_of(node: fx.Node) -> fx.Node | None:
 def warn_of_none(segment: int) -> None:
     """Says once of a setting that an attention has nothing to do with it."""
     log.warning(
-        "segment=%d is set, but an attention has no keys that its own graph gathers from all ranks: dK and dV are summed as a whole. "
+        "segment=%d is set, but an attention has no keys that its own graph gathers from all ranks: its dK and dV stay whole. "
         "Under context parallelism compile the module whose hook gathers keys, not flex_attention alone",
         segment,
     )
@@ -79,7 +80,7 @@ def fold(node: fx.Node, reduce_scatter: fx.Node, segments: int) -> list[fx.Node]
     dq, *whole, of_captures = node.meta["val"]
     parts = [x.new_empty([segments * x.shape[0], *x.shape[1:]], dtype=torch.float32) for x in whole]
     node.meta["val"] = (dq, *parts, of_captures)
-    dk, dv, _, group = reduce_scatter.args
+    dk, dv, _, group = call_of(reduce_scatter)[1]
     for gradient, part in zip((dk, dv), parts, strict=True):
         gradient.meta = {**gradient.meta, "val": part}
     with graph.inserting_after(reduce_scatter):

@@ -70,17 +70,16 @@ CASES = {
 
 
 def own_first(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """A sum that depends on who has which segment: of its own each rank first, in order."""
+    """A sum that depends on who has which segment: each rank adds up its own."""
     total = parts[:1]
     for part in parts[1:]:
         total = total + part
     return fold_of_all_ranks(total, group)
 
 
-def ranks_downwards(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Another order of the ranks."""
-    received = fold_of_all_ranks(parts, group)
-    return received.unflatten(0, (group.size(), -1)).flip(0).flatten(0, 1)
+def from_the_second_rank_on(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Another order of the ranks: the first one is last."""
+    return fold_of_all_ranks(parts, group).unflatten(0, (group.size(), -1)).roll(-1, 0).flatten(0, 1)
 
 
 fold_of_all_ranks = fold.of_all_ranks
@@ -89,7 +88,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
         patch.setattr(fold, "in_pairs", lambda parts: parts),
         patch.setattr(fold, "of_all_ranks", own_first),
     ),
-    "the last rank first": lambda patch: patch.setattr(fold, "of_all_ranks", ranks_downwards),
+    "the first rank last": lambda patch: patch.setattr(fold, "of_all_ranks", from_the_second_rank_on),
 }
 
 
