@@ -42,6 +42,8 @@ class Config:
         template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
         sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels.
         kernel: `triton`, or `gluon`: one pass on sm_90 at head dims 64 and 128, without round robins. It has never run on a GPU.
+        segment: queries of which dK and dV are summed apart under context parallelism, so that the number of ranks does not decide
+            their bits; 0 for all that a rank has.
         emulate: run what Inductor generates on the CPU through Triton's interpreter.
         seed: which interleaving of CTAs the emulation takes.
         sms: SMs of the emulated device.
@@ -59,6 +61,7 @@ class Config:
     template: str = "auto"
     kernel: str = TRITON
     sm_reserve: int = 0
+    segment: int = 0
     emulate: bool = False
     seed: int = 0
     sms: int = 6
@@ -97,6 +100,8 @@ class Config:
             raise ValueError(f"seed={self.seed} is negative")
         if self.sm_reserve < 0:
             raise ValueError(f"sm_reserve={self.sm_reserve} is negative")
+        if self.segment < 0:
+            raise ValueError(f"segment={self.segment} is negative")
         for name, value in (("launch", "chained"), ("template", Template.TWO_PASS.value)):
             if self.sm_reserve and getattr(self, name) == value:
                 raise ValueError(f"{name}={value!r} takes whatever SMs are free: sm_reserve={self.sm_reserve} would not be kept")

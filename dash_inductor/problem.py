@@ -26,7 +26,8 @@ class Problem:
     element and head that has a mask of its own. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the scores, None for
     1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
     None for head_dim. stock: what it would keep; None where that is ruled out. dropout: what its forward dropped, a Dropout
-    (dash_inductor/dropout); None where it dropped nothing. Lengths, heads, batch and masks may be torch.SymInt;
+    (dash_inductor/dropout); None where it dropped nothing. segments: of the queries; dk and dv are those of each, in fp32; 0 where
+    they are not asked for in segments. Lengths, heads, batch and masks may be torch.SymInt;
     comparisons of them guard.
     """
 
@@ -45,6 +46,7 @@ class Problem:
     value_dim: int | None = None
     stock: Stock | None = None
     dropout: Any = None
+    segments: int = 0
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:

@@ -137,7 +137,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     assert tile
     if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(tile)):
         raise declined
-    asked = settings.template != "auto" or settings.schedule != "auto"
+    asked = settings.template != "auto" or settings.schedule != "auto" or problem.segments > 0
     may_stay = settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
     if may_stay:
         _require_speed(problem, target, one_pass, two_pass)
@@ -209,10 +209,16 @@ def _template_of_flex(problem: Problem, settings: Config) -> Template:
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
         raise Declined(reason, DEFAULTS)
-    if settings.template == Template.TWO_PASS:
-        return Template.TWO_PASS
-    _require_small(problem, settings)
-    return Template.TWO_PASS if max(problem.head_dims) > ONE_PASS_HEAD_DIM else Template.ONE_PASS
+    takes_two = settings.template == Template.TWO_PASS
+    if not takes_two:
+        _require_small(problem, settings)
+    if not takes_two and max(problem.head_dims) <= ONE_PASS_HEAD_DIM:
+        return Template.ONE_PASS
+    if problem.segments:
+        by = "template='two_pass'" if takes_two else f"head dim {tiles.dims_text(*problem.head_dims)}"
+        remedy = f"{DEFAULTS}, and a head dim of at most {ONE_PASS_HEAD_DIM}"
+        raise Declined(f"segment={settings.segment} takes one pass, {by} two", remedy)
+    return Template.TWO_PASS
 
 
 def _require_small(problem: Problem, settings: Config) -> None:

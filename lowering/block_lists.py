@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 from torch._inductor.ir import ExternKernel, IRNode, TensorBox
+from torch._inductor.lowering import view
 from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import OpsValue, V
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, ModularIndexing
@@ -31,7 +32,7 @@ Made = TypeVar("Made")
 class Rows:
     """What each block of keys meets: rows int32 [MASK_Z, MASK_H, KV blocks, Q blocks], steps [.., .., KV blocks] or, where they are
     in bands, [.., .., KV blocks, BANDS], and visited [.., .., Q blocks]; templates/block_rows.py.jinja and block_ranks.py.jinja
-    have their format."""
+    have their format. In segments, both have a row for each segment of a block of keys, its blocks of Q counted from its first."""
 
     rows: TensorBox
     steps: TensorBox
@@ -85,15 +86,15 @@ class Lists:
 
 def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, in_parts: bool) -> Rows:
     """Of one pass, made once for all attentions of a graph that have the same mask, tile and lengths. `in_parts`: in bands, but
-    where the query heads of a group have masks of their own."""
-    group = inputs.resolution.problem.group
+    where the query heads of a group have masks of their own. Segments of an attention are rows of their own."""
+    group, segments = inputs.resolution.problem.group, max(1, inputs.resolution.problem.segments)
 
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
         q_tiles, kv_tiles = q_block // tile.block_m, kv_block // tile.block_n
         bands = BANDS if in_parts and (group == 1 or matrix.get_size()[1] == 1) else 1
-        return _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n), bands)
+        return _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n), bands, segments)
 
-    return _of_mask(inputs, mask, mods, tile, made, (in_parts, group > 1))
+    return _of_mask(inputs, mask, mods, tile, made, (in_parts, group > 1, segments))
 
 
 def lists_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: TwoPassTile) -> Lists:
@@ -113,7 +114,7 @@ def _of_mask(
     mods: Mods,
     tile: AnyTile,
     made: Callable[[TensorBox, int, int], Made],
-    variant: tuple[bool, ...] = (),
+    variant: tuple[int, ...] = (),
 ) -> Made:
     """What is made of a mask's matrix of blocks, and of the rows and keys of a block; once for each mask, tile, lengths and
     `variant` of what is made."""
@@ -175,7 +176,7 @@ def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
     return matrix
 
 
-def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr, bands: int) -> Rows:
+def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_kv: sympy.Expr, bands: int, segments: int) -> Rows:
     device = matrix.get_device_or_error()
     z, h, kv_blocks, q_blocks = map(sympy.sympify, matrix.get_size())
     ranks, visited = empty([z, h, kv_blocks, q_blocks], torch.int32, device), empty([z, h, q_blocks], torch.int32, device)
@@ -190,6 +191,9 @@ def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_
         constants={"CHUNK": CHUNK, "KV_TILES": kv_tiles},
     )
     of_bands = (bands, CeilDiv(n_kv, kv_tiles)) if bands > 1 else None
+    if segments > 1:  # a row of the matrix, cut: each piece is the row of a segment
+        matrix, ranks = (view(x, [z, h, kv_blocks * segments, FloorDiv(q_blocks, segments)]) for x in (matrix, ranks))
+        n_q = FloorDiv(n_q, segments)
     rows, steps = _listed_by(matrix, n_q, q_tiles, of_queries=False, ranks=ranks, of_bands=of_bands)
     return Rows(rows, steps, visited, q_tiles, kv_tiles, bands)
 

@@ -27,7 +27,8 @@ def gradients(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kernels.Gradie
     if reserved := resolution.target.reserved_sms:
         none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
     n_kv = CeilDiv(inputs.kv_len, tile.block_n)
-    chains = inputs.kv_heads_total * n_kv
+    segments = resolution.problem.segments
+    chains = inputs.kv_heads_total * n_kv * max(1, segments)
     parts = _parts(inputs, V.graph.sizevars.guard_int(mask.kv_block) // tile.block_n)
     rows = rows_of_mask(inputs, mask, mods, tile, in_parts=parts is not None)
     of_parts: dict[str, Any] = {}
@@ -47,18 +48,21 @@ def gradients(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kernels.Gradie
         cooperative=False,
         scalars=[parts["bands"], parts["sets"]] if parts and of_parts else [],
         sums=[empty([sum_ints], torch.float32, inputs.device)] if of_parts else [],
-        constants=of_parts | {"Q_TILES": rows.q_tiles, "KV_TILES": rows.kv_tiles, "MASK_HEADS": rows.rows.get_size()[1] != 1},
+        constants=of_parts
+        | ({"SEGMENTS": segments} if segments else {})
+        | {"Q_TILES": rows.q_tiles, "KV_TILES": rows.kv_tiles, "MASK_HEADS": rows.rows.get_size()[1] != 1},
     )
     assert resolution.costs
-    record = {"family": resolution.family, "launch": "chained", "step_ns": resolution.costs.step_ns}
+    record = {"family": resolution.family, "launch": "chained", "step_ns": resolution.costs.step_ns, "segments": segments or None}
     dq = launched.dq(inputs, rows.is_visited)
     return kernels.Gradients(dq, launched.dk, launched.dv, rows.ints + summed + sum_ints, record)
 
 
 def _parts(inputs: Inputs, kv_tiles: int) -> dict[str, sympy.Expr] | None:
-    """The fields of RunTimeParts; None where chains are known to stay whole, or the number of heads may not decide bits."""
+    """The fields of RunTimeParts; None where chains are known to stay whole, or the number of heads may not decide bits, or where
+    they are cut into segments."""
     tile, problem = one_pass_tile(inputs), inputs.resolution.problem
-    if inputs.resolution.settings.guarantee == "batch":
+    if inputs.resolution.settings.guarantee == "batch" or problem.segments:
         return None
     rule = RunTimeParts(problem.group, tile.block_n, kv_tiles)
     parts = run_time.fields(rule, "parts", inputs.kv_len, inputs.kv_heads_total)

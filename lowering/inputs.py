@@ -41,8 +41,11 @@ class Inputs:
     @property
     def gradients(self) -> list[tuple[list[sympy.Expr], list[sympy.Expr]]]:
         """(Size, strides) of dq, dk and dv as the graph was traced with them. If keys are shared by the batch, dk and dv get
-        query's batch size."""
+        query's batch size. In segments they are [segments * B, ..], segment by segment."""
         metas = [size_and_strides(meta) for meta in traced_gradients()]
+        if segments := self.resolution.problem.segments:
+            sizes = [[segments * x.get_size()[0], *x.get_size()[1:]] for x in (self.key, self.value)]
+            return [metas[0], *((size, FlexibleLayout.contiguous_strides(size)) for size in sizes)]
         if V.graph.sizevars.statically_known_equals(self.key.get_size()[0], metas[1][0][0]):
             return metas
         whole = [[self.query.get_size()[0], *size[1:]] for size, _ in metas]
@@ -57,6 +60,11 @@ class Inputs:
     def dtype(self) -> torch.dtype:
         """Of query, key, value and grad_out."""
         return self.query.get_dtype()
+
+    @property
+    def key_gradients_dtype(self) -> torch.dtype:
+        """Of dk and dv."""
+        return torch.float32 if self.resolution.problem.segments else self.dtype
 
     @property
     def q_len(self) -> sympy.Expr:

@@ -90,7 +90,7 @@ def launch(
     row_ints: ints that the CTAs write for themselves, behind their semaphores. scalars: for the template. sums: what dk and dv are
     summed in, where CTAs share them.
     """
-    device, dtype, tile = inputs.device, inputs.dtype, one_pass_tile(inputs)
+    device, dtype, tile = inputs.device, inputs.key_gradients_dtype, one_pass_tile(inputs)
     _, dk_meta, dv_meta = inputs.gradients
     tiles_in_all = inputs.query_heads_total * inputs.n_q
     scratch = empty([inputs.query_heads_total, inputs.n_q, tile.block_m * tile.block_d], torch.float32, device)

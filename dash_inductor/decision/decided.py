@@ -57,6 +57,8 @@ class Decision:
         stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode; None where that cannot
             be told.
         left_to: the implementation of flash attention in torch's registry to which it is left, as deterministic and faster.
+        segments: of this rank's queries, of which dK and dV are summed apart under context parallelism (`Config.segment`); None
+            where they are not.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles: A, the CTAs that share a head, see `dash_inductor.schedule`.
         heads_in_flight: G, the heads that are worked on at a time.
@@ -93,6 +95,7 @@ class Decision:
     heads_in_flight: int | None = None
     stride: int | None = None
     launch: str | None = None
+    segments: int | None = None
     sms: int | None = None
     guarantee: str | None = None
     predicted_us: float | None = None
@@ -154,7 +157,8 @@ class Decision:
             return f"{subject} keeps the stock kernel: {self.reason}{f'. Remedy: {self.remedy}' if self.remedy else ''}"
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
         time = time if self.step_ns is None else f", predicted by mask: {self.step_ns} ns for each visited tile"
-        return f"{subject} -> {self.schedule}, tile {self.tile}, guarantee {self.guarantee}{time}"
+        segments = f", dK and dV in segments: {self.segments}" if self.segments else ""
+        return f"{subject} -> {self.schedule}{segments}, tile {self.tile}, guarantee {self.guarantee}{time}"
 
 
 def size_text(size: object) -> int | str:

@@ -126,10 +126,12 @@ for _name, _other in (("note", "str decision"), ("rewritten", "str mask, str? st
 NOTE, REWRITTEN = torch.ops.dash.note.default, torch.ops.dash.rewritten.default
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 MARK = "dash_inductor"  # key in a node's meta: its Mark
-DROPOUT = (
-    "dash_dropout"  # a kernel option of a node that drops, (p, generator): its last capture but a learnt one is RANDOM_STATE's
-)
-LEARNT = "dash_learnt"  # a kernel option of a node whose last capture is a learnt mask, [B, H, S_q, S_k], its gradient wanted
+# Kernel options of a node. It drops, (p, generator): its last capture but a learnt one is RANDOM_STATE's.
+DROPOUT = "dash_dropout"
+# Its dk and dv are those of each of so many segments of the queries, fp32.
+SEGMENTS = "dash_segments"
+# Its last capture is a learnt mask, [B, H, S_q, S_k], whose gradient is wanted.
+LEARNT = "dash_learnt"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Attentions that were rewritten, in a graph of a backward whose forward has run: given back to their stock kernels.
 
 The forward has kept what our kernels take. Flash attention's backward takes no more, and FlexAttention's node still has all that
-the stock lowering takes. Of other ops something is missing.
+the stock lowering takes, but where its keys' gradients are in segments. Of other ops something is missing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import fx
 
 from ..config import Config
 from ..decision import Declined
-from ..op import FLEX_BACKWARD, MARK, REWRITTEN, SDPA_BACKWARD
+from ..op import FLEX_BACKWARD, MARK, REWRITTEN, SDPA_BACKWARD, SEGMENTS, FlexArguments
 from .declined import leave
 from .graph import rewritten
 from .nodes import call
@@ -46,7 +46,7 @@ def give_back(graph: fx.Graph, declined: Declined, settings: Config) -> bool:
 
 def _has_all(node: fx.Node) -> bool:
     if node.target is FLEX_BACKWARD:
-        return not node.meta[MARK].stock
+        return not node.meta[MARK].stock and SEGMENTS not in FlexArguments(*node.args).kernel_options
     return node.target is SDPA_BACKWARD and node.kwargs["stock"] in (str(FLASH), str(FLASH_CPU))
 
 

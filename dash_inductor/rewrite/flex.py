@@ -20,6 +20,7 @@ from ..op import FlexArguments, Mark
 from ..op.captured import BEFORE_CAPTURES, shares_of, why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
+from . import context_parallel
 from .declined import why_no_target
 from .flex_node import say_rewritten
 from .origin import origin_of
@@ -31,14 +32,21 @@ MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in 
 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
-    """Marks a node with what it gets; no node is obsolete. Raises as `rewriting_of`."""
-    resolution = rewriting_of(node, settings)
+    """Marks a node with what it gets; returns what is obsolete then. Raises as `rewriting_of`."""
+    reduce_scatter = context_parallel.reduce_scatter_of(node) if settings.segment else None
+    resolution = rewriting_of(node, settings, gathered=reduce_scatter is not None)
     say_rewritten(node, Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2]))
+    if reduce_scatter is not None:
+        return context_parallel.fold(node, reduce_scatter, resolution.problem.segments)
+    if settings.segment:
+        context_parallel.warn_of_none(settings.segment)
     return []
 
 
-def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
+def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False) -> Resolution:
     """What a node gets. Comparisons of symbolic sizes guard: the answer holds for all shapes.
+
+    gathered: whether its keys are those of all ranks, and dk and dv are asked for in segments.
 
     Raises:
         Declined: it keeps the stock kernel, which sums the gradients of captured tensors by atomics, in strict mode too.
@@ -46,13 +54,13 @@ def rewriting_of(node: fx.Node, settings: Config) -> Resolution:
     *_, output = _graph(node, FlexArguments(*node.args).joint).graph.nodes
     captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
     try:
-        return _rewriting_of(node, settings, captures_learnt)
+        return _rewriting_of(node, settings, captures_learnt, gathered)
     except Declined as declined:
         declined.stock_differs = declined.stock_differs or captures_learnt
         raise
 
 
-def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool) -> Resolution:
+def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gathered: bool) -> Resolution:
     arguments = FlexArguments(*node.args)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
     mask = arguments.mask
@@ -67,7 +75,8 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool) -> Res
         sizes = (*query.shape[:3], key.shape[2])
         if declined := why_too_many(sizes, shares_of(_graph(node, arguments.joint).graph)):
             raise declined
-    proven = mask_of(mask, mask_mod)
+    segments = context_parallel.segments_of(arguments, settings) if gathered else 0
+    proven = None if gathered else mask_of(mask, mask_mod)  # it may be another one on another rank
     problem = Problem.of(
         query,
         key,
@@ -78,6 +87,7 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool) -> Res
         masks=1 if proven else math.prod(mask.q_num.meta["val"].shape[:2]),
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=None if captures_learnt else stock_of(Kernel.FLEX),
+        segments=segments,
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 

@@ -1,23 +1,27 @@
-"""Context parallel on GPUs that are not there: torch's ring, as each rank traces it, and what becomes of its attentions."""
+"""Context parallel on GPUs that are not there: torch's ring, as each rank traces it, and what becomes of its attentions; and
+FlexAttention of gathered keys, in segments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
 
 import pytest
 import torch
 import torch.distributed as dist
+from kernels import MAIN, assert_expected, broken_gates, text
 from torch import Tensor
 from torch._inductor.decomposition import select_decomp_table
 from torch.distributed.tensor.experimental._context_parallel import _attention as ring
+from torch.distributed.tensor.experimental._context_parallel import _cp_custom_ops  # noqa: F401 (registers its ops)
 from torch.fx.experimental.proxy_tensor import decompose
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from dash_inductor import enabled
-from dash_inductor.codegen.generate import deterministic, generate
+from dash_inductor.codegen.flex import OPTIONS, FlexAttention
+from dash_inductor.codegen.generate import Generated, deterministic, generate
 
 RANKS, LENGTH = 4, 1024
 aten = torch.ops.aten
@@ -100,3 +104,54 @@ def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monk
     found = [(decision.mask, decision.q_len, decision.kv_len) for decision in generated.decisions]
     assert sorted(found) == sorted([("causal", LENGTH, LENGTH), *others])
     assert "attention_backward.default(" not in generated.source
+
+
+def of_gathered_keys(attention: FlexAttention, group: str) -> Callable[..., tuple[Tensor, ...]]:
+    """The backward of a FlexAttention whose keys torch's hook gathers, on a rank that has all queries."""
+    functions = attention.functions()
+
+    def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
+        query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
+        dq, dk, dv, _ = torch.ops.higher_order.flex_attention_backward(
+            *(query, key, value, out, logsumexp, grad_out, None, *functions, attention.mask(lists).as_tuple()),
+            *(attention.head_dim**-0.5, OPTIONS, (slopes,), (documents,)),
+        )
+        return dq, *torch.ops.cplib.flex_cp_allgather_backward(dk, dv, 2, group)
+
+    return backward
+
+
+SEGMENT = 1024
+IN_SEGMENTS = {"length": 4 * SEGMENT, "batch": 2, "heads": 16, "kv_heads": 4, "mask_mod": "documents"}
+
+
+def in_segments(key: str, head_dim: int) -> Generated:
+    attention = FlexAttention(**IN_SEGMENTS, head_dim=head_dim)
+    with enabled(segment=SEGMENT), deterministic():
+        return generate(of_gathered_keys(attention, dist.group.WORLD.group_name), attention.tensors, key)
+
+
+@pytest.mark.parametrize("rank", [0], indirect=True)
+def test_segments_are_folded_in_the_place_of_a_reduce_scatter(rank):
+    code = in_segments("h100", 64)
+    (decision,) = code.decisions
+    assert decision.rewritten and decision.segments == 4
+    assert "dash.fold_segments.default(" in code.source and "flex_cp_allgather_backward" not in code.graph + code.source
+    assert_expected(text(code, MAIN), "flex_gqa_in_segments_64", "functions", base="flex_documents_alibi_64")
+    ((line,),) = (code.launches[name] for name, source in code.kernels.items() if MAIN in source)
+    assert f", {4 * 2 * 4 * 4 * SEGMENT // 128}, 1, 1" in line  # a chain for each segment, kv head and KV tile
+
+
+CELLS = [("h100", 64), ("h100", 128), ("a100", 128), ("b200", 128)]
+
+
+@pytest.mark.parametrize(
+    ("rank", "key", "head_dim"),
+    [pytest.param(0, *cell, marks=[] if cell == CELLS[0] else pytest.mark.nightly) for cell in CELLS],
+    indirect=["rank"],
+)
+def test_compiled_kernels_pass_the_gates(rank, key, head_dim):
+    code = in_segments(key, head_dim)
+    (name,) = [name for name, source in code.kernels.items() if MAIN in source]
+    row, violated = broken_gates(code, key, name, head_dim)
+    assert violated == [], row
