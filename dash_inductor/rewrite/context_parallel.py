@@ -76,15 +76,15 @@ def segments_of(arguments: FlexArguments, settings: Config) -> int:
 def fold(node: fx.Node, reduce_scatter: fx.Node, segments: int) -> list[fx.Node]:
     """Lets a FlexAttention's backward give dk and dv of each segment, and folds these; returns what is obsolete then."""
     graph, arguments = node.graph, FlexArguments(*node.args)
-    node.update_arg(FlexArguments._fields.index("kernel_options"), {**arguments.kernel_options, SEGMENTS: segments})
+    dk, dv, _, group = call_of(reduce_scatter)[1]
     dq, *whole, of_captures = node.meta["val"]
     parts = [x.new_empty([segments * x.shape[0], *x.shape[1:]], dtype=torch.float32) for x in whole]
-    node.meta["val"] = (dq, *parts, of_captures)
-    dk, dv, _, group = call_of(reduce_scatter)[1]
-    for gradient, part in zip((dk, dv), parts, strict=True):
-        gradient.meta = {**gradient.meta, "val": part}
     with graph.inserting_after(reduce_scatter):
         summed = graph.call_function(FOLD_SEGMENTS, (dk, dv, segments, whole[0].dtype, group))
     summed.meta = {name: value for name, value in reduce_scatter.meta.items() if name != "eager_input_vals"}  # of other arguments
     reduce_scatter.replace_all_uses_with(summed)
+    node.update_arg(FlexArguments._fields.index("kernel_options"), {**arguments.kernel_options, SEGMENTS: segments})
+    for gradient, part in zip((dk, dv), parts, strict=True):
+        gradient.meta = {**gradient.meta, "val": part}
+    node.meta["val"] = (dq, *parts, of_captures)
     return [reduce_scatter]

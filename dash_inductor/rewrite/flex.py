@@ -35,12 +35,11 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     """Marks a node with what it gets; returns what is obsolete then. Raises as `rewriting_of`."""
     reduce_scatter = context_parallel.reduce_scatter_of(node) if settings.segment else None
     resolution = rewriting_of(node, settings, gathered=reduce_scatter is not None)
-    say_rewritten(node, Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2]))
-    if reduce_scatter is not None:
-        return context_parallel.fold(node, reduce_scatter, resolution.problem.segments)
-    if settings.segment:
+    if reduce_scatter is None and settings.segment:
         context_parallel.warn_of_none(settings.segment)
-    return []
+    obsolete = [] if reduce_scatter is None else context_parallel.fold(node, reduce_scatter, resolution.problem.segments)
+    say_rewritten(node, Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2]))
+    return obsolete
 
 
 def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False) -> Resolution:

@@ -24,7 +24,15 @@ from dash_inductor.schedule.packing import as_if_long
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 PACKAGES = ("dash_inductor", "lowering", "templates")
-DECIDING = {"schedule": "ascending", "guarantee": "batch", "launch": "chained", "on_unsupported": "warn", "sms": 5, "sm_reserve": 1}
+DECIDING = {
+    "schedule": "ascending",
+    "guarantee": "batch",
+    "launch": "chained",
+    "on_unsupported": "warn",
+    "sms": 5,
+    "sm_reserve": 1,
+    "segment": 128,
+}
 
 
 @pytest.fixture(scope="module")

@@ -136,6 +136,7 @@ NOT_KEPT = "takes whatever SMs are free: sm_reserve=4 would not be kept"
         ({"enabled": "0"}, "enabled='0' is not True or False"),
         ({"schedule": None}, "schedule=None is not one of auto, ascending"),
         ({"sm_reserve": -1}, "sm_reserve=-1 is negative"),
+        ({"segment": -128}, "segment=-128 is negative"),
         ({"costs": "h100"}, "costs='h100' is not the path of a cost file, which ends in .toml"),
         ({"sm_reserve": 4, "launch": "chained"}, f"launch='chained' {NOT_KEPT}"),
         ({"sm_reserve": 4, "template": "two_pass"}, f"template='two_pass' {NOT_KEPT}"),
