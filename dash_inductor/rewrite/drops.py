@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..decision import Declined
+from ..decision import Declined, is_of_torch
 from ..devices import target
 from ..dropout import EFFICIENT as OF_EFFICIENT
 from ..dropout import FLASH as OF_FLASH
@@ -44,7 +44,7 @@ def dropout_of(stock: SdpaBackward) -> Dropout | None:
     if stock.dropout_p == 0.0:
         return None
     said = f"dropout_p={stock.dropout_p}"
-    if stock.op not in GENERATORS:
+    if stock.op not in GENERATORS or not is_of_torch(str(stock.called)):  # another package's forward is not asked
         raise Declined(f"{said}: {ITS_OWN}", DROPOUT)
     if not isinstance(stock.dropout_p, float) or not 0 < stock.dropout_p < 1:
         raise Declined(f"{said} is not between 0 and 1", "train with a dropout that keeps something")
