@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from attention import FP32_ERROR, compiled, error, mutate, rewritten
-from flex import HIDDEN, Attention, Mod, causal, documents, two_sided, wide_scores, window, with_blind_rows
+from flex import HIDDEN, Attention, Mod, causal, documents, wide_scores, window, with_blind_rows
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -246,11 +246,12 @@ def test_levels(guarantee):
 
 
 def test_an_index_out_of_range_where_a_key_is_hidden():
-    """A table as long as the window: what no query sees is not read, in the forward as in the backward."""
-    attention = replace(PLAIN, mask=two_sided, q_len=KV_LEN, block=32)
-    tables = table(HEADS, 128, at=lambda b, h, m, n: (h, (n - m + 24) * 2))  # up to 146 of what is hidden, and below 0
+    """A captured index as long as the blocks that are visible: of others nobody reads it in the forward, nor in the backward."""
+    halves = torch.arange(63) // 2
+    attention = replace(PLAIN, mask=lambda b, h, m, n: m // 32 == n // 32, q_len=64, kv_len=64)
+    tables = table(HEADS, 32, at=lambda b, h, m, n: (h, halves[n - m + 31]))
     backward, tensors = run(tables, attention)
-    inside = table(HEADS, 128, at=lambda b, h, m, n: (h, ((n - m + 24) * 2).clamp(0, 127)))
+    inside = table(HEADS, 32, at=lambda b, h, m, n: (h, halves[(n - m + 31).clamp(0, 62)]))
     assert_right(backward(), inside, attention, tensors)
 
 
