@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from attention import FP32_ERROR, compiled, error, mutate, rewritten
-from flex import HIDDEN, Attention, Mod, causal, documents, two_sided, wide_scores, window, with_blind_rows
+from flex import HIDDEN, Attention, Mod, causal, documents, wide_scores, window, with_blind_rows
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -141,7 +141,7 @@ def run(tables: Tables, attention: Attention = PLAIN, **settings: Any) -> tuple[
 def assert_right(actual: Sequence[Tensor], tables: Tables, attention: Attention, tensors: Sequence[Tensor]) -> None:
     allowed = {FP32: tables.error, BF16: 2**-5, FP16: 2**-8}[attention.dtype]
     errors = [error(a, e) for a, e in zip(actual, reference(tables, attention, tensors), strict=True)]
-    assert max(errors) < allowed, errors
+    assert all(each < allowed for each in errors), errors  # NaN is not; the largest of several may hide one
     assert [x.dtype for x in actual] == [attention.dtype] * len(actual)
 
 
@@ -184,7 +184,8 @@ SQUARE = replace(longer(EVERYTHING), mod=buckets_of_all)
 
 @pytest.mark.parametrize("settings", [{}, {"template": "two_pass"}], ids=["one pass", "two passes"])
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("window", "rows that see nothing"))) for name in MASKED]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.nightly] * (name in ("causal", "window", "rows that see nothing"))) for name in MASKED],
 )
 def test_masks(name, settings):
     """Tiles that nobody visits add nothing, nor do hidden elements of the others."""
@@ -209,8 +210,15 @@ def test_causal_in_closed_form():
     assert_right(actual, SQUARE, attention, [*inputs, grad_out])
 
 
-@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
-@pytest.mark.parametrize("dtype", [BF16, FP16], ids=["bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("dtype", "warn_only"),
+    [
+        pytest.param(BF16, False, id="bf16-strict"),
+        pytest.param(FP16, True, id="fp16-warn_only"),
+        pytest.param(BF16, True, id="bf16-warn_only", marks=pytest.mark.nightly),
+        pytest.param(FP16, False, id="fp16-strict", marks=pytest.mark.nightly),
+    ],
+)
 def test_half_precision(dtype, warn_only):
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     attention = replace(MASKED["documents"], dtype=dtype)
@@ -238,11 +246,12 @@ def test_levels(guarantee):
 
 
 def test_an_index_out_of_range_where_a_key_is_hidden():
-    """A table as long as the window: what no query sees is not read, in the forward as in the backward."""
-    attention = replace(PLAIN, mask=two_sided, q_len=KV_LEN, block=32)
-    tables = table(HEADS, 128, at=lambda b, h, m, n: (h, (n - m + 24) * 2))  # up to 146 of what is hidden, and below 0
+    """A captured index as long as the blocks that are visible: of others nobody reads it in the forward, nor in the backward."""
+    halves = torch.arange(63) // 2
+    attention = replace(PLAIN, mask=lambda b, h, m, n: m // 32 == n // 32, q_len=64, kv_len=64)
+    tables = table(HEADS, 32, at=lambda b, h, m, n: (h, halves[n - m + 31]))
     backward, tensors = run(tables, attention)
-    inside = table(HEADS, 128, at=lambda b, h, m, n: (h, ((n - m + 24) * 2).clamp(0, 127)))
+    inside = table(HEADS, 32, at=lambda b, h, m, n: (h, halves[(n - m + 31).clamp(0, 62)]))
     assert_right(backward(), inside, attention, tensors)
 
 
@@ -362,7 +371,7 @@ def sums_of_large_numbers(shape: Sum) -> list[tuple[Tensor, ...]]:
     return [backward(*interleaving)[3:] for interleaving in INTERLEAVINGS]
 
 
-@pytest.mark.parametrize("name", SUMS)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=[pytest.mark.nightly] * x.startswith("relative")) for x in SUMS])
 def test_the_order_of_a_sum(name):
     """1e8, 1 and -1e8: another order is another sum, bit by bit."""
     (values, actual), *others = sums_of_large_numbers(SUMS[name])

@@ -261,7 +261,7 @@ def gradients_of(step: Step) -> list[list[Tensor | None]]:
     """The outputs, and the gradients of the inputs that train, of each attention; compiled.
 
     A second backward takes another interleaving and must give the same bits, but of what a stock flex_attention sums by atomics: a
-    gradient of what score_mod captures, where that is declined. Second derivatives are refused, or not there, as of everything
+    gradient of what score_mod captures, where one is not rewritten. Second derivatives are refused, or not there, as of everything
     compiled.
     """
     torch._dynamo.reset()
@@ -283,7 +283,7 @@ def gradients_of(step: Step) -> list[list[Tensor | None]]:
             with emulation.emulate(**others) if emulation.active() else contextlib.nullcontext():
                 again = torch.autograd.grad(of, leaves, by, allow_unused=True)
             learnt = {id(of_one[-1]) for a, of_one in zip(step.attentions, inputs, strict=True) if a.score_mod == "learnt"}
-            by_atomics = learnt if counters["inductor"]["dash_declined"] else set()
+            by_atomics = learnt if counters["inductor"]["dash_rewritten"] < len(step.attentions) else set()
             for leaf, first, second in zip(leaves, grads, again, strict=True):
                 same = first is second is None or torch.equal(first, second)
                 assert same or id(leaf) in by_atomics, f"the second backward differs: a gradient {[*leaf.shape]}"
