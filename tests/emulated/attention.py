@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -103,9 +104,10 @@ def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_ou
 
 
 def error(actual: Tensor, reference: Tensor, least: float = 1.0) -> float:
-    """max|x - ref| / max(max|ref|, least), in float64."""
+    """max|x - ref| / max(max|ref|, least), in float64; infinity where that is NaN, which `max` of several would lose."""
     assert actual.shape == reference.shape
-    return ((actual.double() - reference.double()).abs().max() / max(reference.abs().max().item(), least)).item()
+    found = (actual.double() - reference.double()).abs().max() / max(reference.abs().max().item(), least)
+    return found.nan_to_num(math.inf).item()
 
 
 def rewritten() -> int:

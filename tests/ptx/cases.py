@@ -159,9 +159,9 @@ class Prepared:
             if case.attention == "varlen":
                 found = tuple(tensor.transpose(0, 1)[None] for tensor in found)
             gradients = {name: tensor.clone() for name, tensor in zip(self.right, found, strict=True)}
-            errors = {
-                name: float((gradients[name].double() - right).abs().max()) / self.sizes[name] for name, right in self.right.items()
-            }
+            off = {name: gradients[name].double() - right for name, right in self.right.items()}
+            # NaN as infinity: `max` of several would lose it.
+            errors = {name: float(x.abs().max().nan_to_num(math.inf)) / self.sizes[name] for name, x in off.items()}
         return Result(gradients, errors, session.executed, session.externs_used, fault, time.perf_counter() - start)
 
     @property
