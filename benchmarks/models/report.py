@@ -32,7 +32,7 @@ as a whole, with static shapes, and takes one step of training in each case: on 
 | packed | documents of {" and ".join(map(str, DOCUMENTS))} tokens in a row, told by `position_ids`; `use_cache=False` |
 | `use_cache=False` | no mask |
 | checkpointing | `activation_checkpointing_enable()`, no mask |
-| dropout as configured | as the configuration's class has it; the other cases are without. A GPU [is asked about it first](guarantees.md#dropout) |
+| dropout as configured | as the configuration's class has it; [a GPU is asked first](guarantees.md#dropout) |
 
 - *calls*: of `F.scaled_dot_product_attention` or `flex_attention` in a forward that is not compiled.
 - *decided on*: attentions in `dash_inductor.decisions()`. *by a mask*: the kernel asks the function of a mask or of a BlockMask.
