@@ -97,7 +97,10 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", ["varlen", *(pytest.param(x, marks=pytest.mark.nightly) for x in list(OTHERS)[1:])])
+QUICK = "varlen", "dropout"
+
+
+@pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.nightly) for x in OTHERS])
 def test_other_attentions(name: str) -> None:
     right_in_one_order(Prepared(OTHERS[name]))
 
