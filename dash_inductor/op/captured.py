@@ -23,6 +23,7 @@ BEFORE_CAPTURES = 6  # arguments of the derivative: score, b, h, m, n, grad
 MOST_ELEMENTS = 2**31 - 1  # of [B, H, S_q, S_k], 8 GiB of fp32: with more, Inductor would count everything in a kernel in 64 bits
 MOST_SORTED = 2**28  # places (b, h, m, n) that are sorted by an index computed of them
 OUTSIDE = "add the bias outside of score_mod, or detach the tensor"
+BEFOREHAND = "compute it before, as a tensor of integers that score_mod reads"
 CONVERSION = torch.ops.prims.convert_element_type.default
 CONSTANT = torch.ops.aten.full.default
 OF_ELEMENTS = (CONVERSION, CONSTANT, torch.ops.aten.index.Tensor, torch.ops.aten.scalar_tensor.default)
@@ -144,10 +145,18 @@ def _read(x: fx.Node | int) -> fx.Node | int:
         number = _number(node)
         if number in (0, BEFORE_CAPTURES - 1):
             raise Declined("score_mod reads a tensor that requires a gradient at an index made of the score", OUTSIDE)
-        if node.op == "placeholder" or (node.op == "call_function" and _is_of_elements(node)):
-            continue
-        raise _unread(f"{node.target} in an index")
+        if node.op != "placeholder" and not (node.op == "call_function" and _is_of_elements(node)):
+            raise _unread(f"{node.target} in an index")
+        if _rounds(node):  # here perhaps otherwise than in the kernel of the forward
+            raise Declined(f"score_mod computes an index in floats, by {node.target}", BEFOREHAND)
     return x
+
+
+def _rounds(node: fx.Node) -> bool:
+    """Whether it computes a float, not only reads or converts one."""
+    val = node.meta.get("val")
+    is_float = isinstance(val, torch.Tensor) and val.is_floating_point()
+    return is_float and node.op == "call_function" and node.target not in OF_ELEMENTS
 
 
 def _is_of_elements(node: fx.Node) -> bool:
@@ -158,15 +167,15 @@ def _is_of_elements(node: fx.Node) -> bool:
     return getattr(operator, target.__name__, None) is target
 
 
-def _cone(x: fx.Node) -> set[fx.Node]:
-    """The node, and all that it depends on."""
-    found, left = set[fx.Node](), [x]
+def _cone(x: fx.Node) -> list[fx.Node]:
+    """The node, and all that it depends on, the last first."""
+    found, left = dict[fx.Node, None](), [x]
     while left:
         node = left.pop()
         if node not in found:
-            found.add(node)
+            found[node] = None
             left.extend(node.all_input_nodes)
-    return found
+    return list(found)
 
 
 def _number(node: fx.Node) -> int | None:

@@ -82,6 +82,17 @@ def rows(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Tensor:
     return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score + table[h].sum())
 
 
+def by_logarithm(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Tensor:
+    """T5's buckets, as a score_mod may compute them."""
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score + table[torch.log2(m - n + 128.0).int()])
+
+
+def by_read_buckets(query: Tensor, key: Tensor, value: Tensor, table: Tensor) -> Tensor:
+    """The same, computed before; of floats, which are whole numbers."""
+    buckets = torch.log2(torch.arange(-LENGTH, LENGTH) + 128.0).floor()
+    return flex_attention(query, key, value, score_mod=lambda score, b, h, m, n: score + table[buckets[m - n + LENGTH].int()])
+
+
 def of(head_dim: int = 16, value_dim: int | None = None, dtype: torch.dtype = FP32) -> list[Tensor]:
     query, key, _ = qkv(1, 2, LENGTH, LENGTH, head_dim, dtype=dtype)[:3]
     return [query, key, normal(1, 2, LENGTH, value_dim or head_dim, dtype=dtype, seed=2)]
@@ -98,6 +109,8 @@ MULTIPLE = "is no multiple of the tile's 16 x 32"
         (attend(score_mod=softcap, block_mask=blocks(32)), INPUTS, {}, None),
         (scaled, GAIN, {}, AT_A_SCORE),
         (scaled_by_head, GAIN, {}, None),
+        (by_logarithm, [*INPUTS, normal(9, seed=3)], {}, "score_mod computes an index in floats, by aten.log2"),
+        (by_read_buckets, [*INPUTS, normal(9, seed=3)], {}, None),
         (doubled, GAIN, {}, "aten.mul.Tensor in the gradient of a tensor that score_mod captures"),
         (rows, [*INPUTS, normal(2, 8, seed=3)], {}, "score_mod reads rows of a captured tensor that requires a gradient"),
         (scaled_by_head, [*of(272), GAIN[3]], {}, "head dim 272 is outside 1..256"),
