@@ -106,4 +106,4 @@ def test_varlen_attn_has_no_gradient_through_the_logsumexp():
     leaves = [x.requires_grad_() for x in (query, key, value)]
     with emulation.emulate():
         total = of_sums(*leaves)
-    assert not total.requires_grad or not any(x.any() for x in torch.autograd.grad(total, leaves))
+        assert not total.requires_grad or not any(x.any() for x in torch.autograd.grad(total, leaves))
