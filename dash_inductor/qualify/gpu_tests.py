@@ -28,7 +28,7 @@ class Group:
     share: float
 
 
-MAIN = ("on_gpu", *(f"{name}_on_gpu" for name in ("flex", "stock_ops", "masked", "varlen", "eager")))
+MAIN = ("on_gpu", *(f"{name}_on_gpu" for name in ("flex", "stock_ops", "masked", "varlen", "dropout", "eager")))
 # The most important first. Some want the GPU for themselves; the kernel that is off by default comes last, and hangs alone.
 GROUPS = (
     Group(tuple(f"tests/gpu/test_{name}.py" for name in (*MAIN, "side_by_side")), True, 0.65),

@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--attention", choices=ATTENTIONS, default="sdpa", help="packed sequences, or a mask: one that the graph makes, or is given"
     )
+    made.add_argument("--dropout", type=float, default=0.0, metavar="P", help="drops elements of the scores with this probability")
     for name in SETTINGS:
         made.add_argument(f"--{name}", choices=CHOICES[name], help=f"the setting {name}")
     made.add_argument(
@@ -65,7 +66,7 @@ def case_of(args: argparse.Namespace) -> Case:
         from dash_inductor.devices import device
 
         settings["sm_reserve"] = max(0, device(args.device).sms - args.sms)
-    fields = {field.name for field in dataclasses.fields(Case)} - {"settings", "block", "in_bands"}
+    fields = {field.name for field in dataclasses.fields(Case)} - {"settings", "block", "in_bands", "trained"}
     return Case(**{name: getattr(args, name) for name in fields}, settings=settings)
 
 
