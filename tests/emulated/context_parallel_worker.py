@@ -6,6 +6,7 @@ Each rank saves, of each case and interleaving, its own part of the tensors. Ran
 from __future__ import annotations
 
 import argparse
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -116,7 +117,9 @@ def run(case: Case, mesh: DeviceMesh, seeds: list[int]) -> dict:
     dash_inductor.clear_decisions()
     rank, ranks, balancer = dist.get_rank(), dist.get_world_size(), case.balancer()
     stock._cp_options.enable_load_balance = case.balanced  # as torch's _context_parallel_shard does
-    mask = stock._create_cp_block_mask(case.mask, case.batch, 1, LENGTH, LENGTH, mesh, balancer)
+    makes_mask = stock._create_cp_block_mask
+    size = {"BLOCK_SIZE": (128, 128)} if "BLOCK_SIZE" in inspect.signature(makes_mask).parameters else {}  # by torch 2.15
+    mask = makes_mask(case.mask, case.batch, 1, LENGTH, LENGTH, device_mesh=mesh, load_balancer=balancer, **size)
     order = torch.arange(LENGTH) if balancer is None else balancer._generate_indices()[0]
     query, key, value, grad_out = (x[:, :, order].chunk(ranks, 2)[rank].contiguous() for x in case.tensors())
     runs, launched = [], []
