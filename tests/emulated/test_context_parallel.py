@@ -30,9 +30,8 @@ from dash_inductor.rewrite import context_parallel
 
 WORKER = str(Path(worker.__file__))
 SEEDS = (1, 2)
-IN_CI = ("documents",)
-OTHERS = tuple(case for case in worker.CASES if case not in IN_CI)
-EACH = [pytest.param(case, marks=[] if case in IN_CI else pytest.mark.nightly) for case in worker.CASES]
+RANKS = (1, 2, 4)
+EACH = pytest.mark.parametrize("case", worker.CASES)
 BITS_OF = ("out", "logsumexp", "dq", "dk", "dv")
 
 Runs = list[dict[str, Tensor]]
@@ -54,46 +53,37 @@ def whole(reports: list[Any], case: str) -> Runs:
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, str], list[Any]]:
-    """For a number of ranks, those of a start that has the case."""
-
-    @functools.cache
-    def of_group(count: int, names: tuple[str, ...]) -> list[Any]:
-        return start(tmp_path_factory.mktemp("ranks"), count, *names)
-
-    return lambda count, case: of_group(count, IN_CI if case in IN_CI else OTHERS)
-
-
-def counts_of(case: str) -> tuple[int, ...]:
-    """Of ranks; four at night alone, for the time that they take."""
-    return (1, 2) if case in IN_CI else (1, 2, 4)
+def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], list[Any]]:
+    """For a number of ranks, those of all cases."""
+    return functools.cache(lambda count: start(tmp_path_factory.mktemp("ranks"), count, *worker.CASES))
 
 
 def unequal(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     return [name for name in BITS_OF if not torch.equal(one[name], other[name])]
 
 
-@pytest.mark.parametrize("case", EACH)
-def test_equal_bits_for_any_number_of_ranks(case: str, reports: Callable[[int, str], list[Any]]) -> None:
+@pytest.mark.nightly
+@EACH
+def test_equal_bits_for_any_number_of_ranks(case: str, reports: Callable[[int], list[Any]]) -> None:
     """The forward's, which is torch's, too; in other interleavings on each rank."""
-    counts = counts_of(case)
-    first, *others = [run for count in counts for run in whole(reports(count, case), case)]
-    assert len(others) == len(counts) * len(SEEDS) - 1
+    first, *others = [run for count in RANKS for run in whole(reports(count), case)]
+    assert len(others) == len(RANKS) * len(SEEDS) - 1
     assert [unequal(first, other) for other in others] == [[]] * len(others)
-    for count in counts:
-        for report in reports(count, case):
+    for count in RANKS:
+        for report in reports(count):
             decisions = report[case]["decisions"]
             assert {decision.segments for decision in decisions} == {worker.SEGMENTS // count}
             one, another = report[case]["orders"]
             assert one and one != another
 
 
-@pytest.mark.parametrize("case", EACH)
-def test_gradients_are_those_of_the_whole_attention(case: str, reports: Callable[[int, str], list[Any]]) -> None:
-    of_case, order = worker.CASES[case], reports(1, case)[0][case]["order"]
+@pytest.mark.nightly
+@EACH
+def test_gradients_are_those_of_the_whole_attention(case: str, reports: Callable[[int], list[Any]]) -> None:
+    of_case, order = worker.CASES[case], reports(1)[0][case]["order"]
     expected = Attention(of_case.mask).reference(of_case.tensors())
     bound = 2**-6 if of_case.dtype == BF16 else FP32_ERROR
-    for run in whole(reports(max(counts_of(case)), case), case):
+    for run in whole(reports(max(RANKS)), case):
         for name, gradient in zip(("dq", "dk", "dv"), expected, strict=True):
             assert error(run[name], gradient[:, :, order]) < bound, name
 

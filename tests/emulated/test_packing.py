@@ -27,12 +27,7 @@ from dash_inductor.rewrite.offsets import Moved
 pytestmark = pytest.mark.usefixtures("rewriting")
 
 Around = tuple[int, ...]
-PACKS: list[tuple[Around, Around, int]] = [
-    ((), (), 11),
-    ((7,), (), 0),
-    ((), (40, 3), 0),
-    ((33, 1, 0), (64,), 5),
-]  # before, after, tail
+PACKS: list[tuple[Around, Around, int]] = [((7,), (), 0), ((33, 1, 0), (64,), 5)]  # before it, after it, and tail
 SEQUENCES = {
     "causal": Packed((45,)),
     "full, keys longer, GQA": Packed((30,), (70,), window=FULL, heads=4),
@@ -41,6 +36,7 @@ SEQUENCES = {
     "two passes": Packed((75,), head_dim=160),
     "one token": Packed((1,)),
 }
+IN_CI = ("full, keys longer, GQA", "window, fp16", "two passes")
 
 
 def packed(alone: Packed, tensors: Sequence[Tensor], before: Around, after: Around, tail: int) -> tuple[Packed, list[Tensor]]:
@@ -85,7 +81,7 @@ def differing(alone: Packed, level: str) -> list[tuple[Around, Around, int]]:
     return seen
 
 
-@pytest.mark.parametrize("name", SEQUENCES)
+@pytest.mark.parametrize("name", [name if name in IN_CI else pytest.param(name, marks=pytest.mark.nightly) for name in SEQUENCES])
 def test_alone_and_packed(name):
     assert differing(SEQUENCES[name], "batch") == []
     assert decisions()[-1].guarantee == "batch"
