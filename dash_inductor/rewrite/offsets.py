@@ -55,7 +55,7 @@ class Moved(InPlace):
         sizes = cu_seqlens.diff().clamp(0, length)
         ends = ((sizes + (block - 1)) // block * block).cumsum(0, dtype=torch.int32)
         begin = torch.nn.functional.pad(ends, (1, 0))
-        self.offsets = Offsets(begin, torch.nn.functional.pad(begin[:-1] + sizes, (1, 0)))
+        self.offsets = Offsets(begin, torch.nn.functional.pad(begin.narrow(0, 0, sizes.shape[0]) + sizes, (1, 0)))
         self.length = moved_length(length, cu_seqlens, block)
         before = InPlace(cu_seqlens, length)
         self._there, self._back = _places(self, before), _places(before, self)
@@ -75,16 +75,17 @@ def moved_length(length: Any, cu_seqlens: Tensor, block: int) -> Any:
 
 
 def _places(at: InPlace, source: InPlace) -> tuple[Tensor, Tensor]:
-    """Of each token in the layout `at`, its place in another, and whether it has one; clamped if not."""
+    """Of each token in the layout `at`, its place in another, and whether it has none; clamped then."""
     token = torch.arange(at.length, dtype=torch.int32, device=at.offsets.begin.device)
     number = at.offsets.sequence(token)
     begin, end = at.offsets.bounds(number)
     place = token - begin + source.offsets.bounds(number)[0]
-    is_token = (token >= begin) & (token < end) & (place >= 0) & (place < source.length)
-    return place.clamp(0, source.length - 1), is_token
+    is_none = (token < begin) | (token >= end) | (place < 0) | (place >= source.length)
+    return place.clamp(0, source.length - 1), is_none
 
 
-def _taken(x: Tensor, dim: int, place: Tensor, is_token: Tensor) -> Tensor:
+def _taken(x: Tensor, dim: int, place: Tensor, is_none: Tensor) -> Tensor:
     """Rows along `dim`, zeros where there is no token, whatever stands in memory."""
     shape = [-1 if d == dim else 1 for d in range(x.dim())]
-    return x.index_select(dim, place).masked_fill(~is_token.view(shape), 0)
+    taken = torch.ops.aten.index(x, [*[None] * dim, place])
+    return taken.masked_fill(is_none.view(shape), 0)

@@ -12,6 +12,7 @@ import torch
 from kernels import broken_gates
 from torch import Tensor
 
+from dash_inductor import enabled
 from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, generate
 from dash_inductor.hooks.install import install, is_enabled, uninstall
 from dash_inductor.rewrite.stock_ops import VARLEN
@@ -93,3 +94,15 @@ def test_gates_of_consumer_gpus(key: str) -> None:
     (name,) = code.templates
     _, sentences = broken_gates(code, key, name, HEAD_DIM)
     assert sentences == (["the main loop spills: 6 LDL and STL"] if key == "rtx5090" else [])
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_sequences_that_are_moved(dynamic: bool) -> None:
+    """At the level `batch`: by gathers that Inductor generates, into at most a block more for each sequence."""
+    with enabled(guarantee="batch"):
+        code = generated(dynamic=dynamic)
+    (decision,) = code.decisions
+    assert decision.rewritten and templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
+    assert re.findall(r"torch\.ops\.[\w.]+\(", code.source) == ["torch.ops.torch_attn._varlen_attn.default("]
+    if not dynamic:
+        assert decision.q_len == decision.kv_len == (TOKENS + SEQUENCES * 127) // 128 * 128

@@ -73,6 +73,7 @@ def test_one_row_for_all_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
+MOVED = {"guarantee": "batch"}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
     "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked", settings=ONE_PASS),
@@ -91,6 +92,8 @@ OTHERS = {
     "dropout under a bias in two passes": Case("h100", 160, 200, attention="bias", dropout=0.3, settings={"template": "two_pass"}),
     "masked on sm_100": Case("b200", 200, 200, batch=2, attention="masked", settings=ONE_PASS),
     "varlen on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=ONE_PASS),
+    "varlen, each sequence moved": Case("h100", 200, 200, mask="causal", attention="varlen", settings=MOVED),
+    "varlen, each sequence moved, on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=MOVED),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
     "chains in parts on sm_90": Case("h100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
