@@ -204,8 +204,6 @@ PAIRS, *OTHERS = LEARNT
 def test_masks_that_are_learnt(rewriting: None, name: str, dtype: torch.dtype) -> None:
     """Right, and the same in three interleavings. The pairs are those of AlphaFold, as SDPA of five dimensions takes them."""
     batch, shape = LEARNT[name]
-    if len(batch) == 1 and torch.__version__ >= (2, 15):
-        pytest.skip("this torch makes four dimensions of three")
     inputs = [normal(*batch, 40, 16, seed=seed) for seed in range(3)] + [normal(*shape, seed=7)]
     inputs, grad_out, found = [x.to(dtype) for x in inputs], normal(*batch, 40, 16, seed=3).to(dtype), []
 
@@ -216,7 +214,11 @@ def test_masks_that_are_learnt(rewriting: None, name: str, dtype: torch.dtype) -
     for seed in range(3):
         with emulate(seed=seed):
             found.append(gradients(compiled(attend), inputs, grad_out))
-    assert (rewritten(), decisions()[-1].op, decisions()[-1].mask) == (3, NAME, "block_mask")
+    decision = decisions()[-1]
+    if len(batch) == 1 and torch.__version__ >= (2, 15):  # which makes four of three: the math path is then the user's own wish
+        assert (rewritten(), decision.reason, decision.remedy) == (0, REASON, REMEDY)
+        return
+    assert (rewritten(), decision.op, decision.mask) == (3, NAME, "block_mask")
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     right = gradients(attend, [x.double() for x in inputs], grad_out.double())
     assert max(map(error, found[0], right)) < (2**-7 if dtype is BF16 else 2**-18)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -183,10 +184,12 @@ def test_documents_of_flex_attention(starts, equal):
     assert rewritten() == 2 and all(torch.equal(*pair) for pair in zip(*found, strict=True)) == equal
 
 
-@pytest.mark.skipif(not hasattr(inductor_config, "batch_invariant"), reason="this torch has no such setting")
 def test_the_setting_of_torch_selects_the_level():
-    with inductor_config.patch(batch_invariant=True):
-        assert dash_inductor.config.current().guarantee == "batch"
-        assert differing(SEQUENCES["causal"], "run") == []
-        assert decisions()[-1].guarantee == "batch"
+    """Where torch has it; torch 2.11 has not, and keeps the level."""
+    has_it = hasattr(inductor_config, "batch_invariant")
+    level = "batch" if has_it else "run"
+    with inductor_config.patch(batch_invariant=True) if has_it else nullcontext():
+        assert dash_inductor.config.current().guarantee == level
+        assert (differing(SEQUENCES["causal"], "run") == []) == has_it
+        assert decisions()[-1].guarantee == level
     assert dash_inductor.config.current().guarantee == "run"

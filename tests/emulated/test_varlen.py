@@ -180,7 +180,8 @@ def test_three_lengths_through_one_graph(dynamic):
     assert torch.equal(actual, alone)
 
 
-def test_one_table_for_all_layers():
+@pytest.mark.parametrize("level", ["run", "batch"])
+def test_one_table_for_all_layers(level):
     """Of two windows there are two."""
     causal, window = Packed((64,)), Packed((64,), window=(8, 0))
     offsets = causal.offsets()
@@ -190,7 +191,7 @@ def test_one_table_for_all_layers():
             query = attention.attend(query, key, value, *offsets, 64, 64).sin()
         return query
 
-    with emulate(), tables_made() as made:
+    with enabled(guarantee=level), emulate(), tables_made() as made:
         gradients(compiled(layers), causal.tensors()[:3])
     assert rewritten() == 3 and made == {"matrix": 0, "ranks": 2, "rows": 2}
 

@@ -73,10 +73,11 @@ def test_the_gluon_kernel():
     assert rules.violated(row) == ["the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"]
 
 
-@pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="what spills is that of Triton 3.7's code")
-@pytest.mark.parametrize(("head_dim", "most_local"), [pytest.param(64, 0, marks=pytest.mark.nightly), (128, 95)])
-def test_slopes_that_are_learnt(head_dim, most_local, monkeypatch):
-    """No cell of the gates. The kernel stores what elements add to the gradient; at a head dim of 128 it spills, this much."""
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])
+def test_slopes_that_are_learnt(head_dim, monkeypatch):
+    """No cell of the gates. The kernel stores what elements add to the gradient; at head dim 128 it spills, by Triton so much."""
+    spilled = {"3.6": 127, "3.7": 95, "3.9": 23}
+    most_local = spilled.get(triton.__version__[:3], max(spilled.values())) if head_dim == 128 else 0
     monkeypatch.setitem(FLEX_SHAPES, "learnt", {"score_mod": "alibi", "mask_mod": "causal", "trained": True})
     monkeypatch.setattr(gates, "LENGTH", 4096)
     monkeypatch.setattr(gates, "instructions_of_stock", lambda cell: None)
