@@ -37,8 +37,8 @@ PLAIN = Attention(None, None, Q_LEN, KV_LEN, BATCH, HEADS, KV_HEADS)
 
 @dataclass(frozen=True)
 class Tables:
-    """What a score_mod captures: tensors of `shapes`, of which `mod` makes it. sums: of how many products a gradient is the sum,
-    about: its error is that of the sum."""
+    """What a score_mod captures: tensors of `shapes`, of which `mod` makes it. error: the most that a gradient may be off, which is
+    more where it is a sum of products that nearly cancel out."""
 
     mod: Callable[..., Mod]
     shapes: tuple[tuple[int, ...], ...]
