@@ -14,21 +14,16 @@ from torch._inductor.lowering import lowerings
 from torch._inductor.subgraph_lowering import PointwiseSubgraphLowering
 from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import OpsValue, V, ops
-from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.op import FlexArguments
 from dash_inductor.op.captured import AXES, BEFORE_CAPTURES, Share
 
-from . import kernels
-from .buffers import contiguous, empty, in_memory
+from .buffers import in_memory
 from .mods import Mods, returning
+from .sums import SPLITS, Index, flat, sums, total
 
 aten = torch.ops.aten
-SPLITS = 32  # of a sum over queries or keys
-BLOCK_KEPT, BLOCK_SUMMED = 64, 16  # where neighbours in memory are not summed
-BLOCK_OF_NEIGHBOURS = 1024  # where they are
 QUERIES, KEYS = AXES - 2, AXES - 1  # axes
-Index = Sequence[sympy.Expr]
 Element = Callable[[Index], OpsValue]
 
 
@@ -65,20 +60,15 @@ def _element(share: Share, size: list[sympy.Expr], arguments: FlexArguments, mod
     values = mods.values[share.value]
     sizes = [sympy.sympify(each) for each in values.get_size()]
     axes = sorted(share.kept.values())
-    sums = None if len(axes) == AXES else _sums(share, values, size, arguments)
+    found = None if len(axes) == AXES else _sums(share, values, size, arguments)
 
     def element(index: Index) -> Any:
         of_axis = {axis: index[dim] for dim, axis in share.kept.items()}
         kept = [of_axis[axis] for axis in axes]
-        if sums is None:
+        if found is None:
             return ops.to_dtype(values.make_loader()(kept), torch.float32)
-        load = sums.make_loader()
-        place = (
-            _flat(kept, [sizes[axis] for axis in axes]),
-            _flat([index[dim] for dim in share.computed], [size[dim] for dim in share.computed]),
-        )
-        splits = [load([sympy.Integer(split), *place]) for split in range(int(sums.get_size()[0]))]
-        return functools.reduce(ops.add, splits)
+        entry = flat([index[dim] for dim in share.computed], [size[dim] for dim in share.computed])
+        return total(found, flat(kept, [sizes[axis] for axis in axes]), entry)
 
     def where_it_is(index: Index) -> Any:
         """Zero past the ends of an axis, and beside an index that is a number."""
@@ -101,53 +91,15 @@ def _compare(compare: Any, index: sympy.Expr, other: sympy.Expr) -> Any:
     return compare(ops.index_expr(index, torch.int64), ops.index_expr(other, torch.int64))
 
 
-def _flat(index: Index, sizes: Index) -> sympy.Expr:
-    flat = sympy.Integer(0)
-    for each, size in zip(index, sizes, strict=True):
-        flat = flat * size + each
-    return flat
-
-
 def _sums(share: Share, values: TensorBox, size: list[sympy.Expr], arguments: FlexArguments) -> TensorBox:
-    """fp32 [splits, places along the axes that are kept, places along the dims whose index is computed]."""
+    """`sums` of the values: an entry for each place along the dims whose index is computed."""
     sizes = [sympy.sympify(each) for each in values.get_size()]
-    kept, device = sorted(share.kept.values()), values.get_device_or_error()
-    places, entries = (sympy_product([of[x] for x in which]) for of, which in ((sizes, kept), (size, share.computed)))
+    entries = sympy_product([size[dim] for dim in share.computed])
     order = _order(share, sizes, size, entries, arguments) if share.computed else []
     added = sympy_product([sizes[axis] for axis in (*share.summed, *share.mixed)])
     # Few are added to each sum where batch and heads alone are, or where an index is hardly ever met twice.
     few = not {QUERIES, KEYS} & {*share.summed, *share.mixed} or _fits(added, SPLITS * entries)
-    splits = 1 if few else SPLITS
-    of_neighbours = KEYS not in kept
-    block_kept, block_summed = (1, BLOCK_OF_NEIGHBOURS) if of_neighbours or order else (BLOCK_KEPT, BLOCK_SUMMED)
-    sums = empty([sympy.Integer(splits), places, entries], torch.float32, device)
-    kernels.call(
-        kernels.SHARES,
-        grid=CeilDiv(places, block_kept) * entries * splits,
-        inputs=[values, *order],
-        mutated=[sums],
-        output=contiguous([sympy.Integer(0)], torch.float32, device),  # every template has an output
-        num_warps=4,
-        constants={
-            "SORTED": bool(order),
-            "SPLITS": splits,
-            "BLOCK_KEPT": block_kept,
-            "BLOCK_SUMMED": block_summed,
-            **{name: _neighbours(axes) for name, axes in (("KEPT", kept), ("SUMMED", share.summed), ("MIXED", share.mixed))},
-        },
-    )
-    return sums
-
-
-def _neighbours(axes: list[int]) -> tuple[tuple[int, int], ...]:
-    """The first and the last of each run of axes."""
-    runs: list[tuple[int, int]] = []
-    for axis in axes:
-        if runs and runs[-1][1] == axis - 1:
-            runs[-1] = (runs[-1][0], axis)
-        else:
-            runs.append((axis, axis))
-    return tuple(runs)
+    return sums(values, sorted(share.kept.values()), share.summed, share.mixed, order, 1 if few else SPLITS)
 
 
 def _order(

@@ -21,6 +21,10 @@ or a varlen attention, score_mod is the identity, and the lists of the block mas
 is grad_out itself, on its way into such a node that becomes kernels of ours. It puts into the text of the graph what the joint
 graph proved of the mask, and the op that the node stands for, None for itself.
 
+    dash::sum_in_order(x, dims, keepdim, dtype) -> x summed along these dims
+
+takes the place of torch's sum where a learnt mask was broadcast: sizes alone decide its order. It adds in fp32 and rounds once.
+
     dash::random_state(seed, offset, like) -> int64 [2]
 
 is the random state of a forward that drops, where our kernels read it (`DROPOUT`).
@@ -105,6 +109,17 @@ _library.impl("sdpa_backward", sdpa_backward_eager, "CompositeExplicitAutograd")
 torch.library.register_fake("dash::sdpa_backward", sdpa_backward_fake, lib=_library)
 SDPA_BACKWARD = torch.ops.dash.sdpa_backward.default
 
+_library.define("sum_in_order(Tensor x, int[] dims, bool keepdim, ScalarType dtype) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+def sum_in_order(x: Tensor, dims: list[int], keepdim: bool, dtype: torch.dtype) -> Tensor:
+    """torch's sum, contiguous; only compiled code has an order of its own."""
+    return x.sum(dims, keepdim, dtype=torch.float32).to(dtype).contiguous()
+
+
+_library.impl("sum_in_order", sum_in_order, "CompositeExplicitAutograd")
+torch.library.register_fake("dash::sum_in_order", sum_in_order, lib=_library)
+SUM_IN_ORDER = torch.ops.dash.sum_in_order.default
 _library.define("random_state(Tensor seed, Tensor offset, Tensor like) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
 
 

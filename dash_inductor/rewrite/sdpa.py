@@ -42,6 +42,7 @@ from .stock_ops import (
     sdpa_backward_of,
     stock_of,
 )
+from .sums import put_in_order
 
 ADDS_NOTHING = "a learnt mask that adds nothing to the scores", "leave it out, or detach it"
 SCALE = "a scale that is not a constant", "pass scale as a Python number"
@@ -161,10 +162,9 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
             new.meta["val"] = gradients
     new.meta = {**node.meta, **new.meta, MARK: mark}
     node.replace_all_uses_with(new)
-    if stock.trains_mask:
-        _take_last_of_fourth(new)
+    sums = _take_last_of_fourth(new) if stock.trains_mask else []
     copies = [each for output, x in enumerate(rewriting.keys, start=1) for each in return_unrepeated(new, output, x)]
-    return [*copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
+    return [*sums, *copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
 
 
 def _at_load(rewriting: Rewriting) -> str | None:
@@ -173,9 +173,13 @@ def _at_load(rewriting: Rewriting) -> str | None:
     return "\n".join(line for line in lines if line) or None
 
 
-def _take_last_of_fourth(node: fx.Node) -> None:
-    """Whoever took the fourth output of the stock op, a tensor, takes the last of ours, which is a tuple."""
+def _take_last_of_fourth(node: fx.Node) -> list[fx.Node]:
+    """Whoever took the fourth output of the stock op, a tensor, takes the last of ours, which is a tuple. Returns the sums that
+    are obsolete."""
+    obsolete = []
     for user in [user for user in node.users if user.target is operator.getitem and user.args[1] == 3]:
         with node.graph.inserting_before(user):
             fourth = call(node.graph, operator.getitem, node, 3)
         user.args = (fourth, len(fourth.meta["val"]) - 1)
+        obsolete += put_in_order(user)
+    return obsolete

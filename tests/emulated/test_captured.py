@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from attention import FP32_ERROR, compiled, error, mutate, rewritten
 from flex import HIDDEN, Attention, Mod, causal, documents, wide_scores, window, with_blind_rows
+from ordered_sums import Sum, large
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -21,7 +19,7 @@ from torch._inductor import config as inductor_config
 from torch.nn.attention.flex_attention import flex_attention
 
 from dash_inductor import decisions, emulation, enabled
-from dash_inductor.lowering import captured
+from dash_inductor.lowering import sums
 from dash_inductor.lowering.buffers import zeros
 
 pytestmark = pytest.mark.usefixtures("rewriting")
@@ -289,63 +287,17 @@ def test_dynamic_lengths():
     assert (counters["stats"]["unique_graphs"], rewritten()) == (1, 1)
 
 
-@dataclass(frozen=True)
-class Sum:
-    """How a gradient is summed: at which index, which axes are dims of the tensor, and from which its index is computed."""
-
-    tables: Tables
-    at: Callable[..., tuple[Any, ...]]
-    kept: tuple[int, ...]
-    mixed: tuple[int, ...] = ()
-
-    def expected(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """Of what is summed, fp32 [B, H, S_q, S_k], in order: the axes that are summed, then those that an index is computed of."""
-        shape = self.tables.shapes[0]
-        summed = [axis for axis in range(4) if axis not in (*self.kept, *self.mixed)]
-        lists: dict[tuple[int, ...], list[Any]] = {}
-        order = [*self.kept, *summed, *self.mixed]
-        for place in itertools.product(*(range(SIZES[axis]) for axis in order)):
-            b, h, m, n = (place[order.index(axis)] for axis in range(4))
-            index = self.at(*(torch.tensor(x) for x in (b, h, m, n)))
-            lists.setdefault(tuple(int(x) for x in index), []).append(values[b, h, m, n])
-        splits = 32 if {2, 3} & {*summed, *self.mixed} else 1
-        block = 1024 if self.mixed or 3 not in self.kept else 16
-        found = np.zeros(shape, np.float32)
-        for index, each in lists.items():
-            found[index] = in_order(each, splits, block)
-        return found
-
-
-def in_order(values: list[Any], splits: int, block: int) -> Any:
-    """Each split adds up its blocks element by element, and then their elements. The splits are added from the first on."""
-    of_split = math.ceil(math.ceil(len(values) / splits) / block) * block
-    total = None
-    for split in range(splits):
-        own = np.array(values[split * of_split : (split + 1) * of_split], np.float32)
-        blocks = np.pad(own, (0, -len(own) % block)).reshape(-1, block)
-        added = np.zeros((1, block), np.float32)
-        for each in blocks:
-            added += each
-        part = added.sum(1)[0]
-        total = part if total is None else total + part
-    return total
-
-
-def sum_of(*shape: int, at: Callable[..., tuple[Any, ...]], kept: tuple[int, ...] = (), mixed: tuple[int, ...] = ()) -> Sum:
-    return Sum(table(*shape, at=at), at, kept, mixed)
-
-
 SUMS = {
-    "[1, H, S, S]": sum_of(1, HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (0 * b, h, m, n), kept=(1, 2, 3), mixed=(0,)),
-    "[H, S, S]": sum_of(HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (h, m, n), kept=(1, 2, 3)),
-    "[S, S]": sum_of(Q_LEN, KV_LEN, at=lambda b, h, m, n: (m, n), kept=(2, 3)),
-    "token [B, S]": sum_of(BATCH, KV_LEN, at=lambda b, h, m, n: (b, n), kept=(0, 3)),
-    "query [B, S]": sum_of(BATCH, Q_LEN, at=lambda b, h, m, n: (b, m), kept=(0, 2)),
-    "slopes [H]": sum_of(HEADS, at=lambda b, h, m, n: (h,), kept=(1,)),
-    "T5 [buckets, H]": sum_of(16, HEADS, at=lambda b, h, m, n: ((n - m).clamp(-8, 7) + 8, h), kept=(1,), mixed=(2, 3)),
-    "relative [H, S + S]": sum_of(HEADS, FAR, at=lambda b, h, m, n: (h, n - m + Q_LEN), kept=(1,), mixed=(2, 3)),
+    "[1, H, S, S]": Sum.of(1, HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (0 * b, h, m, n), kept=(1, 2, 3), mixed=(0,)),
+    "[H, S, S]": Sum.of(HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (h, m, n), kept=(1, 2, 3)),
+    "[S, S]": Sum.of(Q_LEN, KV_LEN, at=lambda b, h, m, n: (m, n), kept=(2, 3)),
+    "token [B, S]": Sum.of(BATCH, KV_LEN, at=lambda b, h, m, n: (b, n), kept=(0, 3)),
+    "query [B, S]": Sum.of(BATCH, Q_LEN, at=lambda b, h, m, n: (b, m), kept=(0, 2)),
+    "slopes [H]": Sum.of(HEADS, at=lambda b, h, m, n: (h,), kept=(1,)),
+    "T5 [buckets, H]": Sum.of(16, HEADS, at=lambda b, h, m, n: ((n - m).clamp(-8, 7) + 8, h), kept=(1,), mixed=(2, 3)),
+    "relative [H, S + S]": Sum.of(HEADS, FAR, at=lambda b, h, m, n: (h, n - m + Q_LEN), kept=(1,), mixed=(2, 3)),
 }
-LARGE = torch.tensor([1e8, 1.0, -1e8])[torch.randint(3, SIZES, generator=torch.Generator().manual_seed(1))]
+LARGE = large(SIZES)
 
 
 def of_large_numbers(shape: Sum) -> Tables:
@@ -358,7 +310,7 @@ def of_large_numbers(shape: Sum) -> Tables:
 
         return add
 
-    return Tables(mod, (SIZES, *shape.tables.shapes))
+    return Tables(mod, (SIZES, shape.shape))
 
 
 def sums_of_large_numbers(shape: Sum) -> list[tuple[Tensor, ...]]:
@@ -402,7 +354,7 @@ def test_atomics_are_seen(monkeypatch):
     """Their order is that in which programs run: it gives other bits in other interleavings."""
     add = "tl.atomic_add(SUMS + kept*ENTRIES + entry, tl.sum(total, 1), mask=is_kept)"
     mutate(monkeypatch, "SHARES", "atomics", {STORE: add})
-    monkeypatch.setattr(captured, "empty", zeros)
+    monkeypatch.setattr(sums, "empty", zeros)
     found = [each[1] for each in sums_of_large_numbers(SUMS["token [B, S]"])]
     assert not all(torch.equal(found[0], other) for other in found)
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from attention import assert_right, compiled, error, gradients, mutate, rewritten
 from flex import INTERLEAVINGS
+from ordered_sums import Sum, large
 from tensors import BF16, FP16, FP32, normal, qkv
 from torch import Tensor
 from torch._dynamo.utils import counters
@@ -18,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import decisions, emulation, enabled
 from dash_inductor.op import captured
+from dash_inductor.rewrite import sdpa
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -151,6 +154,65 @@ def test_the_same_bits_in_every_interleaving():
         with emulation.emulate(seed, resident=resident):
             found.append(gradients(function, inputs, grad_out))
     assert rewritten() == 1 and all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
+
+
+LARGE = large((BATCH, HEADS, Q_LEN, KV_LEN))
+SUMS = {
+    "[S, S]": Sum.of(Q_LEN, KV_LEN, at=lambda b, h, m, n: (m, n), kept=(2, 3)),
+    "[H, S, S]": Sum.of(HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (h, m, n), kept=(1, 2, 3)),
+    "[1, H, S, S]": Sum.of(1, HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (0 * b, h, m, n), kept=(1, 2, 3)),
+    "[B, 1, S, S]": Sum.of(BATCH, 1, Q_LEN, KV_LEN, at=lambda b, h, m, n: (b, 0 * h, m, n), kept=(0, 2, 3)),
+    "token [B, 1, 1, S]": Sum.of(BATCH, 1, 1, KV_LEN, at=lambda b, h, m, n: (b, 0 * h, 0 * m, n), kept=(0, 3)),
+    "query [H, S, 1]": Sum.of(HEADS, Q_LEN, 1, at=lambda b, h, m, n: (h, m, 0 * n), kept=(1, 2)),
+    "slopes [H, 1, 1]": Sum.of(HEADS, 1, 1, at=lambda b, h, m, n: (h, 0 * m, 0 * n), kept=(1,)),
+    "scalar [1]": Sum.of(1, at=lambda b, h, m, n: (0 * n,), kept=()),
+}
+
+
+def of_large_numbers(query: Tensor, key: Tensor, value: Tensor, of_all: Tensor, bias: Tensor, large: Tensor) -> Tensor:
+    """Both are zero, and multiplied by 1e8, 1 or -1e8. The gradient of the first is what the second's is the sum of."""
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=of_all * large + bias * large)
+
+
+def in_two_layers(query: Tensor, key: Tensor, value: Tensor, of_all: Tensor, bias: Tensor, large: Tensor) -> Tensor:
+    mask = of_all * large + bias * large
+    query = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def assert_in_order(function: Callable[..., Tensor], of: Sum, **options: Any) -> None:
+    """Bit by bit, in each interleaving. Another order is another sum."""
+    inputs, grad_out = inputs_of(*LARGE.shape)
+    inputs = [*inputs[:3], torch.zeros_like(inputs[3]), torch.zeros(of.shape), LARGE]
+    function = compiled(function, **options)
+    for seed, resident in INTERLEAVINGS:
+        with emulation.emulate(seed, resident=resident):
+            *_, values, actual, _ = gradients(function, inputs, grad_out)
+        assert torch.equal(actual, torch.from_numpy(of.expected(values.numpy())))
+    backwards = of.expected(values.numpy()[::-1, ::-1, ::-1, ::-1].copy())
+    assert not torch.equal(actual, torch.from_numpy(backwards))
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_the_order_of_a_sum(name):
+    assert_in_order(of_large_numbers, SUMS[name])
+    assert rewritten() == 1
+
+
+def test_the_order_of_a_sum_of_dynamic_lengths():
+    assert_in_order(of_large_numbers, SUMS["token [B, 1, 1, S]"], dynamic=True)
+    assert rewritten() == 1
+
+
+def test_the_order_of_a_sum_of_two_layers():
+    assert_in_order(in_two_layers, SUMS["[1, H, S, S]"])
+    assert rewritten() == 2
+
+
+def test_the_order_of_torch_is_seen(monkeypatch):
+    monkeypatch.setattr(sdpa, "put_in_order", lambda gradient: [])
+    with pytest.raises(AssertionError):
+        assert_in_order(of_large_numbers, SUMS["token [B, 1, 1, S]"])
 
 
 def test_dynamic_lengths():
