@@ -27,8 +27,8 @@ class Problem:
     1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
     None for head_dim. stock: what it would keep; None where that is ruled out. dropout: what its forward dropped, a Dropout
     (dash_inductor/dropout); None where it dropped nothing. segments: of the queries; dk and dv are those of each, in fp32; 0 where
-    they are not asked for in segments. Lengths, heads, batch and masks may be torch.SymInt;
-    comparisons of them guard.
+    they are not asked for in segments. changes_scores: whether a function makes something of the scores. Lengths, heads, batch and
+    masks may be torch.SymInt; comparisons of them guard.
     """
 
     mask: str
@@ -47,6 +47,7 @@ class Problem:
     stock: Stock | None = None
     dropout: Any = None
     segments: int = 0
+    changes_scores: bool = False
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
@@ -27,6 +28,7 @@ from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Templ
 # tensor cores 4,096 FLOP, of which the kernel gets about 0.4. Unmeasured proxy; error against the replay -32 % to +48 %.
 MOD_FLOP = 13
 FP32_BYTES = 4
+as_if_small: ContextVar[bool] = ContextVar("as_if_small", default=False)  # whether the smaller tile is taken always; set by trials
 TIE = 1.05  # times our predicted speed, up to which ours is taken in the place of another deterministic kernel
 
 
@@ -57,7 +59,7 @@ class Resolution:
 
     @property
     def tile(self) -> AnyTile:
-        """The tile of one pass if there is one: that of two has the same block_m, to which delta and logsumexp are padded."""
+        """The tile of one pass if there is one. Delta and logsumexp are padded to its block_m, a multiple of that of two passes."""
         tile = self.one_pass or self.two_pass
         assert tile
         return tile
@@ -159,9 +161,19 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
 
 
 def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
-    find = tiles.gluon_tile if settings.kernel == GLUON else tiles.tile
-    one_pass = None if template == Template.TWO_PASS else find(target.arch, problem.dtype, *problem.head_dims)
+    one_pass = None
+    if template != Template.TWO_PASS:
+        of = target.arch, problem.dtype, *problem.head_dims
+        one_pass = tiles.gluon_tile(*of) if settings.kernel == GLUON else tiles.tile(*of)
+        if _needs_small(problem, one_pass):
+            one_pass = tiles.tile(*of, small=True)
     return one_pass, None if template == Template.ONE_PASS else _two_pass_tile(problem, target)
+
+
+def _needs_small(problem: Problem, tile: Tile) -> bool:
+    """Whether blocks of the mask are no whole tiles, or registers would not hold what a step computes beside its gradients."""
+    splits_blocks = problem.mask == BLOCK_MASK and problem.block_size is not None and problem.block_size[0] % tile.block_m != 0
+    return splits_blocks or problem.dropout is not None or problem.changes_scores or as_if_small.get()
 
 
 def _two_pass_tile(problem: Problem, target: Target) -> TwoPassTile:

@@ -56,7 +56,7 @@ def into_buffers(inputs: Inputs, of_dq: Tile, scratch: TensorBox, dk: TensorBox,
     nothing = contiguous([0], torch.float32, inputs.device)  # every template has an output
     tile = inputs.resolution.two_pass
     assert tile
-    constants = {"BY_SIZE": True} | accumulator_order(of_dq, tile.q_rows // of_dq.block_m)
+    constants = {"BY_SIZE": True, "TILE_ROWS": of_dq.block_m} | accumulator_order(of_dq, tile.q_rows // of_dq.block_m)
     _launch(inputs, tile, [dv, scratch, dk], nothing, constants, launched)
 
 

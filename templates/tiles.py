@@ -1,4 +1,4 @@
-"""Tile sizes: a function of (architecture, dtype, head dim) alone, because they decide bits."""
+"""Tile sizes: a function of (architecture, dtype, head dims, small or not) alone, because they decide bits."""
 
 from __future__ import annotations
 
@@ -187,10 +187,16 @@ class NoTile(ValueError):
 _TILES: dict[tuple[int | str, int], Tile] = {
     (80, 64): Tile(32, 128, 64, 8, 3, False, Fragments(2, 8), atomic_add=False),  # 64 rows spill, whatever else is changed
     (80, 128): Tile(64, 64, 128, 8, 3, False, Fragments(4, 8), atomic_add=False),
-    (90, 64): Tile(64, 128, 64, 8, 3, False, Fragments(4, 32), atomic_add=True),
+    # 128 rows pay half as often for what a step costs beside its matmuls; their dq^T leaves registers to both accumulators.
+    (90, 64): Tile(128, 128, 64, 8, 3, True, Fragments(4, 64), atomic_add=True),
     (90, 128): Tile(64, 128, 128, 8, 3, True, Fragments(8, 64), atomic_add=True),
     (100, 64): Tile(64, 128, 64, 8, 3, False, TensorMemory(), atomic_add=True),
     (100, 128): Tile(64, 64, 128, 8, 3, False, TensorMemory(), atomic_add=True),
+}
+# The smaller of two, for blocks of a mask that the larger does not divide, for kernels that would spill much with it, and for head
+# dims that are not its own: dq^T, whose rows are columns of key, has no fewer than 64.
+_SMALLER_TILES: dict[tuple[int | str, int], Tile] = {
+    (90, 64): Tile(64, 128, 64, 8, 3, False, Fragments(4, 32), atomic_add=True),
 }
 # The same for two passes: the largest tiles whose loops neither spill nor wait behind every matmul, ragged, causal and grouped.
 _TWO_PASS_TILES: dict[tuple[int | str, int], TwoPassTile] = {
@@ -227,9 +233,9 @@ def dims_text(head_dim: object, value_dim: object) -> str:
     return f"{head_dim}" if head_dim == value_dim else f"{head_dim}/{value_dim}"
 
 
-def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
+def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None, *, small: bool = False) -> Tile:
     """The tile of an architecture (80, 90, 100 or "emulated"), a dtype ("bf16", "fp16", "fp32") and a head dim; `value_dim` is
-    that of value, None for the same.
+    that of value, None for the same. small: the smaller one, where there are two.
 
     Raises:
         NoTile: there is none.
@@ -239,8 +245,12 @@ def tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = Non
     if arch == EMULATED:
         # Small tiles, so that short sequences have several KV tiles and a race test proves something.
         return Tile(16, 32, block_d, 4, 2, block_d == 128, Fragments(1, 16), atomic_add=True, block_dv=block_dv)
-    entry = _entry(_TILES, arch, max(64, block_d, block_dv))
-    of_dq = _entry(_TILES, arch, max(64, block_d))  # dQ's layout depends on query's dim only
+    table, key = _TILES, max(64, block_d, block_dv)
+    entry = _entry(table, arch, key)
+    if small or not block_d == block_dv == entry.block_d:
+        table = _TILES | _SMALLER_TILES
+        entry = _entry(table, arch, key)
+    of_dq = _entry(table, arch, max(64, block_d))  # dQ's layout depends on query's dim only
     accumulator = of_dq.accumulator
     if isinstance(accumulator, Fragments):
         accumulator = replace(accumulator, instr_n=min(accumulator.instr_n, block_d))
@@ -272,7 +282,7 @@ def prefetches(arch: int | str, block_d: int, block_dv: int) -> bool:
 
 
 def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
-    """The tile of the Gluon kernel: twice as many rows of Q as one pass takes at head dim 64, which registers hold in two parts.
+    """The tile of the Gluon kernel: 128 rows of Q at head dim 64, which registers hold in two parts.
 
     Raises:
         NoTile: there is none.

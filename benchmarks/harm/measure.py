@@ -32,8 +32,9 @@ from .suites import SUITES
 
 Outcome = dict[str, Any]
 
-# Of the largest element: how far the compiled function may be from the uncompiled one.
-TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
+# Of the largest element: how far the compiled function may be from the uncompiled one. Samples of SDPA have scores of more than 50,
+# whose logsumexp in fp32 is so far off that gradients that nearly cancel out are 8e-4 of the largest off float64, in either.
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 5e-4, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 COUNTERS = (
     *(("inductor", name) for name in ("fuse_attention", "fxgraph_cache_hit", "fxgraph_cache_miss", "fxgraph_cache_bypass")),
     *(("aot_autograd", name) for name in ("autograd_cache_hit", "autograd_cache_miss", "autograd_cache_bypass")),

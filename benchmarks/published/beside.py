@@ -33,7 +33,7 @@ from .steps import BANDWIDTH, FLEX, HEAD_DIMS, OURS, Step, replayed, steps, writ
 LENGTHS = (4096, 8192, 16384)
 TOKENS, HIDDEN = 16384, 2048
 GROUP = 4  # query heads of a kv head, where heads are grouped
-ROWS = 64  # of a Q tile of ours; a KV tile has BLOCK keys
+ROWS = {64: 128, 128: 64}  # of a Q tile of ours, by head dim; a KV tile has BLOCK keys
 KV_FLOP, Q_FLOP = 8, 6  # of an element of a step of FlexAttention's dK/dV and dQ, times the head dim
 
 
@@ -69,9 +69,9 @@ def _masked_steps(attention: Attention) -> float:
     """Until the last SM is done, of what a FlexAttention with a BlockMask takes: chains that are few are cut into parts."""
     import numpy as np
 
-    a, heads = attention, attention.batch * attention.kv_heads
-    tiles = np.repeat(a.blocks.T != NONE, BLOCK // ROWS, axis=1)
-    g = Geometry(a.length, a.length, ROWS, BLOCK, "blocks", blocks=tiles.tolist())
+    a, heads, rows = attention, attention.batch * attention.kv_heads, ROWS[attention.head_dim]
+    tiles = np.repeat(a.blocks.T != NONE, BLOCK // rows, axis=1)
+    g = Geometry(a.length, a.length, rows, BLOCK, "blocks", blocks=tiles.tolist())
     return part_makespan(g, heads, a.group, parts_for(heads, a.group, g.n_kv), SMS)
 
 

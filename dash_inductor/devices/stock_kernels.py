@@ -27,14 +27,14 @@ COSTS = {
     # A CTA takes every so many-th KV tile of a query head; there are one to two for each SM (flash_bwd_launch_template.h).
     # shared, H100: at d = 128 measured 166 TFLOPS (flash-attention PR 1893); at d = 64 predicted (docs/alternatives.md).
     # chain: 322 and 291 TFLOPS, of the kernel that is not deterministic (FlashAttention-3's paper).
-    (Kernel.FLASH, True, 64): StockCost(shared=191, chain=108),
+    (Kernel.FLASH, True, 64): StockCost(shared=229, chain=129),
     (Kernel.FLASH, True, 128): StockCost(shared=298, chain=154),
     # A100: 63 % of 312 TFLOPS (FlashAttention-2's paper, not deterministic), and the H100's ratios beside it: proxies.
     (Kernel.FLASH, False, 64): StockCost(shared=96, chain=62),
     (Kernel.FLASH, False, 128): StockCost(shared=137, chain=71),
     # A CTA takes a whole query head: num_splits_key is 1 (attention_backward.cu). A100, d = 64: 4.085 ms with split keys, 23.958 ms
     # with 25 CTAs of whole heads (pytorch PR 101847, without the GPU's name). At d = 128 and of an SM of an H100 as much: proxies.
-    (Kernel.EFFICIENT, True, 64): StockCost(shared=390, chain=530),
+    (Kernel.EFFICIENT, True, 64): StockCost(shared=467, chain=635),
     (Kernel.EFFICIENT, True, 128): StockCost(shared=616, chain=838),
     (Kernel.EFFICIENT, False, 64): StockCost(shared=167, chain=227),
     (Kernel.EFFICIENT, False, 128): StockCost(shared=212, chain=287),

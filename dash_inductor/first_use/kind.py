@@ -9,7 +9,7 @@ from ..config import OFF, TRITON, Config
 from ..problem import BLOCK_MASK
 from ..resolve import Resolution
 from ..schedule.packing import shares_row
-from ..templates.tiles import EMULATED, Template
+from ..templates.tiles import EMULATED, Template, tile
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,14 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             problem.dtype,
             *problem.head_dims,
             problem.mask,
-            tile.block_m,
-            tile.block_n,
+            used.block_m,
+            used.block_n,
             max(problem.block_size) if problem.block_size else None,
             template is Template.ONE_PASS and _shares_row(resolution),
             problem.dropout and problem.dropout.generator,
         )
-        for template, tile in tiles
-        if tile
+        for template, used in tiles
+        if used
     ]
 
 
@@ -66,6 +66,13 @@ def _shares_row(resolution: Resolution) -> bool:
     problem = resolution.problem
     is_of_triton = resolution.settings.kernel == TRITON and problem.mask != BLOCK_MASK
     return is_of_triton and problem.is_static and shares_row(resolution.schedule[0])
+
+
+def is_small(kind: Kind) -> bool:
+    """Whether it has the smaller tile, or there is one alone."""
+    if kind.template != Template.ONE_PASS.value or kind.kernel != TRITON:
+        return False
+    return kind.block_m == tile(kind.arch, kind.dtype, kind.head_dim, kind.value_dim, small=True).block_m
 
 
 def settings_for(kind: Kind, resolution: Resolution) -> Config:

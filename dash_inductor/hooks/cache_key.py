@@ -13,6 +13,7 @@ from ..config import current
 from ..devices.cost_files import digest_of
 from ..devices.target import reserved_sms, sms_of_gpus
 from ..first_use.machine import driver, sources_digest
+from ..resolve import as_if_small
 from ..rewrite.stock_ops import active_implementation
 from ..schedule.packing import as_if_long
 from . import failures
@@ -20,11 +21,12 @@ from . import failures
 
 def settings_key() -> tuple[Any, ...]:
     """All of ours that decides what is generated, the user's own cost file among it; torch's flash attention; the driver, with
-    which a kernel was tried; and whether this is a trial of what long sequences take."""
+    which a kernel was tried; and whether this is a trial of what long sequences take, or of the smaller tile."""
     settings, emulated = current(), emulation.settings()
     sms = reserved_sms(settings), sms_of_gpus(), None if emulated is None else emulated.sms
     costs = digest_of(settings.costs)
-    return sources_digest(), settings.deciding(), costs, *sms, active_implementation(), driver(), as_if_long.get()
+    tried = as_if_long.get(), as_if_small.get()
+    return sources_digest(), settings.deciding(), costs, *sms, active_implementation(), driver(), *tried
 
 
 def uuid() -> tuple[Any, ...]:

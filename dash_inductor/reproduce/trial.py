@@ -24,12 +24,13 @@ from ..codegen.flex import OPTIONS, FlexAttention
 from ..codegen.generate import TORCH_DTYPES, deterministic
 from ..config import Config
 from ..dropout import FLASH, Dropout, kept
-from ..first_use.kind import Kind
+from ..first_use.kind import Kind, is_small
 from ..first_use.verdict import VERDICT, Verdict, is_trial
 from ..hooks.install import installed
 from ..op import SDPA_BACKWARD
 from ..problem import BLOCK_MASK
 from ..reference import LOG2E
+from ..resolve import as_if_small
 from ..rewrite.stock_ops import EFFICIENT as STOCK_EFFICIENT
 from ..rewrite.stock_ops import FLASH as STOCK_FLASH
 from ..schedule.packing import as_if_long
@@ -44,7 +45,7 @@ Gradients = tuple[Tensor, ...]
 
 def tried(kind: Kind, device: str, settings: Config) -> Verdict:
     """What came out, under these settings; nothing of it is recorded."""
-    outer, outer_long = is_trial.set(True), as_if_long.set(kind.shared_row)
+    outer, outer_long, outer_small = is_trial.set(True), as_if_long.set(kind.shared_row), as_if_small.set(is_small(kind))
     try:
         with config.within(settings):
             try:
@@ -58,6 +59,7 @@ def tried(kind: Kind, device: str, settings: Config) -> Verdict:
     finally:
         is_trial.reset(outer)
         as_if_long.reset(outer_long)
+        as_if_small.reset(outer_small)
 
 
 def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: float) -> Verdict:

@@ -87,6 +87,7 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gather
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=None if captures_learnt else stock_of(Kernel.FLEX),
         segments=segments,
+        changes_scores=operations(_graph(node, arguments.score_mod)) > 0,
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 

@@ -98,6 +98,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         "mods": mods,
         "stock": _kept(stock, mask),
         "dropout": dropout,
+        "changes_scores": scores is not None,
     }
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
     resolution = require_fit(resolve(problem, settings, target), device)

@@ -108,7 +108,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
     # Of another package's op, which does not read torch's mode, ours is taken always.
     stock = None if CALLED in node.meta else stock_of(Kernel.FLASH)
-    others = {"block_size": block_size, "mods": mods, "stock": stock}
+    others = {"block_size": block_size, "mods": mods, "changes_scores": scores is not None, "stock": stock}
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
     if is_moved(settings):
         rows, keys = (moved_length(x.shape[0], cu_q, block) for x, block in zip((query, key), block_size, strict=True))

@@ -1,5 +1,7 @@
 """One graph for any length, which launches one pass or two: the bits are those of the choice for that length alone."""
 
+from dataclasses import replace
+
 import pytest
 from attention import backward, compiled, differing
 from tensors import CAUSAL, FULL, exact
@@ -8,6 +10,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
 from dash_inductor import decisions, enabled
 from dash_inductor.emulation import emulate
+from dash_inductor.templates import tiles
 
 pytestmark = pytest.mark.usefixtures("rewriting", "cheap_passes")
 
@@ -45,6 +48,22 @@ def launched(monkeypatch):
     ],
 )
 def test_the_bits_of_each_length(settings, mask, head_dim, group, launched):
+    assert_bits_of_each_length(settings, mask, head_dim, group, launched)
+
+
+@pytest.mark.parametrize("head_dim", [16, pytest.param(128, marks=pytest.mark.nightly)])
+def test_one_pass_has_longer_tiles(head_dim, launched, monkeypatch):
+    """As on an H100 at head dim 64: delta, logsumexp and dq are those of its tiles, which two passes fill as well."""
+    tile = replace(tiles.tile(tiles.EMULATED, "fp32", head_dim), block_m=32)
+    assert tile.block_m == 2 * tiles.two_pass_tile(tiles.EMULATED, "fp32", head_dim).block_m
+    monkeypatch.setattr(tiles, "tile", lambda *_, **__: tile)
+    monkeypatch.setattr(
+        "dash_inductor.devices.cost_files.two_pass_percent", lambda device, head_dim: (105, True)
+    )  # of longer steps
+    assert_bits_of_each_length({}, FULL, head_dim, 1, launched)
+
+
+def assert_bits_of_each_length(settings, mask, head_dim, group, launched):
     templates = set()
     specification = backward(mask, scale=0.25)
     dims = head_dim if isinstance(head_dim, tuple) else (head_dim, head_dim)  # of query, of value

@@ -216,3 +216,20 @@ def test_off_and_under_emulation_nothing_is_tried(monkeypatch):
     for guard in ("off", "auto"):
         dash_inductor.configure(guard=guard)
         assert_rewritten()
+
+
+@pytest.mark.parametrize("changes_scores", [False, True])
+def test_what_is_tried_has_the_tile_of_its_kind(changes_scores, monkeypatch):
+    """At head dim 64 an H100 has two, and what is tried has no function of scores."""
+    plain, target, found = Problem("full", 1, 2, 1, 4096, 4096, 64, "bf16"), Target("h100", 90, 132), []
+    resolution = resolve(replace(plain, changes_scores=changes_scores), Config(template="one_pass"), target)
+    (kind,) = kinds_of(resolution)
+
+    def launches(kind: Kind, inputs: object) -> list[tuple[torch.Tensor, ...]]:
+        found.append(resolve(plain, settings_for(kind, resolution), target).tile)
+        return [(torch.ones(1),) * 3]
+
+    monkeypatch.setattr(trial, "_attention", lambda *_: ([], (torch.ones(1),) * 3))
+    monkeypatch.setattr(trial, "_launches", launches)
+    assert trial.tried(kind, "cpu", Config()).fit
+    assert found == [resolution.tile] and found[0].block_m == (64 if changes_scores else 128)

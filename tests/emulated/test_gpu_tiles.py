@@ -24,7 +24,7 @@ LENGTH = 270  # ragged; three KV tiles of 128 rows
 def check(template, tile, mask, head_dim, monkeypatch, value_dim=None):
     """The bits of the specification, in some interleavings."""
     find = "tile" if template == "one_pass" else "two_pass_tile"
-    monkeypatch.setattr(f"dash_inductor.templates.tiles.{find}", lambda *_: tile)
+    monkeypatch.setattr(f"dash_inductor.templates.tiles.{find}", lambda *_, **__: tile)
     args = exact(1, 2, LENGTH, LENGTH, head_dim, kv_heads=1, exponent=4, blocks=(tile.block_m, tile.block_n), value_dim=value_dim)
     waits = 0
     with enabled(template=template):

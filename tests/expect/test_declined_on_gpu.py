@@ -243,7 +243,7 @@ def in_fp32(*inputs: Tensor) -> Sequence[Tensor]:
 TRAINED = {"score_mod": "alibi", "trained": True}
 NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128".format
 FEW = (
-    "few KV tiles: all the work is 17 times that of the longest chain, and one pass needs 122 times to be as fast as stock's two "
+    "few KV tiles: all the work is 17 times that of the longest chain, and one pass needs 103 times to be as fast as stock's two "
     "passes, deterministic too"
 )
 

@@ -109,7 +109,7 @@ def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
     assert require_of(str(path), "NVIDIA H100 PCIe", 90) and not has_estimates(str(path))
-    costs = load_costs(str(path), block_m=64, block_n=128, head_dim=64)
+    costs = load_costs(str(path), block_m=128, block_n=128, head_dim=64)
     assert costs.step_ns == pytest.approx(2000, rel=0.002) and costs.workers == 114  # TFLOPS are rounded
 
 
@@ -125,7 +125,7 @@ def values(text: str) -> dict[str, Any]:
 FITTED = {
     "sms": 132,
     "l2_bytes": 60 << 20,
-    "tflops.64": 346,  # 10 * 64 * 128 * 64 FLOP in 2 us on each of 132 SMs
+    "tflops.64": 692,  # 10 * 128 * 128 * 64 FLOP in 2 us on each of 132 SMs
     "tflops.128": 692,
     "hop_ns": 1500,
     "shift_percent": 7,

@@ -56,10 +56,10 @@ OF_7B = (1, 32, 4, 2048)
         # The memory-efficient one has a CTA for each query head, which is rarely enough.
         (Kernel.EFFICIENT, OF_7B, 128, None),
         (Kernel.EFFICIENT, (1, 32, 4, 512), 128, None),
-        (Kernel.EFFICIENT, (1, 71, 1, 2048), 64, (9, 34)),  # Falcon-7B
+        (Kernel.EFFICIENT, (1, 71, 1, 2048), 64, (9, 29)),  # Falcon-7B
         (Kernel.EFFICIENT, (1, 71, 1, 4096), 64, None),
         (Kernel.EFFICIENT, (4, 71, 1, 2048), 64, None),
-        (Kernel.EFFICIENT, (1, 32, 1, 512), 64, (3, 34)),
+        (Kernel.EFFICIENT, (1, 32, 1, 512), 64, (3, 29)),
     ],
 )
 def test_in_strict_mode(kernel, sizes, head_dim, times):

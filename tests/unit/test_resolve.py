@@ -8,6 +8,7 @@ import pytest
 from dash_inductor.config import Config
 from dash_inductor.devices.cost_files import known_devices, two_pass_percent
 from dash_inductor.devices.target import Target
+from dash_inductor.dropout import FLASH, Dropout
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.resolve import template_for as template_of_problem
@@ -135,8 +136,9 @@ def test_reserved_sms_are_kept_by_one_pass_alone():
 def test_both_pad_alike(arch, head_dim, value_dim):
     """delta is computed once for either, by one kernel, and either fills the scratch of dq."""
     one, two = tile(arch, "bf16", head_dim, value_dim), two_pass_tile(arch, "bf16", head_dim, value_dim)
-    for name in ("block_m", "block_d", "block_dv", "preprocess_warps"):
+    for name in ("block_d", "block_dv", "preprocess_warps"):
         assert getattr(one, name) == getattr(two, name)
+    assert one.block_m % two.block_m == two.q_rows % one.block_m == 0
 
 
 @pytest.mark.parametrize("arch", [80, 89, 90, 100, 120, "emulated"])
@@ -234,3 +236,21 @@ def test_a_step_costs_what_its_matmuls_do():
 def test_no_tile(find, arguments, message):
     with pytest.raises(ValueError, match=message):
         find(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("others", "rows"),
+    [
+        ({"mask": "full"}, 128),
+        ({"mask": "block_mask", "block_size": (128, 128), "mods": 9}, 128),
+        ({"mask": "block_mask", "block_size": (64, 128), "mods": 9}, 64),
+        ({"mask": "block_mask", "block_size": (128, 128), "mods": 9, "changes_scores": True}, 64),
+        ({"mask": "full", "mods": 9, "dropout": Dropout(0.1, FLASH)}, 64),
+        ({"mask": "full", "value_dim": 32}, 64),
+        ({"mask": "full", "head_dim": 128}, 64),
+    ],
+)
+def test_which_attentions_take_128_rows(others, rows):
+    sizes = {"batch": 2, "heads": 16, "kv_heads": 16, "q_len": 8192, "kv_len": 8192, "head_dim": 64, "dtype": "bf16"}
+    problem = Problem(**sizes | others)
+    assert resolve(problem, Config(guarantee="device"), Target("h100", 90, 132)).tile.block_m == rows

@@ -140,7 +140,7 @@ def test_dynamic_shapes_guard(length):
         ({"schedule": "descending"}, {"value_dim": 129}, "head dim 64/129 is more than the 128 of one pass, which schedule='desc"),
         ({}, {"head_dim": 257}, "head dim 257 is outside 1..256"),
         ({}, {"dtype": "fp32"}, "dtype fp32 is not one of bf16, fp16"),
-        ({}, {"block_size": (128, 64)}, r"BLOCK_SIZE \(128, 64\) is no multiple of the tile's 64 x 128"),
+        ({}, {"block_size": (128, 64)}, r"BLOCK_SIZE \(128, 64\) is no multiple of the tile's 128 x 128"),
         ({}, {"block_size": (32, 128)}, r"BLOCK_SIZE \(32, 128\) is no multiple of the tile's 64 x 128"),
         ({"template": "two_pass"}, {"block_size": (64, 128)}, r"BLOCK_SIZE \(64, 128\) is no multiple of the tile's 128 x 128"),
         ({"template": "two_pass"}, {"kv_len": 2**22 + 1}, "lengths S_q=4096, S_k=4194305 have too many blocks or tiles for a"),

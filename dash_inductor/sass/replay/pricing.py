@@ -49,12 +49,13 @@ def tflops(steps: Sequence[Replay], sms: int) -> float:
     return sum(step.flop for step in steps) * sms / sum(map(time_ns, steps)) / 1000
 
 
-def two_pass_percent(two: Sequence[Replay], one: Sequence[Replay]) -> float:
-    """The time of a tile in all loops of two passes, in percent of its step in one; all of tiles with as many elements.
+def two_pass_percent(two: Sequence[Replay], one: Sequence[Replay], tiles: int = 1) -> float:
+    """The time of a tile in all loops of two passes, in percent of what it takes in a step of one, which does the elements of so
+    many tiles.
 
     Of several kernels each, as many of two passes as of one.
     """
-    return 100 * sum(map(time_ns, two)) / sum(map(time_ns, one))
+    return 100 * tiles * sum(map(time_ns, two)) / sum(map(time_ns, one))
 
 
 def hop_ns(steps: Sequence[Replay]) -> float:

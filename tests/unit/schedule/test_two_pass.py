@@ -173,7 +173,7 @@ def test_many_heads_are_timed_in_proportion() -> None:
 
 def test_the_choice_of_a_chained_launch() -> None:
     """Two passes where they are faster by the margin; heads that cross waves cost tickets much."""
-    shape = attention(2048, 64)  # 16 chains a head on 132 workers
+    shape = attention(2048, 40)  # 16 chains a head on 132 workers
     assert choose_chained(shape, H100[64], "ascending") == "two_pass"
     assert choose_chained(shape, ONE[64], "ascending") == "ascending"
     time, two = chained_time(shape, ONE[64], "ascending"), H100[64].two_pass
@@ -185,4 +185,4 @@ def test_the_choice_of_a_chained_launch() -> None:
         costs = replace(ONE[64], two_pass=prices[nearest - 1])
         assert choose_chained(shape, costs, "ascending") == family
         rule = RunTimeChoice("full", 1, 64, 64, 128, costs, "run", "ascending", chained=True)
-        assert rule.FIELDS[4] == "is_two_pass" and rule(4, 2048, 2048, 64) == (family == "two_pass")
+        assert rule.FIELDS[4] == "is_two_pass" and rule(4, 2048, 2048, 40) == (family == "two_pass")
