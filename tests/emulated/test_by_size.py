@@ -56,11 +56,10 @@ def test_one_pass_has_longer_tiles(head_dim, launched, monkeypatch):
     """As on an H100 at head dim 64: delta, logsumexp and dq are those of its tiles, which two passes fill as well."""
     tile = replace(tiles.tile(tiles.EMULATED, "fp32", head_dim), block_m=32)
     assert tile.block_m == 2 * tiles.two_pass_tile(tiles.EMULATED, "fp32", head_dim).block_m
-    monkeypatch.setattr(tiles, "tile", lambda *_, **__: tile)
-    monkeypatch.setattr(
-        "dash_inductor.devices.cost_files.two_pass_percent", lambda device, head_dim: (105, True)
-    )  # of longer steps
-    assert_bits_of_each_length({}, FULL, head_dim, 1, launched)
+    with monkeypatch.context() as patch:  # undone before `cheap_passes` is
+        patch.setattr(tiles, "tile", lambda *_, **__: tile)
+        patch.setattr("dash_inductor.devices.cost_files.two_pass_percent", lambda *_: (105, True))  # of longer steps
+        assert_bits_of_each_length({}, FULL, head_dim, 1, launched)
 
 
 def assert_bits_of_each_length(settings, mask, head_dim, group, launched):
