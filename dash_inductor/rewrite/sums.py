@@ -9,6 +9,7 @@ from ..op import SUM_IN_ORDER
 from .nodes import VIEWS, aten, call, is_tensor, reached
 
 CONVERSION = torch.ops.prims.convert_element_type.default
+SUMMED = (torch.float32, torch.bfloat16, torch.float16)  # what a sum in fp32 is as precise for as torch's
 OF_ELEMENTS = (*VIEWS, CONVERSION, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims)
 
 
@@ -20,7 +21,7 @@ def put_in_order(gradient: fx.Node) -> list[fx.Node]:
     for node in [node for node in gradient.graph.nodes if node in found and node.target is aten.sum.dim_IntList]:
         x, dims, *others = node.args
         value = node.meta["val"]
-        if node.kwargs or not value.is_contiguous() or not value.is_floating_point():
+        if node.kwargs or not value.is_contiguous() or value.dtype not in SUMMED:
             continue
         if x.target is CONVERSION and x.args[0].meta["val"].is_floating_point():
             x = x.args[0]  # the kernel widens what it reads

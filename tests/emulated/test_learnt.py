@@ -209,6 +209,21 @@ def test_the_order_of_a_sum_of_two_layers():
     assert rewritten() == 2
 
 
+def test_a_sum_in_float64_stays_torchs():
+    """Ours adds in fp32."""
+    inputs, grad_out = inputs_of(*LARGE.shape)
+    shape = SUMS["token [B, 1, 1, S]"].shape
+    inputs = [*inputs[:3], *(x.double() for x in (torch.zeros_like(inputs[3]), torch.zeros(shape), LARGE))]
+
+    def function(query: Tensor, key: Tensor, value: Tensor, of_all: Tensor, bias: Tensor, large: Tensor) -> Tensor:
+        mask = of_all * large + bias * large
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask.to(query.dtype))
+
+    with emulation.emulate():
+        *_, values, actual, _ = gradients(compiled(function), inputs, grad_out)
+    assert rewritten() == 1 and error(actual, values.sum((1, 2), keepdim=True)) < 1e-12
+
+
 def test_the_order_of_torch_is_seen(monkeypatch):
     monkeypatch.setattr(sdpa, "put_in_order", lambda gradient: [])
     with pytest.raises(AssertionError):
