@@ -1,7 +1,7 @@
 """Predicted speed of this project's backward on an H100 beside the alternatives, all of them replayed and priced alike.
 
-16,384 tokens and a hidden size of 2,048, in bf16. beside.csv has the replayed main loops of our one pass and of PyTorch's
-FlexAttention; --replay compiles and replays them anew. Nothing here was measured, but for what is called published.
+16,384 tokens and a hidden size of 2,048, in bf16. beside.csv has the replayed main loops of our one pass, in Triton and Gluon, and
+of FlexAttention; --replay compiles and replays them anew. Nothing was measured here, but for what is called published.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from .attention import BLOCK, CUT, NONE, TITLES, WHOLE, Attention
 from .kernels import MASKS
 from .loops import Loop, read
 from .model import HBM_BYTES_PER_SECOND, LAUNCH_SECONDS, PROLOGUE, SMS, makespan, predicted
-from .steps import BANDWIDTH, FLEX, HEAD_DIMS, OURS, Step, replayed, steps, write
+from .steps import BANDWIDTH, FLEX, GLUON, HEAD_DIMS, OURS, Step, replayed, steps, write
 
 LENGTHS = (4096, 8192, 16384)
 TOKENS, HIDDEN = 16384, 2048
@@ -50,6 +50,19 @@ def ours(attention: Attention, known: Sequence[Step]) -> dict[int, float]:
         taken = {step.bandwidth: _seconds(step.flop, step.cycles) for step in own if not step.cut}
         main, overhead = _dense_seconds(attention)
     return {each: attention.flop / (main * time / taken[BANDWIDTH] + overhead + others) / 1e12 for each, time in taken.items()}
+
+
+def gluon(attention: Attention, known: Sequence[Step]) -> float:
+    """TFLOPS of ours by the kernel in Gluon: of the same schedule and tiles, with another main loop. The mask is full or causal."""
+    a = attention
+    loops = {
+        each.kernel: each
+        for each in known
+        if (each.head_dim, each.mask, each.bandwidth, each.cut) == (a.head_dim, a.mask, BANDWIDTH, False)
+    }
+    mine, by_triton = (_seconds(each.flop, each.cycles) / each.flop for each in (loops[GLUON], loops[OURS]))
+    main, _ = _dense_seconds(attention)
+    return a.flop / (a.flop / ours(attention, known)[BANDWIDTH] - main * (1 - mine / by_triton) * 1e12)
 
 
 def _dense_seconds(attention: Attention) -> tuple[float, float]:
@@ -156,6 +169,7 @@ def speeds() -> list[Speeds]:
         attention = _attention(head_dim, mask, length)
         three = attention.figure("FlashAttention-4" if head_dim == 64 else "FlashAttention-3")
         others: dict[str, float | None] = {
+            "Gluon": gluon(attention, known),
             "strict": strict(attention, loops),
             "flex": flex(attention, known),
             "FA3": predicted(three, loops[three.kernel.label], LAW),
@@ -189,7 +203,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = speeds()
     lines = [each.line() | {"FA3 det.*": f"{each.published:.0f}" if each.published else ""} for each in made]
     table("TFLOPS on an H100, predicted", lines)
-    print("\nstrict: SDPA in strict mode. FA3 is not deterministic; at d = 64 by FlashAttention-4's loop. *: published\n")
+    print("\nGluon: ours with kernel='gluon', at any speed of additions. strict: SDPA in strict mode.")
+    print("FA3 is not deterministic; at d = 64 by FlashAttention-4's loop. *: published\n")
     table("Grouped heads, windows and documents: TFLOPS on an H100, predicted", [each.line() for each in speeds_of_masks()])
     print("\nWindows and documents are causal. SDPA takes them as a mask of S x S elements, which is not priced.")
     if args.plot:

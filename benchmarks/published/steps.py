@@ -1,4 +1,4 @@
-"""The replayed main loops of our one pass and of PyTorch's FlexAttention: beside.csv, and how it is made."""
+"""The replayed main loops of our one pass, in Triton and Gluon, and of PyTorch's FlexAttention: beside.csv, and how it is made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("beside.csv")
 HEAD_DIMS = (64, 128)
-OURS, FLEX = "one pass", "flex"
+OURS, GLUON, FLEX = "one pass", "one pass in Gluon", "flex"
 BANDWIDTH, RANGE = 32, (18, 64)  # bytes a clock that an SM adds to memory: taken, and possible
 
 
@@ -42,6 +42,7 @@ def replayed() -> Iterator[Step]:
 
     for head_dim in HEAD_DIMS:
         for mask in MASKS:
+            yield _gluon(head_dim, mask)
             yield from _ours(head_dim, mask, generated(Cell("sm_90", "one_pass", "bf16", head_dim, mask)))
             shape = "flex-causal" if mask == "causal" else "flex"
             yield from _flex(head_dim, mask, generated(Cell("sm_90", "one_pass", "bf16", head_dim, shape), rewrite=False))
@@ -75,6 +76,15 @@ def _ours(head_dim: int, mask: str, code: Generated) -> Iterator[Step]:
         constants = Constants().set_from({"addition_bandwidth": bandwidth})
         for cut in (False, True)[: 1 if mask == "full" else 2]:
             yield _step(OURS, head_dim, mask, bandwidth, cut, replay_loop(loop, edge=cut, constants=constants))
+
+
+def _gluon(head_dim: int, mask: str) -> Step:
+    """Another warp adds, behind the loop: at any bandwidth that takes a tile of dQ in less than a step."""
+    from dash_inductor.sass.gates import GLUON as TEMPLATE
+    from dash_inductor.sass.gates import Cell, judged
+
+    (loop,) = judged(Cell("sm_90", TEMPLATE, "bf16", head_dim, mask))["predicted_cycles"]
+    return Step(GLUON, head_dim, mask, BANDWIDTH, False, loop["flop"], loop["cycles"])
 
 
 def _flex(head_dim: int, mask: str, code: Generated) -> Iterator[Step]:

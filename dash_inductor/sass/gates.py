@@ -121,7 +121,7 @@ class Rules:
     most_local: int = 0  # LDL and STL of them
     share_of_stock: float = SHARE_OF_STOCK  # the most instructions, in parts of stock's
     stock_instructions: int | None = None
-    is_gluon: bool = False  # its main loop is that of the warps that multiply: others load for them
+    is_gluon: bool = False  # its main loop is that of the warps that multiply: others load, add and fence for them
 
     def violated(self, values: Mapping[str, Any]) -> list[str]:
         """The gates that these `figures` do not pass, a sentence each."""
@@ -145,6 +145,8 @@ class Rules:
             yield f"nothing is prefetched: the first wait is for {-values['copies_ahead']} groups of copies of the step before"
         if values["idle_fences"] or values["idle_additions"]:
             yield f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions"
+        if self.is_gluon and values["idle_fences"] is not None:
+            yield "the warps that multiply fence for the whole GPU, which is for another one"
         if not self.is_gluon and not values["ldgsts"] + values["utmaldg"]:
             yield "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
 
@@ -156,7 +158,7 @@ class Rules:
             yield f"{values['atomg']} ATOMG in the main loop: an addition returns its value"
         if values["shuffle_barriers"]:
             yield f"dQ goes through shared memory: {values['shuffle_barriers']} barriers before it is added"
-        additions = isinstance(self.tile, Tile) and self.tile.atomic_add
+        additions = isinstance(self.tile, Tile) and self.tile.atomic_add and not self.is_gluon
         if (values["red"] > 0) != additions:
             yield f"{values['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}"
 
@@ -264,8 +266,8 @@ def figures(compiled: CompiledKernel, rules: Rules) -> dict[str, int | bool | No
 def predicted(compiled: CompiledKernel, rules: Rules) -> dict[str, Any]:
     """What each main loop takes a step by the replay (`Replay.as_dict`), an estimate that is not gated; or None, and why not."""
     warps, tma_bytes = compiled.metadata.num_warps, 0
-    if rules.is_gluon:  # TMA writes Q, grad_out, lse and delta of a Q tile
-        warps, tma_bytes = GLUON_CONSUMERS, rules.tile.block_m * (2 * 2 * rules.tile.block_d + 2 * 4)
+    if rules.is_gluon:  # TMA writes Q, grad_out, lse and delta of a Q tile, and reads dQ
+        warps, tma_bytes = GLUON_CONSUMERS, rules.tile.block_m * ((2 * 2 + 4) * rules.tile.block_d + 2 * 4)
     try:
         replays = replay(compiled.cubin, rules.tile.kinds, warps=warps, tma_bytes=tma_bytes)
     except ValueError as error:

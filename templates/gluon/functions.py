@@ -3,26 +3,54 @@
 # Gluon compiles these functions from their source, in which an `if` on a constexpr is no condition.
 # ruff: noqa: SIM102, SIM108
 
+from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import tma
+from triton.experimental.gluon.language._core import builtin
+from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
-async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.9 on; before
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; before
+async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.8 on; before
+async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+
+
+@builtin
+def _async_add(descriptor, corner, tile, _semantic=None):
+    place = _semantic._convert_to_ir_values(corner, require_i64=False)
+    _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, descriptor.handle, place, tile.handle)
+
+
+async_add = getattr(tma, "async_atomic_add", None) or _async_add
+
+
+@builtin
+def await_matmuls(in_flight, deps, _semantic=None):
+    # As warpgroup_mma_wait: all matmuls but the last `in_flight` are complete, for the warpgroup that waits. Triton 3.9 would add a
+    # barrier of all warps behind it; here they meet at `barrier` before they write what another's matmul may read.
+    results = warpgroup_mma_wait(in_flight, deps, _semantic=_semantic)
+    first = results[0] if isinstance(results, tuple) else results
+    first.handle.set_attr("warpGroupLocal", _semantic.builder.get_unit_attr())
+    return results
+
+
+@gluon.jit
+def product(a, b, LAYOUT: gl.constexpr):
+    # a b, asynchronously
+    ROWS: gl.constexpr = a.shape[0]
+    COLUMNS: gl.constexpr = b.shape[1]
+    zeros = gl.zeros([ROWS, COLUMNS], gl.float32, LAYOUT)
+    return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
 
 
 # How additions of one CTA come before those of the next, in the terms of PTX's memory consistency model (PTX ISA 8.9):
-#   1. A consumer thread's stores and additions come before its `step_done` in program order.
-#   2. bar.arrive synchronizes with bar.sync on the same barrier: `step_done` of all 256 threads with `await_step` of the releasing
-#      warp. It needs no scope and covers weak accesses.
-#   3. The warp's `await_step` comes before its `release` in program order.
-#   4. red.release.gpu synchronizes with the ld.acquire.gpu of `wait_for_rank` that reads its value, or what later releases made of
+#   1. The warp `add_in_order` issues a bulk addition, of the async proxy, and waits until it is complete, not just read from shared
+#      memory: `await_additions`. Completion makes it visible to the thread that waited (9.7.9.25.3).
+#   2. bar.warp.sync orders that before lane 0's `release`.
+#   3. red.release.gpu synchronizes with the ld.acquire.gpu of `wait_for_rank` that reads its value, or what later releases made of
 #      that (observation order goes through atomics): both are strong, of a scope that has both CTAs.
-#   5. Lane 0 of the waiting warp arrives at an mbarrier (release.cta) after its load, and every consumer thread waits there
-#      (acquire.cta) before it adds.
-# Causality order is transitive over program order and synchronizes-with, whatever the scope of each: (1) comes before (5). So the
-# release is cumulative: a fence of the releasing thread for the whole GPU (MEMBAR.GPU) behind bar.sync, and none in the others.
-# Everything is of the generic proxy, since dQ comes from registers: no proxy fence.
+#   4. Behind its load, lane 0 of the warp that waits has a fence between the generic proxy and the async one, and bar.warp.sync
+#      orders both before the bulk addition of whichever lane issues it.
+# Causality order is transitive over program order and synchronizes-with, whatever the scope of each: (1) comes before (4).
 
 
 @gluon.jit
@@ -53,6 +81,7 @@ def wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT):
             cvt.u64.u32 address, value;
             st.global.b32 [address], polls;
         ARRIVED:
+            fence.proxy.async.global;
             bar.warp.sync 0xffffffff;
             mov.b32 $0, 0;
         }
@@ -67,7 +96,7 @@ def wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT):
 
 @gluon.jit
 def release(semaphore):
-    # For one warp, behind `await_step`: the semaphore counts one more contribution.
+    # For one warp, behind `await_additions`: the semaphore counts one more contribution.
     gl.inline_asm_elementwise(
         """
         {
@@ -88,33 +117,57 @@ def release(semaphore):
 
 
 @gluon.jit
-def step_done():
-    # For the 8 consumer warps: arrives at the end of the step, and waits for nobody. 320 threads: theirs, and two warps that wait.
+def await_additions():
+    # For one warp: the bulk stores and additions that its lanes have issued are complete.
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
+        "=r,~{memory}",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def dq_stored():
+    # For the 8 consumer warps: arrives, and waits for nobody. 288 threads: theirs, and the warp that waits.
     # Barrier 8: Triton takes 0 for the CTA or a partition, 1 and those after it for partitions, of which there are three.
-    gl.inline_asm_elementwise("bar.arrive 8, 320; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.inline_asm_elementwise("bar.arrive 8, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def await_step():
-    # For one warp: waits until the consumer warps and the other one-warp partition have come to the end of the step.
-    gl.inline_asm_elementwise("bar.sync 8, 320; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+def await_dq():
+    # For one warp: waits until the consumer warps have stored a step's dQ.
+    gl.inline_asm_elementwise("bar.sync 8, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
-def add_in_order(DQ, tile, dq, rank):
-    # dq [rows, columns] into its tile of DQ; `our_turn` has come. The first contributor stores: the scratch needs no zero fill, and
-    # what stood in it cannot survive. By predicates and not by a branch: a matmul is in flight.
-    # The order is that of `Fragments` in templates/tiles.py, by bits of the accumulator's index: rows are (warp, half,
-    # lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread adds four registers at a time.
+def step_read(stage):
+    # For the 8 consumer warps: arrives at barrier 9 or 10.
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [stage + 9], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def await_read(stage):
+    # For one warp: waits until the consumer warps have read what a step loaded.
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [stage + 9], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def in_accumulator_order(dq):
+    # dq [rows, columns] as rows of 32, which are 128 bytes, in the order of `Fragments` in templates/tiles.py, by bits of the
+    # accumulator's index: rows are (warp, half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread stores four
+    # registers at a time, and neighbours side by side.
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
     WARPS: gl.constexpr = ROWS // 16
     bits = dq.reshape([WARPS, 2, 8, 8 // WARPS, COLUMNS * WARPS // 64, 4, 2])
-    flat = bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS])
-    LAYOUT: gl.constexpr = flat.type.layout
-    pointers = DQ + gl.cast(tile, gl.int64) * (ROWS * COLUMNS) + gl.arange(0, ROWS * COLUMNS, layout=LAYOUT)
-    gl.store(pointers, flat, mask=gl.full([ROWS * COLUMNS], rank == 0, gl.int1, layout=LAYOUT))
-    gl.atomic_add(pointers, flat, mask=gl.full([ROWS * COLUMNS], rank != 0, gl.int1, layout=LAYOUT), sem="relaxed")
+    return bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS // 32, 32])
 
 
 @gluon.jit

@@ -7,42 +7,56 @@ The gradients of softmax(SCALE*Q K^T) V, by the matmuls of each tile, transposed
 DQ is left unscaled. Shapes stand at `sdpa_backward`. The contract is that of `one_pass.py.jinja`: the same table, ticket and
 semaphores, the same sums in the same order. One CTA is three partitions, which walk the table each by itself and meet at barriers:
 
-    consume     8 warps  the five matmuls; P and dS go from registers into dV and dK, dS through shared memory into dQ, and dQ from
-                         registers into global memory: rank 0 stores, the others add
-    produce     1 warp   TMA loads: K and V once per chain; Q, grad_out, -lse*log2(e) and delta once per step, into a ring
-    keep_order  1 warp   waits for the step's rank and releases the step's semaphore
+    consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory
+    produce       1 warp   TMA loads: K and V once per chain; Q, grad_out, -lse*log2(e) and delta once per step, two steps ahead
+    add_in_order  1 warp   dQ from shared memory into global memory, by TMA: it waits for the step's rank, stores if the rank is 0
+                           and adds else, waits until that is done, and releases the step's semaphore
 
-    barrier    arrives                     waits        says
-    kv_full    TMA, by bytes               consume      K and V of a chain are there
-    full       TMA, by bytes, a stage      consume      what a step reads is there
-    our_turn   keep_order                  consume      the additions of lower ranks are complete
-    step_done  every thread of consume     the others   the step's matmuls are complete and its additions issued
+So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU.
 
-The first three are mbarriers. `step_done` is a named barrier, at which the eight warps arrive without meeting each other. A chain
-ends when both one-warp partitions have seen the end of each of its steps, so no arrival is left over.
+    barrier    arrives                     waits         says
+    kv_full    TMA, by bytes               consume       K and V of a chain are there
+    q_full     TMA, by bytes, a stage      consume       Q and -lse*log2(e) of a step are there
+    do_full    TMA, by bytes, a stage      consume       grad_out and delta of a step are there
+    step_read  every thread, a stage       produce       the step's matmuls are complete
+    dq_stored  every thread of consume     add_in_order  the step's dQ is in shared memory
+    dq_taken   add_in_order                consume       the step's dQ was seen, and that of the step before is in global memory
+
+`step_read` and `dq_stored` are named barriers, at which the eight warps arrive without meeting each other; the others are
+mbarriers. Nobody arrives a second time before the first was waited for: step_read since a stage is loaded again in between,
+dq_stored since dq_taken is waited for in between, dq_taken the other way round, and the others since `produce` waits in between. A
+chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
 
 It is written for Triton 3.6 to 3.9.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from .functions import (
-    add_in_order,
+    async_add,
     async_load,
-    await_step,
+    async_store,
+    await_additions,
+    await_dq,
+    await_matmuls,
+    await_read,
     barrier,
+    dq_stored,
     fault_unless_zero,
+    in_accumulator_order,
     probabilities,
+    product,
     release,
     row_of,
-    step_done,
+    step_read,
     store_rows,
     wait_for_rank,
 )
 
 PART = gl.constexpr(64)  # rows of Q whose S and dP stand in registers
+STAGES = gl.constexpr(2)  # of what a step reads, and of its dQ
 WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight warps get 240
 
 
@@ -72,12 +86,11 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
     TABLE, own_role, first_head, rounds = walk
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
-    full, kv_full = barriers
-    STAGES: gl.constexpr = q_tiles.shape[0]
+    q_full, do_full, kv_full = barriers
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
-    stage = 0
+    count = 0  # of the steps of all chains
     for turn in range(rounds):
         j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
         steps *= GROUP
@@ -91,34 +104,49 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
                 i = gl.load(TABLE + row + step // GROUP) & 0xFFFF
                 hq = h * GROUP + step % GROUP
                 first_row = ((z * HKV * GROUP + hq) * NQ + i) * BLOCK_M
+                stage = count % STAGES
                 if step >= STAGES:
-                    await_step()
-                arrived = full.index(stage)
-                mbarrier.expect(arrived, 2 * BLOCK_M * HEAD_DIM * 2 + 2 * BLOCK_M * 4)
+                    await_read(stage)
+                arrived = q_full.index(stage)
+                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(q_source, [z, hq, i * BLOCK_M, 0], arrived, q_tiles.index(stage))
                 async_load(neg_lse_source, [first_row], arrived, neg_lse_tiles.index(stage))
+                arrived = do_full.index(stage)
+                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(do_source, [z, hq, i * BLOCK_M, 0], arrived, do_tiles.index(stage))
                 async_load(delta_source, [first_row], arrived, delta_tiles.index(stage))
-                stage = gl.where(stage == STAGES - 1, 0, stage + 1)
+                count += 1
             # The end of the steps that were not waited for: then K and V are free, and every stage.
-            for _step in range(gl.minimum(steps, STAGES)):
-                await_step()
+            left = gl.minimum(steps, STAGES)
+            for step in range(left):
+                await_read((count + left + step) % STAGES)
 
 
 @gluon.jit
-def keep_order(walk, our_turn, SEMAPHORES, REPORT, HKV, NQ, GROUP: gl.constexpr):
+def add_in_order(walk, dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT, HKV, NQ, GROUP: gl.constexpr):
     TABLE, own_role, first_head, rounds = walk
+    ROWS: gl.constexpr = dq_tiles.shape[1]
+    count = 0
     for turn in range(rounds):
         _j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
         z = head // HKV
         h = head % HKV
         for step in range(steps * GROUP):
             entry = gl.load(TABLE + row + step // GROUP)
+            rank = entry >> 16
             index = (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
-            wait_for_rank(SEMAPHORES, index, entry >> 16, NQ, REPORT)
-            mbarrier.arrive(our_turn, count=1)
-            await_step()
+            dq = dq_tiles.index(count % STAGES)
+            await_dq()
+            mbarrier.arrive(dq_taken, count=1)
+            wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)
+            # The first contributor stores: the scratch needs no zero fill, and what stood in it cannot survive.
+            if rank == 0:
+                async_store(dq_target, [index * ROWS, 0], dq)
+            else:
+                async_add(dq_target, [index * ROWS, 0], dq)
+            await_additions()
             release(SEMAPHORES + index)
+            count += 1
 
 
 @gluon.jit
@@ -126,10 +154,8 @@ def consume(
     walk,
     tiles,
     barriers,
-    our_turn,
     outputs,
     HKV,
-    NQ,
     KV_LEN,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
@@ -138,10 +164,9 @@ def consume(
     SCALE_LOG2E: gl.constexpr,
 ):
     TABLE, own_role, first_head, rounds = walk
-    DQ, DK, DV, dk_strides, dv_strides = outputs
-    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile = tiles
-    full, kv_full = barriers
-    STAGES: gl.constexpr = q_tiles.shape[0]
+    DK, DV, dk_strides, dv_strides = outputs
+    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles = tiles
+    q_full, do_full, kv_full, dq_taken = barriers
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
@@ -154,82 +179,76 @@ def consume(
     DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * PARTS, 2 // PARTS], [16, HEAD_DIM * PARTS // 2, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, DKV_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    s_zeros = gl.zeros([BLOCK_N, PART], gl.float32, S_LAYOUT)
-    dq_zeros = gl.zeros([BLOCK_M, HEAD_DIM], gl.float32, DQ_LAYOUT)
     k = k_tile.reshape([BLOCK_N, HEAD_DIM])
     v = v_tile.reshape([BLOCK_N, HEAD_DIM])
-    stage = 0
-    phase = 0
-    turn_phase = 0
+    count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(rounds):
         j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
         if j >= 0:
-            z = head // HKV
-            h = head % HKV
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
-            next_entry = 0
             steps *= GROUP
             if steps > 0:
-                next_entry = gl.load(TABLE + row)
                 mbarrier.wait(kv_full, kv_phase)
                 kv_phase ^= 1
-            for step in range(steps):
-                entry = next_entry
-                i = entry & 0xFFFF
-                mbarrier.wait(full.index(stage), phase)
-                q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
-                do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
-                neg_lse = neg_lse_tiles.index(stage)
-                delta = delta_tiles.index(stage)
-                # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before dP is
-                # waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
-                q_part = q.slice(0, PART)
-                do_part = do.slice(0, PART)
-                s_t = warpgroup_mma(k, q_part.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
-                dp_t = warpgroup_mma(v, do_part.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
-                if PARTS == 2:
-                    next_s_t = warpgroup_mma(k, q.slice(PART, PART).permute([1, 0]), s_zeros, use_acc=False, is_async=True)
-                shift = row_of(neg_lse, 0, ROW_LAYOUT)
-                s_t = warpgroup_mma_wait(PARTS, deps=[s_t])
-                p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
-                dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do_part, dv, is_async=True)
-                dp_t = warpgroup_mma_wait(PARTS, deps=[dp_t])
-                # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
-                delta_part = row_of(delta, 0, ROW_LAYOUT)
-                ds_t = (p_t * (dp_t - delta_part)).to(dtype)
-                ds_tile.slice(0, PART, dim=1).store(ds_t)
-                if PARTS == 2:
-                    do_part = do.slice(PART, PART)
-                    dp_t = warpgroup_mma(v, do_part.permute([1, 0]), s_zeros, use_acc=False, is_async=True)
-                    dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q_part, dk, is_async=True)
-                    q_part = q.slice(PART, PART)
-                    shift = row_of(neg_lse, PART, ROW_LAYOUT)
-                    s_t = warpgroup_mma_wait(3, deps=[next_s_t])
-                    p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M + PART, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
-                    dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do_part, dv, is_async=True)
-                    dp_t = warpgroup_mma_wait(2, deps=[dp_t])
-                    delta_part = row_of(delta, PART, ROW_LAYOUT)
-                    ds_t = (p_t * (dp_t - delta_part)).to(dtype)
-                    ds_tile.slice(PART, PART, dim=1).store(ds_t)
-                fence_async_shared()
-                barrier()
-                dq = warpgroup_mma(ds_tile.permute([1, 0]), k, dq_zeros, use_acc=False, is_async=True)
-                dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q_part, dk, is_async=True)
-                # Read under these two matmuls, which are the longest wait, and never past the chain.
-                next_entry = gl.load(TABLE + row + gl.minimum(step + 1, steps - 1) // GROUP)
-                dq, dv = warpgroup_mma_wait(1, deps=[dq, dv])
-                barrier()  # before ds_tile is written anew; here, since dK's matmul runs under it
-                tile = (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + i
-                mbarrier.wait(our_turn, turn_phase)
-                add_in_order(DQ, tile, dq, entry >> 16)
-                dk = warpgroup_mma_wait(0, deps=[dk])
-                step_done()
-                turn_phase ^= 1
-                last = stage == STAGES - 1
-                phase = gl.where(last, phase ^ 1, phase)
-                stage = gl.where(last, 0, stage + 1)
+                v_operand = v
+                if HEAD_DIM == 64:  # registers hold it: then dP's matmul reads half as much from shared memory
+                    v_operand = v.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
+                next_entry = gl.load(TABLE + row)
+                for step in range(steps):
+                    i = next_entry & 0xFFFF
+                    stage = count % STAGES
+                    mbarrier.wait(q_full.index(stage), (count // STAGES) % 2)
+                    q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                    do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                    neg_lse = neg_lse_tiles.index(stage)
+                    delta = delta_tiles.index(stage)
+                    # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before
+                    # dP is waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
+                    s_t = product(k, q.slice(0, PART).permute([1, 0]), S_LAYOUT)
+                    mbarrier.wait(do_full.index(stage), (count // STAGES) % 2)
+                    dp_t = product(v_operand, do.slice(0, PART).permute([1, 0]), S_LAYOUT)
+                    if PARTS == 2:
+                        next_s_t = product(k, q.slice(PART, PART).permute([1, 0]), S_LAYOUT)
+                    shift = row_of(neg_lse, 0, ROW_LAYOUT)
+                    s_t = await_matmuls(PARTS, deps=[s_t])
+                    p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
+                    dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
+                    dp_t = await_matmuls(PARTS, deps=[dp_t])
+                    # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
+                    ds_t = (p_t * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype)
+                    barrier()  # all warps have waited for the matmul that reads the last step's
+                    ds_tile.slice(0, PART, dim=1).store(ds_t)
+                    if PARTS == 2:
+                        dp_t = product(v_operand, do.slice(PART, PART).permute([1, 0]), S_LAYOUT)
+                        dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice(0, PART), dk, is_async=True)
+                        shift = row_of(neg_lse, PART, ROW_LAYOUT)
+                        s_t = await_matmuls(3, deps=[next_s_t])
+                        p_t = probabilities(
+                            s_t, shift, j * BLOCK_N, i * BLOCK_M + PART, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT
+                        )
+                        dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
+                        dp_t = await_matmuls(2, deps=[dp_t])
+                        ds_t = (p_t * (dp_t - row_of(delta, PART, ROW_LAYOUT))).to(dtype)
+                        ds_tile.slice(PART, PART, dim=1).store(ds_t)
+                    fence_async_shared()
+                    barrier()
+                    dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
+                    dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
+                    # Read under these two matmuls, which are the longest wait, and never past the chain.
+                    next_entry = gl.load(TABLE + row + gl.minimum(step + 1, steps - 1) // GROUP)
+                    # Of the step before; it returns at once where there is none.
+                    mbarrier.wait(dq_taken, (count + 1) % 2)
+                    dq, dv = await_matmuls(1, deps=[dq, dv])
+                    dq_tiles.index(stage).store(in_accumulator_order(dq))
+                    fence_async_shared()
+                    dq_stored()
+                    dk = await_matmuls(0, deps=[dk])
+                    step_read(stage)
+                    count += 1
+            z = head // HKV
+            h = head % HKV
             n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, DKV_LAYOUT))
             store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, DKV_LAYOUT)
             store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, DKV_LAYOUT)
@@ -243,7 +262,7 @@ def sdpa_backward(
     do_source,
     neg_lse_source,
     delta_source,
-    DQ,
+    dq_target,
     TABLE,
     WORKSPACE,
     REPORT,
@@ -260,14 +279,15 @@ def sdpa_backward(
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
-    STAGES: gl.constexpr,
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ, BLOCK_M*HEAD_DIM] fp32 in accumulator order. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head,
-    # Q tile). REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
+    # [Z*HQ*NQ * BLOCK_M*HEAD_DIM/32, 32] fp32, a Q tile after the other, each in accumulator order. WORKSPACE, int32 and zero: a
+    # ticket, a dummy, a semaphore per (head, Q tile). REPORT: four int32 of the host's memory, where a wait that gave up says
+    # where it stood.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
+    DQ_ROWS: gl.constexpr = dq_target.block_shape[0]
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -276,15 +296,18 @@ def sdpa_backward(
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
     ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
+    dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, 32], dq_target.layout)
     neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], neg_lse_source.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_source.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    our_turn = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    dq_taken = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(q_full.index(stage), count=1)
+        mbarrier.init(do_full.index(stage), count=1)
     mbarrier.init(kv_full, count=1)
-    mbarrier.init(our_turn, count=1)
+    mbarrier.init(dq_taken, count=1)
     fence_async_shared()
 
     fault_unless_zero(gl.load(TABLE + 6))  # a round robin, whose rows the workers compute: not written here
@@ -297,16 +320,16 @@ def sdpa_backward(
     if first_head < heads_in_flight:
         rounds = gl.cdiv(HEADS - first_head, heads_in_flight) * gl.load(TABLE + 2)
     walk = (TABLE, ticket % roles, first_head, rounds)
-    loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
-    barriers = (full, kv_full)
-    tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile)
-    outputs = (DQ, DK, DV, dk_strides, dv_strides)
+    loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
+    tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles)
+    barriers = (q_full, do_full, kv_full, dq_taken)
+    outputs = (DK, DV, dk_strides, dv_strides)
     gl.warp_specialize(
         [
-            (consume, (walk, tiles, barriers, our_turn, outputs, HKV, NQ, KV_LEN, GROUP, CAUSAL, EVEN_N, SCALE, SCALE_LOG2E)),
-            (produce, (walk, sources, loads, barriers, HKV, NQ, GROUP)),
-            (keep_order, (walk, our_turn, WORKSPACE + 2, REPORT, HKV, NQ, GROUP)),
+            (consume, (walk, tiles, barriers, outputs, HKV, KV_LEN, GROUP, CAUSAL, EVEN_N, SCALE, SCALE_LOG2E)),
+            (produce, (walk, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP)),
+            (add_in_order, (walk, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, HKV, NQ, GROUP)),
         ],
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],

@@ -13,7 +13,7 @@ __all__ = ["arguments", "sdpa_backward"]
 
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
-STAGES = 3  # of the ring of what a step reads
+DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 
 
 def arguments(
@@ -48,8 +48,10 @@ def arguments(
     kv_heads, kv_len = key.shape[1:3]
     n_q = -(-q_len // block_m)
     rows = batch * heads * n_q * block_m
-    if rows >= 2**31:
-        raise ValueError(f"the Gluon kernel takes fewer than 2**31 query rows over all heads, not {rows}")
+    if rows * head_dim // DQ_COLUMNS >= 2**31:
+        raise ValueError(
+            f"the Gluon kernel takes fewer than 2**36 elements of query, rounded up to whole tiles, not {rows * head_dim}"
+        )
     if not all(x.is_contiguous() and x.numel() == rows * width for x, width in ((neg_lse, 1), (delta, 1), (dq, head_dim))):
         raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")
     q_block, kv_block = [1, 1, block_m, head_dim], [1, 1, block_n, head_dim]
@@ -62,7 +64,7 @@ def arguments(
         _descriptor(grad_out, q_block),
         _descriptor(neg_lse.view(rows), [block_m]),
         _descriptor(delta.view(rows), [block_m]),
-        dq,
+        _descriptor(dq.view(-1, DQ_COLUMNS), [block_m * head_dim // DQ_COLUMNS, DQ_COLUMNS]),
         table,
         semaphores,
         report,
@@ -81,7 +83,6 @@ def arguments(
         "EVEN_N": kv_len % block_n == 0,
         "SCALE": scale,
         "SCALE_LOG2E": scale * LOG2E,
-        "STAGES": STAGES,
         "num_warps": 8,
         "enable_fp_fusion": True,
     }

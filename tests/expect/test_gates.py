@@ -61,16 +61,18 @@ def test_one_pass(cell):
 
 
 def test_the_gluon_kernel():
-    """Of Hopper's two head dims, and shapes whose lengths are known; the warps that multiply load nothing."""
+    """Of Hopper's two head dims, and shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
     every = cells(template=[gates.GLUON])
     assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", 64), ("sm_90", 128)}
     assert len(every) == 2 * len(HALF_DTYPES) * len(gates.GLUON_SHAPES)
     (cell,) = (cell for cell in every if (cell.head_dim, cell.dtype, cell.shape) == (128, "bf16", "causal"))
     row = as_it_is(cell)
     assert row["gates"] == []
-    assert (row["ldgsts"], row["utmaldg"], row["num_warps"]) == (0, 0, 12)
+    assert (row["ldgsts"], row["utmaldg"], row["red"], row["idle_fences"], row["num_warps"]) == (0, 0, 0, None, 12)
     rules = dataclasses.replace(cell.rules, is_gluon=False)
-    assert rules.violated(row) == ["the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"]
+    loads, additions = rules.violated(row)
+    assert loads == "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
+    assert additions == "0 REDG.F32 in the main loop, where the tile has some"
 
 
 @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])

@@ -104,5 +104,5 @@ def test_codegen_shows_it(tmp_path, capsys):
     (loop,) = shown["predicted_cycles"]
     assert loop["flop"] == 10 * 64 * 128 * 128
     assert loop["notes"] == ["what other warps load is taken to be there"]
-    (again,) = replay((tmp_path / "kernel.cubin").read_bytes(), tma_bytes=64 * (4 * 128 + 8))
+    (again,) = replay((tmp_path / "kernel.cubin").read_bytes(), tma_bytes=64 * (8 * 128 + 8))
     assert loop["cycles"] == pytest.approx(again.cycles, abs=0.1)

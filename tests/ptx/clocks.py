@@ -13,6 +13,7 @@ what may be seen through the async proxy, by which wgmma and TMA read shared mem
     fence.proxy.async    what the thread knows of now, and did, may be seen by the async proxy. 8.6, 9.7.13.4
     cp.async             its writes are its thread's, at the time of the wait for its group. 9.7.9.25.3
     cp.async.bulk        its writes are the bulk column's, known with the phase that they complete. 9.7.9.25.4, 9.7.13.15
+      to global memory   its accesses are its thread's, by the async proxy, at any time until its group is waited for. 9.7.9.25.3
     wgmma                reads through the async proxy until waited for; its registers are in flight so long. 9.7.15.4, 9.7.15.7
 
 A kernel without atomics or ordered accesses of global memory has CTAs that never know of each other: they run one after the other,

@@ -1,7 +1,8 @@
 """A CTA's asynchronous copies: cp.async, TMA (cp.async.bulk.tensor), and the mbarriers that count them.
 
 Data arrives as late as it may: cp.async's when its group is waited for, TMA's whenever the scheduler says so. Until then the target
-is poisoned with ones, NaN in every float.
+is poisoned with ones, NaN in every float. What TMA stores, or adds, to global memory lands there whenever the scheduler says so as
+well, at the latest when its group is waited for, and not yet when just the reads of its group are.
 """
 
 from __future__ import annotations
@@ -43,6 +44,15 @@ class Barrier:
 
 
 @dataclass
+class Departure:
+    """A bulk store or addition on its way: the granules of shared memory that it reads, None once that was waited for, and what
+    puts it into global memory, None once it is there."""
+
+    reads: Any
+    land: Any
+
+
+@dataclass
 class Copies(Accesses):
     """The part of a CTA that copies. `context` is the first thread of the context that runs: its threads copy together."""
 
@@ -50,8 +60,8 @@ class Copies(Accesses):
     open_copies: dict[int, list[Any]] = field(default_factory=dict)
     groups: dict[int, list[list[Any]]] = field(default_factory=dict)
     barriers: dict[int, Barrier] = field(default_factory=dict)
-    open_bulk: dict[int, list[Any]] = field(default_factory=dict)
-    bulk: dict[int, list[list[Any]]] = field(default_factory=dict)
+    open_bulk: dict[int, list[Departure]] = field(default_factory=dict)
+    bulk: dict[int, list[list[Departure]]] = field(default_factory=dict)
 
     # ---- cp.async
 
@@ -183,34 +193,51 @@ class Copies(Accesses):
         self.arrived(number, state, 0, self.races.bulk_ends(self, touched))
 
     def store_box(self, number: int, s: Any, source: np.ndarray, descriptor: Any, at: np.ndarray, adds: bool, mask: Any) -> None:
-        """Stores, or adds, a box. The additions happen when the copy is issued, and count as plain accesses."""
+        """Stores, or adds, a box. The additions count as plain accesses."""
         for thread, address, handle, *place in self._each(s, mask, source, descriptor, *at):
             found, offset, target, inside = self._box(number, handle, place, address)
+            if adds and found.dtype != torch.float32:
+                raise self.fault(number, f"no semantics for an addition of {found.dtype}")
             index = self.races.granules(offset, found.size)
             self.races.async_read(self, number, slice(thread, thread + 1), index)
-            of = self.global_at(number, target[inside], found.size, adds)
-            if adds:
-                self.races.global_read(self, number, np.full(of.shape, thread), of, found.size)
-            self.races.global_write(self, number, np.full(of.shape, thread), of, found.size)
+            of = self.global_at(number, target[inside], found.size, False)
             data = self.shared_views[found.size][offset // found.size][inside]
-            view = self.memory.views[found.size]
-            if adds:
-                if found.dtype != torch.float32:
-                    raise self.fault(number, f"no semantics for an addition of {found.dtype}")
-                view = view.view(np.float32)
-                view[of // 4] += data.view(np.float32)
-            else:
-                view[of // found.size] = data
-            self._wrote(of, found.size)
-            self.open_bulk.setdefault(thread, []).append(index)
+            departure = Departure(index, partial(self._box_lands, number, thread, of, data, adds))
+            self.open_bulk.setdefault(thread, []).append(departure)
+            self.machine.flying.append(partial(_landed, departure))
+
+    def _box_lands(self, number: int, thread: int, of: np.ndarray, data: np.ndarray, adds: bool) -> None:
+        size, t = data.itemsize, np.full(of.shape, thread)
+        view = self.memory.views[size]
+        if adds:
+            self.global_at(number, of + self.memory.base, size, True)
+            self.races.global_read(self, number, t, of, size, bulk=True)
+            view = view.view(np.float32)
+            data = view[of // size] + data.view(np.float32)
+        self.races.global_write(self, number, t, of, size, bulk=True)
+        view[of // size] = data
+        self._wrote(of, size)
 
     def commit_bulk(self, number: int, s: Any, mask: Any) -> None:
         for (thread,) in self._each(s, mask):
             self.bulk.setdefault(thread, []).append(self.open_bulk.pop(thread, []))
 
-    def wait_bulk(self, number: int, s: Any, mask: Any, most: int) -> None:
+    def wait_bulk(self, number: int, s: Any, mask: Any, most: int, reads: bool) -> None:
+        """`reads`: only until shared memory was read."""
         for (thread,) in self._each(s, mask):
             groups = self.bulk.get(thread, [])
-            while len(groups) > most:
-                for index in groups.pop(0):
-                    self.races.async_read_ends(self, slice(thread, thread + 1), index)
+            done = groups[: len(groups) - most]
+            for departure in (each for group in done for each in group):
+                if departure.reads is not None:
+                    self.races.async_read_ends(self, slice(thread, thread + 1), departure.reads)
+                    departure.reads = None
+                if not reads:
+                    _landed(departure)
+            if not reads:
+                del groups[: len(done)]
+
+
+def _landed(departure: Departure) -> None:
+    if departure.land:
+        departure.land()
+        departure.land = None

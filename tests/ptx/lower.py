@@ -463,7 +463,7 @@ effect(
     "c.store_box({here}, {address:1}, {descriptor:0}, {place:0}, bool('{adds}'), {mask})",
 )
 effect(r"cp\.async\.bulk\.commit_group", "c.commit_bulk({here}, {mask})")
-effect(r"cp\.async\.bulk\.wait_group(\.read)?", "c.wait_bulk({here}, {mask}, {number:0})")
+effect(r"cp\.async\.bulk\.wait_group(?P<reads>\.read)?", "c.wait_bulk({here}, {mask}, {number:0}, bool('{reads}'))")
 effect(
     r"fence\.proxy\.async(\.(shared::cta|shared::cluster|global))?|fence\.mbarrier_init\.release\.cluster",
     "c.races.proxy_fence(c, c.masked(s, {mask}))",

@@ -257,3 +257,5 @@ class Machine:
                 waits[key] = where, self.events
             if self.events != before:
                 awake = list(live)
+        while self.flying:  # what nobody waited for
+            self.flying.pop()()

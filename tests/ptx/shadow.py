@@ -222,10 +222,12 @@ class Races(Clocks):
 
     # ---- global memory
 
-    def global_read(self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False) -> None:
+    def global_read(
+        self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False, bulk: bool = False
+    ) -> None:
         h = self.words
         t, index = self._spread(t, offset, size)
-        self._known_global(cta, number, t, index, h, strong, "read after write")
+        self._known_global(cta, number, t, index, h, strong, bulk, "read after write")
         if strong:
             return
         if self.is_local:
@@ -236,10 +238,12 @@ class Races(Clocks):
             h.reads[cta.number, index], h.reader[cta.number, index] = self.now, t // WARP
         h.read_at[index] = number
 
-    def global_write(self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False) -> None:
+    def global_write(
+        self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False, bulk: bool = False
+    ) -> None:
         h = self.words
         t, index = self._spread(t, offset, size)
-        self._known_global(cta, number, t, index, h, strong, "write after write")
+        self._known_global(cta, number, t, index, h, strong, bulk, "write after write")
         if self.is_local:
             late = (h.reads[0, index] > 0) & (h.reader[0, index] != cta.number % MANY)
         else:
@@ -255,14 +259,17 @@ class Races(Clocks):
         h.write(index, cta.number * self.threads + t, self.now, number)
         h.strong[index] = strong
 
-    def _known_global(self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half, strong: bool, kind: str) -> None:
+    def _known_global(
+        self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half, strong: bool, bulk: bool, kind: str
+    ) -> None:
+        """`bulk`: an access of TMA, through the async proxy."""
         writer = h.writer[index]
         if (writer < 0).all():
             return
         of = np.maximum(writer, 0)
         others = of // self.threads
         column = of % self.threads // WARP + (0 if self.is_local else others * self.columns)
-        known = self.known[self.row(cta) + t, column]
+        known = (self.fenced if bulk else self.known)[self.row(cta) + t, column]
         if self.is_local:
             known = np.where(others == cta.number, known, 0)
         late = (h.stamp[index] >= known) & (writer >= 0) & (writer != cta.number * self.threads + t)

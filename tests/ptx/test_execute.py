@@ -134,7 +134,9 @@ MUTANTS = [
     ("sm_90", "fence.proxy.async", -1, "delete", "fence.proxy.async"),
     ("sm_90", "red.release", -1, "relax", "read after write"),
     ("sm_90", "cp.async.wait_group", -1, "one later", "not waited for"),
-    ("Gluon", "mbarrier.try_wait", 0, "pass", "asynchronous read"),
+    ("Gluon", "mbarrier.try_wait", 0, "pass", "not waited for"),
+    ("Gluon", "cp.async.bulk.wait_group", 0, "delete", "read after write"),
+    ("Gluon", "fence.proxy.async.global", 0, "delete", "read after write"),
     ("Gluon", "mbarrier.init", 0, "one more", "deadlock"),
 ]
 

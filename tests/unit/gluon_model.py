@@ -3,9 +3,9 @@
 Gluon has no interpreter. This stands in for the names that the Gluon kernel in templates/ uses, on torch tensors. What it holds
 a kernel to: mbarriers with counts, phases and bytes; named barriers with the threads that arrive; TMA that arrives at any time
 after it was issued; matmuls that read shared memory at any time until they are waited for; a fence and then a barrier between a
-store to shared memory and an asynchronous reader of it, and a barrier between that reader and the next store; stores and additions
-to global memory that are performed at any time and in any order until a release which they are known to come before, by barriers
-or as the partition's own. What it does not see: layouts, the warps of one partition running apart, the scopes of fences.
+store to shared memory and an asynchronous reader of it, and a barrier between that reader and the next store; TMA's stores and
+additions to global memory, which are performed at any time until they are waited for. What it does not see: layouts, the warps of
+one partition running apart, fences between proxies in global memory, and the order of memory that releases and acquires give.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Partition(greenlet.greenlet):
         self.cta = cta
         self.condition: Callable[[], bool] = lambda: True
         self.matmuls: list[Matmul] = []
-        self.writes: set[Write] = set()  # in flight, and known to come before whatever this partition does next
+        self.bulk: list[Bulk] = []  # stores and additions of TMA that were not waited for
         self.stored: list[Tile] = []
         self.read: list[Tile] = []  # by matmuls that this partition's warps have waited for, each by itself
 
@@ -46,10 +46,11 @@ class Partition(greenlet.greenlet):
 
 
 class Cta:
-    """What the partitions of a CTA have in common: the named barrier at which a step ends."""
+    """What the partitions of a CTA have in common: named barriers, for a step's dQ and for each stage that a step reads."""
 
     def __init__(self) -> None:
-        self.step = NamedBarrier(320)
+        self.dq = NamedBarrier(288)
+        self.read = [NamedBarrier(288), NamedBarrier(288)]
 
 
 class Machine:
@@ -87,16 +88,14 @@ def wait_until(condition: Callable[[], bool] = lambda: True) -> None:
 
 
 class Barrier:
-    """An mbarrier. Who waits knows of the writes that those who arrived knew of."""
+    """An mbarrier."""
 
     def init(self, count: int) -> None:
         self.count = self.pending = count
         self.bytes = self.phase = 0
-        self.writes: set[Write] = set()
 
     def arrive(self, count: int) -> None:
         assert self.pending >= count, "more arrivals than the barrier counts"
-        self.writes |= Partition.running().writes
         self.pending -= count
         self.flip()
 
@@ -115,7 +114,6 @@ class Barrier:
 
     def wait(self, phase: int) -> None:
         wait_until(lambda: self.phase != phase)
-        Partition.running().writes |= self.writes
 
 
 def arrive(bar: Barrier, count: int) -> None:
@@ -129,12 +127,11 @@ class NamedBarrier:
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self.come = self.completions = 0
-        self.writes: set[Write] = set()
 
     def arrive(self, threads: int) -> None:
         self.come += threads
         assert self.come <= self.threads, "a second arrival at a named barrier before it has completed"
-        self.writes |= Partition.running().writes
+        publish(Partition.running())
         if self.come == self.threads:
             self.come = 0
             self.completions += 1
@@ -143,16 +140,24 @@ class NamedBarrier:
         before = self.completions
         self.arrive(threads)
         wait_until(lambda: self.completions > before)
-        Partition.running().writes |= self.writes
 
 
-def step_done() -> None:
-    Partition.running().cta.step.arrive(256)
+def dq_stored() -> None:
+    Partition.running().cta.dq.arrive(256)
     wait_until()
 
 
-def await_step() -> None:
-    Partition.running().cta.step.sync(32)
+def await_dq() -> None:
+    Partition.running().cta.dq.sync(32)
+
+
+def step_read(stage: int) -> None:
+    Partition.running().cta.read[stage].arrive(256)
+    wait_until()
+
+
+def await_read(stage: int) -> None:
+    Partition.running().cta.read[stage].sync(32)
 
 
 class Ring:
@@ -190,7 +195,7 @@ class Tile:
 
     def store(self, value: Tensor) -> None:
         assert value.dtype == self.dtype and value.shape == self.shape
-        assert self.owner.readers == 0, "a store over what another warp's matmul may still read"
+        assert self.owner.readers == 0, "a store over what another warp's matmul, or TMA, may still read"
         self.data.copy_(value)
         self.owner.clean = self.owner.fenced = False
         Partition.running().stored.append(self.owner)
@@ -205,11 +210,16 @@ def fence_async_shared() -> None:
         tile.fenced = True
 
 
-def barrier() -> None:
-    partition = Partition.running()
+def publish(partition: Partition) -> None:
+    """What a partition has stored and fenced is clean for who meets it at a barrier."""
     for tile in partition.stored:
         tile.clean = tile.fenced
     partition.stored[:] = [tile for tile in partition.stored if not tile.clean]
+
+
+def barrier() -> None:
+    partition = Partition.running()
+    publish(partition)
     for tile in partition.read:
         tile.readers -= 1
     partition.read.clear()
@@ -253,7 +263,7 @@ def warpgroup_mma(a: Any, b: Tile, acc: Tensor | Matmul, *, use_acc: bool = True
     return matmul
 
 
-def warpgroup_mma_wait(outstanding: int, deps: Sequence[Matmul]) -> Any:
+def await_matmuls(outstanding: int, deps: Sequence[Matmul]) -> Any:
     wait_until()
     matmuls = Partition.running().matmuls
     while len(matmuls) > outstanding:
@@ -294,38 +304,40 @@ def async_load(descriptor: Descriptor, corner: Sequence[int], full: Barrier, til
     wait_until()
 
 
-class Write:
-    """Stores or additions to global memory by some threads, performed at any time after they were issued."""
+class Bulk:
+    """A tile that TMA stores, or adds, to global memory: it is read and performed at any time after it was issued."""
 
-    def __init__(self, memory: Tensor, at: Tensor, value: Tensor, add: bool) -> None:
-        self.memory, self.at, self.value, self.add = memory, at, value, add
+    def __init__(self, descriptor: Descriptor, corner: Sequence[int], tile: Tile, add: bool) -> None:
+        self.target, self.place = descriptor.inside(corner)
+        self.tile, self.add = tile, add
         self.performed = False
+        tile.owner.readers += 1
         machine.events.append(self.perform)
-        Partition.running().writes.add(self)
+        Partition.running().bulk.append(self)
+        wait_until()
 
     def perform(self) -> None:
-        self.memory[self.at] = self.memory[self.at] + self.value if self.add else self.value
+        value = self.tile.read_asynchronously()[self.place]
+        self.target.copy_(self.target + value if self.add else value)
+        self.tile.owner.readers -= 1
         self.performed = True
 
 
-def write(pointers: Pointer, value: Tensor, mask: Tensor, add: bool) -> None:
-    at = torch.where(mask, pointers.offset, -1).broadcast_to(value.shape).flatten()
-    for part, values in zip(at.chunk(4), value.as_subclass(Tensor).flatten().chunk(4), strict=True):  # of threads on their own
-        if (kept := part >= 0).any():
-            Write(pointers.memory, part[kept], values[kept], add)
-    wait_until()
+def async_store(descriptor: Descriptor, corner: Sequence[int], tile: Tile) -> None:
+    Bulk(descriptor, corner, tile, add=False)
+
+
+def async_atomic_add(descriptor: Descriptor, corner: Sequence[int], tile: Tile) -> None:
+    Bulk(descriptor, corner, tile, add=True)
+
+
+def await_additions() -> None:
+    issued = Partition.running().bulk
+    wait_until(lambda: all(bulk.performed for bulk in issued))
+    issued.clear()
 
 
 def release(semaphore: Pointer) -> None:
-    """Behind every write that is known to come before it, whoever made it."""
-    known = Partition.running().writes
-    wait_until(lambda: all(write.performed for write in known))
-    known.clear()
-    semaphore.memory[semaphore.offset] += 1
-
-
-def relaxed_release(semaphore: Pointer) -> None:
-    """A release without its fence: writes may still be on their way."""
     semaphore.memory[semaphore.offset] += 1
     wait_until()
 
@@ -348,17 +360,15 @@ def load(pointer: Pointer) -> int:
 
 
 def store(pointers: Pointer, value: Tensor, mask: Tensor) -> None:
-    write(pointers, value, mask, add=False)
+    kept = mask.broadcast_to(value.shape)
+    pointers.memory[pointers.offset.broadcast_to(value.shape)[kept]] = value.as_subclass(Tensor)[kept]
 
 
-def atomic_add(pointers: Pointer, value: Any, mask: Tensor | None = None, sem: str = "acq_rel") -> int | None:
-    if mask is None:
-        wait_until()
-        before = load(pointers)
-        pointers.memory[pointers.offset] += value
-        return before
-    assert sem == "relaxed"
-    return write(pointers, value, mask, add=True)
+def atomic_add(pointer: Pointer, value: int, sem: str) -> int:
+    wait_until()
+    before = load(pointer)
+    pointer.memory[pointer.offset] += value
+    return before
 
 
 def where(condition: Any, a: Any, b: Any) -> Any:
@@ -368,9 +378,9 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 def allocate_shared_memory(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
     if dtype == torch.int64:
         return Ring([Barrier() for _ in range(shape[0])]) if len(shape) > 1 else Barrier()
-    # A ring is what has a leading 3; the tiles of one stage have at least 4 rows.
-    if shape[0] == 3:
-        return Ring([Tile(torch.full(shape[1:], float("nan"), dtype=dtype)) for _ in range(3)], shape)
+    # A ring is what has a leading 2.
+    if shape[0] == 2:
+        return Ring([Tile(torch.full(shape[1:], float("nan"), dtype=dtype)) for _ in range(2)], shape)
     return Tile(torch.full(shape, float("nan"), dtype=dtype))
 
 
@@ -414,14 +424,17 @@ mbarrier = SimpleNamespace(
     arrive=arrive,
     wait=lambda bar, phase: bar.wait(phase),
 )
-asynchronous = {function.__name__: function for function in (fence_async_shared, warpgroup_mma, warpgroup_mma_wait)}
-hopper = SimpleNamespace(mbarrier=mbarrier, tma=SimpleNamespace(async_load=async_load), **asynchronous)
+tma = SimpleNamespace(**{function.__name__: function for function in (async_load, async_store, async_atomic_add)})
+asynchronous = {function.__name__: function for function in (fence_async_shared, warpgroup_mma)}
+hopper = SimpleNamespace(mbarrier=mbarrier, tma=tma, warpgroup_mma_wait=await_matmuls, **asynchronous)
 gluon = SimpleNamespace(jit=lambda function: function, language=gl)
 MODULES: dict[str, Any] = {
     "triton": SimpleNamespace(),
+    "triton._C.libtriton": SimpleNamespace(ir=None),
     "triton.experimental": SimpleNamespace(gluon=gluon),
     "triton.experimental.gluon": gluon,
     "triton.experimental.gluon.language": gl,
+    "triton.experimental.gluon.language._core": SimpleNamespace(builtin=lambda function: function),
     "triton.experimental.gluon.language.nvidia.hopper": hopper,
     "triton.experimental.gluon.nvidia.hopper": SimpleNamespace(TensorDescriptor=Descriptor),
 }
@@ -431,8 +444,8 @@ def fault_unless_zero(value: int) -> None:
     assert value == 0, "a store to address 0"
 
 
-# They are PTX in the kernel's source.
-IN_ASSEMBLER = (wait_for_rank, release, step_done, await_step, fault_unless_zero)
+# They are PTX in the kernel's source, or ask Triton for what Gluon does not offer.
+OF_TRITON = (wait_for_rank, release, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls, fault_unless_zero)
 
 
 def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
@@ -440,7 +453,7 @@ def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
     namespace: dict[str, Any] = {"__name__": "kernel"}
     with mock.patch.dict(sys.modules, MODULES):
         exec(compile(source, "kernel", "exec"), namespace)
-    namespace.update({function.__name__: function for function in IN_ASSEMBLER}, **others)
+    namespace.update({function.__name__: function for function in OF_TRITON}, **others)
     return SimpleNamespace(**namespace)
 
 

@@ -23,7 +23,7 @@ from dash_inductor.sass.gates import (
     Rules,
     cells,
 )
-from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, tile, two_pass_tile
+from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, gluon_tile, tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.
 GOOD = (
@@ -92,6 +92,16 @@ def test_gates_of_other_architectures_and_of_two_passes():
     assert of_two.violated(two | {"main_loops": 1}) == ["1 loops with matmuls, where the tile has 2 kinds of CTAs"]
     of_three = Rules(90, two_pass_tile(90, "bf16", 256))
     assert of_three.violated(two) == ["2 loops with matmuls, where the tile has 3 kinds of CTAs"]
+
+
+def test_gates_of_gluon():
+    """Its main loop neither loads nor adds, and has no fence for the whole GPU, idle or not."""
+    rules = Rules(90, gluon_tile(90, "bf16", 64), is_gluon=True)
+    good = GOOD | {"ldgsts": 0, "red": 0, "copies_ahead": None, "idle_fences": None, "idle_additions": None}
+    assert rules.violated(good) == []
+    assert rules.violated(good | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
+    fences = ["the warps that multiply fence for the whole GPU, which is for another one"]
+    assert rules.violated(good | {"idle_fences": 0}) == fences
 
 
 def test_prefetching_where_three_stages_fit():

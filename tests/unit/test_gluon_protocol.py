@@ -155,49 +155,68 @@ def test_tensors_of_another_size_are_refused():
         module_of(source()).arguments(*tensors, report=REPORT, block_m=128, block_n=128, causal=False, scale=1)
 
 
-TURN, RELEASE = "mbarrier.wait(our_turn, turn_phase)", "await_step()\n            release(SEMAPHORES + index)"
-LAST = "dk = warpgroup_mma_wait(0, deps=[dk])"
+RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)", "release(SEMAPHORES + index)"
+TAKEN, ADDED = "mbarrier.arrive(dq_taken, count=1)\n", "            await_additions()\n"
+LAST = "dk = await_matmuls(0, deps=[dk])"
+DQ_STORE = "dq_tiles.index(stage).store(in_accumulator_order(dq))\n"
 WAIT_FOR_A_STAGE = """                if step >= STAGES:
-                    await_step()
+                    await_read(stage)
 """
-NEXT_STAGE = "                stage = gl.where(stage == STAGES - 1, 0, stage + 1)\n            # The end"
-REST_OF_THE_CHAIN = """            for _step in range(gl.minimum(steps, STAGES)):
-                await_step()
+NEXT_STAGE = "                count += 1\n            # The end"
+REST_OF_THE_CHAIN = """            left = gl.minimum(steps, STAGES)
+            for step in range(left):
+                await_read((count + left + step) % STAGES)
 """
-ADD = "add_in_order(DQ, tile, dq, entry >> 16)\n"
+LATE = "{0}for step in range(left):\n{0}    await_read((count + left + step) % STAGES)\n"  # how else the rest is awaited
+BARRIER = "barrier()  # all warps have waited for the matmul that reads the last step's\n"
 MUTANTS = {
-    "no wait for the rank": [("wait_for_rank(SEMAPHORES, index, entry >> 16, NQ, REPORT)", "pass")],
-    "no wait for the turn": [(TURN, "pass")],
-    "additions before the turn": [(f"{TURN}\n                {ADD}", f"{ADD}                {TURN}\n")],
-    "wrong phase of the turn": [(TURN, "mbarrier.wait(our_turn, turn_phase ^ 1)")],
-    "a step released before it is done": [(RELEASE, "release(SEMAPHORES + index)\n            await_step()")],
-    "a step never awaited": [(RELEASE, "release(SEMAPHORES + index)")],
-    "a step done before its additions": [
-        (ADD, f"step_done()\n                {ADD}"),
-        ("deps=[dk])\n                step_done()", "deps=[dk])"),
+    "no wait for the rank": [(f"{RANK}\n            #", "#")],
+    "a step released before it is added": [(f"{ADDED}            {RELEASE}", f"            {RELEASE}\n{ADDED}")],
+    "additions never awaited": [(ADDED, "")],
+    "dq added before it is stored": [("await_dq()\n            mbarrier", "mbarrier"), (ADDED, f"            await_dq()\n{ADDED}")],
+    "dq taken before it is seen": [(f"await_dq()\n            {TAKEN}", f"{TAKEN}            await_dq()\n")],
+    "dq never taken": [(TAKEN, "pass\n")],
+    "dq stored over one in use": [("mbarrier.wait(dq_taken, (count + 1) % 2)", "pass")],
+    "wrong phase of what was taken": [("mbarrier.wait(dq_taken, (count + 1)", "mbarrier.wait(dq_taken, (count + 0)")],
+    "one place for dq": [("dq = dq_tiles.index(count % STAGES)", "dq = dq_tiles.index(0)")],
+    "no fence behind dq": [(f"{DQ_STORE}                    fence_async_shared()", DQ_STORE)],
+    "dq said to be stored too early": [
+        (DQ_STORE, f"dq_stored()\n                    {DQ_STORE}"),
+        ("()\n                    dq_stored()\n", "()\n"),
     ],
-    "a step done before its last matmul": [(f"{LAST}\n                step_done()", f"step_done()\n                {LAST}")],
-    "the first adds": [("rank == 0", "rank < 0"), ("rank != 0", "rank >= 0")],
-    "the others store": [("rank == 0", "rank >= 0"), ("rank != 0", "rank < 0")],
+    "a stage free before its last matmul": [
+        (f"{LAST}\n                    step_read(stage)", f"step_read(stage)\n                    {LAST}")
+    ],
+    "the first adds": [("if rank == 0:", "if rank < 0:")],
+    "the others store": [("if rank == 0:", "if rank >= 0:")],
     "another order of dq's elements": [("permute([4, 3, 0, 2, 5, 1, 6])", "permute([4, 3, 0, 5, 2, 1, 6])")],
     "Q over a stage in use": [(WAIT_FOR_A_STAGE, ""), (NEXT_STAGE, WAIT_FOR_A_STAGE + NEXT_STAGE)],
     "K and V over a tile in use": [
-        (REST_OF_THE_CHAIN, "            left = gl.minimum(steps, STAGES)\n    for _step in range(left):\n        await_step()\n"),
-        ("    stage = 0\n    for turn", "    left = stage = 0\n    for turn"),
-        ("kv_full, v_tile)\n", "kv_full, v_tile)\n            for _step in range(left):\n                await_step()\n"),
+        (REST_OF_THE_CHAIN, "            left = gl.minimum(steps, STAGES)\n" + LATE.format("    ")),
+        ("    count = 0  # of the steps of all chains\n    for turn", "    left = count = 0\n    for turn"),
+        ("kv_full, v_tile)\n", "kv_full, v_tile)\n" + LATE.format("            ")),
     ],
     "K and V before they have arrived": [("mbarrier.wait(kv_full, kv_phase)", "pass")],
-    "Q before it has arrived": [("mbarrier.wait(full.index(stage), phase)", "pass")],
-    "wrong phase of the ring": [("mbarrier.wait(full.index(stage), phase)", "mbarrier.wait(full.index(stage), phase ^ 1)")],
-    "one stage too many": [("last = stage == STAGES - 1\n", "last = stage == STAGES - 2\n")],
-    "bytes that are not counted": [("2 * BLOCK_M * HEAD_DIM * 2 + 2 * BLOCK_M * 4)", "2 * BLOCK_M * HEAD_DIM * 2)")],
-    "no fence before the dq matmul": [("dim=1).store(ds_t)\n                fence_async_shared()", "dim=1).store(ds_t)")],
-    "no barrier before the dq matmul": [("barrier()\n                dq = ", "dq = ")],
-    "no barrier behind the dq matmul": [("barrier()  # before", "pass  # before")],
-    "dq used before its matmul is done": [("warpgroup_mma_wait(1, deps=[dq, dv])", "warpgroup_mma_wait(2, deps=[dq, dv])")],
+    "Q before it has arrived": [("mbarrier.wait(q_full.index(stage), (count // STAGES) % 2)", "pass")],
+    "grad_out before it has arrived": [("mbarrier.wait(do_full.index(stage), (count // STAGES) % 2)", "pass")],
+    "wrong phase of the ring": [
+        ("mbarrier.wait(q_full.index(stage), (count // STAGES)", "mbarrier.wait(q_full.index(stage), (count // STAGES + 1)")
+    ],
+    "bytes that are not counted": [
+        (
+            "arrived = q_full.index(stage)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)",
+            "arrived = q_full.index(stage)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2)",
+        )
+    ],
+    "no fence before the dq matmul": [("fence_async_shared()\n                    barrier()\n", "barrier()\n")],
+    "no barrier before the dq matmul": [("barrier()\n                    dq = ", "dq = ")],
+    "no barrier behind the dq matmul": [(BARRIER, "pass\n")],
+    "dq used before its matmul is done": [("await_matmuls(1, deps=[dq, dv])", "await_matmuls(2, deps=[dq, dv])")],
     "an entry past the chain": [("gl.minimum(step + 1, steps - 1)", "(step + 2)")],
-    "S of the second part used before its matmul is done": [("wait(3, deps=[next_s_t])", "wait(4, deps=[next_s_t])")],
-    "dP of the second part used before its matmul is done": [("wait(2, deps=[dp_t])", "wait(3, deps=[dp_t])")],
+    "S of the second part used before its matmul is done": [
+        ("await_matmuls(3, deps=[next_s_t])", "await_matmuls(4, deps=[next_s_t])")
+    ],
+    "dP of the second part used before its matmul is done": [("await_matmuls(2, deps=[dp_t])", "await_matmuls(3, deps=[dp_t])")],
     "lse of the first part for the second": [("row_of(neg_lse, PART,", "row_of(neg_lse, 0,")],
     "delta of the first part for the second": [("row_of(delta, PART,", "row_of(delta, 0,")],
     "edges not masked": [("if first_key + s_t.shape[0] > first_row + 1:", "if False:")],
@@ -226,7 +245,3 @@ def test_mutants_are_seen(name):
         assert text.count(before) == 1
         text = text.replace(before, after)
     assert_seen(module_of(text))
-
-
-def test_a_release_without_its_fence_is_seen():
-    assert_seen(module_of(source(), release=gluon_model.relaxed_release))

@@ -25,7 +25,7 @@ from benchmarks.published.model import (
     makespan,
     splits,
 )
-from benchmarks.published.steps import BANDWIDTH, OURS, steps
+from benchmarks.published.steps import BANDWIDTH, GLUON, OURS, steps
 from dash_inductor.sass.replay.constants import Constants
 from dash_inductor.sass.replay.pricing import LAW
 
@@ -144,6 +144,14 @@ def test_ours_beside_others():
         assert each.ours[18] < each.ours[32] < each.ours[64]
         assert all(each.ours[32] > (each.others[name] or 0) for name in ("flex", "strict"))
     assert all(each.others["strict"] < each.others["FA3"] for each in made)
+    assert all(each.ours[18] < each.others["Gluon"] for each in made)
+
+
+def test_the_kernel_in_gluon_is_priced_as_the_other():
+    """At the same main loop it is as fast."""
+    attention = Attention(1, 32, 8192, 128, "causal")
+    alike = [replace(step, kernel=GLUON) for step in steps() if step.kernel == OURS] + [s for s in steps() if s.kernel == OURS]
+    assert beside.gluon(attention, alike) == pytest.approx(beside.ours(attention, alike)[BANDWIDTH])
 
 
 def test_what_others_are_priced_that_is_no_main_loop_ours_is_too():
