@@ -90,7 +90,8 @@ class Resolution:
     @property
     def may_round_robin(self) -> bool:
         """Whether the schedule of one pass may be a round robin."""
-        return not self.chained and may_round_robin(self.settings.guarantee, self.settings.schedule)
+        takes_any = self.costs is not None and self.costs.round_robins
+        return takes_any and not self.chained and may_round_robin(self.settings.guarantee, self.settings.schedule)
 
     @property
     def two_pass_costs(self) -> TwoPass:
@@ -147,7 +148,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
         raise declined
-    costs = _costs(target, one_pass, two_pass)
+    costs = replace(_costs(target, one_pass, two_pass), round_robins=settings.kernel != GLUON)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     if may_stay:
@@ -304,9 +305,8 @@ def _why_no_schedule(resolution: Resolution) -> str | None:
     problem, settings = resolution.problem, resolution.settings
     if problem.mask == BLOCK_MASK:
         return None
-    if settings.kernel == GLUON and resolution.may_round_robin:
-        reason = f"with guarantee {settings.guarantee!r} and schedule {settings.schedule!r} there may be one"
-        return f"the Gluon kernel takes no round robin, and {reason}: force a family, or guarantee device or batch"
+    if settings.kernel == GLUON and settings.schedule in ROUND_ROBIN:
+        return f"the Gluon kernel takes no round robin, which schedule={settings.schedule!r} asks for"
     return why_impossible(problem.mask, settings.guarantee, settings.schedule)
 
 

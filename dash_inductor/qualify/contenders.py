@@ -35,7 +35,6 @@ BASELINE, FLEX_BASELINE, TUNED_BASELINE = "sdpa-flash-strict", "flex", "ours"
 # Settings of the package that do not say which kernel runs.
 NOT_KERNELS = ("on_unsupported", "guarantee")
 ONE_PASS_ONLY = {"template": "one_pass"}
-ALONG = {"gluon": {"guarantee": "device"}}  # without which it declines: it takes no round robin
 SDPA_REFUSALS = ("No available kernel", "No viable backend")
 
 
@@ -261,7 +260,7 @@ def _forced() -> list[Contender]:
     """One for every value of a setting that names another kernel, schedule or launch than the default."""
     defaults = Config()
     return [
-        ours(f"ours-{value.replace('_', '-')}", {setting: value, **ALONG.get(value, {})})
+        ours(f"ours-{value.replace('_', '-')}", {setting: value})
         for setting, values in CHOICES.items()
         if setting not in NOT_KERNELS
         for value in values
@@ -293,5 +292,5 @@ def contenders() -> dict[str, Contender]:
 def tuned() -> dict[str, Contender]:
     """Our one-pass kernel as it is, every variant of it, and the Gluon kernel."""
     changed = [ours(f"ours-{v.name}", variant=v) for v in VARIANTS]
-    gluon = ours("ours-gluon", {"kernel": "gluon", **ALONG["gluon"], **ONE_PASS_ONLY})
+    gluon = ours("ours-gluon", {"kernel": "gluon", **ONE_PASS_ONLY})
     return {c.name: c for c in (ours("ours", ONE_PASS_ONLY, twin="ours-unordered"), *changed, gluon)}

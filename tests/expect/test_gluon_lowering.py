@@ -55,6 +55,19 @@ def test_chained_launch():
     assert (int(workers), cooperative) == (4 * 2 * 2, "False")  # KV tiles, batch, kv heads
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_no_round_robin_is_chosen(dynamic):
+    """Under the default guarantee, where the Triton kernel takes one; the choice at run time leaves them out too."""
+    few = {"kv_heads": 1, "heads": 1, "q_len": 32768, "kv_len": 32768, "dynamic": dynamic}
+    by_triton, by_gluon = (generated(settings={"kernel": kernel}, **few) for kernel in ("triton", "gluon"))
+    (decision,) = by_gluon.decisions
+    assert decision.rewritten and len(calls(by_gluon.source, OP)) == 1
+    if dynamic:
+        assert "round_robins=True" in by_triton.source and "round_robins=False" in by_gluon.source
+    else:
+        assert by_triton.decisions[0].family == "symmetric_round_robin" != decision.family
+
+
 def test_scratch_of_whole_q_tiles():
     assert "empty_strided_cuda((8, 4, 8192)," in generated().source  # query heads, Q tiles, elements of a tile
 
@@ -82,7 +95,10 @@ def test_tiles_that_there_are_not():
     [
         ({"key": "a100"}, "is made for sm_90, not sm_80"),
         ({"head_dim": 96}, "takes head dim 64 or 128, not 96"),
-        ({"settings": {"kernel": "gluon"}}, "takes no round robin, and with guarantee 'run' and schedule 'auto' there may be one"),
+        (
+            {"settings": {"kernel": "gluon", "schedule": "symmetric_round_robin"}},
+            "takes no round robin, which schedule='symmetric_round_robin' asks for",
+        ),
     ],
 )
 def test_declined(changes, reason):
@@ -94,7 +110,7 @@ def test_declined(changes, reason):
 def test_codegen_shows_it(tmp_path, capsys):
     """Its own source, its launch, and what eight of its warps do in the main loop."""
     sizes = ["--batch", "1", "--q-len", "2048", "--kv-len", "2048", "--heads", "8", "--head-dim", "128", "--mask", "causal"]
-    with enabled(kernel="gluon", guarantee="device"):
+    with enabled(kernel="gluon"):
         assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "kernel.cubin")]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert (shown["gates"], shown["others"], shown["num_warps"]) == ([], [], 12)

@@ -20,7 +20,7 @@ from dash_inductor.templates.tiles import gluon_tile
 def by_gluon(rewriting: None) -> Iterator[None]:
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("needs an sm_90")
-    with dash_inductor.enabled(kernel="gluon", guarantee="device"):
+    with dash_inductor.enabled(kernel="gluon"):
         yield
 
 
@@ -41,8 +41,7 @@ def test_gradients(shape, dtype):
     [*((family, causal) for family in MONOTONE for causal in (False, True)), ("shift", False), ("symmetric", True)],
 )
 def test_bits_of_every_family(family, causal, head_dim):
-    with dash_inductor.enabled(guarantee="run"):
-        bodies.test_bits_of_every_family(family, causal, head_dim)
+    bodies.test_bits_of_every_family(family, causal, head_dim)
 
 
 def test_dynamic_lengths():

@@ -64,7 +64,7 @@ def _named() -> Iterator[tuple[str, Case]]:
     for cell in gates.cells():
         dims = str(cell.head_dim) + (f"/{cell.value_dim}" if cell.value_dim else "")
         few_sms = cell.template != Template.TWO_PASS and cell.shape in gates.SHAPES
-        settings = {"kernel": "gluon", "guarantee": "batch"} if cell.template == gates.GLUON else {"template": cell.template}
+        settings = {"kernel": "gluon"} if cell.template == gates.GLUON else {"template": cell.template}
         settings |= _few_sms(cell.arch) if few_sms else {}
         case = _case(cell.arch, cell.dtype, cell.head_dim, settings, **_of_shape(cell.shape), value_dim=cell.value_dim)
         yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
