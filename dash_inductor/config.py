@@ -24,7 +24,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "schedule": ("auto", *FAMILIES, *ROUND_ROBIN),
     "launch": ("grouped", "chained"),
     "template": ("auto", Template.ONE_PASS.value, Template.TWO_PASS.value),
-    "kernel": (TRITON, GLUON),
+    "kernel": (AUTO, TRITON, GLUON),
     "guard": (AUTO, ALWAYS, OFF),
 }
 
@@ -41,7 +41,8 @@ class Config:
         launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
         template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
         sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels.
-        kernel: `triton`, or `gluon`: one pass on sm_90 at head dims 64 and 128, without round robins. It has never run on a GPU.
+        kernel: of one pass: `triton`; `gluon`, on sm_90 at head dims 64 and 128 under full and causal masks, without round robins;
+            or `auto`, by the GPU's architecture, the dtype and the head dim alone: `triton` so far, since no GPU has run either.
         segment: queries of which dK and dV are summed apart under context parallelism, so that the number of ranks does not decide
             their bits; 0 for all that a rank has.
         emulate: run what Inductor generates on the CPU through Triton's interpreter.
@@ -59,7 +60,7 @@ class Config:
     schedule: str = "auto"
     launch: str = "grouped"
     template: str = "auto"
-    kernel: str = TRITON
+    kernel: str = AUTO
     sm_reserve: int = 0
     segment: int = 0
     emulate: bool = False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
-from .config import GLUON, Config
+from .config import AUTO, GLUON, TRITON, Config
 from .decision import Declined, Kernel, LeftToStock
 from .devices.cost_files import load_costs, load_tflops, load_two_pass, two_pass_percent
 from .devices.stock_kernels import published, stock_cost
@@ -68,6 +68,11 @@ class Resolution:
     def tile_text(self) -> str:
         """As a decision has it."""
         return " or ".join(str(tile) for tile in (self.one_pass, self.two_pass) if tile)
+
+    @property
+    def kernel(self) -> str:
+        """TRITON or GLUON: that of one pass."""
+        return kernel_for(self.problem, self.settings, self.target)
 
     @property
     def chained(self) -> bool:
@@ -148,7 +153,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
         raise declined
-    costs = replace(_costs(target, one_pass, two_pass), round_robins=settings.kernel != GLUON)
+    costs = replace(_costs(target, one_pass, two_pass), round_robins=kernel_for(problem, settings, target) != GLUON)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     if may_stay:
@@ -161,11 +166,22 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     return _with_schedule(resolution, one_pass)
 
 
+def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
+    """TRITON or GLUON: the kernel of one pass. Unless it is forced, the architecture, the dtype and the head dim say which."""
+    if settings.kernel != AUTO:
+        return settings.kernel
+    head_dim, value_dim = problem.head_dims
+    is_faster = head_dim == value_dim and (target.arch, problem.dtype, head_dim) in tiles.GLUON_BY_DEFAULT
+    is_plain = problem.mask in ("full", "causal") and problem.mods is None and problem.dropout is None
+    asks_for_other = settings.template == Template.TWO_PASS or settings.schedule in ROUND_ROBIN
+    return GLUON if is_faster and is_plain and not asks_for_other else TRITON
+
+
 def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
     one_pass = None
     if template != Template.TWO_PASS:
         of = target.arch, problem.dtype, *problem.head_dims
-        one_pass = tiles.gluon_tile(*of) if settings.kernel == GLUON else tiles.tile(*of)
+        one_pass = tiles.gluon_tile(*of) if kernel_for(problem, settings, target) == GLUON else tiles.tile(*of)
         if _needs_small(problem, one_pass):
             one_pass = tiles.tile(*of, small=True)
     return one_pass, None if template == Template.ONE_PASS else _two_pass_tile(problem, target)
@@ -197,7 +213,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     """
     if problem.mods is not None or problem.mask == BLOCK_MASK:
         return _template_of_flex(problem, settings)
-    if settings.kernel == GLUON:
+    if kernel_for(problem, settings, target) == GLUON:
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
         return Template.TWO_PASS

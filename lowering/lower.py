@@ -44,7 +44,7 @@ def lower(
     if resolution.one_pass is None:
         gradients = two_pass.gradients(inputs)
     else:
-        gradients = (gluon if resolution.settings.kernel == GLUON else one_pass).gradients(inputs)
+        gradients = (gluon if resolution.kernel == GLUON else one_pass).gradients(inputs)
     record(decision(inputs, gradients, mark))
     return gradients.dq, gradients.dk, gradients.dv
 

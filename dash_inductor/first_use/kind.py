@@ -40,12 +40,12 @@ class Kind:
 
 def kinds_of(resolution: Resolution) -> list[Kind]:
     """One for each template that an attention may take."""
-    problem, settings = resolution.problem, resolution.settings
+    problem = resolution.problem
     tiles = (Template.ONE_PASS, resolution.one_pass), (Template.TWO_PASS, resolution.two_pass)
     return [
         Kind(
             template.value,
-            settings.kernel if template is Template.ONE_PASS else TRITON,
+            resolution.kernel if template is Template.ONE_PASS else TRITON,
             "plain" if template is Template.TWO_PASS else "chained" if resolution.chained else "grouped",
             resolution.target.arch,
             problem.dtype,
@@ -64,7 +64,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
 
 def _shares_row(resolution: Resolution) -> bool:
     problem = resolution.problem
-    is_of_triton = resolution.settings.kernel == TRITON and problem.mask != BLOCK_MASK
+    is_of_triton = resolution.kernel == TRITON and problem.mask != BLOCK_MASK
     return is_of_triton and problem.is_static and shares_row(resolution.schedule[0])
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import emulation
-from ..config import CHOICES, Config, current
+from ..config import CHOICES, TRITON, Config, current
 from ..decision import clear_decisions, decisions
 from ..devices.target import target_of
 from ..hooks.install import enabled
@@ -264,7 +264,7 @@ def _forced() -> list[Contender]:
         for setting, values in CHOICES.items()
         if setting not in NOT_KERNELS
         for value in values
-        if value != getattr(defaults, setting)
+        if value not in (getattr(defaults, setting), TRITON)  # which is what kernel="auto" takes
     ]
 
 

@@ -469,7 +469,7 @@ SETTINGS: dict[str, list[Any]] = {
     "launch": ["grouped", "chained"],
     "template": ["auto", "one_pass", "two_pass"],
     "guarantee": ["run", "device", "batch"],
-    "kernel": ["triton", "gluon"],
+    "kernel": ["auto", "triton", "gluon"],
     "sm_reserve": [0, 1, 6],
     "on_unsupported": ["fallback", "warn", "error"],
 }

@@ -10,6 +10,7 @@ import pytest
 from dash_inductor import enabled
 from dash_inductor.cli.main import main
 from dash_inductor.sass.replay import replay
+from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import gluon_tile
 
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
@@ -53,6 +54,19 @@ def test_chained_launch():
     code = generated(settings={"kernel": "gluon", "launch": "chained"})
     ((*_, workers, cooperative, _, _),) = calls(code.source, OP)
     assert (int(workers), cooperative) == (4 * 2 * 2, "False")  # KV tiles, batch, kv heads
+
+
+def test_auto_goes_by_architecture_dtype_and_head_dim(monkeypatch):
+    """And takes the Triton kernel where the Gluon kernel cannot run, or another template or schedule is asked for."""
+    auto = {"guarantee": "device"}
+    assert OP not in generated(settings=auto).source
+    monkeypatch.setattr(tiles, "GLUON_BY_DEFAULT", frozenset({(90, "bf16", 64)}))
+    assert OP in generated(settings=auto, cached=False).source
+    others = {"key": "a100"}, {"head_dim": 128}, {"dtype": "fp16"}, {"settings": auto | {"kernel": "triton"}}
+    asked = {"settings": {"schedule": "symmetric_round_robin"}}, {"settings": {"template": "two_pass"}}
+    for changes in (*others, *asked):
+        code = generated(**{"settings": auto, "cached": False} | changes)
+        assert OP not in code.source and all(decision.rewritten for decision in code.decisions)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
