@@ -465,8 +465,8 @@ effect(
 effect(r"cp\.async\.bulk\.commit_group", "c.commit_bulk({here}, {mask})")
 effect(r"cp\.async\.bulk\.wait_group(?P<reads>\.read)?", "c.wait_bulk({here}, {mask}, {number:0}, bool('{reads}'))")
 effect(
-    r"fence\.proxy\.async(\.(shared::cta|shared::cluster|global))?|fence\.mbarrier_init\.release\.cluster",
-    "c.races.proxy_fence(c, c.masked(s, {mask}))",
+    r"fence\.proxy\.async(\.(?P<space>shared::cta|shared::cluster|global))?|fence\.mbarrier_init\.release\.cluster",
+    "c.races.proxy_fence(c, c.masked(s, {mask}), '{space}')",
 )
 effect(r"fence\.(acq_rel|sc)\.(cta|gpu|sys|cluster)|membar\.(gl|cta|sys)", "c.races.fence(c, c.masked(s, {mask}))")
 row(

@@ -140,11 +140,11 @@ def is_wrong(prepared: Prepared, result: Result) -> bool:
     return any(not error < limit for error in result.errors.values())
 
 
-def all_judged(cases: Sequence[Prepared], chosen: Callable[[Site], bool] = lambda site: True) -> Iterator[Verdict]:
+def all_judged(cases: Sequence[Prepared]) -> Iterator[Verdict]:
     """Each mutant's verdict. For a silent one, the other sites are searched for what replaces it."""
     search = _Search(cases)
     idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
-    for site in filter(chosen, search.sites):
+    for site in search.sites:
         verdict = judged(cases, [site])
         verdict.was_reached = any(case.programs[_main(case)].was_reached(site.number) for case in cases)
         if verdict.silent and verdict.was_reached:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import WARP, Clock, Clocks
+from .clocks import GLOBAL, SHARED, WARP, Clock, Clocks
 
 MANY = 99  # lanes, warps or CTAs
 Index = np.ndarray
@@ -188,7 +188,7 @@ class Races(Clocks):
         self.now += 1
         clock = np.zeros(self.known.shape[1], np.int32)
         clock[self.column(cta) + self.warps] = self.now
-        return Clock(clock, clock.copy())
+        return Clock(clock, np.stack([clock, clock]))
 
     def async_read(self, cta: Any, number: int, rows: slice, index: Index) -> None:
         """wgmma, or a bulk store, of these threads reads these granules from now on: all its threads must know what was written."""
@@ -211,10 +211,10 @@ class Races(Clocks):
         at = slice(row + rows.start, row + rows.stop)
         column = self.column(cta) + np.maximum(writer, 0) // WARP
         by_itself = (rows.stop - rows.start == 1) & (writer == rows.start)
-        fenced_itself = by_itself & (stamp < self.own_fence[row + rows.start])
+        fenced_itself = by_itself & (stamp < self.own_fence[SHARED, row + rows.start])
         for table, own, what in (
             (self.known, by_itself, "that no barrier passed on"),
-            (self.fenced, fenced_itself, "that no fence.proxy.async passed on"),
+            (self.fenced[SHARED], fenced_itself, "that no fence.proxy.async passed on"),
         ):
             late = (stamp >= table[at].min(0)[column]) & (writer >= 0) & ~own
             if late.any():
@@ -269,7 +269,7 @@ class Races(Clocks):
         of = np.maximum(writer, 0)
         others = of // self.threads
         column = of % self.threads // WARP + (0 if self.is_local else others * self.columns)
-        known = (self.fenced if bulk else self.known)[self.row(cta) + t, column]
+        known = (self.fenced[GLOBAL] if bulk else self.known)[self.row(cta) + t, column]
         if self.is_local:
             known = np.where(others == cta.number, known, 0)
         late = (h.stamp[index] >= known) & (writer >= 0) & (writer != cta.number * self.threads + t)

@@ -137,6 +137,7 @@ MUTANTS = [
     ("Gluon", "mbarrier.try_wait", 0, "pass", "not waited for"),
     ("Gluon", "cp.async.bulk.wait_group", 0, "delete", "read after write"),
     ("Gluon", "fence.proxy.async.global", 0, "delete", "read after write"),
+    ("Gluon", "fence.proxy.async.shared", -1, "delete", "asynchronous read"),
     ("Gluon", "mbarrier.init", 0, "one more", "deadlock"),
 ]
 
@@ -152,7 +153,6 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
     assert seen in " ".join([verdict.fault or "", *(kind for kind, _, _ in verdict.races)]), verdict.line()
 
 
-LONGER = {"Gluon": 512}  # four tiles of queries: only then are the three stages of its ring used again
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
 # Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go: the last wait for them, after
 # which shared memory could be used again, orders nothing.
@@ -176,16 +176,8 @@ def in_two_orders(case: Case) -> list[Prepared]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", HOLES)
 def test_every_mutant_is_seen_or_redundant(name: str, record_property: Callable[[str, object], None]) -> None:
-    """Of the main kernel. Where no thread comes, a longer sequence is asked."""
-    cases = in_two_orders(CASES[name])
-    verdicts = list(mutants.all_judged(cases))
-    if name in LONGER:
-        longer = in_two_orders(replace(CASES[name], q_len=LONGER[name], kv_len=LONGER[name]))
-        same, other = ([one.opcode for one in mutants.main_kernel(x[0]).instructions] for x in (cases, longer))
-        assert same == other  # so that a site has one number in both
-        unreached = {verdict.site.number for verdict in verdicts if not verdict.was_reached}
-        verdicts = [verdict for verdict in verdicts if verdict.was_reached]
-        verdicts += mutants.all_judged(longer, lambda site: site.number in unreached)
+    """Of the main kernel."""
+    verdicts = list(mutants.all_judged(in_two_orders(CASES[name])))
     assert [re.sub(r" \(.*?\)", "", verdict.line()) for verdict in verdicts if verdict.is_hole] == HOLES[name]
     record_property(f"mutants of {name} seen", sum(not verdict.silent for verdict in verdicts))
     record_property(f"mutants of {name} redundant", sum(verdict.silent for verdict in verdicts))
