@@ -47,7 +47,8 @@ def beside(speeds: Sequence[Speeds], file: str) -> None:
         least, most = ([edge(each.ours.values()) for each in own] for edge in (min, max))
         panel.fill_between(LENGTHS, least, most, color=ours.get_color(), alpha=0.2)
         for name in own[0].others:
-            panel.plot(LENGTHS, [each.others[name] for each in own], "o--", label=name)
+            label = "ours in Gluon" if name == "Gluon" else name
+            panel.plot(LENGTHS, [each.others[name] for each in own], "o--", label=label)
         known = [each for each in own if each.published]
         panel.plot(
             [each.attention.length for each in known],
