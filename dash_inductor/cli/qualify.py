@@ -181,6 +181,7 @@ def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace,
                 "backwards": [asdict(row) for row in timed],
                 "predictions": [asdict(each) | {"ratio": each.ratio, "held": each.held} for each in held],
                 "targets": report.targets(timed),
+                "kernels_of_one_pass": report.kernels(timed),
                 "wrong": wrong,
                 "written": None if written is None else str(written),
             }
@@ -196,6 +197,9 @@ def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace,
     if timed:
         print()
         _print_backwards(timed)
+    if advice := report.kernels(timed):
+        print()
+        table("The kernel of one pass", advice)
     if held:
         print()
         table("Predictions", [_held(each) for each in held])

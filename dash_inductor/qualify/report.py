@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..config import AUTO, GLUON
 from ..schedule import TWO_PASS
 from ..templates.tiles import padded
 from .contenders import BASELINE, Contender
@@ -94,6 +95,25 @@ def shown(rows: Iterable[Row]) -> list[dict[str, str]]:
 
 def _text(form: str, *cells: float | None) -> str:
     return "" if None in cells else form.format(*cells)
+
+
+def kernels(rows: Iterable[Row]) -> list[dict[str, str]]:
+    """The setting `kernel` to use, of each head dim at which both were timed: GLUON if it is right, and faster at every shape."""
+    timed = {(row.run, row.shape, row.contender): row for row in rows if row.status == OK and row.median_ms is not None}
+    ratios_of: dict[int, list[float]] = {}
+    for (run, shape, contender), row in timed.items():
+        other = timed.get((run, shape, "ours"))
+        if contender == "ours-gluon" and other:
+            ratios_of.setdefault(row.head_dim, []).append((row.median_ms or 0) / (other.median_ms or 1))
+    return [
+        {
+            "d": str(head_dim),
+            "shapes": str(len(ratios)),
+            "time by gluon / by the default": f"{min(ratios):.3f} to {max(ratios):.3f}",
+            "use": f"kernel={GLUON!r}" if max(ratios) < 1 else f"kernel={AUTO!r}",
+        }
+        for head_dim, ratios in sorted(ratios_of.items())
+    ]
 
 
 def targets(rows: Iterable[Row]) -> list[dict[str, str]]:

@@ -20,7 +20,7 @@ from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.inputs import Reference, random_inputs
 from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
-from dash_inductor.qualify.report import Prediction, not_run, predictions, rows_of, shown, targets
+from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, shown, targets
 from dash_inductor.qualify.rows import OK, append, cells_of
 from dash_inductor.qualify.samples import interleaved, ratios, summary
 from dash_inductor.qualify.shapes import FLEX, HIDDEN, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
@@ -344,6 +344,17 @@ def test_targets():
     assert verdicts([replace(ours, baseline="ours")])[0] == "not measured"
     for rows in ([], [replace(ours, status="wrong: dq")], [replace(ours, contender="ours-shift")]):
         assert verdicts(rows) == ["not measured"] * 3
+
+
+def test_the_kernel_to_use():
+    """At a head dim where the kernel in Gluon is right and faster at every shape; of what was timed in one run."""
+    ours = replace(flagship_rows()[1], median_ms=2.0)
+    gluon, other = replace(ours, contender="ours-gluon", median_ms=1.8), replace(ours, shape="other")
+    (line,) = kernels([ours, gluon, other, replace(gluon, shape="other", median_ms=1.9)])
+    assert list(line.values()) == ["128", "2", "0.900 to 0.950", "kernel='gluon'"]
+    (line,) = kernels([ours, gluon, other, replace(gluon, shape="other", median_ms=2.0)])
+    assert line["use"] == "kernel='auto'"
+    assert kernels([ours, replace(gluon, status="wrong: dq")]) == kernels([ours, replace(gluon, run="another")]) == []
 
 
 @pytest.fixture

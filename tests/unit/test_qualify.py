@@ -111,7 +111,7 @@ def test_as_json(h100: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["qualify", "--json", "--shapes", f"llama3-8b,{sizes}", "--contenders", "ours"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert set(report) == {
-        *("environment", "stages", "kernels", "backwards", "predictions", "targets", "wrong", "written"),
+        *("environment", "stages", "kernels", "backwards", "predictions", "targets", "kernels_of_one_pass", "wrong", "written"),
     }  # fmt: skip
     assert report["environment"]["gpu"] == GPU and [stage["said"] for stage in report["stages"]] == ["ok"] * 3
     assert {row["shape"] for row in report["backwards"]} == {"llama3-8b", sizes}
