@@ -99,6 +99,9 @@ def _text(form: str, *cells: float | None) -> str:
 
 def kernels(rows: Iterable[Row]) -> list[dict[str, str]]:
     """The setting `kernel` to use, of each head dim at which both were timed: GLUON if it is right, and faster at every shape."""
+    rows = list(rows)
+    faults = ("wrong", "not deterministic", "failed")
+    faulty = {row.head_dim for row in rows if row.contender == "ours-gluon" and row.status.startswith(faults)}
     timed = {(row.run, row.shape, row.contender): row for row in rows if row.status == OK and row.median_ms is not None}
     ratios_of: dict[int, list[float]] = {}
     for (run, shape, contender), row in timed.items():
@@ -110,7 +113,7 @@ def kernels(rows: Iterable[Row]) -> list[dict[str, str]]:
             "d": str(head_dim),
             "shapes": str(len(ratios)),
             "time by gluon / by the default": f"{min(ratios):.3f} to {max(ratios):.3f}",
-            "use": f"kernel={GLUON!r}" if max(ratios) < 1 else f"kernel={AUTO!r}",
+            "use": f"kernel={GLUON!r}" if max(ratios) < 1 and head_dim not in faulty else f"kernel={AUTO!r}",
         }
         for head_dim, ratios in sorted(ratios_of.items())
     ]

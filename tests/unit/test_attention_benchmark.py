@@ -354,6 +354,9 @@ def test_the_kernel_to_use():
     assert list(line.values()) == ["128", "2", "0.900 to 0.950", "kernel='gluon'"]
     (line,) = kernels([ours, gluon, other, replace(gluon, shape="other", median_ms=2.0)])
     assert line["use"] == "kernel='auto'"
+    for status in ("wrong: dq", "not deterministic: launch 12"):
+        (line,) = kernels([ours, gluon, other, replace(gluon, shape="other", status=status)])
+        assert (line["shapes"], line["use"]) == ("1", "kernel='auto'")
     assert kernels([ours, replace(gluon, status="wrong: dq")]) == kernels([ours, replace(gluon, run="another")]) == []
 
 
