@@ -144,12 +144,17 @@ def all_judged(cases: Sequence[Prepared]) -> Iterator[Verdict]:
     """Each mutant's verdict. For a silent one, the other sites are searched for what replaces it."""
     search = _Search(cases)
     idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
+    # Triton has one before each copy by TMA, where no lane has anything to say to another: those may go at once.
+    quiet = [site for site in search.sites if _opcode(site) == "bar.warp.sync" and judged(cases, [site]).silent]
+    between_lanes = quiet if quiet and judged(cases, quiet).silent else []
     for site in search.sites:
         verdict = judged(cases, [site])
         verdict.was_reached = any(case.programs[_main(case)].was_reached(site.number) for case in cases)
         if verdict.silent and verdict.was_reached:
             if idle[_opcode(site)]:
                 verdict.redundant = f"every {_opcode(site)} may go"
+            elif site in between_lanes:
+                verdict.redundant = f"{len(between_lanes)} bar.warp.sync may go at once"
             elif others := search.replacing(site):
                 verdict.redundant = f"{' and '.join(other.text for other in others)} order the same"
         yield verdict
