@@ -159,15 +159,15 @@ def await_read(stage):
 
 
 @gluon.jit
-def in_accumulator_order(dq):
-    # dq [rows, columns] as rows of 32, which are 128 bytes, in the order of `Fragments` in templates/tiles.py, by bits of the
+def in_accumulator_order(dq, WIDTH: gl.constexpr):
+    # dq [rows, columns] as rows of WIDTH in the order of `Fragments` in templates/tiles.py, by bits of the
     # accumulator's index: rows are (warp, half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread stores four
     # registers at a time, and neighbours side by side.
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
     WARPS: gl.constexpr = ROWS // 16
     bits = dq.reshape([WARPS, 2, 8, 8 // WARPS, COLUMNS * WARPS // 64, 4, 2])
-    return bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS // 32, 32])
+    return bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS // WIDTH, WIDTH])
 
 
 @gluon.jit

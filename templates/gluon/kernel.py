@@ -241,7 +241,7 @@ def consume(
                     # Of the step before; it returns at once where there is none.
                     mbarrier.wait(dq_taken, (count + 1) % 2)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
-                    dq_tiles.index(stage).store(in_accumulator_order(dq))
+                    dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))
                     fence_async_shared()
                     dq_stored()
                     dk = await_matmuls(0, deps=[dk])
@@ -281,13 +281,14 @@ def sdpa_backward(
     SCALE_LOG2E: gl.constexpr,
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ * BLOCK_M*HEAD_DIM/32, 32] fp32, a Q tile after the other, each in accumulator order. WORKSPACE, int32 and zero: a
+    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. WORKSPACE, int32 and zero: a
     # ticket, a dummy, a semaphore per (head, Q tile). REPORT: four int32 of the host's memory, where a wait that gave up says
     # where it stood.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
     DQ_ROWS: gl.constexpr = dq_target.block_shape[0]
+    DQ_COLUMNS: gl.constexpr = dq_target.block_shape[1]
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -296,7 +297,7 @@ def sdpa_backward(
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
     ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
-    dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, 32], dq_target.layout)
+    dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
     neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], neg_lse_source.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_source.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)

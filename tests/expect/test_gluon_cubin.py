@@ -26,7 +26,7 @@ CELLS = [
     (128, "bf16", False, 2, 475),
 ]
 # Instructions of the consumers' loop, measured with Triton 3.6 to 3.9, and about a tenth more.
-MOST_INSTRUCTIONS = {(64, False): 740, (64, True): 840, (128, False): 470, (128, True): 550}
+MOST_INSTRUCTIONS = {(64, False): 740, (64, True): 800, (128, False): 470, (128, True): 540}
 # CTA barriers of a step. Two stand in the source. Triton 3.6 adds one between the two stores of dS.
 MOST_BARRIERS = {64: 3, 128: 2}
 DQ_STORED = "0x8, 0x120"  # the named barrier, of 288 threads
@@ -79,7 +79,7 @@ def test_consumers(cell):
     assert of_registers == parts * (2 * 64 // 16 + (head_dim // 16 if head_dim == 64 else 0))
     assert report.local_in_loop == 0
     assert (report.utmaldg, report.ldgsts, report.red, report.atomg, counted(loop)["STG"]) == (0, 0, 0, 0, 0)
-    assert counted(loop)["LDG"] <= 1
+    assert counted(loop)["LDG"] == causal  # the table's entry: a mask that is full does not ask where the step is
     assert report.instructions_in_loop <= MOST_INSTRUCTIONS[head_dim, causal]
     barriers = Counter((i.opcode.partition(".")[2], STEP_READ.sub("step read", i.operands)) for i in loop if i.base == "BAR")
     assert barriers.pop(("ARV", DQ_STORED)) == barriers.pop(("ARV", "step read")) == 1

@@ -158,7 +158,7 @@ def test_tensors_of_another_size_are_refused():
 RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)", "release(SEMAPHORES + index)"
 TAKEN, ADDED = "mbarrier.arrive(dq_taken, count=1)\n", "            await_additions()\n"
 LAST = "dk = await_matmuls(0, deps=[dk])"
-DQ_STORE = "dq_tiles.index(stage).store(in_accumulator_order(dq))\n"
+DQ_STORE = "dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))\n"
 WAIT_FOR_A_STAGE = """                if step >= STAGES:
                     await_read(stage)
 """
