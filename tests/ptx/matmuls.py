@@ -93,10 +93,13 @@ class Matmuls(Copies):
         return np.repeat(OPERATIONS[op].reduce(value.reshape(-1, 32), axis=1, dtype=value.dtype), 32)
 
     def elect(self, s: Any) -> tuple[np.ndarray, np.ndarray]:
-        """The number of the first lane of each thread's warp, and whether the thread is that lane."""
+        """The number of the last lane of each thread's warp, and whether the thread is that lane.
+
+        Which lane it is stands nowhere, but that it is always the same: 9.7.13.16. Kernels poll and release in the first.
+        """
         t = self.tid[s]
-        is_first = np.concatenate([[True], np.diff(t // 32) > 0])
-        return (t[is_first] % 32)[np.cumsum(is_first) - 1].astype(np.uint32), is_first
+        is_last = np.concatenate([np.diff(t // 32) > 0, [True]])
+        return (t[is_last] % 32)[np.cumsum(is_last) - is_last].astype(np.uint32), is_last
 
     def mma(self, number: int, s: Any, opcode: str, a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
         self.warps(number, s)

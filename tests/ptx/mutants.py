@@ -145,10 +145,10 @@ def all_judged(cases: Sequence[Prepared]) -> Iterator[Verdict]:
     search = _Search(cases)
     idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
     # Triton has one before each copy by TMA, where no lane has anything to say to another: those may go at once.
-    quiet = [site for site in search.sites if _opcode(site) == "bar.warp.sync" and judged(cases, [site]).silent]
+    verdicts = [judged(cases, [site]) for site in search.sites]
+    quiet = [verdict.site for verdict in verdicts if _opcode(verdict.site) == "bar.warp.sync" and verdict.silent]
     between_lanes = quiet if quiet and judged(cases, quiet).silent else []
-    for site in search.sites:
-        verdict = judged(cases, [site])
+    for site, verdict in zip(search.sites, verdicts, strict=True):
         verdict.was_reached = any(case.programs[_main(case)].was_reached(site.number) for case in cases)
         if verdict.silent and verdict.was_reached:
             if idle[_opcode(site)]:
