@@ -3,7 +3,7 @@
 A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a wait
 that always passes. Each is executed beside the unbroken kernel, in one case or in several of the same kernel. A silent one may be
 redundant: then other sites, which still stand, give the same order, and with all of them gone more is found than without those
-others alone. Or nothing is seen even with all of its opcode gone together. What stays is a hole: of the cases, whose threads do not
+others alone. Or nothing is seen even with all of its opcode gone together, or of barriers of a warp with others. What stays is a hole: of the cases, whose threads do not
 come there, or of the executor.
 """
 
@@ -144,10 +144,9 @@ def all_judged(cases: Sequence[Prepared]) -> Iterator[Verdict]:
     """Each mutant's verdict. For a silent one, the other sites are searched for what replaces it."""
     search = _Search(cases)
     idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
-    # Triton has one before each copy by TMA, where no lane has anything to say to another: those may go at once.
     verdicts = [judged(cases, [site]) for site in search.sites]
-    quiet = [verdict.site for verdict in verdicts if _opcode(verdict.site) == "bar.warp.sync" and verdict.silent]
-    between_lanes = quiet if quiet and judged(cases, quiet).silent else []
+    # Triton has one before each copy by TMA, where mostly no lane has anything to say to another: a search for each would be long.
+    between_lanes = at_once(cases, [each.site for each in verdicts if _opcode(each.site) == "bar.warp.sync" and each.silent])
     for site, verdict in zip(search.sites, verdicts, strict=True):
         verdict.was_reached = any(case.programs[_main(case)].was_reached(site.number) for case in cases)
         if verdict.silent and verdict.was_reached:
@@ -240,9 +239,14 @@ def barriers(prepared: Prepared) -> list[Site]:
 
 
 def redundant_barriers(prepared: Prepared) -> list[Site]:
-    """Barriers that may all be deleted together without a race or a wrong value, in this case: a greedy choice."""
+    """Barriers that may all be deleted together without a race or a wrong value, in this case."""
+    return at_once([prepared], barriers(prepared))
+
+
+def at_once(cases: Sequence[Prepared], weakened: Sequence[Site]) -> list[Site]:
+    """Those that may all be weakened together and stay silent: a greedy choice."""
     gone: list[Site] = []
-    for site in barriers(prepared):
-        if judged([prepared], [*gone, site]).silent:
+    for site in weakened:
+        if judged(cases, [*gone, site]).silent:
             gone.append(site)
     return gone
