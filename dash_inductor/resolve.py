@@ -95,8 +95,7 @@ class Resolution:
     @property
     def may_round_robin(self) -> bool:
         """Whether the schedule of one pass may be a round robin."""
-        takes_any = self.costs is not None and self.costs.round_robins
-        return takes_any and not self.chained and may_round_robin(self.settings.guarantee, self.settings.schedule)
+        return not self.chained and may_round_robin(self.settings.guarantee, self.settings.schedule)
 
     @property
     def two_pass_costs(self) -> TwoPass:
@@ -153,7 +152,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
         raise declined
-    costs = replace(_costs(target, one_pass, two_pass), round_robins=kernel_for(problem, settings, target) != GLUON)
+    costs = _costs(target, one_pass, two_pass)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     if may_stay:
@@ -173,8 +172,7 @@ def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
     head_dim, value_dim = problem.head_dims
     is_faster = head_dim == value_dim and (target.arch, problem.dtype, head_dim) in tiles.GLUON_BY_DEFAULT
     is_plain = problem.mask in ("full", "causal") and problem.mods is None and problem.dropout is None
-    asks_for_other = settings.template == Template.TWO_PASS or settings.schedule in ROUND_ROBIN
-    return GLUON if is_faster and is_plain and not asks_for_other else TRITON
+    return GLUON if is_faster and is_plain and settings.template != Template.TWO_PASS else TRITON
 
 
 def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
@@ -321,8 +319,6 @@ def _why_no_schedule(resolution: Resolution) -> str | None:
     problem, settings = resolution.problem, resolution.settings
     if problem.mask == BLOCK_MASK:
         return None
-    if settings.kernel == GLUON and settings.schedule in ROUND_ROBIN:
-        return f"the Gluon kernel takes no round robin, which schedule={settings.schedule!r} asks for"
     return why_impossible(problem.mask, settings.guarantee, settings.schedule)
 
 

@@ -26,7 +26,8 @@ from .table import kernel_table
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(
     "sdpa_backward_gluon(Tensor query, Tensor key, Tensor value, Tensor grad_out, Tensor neg_lse, Tensor delta, Tensor table, "
-    "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, SymInt workers, bool cooperative, bool causal, float scale) -> ()",
+    "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, SymInt workers, bool cooperative, bool round_robin, bool causal, float scale) "
+    "-> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -35,13 +36,13 @@ def launch(*arguments: Any) -> None:
     """Launches `workers` CTAs of the kernel on the device of `query`; the arguments are those of the schema.
 
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
-    padded to whole Q tiles with -inf and 0; table int32, of heads that stay whole; dq fp32 [B * H, Q tiles, elements of a Q tile],
-    each tile in accumulator order, not scaled. `cooperative` if the CTAs must be resident together.
+    padded to whole Q tiles with -inf and 0; table int32; dq fp32 [B * H, Q tiles, elements of a Q tile], each tile in accumulator
+    order, not scaled. `cooperative` if the CTAs must be resident together, `round_robin` if the table may be that of one.
 
     Raises:
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
     """
-    *tensors, workers, cooperative, causal, scale = arguments
+    *tensors, workers, cooperative, round_robin, causal, scale = arguments
     query = tensors[0]
     major, minor = torch.cuda.get_device_capability(query.device)
     kernel = gluon_kernel()
@@ -50,8 +51,8 @@ def launch(*arguments: Any) -> None:
     report = report_of(f"one_pass in gluon ({mask} mask, {dtype}, head dim {query.shape[3]})")
     if report is None:
         report = query.new_zeros(INTS, dtype=torch.int32)
-    sizes = {"block_m": tile.block_m, "block_n": tile.block_n}
-    arguments, constants = kernel.arguments(*tensors, report=report, **sizes, causal=causal, scale=scale)
+    sizes = {"block_m": tile.block_m, "block_n": tile.block_n, "workers": workers}
+    arguments, constants = kernel.arguments(*tensors, report=report, **sizes, causal=causal, round_robin=round_robin, scale=scale)
     with torch.cuda.device(query.device):
         kernel.sdpa_backward[(workers,)](*arguments, **constants, launch_cooperative_grid=cooperative)
 
@@ -79,9 +80,11 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
         dv,
         table.workers,
         not resolution.chained,
+        table.round_robin,
         resolution.problem.mask == "causal",
         inputs.scale,
     )
+    schedule_ints = table.table_ints + gluon_kernel().PARTITIONS * table.row_ints
     place = in_accumulator_order(tile)
     dq = scaled_dq(scratch, tile.block_m, place, inputs.query.get_size(), dtype, inputs.scale)
-    return kernels.Gradients(dq, dk, dv, table.table_ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})
+    return kernels.Gradients(dq, dk, dv, schedule_ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})

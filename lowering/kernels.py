@@ -170,16 +170,15 @@ def _template(name: str, *parts: str) -> KernelTemplate:
 
 
 # The sources of the main kernels of one pass; benchmarks time variants of them.
-ONE_PASS_PARTS = ("step", "one_pass", "functions", "positions", "round_robin")
+ONE_PASS_PARTS = ("step", "one_pass", "functions", "round_robin")
 BLOCK_MASK_ONE_PASS_PARTS = ("step", "block_mask", "functions")
 
 PREPROCESS = _template("preprocess")
-TABLE = _template("table", "table", "positions")
 ONE_PASS = _template("one_pass", *ONE_PASS_PARTS)
 TWO_PASS = _template("two_pass", "two_pass", "functions")
 BLOCK_MASK_ONE_PASS = _template("block_mask", *BLOCK_MASK_ONE_PASS_PARTS)
 BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS, MASK_MATRIX = map(_template, ("block_matrix", "block_ranks", "block_rows", "mask_matrix"))
-SHARES = _template("shares")
+TABLE, SHARES = map(_template, ("table", "shares"))
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,24 @@ Knows tiles and tables, no schedules, and imports nothing of the project.
 """
 
 import importlib
+import re
 from importlib import resources
 from types import ModuleType
 
 
 def source(*names: str) -> str:
-    """The Jinja source of the template `names[0]`, followed by the Triton functions of `names[1:]` that it calls."""
+    """The Jinja source of the template `names[0]`, followed by the Triton functions of `names[1:]` that it calls.
+
+    A generated kernel is one file: where a source imports functions of a module here, it gets their text.
+    """
     folder = resources.files(__name__)
-    return "\n\n".join(folder.joinpath(f"{name}.py.jinja").read_text() for name in names)
+
+    def functions(line: re.Match[str]) -> str:
+        blocks = folder.joinpath(f"{line[1]}.py").read_text().rstrip().split("\n\n\n")
+        return "\n\n\n".join(block for block in blocks if any(f"\ndef {name}(" in block for name in line[2].split(", ")))
+
+    text = "\n\n".join(folder.joinpath(f"{name}.py.jinja").read_text() for name in names)
+    return re.sub(r"^from \.(\w+) import (.+)$", functions, text, flags=re.MULTILINE)
 
 
 def gluon_kernel() -> ModuleType:

@@ -25,6 +25,7 @@ def compile_gluon(
     head_dim: int,
     mask: str,
     dtype: str = "bf16",
+    round_robin: bool = False,
 ) -> CompiledKernel:
     """The kernel of an attention, as the op of lowering/gluon.py launches it on [B, H, S, D] views of [B, S, H, D].
 
@@ -51,6 +52,8 @@ def compile_gluon(
         block_m=tile.block_m,
         block_n=tile.block_n,
         causal=mask == "causal",
+        workers=1,
+        round_robin=round_robin,
         scale=head_dim**-0.5,
     )
     with fake_gpu(name):

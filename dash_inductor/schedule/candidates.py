@@ -181,7 +181,7 @@ def _places(builder: CandidateBuilder, guarantee: str, family: str) -> Iterator[
     if free and full:
         yield from builder.grouped("shift")
     yield from builder.alone(own)
-    if free and builder.costs.round_robins:  # late, so that heads stay whole where that is as fast
+    if free:  # late, so that heads stay whole where that is as fast
         yield builder.round_robin("shift_round_robin" if full else "symmetric_round_robin")
     if free and builder.costs.two_pass:
         yield TWO_PASS, 0, 0

@@ -48,7 +48,6 @@ class Costs:
     chain_ns: int = 0  # of a chain, beside its steps
     margin_percent: int = 2  # how much faster than the default another candidate must be: what the model may be off
     two_pass: TwoPass | None = None  # None where two passes are no candidate
-    round_robins: bool = True  # whether they are candidates: whether the kernel takes them
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each number comes from
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ take the place of the rows, a rank is the number of its chain, and [5] is how ma
 
 queue is 0; under a round robin it is the number of units of a head, roles are the workers, slots the chains of a unit, and the
 header is all there is: a head's order depends on where in a round it begins, so that the workers compute their rows
-(templates/positions.py.jinja) as they need them.
+(templates/positions.py) as they need them.
 """
 
 from __future__ import annotations

@@ -171,28 +171,6 @@ def in_accumulator_order(dq, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def fault_unless_zero(value):
-    # A store to address 0: an error, where going on would give wrong gradients.
-    gl.inline_asm_elementwise(
-        """
-        {
-            .reg .pred wrong;
-            .reg .b64 null;
-            mov.b64 null, 0;
-            setp.ne.s32 wrong, $1, 0;
-            @wrong st.global.b32 [null], $1;
-            mov.b32 $0, 0;
-        }
-        """,
-        "=r,r,~{memory}",
-        [value],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
 def mask_edge(s_t, offset, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
     # -inf where key n of the tile is hidden from row m: causal, where n + offset > m (which hides the keys past the end as well);
     # else where n + offset >= 0. In the accumulator bit 3 of n and all bits of m but 1 and 2 number a register, the others a

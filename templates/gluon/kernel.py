@@ -5,7 +5,8 @@ The gradients of softmax(SCALE*Q K^T) V, by the matmuls of each tile, transposed
     P^T = exp2(SCALE_LOG2E*K Q^T + NEG_LSE)    dS^T = P^T*(V DO^T - DELTA)    DV = P^T DO    DK = SCALE*dS^T Q    DQ = dS K
 
 DQ is left unscaled. Shapes stand at `sdpa_backward`. The contract is that of `one_pass.py.jinja`: the same table, ticket and
-semaphores, the same sums in the same order. One CTA is three partitions, which walk the table each by itself and meet at barriers:
+semaphores, the same sums in the same order. One CTA is three partitions, which walk the table each by itself and meet at barriers.
+Under a round robin each of them writes the rows of its worker's chains for itself.
 
     consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory
     produce       1 warp   TMA loads: K and V once per chain; Q, grad_out, -lse*log2(e) and delta once per step, two steps ahead
@@ -34,6 +35,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
+from ..positions import straddling_chain, straddling_step
 from .functions import (
     async_add,
     async_load,
@@ -44,7 +46,6 @@ from .functions import (
     await_read,
     barrier,
     dq_stored,
-    fault_unless_zero,
     in_accumulator_order,
     probabilities,
     product,
@@ -61,8 +62,23 @@ WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight war
 
 
 @gluon.jit
-def chain_of(TABLE, own_role, first_head, turn):
-    # (KV tile or -1, its steps, its row in the table, its kv head) of a worker's turn; its table: dash_inductor/schedule/packing.py
+def chain_of(walk, turn, CAUSAL: gl.constexpr, ROUND_ROBIN: gl.constexpr, WARPS: gl.constexpr):
+    # (KV tile or -1, its steps, its row's place behind a pointer, the pointer, its kv head) of a worker's turn, for a partition of
+    # WARPS warps. The table: dash_inductor/schedule/packing.py. ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a
+    # KV tile; then it may have none.
+    if ROUND_ROBIN:
+        if gl.load(walk[0] + 6) > 0:
+            j, steps, row, rows, head = chain_in_queue(walk, turn, CAUSAL, ROUND_ROBIN, WARPS)
+        else:
+            j, steps, row, rows, head = chain_in_table(walk, turn)
+    else:
+        j, steps, row, rows, head = chain_in_table(walk, turn)
+    return j, steps, row, rows, head
+
+
+@gluon.jit
+def chain_in_table(walk, turn):
+    TABLE, _own_row, own_role, first_head, _rounds = walk
     roles = gl.load(TABLE)
     heads_in_flight = gl.load(TABLE + 1)
     slots = gl.load(TABLE + 2)
@@ -78,12 +94,40 @@ def chain_of(TABLE, own_role, first_head, turn):
     steps = 0
     if j >= 0:
         steps = gl.load(TABLE + lengths + j)
-    return j, steps, lengths + n_kv + j * row_length, first_head + (turn // slots) * heads_in_flight
+    return j, steps, lengths + n_kv + j * row_length, TABLE, first_head + (turn // slots) * heads_in_flight
 
 
 @gluon.jit
-def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
-    TABLE, own_role, first_head, rounds = walk
+def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS: gl.constexpr):
+    # Of a head that straddles rounds. The partition writes the chain's row: (Q tile | rank << 16) of each step, as a table has it.
+    TABLE, own_row, own_role, _first_head, _rounds = walk
+    roles = gl.load(TABLE)
+    slots = gl.load(TABLE + 2)
+    n = gl.load(TABLE + 4)
+    n_q = gl.load(TABLE + 5)
+    queue = gl.load(TABLE + 6)
+    begin = (turn // slots) * roles  # the round's first unit in the queue of all heads
+    head = (begin + own_role) // queue
+    begin -= head * queue
+    j = straddling_chain(begin, own_role, turn % slots, n, CAUSAL)
+    steps = 0
+    if j >= 0:
+        steps = n_q
+        if CAUSAL:
+            steps -= j * RATIO
+        THREADS: gl.constexpr = 32 * WARPS
+        barrier()  # all threads have read the row of the chain before
+        for start in range(0, steps, THREADS):
+            t = start + gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
+            i, rank = straddling_step(j, t, begin, queue, roles, n_q, n, RATIO, CAUSAL)
+            gl.store(own_row + t, i | (rank << 16), mask=t < steps)
+        barrier()  # all of them read what each has written
+    return j, steps, 0, own_row, head
+
+
+@gluon.jit
+def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr, CAUSAL: gl.constexpr, ROUND_ROBIN: gl.constexpr):
+    rounds = walk[4]
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
     q_full, do_full, kv_full = barriers
@@ -92,7 +136,7 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     count = 0  # of the steps of all chains
     for turn in range(rounds):
-        j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
+        j, steps, row, rows, head = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, WARPS=1)
         steps *= GROUP
         if steps > 0:
             z = head // HKV
@@ -101,7 +145,7 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
             async_load(k_source, [z, h, j * BLOCK_N, 0], kv_full, k_tile)
             async_load(v_source, [z, h, j * BLOCK_N, 0], kv_full, v_tile)
             for step in range(steps):
-                i = gl.load(TABLE + row + step // GROUP) & 0xFFFF
+                i = gl.load(rows + row + step // GROUP) & 0xFFFF
                 hq = h * GROUP + step % GROUP
                 first_row = ((z * HKV * GROUP + hq) * NQ + i) * BLOCK_M
                 stage = count % STAGES
@@ -123,18 +167,27 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def add_in_order(walk, dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT, HKV, NQ, GROUP: gl.constexpr):
-    TABLE, own_role, first_head, rounds = walk
+def add_in_order(
+    walk,
+    dq_target,
+    dq_tiles,
+    dq_taken,
+    SEMAPHORES,
+    REPORT,
+    NQ,
+    GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    ROUND_ROBIN: gl.constexpr,
+):
+    rounds = walk[4]
     ROWS: gl.constexpr = dq_tiles.shape[1]
     count = 0
     for turn in range(rounds):
-        _j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
-        z = head // HKV
-        h = head % HKV
+        _j, steps, row, rows, head = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, WARPS=1)
         for step in range(steps * GROUP):
-            entry = gl.load(TABLE + row + step // GROUP)
+            entry = gl.load(rows + row + step // GROUP)
             rank = entry >> 16
-            index = (z * HKV * GROUP + h * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
+            index = (head * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
             dq = dq_tiles.index(count % STAGES)
             await_dq()
             mbarrier.arrive(dq_taken, count=1)
@@ -159,11 +212,12 @@ def consume(
     KV_LEN,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
+    ROUND_ROBIN: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
 ):
-    TABLE, own_role, first_head, rounds = walk
+    rounds = walk[4]
     DK, DV, dk_strides, dv_strides = outputs
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles = tiles
     q_full, do_full, kv_full, dq_taken = barriers
@@ -184,7 +238,7 @@ def consume(
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(rounds):
-        j, steps, row, head = chain_of(TABLE, own_role, first_head, turn)
+        j, steps, row, rows, head = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, WARPS=8)
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -195,7 +249,7 @@ def consume(
                 v_operand = v
                 if HEAD_DIM == 64:  # registers hold it: then dP's matmul reads half as much from shared memory
                     v_operand = v.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
-                next_entry = gl.load(TABLE + row)
+                next_entry = gl.load(rows + row)
                 for step in range(steps):
                     i = next_entry & 0xFFFF
                     stage = count % STAGES
@@ -237,7 +291,7 @@ def consume(
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
-                    next_entry = gl.load(TABLE + row + gl.minimum(step + 1, steps - 1) // GROUP)
+                    next_entry = gl.load(rows + row + gl.minimum(step + 1, steps - 1) // GROUP)
                     # Of the step before; it returns at once where there is none.
                     mbarrier.wait(dq_taken, (count + 1) % 2)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
@@ -264,6 +318,7 @@ def sdpa_backward(
     delta_source,
     dq_target,
     TABLE,
+    ROWS,
     WORKSPACE,
     REPORT,
     DK,
@@ -276,13 +331,15 @@ def sdpa_backward(
     KV_LEN,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
+    ROUND_ROBIN: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. WORKSPACE, int32 and zero: a
-    # ticket, a dummy, a semaphore per (head, Q tile). REPORT: four int32 of the host's memory, where a wait that gave up says
+    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 3, NQ] if
+    # ROUND_ROBIN is not 0: a row for each partition of a worker. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per
+    # (head, Q tile). REPORT: four int32 of the host's memory, where a wait that gave up says
     # where it stood.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
@@ -311,16 +368,24 @@ def sdpa_backward(
     mbarrier.init(dq_taken, count=1)
     fence_async_shared()
 
-    fault_unless_zero(gl.load(TABLE + 6))  # a round robin, whose rows the workers compute: not written here
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket
+    ROWS += ticket * 3 * NQ
     roles = gl.load(TABLE)
     heads_in_flight = gl.load(TABLE + 1)
+    slots = gl.load(TABLE + 2)
+    own_role = ticket % roles
     first_head = ticket // roles
     rounds = 0
     if first_head < heads_in_flight:
-        rounds = gl.cdiv(HEADS - first_head, heads_in_flight) * gl.load(TABLE + 2)
-    walk = (TABLE, ticket % roles, first_head, rounds)
+        rounds = gl.cdiv(HEADS - first_head, heads_in_flight) * slots
+    if ROUND_ROBIN:
+        queue = gl.load(TABLE + 6)
+        if queue > 0:
+            rounds = gl.cdiv(HEADS * queue - own_role, roles) * slots
+    consumed = (TABLE, ROWS, own_role, first_head, rounds)
+    produced = (TABLE, ROWS + NQ, own_role, first_head, rounds)
+    added = (TABLE, ROWS + 2 * NQ, own_role, first_head, rounds)
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles)
@@ -328,9 +393,12 @@ def sdpa_backward(
     outputs = (DK, DV, dk_strides, dv_strides)
     gl.warp_specialize(
         [
-            (consume, (walk, tiles, barriers, outputs, HKV, KV_LEN, GROUP, CAUSAL, EVEN_N, SCALE, SCALE_LOG2E)),
-            (produce, (walk, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP)),
-            (add_in_order, (walk, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, HKV, NQ, GROUP)),
+            (
+                consume,
+                (consumed, tiles, barriers, outputs, HKV, KV_LEN, GROUP, CAUSAL, ROUND_ROBIN, EVEN_N, SCALE, SCALE_LOG2E),
+            ),
+            (produce, (produced, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP, CAUSAL, ROUND_ROBIN)),
+            (add_in_order, (added, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, NQ, GROUP, CAUSAL, ROUND_ROBIN)),
         ],
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],

@@ -13,6 +13,7 @@ __all__ = ["arguments", "sdpa_backward"]
 
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
+PARTITIONS = 3  # of a CTA
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 
 
@@ -32,14 +33,16 @@ def arguments(
     block_m: int,
     block_n: int,
     causal: bool,
+    workers: int,
+    round_robin: bool,
     scale: float,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional arguments of `sdpa_backward`, and its constants with the options of the launch.
 
     query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64 or 128; neg_lse and delta fp32, as the
     preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
-    the Q tile; table int32. `block_m` and `block_n` are those of the table. report: int32 [4] in memory of the host that the
-    device can write to, for a wait that gives up.
+    the Q tile; table int32. `block_m` and `block_n` are those of the table, `workers` are launched; round_robin: whether the table
+    may be that of one. report: int32 [4] in memory of the host that the device can write to, for a wait that gives up.
 
     Raises:
         ValueError: for more rows than TMA counts, and for neg_lse, delta or dq of another size.
@@ -66,6 +69,7 @@ def arguments(
         _descriptor(delta.view(rows), [block_m]),
         _descriptor(dq.view(-1, DQ_COLUMNS), [block_m * head_dim // DQ_COLUMNS, DQ_COLUMNS]),
         table,
+        table.new_empty(PARTITIONS * workers * n_q if round_robin else 0),
         semaphores,
         report,
         dk,
@@ -80,6 +84,7 @@ def arguments(
     constants = {
         "GROUP": heads // kv_heads,
         "CAUSAL": causal,
+        "ROUND_ROBIN": block_n // block_m if round_robin else 0,
         "EVEN_N": kv_len % block_n == 0,
         "SCALE": scale,
         "SCALE_LOG2E": scale * LOG2E,

@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 
 import pytest
+import triton
+from torch.torch_version import TorchVersion
 
 from dash_inductor import templates
 from dash_inductor.codegen.gluon import compile_gluon
@@ -14,7 +16,7 @@ from dash_inductor.sass.cubin import disassemble, indirect_targets, innermost_lo
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.tiles import gluon_tile
 
-# head dim, dtype, causal, query heads of a kv head, length
+# head dim, dtype, causal, query heads of a kv head, length, whether heads may straddle rounds
 CELLS = [
     (64, "bf16", False, 1, 512),
     (64, "bf16", True, 1, 512),
@@ -24,22 +26,31 @@ CELLS = [
     (128, "bf16", True, 1, 512),
     (128, "bf16", True, 2, 475),
     (128, "bf16", False, 2, 475),
+    (64, "bf16", False, 1, 512, True),
+    (64, "bf16", True, 1, 512, True),
+    (128, "bf16", False, 1, 512, True),
+    (128, "bf16", True, 1, 512, True),
 ]
 # Instructions of the consumers' loop, measured with Triton 3.6 to 3.9, and about a tenth more.
 MOST_INSTRUCTIONS = {(64, False): 740, (64, True): 800, (128, False): 470, (128, True): 540}
 # CTA barriers of a step. Two stand in the source. Triton 3.6 adds one between the two stores of dS.
 MOST_BARRIERS = {64: 3, 128: 2}
+# Loads and stores of what the consumers' registers do not hold, in the loop, where heads may straddle rounds.
+MOST_SPILLED = 9 if TorchVersion(triton.__version__) >= "3.9" else 0
 DQ_STORED = "0x8, 0x120"  # the named barrier, of 288 threads
 STEP_READ = re.compile(r"R\d+, 0x120")  # one of two
 
-cells = pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"d{cell[0]}-{'causal' if cell[2] else 'full'}-{cell[4]}")
+cells = pytest.mark.parametrize(
+    "cell", CELLS, ids=lambda cell: f"d{cell[0]}-{'causal' if cell[2] else 'full'}-{cell[4]}{'-queue' * cell[5:].count(True)}"
+)
 
 
 @functools.cache
-def kernel(head_dim, dtype, causal, group, length):
+def kernel(head_dim, dtype, causal, group, length, round_robin=False):
     """The kernel as Triton compiles it for an H100."""
     sizes = {"q_len": length, "kv_len": length, "batch": 2, "heads": 3 * group, "kv_heads": 3}
-    return compile_gluon("h100", **sizes, head_dim=head_dim, mask="causal" if causal else "full", dtype=dtype)
+    mask = "causal" if causal else "full"
+    return compile_gluon("h100", **sizes, head_dim=head_dim, mask=mask, dtype=dtype, round_robin=round_robin)
 
 
 @functools.cache
@@ -61,7 +72,7 @@ def counted(loop):
 @cells
 def test_consumers(cell):
     """Five matmuls as asynchronous ones that overlap, nothing spilled, nothing loaded but the table's entry."""
-    head_dim, _, causal, *_ = cell
+    head_dim, _, causal, _, _, *round_robin = cell
     binary, report = compiled(*cell)
     assert report.hmma == 0
     # Each has 64 rows, and 16 of the inner dimension: S, dP, dV and dK of every part of a step, and dQ.
@@ -77,7 +88,7 @@ def test_consumers(cell):
     # At head dim 64 registers hold V, and dP's matmuls read it from there, as dV's and dK's do P and dS.
     of_registers = sum(i.base == "HGMMA" and not i.operands.split(", ")[1].startswith("gdesc") for i in loop)
     assert of_registers == parts * (2 * 64 // 16 + (head_dim // 16 if head_dim == 64 else 0))
-    assert report.local_in_loop == 0
+    assert report.local_in_loop <= (MOST_SPILLED if round_robin else 0)
     assert (report.utmaldg, report.ldgsts, report.red, report.atomg, counted(loop)["STG"]) == (0, 0, 0, 0, 0)
     assert counted(loop)["LDG"] == causal  # the table's entry: a mask that is full does not ask where the step is
     assert report.instructions_in_loop <= MOST_INSTRUCTIONS[head_dim, causal]
@@ -133,7 +144,8 @@ def test_who_adds_in_order(cell):
     assert [i.operands for i in loop if i.base == "BAR"] == [DQ_STORED]
     assert [i.operands for i in loop if i.opcode == "DEPBAR.LE"] == ["SB0, 0x0"]
     found = counted(loop)
-    assert (found["LDL"], found["STL"], found["ATOMG"]) == (0, 0, 0)
+    assert found["LDL"] + found["STL"] <= (2 if len(cell) > 5 else 0)  # a round robin's is more than 24 registers hold
+    assert found["ATOMG"] == 0
 
 
 def test_a_triton_without_the_names_it_needs(monkeypatch):

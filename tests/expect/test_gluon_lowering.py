@@ -36,10 +36,10 @@ def test_launch(dynamic):
     (decision,) = code.decisions
     assert decision.rewritten
     assert decision.launch == "grouped, Gluon"
-    ((*tensors, dq, dk, dv, workers, cooperative, causal, scale),) = calls(code.source, OP)
+    ((*tensors, dq, dk, dv, workers, cooperative, round_robin, causal, scale),) = calls(code.source, OP)
     assert tensors[:4] == ["query_1", "key_1", "value_1", "grad_out_1"]
     assert len(tensors) == 7
-    assert (cooperative, causal, float(scale)) == ("True", "True", 64**-0.5)
+    assert (cooperative, round_robin, causal, float(scale)) == ("True", "False", "True", 64**-0.5)
     assert int(workers) <= 132
     assert code.main_kernel is None  # no other kernel multiplies
     assert "import dash_inductor.lowering.gluon" in code.source
@@ -52,34 +52,32 @@ def test_launch(dynamic):
 
 def test_chained_launch():
     code = generated(settings={"kernel": "gluon", "launch": "chained"})
-    ((*_, workers, cooperative, _, _),) = calls(code.source, OP)
+    ((*_, workers, cooperative, _, _, _),) = calls(code.source, OP)
     assert (int(workers), cooperative) == (4 * 2 * 2, "False")  # KV tiles, batch, kv heads
 
 
 def test_auto_goes_by_architecture_dtype_and_head_dim(monkeypatch):
-    """And takes the Triton kernel where the Gluon kernel cannot run, or another template or schedule is asked for."""
+    """And takes the Triton kernel where the Gluon kernel cannot run, or another template is asked for."""
     auto = {"guarantee": "device"}
     assert OP not in generated(settings=auto).source
     monkeypatch.setattr(tiles, "GLUON_BY_DEFAULT", frozenset({(90, "bf16", 64)}))
     assert OP in generated(settings=auto, cached=False).source
     others = {"key": "a100"}, {"head_dim": 128}, {"dtype": "fp16"}, {"settings": auto | {"kernel": "triton"}}
-    asked = {"settings": {"schedule": "symmetric_round_robin"}}, {"settings": {"template": "two_pass"}}
-    for changes in (*others, *asked):
+    for changes in (*others, {"settings": {"template": "two_pass"}}):
         code = generated(**{"settings": auto, "cached": False} | changes)
         assert OP not in code.source and all(decision.rewritten for decision in code.decisions)
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_no_round_robin_is_chosen(dynamic):
-    """Under the default guarantee, where the Triton kernel takes one; the choice at run time leaves them out too."""
+def test_round_robin(dynamic):
+    """Under the default guarantee, for the sizes for which the Triton kernel takes one too."""
     few = {"kv_heads": 1, "heads": 1, "q_len": 32768, "kv_len": 32768, "dynamic": dynamic}
-    by_triton, by_gluon = (generated(settings={"kernel": kernel}, **few) for kernel in ("triton", "gluon"))
-    (decision,) = by_gluon.decisions
-    assert decision.rewritten and len(calls(by_gluon.source, OP)) == 1
-    if dynamic:
-        assert "round_robins=True" in by_triton.source and "round_robins=False" in by_gluon.source
-    else:
-        assert by_triton.decisions[0].family == "symmetric_round_robin" != decision.family
+    code = generated(settings={"kernel": "gluon"}, **few)
+    (decision,) = code.decisions
+    assert decision.rewritten
+    ((*_, round_robin, _, _),) = calls(code.source, OP)
+    assert round_robin == "True"
+    assert dynamic or decision.family == "symmetric_round_robin"
 
 
 def test_scratch_of_whole_q_tiles():
@@ -109,10 +107,6 @@ def test_tiles_that_there_are_not():
     [
         ({"key": "a100"}, "is made for sm_90, not sm_80"),
         ({"head_dim": 96}, "takes head dim 64 or 128, not 96"),
-        (
-            {"settings": {"kernel": "gluon", "schedule": "symmetric_round_robin"}},
-            "takes no round robin, which schedule='symmetric_round_robin' asks for",
-        ),
     ],
 )
 def test_declined(changes, reason):

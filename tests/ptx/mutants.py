@@ -3,8 +3,8 @@
 A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a wait
 that always passes. Each is executed beside the unbroken kernel, in one case or in several of the same kernel. A silent one may be
 redundant: then other sites, which still stand, give the same order, and with all of them gone more is found than without those
-others alone. Or nothing is seen even with all of its opcode gone together, or of barriers of a warp with others. What stays is a hole: of the cases, whose threads do not
-come there, or of the executor.
+others alone. Or nothing is seen even with all of its opcode gone together, or of barriers of a warp with others. What stays is a
+hole: of the cases, whose threads do not come there, or of the executor.
 """
 
 from __future__ import annotations

@@ -74,6 +74,7 @@ def test_one_row_for_all_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
 MOVED = {"guarantee": "batch"}
+IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
     "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked", settings=ONE_PASS),
@@ -96,11 +97,12 @@ OTHERS = {
     "varlen, each sequence moved, on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=MOVED),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
     "chains in parts on sm_90": Case("h100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
+    "Gluon, heads that straddle rounds": Case("h100", 384, 384, heads=3, mask="causal", settings=IN_A_QUEUE),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
 
 
-QUICK = "varlen", "dropout"
+QUICK = "varlen", "dropout", "Gluon, heads that straddle rounds"
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.nightly) for x in OTHERS])

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 from importlib import resources
 
 import gluon_model
@@ -12,7 +13,7 @@ from sympy import Integer
 
 from dash_inductor.lowering.dq import in_accumulator_order
 from dash_inductor.reference import LOG2E, reference
-from dash_inductor.schedule import Geometry, make_order, pack
+from dash_inductor.schedule import Geometry, RoundRobinPlan, pack_plan, place_heads
 from dash_inductor.templates.tiles import gluon_tile
 
 REPORT = torch.zeros(4, dtype=torch.int32)
@@ -24,10 +25,11 @@ def tile_of(head_dim):
 
 def source() -> str:
     """Of the functions, the kernel and its launch, as one module."""
-    folder = resources.files("dash_inductor.templates.gluon")
-    text = "\n\n".join(folder.joinpath(f"{name}.py").read_text() for name in ("functions", "kernel", "launch"))
-    alone, imports = re.subn(r"from \.(functions|kernel) import (\([^)]*\)|.*)\n", "", text)
-    assert imports == 2
+    folder = resources.files("dash_inductor.templates")
+    parts = "positions", "gluon/functions", "gluon/kernel", "gluon/launch"
+    text = "\n\n".join(folder.joinpath(f"{name}.py").read_text() for name in parts)
+    alone, imports = re.subn(r"from \.+(positions|functions|kernel) import (\([^)]*\)|.*)\n", "", text)
+    assert imports == 3
     return alone
 
 
@@ -60,7 +62,7 @@ def padded(x, rows, value):
     return torch.nn.functional.pad(x, (0, rows - x.shape[2]), value=value)
 
 
-def backward(module, inputs, schedule, heads_in_flight, seed, table=None):
+def backward(module, inputs, plan, seed):
     """(dq, dk, dv) in fp32, dtype, dtype of one launch; what it does not write is NaN."""
     query, key, value, grad_out, out, lse = inputs
     batch, heads, q_len, head_dim = query.shape
@@ -70,11 +72,14 @@ def backward(module, inputs, schedule, heads_in_flight, seed, table=None):
     delta = padded((out.float() * grad_out.float()).sum(-1), rows, 0.0).contiguous()
     dq = torch.full((batch, heads, rows, head_dim), torch.nan)
     dk, dv = torch.empty_like(key).fill_(torch.nan), torch.empty_like(value).fill_(torch.nan)
-    table = torch.tensor(table or pack(schedule, heads_in_flight), dtype=torch.int32)
+    table = torch.tensor(pack_plan(plan), dtype=torch.int32)
     tensors = (query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv)
-    settings = {"causal": schedule.geometry.mask != "full", "scale": head_dim**-0.5}
-    arguments, constants = module.arguments(*tensors, report=REPORT, block_m=tile.block_m, block_n=tile.block_n, **settings)
-    gluon_model.launch(module.sdpa_backward, seed, schedule.roles * heads_in_flight + 1, arguments, constants)
+    round_robin = isinstance(plan, RoundRobinPlan)
+    workers = plan.workers if round_robin else plan.workers + 1  # one too many
+    settings = {"causal": plan.order.geometry.mask != "full", "scale": head_dim**-0.5}
+    sizes = {"block_m": tile.block_m, "block_n": tile.block_n, "workers": workers}
+    arguments, constants = module.arguments(*tensors, report=REPORT, round_robin=round_robin, **sizes, **settings)
+    gluon_model.launch(module.sdpa_backward, seed, workers, arguments, constants)
     dq = dq.view(batch, heads, -1, tile.block_m * head_dim)[..., accumulator_order(head_dim)].flatten(2, 3)
     return dq[:, :, :q_len] * head_dim**-0.5, dk, dv
 
@@ -88,13 +93,17 @@ CASES = [
     (1, 3, 1, 357, 357, "causal", "symmetric", 1, 2, 128),
     (1, 2, 2, 485, 485, "causal", "ascending", 4, 2, 64),
     (3, 1, 1, 37, 37, "causal", "descending", 1, 1, 128),
+    (1, 3, 1, 320, 475, "full", "shift_round_robin", 3, 1, 128),
+    (2, 1, 2, 357, 357, "causal", "symmetric_round_robin", 3, 1, 64),
+    (1, 3, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 128),
 ]
 
 
 def problem(batch, kv_heads, group, q_len, kv_len, mask, family, roles, heads_in_flight, head_dim):
-    """Inputs, schedule, heads in flight of a case."""
+    """Inputs and plan of a case."""
     geometry = Geometry(q_len, kv_len, tile_of(head_dim).block_m, tile_of(head_dim).block_n, mask)
-    return attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim), make_order(family, geometry, roles), heads_in_flight
+    how = {"heads": batch * kv_heads, "heads_in_flight": heads_in_flight, "group": group}
+    return attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim), place_heads(family, geometry, roles, **how)
 
 
 @pytest.fixture(autouse=True)
@@ -107,11 +116,11 @@ def one_thread():
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_gradients_and_bits(case):
-    inputs, schedule, heads_in_flight = problem(*case)
+    inputs, plan = problem(*case)
     module = module_of(source())
-    first, *others = (backward(module, inputs, schedule, heads_in_flight, seed) for seed in range(6))
+    first, *others = (backward(module, inputs, plan, seed) for seed in range(6))
     query, key, value, grad_out, out, lse = inputs
-    expected = reference(grad_out, query, key, value, out, lse, schedule)
+    expected = reference(grad_out, query, key, value, out, lse, plan.order)
     for name, grad, right in zip(("dq", "dk", "dv"), first, expected, strict=True):
         error = (grad.double() - right.double()).abs().max() / right.double().abs().max()
         assert error < 2**-8, f"{name} is {error} of the largest element off"
@@ -121,22 +130,13 @@ def test_gradients_and_bits(case):
 
 def test_more_heads_in_flight_than_there_are():
     """Workers without a head, and an empty chain for which zeros are written."""
-    inputs, schedule, _ = problem(1, 1, 1, 64, 320, "full", "ascending", 3, 1, 128)
-    for grad in backward(module_of(source()), inputs, schedule, 4, 0):
+    inputs, plan = problem(1, 1, 1, 64, 320, "full", "ascending", 3, 1, 128)
+    for grad in backward(module_of(source()), inputs, replace(plan, heads=4, heads_in_flight=4), 0):
         assert grad.isfinite().all()
 
 
-def test_a_round_robin_is_a_fault():
-    """Its rows are not in the table."""
-    inputs, schedule, heads_in_flight = problem(*CASES[0])
-    table = pack(schedule, heads_in_flight)
-    table[6] = 3
-    with pytest.raises(AssertionError, match="address 0"):
-        backward(module_of(source()), inputs, schedule, heads_in_flight, 0, table)
-
-
 def test_tensors_that_tma_cannot_take_are_copied():
-    (query, key, value, grad_out, *rest), *others = problem(*CASES[0])
+    (query, key, value, grad_out, *rest), plan = problem(*CASES[0])
     odd = torch.nn.functional.pad(key, (0, 1))[..., :-1]  # rows at odd multiples of 2 bytes
     backwards = value.mT.contiguous().mT
     ones = torch.ones((), dtype=grad_out.dtype)
@@ -144,15 +144,16 @@ def test_tensors_that_tma_cannot_take_are_copied():
         ((odd, backwards, grad_out), (key, value, grad_out)),
         ((key, value, ones.expand_as(grad_out)), (key, value, torch.ones_like(grad_out))),
     ):
-        copied, right = (backward(module_of(source()), (query, *tensors, *rest), *others, 0) for tensors in (inputs, copies))
+        copied, right = (backward(module_of(source()), (query, *tensors, *rest), plan, 0) for tensors in (inputs, copies))
         assert all(map(torch.equal, copied, right))
 
 
 def test_tensors_of_another_size_are_refused():
-    (query, key, value, grad_out, _, lse), *_ = problem(*CASES[0])
+    (query, key, value, grad_out, _, lse), _ = problem(*CASES[0])
     tensors = (query, key, value, grad_out, lse, lse[:1, :1], torch.zeros(8, dtype=torch.int32), query.float(), key, value)
     with pytest.raises(ValueError, match="contiguous, with 768 rows"):
-        module_of(source()).arguments(*tensors, report=REPORT, block_m=128, block_n=128, causal=False, scale=1)
+        sizes = {"block_m": 128, "block_n": 128, "workers": 1}
+        module_of(source()).arguments(*tensors, report=REPORT, **sizes, causal=False, round_robin=False, scale=1)
 
 
 RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)", "release(SEMAPHORES + index)"
@@ -224,10 +225,20 @@ MUTANTS = {
     "heads of a group mixed up": [("hq = h * GROUP + step % GROUP", "hq = h * GROUP + (step + 1) % GROUP")],
 }
 
+MUTANTS_IN_A_QUEUE = {
+    "the row of another partition": [("(TABLE, ROWS + 2 * NQ, own_role", "(TABLE, ROWS, own_role")],
+    "the row of another worker": [("ROWS += ticket * 3 * NQ", "ROWS += 0 * ticket")],
+    "a chain of a head that begins with the round": [("begin -= head * queue", "begin -= begin")],
+    "small chains as long as big ones": [("steps -= j * RATIO", "steps -= 0")],
+    "turns of whole heads": [("rounds = gl.cdiv(HEADS * queue - own_role, roles) * slots", "pass")],
+}
+WHOLE_HEADS = 1, 1, 2, 320, 320, "causal", "descending", 2, 1, 64
+IN_A_QUEUE = 1, 2, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 64
 
-def assert_seen(module):
+
+def assert_seen(module, case=WHOLE_HEADS):
     """Some interleaving gives other bits than the kernel does, or none."""
-    args = problem(1, 1, 2, 320, 320, "causal", "descending", 2, 1, 64)
+    args = problem(*case)
     right = backward(module_of(source()), *args, 0)
     for seed in range(20):
         try:
@@ -238,10 +249,10 @@ def assert_seen(module):
     raise AssertionError("no interleaving shows the mutant")
 
 
-@pytest.mark.parametrize("name", MUTANTS)
+@pytest.mark.parametrize("name", [*MUTANTS, *MUTANTS_IN_A_QUEUE])
 def test_mutants_are_seen(name):
     text = source()
-    for before, after in MUTANTS[name]:
+    for before, after in (MUTANTS | MUTANTS_IN_A_QUEUE)[name]:
         assert text.count(before) == 1
         text = text.replace(before, after)
-    assert_seen(module_of(text))
+    assert_seen(module_of(text), IN_A_QUEUE if name in MUTANTS_IN_A_QUEUE else WHOLE_HEADS)
