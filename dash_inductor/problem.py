@@ -9,10 +9,11 @@ from typing import Any
 from .decision import Declined, Stock
 from .schedule import TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
-from .templates.tiles import HALF, HEAD_DIMS, AnyTile, Tile, why_head_dims
+from .templates.tiles import DEFAULTS, HALF, HEAD_DIMS, AnyTile, Tile, why_head_dims
 
 MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_rows.py.jinja)
 MOST_BLOCKS = 2**28  # of all masks of an attention: their lists take 9 bytes each
+MOST_BITS = 2**33  # of all masks of an attention, a bit for each pair of a query and a key: 1 GiB
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
@@ -23,12 +24,12 @@ class Problem:
     the place of head_dim.
 
     mask: full, causal or block_mask, with `block_size` rows and keys to a block, of which there are `masks`: one for each batch
-    element and head that has a mask of its own. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the scores, None for
-    1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
-    None for head_dim. stock: what it would keep; None where that is ruled out. dropout: what its forward dropped, a Dropout
-    (dash_inductor/dropout); None where it dropped nothing. segments: of the queries; dk and dv are those of each, in fp32; 0 where
-    they are not asked for in segments. changes_scores: whether a function makes something of the scores. Lengths, heads, batch and
-    masks may be torch.SymInt; comparisons of them guard.
+    element and head that has a mask of its own; `head_masks` of them are of a batch element. dtype: bf16, fp16, fp32, or torch's
+    name of another. scale: of the scores, None for 1 / sqrt(head_dim). mods: how many operations functions do for an element of the
+    scores; None where there are none. value_dim: None for head_dim. stock: what it would keep; None where that is ruled out.
+    dropout: what its forward dropped, a Dropout (dash_inductor/dropout); None where it dropped nothing. segments: of the queries;
+    dk and dv are those of each, in fp32; 0 where they are not asked for in segments. changes_scores: whether a function makes
+    something of the scores. Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
     """
 
     mask: str
@@ -42,6 +43,7 @@ class Problem:
     scale: float | None = None
     block_size: tuple[int, int] | None = None
     masks: Any = 1
+    head_masks: Any = 1
     mods: int | None = None
     value_dim: int | None = None
     stock: Stock | None = None
@@ -134,6 +136,23 @@ class Problem:
             remedy = f"use a mask that does not depend on the head or the batch element, or {larger}"
             return Declined(f"{of_all}, more than {MOST_BLOCKS}", remedy)
         return None
+
+    def why_no_gluon(self) -> Declined | None:
+        """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
+        reason = (
+            "function of the scores"
+            if self.changes_scores
+            else "dropout"
+            if self.dropout is not None
+            else "queries in segments"
+            if self.segments
+            else "masks of query heads that share keys"
+            if self.mask == BLOCK_MASK and self.group > 1 and self.head_masks > 1
+            else f"mask of more than {MOST_BITS} pairs of a query and a key"
+            if self.mask == BLOCK_MASK and self.masks * self.q_len * self.kv_len > MOST_BITS
+            else None
+        )
+        return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None
 
     def why_no_table(self, tile: Tile) -> Declined | None:
         """Why no table of one pass holds the tiles; None if one does."""

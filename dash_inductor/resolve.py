@@ -171,17 +171,22 @@ def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
         return settings.kernel
     head_dim, value_dim = problem.head_dims
     is_faster = head_dim == value_dim and (target.arch, problem.dtype, head_dim) in tiles.GLUON_BY_DEFAULT
-    is_plain = problem.mask in ("full", "causal") and problem.mods is None and problem.dropout is None
-    return GLUON if is_faster and is_plain and settings.template != Template.TWO_PASS else TRITON
+    if not is_faster or settings.template == Template.TWO_PASS or problem.why_no_gluon():
+        return TRITON
+    tile = tiles.gluon_tile(target.arch, problem.dtype, head_dim)
+    return TRITON if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile) else GLUON
 
 
 def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
     one_pass = None
     if template != Template.TWO_PASS:
         of = target.arch, problem.dtype, *problem.head_dims
-        one_pass = tiles.gluon_tile(*of) if kernel_for(problem, settings, target) == GLUON else tiles.tile(*of)
-        if _needs_small(problem, one_pass):
-            one_pass = tiles.tile(*of, small=True)
+        if kernel_for(problem, settings, target) == GLUON:
+            one_pass = tiles.gluon_tile(*of)
+        else:
+            one_pass = tiles.tile(*of)
+            if _needs_small(problem, one_pass):
+                one_pass = tiles.tile(*of, small=True)
     return one_pass, None if template == Template.ONE_PASS else _two_pass_tile(problem, target)
 
 
@@ -229,10 +234,8 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
 
 def _template_of_flex(problem: Problem, settings: Config) -> Template:
     """One pass, or two for larger head dims; Declined where the settings cannot be met."""
-    if settings.kernel == GLUON:
-        is_flex = problem.stock is not None and problem.stock.kernel == Kernel.FLEX
-        others = "FlexAttention" if is_flex else "mask but full and causal, no function of scores and no dropout"
-        raise Declined(f"kernel={GLUON!r} takes no {others}", DEFAULTS)
+    if settings.kernel == GLUON and (declined := problem.why_no_gluon()):
+        raise declined
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
         raise Declined(reason, DEFAULTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import sympy
@@ -40,12 +40,14 @@ class Rows:
     q_tiles: int  # of a block of Q
     kv_tiles: int  # of a block of keys
     bands: int = 1
+    bits: TensorBox | None = None  # which elements of partial tiles are visible: templates/mask_bits.py.jinja
 
     @property
     def ints(self) -> sympy.Expr:
         """Of memory, with the matrix and the ranks."""
         z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
-        return z * h * (2 * kv_blocks * q_blocks + kv_blocks * self.bands + q_blocks) + CeilDiv(z * h * kv_blocks * q_blocks, 4)
+        lists = z * h * (2 * kv_blocks * q_blocks + kv_blocks * self.bands + q_blocks) + CeilDiv(z * h * kv_blocks * q_blocks, 4)
+        return lists + (0 if self.bits is None else sympy_product(self.bits.get_size()))
 
     def is_visited(self, b: sympy.Expr, h: sympy.Expr, i: sympy.Expr) -> OpsValue:
         """Whether any key is listed for Q tile i of head h of batch element b."""
@@ -84,7 +86,9 @@ class Lists:
         return z * h * (2 * kv_blocks * q_blocks + kv_blocks + q_blocks) + CeilDiv(z * h * kv_blocks * q_blocks, 4)
 
 
-def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, in_parts: bool) -> Rows:
+def rows_of_mask(
+    inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, in_parts: bool = False, with_bits: bool = False
+) -> Rows:
     """Of one pass, made once for all attentions of a graph that have the same mask, tile and lengths. `in_parts`: in bands, but
     where the query heads of a group have masks of their own. Segments of an attention are rows of their own."""
     group, segments = inputs.resolution.problem.group, max(1, inputs.resolution.problem.segments)
@@ -92,9 +96,37 @@ def rows_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *,
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
         q_tiles, kv_tiles = q_block // tile.block_m, kv_block // tile.block_n
         bands = BANDS if in_parts and (group == 1 or matrix.get_size()[1] == 1) else 1
-        return _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n), bands, segments)
+        rows = _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n), bands, segments)
+        return replace(rows, bits=_bits(inputs, mods, tile, matrix, rows)) if with_bits else rows
 
-    return _of_mask(inputs, mask, mods, tile, made, (in_parts, group > 1, segments))
+    return _of_mask(inputs, mask, mods, tile, made, (in_parts, group > 1, segments), of_elements=with_bits)
+
+
+def _bits(inputs: Inputs, mods: Mods, tile: Tile, matrix: TensorBox, rows: Rows) -> TensorBox:
+    """Which elements of a partial tile the mask function lets a query see: a word for each thread of the Gluon kernel."""
+    n_kv = CeilDiv(inputs.kv_len, tile.block_n)
+    z, h, *_ = map(sympy.sympify, matrix.get_size())
+    parts, threads = tile.block_m // 64, 2 * tile.block_n
+    bits = empty([z, h, n_kv, inputs.n_q, sympy.Integer(parts), sympy.Integer(threads)], torch.int32, inputs.device)
+    output = kernels.call(
+        kernels.MASK_BITS,
+        grid=z * h * n_kv * inputs.n_q,
+        inputs=[inputs.query, matrix],
+        mutated=[bits],
+        output=contiguous([sympy.Integer(0)], torch.int32, inputs.device),
+        num_warps=8,
+        scalars=[inputs.q_len, inputs.kv_len],
+        constants={
+            "BLOCK_M": tile.block_m,
+            "BLOCK_N": tile.block_n,
+            "Q_TILES": rows.q_tiles,
+            "KV_TILES": rows.kv_tiles,
+            "MASK_MOD": mods.mask_mod,
+        },
+        subgraphs=mods.subgraphs,
+    )
+    mods.note(output)
+    return bits
 
 
 def lists_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: TwoPassTile) -> Lists:
@@ -115,16 +147,18 @@ def _of_mask(
     tile: AnyTile,
     made: Callable[[TensorBox, int, int], Made],
     variant: tuple[int, ...] = (),
+    *,
+    of_elements: bool = False,
 ) -> Made:
     """What is made of a mask's matrix of blocks, and of the rows and keys of a block; once for each mask, tile, lengths and
-    `variant` of what is made."""
+    `variant` of what is made. of_elements: it depends on the mask function too."""
     sources: list[Any] = [in_memory(x) for name in LISTS if (x := getattr(mask, name)) is not None]
     # Where there is nothing that lists blocks, no score_mod captures anything either.
-    asked = [str(mask.mask_mod.graph_module.graph), *mods.captures] if not sources else []
+    asked = [str(mask.mask_mod.graph_module.graph), *mods.captures] if of_elements or not sources else []
     source = tuple(x.get_name() if isinstance(x, IRNode) else str(x) for x in (*sources, *asked))
     q_block, kv_block = (V.graph.sizevars.guard_int(size) for size in (mask.q_block, mask.kv_block))
     known = V.graph.__dict__.setdefault("dash_block_rows", {})
-    key = (source, q_block, kv_block, tile, inputs.q_len, inputs.kv_len, variant)
+    key = (source, q_block, kv_block, tile, inputs.q_len, inputs.kv_len, variant, of_elements)
     if key not in known:
         if not sources:
             matrix = _asked(inputs, mask, mods, q_block, kv_block)

@@ -6,28 +6,37 @@ epilogue fuses, as with the template. The op builds TMA descriptors of its tenso
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import sympy
 import torch
+from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler
+from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.problem import dtype_name
+from dash_inductor.op import MaskArguments
+from dash_inductor.problem import BLOCK_MASK, dtype_name
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.tiles import gluon_tile
 
 from . import kernels
-from .buffers import empty, size_and_strides, traced_gradients
+from .block_lists import Rows, rows_of_mask
+from .buffers import empty
 from .dq import in_accumulator_order, scaled_dq
 from .failed_waits import INTS, report_of
 from .header import add_to_header, root_graph
 from .inputs import Inputs
+from .mods import Mods
+from .one_pass import one_pass_tile
 from .table import kernel_table
+from .two_pass import none_kept_free
 
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(
     "sdpa_backward_gluon(Tensor query, Tensor key, Tensor value, Tensor grad_out, Tensor neg_lse, Tensor delta, Tensor table, "
-    "Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, SymInt workers, bool cooperative, bool round_robin, bool causal, float scale) "
-    "-> ()",
+    "Tensor? steps, Tensor? bits, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, SymInt workers, bool cooperative, bool round_robin, "
+    "bool causal, int q_tiles, int kv_tiles, float scale) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -37,22 +46,32 @@ def launch(*arguments: Any) -> None:
 
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
     padded to whole Q tiles with -inf and 0; table int32; dq fp32 [B * H, Q tiles, elements of a Q tile], each tile in accumulator
-    order, not scaled. `cooperative` if the CTAs must be resident together, `round_robin` if the table may be that of one.
+    order, not scaled. `cooperative` if the CTAs must be resident together, `round_robin` if the table may be that of one. Under a
+    mask in blocks the table, `steps` and `bits` are those of `Rows`, and a block has q_tiles x kv_tiles tiles.
 
     Raises:
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
     """
-    *tensors, workers, cooperative, round_robin, causal, scale = arguments
+    *tensors, steps, bits, dq, dk, dv, workers, cooperative, round_robin, causal, q_tiles, kv_tiles, scale = arguments
     query = tensors[0]
     major, minor = torch.cuda.get_device_capability(query.device)
     kernel = gluon_kernel()
-    mask, dtype = "causal" if causal else "full", dtype_name(query.dtype)
+    mask, dtype = "causal" if causal else "full" if steps is None else BLOCK_MASK, dtype_name(query.dtype)
     tile = gluon_tile(10 * major + minor, dtype, query.shape[3])
     report = report_of(f"one_pass in gluon ({mask} mask, {dtype}, head dim {query.shape[3]})")
     if report is None:
         report = query.new_zeros(INTS, dtype=torch.int32)
     sizes = {"block_m": tile.block_m, "block_n": tile.block_n, "workers": workers}
-    arguments, constants = kernel.arguments(*tensors, report=report, **sizes, causal=causal, round_robin=round_robin, scale=scale)
+    arguments, constants = kernel.arguments(
+        *tensors,
+        *(dq, dk, dv),
+        report=report,
+        **sizes,
+        causal=causal,
+        round_robin=round_robin,
+        scale=scale,
+        lists=None if steps is None else kernel.Lists(steps, bits, q_tiles, kv_tiles),
+    )
     with torch.cuda.device(query.device):
         kernel.sdpa_backward[(workers,)](*arguments, **constants, launch_cooperative_grid=cooperative)
 
@@ -62,29 +81,59 @@ torch.library.register_fake("dash::sdpa_backward_gluon", lambda *_: None, lib=_l
 
 
 def gradients(inputs: Inputs) -> kernels.Gradients:
-    """dq, dk, dv, and what to record of them."""
-    resolution, device, dtype = inputs.resolution, inputs.device, inputs.dtype
-    tile = resolution.one_pass
-    assert tile
+    """dq, dk, dv under a full or causal mask, and what to record of them."""
+    resolution, tile = inputs.resolution, one_pass_tile(inputs)
     table = kernel_table(inputs, tile, may_share=False)
-    _, dk_meta, dv_meta = traced_gradients()
-    tile_elements = tile.block_m * resolution.problem.head_dim
-    scratch = empty([inputs.query_heads_total, inputs.n_q, tile_elements], torch.float32, device)
-    dk, dv = (empty_strided(*size_and_strides(meta), dtype=dtype, device=device) for meta in (dk_meta, dv_meta))
+    dq, dk, dv = _launched(
+        inputs,
+        [table.table, None, None],
+        table.workers,
+        cooperative=not resolution.chained,
+        round_robin=table.round_robin,
+    )
+    schedule_ints = table.table_ints + gluon_kernel().PARTITIONS * table.row_ints
+    return kernels.Gradients(dq, dk, dv, schedule_ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})
+
+
+def gradients_in_blocks(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kernels.Gradients:
+    """dq, dk, dv under a mask in blocks, and what to record of them. A kernel before asks the mask function, element by element."""
+    resolution, tile = inputs.resolution, one_pass_tile(inputs)
+    if reserved := resolution.target.reserved_sms:
+        none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
+    rows = rows_of_mask(inputs, mask, mods, tile, with_bits=True)
+    workers = inputs.kv_heads_total * CeilDiv(inputs.kv_len, tile.block_n)
+    dq, dk, dv = _launched(inputs, [rows.rows, rows.steps, rows.bits], workers, blocks=rows)
+    assert resolution.costs
+    record = {"family": resolution.family, "launch": "chained, Gluon", "step_ns": resolution.costs.step_ns}
+    return kernels.Gradients(dq, dk, dv, rows.ints, record)
+
+
+def _launched(
+    inputs: Inputs,
+    walk: Sequence[TensorBox | None],
+    workers: sympy.Expr | int,
+    *,
+    cooperative: bool = False,
+    round_robin: bool = False,
+    blocks: Rows | None = None,
+) -> tuple[TensorBox, TensorBox, TensorBox]:
+    """dq, dk, dv. walk: the table, or rows, steps and bits of `blocks`."""
+    resolution, device, dtype, tile = inputs.resolution, inputs.device, inputs.dtype, one_pass_tile(inputs)
+    _, dk_meta, dv_meta = inputs.gradients
+    scratch = empty([inputs.query_heads_total, inputs.n_q, tile.block_m * tile.block_d], torch.float32, device)
+    dk, dv = (empty_strided(*meta, dtype=dtype, device=device) for meta in (dk_meta, dv_meta))
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
     fallback_handler(torch.ops.dash.sdpa_backward_gluon.default, add_to_fallback_set=False)(
         *inputs.tensors,
-        table.table,
-        scratch,
-        dk,
-        dv,
-        table.workers,
-        not resolution.chained,
-        table.round_robin,
+        *walk,
+        *(scratch, dk, dv),
+        workers,
+        cooperative,
+        round_robin,
         resolution.problem.mask == "causal",
+        *((blocks.q_tiles, blocks.kv_tiles) if blocks else (0, 0)),
         inputs.scale,
     )
-    schedule_ints = table.table_ints + gluon_kernel().PARTITIONS * table.row_ints
-    place = in_accumulator_order(tile)
-    dq = scaled_dq(scratch, tile.block_m, place, inputs.query.get_size(), dtype, inputs.scale)
-    return kernels.Gradients(dq, dk, dv, schedule_ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})
+    visited = blocks.is_visited if blocks else None
+    size = inputs.query.get_size()
+    return scaled_dq(scratch, tile.block_m, in_accumulator_order(tile), size, dtype, inputs.scale, visited), dk, dv

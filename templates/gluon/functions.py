@@ -184,21 +184,57 @@ def mask_edge(s_t, offset, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.where(seen, s_t, float("-inf"))
 
 
+# A thread's 32 elements of a part of S^T, in the order of its registers, each with a bit of a word.
+HIDE = gl.constexpr(
+    "{ .reg .pred seen; .reg .b32 bit;"
+    + "".join(
+        f"and.b32 bit, $64, {1 << k}; setp.ne.u32 seen, bit, 0; selp.f32 ${k}, ${32 + k}, 0fFF800000, seen;" for k in range(32)
+    )
+    + "}"
+)
+HIDE_OPERANDS = gl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["r"] * 32))
+
+
+@gluon.jit
+def thread():
+    # The thread's number. Where a loop reads it, ptxas takes its warps for diverged.
+    return gl.inline_asm_elementwise("mov.u32 $0, %tid.x;", "=r,r", [0], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def load_bits(bits):
+    # The word at an address of the thread's own.
+    return gl.inline_asm_elementwise("ld.global.b32 $0, [$1];", "=r,l", [bits.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def hide(s_t, word, LAYOUT: gl.constexpr):
+    # -inf where the thread's word has no bit.
+    words = gl.full(s_t.shape, word, gl.int32, LAYOUT)
+    return gl.inline_asm_elementwise(HIDE, HIDE_OPERANDS, [s_t, words], dtype=gl.float32, is_pure=True, pack=32)
+
+
 @gluon.jit
 def probabilities(
     s_t,
     neg_lse,
+    word,
+    has_hidden,
     first_key,
     first_row,
     KV_LEN,
     CAUSAL: gl.constexpr,
+    BLOCKS: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
     # exp2(SCALE * s_t + neg_lse), 0 where a key is hidden. Only tiles that cross an edge pay for it: the branch is uniform.
     s_t = gl.fma(s_t, gl.full_like(s_t, SCALE), neg_lse.broadcast_to(s_t.shape))
-    if CAUSAL:
+    if BLOCKS:
+        if has_hidden:
+            s_t = hide(s_t, word, LAYOUT)
+    elif CAUSAL:
         if first_key + s_t.shape[0] > first_row + 1:
             s_t = mask_edge(s_t, first_key - first_row, CAUSAL, LAYOUT)
     elif not EVEN_N:

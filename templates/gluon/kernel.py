@@ -47,12 +47,14 @@ from .functions import (
     barrier,
     dq_stored,
     in_accumulator_order,
+    load_bits,
     probabilities,
     product,
     release,
     row_of,
     step_read,
     store_rows,
+    thread,
     wait_for_rank,
 )
 
@@ -62,23 +64,34 @@ WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight war
 
 
 @gluon.jit
-def chain_of(walk, turn, CAUSAL: gl.constexpr, ROUND_ROBIN: gl.constexpr, WARPS: gl.constexpr):
-    # (KV tile or -1, its steps, its row's place behind a pointer, the pointer, its kv head) of a worker's turn, for a partition of
-    # WARPS warps. The table: dash_inductor/schedule/packing.py. ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a
-    # KV tile; then it may have none.
-    if ROUND_ROBIN:
+def chain_of(
+    walk,
+    turn,
+    CAUSAL: gl.constexpr,
+    ROUND_ROBIN: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    WARPS: gl.constexpr,
+):
+    # Of a worker's turn: KV tile or -1, its steps, its row's place behind a pointer, the pointer, its kv head, and the rank from
+    # which its ranks are counted. The table: dash_inductor/schedule/packing.py. ROUND_ROBIN: 0 if the table has the rows, else Q
+    # tiles of a KV tile; then it may have none. WARPS: of the partition.
+    rank = 0
+    if BLOCKS:
+        _TABLE, _own_row, _own_role, _first_head, _rounds, chain = walk
+        j, steps, row, rows, head, rank = chain
+    elif ROUND_ROBIN:
         if gl.load(walk[0] + 6) > 0:
             j, steps, row, rows, head = chain_in_queue(walk, turn, CAUSAL, ROUND_ROBIN, WARPS)
         else:
             j, steps, row, rows, head = chain_in_table(walk, turn)
     else:
         j, steps, row, rows, head = chain_in_table(walk, turn)
-    return j, steps, row, rows, head
+    return j, steps, row, rows, head, rank
 
 
 @gluon.jit
 def chain_in_table(walk, turn):
-    TABLE, _own_row, own_role, first_head, _rounds = walk
+    TABLE, _own_row, own_role, first_head, _rounds, _chain = walk
     roles = gl.load(TABLE)
     heads_in_flight = gl.load(TABLE + 1)
     slots = gl.load(TABLE + 2)
@@ -100,7 +113,7 @@ def chain_in_table(walk, turn):
 @gluon.jit
 def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS: gl.constexpr):
     # Of a head that straddles rounds. The partition writes the chain's row: (Q tile | rank << 16) of each step, as a table has it.
-    TABLE, own_row, own_role, _first_head, _rounds = walk
+    TABLE, own_row, own_role, _first_head, _rounds, _chain = walk
     roles = gl.load(TABLE)
     slots = gl.load(TABLE + 2)
     n = gl.load(TABLE + 4)
@@ -126,7 +139,48 @@ def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS:
 
 
 @gluon.jit
-def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr, CAUSAL: gl.constexpr, ROUND_ROBIN: gl.constexpr):
+def chain_in_lists(ROWS, STEPS, sizes, ticket, HKV, NKV, KV_TILES: gl.constexpr):
+    # Under a mask in blocks, the chain of a CTA, and the mask's number. As in block_mask.py.jinja the last KV tile of a head has
+    # the lowest ticket, and of the KV tiles of a block those after j add first.
+    MASK_Z, MASK_H, KV_BLOCKS, Q_BLOCKS = sizes
+    head = ticket // NKV
+    j = NKV - 1 - ticket % NKV
+    block = j // KV_TILES
+    mask = head // HKV % MASK_Z * MASK_H + head % HKV % MASK_H
+    row = mask * KV_BLOCKS + block
+    rank = gl.minimum(KV_TILES, NKV - block * KV_TILES) - 1 - j % KV_TILES
+    steps = 0
+    if block < KV_BLOCKS:
+        steps = gl.load(STEPS + row)
+    return (j, steps, row * Q_BLOCKS, ROWS, head, rank), mask
+
+
+@gluon.jit
+def step_of(rows, turn, BLOCKS: gl.constexpr):
+    # (Q tile, rank) of a step of one query head; 0x10000 more than the Q tile where the mask hides some of it. BLOCKS: Q tiles of a
+    # block of the mask, 0 if there is none.
+    if BLOCKS:
+        entry = gl.load(rows + turn // BLOCKS)
+        i = (entry & 0x7FFF) * BLOCKS + turn % BLOCKS + ((~entry & 0x8000) << 1)
+    else:
+        entry = gl.load(rows + turn)
+        i = entry & 0xFFFF
+    return i, entry >> 16
+
+
+@gluon.jit
+def produce(
+    walk,
+    sources,
+    tiles,
+    barriers,
+    HKV,
+    NQ,
+    GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    ROUND_ROBIN: gl.constexpr,
+    BLOCKS: gl.constexpr,
+):
     rounds = walk[4]
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
@@ -136,7 +190,7 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr, CAUSAL
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     count = 0  # of the steps of all chains
     for turn in range(rounds):
-        j, steps, row, rows, head = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, WARPS=1)
+        j, steps, row, rows, head, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
         steps *= GROUP
         if steps > 0:
             z = head // HKV
@@ -145,7 +199,8 @@ def produce(walk, sources, tiles, barriers, HKV, NQ, GROUP: gl.constexpr, CAUSAL
             async_load(k_source, [z, h, j * BLOCK_N, 0], kv_full, k_tile)
             async_load(v_source, [z, h, j * BLOCK_N, 0], kv_full, v_tile)
             for step in range(steps):
-                i = gl.load(rows + row + step // GROUP) & 0xFFFF
+                i, _rank = step_of(rows + row, step // GROUP, BLOCKS)
+                i &= 0xFFFF
                 hq = h * GROUP + step % GROUP
                 first_row = ((z * HKV * GROUP + hq) * NQ + i) * BLOCK_M
                 stage = count % STAGES
@@ -178,16 +233,17 @@ def add_in_order(
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
+    BLOCKS: gl.constexpr,
 ):
     rounds = walk[4]
     ROWS: gl.constexpr = dq_tiles.shape[1]
     count = 0
     for turn in range(rounds):
-        _j, steps, row, rows, head = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, WARPS=1)
+        _j, steps, row, rows, head, first_rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
         for step in range(steps * GROUP):
-            entry = gl.load(rows + row + step // GROUP)
-            rank = entry >> 16
-            index = (head * GROUP + step % GROUP) * NQ + (entry & 0xFFFF)
+            i, rank = step_of(rows + row, step // GROUP, BLOCKS)
+            rank += first_rank
+            index = (head * GROUP + step % GROUP) * NQ + (i & 0xFFFF)
             dq = dq_tiles.index(count % STAGES)
             await_dq()
             mbarrier.arrive(dq_taken, count=1)
@@ -205,6 +261,7 @@ def add_in_order(
 @gluon.jit
 def consume(
     walk,
+    bits,
     tiles,
     barriers,
     outputs,
@@ -213,11 +270,15 @@ def consume(
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
+    BLOCKS: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
 ):
     rounds = walk[4]
+    BITS, first_word = bits
+    if BLOCKS:
+        first_word += thread()
     DK, DV, dk_strides, dv_strides = outputs
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles = tiles
     q_full, do_full, kv_full, dq_taken = barriers
@@ -238,7 +299,7 @@ def consume(
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(rounds):
-        j, steps, row, rows, head = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, WARPS=8)
+        j, steps, row, rows, head, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=8)
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -249,9 +310,9 @@ def consume(
                 v_operand = v
                 if HEAD_DIM == 64:  # registers hold it: then dP's matmul reads half as much from shared memory
                     v_operand = v.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
-                next_entry = gl.load(rows + row)
+                next_i, _ = step_of(rows + row, 0, BLOCKS)
                 for step in range(steps):
-                    i = next_entry & 0xFFFF
+                    i = next_i & 0xFFFF
                     stage = count % STAGES
                     mbarrier.wait(q_full.index(stage), (count // STAGES) % 2)
                     q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
@@ -266,8 +327,32 @@ def consume(
                     if PARTS == 2:
                         next_s_t = product(k, q.slice(PART, PART).permute([1, 0]), S_LAYOUT)
                     shift = row_of(neg_lse, 0, ROW_LAYOUT)
+                    has_hidden = False
+                    word = 0
+                    next_word = 0
+                    if BLOCKS:
+                        has_hidden = (next_i & 0x10000) != 0
+                        if not EVEN_N:
+                            has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)
+                        if has_hidden:
+                            word = load_bits(BITS + (first_word + i * (256 * PARTS)))
+                            if PARTS == 2:
+                                next_word = load_bits(BITS + (first_word + i * 512 + 256))
                     s_t = await_matmuls(PARTS, deps=[s_t])
-                    p_t = probabilities(s_t, shift, j * BLOCK_N, i * BLOCK_M, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT)
+                    p_t = probabilities(
+                        s_t,
+                        shift,
+                        word,
+                        has_hidden,
+                        j * BLOCK_N,
+                        i * BLOCK_M,
+                        KV_LEN,
+                        CAUSAL,
+                        BLOCKS,
+                        EVEN_N,
+                        SCALE_LOG2E,
+                        S_LAYOUT,
+                    )
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
                     # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
@@ -280,7 +365,18 @@ def consume(
                         shift = row_of(neg_lse, PART, ROW_LAYOUT)
                         s_t = await_matmuls(3, deps=[next_s_t])
                         p_t = probabilities(
-                            s_t, shift, j * BLOCK_N, i * BLOCK_M + PART, KV_LEN, CAUSAL, EVEN_N, SCALE_LOG2E, S_LAYOUT
+                            s_t,
+                            shift,
+                            next_word,
+                            has_hidden,
+                            j * BLOCK_N,
+                            i * BLOCK_M + PART,
+                            KV_LEN,
+                            CAUSAL,
+                            BLOCKS,
+                            EVEN_N,
+                            SCALE_LOG2E,
+                            S_LAYOUT,
                         )
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
                         dp_t = await_matmuls(2, deps=[dp_t])
@@ -291,7 +387,7 @@ def consume(
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
-                    next_entry = gl.load(rows + row + gl.minimum(step + 1, steps - 1) // GROUP)
+                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // GROUP, BLOCKS)
                     # Of the step before; it returns at once where there is none.
                     mbarrier.wait(dq_taken, (count + 1) % 2)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
@@ -319,6 +415,7 @@ def sdpa_backward(
     dq_target,
     TABLE,
     ROWS,
+    lists,
     WORKSPACE,
     REPORT,
     DK,
@@ -332,6 +429,8 @@ def sdpa_backward(
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    KV_TILES: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
@@ -370,22 +469,33 @@ def sdpa_backward(
 
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket
-    ROWS += ticket * 3 * NQ
-    roles = gl.load(TABLE)
-    heads_in_flight = gl.load(TABLE + 1)
-    slots = gl.load(TABLE + 2)
-    own_role = ticket % roles
-    first_head = ticket // roles
-    rounds = 0
-    if first_head < heads_in_flight:
-        rounds = gl.cdiv(HEADS - first_head, heads_in_flight) * slots
-    if ROUND_ROBIN:
-        queue = gl.load(TABLE + 6)
-        if queue > 0:
-            rounds = gl.cdiv(HEADS * queue - own_role, roles) * slots
-    consumed = (TABLE, ROWS, own_role, first_head, rounds)
-    produced = (TABLE, ROWS + NQ, own_role, first_head, rounds)
-    added = (TABLE, ROWS + 2 * NQ, own_role, first_head, rounds)
+    bits = (TABLE, 0)
+    if BLOCKS:
+        STEPS, BITS, sizes = lists
+        NKV = gl.cdiv(KV_LEN, BLOCK_N)
+        chain, mask = chain_in_lists(TABLE, STEPS, sizes, ticket, HKV, NKV, KV_TILES)
+        bits = (BITS, (mask * NKV + chain[0]) * NQ * (BLOCK_M // PART * 256))
+        own_role = 0
+        first_head = 0
+        rounds = 1
+    else:
+        chain = (0, 0, 0, TABLE, 0, 0)
+        ROWS += ticket * 3 * NQ
+        roles = gl.load(TABLE)
+        heads_in_flight = gl.load(TABLE + 1)
+        slots = gl.load(TABLE + 2)
+        own_role = ticket % roles
+        first_head = ticket // roles
+        rounds = 0
+        if first_head < heads_in_flight:
+            rounds = gl.cdiv(HEADS - first_head, heads_in_flight) * slots
+        if ROUND_ROBIN:
+            queue = gl.load(TABLE + 6)
+            if queue > 0:
+                rounds = gl.cdiv(HEADS * queue - own_role, roles) * slots
+    consumed = (TABLE, ROWS, own_role, first_head, rounds, chain)
+    produced = (TABLE, ROWS + NQ, own_role, first_head, rounds, chain)
+    added = (TABLE, ROWS + 2 * NQ, own_role, first_head, rounds, chain)
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles)
@@ -395,10 +505,25 @@ def sdpa_backward(
         [
             (
                 consume,
-                (consumed, tiles, barriers, outputs, HKV, KV_LEN, GROUP, CAUSAL, ROUND_ROBIN, EVEN_N, SCALE, SCALE_LOG2E),
+                (
+                    consumed,
+                    bits,
+                    tiles,
+                    barriers,
+                    outputs,
+                    HKV,
+                    KV_LEN,
+                    GROUP,
+                    CAUSAL,
+                    ROUND_ROBIN,
+                    BLOCKS,
+                    EVEN_N,
+                    SCALE,
+                    SCALE_LOG2E,
+                ),
             ),
-            (produce, (produced, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP, CAUSAL, ROUND_ROBIN)),
-            (add_in_order, (added, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, NQ, GROUP, CAUSAL, ROUND_ROBIN)),
+            (produce, (produced, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP, CAUSAL, ROUND_ROBIN, BLOCKS)),
+            (add_in_order, (added, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, NQ, GROUP, CAUSAL, ROUND_ROBIN, BLOCKS)),
         ],
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],

@@ -1,6 +1,7 @@
 """The Gluon kernel's launch: TMA descriptors of its tensors, semaphores, and constants."""
 
 import functools
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -15,6 +16,20 @@ LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 PARTITIONS = 3  # of a CTA
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Of a mask in blocks. Then the table is int32 [MASK_Z, MASK_H, KV blocks, Q blocks], block of Q | full << 15 | rank << 16.
+
+    steps: int32 [MASK_Z, MASK_H, KV blocks], Q tiles of a row. bits: int32, what templates/mask_bits.py.jinja writes. A block is
+    q_tiles x kv_tiles tiles.
+    """
+
+    steps: Tensor
+    bits: Tensor
+    q_tiles: int
+    kv_tiles: int
 
 
 def arguments(
@@ -36,6 +51,7 @@ def arguments(
     workers: int,
     round_robin: bool,
     scale: float,
+    lists: Lists | None = None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional arguments of `sdpa_backward`, and its constants with the options of the launch.
 
@@ -70,6 +86,7 @@ def arguments(
         _descriptor(dq.view(-1, DQ_COLUMNS), [block_m * head_dim // DQ_COLUMNS, DQ_COLUMNS]),
         table,
         table.new_empty(PARTITIONS * workers * n_q if round_robin else 0),
+        () if lists is None else (lists.steps, lists.bits, tuple(table.shape)),
         semaphores,
         report,
         dk,
@@ -85,6 +102,8 @@ def arguments(
         "GROUP": heads // kv_heads,
         "CAUSAL": causal,
         "ROUND_ROBIN": block_n // block_m if round_robin else 0,
+        "BLOCKS": lists.q_tiles if lists else 0,
+        "KV_TILES": lists.kv_tiles if lists else 0,
         "EVEN_N": kv_len % block_n == 0,
         "SCALE": scale,
         "SCALE_LOG2E": scale * LOG2E,
