@@ -7,11 +7,14 @@ import inspect
 import torch
 
 from ..devices import device
+from ..problem import BLOCK_MASK
 from ..schedule.packing import HEADER
 from ..templates import gluon_kernel
 from ..templates.tiles import gluon_tile
 from .fake_gpu import fake_gpu
 from .generate import TORCH_DTYPES, CompiledKernel, require_sizes
+
+BLOCK = 128  # rows and keys of a block of a mask
 
 
 def compile_gluon(
@@ -27,7 +30,8 @@ def compile_gluon(
     dtype: str = "bf16",
     round_robin: bool = False,
 ) -> CompiledKernel:
-    """The kernel of an attention, as the op of lowering/gluon.py launches it on [B, H, S, D] views of [B, S, H, D].
+    """The kernel of an attention, as the op of lowering/gluon.py launches it on [B, H, S, D] views of [B, S, H, D]. mask: full,
+    causal, or block_mask for any other.
 
     Raises:
         NoTile: it is not made for that GPU or head dim.
@@ -35,6 +39,7 @@ def compile_gluon(
     """
     require_sizes([q_len, kv_len], batch, heads, kv_heads, head_dim, dtype)
     tile = gluon_tile(device(name).arch, dtype, head_dim)
+    kernel = gluon_kernel()
 
     def rows(length: int, heads: int) -> torch.Tensor:
         return torch.empty(batch, length, heads, head_dim, dtype=TORCH_DTYPES[dtype], device="meta").transpose(1, 2)
@@ -44,17 +49,25 @@ def compile_gluon(
 
     query, grad_out = rows(q_len, heads), rows(q_len, heads)
     key, value, dk, dv = (rows(kv_len, kv_heads) for _ in range(4))
-    table, report = (torch.empty(size, dtype=torch.int32, device="meta") for size in (HEADER, 4))
-    kernel = gluon_kernel()
+
+    def ints(*sizes: int) -> torch.Tensor:
+        return torch.empty(sizes, dtype=torch.int32, device="meta")
+
+    table, lists = ints(HEADER), None
+    if mask == BLOCK_MASK:
+        blocks = [-(-length // BLOCK) for length in (kv_len, q_len)]
+        table, bits = ints(1, 1, *blocks), ints(blocks[0] * blocks[1] * BLOCK * BLOCK // 32)
+        lists = kernel.Lists(ints(1, 1, blocks[0]), bits, BLOCK // tile.block_m, BLOCK // tile.block_n)
     arguments, constants = kernel.arguments(
         *(query, key, value, grad_out, scratch(), scratch(), table, scratch(head_dim), dk, dv),
-        report=report,
+        report=ints(4),
         block_m=tile.block_m,
         block_n=tile.block_n,
         causal=mask == "causal",
         workers=1,
         round_robin=round_robin,
         scale=head_dim**-0.5,
+        lists=lists,
     )
     with fake_gpu(name):
         binary = kernel.sdpa_backward.warmup(*arguments, grid=(1,), **constants, launch_cooperative_grid=True)

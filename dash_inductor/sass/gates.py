@@ -12,6 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import LIMITS, device, occupancy
+from ..problem import BLOCK_MASK
 from ..templates.tiles import (
     GLUON_CONSUMERS,
     GLUON_HEAD_DIMS,
@@ -52,9 +53,10 @@ FLEX_SHAPES: dict[str, dict[str, Any]] = {
 }
 # Of query and value, of FlexAttentions in each template: those that models have. The tiles of others are judged by SHAPES.
 FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: ((192, 128), (256, 256))}
-# The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES.
+# The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES, and FlexAttentions for it alone.
 GLUON = "gluon"
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
+GLUON_FLEX_SHAPES: dict[str, dict[str, Any]] = {"flex-documents": {"score_mod": "none", "mask_mod": "documents"}}
 Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
 # our five and call score_mod and mask_mod twice; by shape, where it has more. Both are counted for as many elements of the scores.
@@ -107,7 +109,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "template": (Template.ONE_PASS.value, Template.TWO_PASS.value, GLUON),
     "head_dim": HEAD_DIMS,
     "dtype": HALF_DTYPES,
-    "shape": (*SHAPES, *FLEX_SHAPES),
+    "shape": (*SHAPES, *FLEX_SHAPES, *GLUON_FLEX_SHAPES),
 }
 
 
@@ -194,7 +196,7 @@ class Cell:
     template: str  # or GLUON
     dtype: str
     head_dim: int
-    shape: str  # of SHAPES or FLEX_SHAPES
+    shape: str  # of SHAPES, FLEX_SHAPES or GLUON_FLEX_SHAPES
     value_dim: int | None = None  # where it is not head_dim
 
     @property
@@ -217,10 +219,9 @@ class Cell:
     def exists(self) -> bool:
         """Whether there is such a kernel, and models have such an attention."""
         if self.template == GLUON:
-            return (
-                (self.arch, self.value_dim) == ("sm_90", None) and self.head_dim in GLUON_HEAD_DIMS and self.shape in GLUON_SHAPES
-            )
-        if self.template == Template.ONE_PASS and self.head_dim > ONE_PASS_HEAD_DIM:
+            is_made = (self.arch, self.value_dim) == ("sm_90", None) and self.head_dim in GLUON_HEAD_DIMS
+            return is_made and self.shape in (*GLUON_SHAPES, *GLUON_FLEX_SHAPES)
+        if self.shape in GLUON_FLEX_SHAPES or (self.template == Template.ONE_PASS and self.head_dim > ONE_PASS_HEAD_DIM):
             return False
         return self.shape in SHAPES or (self.head_dim, self.value_dim or self.head_dim) in FLEX_HEAD_DIMS[Template(self.template)]
 
@@ -317,7 +318,7 @@ def _compiled(cell: Cell) -> CompiledKernel:
     from ..codegen.gluon import compile_gluon
 
     if cell.template == GLUON:
-        sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES[cell.shape]
+        sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES.get(cell.shape, {"mask": BLOCK_MASK})
         return compile_gluon(DEVICES[cell.arch], batch=2, heads=HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
     code = generated(cell)
     (kernel,) = code.templates

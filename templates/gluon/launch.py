@@ -1,8 +1,7 @@
 """The Gluon kernel's launch: TMA descriptors of its tensors, semaphores, and constants."""
 
 import functools
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from triton.experimental.gluon import language as gl
@@ -18,8 +17,7 @@ PARTITIONS = 3  # of a CTA
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 
 
-@dataclass(frozen=True)
-class Lists:
+class Lists(NamedTuple):
     """Of a mask in blocks. Then the table is int32 [MASK_Z, MASK_H, KV blocks, Q blocks], block of Q | full << 15 | rank << 16.
 
     steps: int32 [MASK_Z, MASK_H, KV blocks], Q tiles of a row. bits: int32, what templates/mask_bits.py.jinja writes. A block is

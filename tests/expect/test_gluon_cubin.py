@@ -4,6 +4,7 @@ import functools
 import re
 import sys
 from collections import Counter
+from typing import NamedTuple
 
 import pytest
 import triton
@@ -16,23 +17,43 @@ from dash_inductor.sass.cubin import disassemble, indirect_targets, innermost_lo
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.tiles import gluon_tile
 
-# head dim, dtype, causal, query heads of a kv head, length, whether heads may straddle rounds
+
+class Cell(NamedTuple):
+    head_dim: int
+    dtype: str
+    mask: str
+    group: int  # query heads of a kv head
+    length: int
+    round_robin: bool = False  # whether heads may straddle rounds
+
+    def __str__(self):
+        return f"d{self.head_dim}-{self.mask}-{self.length}{'-queue' * self.round_robin}"
+
+
 CELLS = [
-    (64, "bf16", False, 1, 512),
-    (64, "bf16", True, 1, 512),
-    (64, "fp16", True, 2, 475),
-    (64, "fp16", False, 2, 475),
-    (128, "fp16", False, 1, 512),
-    (128, "bf16", True, 1, 512),
-    (128, "bf16", True, 2, 475),
-    (128, "bf16", False, 2, 475),
-    (64, "bf16", False, 1, 512, True),
-    (64, "bf16", True, 1, 512, True),
-    (128, "bf16", False, 1, 512, True),
-    (128, "bf16", True, 1, 512, True),
+    Cell(64, "bf16", "full", 1, 512),
+    Cell(64, "bf16", "causal", 1, 512),
+    Cell(64, "fp16", "causal", 2, 475),
+    Cell(64, "fp16", "full", 2, 475),
+    Cell(128, "fp16", "full", 1, 512),
+    Cell(128, "bf16", "causal", 1, 512),
+    Cell(128, "bf16", "causal", 2, 475),
+    Cell(128, "bf16", "full", 2, 475),
+    *(Cell(head_dim, "bf16", mask, 1, 512, True) for head_dim in (64, 128) for mask in ("full", "causal")),
+    Cell(64, "bf16", "block_mask", 1, 512),
+    Cell(64, "fp16", "block_mask", 2, 475),
+    Cell(128, "bf16", "block_mask", 1, 512),
+    Cell(128, "fp16", "block_mask", 2, 475),
 ]
 # Instructions of the consumers' loop, measured with Triton 3.6 to 3.9, and about a tenth more.
-MOST_INSTRUCTIONS = {(64, False): 740, (64, True): 800, (128, False): 470, (128, True): 540}
+MOST_INSTRUCTIONS = {
+    (64, "full"): 740,
+    (64, "causal"): 800,
+    (64, "block_mask"): 810,
+    (128, "full"): 470,
+    (128, "causal"): 540,
+    (128, "block_mask"): 515,
+}
 # CTA barriers of a step. Two stand in the source. Triton 3.6 adds one between the two stores of dS.
 MOST_BARRIERS = {64: 3, 128: 2}
 # Loads and stores of what the consumers' registers do not hold, in the loop, where heads may straddle rounds.
@@ -40,22 +61,20 @@ MOST_SPILLED = 9 if TorchVersion(triton.__version__) >= "3.9" else 0
 DQ_STORED = "0x8, 0x120"  # the named barrier, of 288 threads
 STEP_READ = re.compile(r"R\d+, 0x120")  # one of two
 
-cells = pytest.mark.parametrize(
-    "cell", CELLS, ids=lambda cell: f"d{cell[0]}-{'causal' if cell[2] else 'full'}-{cell[4]}{'-queue' * cell[5:].count(True)}"
-)
+cells = pytest.mark.parametrize("cell", CELLS, ids=str)
 
 
 @functools.cache
-def kernel(head_dim, dtype, causal, group, length, round_robin=False):
+def kernel(cell):
     """The kernel as Triton compiles it for an H100."""
-    sizes = {"q_len": length, "kv_len": length, "batch": 2, "heads": 3 * group, "kv_heads": 3}
-    mask = "causal" if causal else "full"
-    return compile_gluon("h100", **sizes, head_dim=head_dim, mask=mask, dtype=dtype, round_robin=round_robin)
+    sizes = {"q_len": cell.length, "kv_len": cell.length, "batch": 2, "heads": 3 * cell.group, "kv_heads": 3}
+    how = {"head_dim": cell.head_dim, "mask": cell.mask, "dtype": cell.dtype, "round_robin": cell.round_robin}
+    return compile_gluon("h100", **sizes, **how)
 
 
 @functools.cache
-def compiled(*cell):
-    binary = kernel(*cell)
+def compiled(cell):
+    binary = kernel(cell)
     return binary.cubin, inspect(binary.cubin, binary.metadata.shared)
 
 
@@ -71,9 +90,9 @@ def counted(loop):
 
 @cells
 def test_consumers(cell):
-    """Five matmuls as asynchronous ones that overlap, nothing spilled, nothing loaded but the table's entry."""
-    head_dim, _, causal, _, _, *round_robin = cell
-    binary, report = compiled(*cell)
+    """Five matmuls as asynchronous ones that overlap, nothing spilled, nothing loaded but an entry of the table and the mask."""
+    head_dim = cell.head_dim
+    binary, report = compiled(cell)
     assert report.hmma == 0
     # Each has 64 rows, and 16 of the inner dimension: S, dP, dV and dK of every part of a step, and dQ.
     parts = gluon_tile(90, "bf16", head_dim).block_m // 64
@@ -88,10 +107,11 @@ def test_consumers(cell):
     # At head dim 64 registers hold V, and dP's matmuls read it from there, as dV's and dK's do P and dS.
     of_registers = sum(i.base == "HGMMA" and not i.operands.split(", ")[1].startswith("gdesc") for i in loop)
     assert of_registers == parts * (2 * 64 // 16 + (head_dim // 16 if head_dim == 64 else 0))
-    assert report.local_in_loop <= (MOST_SPILLED if round_robin else 0)
+    assert report.local_in_loop <= (MOST_SPILLED if cell.round_robin else 0)
     assert (report.utmaldg, report.ldgsts, report.red, report.atomg, counted(loop)["STG"]) == (0, 0, 0, 0, 0)
-    assert counted(loop)["LDG"] == causal  # the table's entry: a mask that is full does not ask where the step is
-    assert report.instructions_in_loop <= MOST_INSTRUCTIONS[head_dim, causal]
+    # The entry, and a word for each part; a mask that is full does not ask where the step is.
+    assert counted(loop)["LDG"] == {"full": 0, "causal": 1, "block_mask": 1 + parts}[cell.mask]
+    assert report.instructions_in_loop <= MOST_INSTRUCTIONS[head_dim, cell.mask]
     barriers = Counter((i.opcode.partition(".")[2], STEP_READ.sub("step read", i.operands)) for i in loop if i.base == "BAR")
     assert barriers.pop(("ARV", DQ_STORED)) == barriers.pop(("ARV", "step read")) == 1
     ((name, count),) = barriers.items()
@@ -102,8 +122,8 @@ def test_consumers(cell):
 @cells
 def test_dq_is_stored_under_dk(cell):
     """In shared memory, 16 bytes of a thread at a time, between the waits for dQ and for dK; and the loop fences no other CTA."""
-    head_dim = cell[0]
-    (loop,) = loops_with(compiled(*cell)[0], "HGMMA")
+    head_dim = cell.head_dim
+    (loop,) = loops_with(compiled(cell)[0], "HGMMA")
     stored = [i.address for i in loop if i.opcode == "STS.128"]
     assert len(stored) == gluon_tile(90, "bf16", head_dim).block_m * head_dim // 256 // 4
     *_, dq, dk = (i.address for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR"))
@@ -115,8 +135,8 @@ def test_dq_is_stored_under_dk(cell):
 @cells
 def test_producer(cell):
     """Q and grad_out in boxes of 128 bytes, lse and delta, behind the end of the step that used the stage."""
-    head_dim = cell[0]
-    (loop,) = loops_with(compiled(*cell)[0], "UTMALDG")
+    head_dim = cell.head_dim
+    (loop,) = loops_with(compiled(cell)[0], "UTMALDG")
     found = counted(loop)
     assert found["UTMALDG"] == 2 * head_dim // 64 + 2
     assert (found["LDL"], found["STL"], found["LDGSTS"], found["ATOMG"]) == (0, 0, 0, 0)
@@ -127,7 +147,7 @@ def test_producer(cell):
 @cells
 def test_who_adds_in_order(cell):
     """It takes dQ, polls, stores or adds it by TMA, waits until that is done, fences for the whole GPU and releases."""
-    (loop,) = loops_with(compiled(*cell)[0], "UTMAREDG")
+    (loop,) = loops_with(compiled(cell)[0], "UTMAREDG")
     ordered = {
         "BAR.SYNC.DEFER_BLOCKING": "stored",
         "SYNCS.ARRIVE.TRANS64.A1T0": "taken",
@@ -144,7 +164,7 @@ def test_who_adds_in_order(cell):
     assert [i.operands for i in loop if i.base == "BAR"] == [DQ_STORED]
     assert [i.operands for i in loop if i.opcode == "DEPBAR.LE"] == ["SB0, 0x0"]
     found = counted(loop)
-    assert found["LDL"] + found["STL"] <= (2 if len(cell) > 5 else 0)  # a round robin's is more than 24 registers hold
+    assert found["LDL"] + found["STL"] <= (2 if cell.round_robin else 0)  # a round robin's is more than 24 registers hold
     assert found["ATOMG"] == 0
 
 
@@ -157,10 +177,10 @@ def test_a_triton_without_the_names_it_needs(monkeypatch):
 @cells
 def test_shared_memory_and_registers(cell):
     """A CTA fits an SM: 384 threads of 168 registers, of which the consumers' warps take 240 and the four others keep 24."""
-    _, report = compiled(*cell)
+    _, report = compiled(cell)
     h100 = device("h100")
     assert report.shared_bytes <= h100.limits.shared_bytes_per_block_optin
     assert 384 * report.registers <= h100.limits.registers_per_sm
-    asked = re.findall(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32\s+(\d+)", kernel(*cell).ptx)
+    asked = re.findall(r"setmaxnreg\.(?:inc|dec)\.sync\.aligned\.u32\s+(\d+)", kernel(cell).ptx)
     assert set(asked) == {"240", "24"}
     assert h100.limits.registers_per_sm >= 256 * 240 + 128 * 24

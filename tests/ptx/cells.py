@@ -64,7 +64,7 @@ def _named() -> Iterator[tuple[str, Case]]:
     for cell in gates.cells():
         dims = str(cell.head_dim) + (f"/{cell.value_dim}" if cell.value_dim else "")
         few_sms = cell.template != Template.TWO_PASS and cell.shape in gates.SHAPES
-        settings = {"kernel": "gluon"} if cell.template == gates.GLUON else {"template": cell.template}
+        settings = {"kernel": "gluon", "template": "one_pass"} if cell.template == gates.GLUON else {"template": cell.template}
         settings |= _few_sms(cell.arch) if few_sms else {}
         case = _case(cell.arch, cell.dtype, cell.head_dim, settings, **_of_shape(cell.shape), value_dim=cell.value_dim)
         yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
@@ -92,8 +92,8 @@ def _few_sms(arch: str) -> dict[str, Any]:
 
 def _of_shape(shape: str) -> dict[str, Any]:
     """A shape of the gates at our sizes."""
-    if shape in gates.FLEX_SHAPES:
-        return dict(gates.FLEX_SHAPES[shape])
+    if flex := (gates.FLEX_SHAPES | gates.GLUON_FLEX_SHAPES).get(shape):
+        return dict(flex)
     ours = {"kv_heads": HEADS // 2, "q_len": LENGTH - 33, "kv_len": LENGTH - 33}
     return {name: ours.get(name, value) for name, value in gates.SHAPES[shape].items()}
 

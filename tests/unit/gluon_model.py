@@ -447,8 +447,28 @@ MODULES: dict[str, Any] = {
 }
 
 
+def thread() -> Tensor:
+    return torch.arange(256)
+
+
+def load_bits(words: Pointer) -> Tensor:
+    return words.memory[words.offset]
+
+
+def hide(s_t: Tensor, word: Tensor, layout: Any) -> Tensor:
+    keys, queries = s_t.shape
+    threads, bits = words_and_bits(torch.arange(keys)[:, None], torch.arange(queries))
+    return torch.where(word[threads] >> bits & 1 == 0, -torch.inf, s_t)
+
+
+def words_and_bits(n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
+    """Which thread has the element of key n and query m of a part of S^T, and in which of its registers."""
+    return n // 16 * 32 + n % 8 * 4 + m % 8 // 2, m // 8 * 4 + n // 8 % 2 * 2 + m % 2
+
+
 # They are PTX in the kernel's source, or ask Triton for what Gluon does not offer.
 OF_TRITON = (wait_for_rank, release, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls)
+OF_TRITON += (thread, load_bits, hide)
 
 
 def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
@@ -466,6 +486,8 @@ def launch(kernel: Callable[..., None], seed: int, programs: int, arguments: Seq
     machine = Machine(seed)
 
     def pointer(x: Any) -> Any:
+        if isinstance(x, tuple):
+            return tuple(map(pointer, x))
         if not isinstance(x, Tensor):
             return x
         return Pointer(x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0), x.storage_offset())

@@ -8,7 +8,7 @@ from importlib import resources
 import gluon_model
 import pytest
 import torch
-from gluon_model import Deadlock, module_of
+from gluon_model import Deadlock, module_of, words_and_bits
 from sympy import Integer
 
 from dash_inductor.lowering.dq import in_accumulator_order
@@ -16,6 +16,7 @@ from dash_inductor.reference import LOG2E, reference
 from dash_inductor.schedule import Geometry, RoundRobinPlan, pack_plan, place_heads
 from dash_inductor.templates.tiles import gluon_tile
 
+BLOCK = 128  # rows and keys of a block of a mask
 REPORT = torch.zeros(4, dtype=torch.int32)
 
 
@@ -41,8 +42,9 @@ def accumulator_order(head_dim: int) -> torch.Tensor:
     return torch.tensor([[int(place(Integer(m), Integer(d))[0]) for d in range(head_dim)] for m in rows])
 
 
-def attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim):
-    """query, key, value, grad_out, out, logsumexp of one attention, [B, H, S, D] views of [B, S, H, D] in bf16."""
+def attention(batch, kv_heads, group, q_len, kv_len, seen, head_dim, shift=0):
+    """query, key, value, grad_out, out, logsumexp under the mask `seen`, [B, H, S, D] views of [B, S, H, D] in bf16. shift: of the
+    elements of query, and of key the other way."""
     generator = torch.Generator().manual_seed(0)
 
     def normal(heads, length):
@@ -50,9 +52,9 @@ def attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim):
 
     query, grad_out = normal(kv_heads * group, q_len), normal(kv_heads * group, q_len)
     key, value = normal(kv_heads, kv_len), normal(kv_heads, kv_len)
+    query, key = query + shift, key - shift
     scores = query.float() @ key.float().repeat_interleave(group, 1).mT * head_dim**-0.5
-    if mask != "full":
-        scores = scores.masked_fill(torch.ones(q_len, kv_len).tril() == 0, -torch.inf)
+    scores = scores.masked_fill(~seen, -torch.inf)
     out = (scores.softmax(-1) @ value.float().repeat_interleave(group, 1)).to(torch.bfloat16)
     return query, key, value, grad_out, out, scores.logsumexp(-1)
 
@@ -62,8 +64,29 @@ def padded(x, rows, value):
     return torch.nn.functional.pad(x, (0, rows - x.shape[2]), value=value)
 
 
-def backward(module, inputs, plan, seed):
-    """(dq, dk, dv) in fp32, dtype, dtype of one launch; what it does not write is NaN."""
+def lists_of(seen, block_m, block_n):
+    """(rows, steps, bits) of a mask [S_q, S_k] in blocks of 128, as the kernels before the launch write them."""
+    q_len, kv_len = seen.shape
+    q_tiles, n_q, n_kv = BLOCK // block_m, -(-q_len // block_m), -(-kv_len // block_n)
+    blocks = [[seen[i : i + BLOCK, j : j + BLOCK] for i in range(0, q_len, BLOCK)] for j in range(0, kv_len, BLOCK)]
+    rows = torch.full((1, 1, len(blocks), len(blocks[0])), -1, dtype=torch.int32)
+    steps = torch.zeros(1, 1, len(blocks), dtype=torch.int32)
+    for j, row in enumerate(blocks):
+        listed = [i for i, block in enumerate(row) if block.any()]
+        for place, i in enumerate(listed):
+            rank = sum(bool(blocks[later][i].any()) for later in range(j + 1, len(blocks)))  # the last KV tile adds first
+            rows[0, 0, j, place] = i | row[i].all() << 15 | rank << 16
+        steps[0, 0, j] = sum(min(q_tiles, n_q - i * q_tiles) for i in listed)
+    n, m = torch.arange(n_kv * block_n)[:, None], torch.arange(n_q * block_m)
+    thread, bit = words_and_bits(n % block_n, m % 64)
+    inside = torch.nn.functional.pad(seen.T, (0, n_q * block_m - q_len, 0, n_kv * block_n - kv_len))
+    words = torch.zeros(n_kv, n_q * block_m // 64, 256, dtype=torch.int64)
+    words.index_put_((n // block_n, m // 64, thread), inside.long() << bit, accumulate=True)
+    return rows, steps, words.to(torch.int32)
+
+
+def backward(module, inputs, plan, seed, seen=None):
+    """(dq, dk, dv) in fp32, dtype, dtype of one launch, by a plan or under the mask `seen`; what it does not write is NaN."""
     query, key, value, grad_out, out, lse = inputs
     batch, heads, q_len, head_dim = query.shape
     tile = tile_of(head_dim)
@@ -72,13 +95,17 @@ def backward(module, inputs, plan, seed):
     delta = padded((out.float() * grad_out.float()).sum(-1), rows, 0.0).contiguous()
     dq = torch.full((batch, heads, rows, head_dim), torch.nan)
     dk, dv = torch.empty_like(key).fill_(torch.nan), torch.empty_like(value).fill_(torch.nan)
-    table = torch.tensor(pack_plan(plan), dtype=torch.int32)
+    sizes = {"block_m": tile.block_m, "block_n": tile.block_n}
+    if plan is None:
+        table, *listed = lists_of(seen, **sizes)
+        workers = batch * key.shape[1] * -(-key.shape[2] // tile.block_n)
+        how = {"lists": module.Lists(*listed, *(BLOCK // size for size in sizes.values())), "causal": False, "round_robin": False}
+    else:
+        table = torch.tensor(pack_plan(plan), dtype=torch.int32)
+        how = {"causal": plan.order.geometry.mask != "full", "round_robin": isinstance(plan, RoundRobinPlan)}
+        workers = plan.workers + (not how["round_robin"])  # one too many
     tensors = (query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv)
-    round_robin = isinstance(plan, RoundRobinPlan)
-    workers = plan.workers if round_robin else plan.workers + 1  # one too many
-    settings = {"causal": plan.order.geometry.mask != "full", "scale": head_dim**-0.5}
-    sizes = {"block_m": tile.block_m, "block_n": tile.block_n, "workers": workers}
-    arguments, constants = module.arguments(*tensors, report=REPORT, round_robin=round_robin, **sizes, **settings)
+    arguments, constants = module.arguments(*tensors, report=REPORT, workers=workers, scale=head_dim**-0.5, **sizes, **how)
     gluon_model.launch(module.sdpa_backward, seed, workers, arguments, constants)
     dq = dq.view(batch, heads, -1, tile.block_m * head_dim)[..., accumulator_order(head_dim)].flatten(2, 3)
     return dq[:, :, :q_len] * head_dim**-0.5, dk, dv
@@ -103,7 +130,9 @@ def problem(batch, kv_heads, group, q_len, kv_len, mask, family, roles, heads_in
     """Inputs and plan of a case."""
     geometry = Geometry(q_len, kv_len, tile_of(head_dim).block_m, tile_of(head_dim).block_n, mask)
     how = {"heads": batch * kv_heads, "heads_in_flight": heads_in_flight, "group": group}
-    return attention(batch, kv_heads, group, q_len, kv_len, mask, head_dim), place_heads(family, geometry, roles, **how)
+    seen = torch.ones(q_len, kv_len, dtype=torch.bool)
+    seen = seen if mask == "full" else seen.tril()
+    return attention(batch, kv_heads, group, q_len, kv_len, seen, head_dim), place_heads(family, geometry, roles, **how)
 
 
 @pytest.fixture(autouse=True)
@@ -124,6 +153,43 @@ def test_gradients_and_bits(case):
     for name, grad, right in zip(("dq", "dk", "dv"), first, expected, strict=True):
         error = (grad.double() - right.double()).abs().max() / right.double().abs().max()
         assert error < 2**-8, f"{name} is {error} of the largest element off"
+    for other in others:
+        assert all(map(torch.equal, first, other))
+
+
+MASKS = {
+    "documents": lambda m, n: (m >= n) & (m // 150 == n // 150),
+    "window": lambda m, n: (m - n).abs() < 40,
+    "checks": lambda m, n: (m // 3 + n // 5) % 2 == 0,
+    "later keys": lambda m, n: n >= m,
+}
+IN_BLOCKS = [
+    # batch, kv heads, group, q_len, kv_len, mask, head dim
+    (1, 2, 1, 384, 384, "documents", 64),
+    (2, 1, 2, 300, 300, "documents", 128),
+    (1, 1, 1, 390, 390, "window", 128),
+    (1, 2, 1, 200, 300, "checks", 64),
+    (1, 1, 2, 330, 500, "later keys", 64),
+]
+
+
+def in_blocks(batch, kv_heads, group, q_len, kv_len, mask, head_dim, shift=0):
+    """Inputs and mask of a case."""
+    seen = MASKS[mask](torch.arange(q_len)[:, None], torch.arange(kv_len))
+    return attention(batch, kv_heads, group, q_len, kv_len, seen, head_dim, shift), seen
+
+
+@pytest.mark.parametrize("case", IN_BLOCKS, ids=lambda case: "-".join(map(str, case)))
+def test_masks_in_blocks(case):
+    (query, key, value, grad_out, *saved), seen = in_blocks(*case)
+    module = module_of(source())
+    first, *others = (backward(module, (query, key, value, grad_out, *saved), None, seed, seen) for seed in range(4))
+    leaves = [x.double().requires_grad_() for x in (query, key, value)]
+    group = query.shape[1] // key.shape[1]
+    q, k, v = leaves[0], *(x.repeat_interleave(group, 1) for x in leaves[1:])
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    for grad, right in zip(first, torch.autograd.grad(out, leaves, grad_out.double()), strict=True):
+        assert (grad.double() - right).abs().max() < 2**-7 * right.abs().max()
     for other in others:
         assert all(map(torch.equal, first, other))
 
@@ -232,27 +298,50 @@ MUTANTS_IN_A_QUEUE = {
     "small chains as long as big ones": [("steps -= j * RATIO", "steps -= 0")],
     "turns of whole heads": [("rounds = gl.cdiv(HEADS * queue - own_role, roles) * slots", "pass")],
 }
+MUTANTS_IN_BLOCKS = {
+    "a rank of the KV tile after": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - j % KV_TILES")],
+    "the first Q tile of a block twice": [("* BLOCKS + turn % BLOCKS +", "* BLOCKS + 0 * turn +")],
+    "hidden elements of full blocks alone": [("(~entry & 0x8000) << 1", "(entry & 0x8000) << 1")],
+    "the ragged end seen": [("has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)", "pass")],
+    "bits of another Q tile": [("load_bits(BITS + (first_word + i * (256 * PARTS)))", "load_bits(BITS + first_word)")],
+    "bits of another KV tile": [("(mask * NKV + chain[0]) * NQ", "(mask * NKV + 0) * NQ")],
+}
 WHOLE_HEADS = 1, 1, 2, 320, 320, "causal", "descending", 2, 1, 64
 IN_A_QUEUE = 1, 2, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 64
 
 
-def assert_seen(module, case=WHOLE_HEADS):
+def assert_seen(module, inputs, plan, seen=None):
     """Some interleaving gives other bits than the kernel does, or none."""
-    args = problem(*case)
-    right = backward(module_of(source()), *args, 0)
+    right = backward(module_of(source()), inputs, plan, 0, seen)
     for seed in range(20):
         try:
-            if not all(map(torch.equal, backward(module, *args, seed), right)):
+            if not all(map(torch.equal, backward(module, inputs, plan, seed, seen), right)):
                 return
         except (AssertionError, Deadlock):
             return
     raise AssertionError("no interleaving shows the mutant")
 
 
-@pytest.mark.parametrize("name", [*MUTANTS, *MUTANTS_IN_A_QUEUE])
-def test_mutants_are_seen(name):
+def mutant(changes):
     text = source()
-    for before, after in (MUTANTS | MUTANTS_IN_A_QUEUE)[name]:
+    for before, after in changes:
         assert text.count(before) == 1
         text = text.replace(before, after)
-    assert_seen(module_of(text), IN_A_QUEUE if name in MUTANTS_IN_A_QUEUE else WHOLE_HEADS)
+    return module_of(text)
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutants_are_seen(name):
+    assert_seen(mutant(MUTANTS[name]), *problem(*WHOLE_HEADS))
+
+
+@pytest.mark.parametrize("name", MUTANTS_IN_A_QUEUE)
+def test_mutants_of_a_round_robin_are_seen(name):
+    assert_seen(mutant(MUTANTS_IN_A_QUEUE[name]), *problem(*IN_A_QUEUE))
+
+
+@pytest.mark.parametrize("name", MUTANTS_IN_BLOCKS)
+def test_mutants_in_blocks_are_seen(name):
+    # Of scores so far below 0 that a key past the end, whose score is 0, would have an infinite probability.
+    inputs, seen = in_blocks(1, 1, 1, 330, 500, "later keys", 128, shift=3)
+    assert_seen(mutant(MUTANTS_IN_BLOCKS[name]), inputs, None, seen)
