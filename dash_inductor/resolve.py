@@ -145,14 +145,15 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(tile)):
         raise declined
     asked = settings.template != "auto" or settings.schedule != "auto" or problem.segments > 0
+    kernel = kernel_for(problem, settings, target)
     may_stay = settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
     if may_stay:
-        _require_speed(problem, target, one_pass, two_pass)
+        _require_speed(problem, target, one_pass, two_pass, kernel)
     if one_pass is None:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
         raise declined
-    costs = _costs(target, one_pass, two_pass)
+    costs = _costs(target, one_pass, two_pass, kernel)
     if problem.mods:
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     if may_stay:
@@ -261,7 +262,7 @@ def _require_small(problem: Problem, settings: Config) -> None:
         raise Declined(reason, f"{DEFAULTS}: two passes take such head dims")
 
 
-def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None) -> None:
+def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None, kernel: str) -> None:
     """Raises LeftToStock where flash attention has an implementation that is deterministic, with a published speed above ours."""
     implementation = problem.stock.implementation if problem.stock else None
     figure = published(implementation, target.arch, problem.head_dims, problem.mask) if implementation else None
@@ -269,8 +270,9 @@ def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_
         return
     tile = one_pass or two_pass
     assert tile
-    of_one, (percent, _) = load_tflops(target.key, tile.mean_dim), two_pass_percent(target.key, tile.mean_dim)
-    ours = max(of_one if one_pass else 0, of_one * 100 / percent if two_pass else 0)
+    of_one, by_triton = (load_tflops(target.key, tile.mean_dim, each) for each in (kernel, TRITON))
+    percent, _ = two_pass_percent(target.key, tile.mean_dim)
+    ours = max(of_one if one_pass else 0, by_triton * 100 / percent if two_pass else 0)
     if figure.tflops > TIE * ours:
         raise LeftToStock(
             f"{implementation} is active in torch's registry, and deterministic: {figure}; ours {ours:.0f} TFLOPS predicted",
@@ -342,10 +344,10 @@ def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
 
 
 @cache
-def _costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None) -> Costs:
+def _costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str) -> Costs:
     """The costs of a tile step on the target, in nanoseconds; those of two passes with them where sizes decide."""
     blocks = {"block_m": one_pass.block_m, "block_n": one_pass.block_n, "head_dim": one_pass.mean_dim}
-    costs = load_costs(target.key, **blocks, sms=target.sms, ctas_per_sm=one_pass.ctas_per_sm)
+    costs = load_costs(target.key, **blocks, sms=target.sms, ctas_per_sm=one_pass.ctas_per_sm, kernel=kernel)
     return replace(costs, two_pass=_two_pass_costs(target, two_pass)) if two_pass else costs
 
 

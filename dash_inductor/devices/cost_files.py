@@ -14,6 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from ..config import GLUON, TRITON
 from ..schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, Q_MATMULS, Costs, TwoPass
 
 if sys.version_info >= (3, 11):
@@ -25,8 +26,11 @@ FOLDER = Path(__file__).parent
 SUFFIX = ".toml"
 WHOLE = ("sms", "l2_bytes", "hop_ns", "shift_percent", "launch_ns")
 BY_HEAD_DIM = ("tflops", "chain_ns", "two_pass_percent")  # each for head dims up to "64" and up to "128"
+# What the Gluon kernel has in the place of the Triton kernel's numbers, where there is one: on sm_90.
+OF_GLUON = "gluon_"
+GLUON_WHOLE, GLUON_BY_HEAD_DIM = (f"{OF_GLUON}hop_ns",), (f"{OF_GLUON}tflops",)
 TEXTS = ("gpu", "arch")
-POSITIVE = ("sms", "l2_bytes", "tflops", "two_pass_percent")
+POSITIVE = ("sms", "l2_bytes", "tflops", f"{OF_GLUON}tflops", "two_pass_percent")
 
 COSTS_REMEDY = "every compilation raises this: name another file, or unset DASH_INDUCTOR_COSTS"
 
@@ -77,8 +81,10 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
             return f"it does not say {name}"
     if not re.fullmatch(r"sm_\d+", numbers["arch"]):
         return f"arch = {numbers['arch']!r} is not one such as 'sm_90'"
-    wanted = {name: numbers.get(name) for name in WHOLE}
-    for name in BY_HEAD_DIM:
+    has_gluon = numbers["arch"] == "sm_90"
+    whole, by_head_dim = (WHOLE + GLUON_WHOLE, BY_HEAD_DIM + GLUON_BY_HEAD_DIM) if has_gluon else (WHOLE, BY_HEAD_DIM)
+    wanted = {name: numbers.get(name) for name in whole}
+    for name in by_head_dim:
         group = numbers.get(name)
         wanted |= {f"{name}.{up_to}": group.get(up_to) if isinstance(group, dict) else None for up_to in ("64", "128")}
     for name, entry in wanted.items():
@@ -89,7 +95,7 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
             return f"{name} = {entry['value']!r} is not a whole number >= {least}"
         if type(entry["estimate"]) is not bool:
             return f"estimate = {entry['estimate']!r} of {name} is neither true nor false"
-    unknown = sorted(set(numbers) - {"gpu", "arch", *WHOLE, *BY_HEAD_DIM})
+    unknown = sorted(set(numbers) - {"gpu", "arch", *whole, *by_head_dim})
     return f"{unknown[0]} is no cost constant" if unknown else None
 
 
@@ -111,13 +117,14 @@ def require_of(path: str, gpu: str, arch: int | str) -> str:
     return path
 
 
-def has_estimates(device: str) -> bool:
-    """Whether a number of its cost file has not been measured.
+def has_estimates(device: str, kernel: str = TRITON) -> bool:
+    """Whether a number of its cost file has not been measured; those of the Gluon kernel count where it is taken.
 
     >>> has_estimates("h100")
     True
     """
-    entries = (entry for name, entry in numbers_of(device).items() if name not in TEXTS)
+    others = () if kernel == GLUON else GLUON_WHOLE + GLUON_BY_HEAD_DIM
+    entries = (entry for name, entry in numbers_of(device).items() if name not in (*TEXTS, *others))
     return any(own["estimate"] for entry in entries for own in ([entry] if "value" in entry else entry.values()))
 
 
@@ -127,11 +134,14 @@ def arch_of(device: str) -> int | str:
     return int(arch.removeprefix("sm_")) if arch.startswith("sm_") else arch
 
 
-def _entries(device: str, head_dim: int) -> dict[str, dict[str, Any]]:
-    """(value, source, estimate) by name, for a padded head dim."""
+def _entries(device: str, head_dim: int, kernel: str = TRITON) -> dict[str, dict[str, Any]]:
+    """(value, source, estimate) by name, for a padded head dim; those of one pass are of TRITON or GLUON."""
     up_to = "128" if head_dim > 64 else "64"  # as the file has it
     numbers = {name: entry for name, entry in numbers_of(device).items() if name not in TEXTS}
-    return {name: entry if "value" in entry else entry[up_to] for name, entry in numbers.items()}
+    entries = {name: entry if "value" in entry else entry[up_to] for name, entry in numbers.items()}
+    if kernel == GLUON:
+        entries |= {name.removeprefix(OF_GLUON): entries[name] for name in GLUON_WHOLE + GLUON_BY_HEAD_DIM}
+    return entries
 
 
 @cache
@@ -145,23 +155,34 @@ def two_pass_percent(device: str, head_dim: int) -> tuple[int, bool]:
     return entry["value"], entry["estimate"]
 
 
-def load_tflops(device: str, head_dim: int) -> int:
-    """Of one pass on the whole of a GPU, for a padded head dim.
+def load_tflops(device: str, head_dim: int, kernel: str = TRITON) -> int:
+    """Of one pass by TRITON or GLUON on the whole of a GPU, for a padded head dim.
 
-    >>> load_tflops("h100", head_dim=128)
-    529
+    >>> load_tflops("h100", head_dim=128), load_tflops("h100", head_dim=128, kernel=GLUON)
+    (529, 599)
     """
-    return int(_entries(device, head_dim)["tflops"]["value"])
+    return int(_entries(device, head_dim, kernel)["tflops"]["value"])
 
 
-def load_costs(device: str, *, block_m: int, block_n: int, head_dim: int, sms: int | None = None, ctas_per_sm: int = 1) -> Costs:
-    """Costs of a device by name, for one tile size and padded head dim.
+def load_costs(
+    device: str,
+    *,
+    block_m: int,
+    block_n: int,
+    head_dim: int,
+    sms: int | None = None,
+    ctas_per_sm: int = 1,
+    kernel: str = TRITON,
+) -> Costs:
+    """Costs of a device by name, for one tile size, padded head dim and kernel of one pass: TRITON, or GLUON, which sm_90 has.
 
     sms overrides the number of the file: a real GPU tells its own (PCIe card, MIG slice). An unknown device raises
     ValueError.
 
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns
     2616
+    >>> load_costs("h100", block_m=64, block_n=128, head_dim=128, kernel=GLUON).step_ns
+    2311
     >>> load_costs("emulated", block_m=16, block_n=32, head_dim=64).workers
     6
     """
@@ -170,7 +191,7 @@ def load_costs(device: str, *, block_m: int, block_n: int, head_dim: int, sms: i
     for name, value in (("sms", 1 if sms is None else sms), ("ctas_per_sm", ctas_per_sm)):
         if value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    entries = _entries(device, head_dim)
+    entries = _entries(device, head_dim, kernel)
     if "tflops" in entries:
         entries["step_ns"] = _step(entries, block_m * block_n * head_dim * FLOP_PER_ELEMENT, ctas_per_sm)
     own = ("step_ns", "hop_ns", "shift_percent", "l2_bytes", "launch_ns", "chain_ns")

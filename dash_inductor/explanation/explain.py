@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from .. import __version__, config
+from ..config import GLUON, TRITON
 from ..decision import Decision
 from ..devices import device as named_device
 from ..devices.cost_files import has_estimates
@@ -125,8 +126,8 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
             "of scaled_dot_product_attention, flex_attention and varlen_attn on tensors that require a gradient, and attention "
             "written by hand where torch.compile recognises it"
         )
-    keys = {row.decision.device for row in rows if row.rewritten}
-    if any(map(has_estimates, keys)):
+    kernels = {(row.decision.device, GLUON if "Gluon" in (row.decision.launch or "") else TRITON) for row in rows if row.rewritten}
+    if any(has_estimates(*kernel) for kernel in kernels):
         notes.append(
             "times come from a cost model whose constants are estimates for this device: they rank schedules, but measure nothing"
         )

@@ -81,7 +81,7 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
         return known
     log.info("%s is used for the first time on this GPU: it is tried on a small attention", kind)
     if device.startswith("cuda"):
-        _say_if_unmeasured(torch.cuda.get_device_name(device), settings.costs)
+        _say_if_unmeasured(torch.cuda.get_device_name(device), settings.costs, kind.kernel)
     verdict = _tried_by_another(kind, device, settings)
     if verdict.fit is None:
         log.info("no other process can use the GPU (%s): this one tries the kernel", verdict.said)
@@ -92,10 +92,10 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
 
 
 @functools.cache
-def _say_if_unmeasured(gpu: str, costs: str) -> None:
-    """Once, where the cost file of a GPU, if it has one, has estimates."""
+def _say_if_unmeasured(gpu: str, costs: str, kernel: str) -> None:
+    """Once for a kernel, where the cost file of a GPU, if it has one, has estimates."""
     file = costs or next((key for key, known in DEVICES.items() if known.name == gpu), None)
-    if file is None or has_estimates(file):
+    if file is None or has_estimates(file, kernel):
         log.warning("dash_inductor has not been measured on %s: what it says of times there is predicted", gpu)
 
 

@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..config import Config, current
 from ..devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
-from ..devices.cost_files import numbers_of
+from ..devices.cost_files import OF_GLUON, TEXTS, numbers_of
 from ..devices.target import Target, target_of
 from ..first_use.machine import sources_digest
 from ..hooks.install import enabled
@@ -273,7 +273,10 @@ def kernel_times(launch: Launch) -> list[float]:
 
 
 def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
-    """The TOML of this GPU, for the setting `costs`: what was fitted, and what the package's file says of the rest."""
+    """The TOML of this GPU, for the setting `costs`: what was fitted, and what the package's file says of the rest.
+
+    The Gluon kernel is not timed for it: its numbers follow the fitted ones of the Triton kernel, and stay estimates.
+    """
     numbers = numbers_of(session.key)
     source = f"fitted by `python -m dash_inductor qualify` on one {session.gpu}, {session.sms} SMs, bf16"
     measured: dict[str, tuple[int, str]] = {
@@ -292,17 +295,22 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
         values = {d: getattr(constants, name) for d, (constants, _) in fitted.items()}
         each = ", ".join(f"{value:.0f} at d = {d}" for d, value in values.items())
         measured[name] = max(0, round(statistics.fmean(values.values()))), f"{source}: {each}"
+    now: dict[str, dict[str, Any]] = {}
+    for name, own in numbers.items():
+        if name not in TEXTS:
+            now |= {name: own} if "value" in own else {f"{name}.{d}": each for d, each in own.items()}
+    followed: dict[str, tuple[int, str]] = {}
+    for name in now:
+        like = name.removeprefix(OF_GLUON)
+        if like != name and like in measured:
+            value = round(now[name]["value"] * measured[like][0] / now[like]["value"])
+            followed[name] = value, f"the Gluon kernel was not timed: {like} as fitted, by their ratio in the package's file"
 
-    def entry(name: str, now: Mapping[str, Any]) -> str:
-        value, said = measured.get(name, (now["value"], now["source"]))
-        estimate = name not in measured and now["estimate"]
+    def entry(name: str) -> str:
+        own = now[name]
+        value, said = (measured | followed).get(name, (own["value"], own["source"]))
+        estimate = name not in measured and own["estimate"]
         return f'{name} = {{ value = {value}, estimate = {str(estimate).lower()}, source = "{said}" }}'
 
     head = f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\ngpu = "{session.gpu}"'
-    parts = [f'{head}\narch = "sm_{session.arch}"']
-    for name, now in numbers.items():
-        if name == "arch":
-            continue
-        by_head_dim = {name: now} if "value" in now else {f"{name}.{d}": own for d, own in now.items()}
-        parts += [entry(each, own) for each, own in by_head_dim.items()]
-    return "\n".join([*parts, ""])
+    return "\n".join([f'{head}\narch = "sm_{session.arch}"', *map(entry, now), ""])

@@ -171,9 +171,10 @@ class Prediction:
 
 
 def predictions(rows: Iterable[Row]) -> list[Prediction]:
-    """Of each shape and schedule of ours that was timed and is right, once."""
+    """Of each shape, schedule and kernel of ours that was timed and is right, once."""
     found: dict[tuple[str, str], Prediction] = {}
     for row in rows:
         if row.status == OK and row.predicted_ms and row.median_ms:
-            found.setdefault((row.shape, row.schedule), Prediction(row.shape, row.schedule, row.predicted_ms, row.median_ms))
+            schedule = f"{row.schedule}, Gluon" if row.launch.endswith("Gluon") else row.schedule
+            found.setdefault((row.shape, schedule), Prediction(row.shape, schedule, row.predicted_ms, row.median_ms))
     return list(found.values())

@@ -28,7 +28,7 @@ from ..templates.tiles import (
     two_pass_tile,
 )
 from .cubin import inspect
-from .replay import replay
+from .replay import Replay, replay
 
 if TYPE_CHECKING:
     from ..codegen.generate import CompiledKernel, Generated
@@ -264,16 +264,21 @@ def figures(compiled: CompiledKernel, rules: Rules) -> dict[str, int | bool | No
     }
 
 
-def predicted(compiled: CompiledKernel, rules: Rules) -> dict[str, Any]:
-    """What each main loop takes a step by the replay (`Replay.as_dict`), an estimate that is not gated; or None, and why not."""
+def replays(compiled: CompiledKernel, rules: Rules) -> tuple[Replay, ...]:
+    """Of each main loop; errors are those of `replay`."""
     warps, tma_bytes = compiled.metadata.num_warps, 0
     if rules.is_gluon:  # TMA writes Q, grad_out, lse and delta of a Q tile, and reads dQ
         warps, tma_bytes = GLUON_CONSUMERS, rules.tile.block_m * ((2 * 2 + 4) * rules.tile.block_d + 2 * 4)
+    return replay(compiled.cubin, rules.tile.kinds, warps=warps, tma_bytes=tma_bytes)
+
+
+def predicted(compiled: CompiledKernel, rules: Rules) -> dict[str, Any]:
+    """What each main loop takes a step by the replay (`Replay.as_dict`), an estimate that is not gated; or None, and why not."""
     try:
-        replays = replay(compiled.cubin, rules.tile.kinds, warps=warps, tma_bytes=tma_bytes)
+        loops = replays(compiled, rules)
     except ValueError as error:
         return {"predicted_cycles": None, "not_predicted": str(error)}
-    return {"predicted_cycles": [each.as_dict() for each in replays], "not_predicted": None}
+    return {"predicted_cycles": [each.as_dict() for each in loops], "not_predicted": None}
 
 
 def predicted_cycles(values: Mapping[str, Any]) -> str | None:
@@ -312,7 +317,7 @@ def instructions_of_stock(cell: Cell) -> int:
     return inspect(compiled.cubin, compiled.metadata.shared, 2).instructions_in_loop
 
 
-def _compiled(cell: Cell) -> CompiledKernel:
+def compiled(cell: Cell) -> CompiledKernel:
     """The main kernel of a cell."""
     from ..codegen.generate import compile_kernel
     from ..codegen.gluon import compile_gluon
@@ -330,10 +335,10 @@ def judged(cell: Cell, *, replayed: bool = True) -> dict[str, Any]:
     rules = cell.rules
     values = asdict(cell) | {"tile": str(rules.tile)}
     try:
-        compiled = _compiled(cell)
-        values |= figures(compiled, rules)
+        kernel = compiled(cell)
+        values |= figures(kernel, rules)
         if replayed:
-            values |= predicted(compiled, rules)
+            values |= predicted(kernel, rules)
         if cell.shape in FLEX_SHAPES and cell.template == Template.ONE_PASS and cell.arch == "sm_90":
             rules = replace(rules, stock_instructions=instructions_of_stock(cell))
     except Exception as error:  # what Triton and ptxas raise has no common class

@@ -70,8 +70,8 @@ def test_auto_goes_by_architecture_dtype_and_head_dim(monkeypatch):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_round_robin(dynamic):
-    """Under the default guarantee, for the sizes for which the Triton kernel takes one too."""
-    few = {"kv_heads": 1, "heads": 1, "q_len": 32768, "kv_len": 32768, "dynamic": dynamic}
+    """Under the default guarantee, for sizes for which the Triton kernel takes one too."""
+    few = {"batch": 1, "kv_heads": 1, "heads": 1, "q_len": 32768, "kv_len": 32768, "dynamic": dynamic}
     code = generated(settings={"kernel": "gluon"}, **few)
     (decision,) = code.decisions
     assert decision.rewritten

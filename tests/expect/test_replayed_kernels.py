@@ -135,6 +135,35 @@ def test_the_cost_files_are_of_these_kernels(device, head_dim):
     assert tflops["estimate"] and percent["estimate"]
 
 
+@functools.cache
+def replays_of_gluon(head_dim: int) -> list[Replay]:
+    """With a hand-over by the warp that adds, which is not in the loop."""
+    found = []
+    for shape in SHAPES:
+        cell = Cell("sm_90", gates.GLUON, "bf16", head_dim, shape)
+        (step,) = gates.replays(gates.compiled(cell), cell.rules)
+        tile_bytes = cell.rules.tile.block_m * head_dim * 4
+        found.append(dataclasses.replace(step, handover_cycles=pricing.handover_by_tma(tile_bytes)))
+    return found
+
+
+@PRICED
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_the_cost_files_are_of_the_gluon_kernel(device):
+    """The same for it: the warp that adds is done within a step, at the slowest speed of additions that is possible, too."""
+    numbers = numbers_of(device)
+    steps = {head_dim: replays_of_gluon(head_dim) for head_dim in (64, 128)}
+    for head_dim, own in steps.items():
+        entry = numbers["gluon_tflops"][str(head_dim)]
+        assert entry["value"] == pytest.approx(pricing.tflops(own, numbers["sms"]["value"]), rel=OFF)
+        assert entry["estimate"]
+    hop = numbers["gluon_hop_ns"]
+    assert hop["value"] == pytest.approx(pricing.hop_ns(steps[64] + steps[128]), rel=OFF)
+    assert hop["estimate"]
+    slowest = pricing.handover_by_tma(32 << 10, Constants(addition_bandwidth=18))
+    assert slowest < min(step.cycles for step in steps[64] + steps[128])
+
+
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_a_hop_is_of_both_head_dims(device):

@@ -430,3 +430,8 @@ def test_predictions():
         (found,) = predictions([replace(ours, median_ms=ms)])
         assert (found.held, found.ratio) == (held, pytest.approx(ms / 2.5))
     assert predictions([replace(ours, status="wrong: dq")]) == []
+    gluon = replace(ours, contender="ours-gluon", launch="grouped, Gluon", predicted_ms=2.2, median_ms=2.0)  # of a price of its own
+    assert [(each.schedule, each.predicted_ms) for each in predictions([ours, gluon])] == [
+        (ours.schedule, 2.5),
+        (f"{ours.schedule}, Gluon", 2.2),
+    ]

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from dash_inductor.devices.cost_files import FOLDER, known_devices, load_costs, tomllib, two_pass_percent
+from dash_inductor.config import GLUON, TRITON
+from dash_inductor.devices.cost_files import FOLDER, arch_of, known_devices, load_costs, tomllib, two_pass_percent
 
 
 def test_the_known_devices() -> None:
@@ -15,7 +16,7 @@ def test_the_known_devices() -> None:
 def test_every_number_has_a_source(device: str) -> None:
     numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text())
     assert isinstance(numbers.pop("arch"), str)
-    for per_head_dim in ("tflops", "chain_ns", "two_pass_percent"):
+    for per_head_dim in ("tflops", "gluon_tflops", "chain_ns", "two_pass_percent"):
         numbers.update({f"{per_head_dim}.{d}": entry for d, entry in numbers.pop(per_head_dim, {}).items()})
     for name, entry in numbers.items():
         assert set(entry) == {"value", "source", "estimate"}, name
@@ -31,6 +32,26 @@ def test_h100_steps(head_dim: int, step_ns: int) -> None:
     costs = load_costs("h100", block_m=64, block_n=128, head_dim=head_dim)
     assert (costs.step_ns, costs.hop_ns, costs.workers, costs.l2_bytes) == (step_ns, 1845, 132, 50 * 2**20)
     assert costs.shifted_step_ns == step_ns * 107 // 100
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+@pytest.mark.parametrize(("head_dim", "block_m", "step_ns"), [(64, 128, 2498), (128, 64, 2311)])
+def test_steps_of_the_gluon_kernel(device: str, head_dim: int, block_m: int, step_ns: int) -> None:
+    """All but step and hop are those of the Triton kernel."""
+    triton, gluon = (load_costs(device, block_m=block_m, block_n=128, head_dim=head_dim, kernel=each) for each in (TRITON, GLUON))
+    assert (gluon.step_ns, gluon.hop_ns) == (step_ns, 1378)
+    assert gluon.step_ns < triton.step_ns and gluon.hop_ns < triton.hop_ns
+    assert replace(gluon, step_ns=triton.step_ns, hop_ns=triton.hop_ns) == triton
+    assert "Gluon" in gluon.sources["step_ns"] and "TMA" in gluon.sources["hop_ns"]
+
+
+def test_only_sm_90_has_a_price_of_the_gluon_kernel() -> None:
+    of_gluon = {
+        device
+        for device in known_devices()
+        if {"gluon_tflops", "gluon_hop_ns"} <= set(tomllib.loads((FOLDER / f"{device}.toml").read_text()))
+    }
+    assert of_gluon == {device for device in known_devices() if arch_of(device) == 90} == {"h100", "h200"}
 
 
 def test_h100_chains_at_the_memorys_peak() -> None:

@@ -104,6 +104,15 @@ def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected):
     assert bool(left("FA3", "h100")) == expected
 
 
+@pytest.mark.parametrize(("kernel", "percent"), [("triton", 106), ("gluon", 106 * 599 / 529)])
+def test_ours_is_the_kernel_that_is_asked_for(monkeypatch, kernel, percent):
+    figure = replace(PUBLISHED[0], tflops=load_tflops("h100", 128) * percent / 100)
+    monkeypatch.setattr("dash_inductor.resolve.published", lambda *asked: figure)
+    said = left("FA3", "h100", kernel=kernel)
+    assert said is not None and str(said).endswith(f"; ours {load_tflops('h100', 128, kernel)} TFLOPS predicted")
+    assert bool(left("FA3", "h100", kernel="triton")) and bool(left("FA3", "h100", kernel="gluon")) == (kernel == "gluon")
+
+
 def test_the_emulated_device_takes_ours():
     stock = Stock(Kernel.FLASH, True, "FA4")
     resolve(Problem("full", 1, 1, 1, 64, 64, 128, "bf16", stock=stock), Config(), Target("emulated", "emulated", 6))

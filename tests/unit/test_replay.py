@@ -330,6 +330,14 @@ def test_prices():
     assert pricing.two_pass_percent([loop, loop], [loop]) == 200
 
 
+def test_a_hand_over_by_tma():
+    """As in a loop with the same operations, whose additions have as many bytes; but there the fence runs beside them."""
+    step = ((POLL, 0, 7, 0), ("FENCE.VIEW.ASYNC.G", 0, 7, 1), (ADD, 7, 1, 1), *[(ADD, 7, 1, 0)] * 15, "MEMBAR.ALL.GPU", RELEASE, S)
+    found = replayed(*step, WAIT, warps=4, gpu_fence=1)
+    assert found.handover_cycles == pytest.approx(pricing.handover_by_tma(32 << 10, Constants(gpu_fence=1)), rel=0.02)
+    assert pricing.handover_by_tma(32 << 10) == 20 + 1024 + 270 + 300 + 135 + 270
+
+
 def test_the_list_of_constants(capsys):
     assert main(["replay", "--constants", "--json", "--set", "barrier=30"]) == 0
     listed = json.loads(capsys.readouterr().out)["constants"]

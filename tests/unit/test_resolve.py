@@ -6,12 +6,14 @@ from itertools import product
 import pytest
 
 from dash_inductor.config import Config
-from dash_inductor.devices.cost_files import known_devices, two_pass_percent
+from dash_inductor.devices.cost_files import known_devices, load_costs, two_pass_percent
 from dash_inductor.devices.target import Target
 from dash_inductor.dropout import FLASH, Dropout
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.resolve import template_for as template_of_problem
+from dash_inductor.schedule.families import MONOTONE
+from dash_inductor.schedule.formulas import time_of
 from dash_inductor.schedule.packing import is_too_large, shares_row
 from dash_inductor.templates.tiles import gluon_tile, tile, two_pass_tile
 
@@ -121,6 +123,25 @@ def test_by_price(device, head_dim):
 def test_two_passes_must_be_cheaper_by_the_margin(monkeypatch, percent, estimate, template):
     monkeypatch.setattr("dash_inductor.resolve.two_pass_percent", lambda device, head_dim: (percent, estimate))
     assert template_for(Config(guarantee="device"), "h100", 64, "full") == template
+
+
+@pytest.mark.parametrize("device", ["h100", "h200"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("guarantee", ["run", "batch"])
+def test_the_price_is_that_of_the_kernel(device, head_dim, mask, guarantee):
+    """What a graph of any size chooses by, and the time that is predicted for one."""
+    problem, target = Problem(mask, 2, 16, 16, 8192, 8192, head_dim, "bf16"), Target(device, 90, 132)
+    times = {}
+    for kernel, priced in (("auto", "triton"), ("triton", "triton"), ("gluon", "gluon")):
+        found = resolve(problem, Config(kernel=kernel, guarantee=guarantee), target)
+        blocks = {"block_m": found.one_pass.block_m, "block_n": found.one_pass.block_n}
+        costs = load_costs(device, **blocks, head_dim=head_dim, kernel=priced)
+        assert replace(found.costs, two_pass=None) == costs
+        plan, times[kernel] = found.schedule
+        step_ns = costs.step_ns if plan.family in MONOTONE else costs.shifted_step_ns
+        assert times[kernel] == time_of(plan, step_ns=step_ns, hop_ns=costs.hop_ns).ns
+    assert times["gluon"] < times["triton"] == times["auto"]
 
 
 def test_reserved_sms_are_kept_by_one_pass_alone():

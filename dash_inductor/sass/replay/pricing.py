@@ -58,6 +58,16 @@ def two_pass_percent(two: Sequence[Replay], one: Sequence[Replay], tiles: int = 
     return 100 * tiles * sum(map(time_ns, two)) / sum(map(time_ns, one))
 
 
+def handover_by_tma(tile_bytes: int, constants: Constants = Constants()) -> float:  # noqa: B008 (frozen)
+    """As `Replay.handover_cycles`, where a warp of its own adds a tile of dQ by TMA, as in the Gluon kernel.
+
+    It is what the replay counts of such operations, one after the other. What TMA takes to begin has no constant, and is left out.
+    """
+    acknowledged = constants.async_fence + tile_bytes / constants.addition_bandwidth + constants.l2_latency
+    released = acknowledged + constants.gpu_fence + constants.l2_latency / 2
+    return released + constants.l2_latency  # of the other CTA's poll
+
+
 def hop_ns(steps: Sequence[Replay]) -> float:
     """From a CTA's poll to the next CTA's, at the least, in the mean of some kernels that poll."""
     hops = [time_ns(step) * step.handover_cycles / step.cycles for step in steps if step.handover_cycles is not None]

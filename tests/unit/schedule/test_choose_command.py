@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from dash_inductor import config
 from dash_inductor.cli.main import main
 from dash_inductor.devices.cost_files import load_costs, load_two_pass
 from dash_inductor.schedule import TiledProblem
@@ -54,6 +55,19 @@ def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFi
             assert row["formula_ns"] == str(formula_for(row["family"], mask))
             assert row["applies_if"] == str(formula_for(row["family"], mask).applies)
     assert taken(found["piecewise"], found["candidates"]) == listed.index(place(found))
+
+
+@pytest.mark.parametrize("kernel", ["triton", "gluon"])
+@pytest.mark.parametrize("change", ["", " --mask full", " --head-dim 64"])
+def test_the_kernel_that_is_set(
+    kernel: str, change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(config, "_current", config.Config(kernel=kernel))
+    found, d = printed(capsys, EXAMPLE + change), 64 if "64" in change else 128
+    costs = load_costs("h100", block_m=128 if d == 64 else 64, block_n=128, head_dim=d, kernel=kernel)
+    assert (found["step_ns"], found["hop_ns"]) == (costs.step_ns, costs.hop_ns)
+    (chosen,) = (row for row in found["candidates"] if place(row) == place(found))
+    assert chosen["predicted_us"] == found["predicted_us"]
 
 
 def taken(rule: str, candidates: list[dict[str, Any]]) -> int:
