@@ -138,7 +138,7 @@ MULTIPLE = "is no multiple of the tile's 16 x 32"
             {"template": "two_pass"},
             "BLOCK_SIZE (32, 32) is no multiple of the tile's 32 x 64",
         ),
-        (attend(), INPUTS, {"kernel": "gluon"}, "kernel='gluon' takes no FlexAttention"),
+        (attend(), INPUTS, {"kernel": "gluon"}, "the Gluon kernel is made for sm_90, not emulated"),
         (
             attend(block_mask=blocks(32)),
             INPUTS,

@@ -244,7 +244,7 @@ ENDS_ON_THE_RIGHT = Packed((20, 22), (20, 12), window=(4, -1))
     ("attention", "settings", "expected"),
     [
         (replace(SHORT, head_dim=144), {"template": "one_pass"}, "head dim 144 is more than the 128 of one pass, which template="),
-        (SHORT, {"kernel": "gluon"}, "kernel='gluon' takes no mask but full and causal"),
+        (SHORT, {"kernel": "gluon"}, "the Gluon kernel is made for sm_90, not emulated"),
         (ENDS_ON_THE_RIGHT, {}, "a window to the left alone, and more queries than keys: "),
         (replace(ENDS_ON_THE_RIGHT, window=(-1, 20)), {}, "a window to the right of all keys, and more queries than that: "),
         (replace(ENDS_ON_THE_RIGHT, window=(30, 21)), {}, "a window to the right of all keys, and more queries than that: "),

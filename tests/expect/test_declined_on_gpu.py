@@ -274,7 +274,8 @@ FEW = (
             for name in ("cpp_wrapper", "benchmark_fusion", TUNING)
         ),
         ({}, partial(install.enabled, template="two_pass"), None),
-        ({}, partial(install.enabled, kernel="gluon"), "kernel='gluon' takes no FlexAttention"),
+        ({}, partial(install.enabled, kernel="gluon"), None),
+        ({"score_mod": "alibi"}, partial(install.enabled, kernel="gluon"), "the Gluon kernel takes no function of the scores"),
         ({}, ONE_PASS, None),
         ({}, RTX, None),
         ({}, SPARK, f"no cost file for NVIDIA GB10, and no tile for sm_121 {TILES}"),

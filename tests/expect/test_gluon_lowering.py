@@ -2,26 +2,34 @@
 
 import ast
 import json
+from collections import Counter
 from functools import partial
 
 import kernels
 import pytest
+import torch
 
 from dash_inductor import enabled
 from dash_inductor.cli.main import main
+from dash_inductor.codegen.flex import OPTIONS, FlexAttention
+from dash_inductor.codegen.generate import deterministic, generate
+from dash_inductor.hooks.install import installed
 from dash_inductor.sass.replay import replay
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import gluon_tile
 
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
 OP = "torch.ops.dash.sdpa_backward_gluon.default"
+IN_BLOCKS = {"kernel": "gluon", "template": "one_pass"}
+in_blocks = partial(kernels.generated_flex, settings=IN_BLOCKS)
 generated = partial(kernels.generated, settings=WHOLE_HEADS, q_len=475, kv_len=475, heads=4, kv_heads=2, head_dim=64)
 
 
-def calls(source, name):
-    """The arguments of every call of `name` in a wrapper."""
-    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    return [[ast.unparse(argument) for argument in node.args] for node in nodes if ast.unparse(node.func) == name]
+def launches(code):
+    """The arguments of every launch in a wrapper, by their names in the op's schema."""
+    names = [argument.name for argument in torch.ops.dash.sdpa_backward_gluon.default._schema.arguments]
+    calls = [node for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Call) and ast.unparse(node.func) == OP]
+    return [dict(zip(names, map(ast.unparse, call.args), strict=True)) for call in calls]
 
 
 def test_off_by_default():
@@ -36,24 +44,25 @@ def test_launch(dynamic):
     (decision,) = code.decisions
     assert decision.rewritten
     assert decision.launch == "grouped, Gluon"
-    ((*tensors, dq, dk, dv, workers, cooperative, round_robin, causal, scale),) = calls(code.source, OP)
-    assert tensors[:4] == ["query_1", "key_1", "value_1", "grad_out_1"]
-    assert len(tensors) == 7
-    assert (cooperative, round_robin, causal, float(scale)) == ("True", "False", "True", 64**-0.5)
-    assert int(workers) <= 132
+    (launch,) = launches(code)
+    expected = {name: f"{name}_1" for name in ("query", "key", "value", "grad_out")} | dict.fromkeys(("steps", "bits"), "None")
+    expected |= {"cooperative": "True", "round_robin": "False", "causal": "True", "q_tiles": "0", "kv_tiles": "0"}
+    assert expected.items() <= launch.items()
+    assert float(launch["scale"]) == 64**-0.5
+    assert int(launch["workers"]) <= 132
     assert code.main_kernel is None  # no other kernel multiplies
     assert "import dash_inductor.lowering.gluon" in code.source
     # dk and dv are returned as the op wrote them; the epilogue reads dq's scratch.
     returns = [ast.unparse(node) for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Return)]
-    (returned,) = [text for text in returns if f"{dk}, {dv}" in text]
-    assert dq not in returned
-    assert f".run({dq}, " in code.source[code.source.index(OP) :]
+    (returned,) = [text for text in returns if f"{launch['dk']}, {launch['dv']}" in text]
+    assert launch["dq"] not in returned
+    assert f".run({launch['dq']}, " in code.source[code.source.index(OP) :]
 
 
 def test_chained_launch():
     code = generated(settings={"kernel": "gluon", "launch": "chained"})
-    ((*_, workers, cooperative, _, _, _),) = calls(code.source, OP)
-    assert (int(workers), cooperative) == (4 * 2 * 2, "False")  # KV tiles, batch, kv heads
+    (launch,) = launches(code)
+    assert (int(launch["workers"]), launch["cooperative"]) == (4 * 2 * 2, "False")  # KV tiles, batch, kv heads
 
 
 def test_auto_goes_by_architecture_dtype_and_head_dim(monkeypatch):
@@ -75,9 +84,51 @@ def test_round_robin(dynamic):
     code = generated(settings={"kernel": "gluon"}, **few)
     (decision,) = code.decisions
     assert decision.rewritten
-    ((*_, round_robin, _, _),) = calls(code.source, OP)
-    assert round_robin == "True"
+    (launch,) = launches(code)
+    assert launch["round_robin"] == "True"
     assert dynamic or decision.family == "symmetric_round_robin"
+
+
+@pytest.mark.parametrize(("head_dim", "block", "q_tiles", "kv_tiles"), [(64, 128, 1, 1), (128, 128, 2, 1), (128, 256, 4, 2)])
+def test_masks_in_blocks(head_dim, block, q_tiles, kv_tiles):
+    """The mask function is asked by a kernel before the launch, for partial tiles, and not by the launch."""
+    code = in_blocks(head_dim=head_dim, block=block, mask_mod="documents")
+    (decision,) = code.decisions
+    assert (decision.mask, decision.launch) == ("block_mask", "chained, Gluon")
+    (launch,) = launches(code)
+    assert (launch["q_tiles"], launch["kv_tiles"], launch["cooperative"]) == (str(q_tiles), str(kv_tiles), "False")
+    assert int(launch["workers"]) == 8192 // 128 * 2 * 16  # KV tiles, batch, kv heads
+    (asking,) = [name for name, source in code.kernels.items() if "BITS" in source]
+    assert launch["bits"] in "".join(code.launches[asking])
+    parts = 128 // head_dim
+    assert f"{launch['bits']} = empty_strided_cuda((1, 1, 64, {128 // parts}, {parts}, 256), " in code.source
+    assert code.main_kernel is None
+
+
+def test_masks_of_one_list_and_two_functions():
+    """Each attention reads the bits of its own function, though both have the same blocks. Equal functions are asked once."""
+
+    def of_function(mask_mod):
+        attention = FlexAttention(**kernels.FLEX_SIZES, mask_mod=mask_mod)
+        functions = attention.functions()
+
+        def gradients(query, key, value, grad_out, out, logsumexp, slopes, documents, *lists):
+            *grads, _ = torch.ops.higher_order.flex_attention_backward(
+                *(query, key, value, out, logsumexp, grad_out, None, *functions, attention.mask(lists).as_tuple()),
+                *(0.125, OPTIONS, (slopes,), (documents,)),
+            )
+            return grads
+
+        return gradients
+
+    attentions = [of_function(mask_mod) for mask_mod in ("documents", "window", "documents")]
+
+    def backward(*tensors):
+        return [grad for attention in attentions for grad in attention(*tensors)]
+
+    with enabled(**IN_BLOCKS), installed(), deterministic(True):
+        code = generate(backward, FlexAttention(**kernels.FLEX_SIZES, mask_mod="documents").tensors, "h100")
+    assert sorted(Counter(launch["bits"] for launch in launches(code)).values()) == [1, 2]
 
 
 def test_scratch_of_whole_q_tiles():
@@ -113,6 +164,34 @@ def test_declined(changes, reason):
     (decision,) = generated(**changes).decisions
     assert not decision.rewritten
     assert decision.reason.startswith(f"the Gluon kernel {reason}")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"score_mod": "alibi", "mask_mod": "documents"}, "the Gluon kernel takes no function of the scores"),
+        ({"mask_heads": 16, "kv_heads": 4}, "the Gluon kernel takes no masks of query heads that share keys"),
+        ({"length": 131072}, "the Gluon kernel takes no mask of more than 8589934592 pairs of a query and a key"),
+        ({"mask_heads": 16, "length": 32768}, "the Gluon kernel takes no mask of more than 8589934592 pairs of a query and a key"),
+    ],
+)
+def test_flex_attention_declined(changes, reason):
+    (decision,) = in_blocks(**{"mask_mod": "documents"} | changes).decisions
+    assert not decision.rewritten and decision.reason.startswith(reason)
+
+
+def test_auto_takes_the_triton_kernel_for_what_gluon_does_not(monkeypatch):
+    monkeypatch.setattr(tiles, "GLUON_BY_DEFAULT", frozenset({(90, "bf16", 64)}))
+    kernels._generated.cache_clear()
+    try:
+        taken, *others = (
+            kernels.generated_flex(settings={"template": "one_pass"}, **{"mask_mod": "documents"} | changes)
+            for changes in ({}, {"score_mod": "alibi"}, {"mask_heads": 16, "kv_heads": 4})
+        )
+    finally:
+        kernels._generated.cache_clear()
+    assert OP in taken.source
+    assert all(OP not in other.source and other.decisions[0].rewritten for other in others)
 
 
 def test_codegen_shows_it(tmp_path, capsys):

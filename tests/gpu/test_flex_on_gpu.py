@@ -10,7 +10,7 @@ import dash_inductor
 HEADS, KV_HEADS = 8, 4
 WINDOW, CAP = 200, 2.0
 ERRORS = {torch.bfloat16: 2e-2, torch.float32: 2e-6}  # of the largest element; fp32 where the GPU is emulated
-KINDS = ("no mask, soft-cap", "causal", "window, soft-cap", "documents, ALiBi", "window by head")
+KINDS = ("no mask, soft-cap", "causal", "window, soft-cap", "documents", "documents, ALiBi", "window by head")
 
 
 def functions(kind, length):

@@ -3,7 +3,10 @@
 from collections.abc import Iterator
 
 import pytest
+import test_flex_on_gpu as flex
+import test_masked_on_gpu as masked
 import test_on_gpu as bodies
+import test_varlen_on_gpu as varlen
 import torch
 from sympy import Integer
 from test_on_gpu import GRADIENTS, assert_same_bits, attention, error, gradients, inputs
@@ -38,10 +41,31 @@ def test_gradients(shape, dtype):
 @pytest.mark.parametrize("head_dim", [64, 128])
 @pytest.mark.parametrize(
     ("family", "causal"),
-    [*((family, causal) for family in MONOTONE for causal in (False, True)), ("shift", False), ("symmetric", True)],
+    [
+        *((family, causal) for family in MONOTONE for causal in (False, True)),
+        *((family, False) for family in ("shift", "shift_round_robin")),
+        *((family, True) for family in ("symmetric", "symmetric_round_robin")),
+    ],
 )
 def test_bits_of_every_family(family, causal, head_dim):
     bodies.test_bits_of_every_family(family, causal, head_dim)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kind", ["causal", "documents"])
+def test_flex_attention(kind, head_dim):
+    flex.test_flex_attention(kind, head_dim)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_padding(head_dim):
+    masked.test_padding(head_dim)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("kind", varlen.WINDOWS)
+def test_varlen(kind, head_dim):
+    varlen.test_varlen(kind, head_dim)
 
 
 def test_dynamic_lengths():
@@ -93,7 +117,8 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
         dq = torch.full((*query.shape[:2], rows, head_dim), torch.nan, device=query.device)
         dk, dv = torch.full_like(key, torch.nan), torch.full_like(value, torch.nan)
         workers = schedule.roles * heads_in_flight
-        launch(query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv, workers, True, causal, scale)
+        tensors = query, key, value, grad_out, neg_lse, delta, table, None, None, dq, dk, dv
+        launch(*tensors, workers, True, False, causal, 0, 0, scale)
         dq = dq.view(*query.shape[:2], -1, shape.block_m * head_dim)[..., order].flatten(2, 3)
         return (dq[:, :, :q_len] * scale).to(query.dtype), dk, dv
 

@@ -156,6 +156,12 @@ def permute(a: Array, b: Array, selector: Array) -> Array:
     return made.astype(np.uint32)
 
 
+def ones(a: Array) -> Array:
+    """How many bits are set."""
+    bits = np.atleast_1d(a)[:, None] >> np.arange(8 * a.dtype.itemsize).astype(a.dtype) & a.dtype.type(1)
+    return bits.sum(1, dtype=np.uint32)
+
+
 OPERATIONS: dict[str, np.ufunc] = {
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "neg": np.negative, "abs": np.abs},
     **{"min": np.fmin, "max": np.fmax, "min.NaN": np.minimum, "max.NaN": np.maximum},

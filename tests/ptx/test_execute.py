@@ -74,6 +74,7 @@ def test_one_row_for_all_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
 MOVED = {"guarantee": "batch"}
+BY_GLUON = {"kernel": "gluon", "template": "one_pass"}
 IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
@@ -98,11 +99,19 @@ OTHERS = {
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
     "chains in parts on sm_90": Case("h100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "Gluon, heads that straddle rounds": Case("h100", 384, 384, heads=3, mask="causal", settings=IN_A_QUEUE),
+    "Gluon, documents": Case("h100", 300, 300, heads=1, mask_mod="documents", settings=BY_GLUON),
+    "Gluon, blocks of 256": Case("h100", 600, 600, heads=1, head_dim=128, mask_mod="documents", block=256, settings=BY_GLUON),
+    "Gluon, varlen": Case("h100", 300, 300, kv_heads=1, mask="causal", attention="varlen", dynamic=True, settings=BY_GLUON),
+    "Gluon, varlen, each sequence moved": Case(
+        "h100", 200, 200, mask="causal", attention="varlen", settings=BY_GLUON | {"guarantee": "batch"}
+    ),
+    "Gluon, masked": Case("h100", 200, 200, batch=2, kv_heads=1, head_dim=128, attention="masked", settings=BY_GLUON),
+    "Gluon, mask that is given": Case("h100", 160, 200, batch=2, kv_heads=1, attention="mask", settings=BY_GLUON),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
 
 
-QUICK = "varlen", "dropout", "Gluon, heads that straddle rounds"
+QUICK = "varlen", "dropout", "Gluon, heads that straddle rounds", "Gluon, documents"
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.nightly) for x in OTHERS])

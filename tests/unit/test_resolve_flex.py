@@ -130,7 +130,7 @@ def test_dynamic_shapes_guard(length):
 @pytest.mark.parametrize(
     ("settings", "others", "message"),
     [
-        ({"kernel": "gluon"}, {}, "kernel='gluon' takes no FlexAttention"),
+        ({"kernel": "gluon"}, {"changes_scores": True}, "the Gluon kernel takes no function of the scores"),
         ({"schedule": "shift"}, {}, "schedule='shift' takes no BlockMask: its KV tiles are added in descending order"),
         (
             {"template": "one_pass"},
