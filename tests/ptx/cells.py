@@ -27,7 +27,7 @@ from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.console import progress, table
 from dash_inductor.devices import device
 from dash_inductor.sass import gates
-from dash_inductor.templates.tiles import HALF_DTYPES, Template
+from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
 
 from . import mutants
 from .cases import Case, Prepared, Result, same_bits, unexplained
@@ -37,6 +37,13 @@ RESULTS = ROOT / "benchmarks" / "results" / "executed"
 WORKERS = 2  # processes
 LENGTH, HEADS, SMS = 256, 2, 3  # few SMs: a worker has several chains
 SEEDS, ONE_IN = 5, 10
+BY_GLUON = {"kernel": "gluon", "template": "one_pass"}
+# Masks that a graph makes, and packed sequences; sizes of three KV tiles, with which heads straddle the rounds of a round robin.
+BY_GRAPHS: dict[str, dict[str, Any]] = {
+    "varlen": {"attention": "varlen", "kv_heads": 1, "mask": "causal"},
+    "masked": {"attention": "masked", "batch": 2, "kv_heads": 1, "mask": "causal"},
+}
+IN_A_QUEUE = {"q_len": 384, "kv_len": 384}
 IN_PARTS = {"q_len": 384, "kv_len": 384, "kv_heads": 1, "in_bands": True}  # three KV tiles, in two bands
 
 
@@ -64,7 +71,7 @@ def _named() -> Iterator[tuple[str, Case]]:
     for cell in gates.cells():
         dims = str(cell.head_dim) + (f"/{cell.value_dim}" if cell.value_dim else "")
         few_sms = cell.template != Template.TWO_PASS and cell.shape in gates.SHAPES
-        settings = {"kernel": "gluon", "template": "one_pass"} if cell.template == gates.GLUON else {"template": cell.template}
+        settings = dict(BY_GLUON) if cell.template == gates.GLUON else {"template": cell.template}
         settings |= _few_sms(cell.arch) if few_sms else {}
         case = _case(cell.arch, cell.dtype, cell.head_dim, settings, **_of_shape(cell.shape), value_dim=cell.value_dim)
         yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
@@ -75,10 +82,15 @@ def _named() -> Iterator[tuple[str, Case]]:
                 yield f"{arch} one_pass {dtype} d={head_dim} in-parts", case
         for arch in gates.DEVICES:
             for template, head_dim in ((template, q) for template, dims in gates.FLEX_HEAD_DIMS.items() for q, v in dims if q == v):
-                for attention, batch in (("varlen", 1), ("masked", 2)):
-                    sizes: dict[str, Any] = {"attention": attention, "batch": batch, "kv_heads": 1, "mask": "causal"}
+                for attention, sizes in BY_GRAPHS.items():
                     case = _case(arch, dtype, head_dim, {"template": template.value}, **sizes)
                     yield f"{arch} {template} {dtype} d={head_dim} {attention}", case
+        for head_dim in GLUON_HEAD_DIMS:
+            for attention, sizes in BY_GRAPHS.items():
+                yield f"sm_90 gluon {dtype} d={head_dim} {attention}", _case("sm_90", dtype, head_dim, BY_GLUON, **sizes)
+            for mask, family in (("full", "shift_round_robin"), ("causal", "symmetric_round_robin")):
+                case = _case("sm_90", dtype, head_dim, BY_GLUON | {"schedule": family} | _few_sms("sm_90"), mask=mask, **IN_A_QUEUE)
+                yield f"sm_90 gluon {dtype} d={head_dim} {mask}-in-a-queue", case
 
 
 def _case(arch: str, dtype: str, head_dim: int, settings: dict[str, Any], **sizes: Any) -> Case:
@@ -172,12 +184,17 @@ def run(todo: dict[str, Case], log: Path, minutes: float, races: bool) -> dict[s
     return {name: done[name] for name in todo if name in done}
 
 
+def kernels_of(name: str) -> str:
+    """The line of the summary that a cell is in."""
+    arch, template = name.split()[:2]
+    return f"{arch}, Gluon" if template == gates.GLUON else arch
+
+
 def summary(results: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
     """A line for each architecture and kernel."""
     groups: dict[str, list[dict[str, Any]]] = {}
     for name, row in sorted(results.items()):
-        arch, template = name.split()[:2]
-        groups.setdefault("sm_90, Gluon" if template == "gluon" else arch, []).append(row)
+        groups.setdefault(kernels_of(name), []).append(row)
     return [
         {
             "kernels": group,
@@ -200,14 +217,16 @@ def _errors(rows: list[dict[str, Any]], dtype: str) -> list[float]:
 
 
 def write(triton: str, rows: list[dict[str, Any]]) -> Path:
-    """The summary as a CSV file that docs/guarantees.md shows, with the commit."""
+    """The lines of a summary in the CSV file that docs/guarantees.md shows, with the commit; others stay there."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     path = RESULTS / f"triton-{triton}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)
+    lines = {row["kernels"]: row for row in csv.DictReader(path.read_text().splitlines())} if path.exists() else {}
+    lines |= {row["kernels"]: {"triton": triton, **row, "commit": commit} for row in rows}
     with open(path, "w", newline="") as file:
         writer = csv.DictWriter(file, ["triton", *rows[0], "commit"], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({"triton": triton, **row, "commit": commit} for row in rows)
+        writer.writerows(lines.values())
     return path
 
 
@@ -218,9 +237,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.ptx.cells", description=__doc__)
     parser.add_argument("--tenth", action="store_true", help="only the tenth that is executed five times")
     parser.add_argument("--values", action="store_true", help="races are looked for in the tenth alone")
+    parser.add_argument("--kernels", choices=sorted({*map(kernels_of, cells())}), help="only those of one line of the summary")
     parser.add_argument("--minutes", type=at_least(1), default=90, metavar="N", help="begins no cell later than that (default 90)")
     args = parser.parse_args()
     todo = tenth() if args.tenth else cells()
+    todo = {name: case for name, case in todo.items() if args.kernels in (None, kernels_of(name))}
     log = ROOT / "build" / "execute" / f"{triton.__version__}-{fingerprint()}{'-values' if args.values else ''}.jsonl"
     results = run(todo, log, args.minutes, not args.values)
     rows = summary(results)

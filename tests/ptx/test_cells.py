@@ -14,9 +14,9 @@ from .cases import Case
 
 
 def test_every_cell_of_the_gates_is_one() -> None:
-    """And what they do not compile: packed sequences, masks and chains in parts on every GPU."""
+    """And what they do not compile: packed sequences, masks and chains in parts on every GPU, and Gluon's round robins."""
     named = cells.cells()
-    of_gates = [name for name in named if name.split()[-1] not in ("varlen", "masked", "in-parts")]
+    of_gates = [name for name in named if name.split()[-1] not in ("varlen", "masked", "in-parts") and "in-a-queue" not in name]
     assert len(of_gates) == len(gates.cells())
     assert {case.device for case in named.values() if case.attention == "varlen"} == set(gates.DEVICES.values())
     assert {case.device for case in named.values() if case.in_bands} == set(gates.DEVICES.values())
@@ -43,6 +43,20 @@ def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.Monk
     assert sorted(map(id, executed)) == sorted(map(id, list(todo.values())[1:])) and results[first]["bad"] == ["a race"]
     assert cells.run(todo, log, 1, True) == results and len(executed) == 2
     assert sum(line["bad"] for line in cells.summary(results)) == 1
+
+
+def test_some_lines_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others keep what they say, and their commit."""
+    monkeypatch.setattr(cells, "RESULTS", tmp_path)
+    named = [f"{name} bf16 d=64 full" for name in ("sm_80 one_pass", "sm_90 gluon")]
+    rows = cells.summary({name: {"cell": name, "bad": [], "seconds": 1} for name in named})
+    path = cells.write("3.7.1", rows)
+    path.write_text(path.read_text().replace("sm_80,1", "sm_80,7"))
+    cells.write("3.7.1", rows[1:])
+    assert [line.split(",")[1:4] for line in path.read_text().replace('"', "").splitlines()[1:]] == [
+        ["sm_80", "7", "0"],
+        ["sm_90", " Gluon", "1"],
+    ]
 
 
 @pytest.mark.parametrize(
