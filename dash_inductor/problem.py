@@ -139,19 +139,16 @@ class Problem:
 
     def why_no_gluon(self) -> Declined | None:
         """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
-        reason = (
-            "function of the scores"
-            if self.changes_scores
-            else "dropout"
-            if self.dropout is not None
-            else "queries in segments"
-            if self.segments
-            else "masks of query heads that share keys"
-            if self.mask == BLOCK_MASK and self.group > 1 and self.head_masks > 1
-            else f"mask of more than {MOST_BITS} pairs of a query and a key"
-            if self.mask == BLOCK_MASK and self.masks * self.q_len * self.kv_len > MOST_BITS
-            else None
-        )
+        in_blocks = self.mask == BLOCK_MASK
+        reasons = {
+            "function of the scores": self.changes_scores,
+            "dropout": self.dropout is not None,
+            "queries in segments": self.segments > 0,
+            "masks of query heads that share keys": in_blocks and self.group > 1 and self.head_masks > 1,
+            f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks
+            and self.masks * self.q_len * self.kv_len > MOST_BITS,
+        }
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
         return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None
 
     def why_no_table(self, tile: Tile) -> Declined | None:

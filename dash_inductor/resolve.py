@@ -154,7 +154,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if declined := problem.why_no_table(one_pass):
         raise declined
     costs = _costs(target, one_pass, two_pass, kernel)
-    if problem.mods:
+    if problem.mods and kernel == TRITON:  # Gluon's mask function is asked before the launch
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
     if may_stay:
         _require_chains(problem, one_pass, costs, target)
