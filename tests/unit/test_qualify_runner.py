@@ -1,9 +1,11 @@
 """How a qualification goes through shapes: who is measured, what a fault, an interruption and a time limit leave behind."""
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -188,14 +190,34 @@ def test_additions(tmp_path):
 
 
 def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
-    """Past the time limit pytest is interrupted, which says what failed until then, and the next group has its turn."""
-    slow, quick = tmp_path / "test_slow.py", tmp_path / "test_quick.py"
-    slow.write_text("import time\n\ndef test_wrong():\n    assert 1 == 2\n\ndef test_slow():\n    time.sleep(100)\n")
+    """Past the time limit pytest is interrupted, which says what failed until then, and the next group has its turn.
+
+    The limit is past once the slow test has begun, however long pytest takes to start.
+    """
+    slow, quick, begun = tmp_path / "test_slow.py", tmp_path / "test_quick.py", tmp_path / "begun"
+    slow.write_text(
+        "import pathlib, time\n\ndef test_wrong():\n    assert 1 == 2\n\n"
+        f"def test_slow():\n    pathlib.Path({str(begun)!r}).touch()\n    time.sleep(600)\n"
+    )
     quick.write_text("def test_quick():\n    pass\n")
     groups = (gpu_tests.Group((str(slow), "-p", "no:xdist"), False, 0.5), gpu_tests.Group((str(quick),), False, 1.0))
     monkeypatch.setattr(gpu_tests, "GROUPS", groups)
     monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
-    assert gpu_tests.run(30) == gpu_tests.TIME_LIMIT
+    limits = []
+
+    class Process(subprocess.Popen):
+        def wait(self, timeout: float = 60) -> int:
+            limits.append(timeout)
+            end = time.monotonic() + timeout
+            while time.monotonic() < end and not begun.exists():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return super().wait(0.1)
+            begun.unlink(missing_ok=True)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(gpu_tests.subprocess, "Popen", Process)
+    assert gpu_tests.run(300) == gpu_tests.TIME_LIMIT
+    assert 140 < limits[0] <= 150 and limits[1] == gpu_tests.SECONDS_TO_END and 150 < limits[2] <= 300
     said = capfd.readouterr().out
     for part in ("::test_wrong FAILED", "assert 1 == 2", "what is left of these tests was not run", "1 passed"):
         assert part in said
