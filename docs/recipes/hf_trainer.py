@@ -20,14 +20,14 @@ import dash_inductor
 
 GPU = torch.cuda.is_available()
 SIZES = (
-    {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2}
+    {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "num_key_value_heads": 2, "num_hidden_layers": 2}
     if GPU
-    else {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1}
+    else {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
 )
 LENGTH, BATCH, STEPS = (2048, 4, 10) if GPU else (96, 2, 2)
 
 enable_full_determinism(0)  # before the model draws its weights; Trainer calls it again
-config = LlamaConfig(**SIZES, num_hidden_layers=2, vocab_size=256, max_position_embeddings=LENGTH, use_cache=False)
+config = LlamaConfig(**SIZES, vocab_size=256, max_position_embeddings=LENGTH, use_cache=False)
 model = LlamaForCausalLM(config)
 tokens = torch.randint(config.vocab_size, (STEPS * BATCH, LENGTH))
 data = [{"input_ids": row, "labels": row} for row in tokens]  # all of one length: no padding, no attention_mask

@@ -39,10 +39,12 @@ class Sum:
         summed = [axis for axis in range(4) if axis not in (*self.kept, *self.mixed)]
         lists: dict[tuple[int, ...], list[Any]] = {}
         order = [*self.kept, *summed, *self.mixed]
-        for place in itertools.product(*(range(values.shape[axis]) for axis in order)):
-            b, h, m, n = (place[order.index(axis)] for axis in range(4))
-            index = self.at(*(torch.tensor(x) for x in (b, h, m, n)))
-            lists.setdefault(tuple(int(x) for x in index), []).append(values[b, h, m, n])
+        places = list(itertools.product(*(range(values.shape[axis]) for axis in order)))
+        by_axis = torch.tensor(places).T
+        b, h, m, n = (by_axis[order.index(axis)] for axis in range(4))
+        indices = torch.stack(self.at(b, h, m, n)).T.tolist()
+        for index, *place in zip(indices, b.tolist(), h.tolist(), m.tolist(), n.tolist(), strict=True):
+            lists.setdefault(tuple(index), []).append(values[tuple(place)])
         splits = 32 if {QUERIES, KEYS} & {*summed, *self.mixed} else 1
         block = 1024 if self.mixed or KEYS not in self.kept else 16
         found = np.zeros(self.shape, np.float32)

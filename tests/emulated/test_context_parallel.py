@@ -136,10 +136,10 @@ def gathering(attention: Attention, group: str) -> Callable[..., Tensor]:
 
 
 ALONE = {
-    "causal": (Attention(causal, None, 256, heads=4, kv_heads=2), 64),
+    "causal": (Attention(causal, None, 256, heads=2, kv_heads=1), 64),
     "one segment": (Attention(causal, None, 128, heads=2, kv_heads=1), 128),
-    "six segments": (Attention(documents(70, 90, 32), alibi(2), 192, batch=2), 32),
-    "masks of heads": (Attention(window_by_head, None, 128, heads=4, kv_heads=2, mask_sizes=(None, 4)), 32),
+    "six segments": (Attention(documents(70, 90, 32), alibi(1), 192, heads=1, batch=2), 32),
+    "masks of heads": (Attention(window_by_head, None, 96, heads=4, kv_heads=2, mask_sizes=(None, 4)), 32),
     "more keys": (Attention(causal, None, 128, kv_len=200, heads=2, kv_heads=1), 64),
     "blind rows": (Attention(with_blind_rows, None, 128, heads=2), 64),
     "blocks of several tiles": (Attention(causal, None, 256, heads=2, kv_heads=1, block=(64, 64)), 64),

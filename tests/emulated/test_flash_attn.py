@@ -54,12 +54,12 @@ def qkv_packed(dtype: torch.dtype = FP32) -> list[Tensor]:
     ],
 )
 def test_gradients(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
-    """Right, and the same in five interleavings."""
-    found = []
-    for seed in range(5):
+    """Right, and the same in three interleavings."""
+    function, found = compiled(lambda *x: attend(*x, **options)), []
+    for seed in range(3):
         with emulate(seed=seed):
-            found.append(gradients(compiled(lambda *x: attend(*x, **options)), inputs))
-    assert rewritten() == 5 and decisions()[-1].op == NAME and decisions()[-1].mask == ("causal" if "causal" in options else "full")
+            found.append(gradients(function, inputs))
+    assert rewritten() == 1 and decisions()[-1].op == NAME and decisions()[-1].mask == ("causal" if "causal" in options else "full")
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     assert_right(found[0], lambda *x: by_sdpa(*x, **options), inputs)
 
@@ -82,11 +82,11 @@ def by_sdpa(*tensors: Tensor, causal: bool = False, scale: float | None = None, 
 )
 def test_windows(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
     """And causal attention of lengths that differ: the last query is in line with the last key."""
-    found = []
-    for seed in range(5):
+    function, found = compiled(lambda *x: attend(*x, **options)), []
+    for seed in range(3):
         with emulate(seed=seed):
-            found.append(gradients(compiled(lambda *x: attend(*x, **options)), inputs))
-    assert rewritten() == 5 and decisions()[-1].op == NAME and decisions()[-1].mask == "block_mask"
+            found.append(gradients(function, inputs))
+    assert rewritten() == 1 and decisions()[-1].op == NAME and decisions()[-1].mask == "block_mask"
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     assert_right(found[0], lambda *x: attend(*x, **options), inputs)
 
@@ -121,12 +121,12 @@ def by_eager(*tensors: Tensor, causal: bool = False, window: tuple[int, int] = (
     ],
 )
 def test_functions_of_scores(rewriting: None, inputs: list[Tensor], options: dict[str, Any], mask: str) -> None:
-    """Right, and the same in five interleavings."""
-    found = []
-    for seed in range(5):
+    """Right, and the same in three interleavings."""
+    function, found = compiled(lambda *x: attend(*x, **options)), []
+    for seed in range(3):
         with emulate(seed=seed):
-            found.append(gradients(compiled(lambda *x: attend(*x, **options)), inputs))
-    assert rewritten() == 5 and decisions()[-1].op == NAME and decisions()[-1].mask == mask
+            found.append(gradients(function, inputs))
+    assert rewritten() == 1 and decisions()[-1].op == NAME and decisions()[-1].mask == mask
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     assert_right(found[0], lambda *x: by_eager(*x, **options), inputs)
 
@@ -256,13 +256,13 @@ def by_sequences(*tensors: Tensor, sequences: tuple[Any, ...], window: tuple[int
     ],
 )
 def test_packed_sequences(rewriting: None, inputs: list[Tensor], keys: Tensor, options: dict[str, Any]) -> None:
-    """Right, and the same in five interleavings."""
+    """Right, and the same in three interleavings."""
     given: dict[str, Any] = {"sequences": (OFFSETS, keys, 35, 40), **options}
-    found = []
-    for seed in range(5):
+    function, found = compiled(lambda *x: attend(*x, **given)), []
+    for seed in range(3):
         with emulate(seed=seed):
-            found.append(gradients(compiled(lambda *x: attend(*x, **given)), inputs))
-    assert rewritten() == 5
+            found.append(gradients(function, inputs))
+    assert rewritten() == 1
     assert (decisions()[-1].op, decisions()[-1].mask) == (VARLEN_NAME, "varlen")
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     assert_right(found[0], lambda *x: by_sequences(*x, **given), inputs)
@@ -311,11 +311,11 @@ OF_3 = "flash_attn_3._flash_attn_backward.default"
     ],
 )
 def test_flash_attention_3(rewriting: None, inputs: list[Tensor], options: dict[str, Any]) -> None:
-    found = []
-    for seed in range(5):
+    function, found = compiled(lambda *x: attend_3(*x, **options)), []
+    for seed in range(3):
         with emulate(seed=seed):
-            found.append(gradients(compiled(lambda *x: attend_3(*x, **options)), inputs))
-    assert rewritten() == 5 and decisions()[-1].op == OF_3
+            found.append(gradients(function, inputs))
+    assert rewritten() == 1 and decisions()[-1].op == OF_3
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     reference = by_sequences if "sequences" in options else by_eager if {"window", "softcap"} & options.keys() else by_sdpa
     assert_right(found[0], lambda *x: reference(*x, **options), inputs)

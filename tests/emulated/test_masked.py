@@ -370,9 +370,9 @@ CAPTURED = [
     (computed, (normal(LENGTH, 9),)),
     (of_pixart, (PADDING,)),
     (of_falcon, (RIGHT, SLOPES)),
-    (of_x_transformers, (SLOPES,)),
 ]
 CAPTURED_BY_NIGHT = [
+    (of_x_transformers, (SLOPES,)),
     (given, (SCORES[:, :1],)),
     (given, (SCORES[:1, :, :, :1],)),
     (given, (SCORES.transpose(2, 3),)),

@@ -107,21 +107,21 @@ CASES = {
     "five dimensions, bf16": (in_dims(2, 2, 1), of(2, 2, 40, 72, (16, 32), dtype=BF16), "full"),
     "five dimensions, padded": (in_five, of(2, 2, 40, 40), "block_mask"),
     "five dimensions, a bias": (by_pairs, of(2, 2, 40, 40), "block_mask"),
-    "groups under a mask that is learnt": (by_values, of(4, 2, 40, 40), "block_mask"),
+    "groups under a mask that is learnt": (by_values, of(4, 2, 20, 20), "block_mask"),
     "three dimensions": (in_dims(4), of(2, 2, 40, 40), "full"),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_gradients(rewriting: None, name: str) -> None:
-    """Right, and the same in five interleavings; the forward keeps its bits."""
+    """Right, and the same in three interleavings; the forward keeps its bits."""
     called, inputs, mask = CASES[name]
     attend, dtype = by_matmuls(called), BF16 if called is narrowed else inputs[0].dtype
     grad_out = normal(2, inputs[0].shape[1], inputs[0].shape[2], inputs[2].shape[3], dtype=dtype, seed=3)
-    found = []
-    for seed in range(5):
+    function, found = compiled(attend), []
+    for seed in range(3):
         with emulate(seed=seed):
-            found.append(gradients(compiled(attend), inputs, grad_out))
+            found.append(gradients(function, inputs, grad_out))
     decision = decisions()[-1]
     if called is narrowed and torch.__version__ < (2, 13):  # whose Inductor drops the narrowing: the dtypes differ
         assert rewritten() == 0 and decision.reason
@@ -129,7 +129,7 @@ def test_gradients(rewriting: None, name: str) -> None:
     if name == "three dimensions" and torch.__version__ >= (2, 15):  # which makes four of them: flash attention takes these
         assert (rewritten(), decision.reason, decision.remedy) == (0, REASON, REMEDY)
         return
-    assert (rewritten(), decision.op, decision.mask) == (5, NAME, mask)
+    assert (rewritten(), decision.op, decision.mask) == (1, NAME, mask)
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     if grad_out.dtype == FP32:
         assert_right(found[0], attend, inputs, grad_out)
@@ -211,14 +211,15 @@ def test_masks_that_are_learnt(rewriting: None, name: str, dtype: torch.dtype) -
         with sdpa_kernel(SDPBackend.MATH):
             return F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
 
+    function = compiled(attend)
     for seed in range(3):
         with emulate(seed=seed):
-            found.append(gradients(compiled(attend), inputs, grad_out))
+            found.append(gradients(function, inputs, grad_out))
     decision = decisions()[-1]
     if len(batch) == 1 and torch.__version__ >= (2, 15):  # which makes four of three: the math path is then the user's own wish
         assert (rewritten(), decision.reason, decision.remedy) == (0, REASON, REMEDY)
         return
-    assert (rewritten(), decision.op, decision.mask) == (3, NAME, "block_mask")
+    assert (rewritten(), decision.op, decision.mask) == (1, NAME, "block_mask")
     assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
     right = gradients(attend, [x.double() for x in inputs], grad_out.double())
     assert max(map(error, found[0], right)) < (2**-7 if dtype is BF16 else 2**-18)

@@ -17,6 +17,7 @@ from dash_inductor import emulation
 
 RECIPES = {path.stem: path for path in (ROOT / "docs" / "recipes").glob("*.py")}
 OF_SEVERAL_PROCESSES = {"fsdp2_checkpointing", "bisect_loss_spike"}
+AT_NIGHT = {"trainer_and_sampler"}  # it compiles for long; test_packing.py has packs at its level, through one graph too
 
 
 @pytest.fixture
@@ -34,7 +35,13 @@ def digest(output: str) -> str:
 
 
 @pytest.mark.usefixtures("as_in_a_script")
-@pytest.mark.parametrize("name", sorted(RECIPES.keys() - OF_SEVERAL_PROCESSES))
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] * (name in AT_NIGHT))
+        for name in sorted(RECIPES.keys() - OF_SEVERAL_PROCESSES)
+    ],
+)
 def test_the_same_bits_in_another_interleaving(name, capsys):
     """The first run compiles, the second takes the same graphs out of the caches."""
     digests, turns = [], []

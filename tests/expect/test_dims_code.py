@@ -22,7 +22,6 @@ def assert_no_broken_gate(code: Generated, key: str, word: str, dims: tuple[int,
     ("key", "template", "dims", "sizes"),
     [
         ("h100", "two_pass", (192, 128), RAGGED),
-        ("h100", "one_pass", (128, 64), FULL),
         ("h100", "one_pass", (96, 64), RAGGED),
         ("h100", "one_pass", (64, 128), FULL),
         *(

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 GPU_TESTS = Path(__file__).parent.parent / "gpu"
-CONFTEST = """
-import pytest, torch
-from lost_device import pytest_runtest_protocol
+# In torch's place, which takes seconds to import in each process.
+TORCH = """
+from types import SimpleNamespace
 
 LOST = []
 
@@ -19,8 +19,12 @@ def synchronize():
     if LOST:
         raise RuntimeError("CUDA error: an illegal memory access was encountered\\nand more")
 
-torch.cuda.is_available = torch.cuda.is_initialized = lambda: True
-torch.cuda.synchronize = synchronize
+cuda = SimpleNamespace(is_available=lambda: True, is_initialized=lambda: True, synchronize=synchronize)
+"""
+CONFTEST = """
+import pytest
+from torch import LOST
+from lost_device import pytest_runtest_protocol
 
 @pytest.fixture
 def lose():
@@ -47,6 +51,7 @@ def test_numbered(n, lose, record_testsuite_property):
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    (folder / "torch.py").write_text(TORCH)
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_numbers.py").write_text(TESTS)
     environ = {**os.environ, "PYTHONPATH": str(GPU_TESTS)}
