@@ -41,7 +41,7 @@ class Config:
         launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
         template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
         sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels.
-        kernel: of one pass: `triton`; `gluon`, on sm_90 at head dims 64 and 128, without functions of the scores and dropout;
+        kernel: of one pass: `triton`; `gluon`, on sm_90 at head dims 64, 128 and 256, without functions of the scores and dropout;
             or `auto`, by the GPU's architecture, the dtype and the head dim alone: `triton` so far, since no GPU has run either.
         segment: queries of which dK and dV are summed apart under context parallelism, so that the number of ranks does not decide
             their bits; 0 for all that a rank has.

@@ -216,7 +216,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     for graphs of any; under `device` and `batch` settings and compile-time facts do.
     """
     if problem.mods is not None or problem.mask == BLOCK_MASK:
-        return _template_of_flex(problem, settings)
+        return _template_of_flex(problem, settings, target)
     if kernel_for(problem, settings, target) == GLUON:
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
@@ -233,13 +233,15 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     return Template.TWO_PASS if percent * (100 + two_pass_margin(estimate)) < 100 * 100 else Template.ONE_PASS
 
 
-def _template_of_flex(problem: Problem, settings: Config) -> Template:
+def _template_of_flex(problem: Problem, settings: Config, target: Target) -> Template:
     """One pass, or two for larger head dims; Declined where the settings cannot be met."""
     if settings.kernel == GLUON and (declined := problem.why_no_gluon()):
         raise declined
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
         raise Declined(reason, DEFAULTS)
+    if kernel_for(problem, settings, target) == GLUON:
+        return Template.ONE_PASS
     takes_two = settings.template == Template.TWO_PASS
     if not takes_two:
         _require_small(problem, settings)

@@ -10,7 +10,7 @@ from typing import NamedTuple, TypeVar
 MAX_HEAD_DIM = 256
 LEAST_BLOCK_D = 16  # columns that a matmul takes
 ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
-GLUON_HEAD_DIMS = (64, 128)
+GLUON_HEAD_DIMS = (64, 128, 256)
 # (architecture, dtype, head dim) whose one pass takes the Gluon kernel unless asked otherwise: where benchmarks/results has a run
 # on a GPU with right gradients, equal bits over 1,000 launches and less time than the Triton kernel's. It decides bits.
 GLUON_BY_DEFAULT: frozenset[tuple[int | str, str, int]] = frozenset()
@@ -48,13 +48,17 @@ class Digit(NamedTuple):
 @dataclass(frozen=True)
 class Fragments:
     """The accumulator of wgmma and mma.sync, which warps hold in 16 x 8 fragments: `warps_m` is warpsPerCTA[0] of Triton's layout,
-    `instr_n` its instrShape[1]."""
+    `instr_n` its instrShape[1]. Its columns may come in several accumulators, one after the other: `parts`."""
 
     warps_m: int
     instr_n: int
+    parts: int = 1
 
     def digits(self, rows: int, columns: int) -> tuple[Digit, ...]:
-        """Row: tile, warp, half, lane / 4. Column: instruction, 8-column block, lane % 4, pair."""
+        """Row: tile, warp, half, lane / 4. Column: part, instruction, 8-column block, lane % 4, pair."""
+        if self.parts > 1:
+            columns //= self.parts
+            return (Digit(1, columns, self.parts), *replace(self, parts=1).digits(rows, columns))
         return (
             Digit(0, 16 * self.warps_m, rows // (16 * self.warps_m)),
             Digit(1, 8, self.instr_n // 8),
@@ -285,7 +289,7 @@ def prefetches(arch: int | str, block_d: int, block_dv: int) -> bool:
 
 
 def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
-    """The tile of the Gluon kernel: 128 rows of Q at head dim 64, which registers hold in two parts.
+    """The tile of the Gluon kernel: 128 rows of Q at head dim 64, which registers hold in two parts; 64 keys at 256.
 
     Raises:
         NoTile: there is none.
@@ -294,7 +298,12 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None
         raise NoTile(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}", DEFAULTS)
     if head_dim not in GLUON_HEAD_DIMS or value_dim not in (None, head_dim):
         dims = dims_text(head_dim, value_dim or head_dim)
-        raise NoTile(f"the Gluon kernel takes head dim {' or '.join(map(str, GLUON_HEAD_DIMS))}, not {dims}", DEFAULTS)
+        *some, last = map(str, GLUON_HEAD_DIMS)
+        raise NoTile(f"the Gluon kernel takes head dim {', '.join(some)} or {last}, not {dims}", DEFAULTS)
+    if head_dim > ONE_PASS_HEAD_DIM:
+        _checked(arch, dtype, head_dim, value_dim, MAX_HEAD_DIM)
+        halves = Fragments(warps_m=4, instr_n=64, parts=2)  # of dq, whose columns are those of two matmuls
+        return Tile(64, 64, head_dim, 8, 2, False, halves, atomic_add=True, preprocess_warps=8, block_dv=head_dim)
     block_m = 128 if head_dim == 64 else 64
     # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
     accumulator = Fragments(warps_m=block_m // 16, instr_n=head_dim * block_m // 128)

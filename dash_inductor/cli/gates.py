@@ -64,7 +64,8 @@ def main(args: argparse.Namespace) -> int:
 
     todo = cells(**{name: values for name in CHOICES if (values := getattr(args, name))})
     if not todo:
-        gluon = f"Gluon is for sm_90 and head dims {' and '.join(map(str, GLUON_HEAD_DIMS))}"
+        *some, last = map(str, GLUON_HEAD_DIMS)
+        gluon = f"Gluon is for sm_90 and head dims {', '.join(some)} and {last}"
         raise CommandError(f"no kernel has all that was asked for: one pass takes head dims up to {ONE_PASS_HEAD_DIM}, {gluon}")
     rows: list[dict[str, Any]] = []
     with progress("compiling", len(todo)) as step:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         metavar="BYTES",
-        help="bytes that TMA moves to and from shared memory in a step (Gluon: 66048 at head dim 128, 66560 at 64)",
+        help="bytes that TMA moves to and from shared memory in a step (Gluon: 66560 at head dim 64, 66048 at 128, 131584 at 256)",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="NAME=VALUE", help="give a constant another value (repeatable)"

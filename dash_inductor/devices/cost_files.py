@@ -26,9 +26,9 @@ FOLDER = Path(__file__).parent
 SUFFIX = ".toml"
 WHOLE = ("sms", "l2_bytes", "hop_ns", "shift_percent", "launch_ns")
 BY_HEAD_DIM = ("tflops", "chain_ns", "two_pass_percent")  # each for head dims up to "64" and up to "128"
-# What the Gluon kernel has in the place of the Triton kernel's numbers, where there is one: on sm_90.
+# What the Gluon kernel has in the place of the Triton kernel's numbers, where there is one: on sm_90. Also for those up to "256".
 OF_GLUON = "gluon_"
-GLUON_WHOLE, GLUON_BY_HEAD_DIM = (f"{OF_GLUON}hop_ns",), (f"{OF_GLUON}tflops",)
+GLUON_BY_HEAD_DIM = (f"{OF_GLUON}tflops", f"{OF_GLUON}hop_ns")
 TEXTS = ("gpu", "arch")
 POSITIVE = ("sms", "l2_bytes", "tflops", f"{OF_GLUON}tflops", "two_pass_percent")
 
@@ -81,12 +81,12 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
             return f"it does not say {name}"
     if not re.fullmatch(r"sm_\d+", numbers["arch"]):
         return f"arch = {numbers['arch']!r} is not one such as 'sm_90'"
-    has_gluon = numbers["arch"] == "sm_90"
-    whole, by_head_dim = (WHOLE + GLUON_WHOLE, BY_HEAD_DIM + GLUON_BY_HEAD_DIM) if has_gluon else (WHOLE, BY_HEAD_DIM)
-    wanted = {name: numbers.get(name) for name in whole}
+    by_head_dim = BY_HEAD_DIM + GLUON_BY_HEAD_DIM if numbers["arch"] == "sm_90" else BY_HEAD_DIM
+    wanted = {name: numbers.get(name) for name in WHOLE}
     for name in by_head_dim:
         group = numbers.get(name)
-        wanted |= {f"{name}.{up_to}": group.get(up_to) if isinstance(group, dict) else None for up_to in ("64", "128")}
+        head_dims = ("64", "128", "256") if name in GLUON_BY_HEAD_DIM else ("64", "128")
+        wanted |= {f"{name}.{up_to}": group.get(up_to) if isinstance(group, dict) else None for up_to in head_dims}
     for name, entry in wanted.items():
         if not isinstance(entry, dict) or not {"value", "estimate", "source"} <= set(entry):
             return f"{name} has no value, estimate and source"
@@ -95,7 +95,7 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
             return f"{name} = {entry['value']!r} is not a whole number >= {least}"
         if type(entry["estimate"]) is not bool:
             return f"estimate = {entry['estimate']!r} of {name} is neither true nor false"
-    unknown = sorted(set(numbers) - {"gpu", "arch", *whole, *by_head_dim})
+    unknown = sorted(set(numbers) - {"gpu", "arch", *WHOLE, *by_head_dim})
     return f"{unknown[0]} is no cost constant" if unknown else None
 
 
@@ -123,7 +123,7 @@ def has_estimates(device: str, kernel: str = TRITON) -> bool:
     >>> has_estimates("h100")
     True
     """
-    others = () if kernel == GLUON else GLUON_WHOLE + GLUON_BY_HEAD_DIM
+    others = () if kernel == GLUON else GLUON_BY_HEAD_DIM
     entries = (entry for name, entry in numbers_of(device).items() if name not in (*TEXTS, *others))
     return any(own["estimate"] for entry in entries for own in ([entry] if "value" in entry else entry.values()))
 
@@ -140,7 +140,8 @@ def _entries(device: str, head_dim: int, kernel: str = TRITON) -> dict[str, dict
     numbers = {name: entry for name, entry in numbers_of(device).items() if name not in TEXTS}
     entries = {name: entry if "value" in entry else entry[up_to] for name, entry in numbers.items()}
     if kernel == GLUON:
-        entries |= {name.removeprefix(OF_GLUON): entries[name] for name in GLUON_WHOLE + GLUON_BY_HEAD_DIM}
+        of = "256" if head_dim > 128 else up_to
+        entries |= {name.removeprefix(OF_GLUON): numbers[name][of] for name in GLUON_BY_HEAD_DIM}
     return entries
 
 

@@ -301,8 +301,9 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
             now |= {name: own} if "value" in own else {f"{name}.{d}": each for d, each in own.items()}
     followed: dict[str, tuple[int, str]] = {}
     for name in now:
-        like = name.removeprefix(OF_GLUON)
-        if like != name and like in measured:
+        whole, _, up_to = name.removeprefix(OF_GLUON).partition(".")
+        like = whole if whole in measured else f"{whole}.{'64' if up_to == '64' else '128'}"
+        if name.startswith(OF_GLUON) and like in measured:
             value = round(now[name]["value"] * measured[like][0] / now[like]["value"])
             followed[name] = value, f"the Gluon kernel was not timed: {like} as fitted, by their ratio in the package's file"
 

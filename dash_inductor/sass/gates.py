@@ -84,6 +84,7 @@ MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_120", "3.8", 64): {"flex-window-soft-cap": 3},
     ("sm_120", "3.9", 64): {"flex-window-soft-cap": 3},
 }
+MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {("sm_90", "3.9", 256): {"causal-ragged-gqa": 1, "flex-documents": 1}}
 MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
 # The most instructions of the main loop of one pass, by shape: as many as it compiles to. More are not wrong, but slower: a reason
 # to look at what changed.
@@ -210,7 +211,7 @@ class Cell:
             arch,
             find(arch, self.dtype, self.head_dim, self.value_dim),
             self._listed(MOST_INSTRUCTIONS),
-            self._listed(MOST_LOCAL) or 0,
+            self._listed(MOST_LOCAL) or self._listed(MOST_LOCAL_OF_GLUON, of_gluon=True) or 0,
             self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK,
             is_gluon=self.template == GLUON,
         )
@@ -225,11 +226,11 @@ class Cell:
             return False
         return self.shape in SHAPES or (self.head_dim, self.value_dim or self.head_dim) in FLEX_HEAD_DIMS[Template(self.template)]
 
-    def _listed(self, figures: Mapping[Key, Mapping[str, Number]]) -> Number | None:
+    def _listed(self, figures: Mapping[Key, Mapping[str, Number]], *, of_gluon: bool = False) -> Number | None:
         import triton
 
         is_mla = self.value_dim is not None
-        if self.template == GLUON or is_mla != (self.template == Template.TWO_PASS):
+        if (self.template == GLUON) != of_gluon or is_mla != (self.template == Template.TWO_PASS):
             return None
         return figures.get((self.arch, triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
 

@@ -130,6 +130,19 @@ def await_additions():
 
 
 @gluon.jit
+def await_all_but_last_read():
+    # For one warp: of the bulk stores and additions that its lanes have issued, TMA has read all but the last from shared memory.
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group.read 1; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
+        "=r,~{memory}",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def dq_stored():
     # For the 8 consumer warps: arrives, and waits for nobody. 288 threads: theirs, and the warp that waits.
     # Barrier 8: Triton takes 0 for the CTA or a partition, 1 and those after it for partitions, of which there are three.
@@ -159,8 +172,20 @@ def await_read(stage):
 
 
 @gluon.jit
+def do_read():
+    # For the 8 consumer warps, at head dim 256: arrives at barrier 11.
+    gl.inline_asm_elementwise("bar.arrive 11, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def await_do_read():
+    # For one warp: waits until the consumer warps have read a step's grad_out, which has one place.
+    gl.inline_asm_elementwise("bar.sync 11, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def in_accumulator_order(dq, WIDTH: gl.constexpr):
-    # dq [rows, columns] as rows of WIDTH in the order of `Fragments` in templates/tiles.py, by bits of the
+    # dq [rows, columns], or one of its parts, as rows of WIDTH in the order of `Fragments` in templates/tiles.py, by bits of the
     # accumulator's index: rows are (warp, half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread stores four
     # registers at a time, and neighbours side by side.
     ROWS: gl.constexpr = dq.shape[0]
@@ -173,26 +198,28 @@ def in_accumulator_order(dq, WIDTH: gl.constexpr):
 @gluon.jit
 def mask_edge(s_t, offset, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
     # -inf where key n of the tile is hidden from row m: causal, where n + offset > m (which hides the keys past the end as well);
-    # else where n + offset >= 0. In the accumulator bit 3 of n and all bits of m but 1 and 2 number a register, the others a
-    # thread: split so, one integer per thread is compared with immediates and no register survives the branch.
+    # else where n + offset >= 0. In the accumulator bit 3 of n and all bits of m but 1 and 2, of 64 keys also 5, number a register,
+    # the others a thread: split so, one integer per thread is compared with immediates and no register survives the branch.
     n = gl.expand_dims(gl.arange(0, s_t.shape[0], layout=gl.SliceLayout(1, LAYOUT)), 1)
     m = gl.expand_dims(gl.arange(0, s_t.shape[1], layout=gl.SliceLayout(0, LAYOUT)), 0)
+    THREADS: gl.constexpr = 38 if s_t.shape[0] == 64 else 6
     if CAUSAL:
-        seen = (n & ~8) - (m & 6) + offset <= (m & ~6) - (n & 8)
+        seen = (n & ~8) - (m & THREADS) + offset <= (m & ~THREADS) - (n & 8)
     else:
         seen = (n & ~8) + offset < -(n & 8)
     return gl.where(seen, s_t, float("-inf"))
 
 
-# A thread's 32 elements of a part of S^T, in the order of its registers, each with a bit of a word.
-HIDE = gl.constexpr(
-    "{ .reg .pred seen; .reg .b32 bit;"
-    + "".join(
-        f"and.b32 bit, $64, {1 << k}; setp.ne.u32 seen, bit, 0; selp.f32 ${k}, ${32 + k}, 0fFF800000, seen;" for k in range(32)
-    )
-    + "}"
-)
-HIDE_OPERANDS = gl.constexpr(",".join(["=f"] * 32 + ["f"] * 32 + ["r"] * 32))
+def _hiding(count):
+    # PTX, and its operands: `count` elements of a thread, in the order of its registers, each with a bit of a word.
+    each = "and.b32 bit, ${word}, {bit}; setp.ne.u32 seen, bit, 0; selp.f32 ${k}, ${of}, 0fFF800000, seen;"
+    lines = "".join(each.format(word=2 * count, bit=1 << k, k=k, of=count + k) for k in range(count))
+    return "{ .reg .pred seen; .reg .b32 bit;" + lines + "}", ",".join(["=f"] * count + ["f"] * count + ["r"] * count)
+
+
+# Of a part of S^T, 64 queries by 128 keys or by 64.
+HIDE, HIDE_OPERANDS = map(gl.constexpr, _hiding(32))
+HIDE_OF_64, HIDE_OPERANDS_OF_64 = map(gl.constexpr, _hiding(16))
 
 
 @gluon.jit
@@ -208,10 +235,26 @@ def load_bits(bits):
 
 
 @gluon.jit
+def load_16_bits(bits):
+    return gl.inline_asm_elementwise(
+        "{ .reg .b16 half; ld.global.b16 half, [$1]; cvt.u32.u16 $0, half; }",
+        "=r,l",
+        [bits.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def hide(s_t, word, LAYOUT: gl.constexpr):
     # -inf where the thread's word has no bit.
     words = gl.full(s_t.shape, word, gl.int32, LAYOUT)
-    return gl.inline_asm_elementwise(HIDE, HIDE_OPERANDS, [s_t, words], dtype=gl.float32, is_pure=True, pack=32)
+    if s_t.shape[0] == 64:
+        hidden = gl.inline_asm_elementwise(HIDE_OF_64, HIDE_OPERANDS_OF_64, [s_t, words], dtype=gl.float32, is_pure=True, pack=16)
+    else:
+        hidden = gl.inline_asm_elementwise(HIDE, HIDE_OPERANDS, [s_t, words], dtype=gl.float32, is_pure=True, pack=32)
+    return hidden
 
 
 @gluon.jit

@@ -23,10 +23,19 @@ So the warps that multiply wait neither for other CTAs, nor for additions, nor a
     dq_stored  every thread of consume     add_in_order  the step's dQ is in shared memory
     dq_taken   add_in_order                consume       the step's dQ was seen, and that of the step before is in global memory
 
-`step_read` and `dq_stored` are named barriers, at which the eight warps arrive without meeting each other; the others are
-mbarriers. Nobody arrives a second time before the first was waited for: step_read since a stage is loaded again in between,
-dq_stored since dq_taken is waited for in between, dq_taken the other way round, and the others since `produce` waits in between. A
-chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
+Head dim 256 has a `consume` of its own, `consume_wide` in wide.py. Of grad_out and delta there is one stage, loaded a step ahead.
+dQ comes in two halves, of which the second takes a place of the first: these warps do wait for a rank that is half a step late.
+Barriers there are
+
+    do_read    every thread of consume     produce       the matmuls that read grad_out are complete
+    dq_stored  every thread of consume     add_in_order  a half of the step's dQ is in shared memory
+    dq_taken   add_in_order                consume       of the first half: TMA has read that place; of the second: all is in global
+                                                         memory
+
+`step_read`, `do_read` and `dq_stored` are named barriers, at which the eight warps arrive without meeting each other; the others
+are mbarriers. Nobody arrives a second time before the first was waited for: step_read and do_read since a stage is loaded again
+in between, dq_stored since dq_taken is waited for in between, dq_taken the other way round, and the others since `produce` waits
+in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
 
 It is written for Triton 3.6 to 3.9.
 """
@@ -35,12 +44,13 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from ..positions import straddling_chain, straddling_step
 from .functions import (
     async_add,
     async_load,
     async_store,
     await_additions,
+    await_all_but_last_read,
+    await_do_read,
     await_dq,
     await_matmuls,
     await_read,
@@ -57,115 +67,11 @@ from .functions import (
     thread,
     wait_for_rank,
 )
+from .walk import STAGES, chain_in_lists, chain_of, step_of
+from .wide import consume_wide
 
 PART = gl.constexpr(64)  # rows of Q whose S and dP stand in registers
-STAGES = gl.constexpr(2)  # of what a step reads, and of its dQ
 WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight warps get 240
-
-
-@gluon.jit
-def chain_of(
-    walk,
-    turn,
-    CAUSAL: gl.constexpr,
-    ROUND_ROBIN: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    WARPS: gl.constexpr,
-):
-    # Of a worker's turn: KV tile or -1, its steps, its row's place behind a pointer, the pointer, its kv head, and the rank from
-    # which its ranks are counted. The table: dash_inductor/schedule/packing.py. ROUND_ROBIN: 0 if the table has the rows, else Q
-    # tiles of a KV tile; then it may have none. WARPS: of the partition.
-    rank = 0
-    if BLOCKS:
-        _TABLE, _own_row, _own_role, _first_head, _rounds, chain = walk
-        j, steps, row, rows, head, rank = chain
-    elif ROUND_ROBIN:
-        if gl.load(walk[0] + 6) > 0:
-            j, steps, row, rows, head = chain_in_queue(walk, turn, CAUSAL, ROUND_ROBIN, WARPS)
-        else:
-            j, steps, row, rows, head = chain_in_table(walk, turn)
-    else:
-        j, steps, row, rows, head = chain_in_table(walk, turn)
-    return j, steps, row, rows, head, rank
-
-
-@gluon.jit
-def chain_in_table(walk, turn):
-    TABLE, _own_row, own_role, first_head, _rounds, _chain = walk
-    roles = gl.load(TABLE)
-    heads_in_flight = gl.load(TABLE + 1)
-    slots = gl.load(TABLE + 2)
-    mirrored = gl.load(TABLE + 3)
-    n_kv = gl.load(TABLE + 4)
-    row_length = gl.load(TABLE + 5)
-    chains = 8
-    lengths = chains + slots * roles
-    role = own_role
-    if (mirrored & turn) != 0:
-        role = roles - 1 - own_role
-    j = gl.load(TABLE + chains + (turn % slots) * roles + role)
-    steps = 0
-    if j >= 0:
-        steps = gl.load(TABLE + lengths + j)
-    return j, steps, lengths + n_kv + j * row_length, TABLE, first_head + (turn // slots) * heads_in_flight
-
-
-@gluon.jit
-def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS: gl.constexpr):
-    # Of a head that straddles rounds. The partition writes the chain's row: (Q tile | rank << 16) of each step, as a table has it.
-    TABLE, own_row, own_role, _first_head, _rounds, _chain = walk
-    roles = gl.load(TABLE)
-    slots = gl.load(TABLE + 2)
-    n = gl.load(TABLE + 4)
-    n_q = gl.load(TABLE + 5)
-    queue = gl.load(TABLE + 6)
-    begin = (turn // slots) * roles  # the round's first unit in the queue of all heads
-    head = (begin + own_role) // queue
-    begin -= head * queue
-    j = straddling_chain(begin, own_role, turn % slots, n, CAUSAL)
-    steps = 0
-    if j >= 0:
-        steps = n_q
-        if CAUSAL:
-            steps -= j * RATIO
-        THREADS: gl.constexpr = 32 * WARPS
-        barrier()  # all threads have read the row of the chain before
-        for start in range(0, steps, THREADS):
-            t = start + gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
-            i, rank = straddling_step(j, t, begin, queue, roles, n_q, n, RATIO, CAUSAL)
-            gl.store(own_row + t, i | (rank << 16), mask=t < steps)
-        barrier()  # all of them read what each has written
-    return j, steps, 0, own_row, head
-
-
-@gluon.jit
-def chain_in_lists(ROWS, STEPS, sizes, ticket, HKV, NKV, KV_TILES: gl.constexpr):
-    # Under a mask in blocks, the chain of a CTA, and the mask's number. As in block_mask.py.jinja the last KV tile of a head has
-    # the lowest ticket, and of the KV tiles of a block those after j add first.
-    MASK_Z, MASK_H, KV_BLOCKS, Q_BLOCKS = sizes
-    head = ticket // NKV
-    j = NKV - 1 - ticket % NKV
-    block = j // KV_TILES
-    mask = head // HKV % MASK_Z * MASK_H + head % HKV % MASK_H
-    row = mask * KV_BLOCKS + block
-    rank = gl.minimum(KV_TILES, NKV - block * KV_TILES) - 1 - j % KV_TILES
-    steps = 0
-    if block < KV_BLOCKS:
-        steps = gl.load(STEPS + row)
-    return (j, steps, row * Q_BLOCKS, ROWS, head, rank), mask
-
-
-@gluon.jit
-def step_of(rows, turn, BLOCKS: gl.constexpr):
-    # (Q tile, rank) of a step of one query head; 0x10000 more than the Q tile where the mask hides some of it. BLOCKS: Q tiles of a
-    # block of the mask, 0 if there is none.
-    if BLOCKS:
-        entry = gl.load(rows + turn // BLOCKS)
-        i = (entry & 0x7FFF) * BLOCKS + turn % BLOCKS + ((~entry & 0x8000) << 1)
-    else:
-        entry = gl.load(rows + turn)
-        i = entry & 0xFFFF
-    return i, entry >> 16
 
 
 @gluon.jit
@@ -188,6 +94,7 @@ def produce(
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
+    DO_STAGES: gl.constexpr = do_tiles.shape[0]
     count = 0  # of the steps of all chains
     for turn in range(rounds):
         j, steps, row, rows, head, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
@@ -210,15 +117,31 @@ def produce(
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(q_source, [z, hq, i * BLOCK_M, 0], arrived, q_tiles.index(stage))
                 async_load(neg_lse_source, [first_row], arrived, neg_lse_tiles.index(stage))
+                if DO_STAGES == 1:
+                    stage = 0
+                    if step > 0:
+                        await_do_read()
                 arrived = do_full.index(stage)
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(do_source, [z, hq, i * BLOCK_M, 0], arrived, do_tiles.index(stage))
                 async_load(delta_source, [first_row], arrived, delta_tiles.index(stage))
                 count += 1
+            if DO_STAGES == 1:
+                await_do_read()
             # The end of the steps that were not waited for: then K and V are free, and every stage.
             left = gl.minimum(steps, STAGES)
             for step in range(left):
                 await_read((count + left + step) % STAGES)
+
+
+@gluon.jit
+def put(dq_target, place, dq, rank):
+    # The first contributor stores: the scratch needs no zero fill, and what stood in it cannot survive.
+    ROWS: gl.constexpr = dq_target.block_shape[0]
+    if rank == 0:
+        async_store(dq_target, [place * ROWS, 0], dq)
+    else:
+        async_add(dq_target, [place * ROWS, 0], dq)
 
 
 @gluon.jit
@@ -230,13 +153,13 @@ def add_in_order(
     SEMAPHORES,
     REPORT,
     NQ,
+    IS_WIDE: gl.constexpr,
     GROUP: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
     BLOCKS: gl.constexpr,
 ):
     rounds = walk[4]
-    ROWS: gl.constexpr = dq_tiles.shape[1]
     count = 0
     for turn in range(rounds):
         _j, steps, row, rows, head, first_rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
@@ -244,16 +167,25 @@ def add_in_order(
             i, rank = step_of(rows + row, step // GROUP, BLOCKS)
             rank += first_rank
             index = (head * GROUP + step % GROUP) * NQ + (i & 0xFFFF)
-            dq = dq_tiles.index(count % STAGES)
-            await_dq()
-            mbarrier.arrive(dq_taken, count=1)
-            wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)
-            # The first contributor stores: the scratch needs no zero fill, and what stood in it cannot survive.
-            if rank == 0:
-                async_store(dq_target, [index * ROWS, 0], dq)
+            if IS_WIDE:
+                first_tile, second_tile, third_tile = dq_tiles
+                wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)  # first: the second half waits until a part of this one is read
+                await_dq()
+                put(dq_target, 4 * index, first_tile, rank)
+                put(dq_target, 4 * index + 1, second_tile, rank)
+                await_all_but_last_read()
+                mbarrier.arrive(dq_taken, count=1)  # the second half takes the third place and the first
+                await_dq()
+                put(dq_target, 4 * index + 2, third_tile, rank)
+                put(dq_target, 4 * index + 3, first_tile, rank)
+                await_additions()
+                mbarrier.arrive(dq_taken, count=1)
             else:
-                async_add(dq_target, [index * ROWS, 0], dq)
-            await_additions()
+                await_dq()
+                mbarrier.arrive(dq_taken, count=1)
+                wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)
+                put(dq_target, index, dq_tiles.index(count % STAGES), rank)
+                await_additions()
             release(SEMAPHORES + index)
             count += 1
 
@@ -280,7 +212,7 @@ def consume(
     if BLOCKS:
         first_word += thread()
     DK, DV, dk_strides, dv_strides = outputs
-    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles = tiles
+    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, _p_tile, ds_tile, dq_tiles = tiles
     q_full, do_full, kv_full, dq_taken = barriers
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
@@ -445,23 +377,34 @@ def sdpa_backward(
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
     DQ_ROWS: gl.constexpr = dq_target.block_shape[0]
     DQ_COLUMNS: gl.constexpr = dq_target.block_shape[1]
+    IS_WIDE: gl.constexpr = HEAD_DIM == 256
+    DO_STAGES: gl.constexpr = 1 if IS_WIDE else 2
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
-    do_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
+    do_tiles = gl.allocate_shared_memory(dtype, [DO_STAGES, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
     ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
-    dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
+    p_tile = ds_tile
+    if IS_WIDE:
+        p_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
+        first_tile = gl.allocate_shared_memory(gl.float32, [DQ_ROWS, DQ_COLUMNS], dq_target.layout)
+        second_tile = gl.allocate_shared_memory(gl.float32, [DQ_ROWS, DQ_COLUMNS], dq_target.layout)
+        third_tile = gl.allocate_shared_memory(gl.float32, [DQ_ROWS, DQ_COLUMNS], dq_target.layout)
+        dq_tiles = (first_tile, second_tile, third_tile)
+    else:
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
     neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], neg_lse_source.layout)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], delta_source.layout)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK_M], delta_source.layout)
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     dq_taken = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     for stage in gl.static_range(STAGES):
         mbarrier.init(q_full.index(stage), count=1)
+    for stage in gl.static_range(DO_STAGES):
         mbarrier.init(do_full.index(stage), count=1)
     mbarrier.init(kv_full, count=1)
     mbarrier.init(dq_taken, count=1)
@@ -474,7 +417,7 @@ def sdpa_backward(
         STEPS, BITS, sizes = lists
         NKV = gl.cdiv(KV_LEN, BLOCK_N)
         chain, mask = chain_in_lists(TABLE, STEPS, sizes, ticket, HKV, NKV, KV_TILES)
-        bits = (BITS, (mask * NKV + chain[0]) * NQ * (BLOCK_M // PART * 256))
+        bits = (BITS, (mask * NKV + chain[0]) * NQ * (BLOCK_M * BLOCK_N // 32))
         own_role = 0
         first_head = 0
         rounds = 1
@@ -498,13 +441,13 @@ def sdpa_backward(
     added = (TABLE, ROWS + 2 * NQ, own_role, first_head, rounds, chain)
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
-    tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, ds_tile, dq_tiles)
+    tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
     barriers = (q_full, do_full, kv_full, dq_taken)
     outputs = (DK, DV, dk_strides, dv_strides)
     gl.warp_specialize(
         [
             (
-                consume,
+                consume_wide if IS_WIDE else consume,
                 (
                     consumed,
                     bits,
@@ -523,7 +466,10 @@ def sdpa_backward(
                 ),
             ),
             (produce, (produced, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP, CAUSAL, ROUND_ROBIN, BLOCKS)),
-            (add_in_order, (added, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, NQ, GROUP, CAUSAL, ROUND_ROBIN, BLOCKS)),
+            (
+                add_in_order,
+                (added, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, NQ, IS_WIDE, GROUP, CAUSAL, ROUND_ROBIN, BLOCKS),
+            ),
         ],
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],

@@ -15,6 +15,7 @@ LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 PARTITIONS = 3  # of a CTA
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
+DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by head dim, rows that TMA adds at a time: a Q tile, of 256 columns a quarter of it
 
 
 class Lists(NamedTuple):
@@ -53,7 +54,7 @@ def arguments(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The positional arguments of `sdpa_backward`, and its constants with the options of the launch.
 
-    query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64 or 128; neg_lse and delta fp32, as the
+    query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64, 128 or 256; neg_lse and delta fp32, as the
     preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
     the Q tile; table int32. `block_m` and `block_n` are those of the table, `workers` are launched; round_robin: whether the table
     may be that of one. report: int32 [4] in memory of the host that the device can write to, for a wait that gives up.
@@ -81,7 +82,7 @@ def arguments(
         _descriptor(grad_out, q_block),
         _descriptor(neg_lse.view(rows), [block_m]),
         _descriptor(delta.view(rows), [block_m]),
-        _descriptor(dq.view(-1, DQ_COLUMNS), [block_m * head_dim // DQ_COLUMNS, DQ_COLUMNS]),
+        _descriptor(dq.view(-1, DQ_COLUMNS), [DQ_ROWS[head_dim], DQ_COLUMNS]),
         table,
         table.new_empty(PARTITIONS * workers * n_q if round_robin else 0),
         () if lists is None else (lists.steps, lists.bits, tuple(table.shape)),

@@ -61,10 +61,10 @@ def test_one_pass(cell):
 
 
 def test_the_gluon_kernel():
-    """Of Hopper's two head dims, and shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
+    """Of Hopper's head dims, and shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
     every = cells(template=[gates.GLUON])
-    assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", 64), ("sm_90", 128)}
-    assert len(every) == 2 * len(HALF_DTYPES) * len(gates.GLUON_SHAPES)
+    assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", head_dim) for head_dim in (64, 128, 256)}
+    assert len(every) == 3 * len(HALF_DTYPES) * len((*gates.GLUON_SHAPES, *gates.GLUON_FLEX_SHAPES))
     (cell,) = (cell for cell in every if (cell.head_dim, cell.dtype, cell.shape) == (128, "bf16", "causal"))
     row = as_it_is(cell)
     assert row["gates"] == []

@@ -135,13 +135,13 @@ def test_scratch_of_whole_q_tiles():
     assert "empty_strided_cuda((8, 4, 8192)," in generated().source  # query heads, Q tiles, elements of a tile
 
 
-@pytest.mark.parametrize(("head_dim", "expected"), [(64, "128x128x64"), (128, "64x128x128")])
+@pytest.mark.parametrize(("head_dim", "expected"), [(64, "128x128x64"), (128, "64x128x128"), (256, "64x64x256")])
 def test_tiles(head_dim, expected):
     """A function of architecture, dtype and head dim alone, and what a decision reports."""
     found = gluon_tile(90, "bf16", head_dim)
     assert str(found) == expected
     assert found.accumulator.warps_m * 16 == found.block_m
-    assert (8 // found.accumulator.warps_m) * found.accumulator.instr_n == head_dim
+    assert (8 // found.accumulator.warps_m) * found.accumulator.instr_n * found.accumulator.parts == head_dim
     (decision,) = generated(head_dim=head_dim).decisions
     assert decision.tile == expected
 
@@ -157,7 +157,8 @@ def test_tiles_that_there_are_not():
     ("changes", "reason"),
     [
         ({"key": "a100"}, "is made for sm_90, not sm_80"),
-        ({"head_dim": 96}, "takes head dim 64 or 128, not 96"),
+        ({"head_dim": 192}, "takes head dim 64, 128 or 256, not 192"),
+        ({"head_dim": 96}, "takes head dim 64, 128 or 256, not 96"),
     ],
 )
 def test_declined(changes, reason):

@@ -152,16 +152,21 @@ def replays_of_gluon(head_dim: int) -> list[Replay]:
 def test_the_cost_files_are_of_the_gluon_kernel(device):
     """The same for it: the warp that adds is done within a step, at the slowest speed of additions that is possible, too."""
     numbers = numbers_of(device)
-    steps = {head_dim: replays_of_gluon(head_dim) for head_dim in (64, 128)}
+    steps = {head_dim: replays_of_gluon(head_dim) for head_dim in (64, 128, 256)}
     for head_dim, own in steps.items():
         entry = numbers["gluon_tflops"][str(head_dim)]
         assert entry["value"] == pytest.approx(pricing.tflops(own, numbers["sms"]["value"]), rel=OFF)
         assert entry["estimate"]
-    hop = numbers["gluon_hop_ns"]
-    assert hop["value"] == pytest.approx(pricing.hop_ns(steps[64] + steps[128]), rel=OFF)
-    assert hop["estimate"]
+    hops = numbers["gluon_hop_ns"]
+    assert hops["64"] == hops["128"]
+    for head_dim, like in ((64, steps[64] + steps[128]), (256, steps[256])):
+        hop = hops[str(head_dim)]
+        assert hop["value"] == pytest.approx(pricing.hop_ns(like), rel=OFF)
+        assert hop["estimate"]
     slowest = pricing.handover_by_tma(32 << 10, Constants(addition_bandwidth=18))
     assert slowest < min(step.cycles for step in steps[64] + steps[128])
+    of_256 = pricing.handover_by_tma(64 << 10, Constants(addition_bandwidth=18))
+    assert of_256 == pytest.approx(min(step.cycles for step in steps[256]), rel=OFF)  # as long as a step
 
 
 @PRICED

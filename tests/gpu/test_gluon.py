@@ -33,12 +33,12 @@ test_bits_beside_a_process_that_keeps_the_gpu_busy = bodies.test_bits_beside_a_p
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
-@pytest.mark.parametrize("shape", [shape for shape in bodies.SHAPES if shape[5] in (64, 128)], ids=str)
+@pytest.mark.parametrize("shape", [shape for shape in bodies.SHAPES if shape[5] in (64, 128, 256)], ids=str)
 def test_gradients(shape, dtype):
     bodies.test_gradients(shape, dtype)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
     ("family", "causal"),
     [
@@ -77,7 +77,7 @@ def test_dynamic_lengths():
         assert all(error(a, r) < 2e-2 for a, r in zip(actual, right, strict=True))
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(
     ("family", "causal", "q_len", "kv_len", "group"),
     [

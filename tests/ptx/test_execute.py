@@ -25,13 +25,15 @@ from .memory import Fault, Global
 from .parse import Kernel, Memory, parse
 
 ONE_PASS = {"template": "one_pass"}
+IN_GLUON = {"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}
 CASES = {
     # Two SMs are left to one pass: one of two workers has two chains.
     "sm_80": Case("a100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
     "sm_90": Case("h100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 130}),
     "parts": Case("a100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "FlexAttention": Case("h100", 256, 256, heads=1, mask_mod="documents", score_mod="alibi", settings=ONE_PASS),
-    "Gluon": Case("h100", 384, 384, heads=1, mask="causal", settings={"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}),
+    "Gluon": Case("h100", 384, 384, heads=1, mask="causal", settings=IN_GLUON),
+    "Gluon of 256": Case("h100", 192, 192, heads=1, head_dim=256, mask="causal", settings=IN_GLUON),
 }
 PREPARED: dict[str, Prepared] = {}
 
@@ -107,11 +109,16 @@ OTHERS = {
     ),
     "Gluon, masked": Case("h100", 200, 200, batch=2, kv_heads=1, head_dim=128, attention="masked", settings=BY_GLUON),
     "Gluon, mask that is given": Case("h100", 160, 200, batch=2, kv_heads=1, attention="mask", settings=BY_GLUON),
+    "Gluon of 256, ragged GQA": Case("h100", 130, 200, heads=4, kv_heads=2, head_dim=256, dtype="fp16", settings=BY_GLUON),
+    "Gluon of 256, heads that straddle rounds": Case(
+        "h100", 320, 320, heads=3, head_dim=256, mask="causal", settings=IN_A_QUEUE | {"sm_reserve": 130}
+    ),
+    "Gluon of 256, a mask in blocks": Case("h100", 300, 300, kv_heads=1, head_dim=256, mask_mod="window", settings=BY_GLUON),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
 
 
-QUICK = "varlen", "dropout", "Gluon, heads that straddle rounds", "Gluon, documents"
+QUICK = "varlen", "dropout", "Gluon, heads that straddle rounds", "Gluon, documents", "Gluon of 256, a mask in blocks"
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.nightly) for x in OTHERS])
@@ -153,6 +160,9 @@ MUTANTS = [
     ("Gluon", "fence.proxy.async.global", 0, "delete", "read after write"),
     ("Gluon", "fence.proxy.async.shared", -1, "delete", "asynchronous read"),
     ("Gluon", "mbarrier.init", 0, "one more", "deadlock"),
+    ("Gluon of 256", "mbarrier.try_wait", 1, "pass", "read asynchronously"),
+    ("Gluon of 256", "mbarrier.try_wait", 2, "pass", "asynchronous read"),
+    ("Gluon of 256", "cp.async.bulk.wait_group.read", 0, "delete", "read asynchronously"),
 ]
 
 
@@ -169,12 +179,14 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
 
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
 # Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go: the last wait for them, after
-# which shared memory could be used again, orders nothing.
+# which shared memory could be used again, orders nothing. At head dim 256 a barrier stands between stores to one place of dQ, which
+# the barrier of the warp that adds orders, as the end of grad_out does P's: Triton would put one there.
 HOLES = {
     "sm_80": [],
     "sm_90": [],
     "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT"],
     "Gluon": ["delete: barrier.sync: no thread comes there"] * 2,
+    "Gluon of 256": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
 }
 
 

@@ -46,10 +46,12 @@ class Partition(greenlet.greenlet):
 
 
 class Cta:
-    """What the partitions of a CTA have in common: named barriers, for a step's dQ and for each stage that a step reads."""
+    """What the partitions of a CTA have in common: named barriers, for a step's dQ, for each stage that a step reads, and for
+    grad_out where it has one place."""
 
     def __init__(self) -> None:
         self.dq = NamedBarrier(288)
+        self.do = NamedBarrier(288)
         self.read = [NamedBarrier(288), NamedBarrier(288)]
 
 
@@ -149,6 +151,15 @@ def dq_stored() -> None:
 
 def await_dq() -> None:
     Partition.running().cta.dq.sync(32)
+
+
+def do_read() -> None:
+    Partition.running().cta.do.arrive(256)
+    wait_until()
+
+
+def await_do_read() -> None:
+    Partition.running().cta.do.sync(32)
 
 
 def step_read(stage: int) -> None:
@@ -305,21 +316,25 @@ def async_load(descriptor: Descriptor, corner: Sequence[int], full: Barrier, til
 
 
 class Bulk:
-    """A tile that TMA stores, or adds, to global memory: it is read and performed at any time after it was issued."""
+    """A tile that TMA stores, or adds, to global memory: it is read at any time after it was issued, and performed after that."""
 
     def __init__(self, descriptor: Descriptor, corner: Sequence[int], tile: Tile, add: bool) -> None:
         self.target, self.place = descriptor.inside(corner)
         self.tile, self.add = tile, add
-        self.performed = False
+        self.was_read = self.performed = False
         tile.owner.readers += 1
-        machine.events.append(self.perform)
+        machine.events.append(self.read)
         Partition.running().bulk.append(self)
         wait_until()
 
-    def perform(self) -> None:
-        value = self.tile.read_asynchronously()[self.place]
-        self.target.copy_(self.target + value if self.add else value)
+    def read(self) -> None:
+        self.value = self.tile.read_asynchronously()[self.place].clone()
         self.tile.owner.readers -= 1
+        self.was_read = True
+        machine.events.append(self.perform)
+
+    def perform(self) -> None:
+        self.target.copy_(self.target + self.value if self.add else self.value)
         self.performed = True
 
 
@@ -337,6 +352,11 @@ def await_additions() -> None:
     issued.clear()
 
 
+def await_all_but_last_read() -> None:
+    issued = Partition.running().bulk[:-1]
+    wait_until(lambda: all(bulk.was_read for bulk in issued))
+
+
 def release(semaphore: Pointer) -> None:
     semaphore.memory[semaphore.offset] += 1
     wait_until()
@@ -352,6 +372,10 @@ class Pointer:
 
     def __add__(self, offset: Any) -> Pointer:
         return Pointer(self.memory, self.offset + offset)
+
+    def to(self, of: torch.dtype, bitcast: bool) -> Pointer:
+        assert bitcast and self.memory.dtype.itemsize == 2 * of.itemsize
+        return Pointer(self.memory.view(of), 2 * self.offset)
 
 
 def load(pointer: Pointer) -> int:
@@ -378,9 +402,9 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 def allocate_shared_memory(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
     if dtype == torch.int64:
         return Ring([Barrier() for _ in range(shape[0])]) if len(shape) > 1 else Barrier()
-    # A ring is what has a leading 2.
-    if shape[0] == 2:
-        return Ring([Tile(torch.full(shape[1:], float("nan"), dtype=dtype)) for _ in range(2)], shape)
+    # A ring is what has a leading 2, or a stage before a box of four dimensions or a row.
+    if shape[0] == 2 or len(shape) == 5 or (shape[0] == 1 and len(shape) == 2):
+        return Ring([Tile(torch.full(shape[1:], float("nan"), dtype=dtype)) for _ in range(shape[0])], shape)
     return Tile(torch.full(shape, float("nan"), dtype=dtype))
 
 
@@ -401,10 +425,11 @@ def anything(*_: Any, **__: Any) -> None:
 OURS = (load, store, atomic_add, where, allocate_shared_memory, warp_specialize, barrier)
 LAYOUTS = ("NVMMADistributedLayout", "NVMMASharedLayout", "SliceLayout", "DotOperandLayout", "BlockedLayout")
 gl = SimpleNamespace(
-    **{name: getattr(torch, name) for name in ("bfloat16", "float32", "int32", "int64", "full_like", "exp2")},
+    **{name: getattr(torch, name) for name in ("bfloat16", "float32", "int16", "int32", "int64", "full_like", "exp2")},
     **{function.__name__: function for function in OURS},
     **dict.fromkeys(LAYOUTS, anything),
     constexpr=lambda value: value,
+    pointer_type=lambda of: of,
     static_range=range,
     int1=torch.bool,
     cast=lambda x, dtype: x.to(dtype) if isinstance(x, Tensor) else x,
@@ -414,6 +439,7 @@ gl = SimpleNamespace(
     expand_dims=torch.unsqueeze,
     convert_layout=lambda x, layout: x,
     minimum=min,
+    split=lambda x: x.unbind(-1),
     full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
     fma=lambda a, b, c: a * b + c,
 )
@@ -457,7 +483,12 @@ def load_bits(words: Pointer) -> Tensor:
 
 def hide(s_t: Tensor, word: Tensor, layout: Any) -> Tensor:
     keys, queries = s_t.shape
-    threads, bits = words_and_bits(torch.arange(keys)[:, None], torch.arange(queries))
+    n, m = torch.arange(keys)[:, None], torch.arange(queries)
+    if keys == 64:  # two warpgroups have half of the queries each
+        threads, bits = words_and_bits(n, m % 32)
+        threads = threads + m // 32 * 128
+    else:
+        threads, bits = words_and_bits(n, m)
     return torch.where(word[threads] >> bits & 1 == 0, -torch.inf, s_t)
 
 
@@ -468,7 +499,7 @@ def words_and_bits(n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
 
 # They are PTX in the kernel's source, or ask Triton for what Gluon does not offer.
 OF_TRITON = (wait_for_rank, release, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls)
-OF_TRITON += (thread, load_bits, hide)
+OF_TRITON += (thread, load_bits, hide, do_read, await_do_read, await_all_but_last_read)
 
 
 def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
@@ -476,7 +507,7 @@ def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
     namespace: dict[str, Any] = {"__name__": "kernel"}
     with mock.patch.dict(sys.modules, MODULES):
         exec(compile(source, "kernel", "exec"), namespace)
-    namespace.update({function.__name__: function for function in OF_TRITON}, **others)
+    namespace.update({function.__name__: function for function in OF_TRITON}, load_16_bits=load_bits, **others)
     return SimpleNamespace(**namespace)
 
 

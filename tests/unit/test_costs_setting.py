@@ -95,7 +95,7 @@ DAMAGED = {
     "zero": (MINE.replace("value = 132", "value = 0"), "sms = 0 is not a whole number >= 1"),
     "head dim": (MINE.replace("tflops.64", "tflops.32"), "tflops.64 has no value, estimate and source"),
     "estimate": (MINE.replace("estimate = false", "estimate = 0", 1), "estimate = 0 of sms is neither true nor false"),
-    "Gluon": (MINE.replace("gluon_hop_ns", "gluon_hops"), "gluon_hop_ns has no value, estimate and source"),
+    "Gluon": (MINE.replace("gluon_hop_ns.256", "gluon_hop_ns.512"), "gluon_hop_ns.256 has no value, estimate and source"),
     "Gluon elsewhere": (MINE.replace('"sm_90"', '"sm_100"'), "gluon_hop_ns is no cost constant"),
     "unknown": (f"{MINE}hops = 3\n", "hops is no cost constant"),
 }

@@ -14,6 +14,7 @@ from dash_inductor.lowering.load_check import Checked, check, expect
 from dash_inductor.sass.gates import (
     DEVICES,
     FLEX_SHAPES,
+    GLUON_FLEX_SHAPES,
     GLUON_SHAPES,
     HEAD_DIMS,
     MOST_INSTRUCTIONS,
@@ -128,15 +129,15 @@ def test_a_flex_attention_beside_stock():
 
 
 def test_every_cell_of_the_tables():
-    """All of what there is a tile for, once; past a head dim of 128 in two passes alone."""
+    """All of what there is a tile for, once; past a head dim of 128 in two passes, and Gluon, alone."""
     found = cells()
-    of_gluon = len(GLUON_HEAD_DIMS) * len(GLUON_SHAPES)
+    of_gluon = len(GLUON_HEAD_DIMS) * len((*GLUON_SHAPES, *GLUON_FLEX_SHAPES))
     in_triton = len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2)
     assert len(set(found)) == len(found) == 2 * (len(DEVICES) * in_triton + of_gluon)
     assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
     assert {(cell.head_dim, cell.value_dim) for cell in found if cell.value_dim} == {(96, 64), (192, 128)}
     assert all(cell.rules.tile for cell in found)
-    assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass"}
+    assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass", "gluon"}
     assert {cell.shape for cell in found if cell.template == "two_pass"} == {*SHAPES, *FLEX_SHAPES}
     assert cells(arch=["sm_90"], template=["one_pass"], dtype=["fp16"], head_dim=[96], shape=["full"]) == [
         Cell("sm_90", "one_pass", "fp16", 96, "full"),

@@ -13,6 +13,6 @@ def test_a_selection_without_a_kernel(capsys, monkeypatch):
     with pytest.raises(SystemExit) as stopped:
         main(["gates", *chosen])
     assert stopped.value.code == 2
-    reason = "one pass takes head dims up to 128, Gluon is for sm_90 and head dims 64 and 128"
+    reason = "one pass takes head dims up to 128, Gluon is for sm_90 and head dims 64, 128 and 256"
     line = f"python -m dash_inductor gates: error: no kernel has all that was asked for: {reason}\n"
     assert capsys.readouterr() == ("", line)

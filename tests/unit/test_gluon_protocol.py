@@ -16,6 +16,7 @@ from dash_inductor.reference import LOG2E, reference
 from dash_inductor.schedule import Geometry, RoundRobinPlan, pack_plan, place_heads
 from dash_inductor.templates.tiles import gluon_tile
 
+WIDE = "gluon/wide"  # what multiplies at head dim 256
 BLOCK = 128  # rows and keys of a block of a mask
 REPORT = torch.zeros(4, dtype=torch.int32)
 
@@ -24,14 +25,17 @@ def tile_of(head_dim):
     return gluon_tile(90, "bf16", head_dim)
 
 
-def source() -> str:
-    """Of the functions, the kernel and its launch, as one module."""
+def sources() -> dict[str, str]:
+    """Of the functions, the kernel and its launch, in an order in which they make one module."""
     folder = resources.files("dash_inductor.templates")
-    parts = "positions", "gluon/functions", "gluon/kernel", "gluon/launch"
-    text = "\n\n".join(folder.joinpath(f"{name}.py").read_text() for name in parts)
-    alone, imports = re.subn(r"from \.+(positions|functions|kernel) import (\([^)]*\)|.*)\n", "", text)
-    assert imports == 3
-    return alone
+    parts = "positions", "gluon/functions", "gluon/walk", WIDE, "gluon/kernel", "gluon/launch"
+    names = "|".join(part.removeprefix("gluon/") for part in parts)
+    imports = rf"from \.+({names}) import (\([^)]*\)|.*)\n"
+    return {part: re.sub(imports, "", folder.joinpath(f"{part}.py").read_text()) for part in parts}
+
+
+def source() -> str:
+    return "\n\n".join(sources().values())
 
 
 @functools.cache
@@ -67,20 +71,21 @@ def padded(x, rows, value):
 def lists_of(seen, block_m, block_n):
     """(rows, steps, bits) of a mask [S_q, S_k] in blocks of 128, as the kernels before the launch write them."""
     q_len, kv_len = seen.shape
-    q_tiles, n_q, n_kv = BLOCK // block_m, -(-q_len // block_m), -(-kv_len // block_n)
+    (q_tiles, kv_tiles), (n_q, n_kv) = (BLOCK // block_m, BLOCK // block_n), (-(-q_len // block_m), -(-kv_len // block_n))
     blocks = [[seen[i : i + BLOCK, j : j + BLOCK] for i in range(0, q_len, BLOCK)] for j in range(0, kv_len, BLOCK)]
     rows = torch.full((1, 1, len(blocks), len(blocks[0])), -1, dtype=torch.int32)
     steps = torch.zeros(1, 1, len(blocks), dtype=torch.int32)
     for j, row in enumerate(blocks):
         listed = [i for i, block in enumerate(row) if block.any()]
         for place, i in enumerate(listed):
-            rank = sum(bool(blocks[later][i].any()) for later in range(j + 1, len(blocks)))  # the last KV tile adds first
+            later = (block for block in range(j + 1, len(blocks)) if blocks[block][i].any())
+            rank = sum(min(kv_tiles, n_kv - block * kv_tiles) for block in later)  # the last KV tile adds first
             rows[0, 0, j, place] = i | row[i].all() << 15 | rank << 16
         steps[0, 0, j] = sum(min(q_tiles, n_q - i * q_tiles) for i in listed)
     n, m = torch.arange(n_kv * block_n)[:, None], torch.arange(n_q * block_m)
     thread, bit = words_and_bits(n % block_n, m % 64)
     inside = torch.nn.functional.pad(seen.T, (0, n_q * block_m - q_len, 0, n_kv * block_n - kv_len))
-    words = torch.zeros(n_kv, n_q * block_m // 64, 256, dtype=torch.int64)
+    words = torch.zeros(n_kv, n_q * block_m // 64, 2 * block_n, dtype=torch.int64)
     words.index_put_((n // block_n, m // 64, thread), inside.long() << bit, accumulate=True)
     return rows, steps, words.to(torch.int32)
 
@@ -112,7 +117,8 @@ def backward(module, inputs, plan, seed, seen=None):
 
 
 CASES = [
-    # batch, kv heads, group, q_len, kv_len, mask, family, roles, heads in flight, head dim: 64 in two parts of a step, 128 in one
+    # batch, kv heads, group, q_len, kv_len, mask, family, roles, heads in flight, head dim: 64 in two parts of a step, 128 in one,
+    # 256 by warps of its own
     (1, 2, 1, 384, 384, "full", "shift", 3, 2, 64),
     (2, 2, 1, 320, 512, "full", "ascending", 2, 3, 64),
     (1, 1, 2, 165, 293, "full", "descending", 3, 1, 128),
@@ -123,6 +129,11 @@ CASES = [
     (1, 3, 1, 320, 475, "full", "shift_round_robin", 3, 1, 128),
     (2, 1, 2, 357, 357, "causal", "symmetric_round_robin", 3, 1, 64),
     (1, 3, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 128),
+    (1, 1, 2, 165, 200, "full", "ascending", 2, 1, 256),
+    (1, 2, 1, 192, 192, "full", "shift", 3, 2, 256),
+    (2, 1, 1, 229, 229, "causal", "symmetric", 1, 2, 256),
+    (1, 3, 1, 150, 270, "full", "shift_round_robin", 3, 1, 256),
+    (1, 3, 1, 320, 320, "causal", "symmetric_round_robin", 2, 1, 256),
 ]
 
 
@@ -170,6 +181,8 @@ IN_BLOCKS = [
     (1, 1, 1, 390, 390, "window", 128),
     (1, 2, 1, 200, 300, "checks", 64),
     (1, 1, 2, 330, 500, "later keys", 64),
+    (1, 1, 2, 200, 300, "checks", 256),
+    (2, 1, 1, 300, 300, "documents", 256),
 ]
 
 
@@ -222,14 +235,18 @@ def test_tensors_of_another_size_are_refused():
         module_of(source()).arguments(*tensors, report=REPORT, **sizes, causal=False, round_robin=False, scale=1)
 
 
-RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)", "release(SEMAPHORES + index)"
-TAKEN, ADDED = "mbarrier.arrive(dq_taken, count=1)\n", "            await_additions()\n"
+RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)\n", "            release(SEMAPHORES + index)\n"
+RANK_OF_256 = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)  #"
+SEEN = "            else:\n                await_dq()\n"
+TAKEN = f"                mbarrier.arrive(dq_taken, count=1)\n                {RANK}"
+PUT = "put(dq_target, index, dq_tiles.index(count % STAGES), rank)\n"
+ADDED = f"{PUT}                await_additions()\n"
 LAST = "dk = await_matmuls(0, deps=[dk])"
 DQ_STORE = "dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))\n"
 WAIT_FOR_A_STAGE = """                if step >= STAGES:
                     await_read(stage)
 """
-NEXT_STAGE = "                count += 1\n            # The end"
+NEXT_STAGE = "                count += 1\n            if DO_STAGES == 1:"
 REST_OF_THE_CHAIN = """            left = gl.minimum(steps, STAGES)
             for step in range(left):
                 await_read((count + left + step) % STAGES)
@@ -237,15 +254,15 @@ REST_OF_THE_CHAIN = """            left = gl.minimum(steps, STAGES)
 LATE = "{0}for step in range(left):\n{0}    await_read((count + left + step) % STAGES)\n"  # how else the rest is awaited
 BARRIER = "barrier()  # all warps have waited for the matmul that reads the last step's\n"
 MUTANTS = {
-    "no wait for the rank": [(f"{RANK}\n            #", "#")],
-    "a step released before it is added": [(f"{ADDED}            {RELEASE}", f"            {RELEASE}\n{ADDED}")],
-    "additions never awaited": [(ADDED, "")],
-    "dq added before it is stored": [("await_dq()\n            mbarrier", "mbarrier"), (ADDED, f"            await_dq()\n{ADDED}")],
-    "dq taken before it is seen": [(f"await_dq()\n            {TAKEN}", f"{TAKEN}            await_dq()\n")],
-    "dq never taken": [(TAKEN, "pass\n")],
+    "no wait for the rank": [(RANK, "pass\n")],
+    "a step released before it is added": [(ADDED + RELEASE, f"{PUT}    {RELEASE}                await_additions()\n")],
+    "additions never awaited": [(ADDED, PUT)],
+    "dq added before it is stored": [(SEEN, "            else:\n"), (ADDED, f"{PUT}                await_dq()\n")],
+    "dq taken before it is seen": [(f"await_dq()\n{TAKEN}", f"pass\n{TAKEN}"), (PUT, f"await_dq()\n                {PUT}")],
+    "dq never taken": [(TAKEN, f"                {RANK}")],
     "dq stored over one in use": [("mbarrier.wait(dq_taken, (count + 1) % 2)", "pass")],
     "wrong phase of what was taken": [("mbarrier.wait(dq_taken, (count + 1)", "mbarrier.wait(dq_taken, (count + 0)")],
-    "one place for dq": [("dq = dq_tiles.index(count % STAGES)", "dq = dq_tiles.index(0)")],
+    "one place for dq": [("dq_tiles.index(count % STAGES)", "dq_tiles.index(0)")],
     "no fence behind dq": [(f"{DQ_STORE}                    fence_async_shared()", DQ_STORE)],
     "dq said to be stored too early": [
         (DQ_STORE, f"dq_stored()\n                    {DQ_STORE}"),
@@ -306,7 +323,73 @@ MUTANTS_IN_BLOCKS = {
     "bits of another Q tile": [("load_bits(BITS + (first_word + i * (256 * PARTS)))", "load_bits(BITS + first_word)")],
     "bits of another KV tile": [("(mask * NKV + chain[0]) * NQ", "(mask * NKV + 0) * NQ")],
 }
+WAIT_FOR_DO = """                    if step > 0:
+                        await_do_read()
+"""
+HALVES_ADDED = "await_additions()\n                mbarrier.arrive(dq_taken, count=1)\n            else"
+MUTANTS_OF_256 = {
+    "no wait for the rank": [(RANK_OF_256, "pass  #")],
+    "a step released before all of it is added": [
+        (HALVES_ADDED, f"release(SEMAPHORES + index)\n                {HALVES_ADDED}"),
+        (f"{RELEASE}            count", "            count"),
+    ],
+    "the place of the first part taken before it is read": [("await_all_but_last_read()\n", "pass\n")],
+    "places taken before the second half is read": [
+        (HALVES_ADDED, "mbarrier.arrive(dq_taken, count=1)\n                await_additions()\n            else")
+    ],
+    "the second half added before it is stored": [
+        (
+            "await_dq()\n                put(dq_target, 4 * index + 2, third_tile, rank)\n",
+            "put(dq_target, 4 * index + 2, third_tile, rank)\n                await_dq()\n",
+        )
+    ],
+    "the first half stored over one in use": [("mbarrier.wait(dq_taken, 1)", "pass")],
+    "the second half stored over the first": [("mbarrier.wait(dq_taken, 0)", "pass")],
+    "parts of the second half mixed up": [("dq_tiles[2], dq_tiles[0])", "dq_tiles[0], dq_tiles[2])")],
+    "one half of K for both": [("k.slice(HALF, HALF, dim=1)", "k.slice(0, HALF, dim=1)")],
+    "no fence behind dq": [("second_tile.store(second)\n    fence_async_shared()\n", "second_tile.store(second)\n")],
+    "grad_out free before its last matmul": [
+        (
+            "dq, dv = await_matmuls(1, deps=[dq, dv])\n                    do_read()\n",
+            "do_read()\n                    dq, dv = await_matmuls(1, deps=[dq, dv])\n",
+        )
+    ],
+    "grad_out over one in use": [
+        (WAIT_FOR_DO, ""),
+        ("arrived, delta_tiles.index(stage))\n", f"arrived, delta_tiles.index(stage))\n{WAIT_FOR_DO.replace('    if', 'if', 1)}"),
+    ],
+    "grad_out before it has arrived": [("mbarrier.wait(do_full.index(0), count % 2)", "pass")],
+    "wrong phase of grad_out": [("mbarrier.wait(do_full.index(0), count % 2)", "mbarrier.wait(do_full.index(0), 1)")],
+    "a stage free before its last matmul": [
+        (
+            "dq, dk = await_matmuls(0, deps=[dq, dk])\n",
+            "step_read(stage)\n                    dq, dk = await_matmuls(0, deps=[dq, dk])\n",
+        ),
+        ("dq_tiles[0])\n                    step_read(stage)\n", "dq_tiles[0])\n"),
+    ],
+    # The end of grad_out orders as much, and Triton would put a barrier there: the model sees neither.
+    "no barrier behind the dv matmul": [("barrier()  # between stores to the first place", "pass  #")],
+    "no fence behind P": [
+        ("p_tile.store(p_t.to(dtype))\n                    fence_async_shared()\n", "p_tile.store(p_t.to(dtype))\n")
+    ],
+    "no barrier before the dv matmul": [("barrier()\n                    dv = ", "dv = ")],
+    "no barrier before the dq matmul": [("barrier()\n                    dq = ", "dq = ")],
+    "S used before its matmul is done": [("await_matmuls(1, deps=[s_t])", "await_matmuls(2, deps=[s_t])")],
+    "dP used before its matmul is done": [("await_matmuls(1, deps=[dp_t])", "await_matmuls(2, deps=[dp_t])")],
+    "dq used before its matmul is done": [("await_matmuls(1, deps=[dq, dv])", "await_matmuls(2, deps=[dq, dv])")],
+    "dk's matmul left in flight": [("await_matmuls(0, deps=[dq, dk])", "await_matmuls(1, deps=[dq, dk])")],
+    "an entry past the chain": [("gl.minimum(step + 1, steps - 1)", "(step + 2)")],
+}
+MUTANTS_OF_256_IN_BLOCKS = {
+    "bits of the other half of the queries": [("% 128) + thread() // 128", "% 128) + 1 - thread() // 128")],
+    "bits of another Q tile": [("(first_bits + i * (BLOCK_M * BLOCK_N // 16))", "first_bits")],
+    "bits of another KV tile": [("(mask * NKV + chain[0]) * NQ", "(mask * NKV + 0) * NQ")],
+    "a rank of the KV tile after": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - j % KV_TILES")],
+    "the same rank for both KV tiles of a block": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - 1")],
+    "the ragged end seen": [("has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)", "pass")],
+}
 WHOLE_HEADS = 1, 1, 2, 320, 320, "causal", "descending", 2, 1, 64
+OF_256 = 1, 1, 2, 160, 160, "causal", "descending", 2, 1, 256
 IN_A_QUEUE = 1, 2, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 64
 
 
@@ -322,12 +405,14 @@ def assert_seen(module, inputs, plan, seen=None):
     raise AssertionError("no interleaving shows the mutant")
 
 
-def mutant(changes):
-    text = source()
+def mutant(changes, head_dim=64):
+    """Changes are to what stands once in the sources of a head dim; of 256 in its own, or else in what is common."""
+    texts = sources()
     for before, after in changes:
-        assert text.count(before) == 1
-        text = text.replace(before, after)
-    return module_of(text)
+        (name,) = [WIDE] if head_dim == 256 and before in texts[WIDE] else [x for x in texts if x != WIDE and before in texts[x]]
+        assert texts[name].count(before) == 1
+        texts[name] = texts[name].replace(before, after)
+    return module_of("\n\n".join(texts.values()))
 
 
 @pytest.mark.parametrize("name", MUTANTS)
@@ -345,3 +430,14 @@ def test_mutants_in_blocks_are_seen(name):
     # Of scores so far below 0 that a key past the end, whose score is 0, would have an infinite probability.
     inputs, seen = in_blocks(1, 1, 1, 330, 500, "later keys", 128, shift=3)
     assert_seen(mutant(MUTANTS_IN_BLOCKS[name]), inputs, None, seen)
+
+
+@pytest.mark.parametrize("name", MUTANTS_OF_256)
+def test_mutants_of_head_dim_256_are_seen(name):
+    assert_seen(mutant(MUTANTS_OF_256[name], 256), *problem(*OF_256))
+
+
+@pytest.mark.parametrize("name", MUTANTS_OF_256_IN_BLOCKS)
+def test_mutants_of_head_dim_256_in_blocks_are_seen(name):
+    inputs, seen = in_blocks(1, 1, 1, 200, 300, "later keys", 256, shift=3)
+    assert_seen(mutant(MUTANTS_OF_256_IN_BLOCKS[name], 256), inputs, None, seen)

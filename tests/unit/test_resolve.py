@@ -48,6 +48,8 @@ def template_for(settings: Config, device: str, head_dim: int, mask: str, reserv
         ({"guarantee": "device"}, "b200", 64, "causal", "one_pass"),
         ({"guarantee": "device"}, "b200", 128, "causal", "two_pass"),
         ({"kernel": "gluon"}, "h100", 64, "full", "one_pass"),
+        ({"kernel": "gluon"}, "h100", 256, "full", "one_pass"),
+        ({"kernel": "gluon", "schedule": "shift"}, "h100", 256, "full", "one_pass"),
     ],
 )
 def test_the_choice(settings, device, head_dim, mask, template):
@@ -251,7 +253,7 @@ def test_a_step_costs_what_its_matmuls_do():
         (two_pass_tile, ("emulated", "fp64", 64), "dtype fp64 is not one of bf16, fp16, fp32"),
         (two_pass_tile, (75, "bf16", 64), rf"no tile for sm_75 \(there are tiles for {TILES}\)"),
         (tile, (121, "bf16", 64), "no tile for sm_121 "),
-        (gluon_tile, (90, "bf16", 128, 64), "the Gluon kernel takes head dim 64 or 128, not 128/64"),
+        (gluon_tile, (90, "bf16", 128, 64), "the Gluon kernel takes head dim 64, 128 or 256, not 128/64"),
     ],
 )
 def test_no_tile(find, arguments, message):

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from dash_inductor.config import Config
-from dash_inductor.decision import Kernel, LeftToStock, Stock
+from dash_inductor.decision import Declined, Kernel, LeftToStock, Stock
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import Resolution, resolve
@@ -105,6 +105,15 @@ def test_large_head_dims_take_two_passes_whatever_the_sizes(dims: dict[str, int]
         for guarantee in ("run", "device", "batch"):
             assert resolved(settings={"guarantee": guarantee}, mask=mask, batch=batch, **dims).template == "two_pass"
     assert resolved(settings={"template": "two_pass"}, mask=mask).template == "two_pass"
+
+
+@pytest.mark.parametrize("mask", [BLOCK_MASK, "causal"])
+def test_the_gluon_kernel_takes_256_in_one_pass(mask: str) -> None:
+    """But no other head dim above 128, which two passes have."""
+    found = resolved(settings={"kernel": "gluon"}, mask=mask, head_dim=256, batch=64)
+    assert (found.template, str(found.one_pass)) == ("one_pass", "64x64x256")
+    with pytest.raises(Declined, match="takes head dim 64, 128 or 256, not 192"):
+        resolved(settings={"kernel": "gluon"}, mask=mask, head_dim=192)
 
 
 def test_an_sdpa_of_few_chains_is_never_left():

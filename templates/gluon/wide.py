@@ -1,0 +1,152 @@
+"""The warps that multiply at head dim 256: tiles of 64 queries x 64 keys, whose S and dP two warpgroups share by queries.
+
+dK and dV of 256 columns take 128 registers of a thread, so there are no more keys. P goes through shared memory as dS does. dQ is
+made in halves of its columns, each stored in two parts, since there is memory for three parts.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
+
+from .functions import (
+    await_matmuls,
+    barrier,
+    do_read,
+    dq_stored,
+    in_accumulator_order,
+    load_16_bits,
+    probabilities,
+    product,
+    row_of,
+    step_read,
+    store_rows,
+    thread,
+)
+from .walk import STAGES, chain_of, step_of
+
+
+@gluon.jit
+def store_half(dq, first_tile, second_tile):
+    # A half of a step's dQ, in two parts.
+    ROWS: gl.constexpr = first_tile.shape[0]
+    WIDTH: gl.constexpr = first_tile.shape[1]
+    first, second = gl.split(in_accumulator_order(dq, WIDTH).reshape([2, ROWS, WIDTH]).permute([1, 2, 0]))
+    first_tile.store(first)
+    second_tile.store(second)
+    fence_async_shared()
+    dq_stored()
+
+
+@gluon.jit
+def consume_wide(
+    walk,
+    bits,
+    tiles,
+    barriers,
+    outputs,
+    HKV,
+    KV_LEN,
+    GROUP: gl.constexpr,
+    CAUSAL: gl.constexpr,
+    ROUND_ROBIN: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    EVEN_N: gl.constexpr,
+    SCALE: gl.constexpr,
+    SCALE_LOG2E: gl.constexpr,
+):
+    rounds = walk[4]
+    BITS, first_bits = bits
+    if BLOCKS:
+        # A word has the bits of a thread in each warpgroup, 16 of each, since each has half of the queries.
+        BITS = BITS.to(gl.pointer_type(gl.int16), bitcast=True)
+        first_bits = 2 * (first_bits + thread() % 128) + thread() // 128
+    DK, DV, dk_strides, dv_strides = outputs
+    q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles = tiles
+    q_full, do_full, kv_full, dq_taken = barriers
+    BLOCK_M: gl.constexpr = q_tiles.shape[3]
+    BLOCK_N: gl.constexpr = k_tile.shape[2]
+    HEAD_DIM: gl.constexpr = k_tile.shape[3]
+    HALF: gl.constexpr = HEAD_DIM // 2
+    dtype: gl.constexpr = k_tile.dtype
+    # Two warpgroups share all of them by columns: S^T and dP^T by queries. By keys there is one tile of 64 for both.
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_M // 2, 16])
+    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HALF, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HALF // 2, 16])
+    ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
+    k = k_tile.reshape([BLOCK_N, HEAD_DIM])
+    v = v_tile.reshape([BLOCK_N, HEAD_DIM])
+    do = do_tiles.index(0).reshape([BLOCK_M, HEAD_DIM])
+    delta = delta_tiles.index(0)
+    count = 0  # of the steps of all chains
+    kv_phase = 0
+    for turn in range(rounds):
+        j, steps, row, rows, head, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=8)
+        if j >= 0:
+            dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
+            dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
+            steps *= GROUP
+            if steps > 0:
+                mbarrier.wait(kv_full, kv_phase)
+                kv_phase ^= 1
+                next_i, _ = step_of(rows + row, 0, BLOCKS)
+                for step in range(steps):
+                    i = next_i & 0xFFFF
+                    stage = count % STAGES
+                    mbarrier.wait(q_full.index(stage), (count // STAGES) % 2)
+                    q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                    s_t = product(k, q.permute([1, 0]), S_LAYOUT)
+                    mbarrier.wait(do_full.index(0), count % 2)
+                    dp_t = product(v, do.permute([1, 0]), S_LAYOUT)
+                    shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
+                    has_hidden = False
+                    word = 0
+                    if BLOCKS:
+                        has_hidden = (next_i & 0x10000) != 0
+                        if not EVEN_N:
+                            has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)
+                        if has_hidden:
+                            word = load_16_bits(BITS + (first_bits + i * (BLOCK_M * BLOCK_N // 16)))
+                    s_t = await_matmuls(1, deps=[s_t])
+                    p_t = probabilities(
+                        s_t,
+                        shift,
+                        word,
+                        has_hidden,
+                        j * BLOCK_N,
+                        i * BLOCK_M,
+                        KV_LEN,
+                        CAUSAL,
+                        BLOCKS,
+                        EVEN_N,
+                        SCALE_LOG2E,
+                        S_LAYOUT,
+                    )
+                    p_tile.store(p_t.to(dtype))
+                    fence_async_shared()
+                    barrier()
+                    dv = warpgroup_mma(p_tile, do, dv, is_async=True)
+                    dp_t = await_matmuls(1, deps=[dp_t])
+                    ds_tile.store((p_t * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype))
+                    fence_async_shared()
+                    barrier()
+                    dq = product(ds_tile.permute([1, 0]), k.slice(0, HALF, dim=1), DQ_LAYOUT)
+                    dk = warpgroup_mma(ds_tile, q, dk, is_async=True)
+                    # Read under these two matmuls, and never past the chain.
+                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // GROUP, BLOCKS)
+                    mbarrier.wait(dq_taken, 1)  # of the step before; it returns at once where there is none
+                    dq, dv = await_matmuls(1, deps=[dq, dv])
+                    do_read()
+                    store_half(dq, dq_tiles[0], dq_tiles[1])
+                    # Behind dK, which runs while the first half is on its way to global memory.
+                    dq = product(ds_tile.permute([1, 0]), k.slice(HALF, HALF, dim=1), DQ_LAYOUT)
+                    barrier()  # between stores to the first place: Triton's own would stand behind the waits
+                    mbarrier.wait(dq_taken, 0)
+                    dq, dk = await_matmuls(0, deps=[dq, dk])
+                    store_half(dq, dq_tiles[2], dq_tiles[0])
+                    step_read(stage)
+                    count += 1
+            z = head // HKV
+            h = head % HKV
+            n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, DKV_LAYOUT))
+            store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, DKV_LAYOUT)
+            store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, DKV_LAYOUT)
