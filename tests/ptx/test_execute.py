@@ -161,7 +161,7 @@ MUTANTS = [
     ("Gluon", "fence.proxy.async.shared", -1, "delete", "asynchronous read"),
     ("Gluon", "mbarrier.init", 0, "one more", "deadlock"),
     ("Gluon of 256", "mbarrier.try_wait", 1, "pass", "read asynchronously"),
-    ("Gluon of 256", "mbarrier.try_wait", 2, "pass", "asynchronous read"),
+    ("Gluon of 256", "mbarrier.try_wait", 2, "pass", "512 threads at barrier 8"),
     ("Gluon of 256", "cp.async.bulk.wait_group.read", 0, "delete", "read asynchronously"),
 ]
 
