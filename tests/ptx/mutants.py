@@ -154,6 +154,8 @@ def all_judged(cases: Sequence[Prepared]) -> Iterator[Verdict]:
                 verdict.redundant = f"every {_opcode(site)} may go"
             elif site in between_lanes:
                 verdict.redundant = f"{len(between_lanes)} bar.warp.sync may go at once"
+            elif _opcode(site) == "bar.warp.sync":  # needed once those are gone, which the choice tried one after the other
+                verdict.redundant = f"some of the {len(between_lanes)} bar.warp.sync that may go at once order the same"
             elif others := search.replacing(site):
                 verdict.redundant = f"{' and '.join(other.text for other in others)} order the same"
         yield verdict
