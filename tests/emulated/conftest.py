@@ -52,6 +52,7 @@ def as_installed(deterministic: None, monkeypatch: pytest.MonkeyPatch, caplog: p
     caplog.set_level(logging.DEBUG, "dash_inductor")
     with caplog.filtering(logging.Filter("dash_inductor")), emulation.emulate():
         yield
+    dash_inductor.configure(**vars(config.Config()))  # whoever follows the settings forgets what the test has set
 
 
 @pytest.fixture
