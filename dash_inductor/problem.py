@@ -140,13 +140,13 @@ class Problem:
     def why_no_gluon(self) -> Declined | None:
         """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
         in_blocks = self.mask == BLOCK_MASK
+        bits = self.masks * ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2  # of whole blocks
         reasons = {
             "function of the scores": self.changes_scores,
             "dropout": self.dropout is not None,
             "queries in segments": self.segments > 0,
             "masks of query heads that share keys": in_blocks and self.group > 1 and self.head_masks > 1,
-            f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks
-            and self.masks * self.q_len * self.kv_len > MOST_BITS,
+            f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks and bits > MOST_BITS,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None

@@ -369,9 +369,9 @@ def sdpa_backward(
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
     # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 3, NQ] if
-    # ROUND_ROBIN is not 0: a row for each partition of a worker. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per
-    # (head, Q tile). REPORT: four int32 of the host's memory, where a wait that gave up says
-    # where it stood.
+    # ROUND_ROBIN is not 0: a row for each partition of a worker. Where BLOCKS is not 0, TABLE and lists are those of `Lists` in
+    # launch.py: steps, bits and the sizes of TABLE. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile).
+    # REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]

@@ -140,6 +140,11 @@ def test_dynamic_shapes_guard(length):
     ("settings", "others", "message"),
     [
         ({"kernel": "gluon"}, {"changes_scores": True}, "the Gluon kernel takes no function of the scores"),
+        (
+            {"kernel": "gluon"},
+            {"q_len": 1, "kv_len": 2**20, "masks": 2**7},
+            "the Gluon kernel takes no mask of more than 8589934592",
+        ),
         ({"schedule": "shift"}, {}, "schedule='shift' takes no BlockMask: its KV tiles are added in descending order"),
         (
             {"template": "one_pass"},
