@@ -57,11 +57,16 @@ def processes() -> list[str]:
     return [] if find_spec("xdist") is None else ["-n", str(min(PROCESSES, os.cpu_count() or 1))]
 
 
+def _interruptible() -> None:
+    """What a shell starts in the background ignores interrupts, and so would what it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _pytest(deadline: float, *arguments: str) -> int:
     """Its exit code; each test is named as it ends. Past the deadline it is interrupted, and says what failed until then."""
     environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *arguments]
-    process = subprocess.Popen(command, env=environ, cwd=ROOT)
+    process = subprocess.Popen(command, env=environ, cwd=ROOT, preexec_fn=_interruptible)
     try:
         return process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:
