@@ -24,9 +24,9 @@ class Problem:
     the place of head_dim.
 
     mask: full, causal or block_mask, with `block_size` rows and keys to a block, of which there are `masks`: one for each batch
-    element and head that has a mask of its own; `head_masks` of them are of a batch element. dtype: bf16, fp16, fp32, or torch's
-    name of another. scale: of the scores, None for 1 / sqrt(head_dim). mods: how many operations functions do for an element of the
-    scores; None where there are none. value_dim: None for head_dim. stock: what it would keep; None where that is ruled out.
+    element and head that has a mask of its own. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the scores, None for
+    1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
+    None for head_dim. stock: what it would keep; None where that is ruled out.
     dropout: what its forward dropped, a Dropout (dash_inductor/dropout); None where it dropped nothing. segments: of the queries;
     dk and dv are those of each, in fp32; 0 where they are not asked for in segments. changes_scores: whether a function makes
     something of the scores. Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
@@ -43,7 +43,6 @@ class Problem:
     scale: float | None = None
     block_size: tuple[int, int] | None = None
     masks: Any = 1
-    head_masks: Any = 1
     mods: int | None = None
     value_dim: int | None = None
     stock: Stock | None = None
@@ -145,7 +144,6 @@ class Problem:
             "function of the scores": self.changes_scores,
             "dropout": self.dropout is not None,
             "queries in segments": self.segments > 0,
-            "masks of query heads that share keys": in_blocks and self.group > 1 and self.head_masks > 1,
             f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks and bits > MOST_BITS,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)

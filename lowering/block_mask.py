@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
 
 import sympy
 import torch
+from torch._inductor.ir import TensorBox
+from torch._inductor.utils import sympy_product
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Min
 
 from dash_inductor.op import MaskArguments
 from dash_inductor.schedule.parts import FEW_CHAINS, LEAST_STEPS, RunTimeParts
+from dash_inductor.templates.tiles import Tile
 
 from . import kernels, run_time
-from .block_lists import rows_of_mask
+from .block_lists import Rows, rows_of_mask
 from .buffers import empty
 from .inputs import Inputs
 from .mods import Mods
@@ -26,44 +29,69 @@ def gradients(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kernels.Gradie
     resolution, tile = inputs.resolution, one_pass_tile(inputs)
     if reserved := resolution.target.reserved_sms:
         none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
-    n_kv = CeilDiv(inputs.kv_len, tile.block_n)
     segments = resolution.problem.segments
-    chains = inputs.kv_heads_total * n_kv * max(1, segments)
-    parts = _parts(inputs, V.graph.sizevars.guard_int(mask.kv_block) // tile.block_n)
-    rows = rows_of_mask(inputs, mask, mods, tile, in_parts=parts is not None)
-    of_parts: dict[str, Any] = {}
-    sum_ints = summed = sympy.Integer(0)
-    if parts is not None and rows.bands > 1:
-        # Of no chain where there are more: an expression that Inductor knows, which gives sizes of memory.
-        summed = chains * Min(1, FloorDiv(FEW_CHAINS, chains))
-        sum_ints = summed * (tile.block_n * (tile.block_d + tile.block_dv))
-        of_parts = {"BANDS": rows.bands, "MOST_CHAINS": FEW_CHAINS, "LEAST_STEPS": LEAST_STEPS}
+    rows, parts = rows_in_parts(inputs, mask, mods, tile)
     launched = launch(
         inputs,
         mods,
         kernels.BLOCK_MASK_ONE_PASS,
         [rows.rows, rows.steps],
-        grid=parts["units"] if parts and of_parts else chains,
-        row_ints=summed,
+        grid=parts.units if parts else chains_of(inputs, tile) * max(1, segments),
+        row_ints=parts.chains if parts else sympy.Integer(0),
         cooperative=False,
-        scalars=[parts["bands"], parts["sets"]] if parts and of_parts else [],
-        sums=[empty([sum_ints], torch.float32, inputs.device)] if of_parts else [],
-        constants=of_parts
+        scalars=[parts.bands, parts.sets] if parts else [],
+        sums=[parts.sums] if parts else [],
+        constants=({"BANDS": rows.bands, "MOST_CHAINS": FEW_CHAINS, "LEAST_STEPS": LEAST_STEPS} if parts else {})
         | ({"SEGMENTS": segments} if segments else {})
         | {"Q_TILES": rows.q_tiles, "KV_TILES": rows.kv_tiles, "MASK_HEADS": rows.rows.get_size()[1] != 1},
     )
     assert resolution.costs
     record = {"family": resolution.family, "launch": "chained", "step_ns": resolution.costs.step_ns, "segments": segments or None}
     dq = launched.dq(inputs, rows.is_visited)
-    return kernels.Gradients(dq, launched.dk, launched.dv, rows.ints + summed + sum_ints, record)
+    return kernels.Gradients(dq, launched.dk, launched.dv, rows.ints + (parts.ints if parts else 0), record)
 
 
-def _parts(inputs: Inputs, kv_tiles: int) -> dict[str, sympy.Expr] | None:
-    """The fields of RunTimeParts; None where chains are known to stay whole, or the number of heads may not decide bits, or where
-    they are cut into segments."""
-    tile, problem = one_pass_tile(inputs), inputs.resolution.problem
-    if inputs.resolution.settings.guarantee == "batch" or problem.segments:
-        return None
-    rule = RunTimeParts(problem.group, tile.block_n, kv_tiles)
-    parts = run_time.fields(rule, "parts", inputs.kv_len, inputs.kv_heads_total)
-    return None if parts["bands"] == parts["sets"] == 1 else parts
+@dataclass(frozen=True)
+class ChainsInParts:
+    """Chains that are cut, where sizes at run time say so; `bands`, `sets` and `units` as in `RunTimeParts`."""
+
+    bands: sympy.Expr
+    sets: sympy.Expr
+    units: sympy.Expr
+    chains: sympy.Expr
+    sums: TensorBox  # of dK and dV, fp32, for each chain
+
+    @property
+    def ints(self) -> sympy.Expr:
+        """Of memory: sums, and a semaphore for each chain."""
+        return self.chains + sympy_product(self.sums.get_size())
+
+
+def rows_in_parts(
+    inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, with_bits: bool = False
+) -> tuple[Rows, ChainsInParts | None]:
+    """What chains walk, and their parts; None where they stay whole. `with_bits`: for the Gluon kernel."""
+    problem, chains = inputs.resolution.problem, chains_of(inputs, tile)
+    kv_tiles = V.graph.sizevars.guard_int(mask.kv_block) // tile.block_n
+    # Under `batch` the number of heads may not decide bits. Segments cut chains themselves.
+    parts = {"bands": sympy.Integer(1), "sets": sympy.Integer(1)}
+    if inputs.resolution.settings.guarantee != "batch" and not problem.segments:
+        rule = RunTimeParts(problem.group, tile.block_n, kv_tiles)
+        parts = run_time.fields(rule, "parts", inputs.kv_len, inputs.kv_heads_total)
+    are_whole = parts["bands"] == parts["sets"] == 1
+    rows = rows_of_mask(inputs, mask, mods, tile, in_parts=not are_whole, with_bits=with_bits)
+    if rows.bands > 1:
+        # Of no chain where there are more: an expression that Inductor knows, which gives sizes of memory.
+        chains *= Min(1, FloorDiv(FEW_CHAINS, chains))
+    elif with_bits and problem.group > 1 and rows.rows.get_size()[1] != 1:
+        # The Gluon kernel walks one row of a mask: each query head that has its own is a part, whatever the level.
+        parts = {"bands": sympy.Integer(1), "sets": sympy.Integer(problem.group), "units": chains * problem.group}
+    else:
+        return rows, None
+    sums = empty([chains * (tile.block_n * (tile.block_d + tile.block_dv))], torch.float32, inputs.device)
+    return rows, ChainsInParts(**parts, chains=chains, sums=sums)
+
+
+def chains_of(inputs: Inputs, tile: Tile) -> sympy.Expr:
+    """KV tiles of all kv heads of the batch."""
+    return inputs.kv_heads_total * CeilDiv(inputs.kv_len, tile.block_n)

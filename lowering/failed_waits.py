@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 # A report, int32: (query head, Q tile) as an index, Q tiles of a head, the rank that was waited for, the additions that were there.
+# Of sums of dK and dV the second is negative; the Gluon kernel counts additions of each warp there.
 INTS = 4
 REPORTS = 1024
 
@@ -59,11 +60,16 @@ def failed_waits() -> list[str]:
     lines = []
     for kernel, index in _kernels.items():
         at, q_tiles, rank, added = reports[index].tolist()
-        if q_tiles:
+        if q_tiles > 0:
             head, tile = divmod(at, q_tiles)
             lines.append(
                 f"{kernel}: a CTA gave up waiting to add to tile {tile} of dQ in query head {head} (counted through the batch): "
                 f"its rank is {rank}, and the tile had {added} additions"
+            )
+        elif q_tiles:
+            lines.append(
+                f"{kernel}: a CTA gave up waiting to add its part of a chain to dK and dV: {rank} additions come before it, and "
+                f"there had been {added}"
             )
     return lines
 

@@ -13,15 +13,16 @@ import sympy
 import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler
-from torch.utils._sympy.functions import CeilDiv
 
 from dash_inductor.op import MaskArguments
 from dash_inductor.problem import BLOCK_MASK, dtype_name
+from dash_inductor.schedule.parts import FEW_CHAINS, LEAST_STEPS
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.tiles import gluon_tile
 
 from . import kernels
-from .block_lists import Rows, rows_of_mask
+from .block_lists import Rows
+from .block_mask import ChainsInParts, chains_of, rows_in_parts
 from .buffers import empty
 from .dq import in_accumulator_order, scaled_dq
 from .failed_waits import INTS, report_of
@@ -35,8 +36,8 @@ from .two_pass import none_kept_free
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(
     "sdpa_backward_gluon(Tensor query, Tensor key, Tensor value, Tensor grad_out, Tensor neg_lse, Tensor delta, Tensor table, "
-    "Tensor? steps, Tensor? bits, Tensor(a!) dq, Tensor(b!) dk, Tensor(c!) dv, SymInt workers, bool cooperative, bool round_robin, "
-    "bool causal, int q_tiles, int kv_tiles, float scale) -> ()",
+    "Tensor? steps, Tensor? bits, Tensor(a!)? sums, Tensor(b!) dq, Tensor(c!) dk, Tensor(d!) dv, SymInt workers, bool cooperative, "
+    "bool round_robin, bool causal, int q_tiles, int kv_tiles, SymInt bands, SymInt sets, int least_steps, float scale) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -47,12 +48,14 @@ def launch(*arguments: Any) -> None:
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
     padded to whole Q tiles with -inf and 0; table int32; dq fp32 [B * H, Q tiles, elements of a Q tile], each tile in accumulator
     order, not scaled. `cooperative` if the CTAs must be resident together, `round_robin` if the table may be that of one. Under a
-    mask in blocks the table, `steps` and `bits` are those of `Rows`, and a block has q_tiles x kv_tiles tiles.
+    mask in blocks the table, `steps` and `bits` are those of `Rows`, and a block has q_tiles x kv_tiles tiles. Of chains in parts,
+    in at most `bands` and `sets`, sums is fp32 [elements], and bands are for masks whose longest chain has `least_steps`.
 
     Raises:
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
     """
-    *tensors, steps, bits, dq, dk, dv, workers, cooperative, round_robin, causal, q_tiles, kv_tiles, scale = arguments
+    *tensors, steps, bits, sums, dq, dk, dv = arguments[:13]
+    workers, cooperative, round_robin, causal, q_tiles, kv_tiles, bands, sets, least_steps, scale = arguments[13:]
     query = tensors[0]
     major, minor = torch.cuda.get_device_capability(query.device)
     kernel = gluon_kernel()
@@ -62,6 +65,9 @@ def launch(*arguments: Any) -> None:
     if report is None:
         report = query.new_zeros(INTS, dtype=torch.int32)
     sizes = {"block_m": tile.block_m, "block_n": tile.block_n, "workers": workers}
+    lists = None
+    if steps is not None:
+        lists = kernel.Lists(steps, bits, q_tiles, kv_tiles, bands, sets, FEW_CHAINS, least_steps, sums)
     arguments, constants = kernel.arguments(
         *tensors,
         *(dq, dk, dv),
@@ -70,7 +76,7 @@ def launch(*arguments: Any) -> None:
         causal=causal,
         round_robin=round_robin,
         scale=scale,
-        lists=None if steps is None else kernel.Lists(steps, bits, q_tiles, kv_tiles),
+        lists=lists,
     )
     with torch.cuda.device(query.device):
         kernel.sdpa_backward[(workers,)](*arguments, **constants, launch_cooperative_grid=cooperative)
@@ -100,12 +106,12 @@ def gradients_in_blocks(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kern
     resolution, tile = inputs.resolution, one_pass_tile(inputs)
     if reserved := resolution.target.reserved_sms:
         none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
-    rows = rows_of_mask(inputs, mask, mods, tile, with_bits=True)
-    workers = inputs.kv_heads_total * CeilDiv(inputs.kv_len, tile.block_n)
-    dq, dk, dv = _launched(inputs, [rows.rows, rows.steps, rows.bits], workers, blocks=rows)
+    rows, parts = rows_in_parts(inputs, mask, mods, tile, with_bits=True)
+    workers = parts.units if parts else chains_of(inputs, tile)
+    dq, dk, dv = _launched(inputs, [rows.rows, rows.steps, rows.bits], workers, blocks=rows, parts=parts)
     assert resolution.costs
     record = {"family": resolution.family, "launch": "chained, Gluon", "step_ns": resolution.costs.step_ns}
-    return kernels.Gradients(dq, dk, dv, rows.ints, record)
+    return kernels.Gradients(dq, dk, dv, rows.ints + (parts.ints if parts else 0), record)
 
 
 def _launched(
@@ -116,6 +122,7 @@ def _launched(
     cooperative: bool = False,
     round_robin: bool = False,
     blocks: Rows | None = None,
+    parts: ChainsInParts | None = None,
 ) -> tuple[TensorBox, TensorBox, TensorBox]:
     """dq, dk, dv. walk: the table, or rows, steps and bits of `blocks`."""
     resolution, device, dtype, tile = inputs.resolution, inputs.device, inputs.dtype, one_pass_tile(inputs)
@@ -126,12 +133,14 @@ def _launched(
     fallback_handler(torch.ops.dash.sdpa_backward_gluon.default, add_to_fallback_set=False)(
         *inputs.tensors,
         *walk,
-        *(scratch, dk, dv),
+        *(parts.sums if parts else None, scratch, dk, dv),
         workers,
         cooperative,
         round_robin,
         resolution.problem.mask == "causal",
         *((blocks.q_tiles, blocks.kv_tiles) if blocks else (0, 0)),
+        *((parts.bands, parts.sets) if parts else (1, 1)),
+        LEAST_STEPS if parts else 0,
         inputs.scale,
     )
     visited = blocks.is_visited if blocks else None

@@ -9,6 +9,7 @@ import torch
 from ..devices import device
 from ..problem import BLOCK_MASK
 from ..schedule.packing import HEADER
+from ..schedule.parts import FEW_CHAINS, LEAST_STEPS
 from ..templates import gluon_kernel
 from ..templates.tiles import gluon_tile
 from .fake_gpu import fake_gpu
@@ -29,9 +30,11 @@ def compile_gluon(
     mask: str,
     dtype: str = "bf16",
     round_robin: bool = False,
+    bands: int = 1,
+    sets: int = 1,
 ) -> CompiledKernel:
     """The kernel of an attention, as the op of lowering/gluon.py launches it on [B, H, S, D] views of [B, S, H, D]. mask: full,
-    causal, or block_mask for any other.
+    causal, or block_mask for any other, whose chains may be in parts, of so many bands and sets.
 
     Raises:
         NoTile: it is not made for that GPU or head dim.
@@ -57,7 +60,11 @@ def compile_gluon(
     if mask == BLOCK_MASK:
         blocks = [-(-length // BLOCK) for length in (kv_len, q_len)]
         table, bits = ints(1, 1, *blocks), ints(blocks[0] * blocks[1] * BLOCK * BLOCK // 32)
-        lists = kernel.Lists(ints(1, 1, blocks[0]), bits, BLOCK // tile.block_m, BLOCK // tile.block_n)
+        steps = ints(1, 1, blocks[0], *([bands] if bands > 1 else []))
+        lists = kernel.Lists(steps, bits, BLOCK // tile.block_m, BLOCK // tile.block_n)
+        if bands * sets > 1:
+            sums = torch.empty(0, device="meta")
+            lists = lists._replace(bands=bands, sets=sets, most_chains=FEW_CHAINS, least_steps=LEAST_STEPS, sums=sums)
     arguments, constants = kernel.arguments(
         *(query, key, value, grad_out, scratch(), scratch(), table, scratch(head_dim), dk, dv),
         report=ints(4),

@@ -84,7 +84,6 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gather
         scale=arguments.scale,
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
         masks=1 if proven else math.prod(mask.q_num.meta["val"].shape[:2]),
-        head_masks=1 if proven else mask.q_num.meta["val"].shape[1],
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=None if captures_learnt else stock_of(Kernel.FLEX),
         segments=segments,

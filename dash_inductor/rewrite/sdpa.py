@@ -91,11 +91,9 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     mods = None if scores is None else scores.operations
     if dropout:
         mods = (mods or 0) + OPERATIONS[dropout.generator]
-    masks, head_masks = (function.masks(batch, query.shape[1]) if function else 1 for batch in (query.shape[0], 1))
     others = {
         "block_size": block_size,
-        "masks": masks,
-        "head_masks": head_masks,
+        "masks": function.masks(*query.shape[:2]) if function else 1,
         "mods": mods,
         "stock": _kept(stock, mask),
         "dropout": dropout,

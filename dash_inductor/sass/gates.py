@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..devices import LIMITS, device, occupancy
 from ..problem import BLOCK_MASK
+from ..schedule.parts import BANDS
 from ..templates.tiles import (
     GLUON_CONSUMERS,
     GLUON_HEAD_DIMS,
@@ -56,7 +57,11 @@ FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: 
 # The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES, and FlexAttentions for it alone.
 GLUON = "gluon"
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
-GLUON_FLEX_SHAPES: dict[str, dict[str, Any]] = {"flex-documents": {"score_mod": "none", "mask_mod": "documents"}}
+IN_PARTS = "flex-in-parts"  # chains in parts
+GLUON_FLEX_SHAPES: dict[str, dict[str, Any]] = {
+    "flex-documents": {"score_mod": "none", "mask_mod": "documents"},
+    IN_PARTS: {"score_mod": "none", "mask_mod": "causal"},
+}
 Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
 # our five and call score_mod and mask_mod twice; by shape, where it has more. Both are counted for as many elements of the scores.
@@ -325,6 +330,8 @@ def compiled(cell: Cell) -> CompiledKernel:
 
     if cell.template == GLUON:
         sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES.get(cell.shape, {"mask": BLOCK_MASK})
+        if cell.shape == IN_PARTS:
+            sizes |= {"kv_heads": HEADS // 2, "bands": BANDS, "sets": 2}
         return compile_gluon(DEVICES[cell.arch], batch=2, heads=HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
     code = generated(cell)
     (kernel,) = code.templates

@@ -14,6 +14,9 @@ async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
+WARPS = gl.constexpr(8)  # that multiply
+
+
 @builtin
 def _async_add(descriptor, corner, tile, _semantic=None):
     place = _semantic._convert_to_ir_values(corner, require_i64=False)
@@ -102,6 +105,29 @@ def release(semaphore):
         {
             .reg .pred first;
             .reg .b32 lane;
+            mov.u32 lane, %laneid;
+            setp.eq.u32 first, lane, 0;
+            @first red.release.gpu.global.add.s32 [$1], 1;
+            mov.b32 $0, 0;
+        }
+        """,
+        "=r,l,~{memory}",
+        [semaphore.to(gl.int64)],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
+def release_by_warps(semaphore):
+    # For the 8 consumer warps: the semaphore counts each of them, when its threads have written.
+    gl.inline_asm_elementwise(
+        """
+        {
+            .reg .pred first;
+            .reg .b32 lane;
+            bar.warp.sync 0xffffffff;
             mov.u32 lane, %laneid;
             setp.eq.u32 first, lane, 0;
             @first red.release.gpu.global.add.s32 [$1], 1;
@@ -290,6 +316,50 @@ def probabilities(
 def row_of(rows, first, LAYOUT: gl.constexpr):
     # 64 values of `rows` from `first` on, one for each column of S^T.
     return gl.expand_dims(rows.slice(first, 64).load(LAYOUT), 0)
+
+
+@gluon.jit
+def end_chain(
+    outputs,
+    head,
+    j,
+    dk,
+    dv,
+    HKV,
+    KV_LEN,
+    dtype: gl.constexpr,
+    IN_PARTS: gl.constexpr,
+    SCALE: gl.constexpr,
+    LAYOUT: gl.constexpr,
+):
+    # Writes dk and dv. A part of a chain adds them to those of the parts before it, and the last part writes the outputs.
+    DK, DV, dk_strides, dv_strides, sums = outputs
+    BLOCK_N: gl.constexpr = dk.shape[0]
+    HEAD_DIM: gl.constexpr = dk.shape[1]
+    is_last = True
+    if IN_PARTS:
+        SUMS, SEMAPHORES, place, parts, NQ, REPORT = sums
+        if parts > 1:
+            chain = head * gl.cdiv(KV_LEN, BLOCK_N) + j
+            wait_for_rank(SEMAPHORES, chain, place * WARPS, -NQ, REPORT)
+            n = gl.expand_dims(gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT)), 1)
+            d = gl.expand_dims(gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT)), 0)
+            dk_sums = SUMS + gl.cast(chain, gl.int64) * (2 * BLOCK_N * HEAD_DIM) + (n * HEAD_DIM + d)
+            dv_sums = dk_sums + BLOCK_N * HEAD_DIM
+            if place > 0:
+                dk += gl.load(dk_sums, cache_modifier=".cg")
+                dv += gl.load(dv_sums, cache_modifier=".cg")
+            if place < parts - 1:
+                gl.store(dk_sums, dk, cache_modifier=".cg")
+                gl.store(dv_sums, dv, cache_modifier=".cg")
+            release_by_warps(SEMAPHORES + chain)
+        is_last = place == parts - 1
+    if is_last:
+        z = head // HKV
+        h = head % HKV
+        n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
+        store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, LAYOUT)
+        store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, LAYOUT)
 
 
 @gluon.jit

@@ -45,6 +45,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from .functions import (
+    WARPS,
     async_add,
     async_load,
     async_store,
@@ -56,6 +57,7 @@ from .functions import (
     await_read,
     barrier,
     dq_stored,
+    end_chain,
     in_accumulator_order,
     load_bits,
     probabilities,
@@ -63,7 +65,6 @@ from .functions import (
     release,
     row_of,
     step_read,
-    store_rows,
     thread,
     wait_for_rank,
 )
@@ -83,11 +84,13 @@ def produce(
     HKV,
     NQ,
     GROUP: gl.constexpr,
+    SETS: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
     BLOCKS: gl.constexpr,
 ):
     rounds = walk[4]
+    HEADS: gl.constexpr = GROUP // SETS
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
     q_full, do_full, kv_full = barriers
@@ -97,8 +100,8 @@ def produce(
     DO_STAGES: gl.constexpr = do_tiles.shape[0]
     count = 0  # of the steps of all chains
     for turn in range(rounds):
-        j, steps, row, rows, head, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
-        steps *= GROUP
+        j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
+        steps *= HEADS
         if steps > 0:
             z = head // HKV
             h = head % HKV
@@ -106,9 +109,9 @@ def produce(
             async_load(k_source, [z, h, j * BLOCK_N, 0], kv_full, k_tile)
             async_load(v_source, [z, h, j * BLOCK_N, 0], kv_full, v_tile)
             for step in range(steps):
-                i, _rank = step_of(rows + row, step // GROUP, BLOCKS)
+                i, _rank = step_of(rows + row, step // HEADS, BLOCKS)
                 i &= 0xFFFF
-                hq = h * GROUP + step % GROUP
+                hq = h * GROUP + of_set * HEADS + step % HEADS
                 first_row = ((z * HKV * GROUP + hq) * NQ + i) * BLOCK_M
                 stage = count % STAGES
                 if step >= STAGES:
@@ -155,18 +158,20 @@ def add_in_order(
     NQ,
     IS_WIDE: gl.constexpr,
     GROUP: gl.constexpr,
+    SETS: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
     BLOCKS: gl.constexpr,
 ):
     rounds = walk[4]
+    HEADS: gl.constexpr = GROUP // SETS
     count = 0
     for turn in range(rounds):
-        _j, steps, row, rows, head, first_rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
-        for step in range(steps * GROUP):
-            i, rank = step_of(rows + row, step // GROUP, BLOCKS)
+        _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
+        for step in range(steps * HEADS):
+            i, rank = step_of(rows + row, step // HEADS, BLOCKS)
             rank += first_rank
-            index = (head * GROUP + step % GROUP) * NQ + (i & 0xFFFF)
+            index = (head * GROUP + of_set * HEADS + step % HEADS) * NQ + (i & 0xFFFF)
             if IS_WIDE:
                 first_tile, second_tile, third_tile = dq_tiles
                 wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)  # first: the second half waits until a part of this one is read
@@ -200,9 +205,11 @@ def consume(
     HKV,
     KV_LEN,
     GROUP: gl.constexpr,
+    SETS: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
     BLOCKS: gl.constexpr,
+    IN_PARTS: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
@@ -211,7 +218,7 @@ def consume(
     BITS, first_word = bits
     if BLOCKS:
         first_word += thread()
-    DK, DV, dk_strides, dv_strides = outputs
+    HEADS: gl.constexpr = GROUP // SETS
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, _p_tile, ds_tile, dq_tiles = tiles
     q_full, do_full, kv_full, dq_taken = barriers
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
@@ -231,11 +238,11 @@ def consume(
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(rounds):
-        j, steps, row, rows, head, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=8)
+        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS)
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
-            steps *= GROUP
+            steps *= HEADS
             if steps > 0:
                 mbarrier.wait(kv_full, kv_phase)
                 kv_phase ^= 1
@@ -319,7 +326,7 @@ def consume(
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
-                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // GROUP, BLOCKS)
+                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, BLOCKS)
                     # Of the step before; it returns at once where there is none.
                     mbarrier.wait(dq_taken, (count + 1) % 2)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
@@ -329,11 +336,7 @@ def consume(
                     dk = await_matmuls(0, deps=[dk])
                     step_read(stage)
                     count += 1
-            z = head // HKV
-            h = head % HKV
-            n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, DKV_LAYOUT))
-            store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, DKV_LAYOUT)
-            store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, HKV, KV_LEN, dtype, IN_PARTS, SCALE, DKV_LAYOUT)
 
 
 @gluon.jit
@@ -363,6 +366,10 @@ def sdpa_backward(
     ROUND_ROBIN: gl.constexpr,
     BLOCKS: gl.constexpr,
     KV_TILES: gl.constexpr,
+    BANDS: gl.constexpr,
+    SETS: gl.constexpr,
+    MOST_CHAINS: gl.constexpr,
+    LEAST_STEPS: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
@@ -370,7 +377,8 @@ def sdpa_backward(
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
     # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 3, NQ] if
     # ROUND_ROBIN is not 0: a row for each partition of a worker. Where BLOCKS is not 0, TABLE and lists are those of `Lists` in
-    # launch.py: steps, bits and the sizes of TABLE. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile).
+    # launch.py: steps, bits, the sizes of TABLE with the last of steps, and sums. WORKSPACE, int32 and zero: a ticket, a dummy, a
+    # semaphore per (head, Q tile), and of chains in parts one per chain.
     # REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
@@ -412,17 +420,35 @@ def sdpa_backward(
 
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket
+    IN_PARTS: gl.constexpr = BANDS * SETS > 1
     bits = (TABLE, 0)
     if BLOCKS:
-        STEPS, BITS, sizes = lists
+        STEPS, BITS, sizes, SUMS = lists
         NKV = gl.cdiv(KV_LEN, BLOCK_N)
-        chain, mask = chain_in_lists(TABLE, STEPS, sizes, ticket, HKV, NKV, KV_TILES)
+        chain, mask, parts, place = chain_in_lists(
+            TABLE,
+            STEPS,
+            sizes,
+            ticket,
+            HEADS,
+            HKV,
+            NKV,
+            GROUP,
+            BLOCKS,
+            KV_TILES,
+            BANDS,
+            SETS,
+            MOST_CHAINS,
+            LEAST_STEPS,
+        )
+        sums = (SUMS, WORKSPACE + 2 + HEADS * GROUP * NQ, place, parts, NQ, REPORT) if IN_PARTS else ()
         bits = (BITS, (mask * NKV + chain[0]) * NQ * (BLOCK_M * BLOCK_N // 32))
         own_role = 0
         first_head = 0
         rounds = 1
     else:
-        chain = (0, 0, 0, TABLE, 0, 0)
+        sums = ()
+        chain = (0, 0, 0, TABLE, 0, 0, 0)
         ROWS += ticket * 3 * NQ
         roles = gl.load(TABLE)
         heads_in_flight = gl.load(TABLE + 1)
@@ -443,7 +469,7 @@ def sdpa_backward(
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
     barriers = (q_full, do_full, kv_full, dq_taken)
-    outputs = (DK, DV, dk_strides, dv_strides)
+    outputs = (DK, DV, dk_strides, dv_strides, sums)
     gl.warp_specialize(
         [
             (
@@ -457,18 +483,34 @@ def sdpa_backward(
                     HKV,
                     KV_LEN,
                     GROUP,
+                    SETS,
                     CAUSAL,
                     ROUND_ROBIN,
                     BLOCKS,
+                    IN_PARTS,
                     EVEN_N,
                     SCALE,
                     SCALE_LOG2E,
                 ),
             ),
-            (produce, (produced, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP, CAUSAL, ROUND_ROBIN, BLOCKS)),
+            (produce, (produced, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP, SETS, CAUSAL, ROUND_ROBIN, BLOCKS)),
             (
                 add_in_order,
-                (added, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, NQ, IS_WIDE, GROUP, CAUSAL, ROUND_ROBIN, BLOCKS),
+                (
+                    added,
+                    dq_target,
+                    dq_tiles,
+                    dq_taken,
+                    WORKSPACE + 2,
+                    REPORT,
+                    NQ,
+                    IS_WIDE,
+                    GROUP,
+                    SETS,
+                    CAUSAL,
+                    ROUND_ROBIN,
+                    BLOCKS,
+                ),
             ),
         ],
         [1, 1],

@@ -21,14 +21,22 @@ DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by head dim, rows that TMA adds at a 
 class Lists(NamedTuple):
     """Of a mask in blocks. Then the table is int32 [MASK_Z, MASK_H, KV blocks, Q blocks], block of Q | full << 15 | rank << 16.
 
-    steps: int32 [MASK_Z, MASK_H, KV blocks], Q tiles of a row. bits: int32, what templates/mask_bits.py.jinja writes. A block is
-    q_tiles x kv_tiles tiles.
+    steps: int32 [MASK_Z, MASK_H, KV blocks], Q tiles of a row, or [.., .., .., BANDS], those up to the end of each band. bits:
+    int32, what templates/mask_bits.py.jinja writes. A block is q_tiles x kv_tiles tiles.
+
+    A CTA has a chain or, with several bands or sets, a part of one, as in templates/block_mask.py.jinja: then sums is fp32 [chains,
+    2, BLOCK_N * D]. Chains are at most most_chains, and in bands where the longest of a head has least_steps.
     """
 
     steps: Tensor
     bits: Tensor
     q_tiles: int
     kv_tiles: int
+    bands: int = 1
+    sets: int = 1
+    most_chains: int = 1
+    least_steps: int = 0
+    sums: Tensor | None = None
 
 
 def arguments(
@@ -73,8 +81,11 @@ def arguments(
     if not all(x.is_contiguous() and x.numel() == rows * width for x, width in ((neg_lse, 1), (delta, 1), (dq, head_dim))):
         raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")
     q_block, kv_block = [1, 1, block_m, head_dim], [1, 1, block_n, head_dim]
-    semaphores = table.new_zeros(2 + batch * heads * n_q)
+    chains = batch * kv_heads * -(-kv_len // block_n)
+    in_parts = lists is not None and lists.bands * lists.sets > 1
+    semaphores = table.new_zeros(2 + batch * heads * n_q + (chains if in_parts else 0))
     query, key, value, grad_out = (x if _fits_tma(x) else x.clone().contiguous() for x in (query, key, value, grad_out))
+    sizes = (*table.shape, lists.steps.shape[3] if lists is not None and lists.steps.dim() == 4 else 1)
     positional = (
         _descriptor(query, q_block),
         _descriptor(key, kv_block),
@@ -85,7 +96,7 @@ def arguments(
         _descriptor(dq.view(-1, DQ_COLUMNS), [DQ_ROWS[head_dim], DQ_COLUMNS]),
         table,
         table.new_empty(PARTITIONS * workers * n_q if round_robin else 0),
-        () if lists is None else (lists.steps, lists.bits, tuple(table.shape)),
+        () if lists is None else (lists.steps, lists.bits, sizes, lists.sums),
         semaphores,
         report,
         dk,
@@ -103,6 +114,10 @@ def arguments(
         "ROUND_ROBIN": block_n // block_m if round_robin else 0,
         "BLOCKS": lists.q_tiles if lists else 0,
         "KV_TILES": lists.kv_tiles if lists else 0,
+        "BANDS": lists.bands if lists else 1,
+        "SETS": lists.sets if lists else 1,
+        "MOST_CHAINS": lists.most_chains if lists else 1,
+        "LEAST_STEPS": lists.least_steps if lists else 0,
         "EVEN_N": kv_len % block_n == 0,
         "SCALE": scale,
         "SCALE_LOG2E": scale * LOG2E,

@@ -18,13 +18,14 @@ def chain_of(
     BLOCKS: gl.constexpr,
     WARPS: gl.constexpr,
 ):
-    # Of a worker's turn: KV tile or -1, its steps, its row's place behind a pointer, the pointer, its kv head, and the rank from
-    # which its ranks are counted. The table: dash_inductor/schedule/packing.py. ROUND_ROBIN: 0 if the table has the rows, else Q
-    # tiles of a KV tile; then it may have none. WARPS: of the partition.
+    # Of a worker's turn: KV tile or -1, its steps of a query head, its row's place behind a pointer, the pointer, its kv head, its
+    # set of query heads, and the rank from which its ranks are counted. The table: dash_inductor/schedule/packing.py.
+    # ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile; then it may have none. WARPS: of the partition.
+    of_set = 0
     rank = 0
     if BLOCKS:
         _TABLE, _own_row, _own_role, _first_head, _rounds, chain = walk
-        j, steps, row, rows, head, rank = chain
+        j, steps, row, rows, head, of_set, rank = chain
     elif ROUND_ROBIN:
         if gl.load(walk[0] + 6) > 0:
             j, steps, row, rows, head = chain_in_queue(walk, turn, CAUSAL, ROUND_ROBIN, WARPS)
@@ -32,7 +33,7 @@ def chain_of(
             j, steps, row, rows, head = chain_in_table(walk, turn)
     else:
         j, steps, row, rows, head = chain_in_table(walk, turn)
-    return j, steps, row, rows, head, rank
+    return j, steps, row, rows, head, of_set, rank
 
 
 @gluon.jit
@@ -85,20 +86,81 @@ def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS:
 
 
 @gluon.jit
-def chain_in_lists(ROWS, STEPS, sizes, ticket, HKV, NKV, KV_TILES: gl.constexpr):
-    # Under a mask in blocks, the chain of a CTA, and the mask's number. As in block_mask.py.jinja the last KV tile of a head has
-    # the lowest ticket, and of the KV tiles of a block those after j add first.
-    MASK_Z, MASK_H, KV_BLOCKS, Q_BLOCKS = sizes
-    head = ticket // NKV
-    j = NKV - 1 - ticket % NKV
+def chain_in_lists(
+    ROWS,
+    STEPS,
+    sizes,
+    ticket,
+    KV_HEADS,
+    HKV,
+    NKV,
+    GROUP: gl.constexpr,
+    BLOCKS: gl.constexpr,
+    KV_TILES: gl.constexpr,
+    BANDS: gl.constexpr,
+    SETS: gl.constexpr,
+    MOST_CHAINS: gl.constexpr,
+    LEAST_STEPS: gl.constexpr,
+):
+    # Under a mask in blocks: the chain of a CTA, or its part of one, j = -1 if it has none; the mask's number; how many parts sum
+    # dK and dV, and which of them this is. As in block_mask.py.jinja the last KV tile of a head has the lowest ticket, or of a band
+    # of all heads, and of the KV tiles of a block those after j add first. WIDTH: of a row of STEPS. Query heads of a group may
+    # have masks of their own if each is a set.
+    MASK_Z, MASK_H, KV_BLOCKS, Q_BLOCKS, WIDTH = sizes
+    HEADS: gl.constexpr = GROUP // SETS
+    band = 0
+    of_set = ticket % SETS
+    if BANDS == 1:
+        head = ticket // SETS // NKV
+        j = NKV - 1 - ticket // SETS % NKV
+    else:
+        unit = ticket
+        kv_tiles = NKV
+        for later in gl.static_range(1, BANDS):
+            in_band = kv_tiles * SETS * KV_HEADS
+            if (band == later - 1) & (unit >= in_band):
+                unit -= in_band
+                band += 1
+                kv_tiles = gl.minimum(NKV, gl.cdiv(gl.cdiv(NKV, KV_TILES), 1 << later) * KV_TILES)
+        head = unit // SETS % KV_HEADS
+        j = kv_tiles - 1 - unit // (SETS * KV_HEADS)
     block = j // KV_TILES
-    mask = head // HKV % MASK_Z * MASK_H + head % HKV % MASK_H
+    mask = head // HKV % MASK_Z * MASK_H + (head % HKV * GROUP + of_set * HEADS) % MASK_H
     row = mask * KV_BLOCKS + block
     rank = gl.minimum(KV_TILES, NKV - block * KV_TILES) - 1 - j % KV_TILES
+    ENDS = STEPS + row * WIDTH
     steps = 0
     if block < KV_BLOCKS:
-        steps = gl.load(STEPS + row)
-    return (j, steps, row * Q_BLOCKS, ROWS, head, rank), mask
+        steps = gl.load(ENDS + (WIDTH - 1))
+    first = 0
+    filled = 1
+    before = 0
+    if BANDS > 1:
+        any_block = gl.arange(0, MOST_CHAINS, layout=gl.BlockedLayout([4], [32], [8], [0]))
+        totals = STEPS + (mask * KV_BLOCKS + any_block) * WIDTH + (WIDTH - 1)
+        longest = gl.max(gl.load(totals, mask=any_block < KV_BLOCKS, other=0), 0)
+        is_part = (steps == 0) & (band == 0)  # zeros are written by who has no steps, once
+        if longest * HEADS < LEAST_STEPS:
+            is_part = band == 0
+        elif steps > 0:
+            filled = 0
+            for b in gl.static_range(BANDS):
+                begin = 0
+                if b > 0:
+                    begin = gl.load(ENDS + (b - 1))
+                end = gl.load(ENDS + b)
+                if b == band:
+                    first = begin
+                    steps = end - begin
+                    before = filled
+                if end > begin:
+                    filled += 1
+            is_part = steps > 0
+        if not is_part:
+            j = -1
+            steps = 0
+    chain = j, steps, row * Q_BLOCKS + first // BLOCKS, ROWS, head, of_set, rank
+    return chain, mask, filled * SETS, before * SETS + of_set
 
 
 @gluon.jit

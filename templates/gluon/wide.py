@@ -9,17 +9,18 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from .functions import (
+    WARPS,
     await_matmuls,
     barrier,
     do_read,
     dq_stored,
+    end_chain,
     in_accumulator_order,
     load_16_bits,
     probabilities,
     product,
     row_of,
     step_read,
-    store_rows,
     thread,
 )
 from .walk import STAGES, chain_of, step_of
@@ -47,9 +48,11 @@ def consume_wide(
     HKV,
     KV_LEN,
     GROUP: gl.constexpr,
+    SETS: gl.constexpr,
     CAUSAL: gl.constexpr,
     ROUND_ROBIN: gl.constexpr,
     BLOCKS: gl.constexpr,
+    IN_PARTS: gl.constexpr,
     EVEN_N: gl.constexpr,
     SCALE: gl.constexpr,
     SCALE_LOG2E: gl.constexpr,
@@ -60,7 +63,7 @@ def consume_wide(
         # A word has the bits of a thread in each warpgroup, 16 of each, since each has half of the queries.
         BITS = BITS.to(gl.pointer_type(gl.int16), bitcast=True)
         first_bits = 2 * (first_bits + thread() % 128) + thread() // 128
-    DK, DV, dk_strides, dv_strides = outputs
+    HEADS: gl.constexpr = GROUP // SETS
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles = tiles
     q_full, do_full, kv_full, dq_taken = barriers
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
@@ -80,11 +83,11 @@ def consume_wide(
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(rounds):
-        j, steps, row, rows, head, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=8)
+        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS)
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
-            steps *= GROUP
+            steps *= HEADS
             if steps > 0:
                 mbarrier.wait(kv_full, kv_phase)
                 kv_phase ^= 1
@@ -132,7 +135,7 @@ def consume_wide(
                     dq = product(ds_tile.permute([1, 0]), k.slice(0, HALF, dim=1), DQ_LAYOUT)
                     dk = warpgroup_mma(ds_tile, q, dk, is_async=True)
                     # Read under these two matmuls, and never past the chain.
-                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // GROUP, BLOCKS)
+                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, BLOCKS)
                     mbarrier.wait(dq_taken, 1)  # of the step before; it returns at once where there is none
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     do_read()
@@ -145,8 +148,4 @@ def consume_wide(
                     store_half(dq, dq_tiles[2], dq_tiles[0])
                     step_read(stage)
                     count += 1
-            z = head // HKV
-            h = head % HKV
-            n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, DKV_LAYOUT))
-            store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, DKV_LAYOUT)
-            store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, HKV, KV_LEN, dtype, IN_PARTS, SCALE, DKV_LAYOUT)

@@ -25,9 +25,10 @@ class Cell(NamedTuple):
     group: int  # query heads of a kv head
     length: int
     round_robin: bool = False  # whether heads may straddle rounds
+    in_parts: bool = False  # chains
 
     def __str__(self):
-        return f"d{self.head_dim}-{self.mask}-{self.length}{'-queue' * self.round_robin}"
+        return f"d{self.head_dim}-{self.mask}-{self.length}{'-queue' * self.round_robin}{'-parts' * self.in_parts}"
 
 
 CELLS = [
@@ -51,6 +52,7 @@ CELLS = [
     Cell(256, "bf16", "causal", 1, 512, True),
     Cell(256, "bf16", "block_mask", 1, 512),
     Cell(256, "fp16", "block_mask", 2, 475),
+    *(Cell(head_dim, "bf16", "block_mask", 2, 475, in_parts=True) for head_dim in (64, 128, 256)),
 ]
 # Instructions of the consumers' loop, measured with Triton 3.6 to 3.9, and about a tenth more.
 MOST_INSTRUCTIONS = {
@@ -80,7 +82,8 @@ def kernel(cell):
     """The kernel as Triton compiles it for an H100."""
     sizes = {"q_len": cell.length, "kv_len": cell.length, "batch": 2, "heads": 3 * cell.group, "kv_heads": 3}
     how = {"head_dim": cell.head_dim, "mask": cell.mask, "dtype": cell.dtype, "round_robin": cell.round_robin}
-    return compile_gluon("h100", **sizes, **how)
+    parts = {"bands": 4, "sets": cell.group} if cell.in_parts else {}
+    return compile_gluon("h100", **sizes, **how, **parts)
 
 
 @functools.cache

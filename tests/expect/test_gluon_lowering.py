@@ -15,6 +15,7 @@ from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.codegen.generate import deterministic, generate
 from dash_inductor.hooks.install import installed
 from dash_inductor.sass.replay import replay
+from dash_inductor.schedule.parts import LEAST_STEPS, Parts
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import gluon_tile
 
@@ -45,7 +46,9 @@ def test_launch(dynamic):
     assert decision.rewritten
     assert decision.launch == "grouped, Gluon"
     (launch,) = launches(code)
-    expected = {name: f"{name}_1" for name in ("query", "key", "value", "grad_out")} | dict.fromkeys(("steps", "bits"), "None")
+    expected = {name: f"{name}_1" for name in ("query", "key", "value", "grad_out")} | dict.fromkeys(
+        ("steps", "bits", "sums"), "None"
+    )
     expected |= {"cooperative": "True", "round_robin": "False", "causal": "True", "q_tiles": "0", "kv_tiles": "0"}
     assert expected.items() <= launch.items()
     assert float(launch["scale"]) == 64**-0.5
@@ -98,11 +101,39 @@ def test_masks_in_blocks(head_dim, block, q_tiles, kv_tiles):
     (launch,) = launches(code)
     assert (launch["q_tiles"], launch["kv_tiles"], launch["cooperative"]) == (str(q_tiles), str(kv_tiles), "False")
     assert int(launch["workers"]) == 8192 // 128 * 2 * 16  # KV tiles, batch, kv heads
+    assert (launch["bands"], launch["sets"], launch["sums"]) == ("1", "1", "None")
     (asking,) = [name for name, source in code.kernels.items() if "BITS" in source]
     assert launch["bits"] in "".join(code.launches[asking])
     parts = 128 // head_dim
     assert f"{launch['bits']} = empty_strided_cuda((1, 1, 64, {128 // parts}, {parts}, 256), " in code.source
     assert code.main_kernel is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"kv_heads": 4}, Parts(bands=4, sets=2)),
+        ({"kv_heads": 2}, Parts(bands=4, sets=4)),
+        ({"kv_heads": 16}, Parts(bands=4)),
+        ({"kv_heads": 4, "settings": IN_BLOCKS | {"guarantee": "batch"}}, Parts()),
+        # Query heads of a group with masks of their own are parts, at any level.
+        ({"kv_heads": 4, "mask_heads": 16}, Parts(sets=4)),
+        ({"kv_heads": 4, "mask_heads": 16, "settings": IN_BLOCKS | {"guarantee": "batch"}}, Parts(sets=4)),
+        ({"kv_heads": 16, "mask_heads": 16}, Parts(bands=4)),
+    ],
+)
+def test_chains_in_parts(changes, parts):
+    sizes = {"length": 2048, "head_dim": 128, "mask_mod": "causal"} | changes
+    code = in_blocks(**sizes)
+    assert code.decisions[0].rewritten
+    (launch,) = launches(code)
+    kv_heads = 2 * sizes["kv_heads"]
+    assert (int(launch["bands"]), int(launch["sets"])) == (parts.bands, parts.sets)
+    assert int(launch["workers"]) == parts.units(kv_heads, n_kv=16, kv_tiles=1)
+    assert (launch["sums"] == "None") == parts.whole
+    if not parts.whole:
+        assert f"{launch['sums']} = empty_strided_cuda(({kv_heads * 16 * 128 * 2 * 128}, ), (1, ), torch.float32)" in code.source
+        assert launch["least_steps"] == str(LEAST_STEPS)
 
 
 def test_masks_of_one_list_and_two_functions():
@@ -171,7 +202,6 @@ def test_declined(changes, reason):
     ("changes", "reason"),
     [
         ({"score_mod": "alibi", "mask_mod": "documents"}, "the Gluon kernel takes no function of the scores"),
-        ({"mask_heads": 16, "kv_heads": 4}, "the Gluon kernel takes no masks of query heads that share keys"),
         ({"length": 131072}, "the Gluon kernel takes no mask of more than 8589934592 pairs of a query and a key"),
         ({"mask_heads": 16, "length": 32768}, "the Gluon kernel takes no mask of more than 8589934592 pairs of a query and a key"),
     ],
@@ -185,14 +215,14 @@ def test_auto_takes_the_triton_kernel_for_what_gluon_does_not(monkeypatch):
     monkeypatch.setattr(tiles, "GLUON_BY_DEFAULT", frozenset({(90, "bf16", 64)}))
     kernels._generated.cache_clear()
     try:
-        taken, *others = (
-            kernels.generated_flex(settings={"template": "one_pass"}, **{"mask_mod": "documents"} | changes)
-            for changes in ({}, {"score_mod": "alibi"}, {"mask_heads": 16, "kv_heads": 4})
+        taken, other = (
+            kernels.generated_flex(settings={"template": "one_pass"}, mask_mod="documents", **changes)
+            for changes in ({}, {"score_mod": "alibi"})
         )
     finally:
         kernels._generated.cache_clear()
     assert OP in taken.source
-    assert all(OP not in other.source and other.decisions[0].rewritten for other in others)
+    assert OP not in other.source and other.decisions[0].rewritten
 
 
 def test_codegen_shows_it(tmp_path, capsys):

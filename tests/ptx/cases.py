@@ -6,7 +6,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,7 +34,7 @@ from .lower import Program
 from .memory import Fault
 
 aten = torch.ops.aten
-MASKED = ("masked", "mask", "bias", "learnt", "efficient")
+MASKED = ("masked", "mask", "head-mask", "bias", "learnt", "efficient")
 ATTENTIONS = ("sdpa", "varlen", *MASKED)
 RANDOM = 2**40 + 7, 2**33 + 4  # seed and offset of a forward that drops
 SEQUENCES = 3  # of varlen, and documents
@@ -48,6 +48,7 @@ class Case:
     attention: "sdpa", or a FlexAttention if there is a mask_mod or score_mod; "varlen": varlen_attn of three sequences, of which
     q_len is the sum; "masked": SDPA under `mask` and a padding of keys, another one in each batch, which the graph makes a mask of;
     "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them;
+    "head-mask": of bools, of each query head its own;
     "learnt": of numbers, whose gradient is wanted too; "efficient": by the same op without a tensor. trained: whether the gradient
     of ALiBi's slopes is wanted. dropout: its p; of "sdpa" flash attention drops, of the others the memory-efficient op.
     """
@@ -171,10 +172,10 @@ class Prepared:
         rows, columns = map(int, re.findall(r"\d+", str(tile))[:2])
         case = self.case
         visible = _visible(case, self.inputs)
-        batch, q_len, kv_len = visible.shape
+        *masks, q_len, kv_len = visible.shape
         seen = torch.nn.functional.pad(visible.float(), (0, -kv_len % columns, 0, -q_len % rows))
-        tiles = seen.view(batch, -(-q_len // rows), rows, -(-kv_len // columns), columns).amax((2, 4))
-        return int(tiles.sum()) * case.heads * case.batch // batch
+        tiles = seen.view(-1, -(-q_len // rows), rows, -(-kv_len // columns), columns).amax((2, 4))
+        return int(tiles.sum()) * case.heads * case.batch // math.prod(masks)
 
     def _arguments(self, placed: dict[str, Tensor], session: Session) -> list[Tensor]:
         """In the order of the traced function."""
@@ -290,8 +291,9 @@ def _inputs(case: Case) -> dict[str, Tensor]:
     elif case.attention in ("masked", "efficient"):
         lengths = case.kv_len - torch.arange(case.batch) * (case.kv_len // 4) - case.kv_len // 8
         made["padding"] = (torch.arange(case.kv_len) < lengths[:, None]).long()
-    elif case.attention == "mask":
-        made["padding"] = torch.rand(case.batch, 1, case.q_len, case.kv_len, generator=generator) > 0.5
+    elif case.attention in ("mask", "head-mask"):
+        masks = (case.batch, 1) if case.attention == "mask" else (1, case.heads)
+        made["padding"] = torch.rand(*masks, case.q_len, case.kv_len, generator=generator) > 0.5
         made["padding"][..., case.kv_len // 2 :] = False
     elif case.attention in ("bias", "learnt"):
         bias = torch.randn(1, case.heads, case.q_len, case.kv_len, generator=generator)
@@ -309,14 +311,17 @@ def _banded(always: bool) -> Iterator[None]:
     if not always:
         yield
         return
-    with mock.patch.object(parts, "LEAST_BANDED", 1), mock.patch.object(block_mask, "LEAST_STEPS", 1):
+    patched = (parts, "LEAST_BANDED"), (block_mask, "LEAST_STEPS"), (gluon, "LEAST_STEPS")
+    with ExitStack() as stack:
+        for module, name in patched:
+            stack.enter_context(mock.patch.object(module, name, 1))
         yield
 
 
 def _visible(case: Case, inputs: dict[str, Tensor]) -> Tensor:
-    """[1 or B, S_q, S_k]: whether query m sees key n."""
+    """[1 or B, 1 or H, S_q, S_k]: whether query m sees key n."""
     m, n = torch.arange(case.q_len)[:, None], torch.arange(case.kv_len)[None, :]
-    seen = torch.ones(1, case.q_len, case.kv_len, dtype=torch.bool)
+    seen = torch.ones(1, 1, case.q_len, case.kv_len, dtype=torch.bool)
     if case.mask_mod not in (None, "none"):
         zero = torch.tensor(0)
         return seen & MASK_MODS[str(case.mask_mod)](zero, zero, m, n, inputs["documents"])
@@ -326,8 +331,8 @@ def _visible(case: Case, inputs: dict[str, Tensor]) -> Tensor:
         m, n = (torch.bucketize(x, inputs["offsets"], right=True) for x in (m, n))
         return seen & (m == n)
     if case.attention == "masked":
-        return seen & (inputs["padding"] > 0)[:, None]
-    return seen & inputs["padding"][:, 0] if case.attention == "mask" else seen
+        return seen & (inputs["padding"] > 0)[:, None, None]
+    return seen & inputs["padding"] if case.attention in ("mask", "head-mask") else seen
 
 
 def _block_lists(case: Case, inputs: dict[str, Tensor]) -> tuple[Tensor, ...]:
@@ -357,7 +362,7 @@ def _reference(case: Case, inputs: dict[str, Tensor]) -> tuple[dict[str, Tensor]
         if case.attention == "learnt":
             leaves["dbias"] = bias.requires_grad_()
         scores = scores + bias
-    before, scores = scores, scores.masked_fill(~_visible(case, inputs)[:, None], -math.inf)
+    before, scores = scores, scores.masked_fill(~_visible(case, inputs), -math.inf)
     lse = scores.logsumexp(-1)
     weights = (scores - lse[..., None]).exp().nan_to_num(0)
     if case.dropout:

@@ -105,7 +105,7 @@ def _few_sms(arch: str) -> dict[str, Any]:
 def _of_shape(shape: str) -> dict[str, Any]:
     """A shape of the gates at our sizes."""
     if flex := (gates.FLEX_SHAPES | gates.GLUON_FLEX_SHAPES).get(shape):
-        return dict(flex)
+        return dict(flex) | (IN_PARTS if shape == gates.IN_PARTS else {})
     ours = {"kv_heads": HEADS // 2, "q_len": LENGTH - 33, "kv_len": LENGTH - 33}
     return {name: ours.get(name, value) for name, value in gates.SHAPES[shape].items()}
 

@@ -70,8 +70,8 @@ def masked_backward(
 ) -> Generated:
     """SDPA by the memory-efficient op under a bias of 0 and -inf, made of positions and a padding of keys, int64 [B, S_k].
 
-    given: "mask" for a bool tensor [B, 1, S_q, S_k] in the place of the padding, "bias" for all of the bias, [1, H, S_q, S_k], and
-    "learnt" for one whose gradient is wanted too; "efficient" for no bias. p: of its dropout.
+    given: "mask" for a bool tensor [B, 1, S_q, S_k] in the place of the padding, "head-mask" for one [1, H, S_q, S_k], "bias" for
+    all of the bias, [1, H, S_q, S_k], and "learnt" for one whose gradient is wanted too; "efficient" for none. p: of its dropout.
     tensors: sizes [B, H, S, D] of query, key, value and gradient. Heads of keys are repeated. In the ops of a joint graph, of which
     fake CUDA tensors know some and Python's indexing others.
     """
@@ -81,7 +81,9 @@ def masked_backward(
 
     def attention(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, padding: Tensor) -> tuple[Tensor, ...]:
         q_len, kv_len, group = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
-        seen = padding if given == "mask" else prims.convert_element_type(padding, torch.bool).unsqueeze(1).unsqueeze(1)
+        seen = (
+            padding if given in ("mask", "head-mask") else prims.convert_element_type(padding, torch.bool).unsqueeze(1).unsqueeze(1)
+        )
         if causal:
             seen = seen & (positions(kv_len, query).unsqueeze(0) <= positions(q_len, query).unsqueeze(1)).unsqueeze(0).unsqueeze(0)
         zero, hidden = (aten.full([], number, dtype=query.dtype, device=query.device) for number in (0.0, -float("inf")))
@@ -109,7 +111,8 @@ def masked_backward(
         (batch, heads, q_len, _), kv_len = tensors[0], tensors[1][2]
         if given in ("masked", "efficient"):
             return [*made, torch.empty(batch, kv_len, dtype=torch.int64, device="cuda")]
-        size, kind = ((batch, 1), torch.bool) if given == "mask" else ((1, heads), TORCH_DTYPES[dtype])
+        size = (batch, 1) if given == "mask" else (1, heads)
+        kind = torch.bool if given in ("mask", "head-mask") else TORCH_DTYPES[dtype]
         return [*made, torch.empty(*size, q_len, kv_len, dtype=kind, device="cuda")]
 
     with deterministic(), as_if_asked():

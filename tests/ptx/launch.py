@@ -122,9 +122,9 @@ class _InArena(TorchDispatchMode):
         if not VIEWS.search(name):
             session.externs_used.append(f"{name}, from the reference" if answer and "gluon" not in name else name)
         result = (answer or func)(*args, **kwargs)
-        mutated = [a for a, p in zip(args, func._schema.arguments, strict=False) if p.alias_info and p.alias_info.is_write]
-        for tensor in mutated:
-            memory.mark(tensor)
+        for tensor, parameter in zip(args, func._schema.arguments, strict=False):
+            if parameter.alias_info and parameter.alias_info.is_write and tensor is not None:
+                memory.mark(tensor)
 
         def placed(tensor: torch.Tensor) -> torch.Tensor:
             if memory.holds(tensor) or not tensor.numel() or tensor.is_meta:

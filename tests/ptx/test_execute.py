@@ -25,6 +25,7 @@ from .memory import Fault, Global
 from .parse import Kernel, Memory, parse
 
 ONE_PASS = {"template": "one_pass"}
+BY_GLUON = {"kernel": "gluon", "template": "one_pass"}
 IN_GLUON = {"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}
 CASES = {
     # Two SMs are left to one pass: one of two workers has two chains.
@@ -33,6 +34,7 @@ CASES = {
     "parts": Case("a100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "FlexAttention": Case("h100", 256, 256, heads=1, mask_mod="documents", score_mod="alibi", settings=ONE_PASS),
     "Gluon": Case("h100", 384, 384, heads=1, mask="causal", settings=IN_GLUON),
+    "Gluon in parts": Case("h100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=BY_GLUON),
     "Gluon of 256": Case("h100", 192, 192, heads=1, head_dim=256, mask="causal", settings=IN_GLUON),
 }
 PREPARED: dict[str, Prepared] = {}
@@ -76,7 +78,6 @@ def test_one_row_for_all_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
 MOVED = {"guarantee": "batch"}
-BY_GLUON = {"kernel": "gluon", "template": "one_pass"}
 IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
@@ -114,11 +115,18 @@ OTHERS = {
         "h100", 320, 320, heads=3, head_dim=256, mask="causal", settings=IN_A_QUEUE | {"sm_reserve": 130}
     ),
     "Gluon of 256, a mask in blocks": Case("h100", 300, 300, kv_heads=1, head_dim=256, mask_mod="window", settings=BY_GLUON),
+    "Gluon, chains in sets alone": Case("h100", 200, 200, heads=4, kv_heads=1, head_dim=128, mask_mod="window", settings=BY_GLUON),
+    "Gluon, masks of query heads that share keys": Case(
+        "h100", 200, 200, heads=4, kv_heads=2, attention="head-mask", settings=BY_GLUON | {"guarantee": "batch"}
+    ),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
 
 
-QUICK = "varlen", "dropout", "Gluon, heads that straddle rounds", "Gluon, documents", "Gluon of 256, a mask in blocks"
+QUICK = (
+    *("varlen", "dropout", "Gluon, heads that straddle rounds", "Gluon of 256, a mask in blocks"),
+    "Gluon, masks of query heads that share keys",
+)
 
 
 @pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.nightly) for x in OTHERS])
@@ -186,6 +194,7 @@ HOLES = {
     "sm_90": [],
     "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT"],
     "Gluon": ["delete: barrier.sync: no thread comes there"] * 2,
+    "Gluon in parts": ["delete: barrier.sync: no thread comes there"] * 2,
     "Gluon of 256": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
 }
 

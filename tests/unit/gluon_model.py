@@ -362,6 +362,11 @@ def release(semaphore: Pointer) -> None:
     wait_until()
 
 
+def release_by_warps(semaphore: Pointer) -> None:
+    semaphore.memory[semaphore.offset] += 8
+    wait_until()
+
+
 def wait_for_rank(semaphores: Pointer, index: int, rank: int, q_tiles: int, report: Pointer) -> None:
     wait_until(lambda: load(semaphores + index) == rank)
 
@@ -378,13 +383,16 @@ class Pointer:
         return Pointer(self.memory.view(of), 2 * self.offset)
 
 
-def load(pointer: Pointer) -> int:
-    assert 0 <= pointer.offset < len(pointer.memory)
-    return int(pointer.memory[pointer.offset])
+def load(pointer: Pointer, mask: Tensor | None = None, other: int = 0, cache_modifier: str = "") -> Any:
+    offset = pointer.offset
+    if isinstance(offset, Tensor):
+        return pointer.memory[offset] if mask is None else torch.where(mask, pointer.memory[torch.where(mask, offset, 0)], other)
+    assert 0 <= offset < len(pointer.memory)
+    return int(pointer.memory[offset])
 
 
-def store(pointers: Pointer, value: Tensor, mask: Tensor) -> None:
-    kept = mask.broadcast_to(value.shape)
+def store(pointers: Pointer, value: Tensor, mask: Tensor | None = None, cache_modifier: str = "") -> None:
+    kept = torch.ones(value.shape, dtype=torch.bool) if mask is None else mask.broadcast_to(value.shape)
     pointers.memory[pointers.offset.broadcast_to(value.shape)[kept]] = value.as_subclass(Tensor)[kept]
 
 
@@ -440,6 +448,7 @@ gl = SimpleNamespace(
     convert_layout=lambda x, layout: x,
     minimum=min,
     split=lambda x: x.unbind(-1),
+    max=lambda x, axis: int(x.amax(axis)),
     full=lambda shape, value, dtype, layout: torch.full(shape, value, dtype=dtype),
     fma=lambda a, b, c: a * b + c,
 )
@@ -498,7 +507,7 @@ def words_and_bits(n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # They are PTX in the kernel's source, or ask Triton for what Gluon does not offer.
-OF_TRITON = (wait_for_rank, release, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls)
+OF_TRITON = (wait_for_rank, release, release_by_warps, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls)
 OF_TRITON += (thread, load_bits, hide, do_read, await_do_read, await_all_but_last_read)
 
 

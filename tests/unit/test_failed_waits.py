@@ -46,6 +46,12 @@ def test_what_is_written_to_the_address_is_told(with_gpu):
     assert failed_waits.failed_waits() == [LINE]
 
 
+def test_a_sum_of_parts_is_told_from_one_of_dq(with_gpu):
+    failed_waits.report_of("one_pass").copy_(torch.tensor([11, -4, 2, 1]))
+    (line,) = failed_waits.failed_waits()
+    assert line.endswith("its part of a chain to dK and dV: 2 additions come before it, and there had been 1")
+
+
 def test_both_halves_of_an_address_are_signed(monkeypatch):
     """As kernels take integers, whatever memory there is."""
     monkeypatch.setattr(failed_waits, "report_of", lambda kernel: SimpleNamespace(data_ptr=lambda: 0x7F12_F000_0010))

@@ -14,10 +14,12 @@ from sympy import Integer
 from dash_inductor.lowering.dq import in_accumulator_order
 from dash_inductor.reference import LOG2E, reference
 from dash_inductor.schedule import Geometry, RoundRobinPlan, pack_plan, place_heads
+from dash_inductor.schedule.parts import WHOLE, Parts
 from dash_inductor.templates.tiles import gluon_tile
 
 WIDE = "gluon/wide"  # what multiplies at head dim 256
 BLOCK = 128  # rows and keys of a block of a mask
+LEAST_STEPS = 4  # of a chain, for bands
 REPORT = torch.zeros(4, dtype=torch.int32)
 
 
@@ -68,30 +70,32 @@ def padded(x, rows, value):
     return torch.nn.functional.pad(x, (0, rows - x.shape[2]), value=value)
 
 
-def lists_of(seen, block_m, block_n):
+def lists_of(seen, block_m, block_n, parts=WHOLE):
     """(rows, steps, bits) of a mask [S_q, S_k] in blocks of 128, as the kernels before the launch write them."""
     q_len, kv_len = seen.shape
     (q_tiles, kv_tiles), (n_q, n_kv) = (BLOCK // block_m, BLOCK // block_n), (-(-q_len // block_m), -(-kv_len // block_n))
     blocks = [[seen[i : i + BLOCK, j : j + BLOCK] for i in range(0, q_len, BLOCK)] for j in range(0, kv_len, BLOCK)]
     rows = torch.full((1, 1, len(blocks), len(blocks[0])), -1, dtype=torch.int32)
-    steps = torch.zeros(1, 1, len(blocks), dtype=torch.int32)
+    steps = torch.zeros(1, 1, len(blocks), parts.bands, dtype=torch.int32)
     for j, row in enumerate(blocks):
         listed = [i for i, block in enumerate(row) if block.any()]
         for place, i in enumerate(listed):
             later = (block for block in range(j + 1, len(blocks)) if blocks[block][i].any())
             rank = sum(min(kv_tiles, n_kv - block * kv_tiles) for block in later)  # the last KV tile adds first
             rows[0, 0, j, place] = i | row[i].all() << 15 | rank << 16
-        steps[0, 0, j] = sum(min(q_tiles, n_q - i * q_tiles) for i in listed)
+        for i in listed:
+            steps[0, 0, j, parts.band(i, j, len(row), len(blocks)) :] += min(q_tiles, n_q - i * q_tiles)
     n, m = torch.arange(n_kv * block_n)[:, None], torch.arange(n_q * block_m)
     thread, bit = words_and_bits(n % block_n, m % 64)
     inside = torch.nn.functional.pad(seen.T, (0, n_q * block_m - q_len, 0, n_kv * block_n - kv_len))
     words = torch.zeros(n_kv, n_q * block_m // 64, 2 * block_n, dtype=torch.int64)
     words.index_put_((n // block_n, m // 64, thread), inside.long() << bit, accumulate=True)
-    return rows, steps, words.to(torch.int32)
+    return rows, steps if parts.bands > 1 else steps[..., 0], words.to(torch.int32)
 
 
 def backward(module, inputs, plan, seed, seen=None):
-    """(dq, dk, dv) in fp32, dtype, dtype of one launch, by a plan or under the mask `seen`; what it does not write is NaN."""
+    """(dq, dk, dv) in fp32, dtype, dtype of one launch, by a plan or, in `Parts`, under the mask `seen`. What it does not write is
+    NaN."""
     query, key, value, grad_out, out, lse = inputs
     batch, heads, q_len, head_dim = query.shape
     tile = tile_of(head_dim)
@@ -101,10 +105,13 @@ def backward(module, inputs, plan, seed, seen=None):
     dq = torch.full((batch, heads, rows, head_dim), torch.nan)
     dk, dv = torch.empty_like(key).fill_(torch.nan), torch.empty_like(value).fill_(torch.nan)
     sizes = {"block_m": tile.block_m, "block_n": tile.block_n}
-    if plan is None:
-        table, *listed = lists_of(seen, **sizes)
-        workers = batch * key.shape[1] * -(-key.shape[2] // tile.block_n)
-        how = {"lists": module.Lists(*listed, *(BLOCK // size for size in sizes.values())), "causal": False, "round_robin": False}
+    if isinstance(plan, Parts):
+        table, steps, bits = lists_of(seen, **sizes, parts=plan)
+        n_kv, kv_tiles = -(-key.shape[2] // tile.block_n), BLOCK // tile.block_n
+        workers = plan.units(batch * key.shape[1], n_kv, kv_tiles)
+        sums = torch.full((batch * key.shape[1] * n_kv * 2 * tile.block_n * head_dim,), torch.nan)
+        lists = module.Lists(steps, bits, BLOCK // tile.block_m, kv_tiles, plan.bands, plan.sets, 16, LEAST_STEPS, sums)
+        how = {"lists": lists, "causal": False, "round_robin": False}
     else:
         table = torch.tensor(pack_plan(plan), dtype=torch.int32)
         how = {"causal": plan.order.geometry.mask != "full", "round_robin": isinstance(plan, RoundRobinPlan)}
@@ -173,6 +180,8 @@ MASKS = {
     "window": lambda m, n: (m - n).abs() < 40,
     "checks": lambda m, n: (m // 3 + n // 5) % 2 == 0,
     "later keys": lambda m, n: n >= m,
+    "causal": lambda m, n: m >= n,
+    "first keys": lambda m, n: (m >= n) & (n < BLOCK),
 }
 IN_BLOCKS = [
     # batch, kv heads, group, q_len, kv_len, mask, head dim
@@ -186,6 +195,16 @@ IN_BLOCKS = [
 ]
 
 
+IN_PARTS = {
+    (1, 2, 1, 520, 520, "causal", 64): Parts(bands=4),  # four bands of five KV tiles
+    (1, 1, 4, 300, 300, "causal", 128): Parts(bands=4, sets=2),
+    (1, 1, 4, 200, 300, "first keys", 64): Parts(sets=4),  # and a KV tile that no query sees
+    (2, 1, 2, 390, 390, "documents", 128): Parts(bands=2, sets=1),
+    (1, 1, 2, 260, 260, "causal", 256): Parts(bands=2, sets=2),
+    (1, 1, 1, 200, 200, "causal", 64): Parts(bands=4),  # too short for bands
+}
+
+
 def in_blocks(batch, kv_heads, group, q_len, kv_len, mask, head_dim, shift=0):
     """Inputs and mask of a case."""
     seen = MASKS[mask](torch.arange(q_len)[:, None], torch.arange(kv_len))
@@ -194,9 +213,19 @@ def in_blocks(batch, kv_heads, group, q_len, kv_len, mask, head_dim, shift=0):
 
 @pytest.mark.parametrize("case", IN_BLOCKS, ids=lambda case: "-".join(map(str, case)))
 def test_masks_in_blocks(case):
-    (query, key, value, grad_out, *saved), seen = in_blocks(*case)
+    assert_right(*in_blocks(*case), WHOLE)
+
+
+@pytest.mark.parametrize(("case", "parts"), IN_PARTS.items(), ids=lambda x: "-".join(map(str, x)) if isinstance(x, tuple) else "")
+def test_chains_in_parts(case, parts):
+    assert_right(*in_blocks(*case), parts)
+
+
+def assert_right(inputs, seen, parts):
+    """The gradients, and the same bits in each interleaving."""
+    query, key, value, grad_out, *_ = inputs
     module = module_of(source())
-    first, *others = (backward(module, (query, key, value, grad_out, *saved), None, seed, seen) for seed in range(4))
+    first, *others = (backward(module, inputs, parts, seed, seen) for seed in range(4))
     leaves = [x.double().requires_grad_() for x in (query, key, value)]
     group = query.shape[1] // key.shape[1]
     q, k, v = leaves[0], *(x.repeat_interleave(group, 1) for x in leaves[1:])
@@ -305,7 +334,9 @@ MUTANTS = {
     "delta of the first part for the second": [("row_of(delta, PART,", "row_of(delta, 0,")],
     "edges not masked": [("if first_key + s_t.shape[0] > first_row + 1:", "if False:")],
     "edges of the second part as those of the first": [("i * BLOCK_M + PART", "i * BLOCK_M")],
-    "heads of a group mixed up": [("hq = h * GROUP + step % GROUP", "hq = h * GROUP + (step + 1) % GROUP")],
+    "heads of a group mixed up": [
+        ("hq = h * GROUP + of_set * HEADS + step % HEADS", "hq = h * GROUP + of_set * HEADS + (step + 1) % HEADS")
+    ],
 }
 
 MUTANTS_IN_A_QUEUE = {
@@ -389,6 +420,20 @@ MUTANTS_OF_256_IN_BLOCKS = {
     "the ragged end seen": [("has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)", "pass")],
 }
 WHOLE_HEADS = 1, 1, 2, 320, 320, "causal", "descending", 2, 1, 64
+MUTANTS_IN_PARTS = {
+    "no wait for the part before": [("wait_for_rank(SEMAPHORES, chain, place * WARPS, -NQ, REPORT)", "pass")],
+    "each part the first": [("if place > 0:", "if False:")],
+    "each part the last": [("is_last = place == parts - 1", "is_last = True")],
+    "a part released before it is added": [
+        ("            release_by_warps(SEMAPHORES + chain)\n", ""),
+        ("            if place > 0:\n", "            release_by_warps(SEMAPHORES + chain)\n            if place > 0:\n"),
+    ],
+    "the sums of another head": [("chain = head * gl.cdiv(KV_LEN, BLOCK_N) + j", "chain = j")],
+    "bands that begin with the chain": [("                    first = begin\n", "")],
+    "bands that end with the chain": [("steps = end - begin", "steps = steps - begin")],
+    "a set of other query heads": [("hq = h * GROUP + of_set * HEADS", "hq = h * GROUP + 0 * HEADS")],
+    "parts of whom no band has a step": [("if end > begin:", "if end >= begin:")],
+}
 OF_256 = 1, 1, 2, 160, 160, "causal", "descending", 2, 1, 256
 IN_A_QUEUE = 1, 2, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 64
 
@@ -429,7 +474,13 @@ def test_mutants_of_a_round_robin_are_seen(name):
 def test_mutants_in_blocks_are_seen(name):
     # Of scores so far below 0 that a key past the end, whose score is 0, would have an infinite probability.
     inputs, seen = in_blocks(1, 1, 1, 330, 500, "later keys", 128, shift=3)
-    assert_seen(mutant(MUTANTS_IN_BLOCKS[name]), inputs, None, seen)
+    assert_seen(mutant(MUTANTS_IN_BLOCKS[name]), inputs, WHOLE, seen)
+
+
+@pytest.mark.parametrize("name", MUTANTS_IN_PARTS)
+def test_mutants_in_parts_are_seen(name):
+    inputs, seen = in_blocks(1, 2, 2, 520, 520, "causal", 64)
+    assert_seen(mutant(MUTANTS_IN_PARTS[name]), inputs, Parts(bands=4, sets=2), seen)
 
 
 @pytest.mark.parametrize("name", MUTANTS_OF_256)
@@ -440,4 +491,4 @@ def test_mutants_of_head_dim_256_are_seen(name):
 @pytest.mark.parametrize("name", MUTANTS_OF_256_IN_BLOCKS)
 def test_mutants_of_head_dim_256_in_blocks_are_seen(name):
     inputs, seen = in_blocks(1, 1, 1, 200, 300, "later keys", 256, shift=3)
-    assert_seen(mutant(MUTANTS_OF_256_IN_BLOCKS[name], 256), inputs, None, seen)
+    assert_seen(mutant(MUTANTS_OF_256_IN_BLOCKS[name], 256), inputs, WHOLE, seen)
