@@ -275,7 +275,8 @@ def kernel_times(launch: Launch) -> list[float]:
 def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     """The TOML of this GPU, for the setting `costs`: what was fitted, and what the package's file says of the rest.
 
-    The Gluon kernel is not timed for it: its numbers follow the fitted ones of the Triton kernel, and stay estimates.
+    Neither the Gluon kernel nor two passes past head dim 128 are timed for it: their numbers follow the fitted ones of the Triton
+    kernel and of head dim 128, and stay estimates.
     """
     numbers = numbers_of(session.key)
     source = f"fitted by `python -m dash_inductor qualify` on one {session.gpu}, {session.sms} SMs, bf16"
@@ -303,9 +304,9 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     for name in now:
         whole, _, up_to = name.removeprefix(OF_GLUON).partition(".")
         like = whole if whole in measured else f"{whole}.{'64' if up_to == '64' else '128'}"
-        if name.startswith(OF_GLUON) and like in measured:
+        if name not in measured and name != like and like in measured:
             value = round(now[name]["value"] * measured[like][0] / now[like]["value"])
-            followed[name] = value, f"the Gluon kernel was not timed: {like} as fitted, by their ratio in the package's file"
+            followed[name] = value, f"not timed: {like} as fitted, by their ratio in the package's file"
 
     def entry(name: str) -> str:
         own = now[name]

@@ -11,7 +11,7 @@ import triton
 from kernels import compiled, generated
 
 from dash_inductor.cli.main import main
-from dash_inductor.devices.cost_files import numbers_of
+from dash_inductor.devices.cost_files import load_two_pass, numbers_of
 from dash_inductor.sass import gates
 from dash_inductor.sass.gates import Cell, judged
 from dash_inductor.sass.replay import Replay, pricing, replay
@@ -133,6 +133,20 @@ def test_the_cost_files_are_of_these_kernels(device, head_dim):
     assert tflops["value"] == pytest.approx(pricing.tflops(one, numbers["sms"]["value"]), rel=OFF)
     assert percent["value"] == pytest.approx(pricing.two_pass_percent(two, one, ROWS[head_dim] // 64), rel=OFF)
     assert tflops["estimate"] and percent["estimate"]
+
+
+@PRICED
+@pytest.mark.parametrize("device", ["h100", "h200"])
+def test_the_cost_files_are_of_two_passes_of_head_dim_256(device):
+    """In three kinds of CTAs, whose steps have 32 rows; one pass is that of 128, twice as long."""
+    cells = [Cell("sm_90", Template.TWO_PASS, "bf16", 256, shape) for shape in SHAPES]
+    loops = [step for cell in cells for step in gates.replays(gates.compiled(cell), cell.rules)]
+    entry = numbers_of(device)["two_pass_percent"]["256"]
+    of_seven_matmuls = pricing.two_pass_percent(loops, replays(Template.ONE_PASS, 128)) * 7 / 8
+    assert entry["value"] == pytest.approx(of_seven_matmuls, rel=OFF)
+    tile = tiles.two_pass_tile(90, "bf16", 256)
+    costs = load_two_pass(device, **tile.sizes())
+    assert 2 * costs.kv_step_ns + costs.q_step_ns == pytest.approx(sum(map(pricing.time_ns, loops)) / len(SHAPES), rel=OFF)
 
 
 @functools.cache

@@ -138,7 +138,8 @@ FITTED = {
     "chain_ns.128": 700,
     "two_pass_percent.64": 98,
     "two_pass_percent.128": 117,
-    # not timed: by their ratio to those of the Triton kernel
+    # not timed: by their ratio to those of the Triton kernel and of head dim 128
+    "two_pass_percent.256": 133,
     "gluon_tflops.64": 802,
     "gluon_tflops.128": 784,
     "gluon_tflops.256": 623,
@@ -185,7 +186,8 @@ def test_all_in_one_run(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pyt
     out = tmp_path / "costs.toml"
     found = values(out.read_text())
     assert {name: entry["value"] for name, entry in found.items()} == FITTED
-    assert {name for name, entry in found.items() if entry["estimate"]} == {name for name in FITTED if name.startswith("gluon")}
+    not_timed = {name for name in FITTED if name.startswith("gluon") or name == "two_pass_percent.256"}
+    assert {name for name, entry in found.items() if entry["estimate"]} == not_timed
     assert "not timed" in found["gluon_hop_ns.256"]["source"]
     assert "d = 64" in found["hop_ns"]["source"] and "as torch reports it" in found["l2_bytes"]["source"]
     assert require_of(str(out), "NVIDIA H100", 90)
