@@ -419,7 +419,6 @@ def sdpa_backward(
     fence_async_shared()
 
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
-    barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket
     IN_PARTS: gl.constexpr = BANDS * SETS > 1
     bits = (TABLE, 0)
     if BLOCKS:
@@ -470,6 +469,7 @@ def sdpa_backward(
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
     barriers = (q_full, do_full, kv_full, dq_taken)
     outputs = (DK, DV, dk_strides, dv_strides, sums)
+    barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket, or a maximum
     gl.warp_specialize(
         [
             (
