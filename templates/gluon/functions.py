@@ -332,7 +332,9 @@ def end_chain(
     SCALE: gl.constexpr,
     LAYOUT: gl.constexpr,
 ):
-    # Writes dk and dv. A part of a chain adds them to those of the parts before it, and the last part writes the outputs.
+    # Writes dk and dv. A part of a chain adds them to those of the parts before it, and the last part writes the outputs. Each warp
+    # waits until all eight of the part before have released what they wrote: bar.warp.sync orders the loads of its lanes behind
+    # lane 0's acquire, and their stores before lane 0's release.
     DK, DV, dk_strides, dv_strides, sums = outputs
     BLOCK_N: gl.constexpr = dk.shape[0]
     HEAD_DIM: gl.constexpr = dk.shape[1]

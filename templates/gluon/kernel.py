@@ -13,7 +13,8 @@ Under a round robin each of them writes the rows of its worker's chains for itse
     add_in_order  1 warp   dQ from shared memory into global memory, by TMA: it waits for the step's rank, stores if the rank is 0
                            and adds else, waits until that is done, and releases the step's semaphore
 
-So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU.
+So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU; but for the end of a
+part of a chain, whose dK and dV they add to those of the parts before it.
 
     barrier    arrives                     waits         says
     kv_full    TMA, by bytes               consume       K and V of a chain are there
