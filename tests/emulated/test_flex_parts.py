@@ -126,7 +126,7 @@ def test_bits_are_those_of_the_reference(heads: int, kv_heads: int, cut: bool, a
 
 MUTANT_CASE = Attention(causal, None, 192, heads=3, kv_heads=1)
 DEADLOCK, WRONG = "deadlock", "wrong"
-WAITS = 'wait(SEMAPHORES, chain, place, NQ, {{failed_wait("high")}}, {{failed_wait("low")}}, INTERPRET)'
+WAITS = 'wait(SEMAPHORES, chain, place, -NQ, {{failed_wait("high")}}, {{failed_wait("low")}}, INTERPRET)'
 MUTANTS = {
     "no part waits": ({WAITS: "pass"}, {WRONG}),
     "no part is released": ({"    release(SEMAPHORES + chain, INTERPRET)\n": ""}, {DEADLOCK}),
