@@ -99,7 +99,8 @@ def wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT):
 
 @gluon.jit
 def release(semaphore):
-    # For one warp, behind `await_additions`: the semaphore counts one more contribution.
+    # The semaphore counts each warp that calls this, behind what orders its lanes' writes: `await_additions`, or a barrier of the
+    # warp.
     gl.inline_asm_elementwise(
         """
         {
@@ -122,24 +123,8 @@ def release(semaphore):
 @gluon.jit
 def release_by_warps(semaphore):
     # For the 8 consumer warps: the semaphore counts each of them, when its threads have written.
-    gl.inline_asm_elementwise(
-        """
-        {
-            .reg .pred first;
-            .reg .b32 lane;
-            bar.warp.sync 0xffffffff;
-            mov.u32 lane, %laneid;
-            setp.eq.u32 first, lane, 0;
-            @first red.release.gpu.global.add.s32 [$1], 1;
-            mov.b32 $0, 0;
-        }
-        """,
-        "=r,l,~{memory}",
-        [semaphore.to(gl.int64)],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+    release(semaphore)
 
 
 @gluon.jit
