@@ -68,7 +68,7 @@ def launch(*arguments: Any) -> None:
     lists = None
     if steps is not None:
         lists = kernel.Lists(steps, bits, q_tiles, kv_tiles, bands, sets, FEW_CHAINS, least_steps, sums)
-    arguments, constants = kernel.arguments(
+    arguments = kernel.arguments(
         *tensors,
         *(dq, dk, dv),
         report=report,
@@ -79,7 +79,7 @@ def launch(*arguments: Any) -> None:
         lists=lists,
     )
     with torch.cuda.device(query.device):
-        kernel.sdpa_backward[(workers,)](*arguments, **constants, launch_cooperative_grid=cooperative)
+        kernel.sdpa_backward[(workers,)](*arguments, **kernel.OPTIONS, launch_cooperative_grid=cooperative)
 
 
 _library.impl("sdpa_backward_gluon", launch, "CUDA")

@@ -65,7 +65,7 @@ def compile_gluon(
         if bands * sets > 1:
             sums = torch.empty(0, device="meta")
             lists = lists._replace(bands=bands, sets=sets, most_chains=FEW_CHAINS, least_steps=LEAST_STEPS, sums=sums)
-    arguments, constants = kernel.arguments(
+    arguments = kernel.arguments(
         *(query, key, value, grad_out, scratch(), scratch(), table, scratch(head_dim), dk, dv),
         report=ints(4),
         block_m=tile.block_m,
@@ -77,7 +77,7 @@ def compile_gluon(
         lists=lists,
     )
     with fake_gpu(name):
-        binary = kernel.sdpa_backward.warmup(*arguments, grid=(1,), **constants, launch_cooperative_grid=True)
+        binary = kernel.sdpa_backward.warmup(*arguments, grid=(1,), **kernel.OPTIONS, launch_cooperative_grid=True)
     return CompiledKernel(binary.asm["ptx"], binary.asm["cubin"], binary.metadata)
 
 

@@ -276,24 +276,20 @@ def probabilities(
     has_hidden,
     first_key,
     first_row,
-    KV_LEN,
-    CAUSAL: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    EVEN_N: gl.constexpr,
-    SCALE: gl.constexpr,
+    attention,
     LAYOUT: gl.constexpr,
 ):
-    # exp2(SCALE * s_t + neg_lse), 0 where a key is hidden. Only tiles that cross an edge pay for it: the branch is uniform.
-    s_t = gl.fma(s_t, gl.full_like(s_t, SCALE), neg_lse.broadcast_to(s_t.shape))
-    if BLOCKS:
+    # exp2(SCALE_LOG2E * s_t + neg_lse), 0 where a key is hidden. Only tiles that cross an edge pay for it: the branch is uniform.
+    s_t = gl.fma(s_t, gl.full_like(s_t, attention.SCALE_LOG2E), neg_lse.broadcast_to(s_t.shape))
+    if attention.BLOCKS:
         if has_hidden:
             s_t = hide(s_t, word, LAYOUT)
-    elif CAUSAL:
+    elif attention.CAUSAL:
         if first_key + s_t.shape[0] > first_row + 1:
-            s_t = mask_edge(s_t, first_key - first_row, CAUSAL, LAYOUT)
-    elif not EVEN_N:
-        if first_key + s_t.shape[0] > KV_LEN:
-            s_t = mask_edge(s_t, first_key - KV_LEN, CAUSAL, LAYOUT)
+            s_t = mask_edge(s_t, first_key - first_row, attention.CAUSAL, LAYOUT)
+    elif not attention.EVEN_N:
+        if first_key + s_t.shape[0] > attention.kv_len:
+            s_t = mask_edge(s_t, first_key - attention.kv_len, attention.CAUSAL, LAYOUT)
     return gl.exp2(s_t)
 
 
@@ -304,19 +300,7 @@ def row_of(rows, first, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def end_chain(
-    outputs,
-    head,
-    j,
-    dk,
-    dv,
-    HKV,
-    KV_LEN,
-    dtype: gl.constexpr,
-    IN_PARTS: gl.constexpr,
-    SCALE: gl.constexpr,
-    LAYOUT: gl.constexpr,
-):
+def end_chain(outputs, head, j, dk, dv, attention, dtype: gl.constexpr, LAYOUT: gl.constexpr):
     # Writes dk and dv. A part of a chain adds them to those of the parts before it, and the last part writes the outputs. Each warp
     # waits until all eight of the part before have released what they wrote: bar.warp.sync orders the loads of its lanes behind
     # lane 0's acquire, and their stores before lane 0's release.
@@ -324,11 +308,11 @@ def end_chain(
     BLOCK_N: gl.constexpr = dk.shape[0]
     HEAD_DIM: gl.constexpr = dk.shape[1]
     is_last = True
-    if IN_PARTS:
-        SUMS, SEMAPHORES, place, parts, NQ, REPORT = sums
+    if len(sums) > 0:
+        SUMS, SEMAPHORES, place, parts, REPORT = sums
         if parts > 1:
-            chain = head * gl.cdiv(KV_LEN, BLOCK_N) + j
-            wait_for_rank(SEMAPHORES, chain, place * WARPS, -NQ, REPORT)
+            chain = head * gl.cdiv(attention.kv_len, BLOCK_N) + j
+            wait_for_rank(SEMAPHORES, chain, place * WARPS, -attention.nq, REPORT)
             n = gl.expand_dims(gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT)), 1)
             d = gl.expand_dims(gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT)), 0)
             dk_sums = SUMS + gl.cast(chain, gl.int64) * (2 * BLOCK_N * HEAD_DIM) + (n * HEAD_DIM + d)
@@ -342,11 +326,11 @@ def end_chain(
             release_by_warps(SEMAPHORES + chain)
         is_last = place == parts - 1
     if is_last:
-        z = head // HKV
-        h = head % HKV
+        z = head // attention.hkv
+        h = head % attention.hkv
         n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
-        store_rows(DV, dv_strides, z, h, n, dv.to(dtype), KV_LEN, LAYOUT)
-        store_rows(DK, dk_strides, z, h, n, (dk * SCALE).to(dtype), KV_LEN, LAYOUT)
+        store_rows(DV, dv_strides, z, h, n, dv.to(dtype), attention.kv_len, LAYOUT)
+        store_rows(DK, dk_strides, z, h, n, (dk * attention.SCALE).to(dtype), attention.kv_len, LAYOUT)
 
 
 @gluon.jit

@@ -69,7 +69,7 @@ from .functions import (
     thread,
     wait_for_rank,
 )
-from .walk import STAGES, chain_in_lists, chain_of, step_of
+from .walk import STAGES, Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
 from .wide import consume_wide
 
 PART = gl.constexpr(64)  # rows of Q whose S and dP stand in registers
@@ -77,21 +77,8 @@ WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight war
 
 
 @gluon.jit
-def produce(
-    walk,
-    sources,
-    tiles,
-    barriers,
-    HKV,
-    NQ,
-    GROUP: gl.constexpr,
-    SETS: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    ROUND_ROBIN: gl.constexpr,
-    BLOCKS: gl.constexpr,
-):
-    rounds = walk[4]
-    HEADS: gl.constexpr = GROUP // SETS
+def produce(walk, attention, sources, tiles, barriers):
+    HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
     q_full, do_full, kv_full = barriers
@@ -100,20 +87,20 @@ def produce(
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     DO_STAGES: gl.constexpr = do_tiles.shape[0]
     count = 0  # of the steps of all chains
-    for turn in range(rounds):
-        j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
+    for turn in range(walk.rounds):
+        j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, attention, WARPS=1)
         steps *= HEADS
         if steps > 0:
-            z = head // HKV
-            h = head % HKV
+            z = head // attention.hkv
+            h = head % attention.hkv
             mbarrier.expect(kv_full, 2 * BLOCK_N * HEAD_DIM * 2)
             async_load(k_source, [z, h, j * BLOCK_N, 0], kv_full, k_tile)
             async_load(v_source, [z, h, j * BLOCK_N, 0], kv_full, v_tile)
             for step in range(steps):
-                i, _rank = step_of(rows + row, step // HEADS, BLOCKS)
+                i, _rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
                 i &= 0xFFFF
-                hq = h * GROUP + of_set * HEADS + step % HEADS
-                first_row = ((z * HKV * GROUP + hq) * NQ + i) * BLOCK_M
+                hq = h * attention.GROUP + of_set * HEADS + step % HEADS
+                first_row = ((z * attention.hkv * attention.GROUP + hq) * attention.nq + i) * BLOCK_M
                 stage = count % STAGES
                 if step >= STAGES:
                     await_read(stage)
@@ -149,33 +136,20 @@ def put(dq_target, place, dq, rank):
 
 
 @gluon.jit
-def add_in_order(
-    walk,
-    dq_target,
-    dq_tiles,
-    dq_taken,
-    SEMAPHORES,
-    REPORT,
-    NQ,
-    IS_WIDE: gl.constexpr,
-    GROUP: gl.constexpr,
-    SETS: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    ROUND_ROBIN: gl.constexpr,
-    BLOCKS: gl.constexpr,
-):
-    rounds = walk[4]
-    HEADS: gl.constexpr = GROUP // SETS
+def add_in_order(walk, attention, dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT, IS_WIDE: gl.constexpr):
+    HEADS: gl.constexpr = attention.GROUP // attention.SETS
     count = 0
-    for turn in range(rounds):
-        _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS=1)
+    for turn in range(walk.rounds):
+        _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
         for step in range(steps * HEADS):
-            i, rank = step_of(rows + row, step // HEADS, BLOCKS)
+            i, rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
             rank += first_rank
-            index = (head * GROUP + of_set * HEADS + step % HEADS) * NQ + (i & 0xFFFF)
+            index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
             if IS_WIDE:
                 first_tile, second_tile, third_tile = dq_tiles
-                wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)  # first: the second half waits until a part of this one is read
+                wait_for_rank(
+                    SEMAPHORES, index, rank, attention.nq, REPORT
+                )  # first: the second half waits until a part of this one is read
                 await_dq()
                 put(dq_target, 4 * index, first_tile, rank)
                 put(dq_target, 4 * index + 1, second_tile, rank)
@@ -189,7 +163,7 @@ def add_in_order(
             else:
                 await_dq()
                 mbarrier.arrive(dq_taken, count=1)
-                wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)
+                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
                 put(dq_target, index, dq_tiles.index(count % STAGES), rank)
                 await_additions()
             release(SEMAPHORES + index)
@@ -197,29 +171,11 @@ def add_in_order(
 
 
 @gluon.jit
-def consume(
-    walk,
-    bits,
-    tiles,
-    barriers,
-    outputs,
-    HKV,
-    KV_LEN,
-    GROUP: gl.constexpr,
-    SETS: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    ROUND_ROBIN: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    IN_PARTS: gl.constexpr,
-    EVEN_N: gl.constexpr,
-    SCALE: gl.constexpr,
-    SCALE_LOG2E: gl.constexpr,
-):
-    rounds = walk[4]
+def consume(walk, attention, bits, tiles, barriers, outputs):
     BITS, first_word = bits
-    if BLOCKS:
+    if attention.BLOCKS:
         first_word += thread()
-    HEADS: gl.constexpr = GROUP // SETS
+    HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, _p_tile, ds_tile, dq_tiles = tiles
     q_full, do_full, kv_full, dq_taken = barriers
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
@@ -238,8 +194,8 @@ def consume(
     v = v_tile.reshape([BLOCK_N, HEAD_DIM])
     count = 0  # of the steps of all chains
     kv_phase = 0
-    for turn in range(rounds):
-        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS)
+    for turn in range(walk.rounds):
+        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, attention, WARPS)
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -250,7 +206,7 @@ def consume(
                 v_operand = v
                 if HEAD_DIM == 64:  # registers hold it: then dP's matmul reads half as much from shared memory
                     v_operand = v.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
-                next_i, _ = step_of(rows + row, 0, BLOCKS)
+                next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 for step in range(steps):
                     i = next_i & 0xFFFF
                     stage = count % STAGES
@@ -270,29 +226,14 @@ def consume(
                     has_hidden = False
                     word = 0
                     next_word = 0
-                    if BLOCKS:
-                        has_hidden = (next_i & 0x10000) != 0
-                        if not EVEN_N:
-                            has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)
+                    if attention.BLOCKS:
+                        has_hidden = hides_some(next_i, j, attention, BLOCK_N)
                         if has_hidden:
                             word = load_bits(BITS + (first_word + i * (256 * PARTS)))
                             if PARTS == 2:
                                 next_word = load_bits(BITS + (first_word + i * 512 + 256))
                     s_t = await_matmuls(PARTS, deps=[s_t])
-                    p_t = probabilities(
-                        s_t,
-                        shift,
-                        word,
-                        has_hidden,
-                        j * BLOCK_N,
-                        i * BLOCK_M,
-                        KV_LEN,
-                        CAUSAL,
-                        BLOCKS,
-                        EVEN_N,
-                        SCALE_LOG2E,
-                        S_LAYOUT,
-                    )
+                    p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, attention, S_LAYOUT)
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
                     # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
@@ -311,11 +252,7 @@ def consume(
                             has_hidden,
                             j * BLOCK_N,
                             i * BLOCK_M + PART,
-                            KV_LEN,
-                            CAUSAL,
-                            BLOCKS,
-                            EVEN_N,
-                            SCALE_LOG2E,
+                            attention,
                             S_LAYOUT,
                         )
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
@@ -327,7 +264,7 @@ def consume(
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
-                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, BLOCKS)
+                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
                     # Of the step before; it returns at once where there is none.
                     mbarrier.wait(dq_taken, (count + 1) % 2)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
@@ -337,7 +274,7 @@ def consume(
                     dk = await_matmuls(0, deps=[dk])
                     step_read(stage)
                     count += 1
-            end_chain(outputs, head, j, dk, dv, HKV, KV_LEN, dtype, IN_PARTS, SCALE, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)
 
 
 @gluon.jit
@@ -352,35 +289,20 @@ def sdpa_backward(
     TABLE,
     ROWS,
     lists,
+    sizes,
     WORKSPACE,
     REPORT,
     DK,
     DV,
     dk_strides,
     dv_strides,
-    HEADS,
-    HKV,
-    NQ,
-    KV_LEN,
-    GROUP: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    ROUND_ROBIN: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    KV_TILES: gl.constexpr,
-    BANDS: gl.constexpr,
-    SETS: gl.constexpr,
-    MOST_CHAINS: gl.constexpr,
-    LEAST_STEPS: gl.constexpr,
-    EVEN_N: gl.constexpr,
-    SCALE: gl.constexpr,
-    SCALE_LOG2E: gl.constexpr,
+    attention,
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 3, NQ] if
-    # ROUND_ROBIN is not 0: a row for each partition of a worker. Where BLOCKS is not 0, TABLE and lists are those of `Lists` in
-    # launch.py: steps, bits, the sizes of TABLE with the last of steps, and sums. WORKSPACE, int32 and zero: a ticket, a dummy, a
-    # semaphore per (head, Q tile), and of chains in parts one per chain.
-    # REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
+    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 3, NQ] for a
+    # round robin: a row for each partition of a worker. Under a mask in blocks TABLE and lists are those of `Lists`, and sizes are
+    # TABLE's and the last of lists.steps. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile), and of
+    # chains in parts one per chain. REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
@@ -420,51 +342,22 @@ def sdpa_backward(
     fence_async_shared()
 
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
-    IN_PARTS: gl.constexpr = BANDS * SETS > 1
-    bits = (TABLE, 0)
-    if BLOCKS:
-        STEPS, BITS, sizes, SUMS = lists
-        NKV = gl.cdiv(KV_LEN, BLOCK_N)
-        chain, mask, parts, place = chain_in_lists(
-            TABLE,
-            STEPS,
-            sizes,
-            ticket,
-            HEADS,
-            HKV,
-            NKV,
-            GROUP,
-            BLOCKS,
-            KV_TILES,
-            BANDS,
-            SETS,
-            MOST_CHAINS,
-            LEAST_STEPS,
-        )
-        sums = (SUMS, WORKSPACE + 2 + HEADS * GROUP * NQ, place, parts, NQ, REPORT) if IN_PARTS else ()
-        bits = (BITS, (mask * NKV + chain[0]) * NQ * (BLOCK_M * BLOCK_N // 32))
-        own_role = 0
-        first_head = 0
-        rounds = 1
+    if attention.BLOCKS:
+        own_role, first_head, rounds = 0, 0, 1
+        chain, mask, parts, place = chain_in_lists(TABLE, lists, sizes, ticket, attention, BLOCK_N)
+        semaphores = WORKSPACE + 2 + attention.heads * attention.GROUP * attention.nq
+        sums = (lists.sums, semaphores, place, parts, REPORT) if lists.bands * attention.SETS > 1 else ()
+        n_kv = gl.cdiv(attention.kv_len, BLOCK_N)
+        bits = (lists.bits, (mask * n_kv + chain[0]) * attention.nq * (BLOCK_M * BLOCK_N // 32))
     else:
-        sums = ()
+        own_role, first_head, rounds = turns_in_table(TABLE, ticket, attention)
         chain = (0, 0, 0, TABLE, 0, 0, 0)
-        ROWS += ticket * 3 * NQ
-        roles = gl.load(TABLE)
-        heads_in_flight = gl.load(TABLE + 1)
-        slots = gl.load(TABLE + 2)
-        own_role = ticket % roles
-        first_head = ticket // roles
-        rounds = 0
-        if first_head < heads_in_flight:
-            rounds = gl.cdiv(HEADS - first_head, heads_in_flight) * slots
-        if ROUND_ROBIN:
-            queue = gl.load(TABLE + 6)
-            if queue > 0:
-                rounds = gl.cdiv(HEADS * queue - own_role, roles) * slots
-    consumed = (TABLE, ROWS, own_role, first_head, rounds, chain)
-    produced = (TABLE, ROWS + NQ, own_role, first_head, rounds, chain)
-    added = (TABLE, ROWS + 2 * NQ, own_role, first_head, rounds, chain)
+        sums = ()
+        bits = (TABLE, 0)
+        ROWS += ticket * 3 * attention.nq
+    consumed = Walk(TABLE, ROWS, own_role, first_head, rounds, chain)
+    produced = Walk(TABLE, ROWS + attention.nq, own_role, first_head, rounds, chain)
+    added = Walk(TABLE, ROWS + 2 * attention.nq, own_role, first_head, rounds, chain)
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
@@ -473,46 +366,9 @@ def sdpa_backward(
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket, or a maximum
     gl.warp_specialize(
         [
-            (
-                consume_wide if IS_WIDE else consume,
-                (
-                    consumed,
-                    bits,
-                    tiles,
-                    barriers,
-                    outputs,
-                    HKV,
-                    KV_LEN,
-                    GROUP,
-                    SETS,
-                    CAUSAL,
-                    ROUND_ROBIN,
-                    BLOCKS,
-                    IN_PARTS,
-                    EVEN_N,
-                    SCALE,
-                    SCALE_LOG2E,
-                ),
-            ),
-            (produce, (produced, sources, loads, (q_full, do_full, kv_full), HKV, NQ, GROUP, SETS, CAUSAL, ROUND_ROBIN, BLOCKS)),
-            (
-                add_in_order,
-                (
-                    added,
-                    dq_target,
-                    dq_tiles,
-                    dq_taken,
-                    WORKSPACE + 2,
-                    REPORT,
-                    NQ,
-                    IS_WIDE,
-                    GROUP,
-                    SETS,
-                    CAUSAL,
-                    ROUND_ROBIN,
-                    BLOCKS,
-                ),
-            ),
+            (consume_wide if IS_WIDE else consume, (consumed, attention, bits, tiles, barriers, outputs)),
+            (produce, (produced, attention, sources, loads, (q_full, do_full, kv_full))),
+            (add_in_order, (added, attention, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, IS_WIDE)),
         ],
         [1, 1],
         [WORKER_REGISTERS, WORKER_REGISTERS],

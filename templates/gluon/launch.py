@@ -1,4 +1,4 @@
-"""The Gluon kernel's launch: TMA descriptors of its tensors, semaphores, and constants."""
+"""The Gluon kernel's launch: TMA descriptors of its tensors, semaphores, and what is compiled in."""
 
 import functools
 from typing import Any, NamedTuple
@@ -8,9 +8,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .kernel import sdpa_backward
+from .walk import Attention
 
 __all__ = ["arguments", "sdpa_backward"]
 
+OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": True}
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 PARTITIONS = 3  # of a CTA
@@ -59,8 +61,8 @@ def arguments(
     round_robin: bool,
     scale: float,
     lists: Lists | None = None,
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional arguments of `sdpa_backward`, and its constants with the options of the launch.
+) -> tuple[Any, ...]:
+    """The arguments of `sdpa_backward`, which is launched with OPTIONS.
 
     query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64, 128 or 256; neg_lse and delta fp32, as the
     preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
@@ -85,8 +87,24 @@ def arguments(
     in_parts = lists is not None and lists.bands * lists.sets > 1
     semaphores = table.new_zeros(2 + batch * heads * n_q + (chains if in_parts else 0))
     query, key, value, grad_out = (x if _fits_tma(x) else x.clone().contiguous() for x in (query, key, value, grad_out))
-    sizes = (*table.shape, lists.steps.shape[3] if lists is not None and lists.steps.dim() == 4 else 1)
-    positional = (
+    sizes = (*table.shape, lists.steps.shape[3] if lists and lists.steps.dim() == 4 else 1)
+    attention = Attention(
+        heads=batch * kv_heads,
+        hkv=kv_heads,
+        nq=n_q,
+        kv_len=kv_len,
+        GROUP=gl.constexpr(heads // kv_heads),
+        SETS=gl.constexpr(lists.sets if lists else 1),
+        CAUSAL=gl.constexpr(causal),
+        ROUND_ROBIN=gl.constexpr(block_n // block_m if round_robin else 0),
+        BLOCKS=gl.constexpr(lists.q_tiles if lists else 0),
+        EVEN_N=gl.constexpr(kv_len % block_n == 0),
+        SCALE=gl.constexpr(scale),
+        SCALE_LOG2E=gl.constexpr(scale * LOG2E),
+    )
+    if lists:  # its numbers are compiled in
+        lists = lists._replace(**{name: gl.constexpr(x) for name, x in lists._asdict().items() if isinstance(x, int)})
+    return (
         _descriptor(query, q_block),
         _descriptor(key, kv_block),
         _descriptor(value, kv_block),
@@ -96,35 +114,16 @@ def arguments(
         _descriptor(dq.view(-1, DQ_COLUMNS), [DQ_ROWS[head_dim], DQ_COLUMNS]),
         table,
         table.new_empty(PARTITIONS * workers * n_q if round_robin else 0),
-        () if lists is None else (lists.steps, lists.bits, sizes, lists.sums),
+        lists or (),
+        sizes,
         semaphores,
         report,
         dk,
         dv,
         tuple(dk.stride()),
         tuple(dv.stride()),
-        batch * kv_heads,
-        kv_heads,
-        n_q,
-        kv_len,
+        attention,
     )
-    constants = {
-        "GROUP": heads // kv_heads,
-        "CAUSAL": causal,
-        "ROUND_ROBIN": block_n // block_m if round_robin else 0,
-        "BLOCKS": lists.q_tiles if lists else 0,
-        "KV_TILES": lists.kv_tiles if lists else 0,
-        "BANDS": lists.bands if lists else 1,
-        "SETS": lists.sets if lists else 1,
-        "MOST_CHAINS": lists.most_chains if lists else 1,
-        "LEAST_STEPS": lists.least_steps if lists else 0,
-        "EVEN_N": kv_len % block_n == 0,
-        "SCALE": scale,
-        "SCALE_LOG2E": scale * LOG2E,
-        "num_warps": 8,
-        "enable_fp_fusion": True,
-    }
-    return positional, constants
 
 
 def _fits_tma(x: Tensor) -> bool:

@@ -1,5 +1,7 @@
 """How each partition of the Gluon kernel walks its CTA's chains, by a table, by rows of its own or by a mask's lists."""
 
+from typing import Any, NamedTuple
+
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
@@ -9,26 +11,72 @@ from .functions import barrier
 STAGES = gl.constexpr(2)  # of what a step reads
 
 
+class Attention(NamedTuple):
+    """What a launch computes. Names in capitals are compiled in.
+
+    heads: kv heads of all batches. hkv: those of one. nq: Q tiles of a head. GROUP: query heads of a kv head, in SETS.
+    ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile; then it may have none. BLOCKS: Q tiles of a block of the
+    mask, 0 if the mask is not in blocks. EVEN_N: whether kv_len is a multiple of the KV tile.
+    """
+
+    heads: Any
+    hkv: Any
+    nq: Any
+    kv_len: Any
+    GROUP: Any
+    SETS: Any
+    CAUSAL: Any
+    ROUND_ROBIN: Any
+    BLOCKS: Any
+    EVEN_N: Any
+    SCALE: Any
+    SCALE_LOG2E: Any
+
+
+class Walk(NamedTuple):
+    """A worker's turns in a table, whose layout is that of dash_inductor/schedule/packing.py.
+
+    own_row: where the partition may write a chain's row. own_role, first_head and rounds: of `turns_in_table`. Under a mask in
+    blocks there is one turn, of `chain`.
+    """
+
+    table: Any
+    own_row: Any
+    own_role: Any
+    first_head: Any
+    rounds: Any
+    chain: Any
+
+
 @gluon.jit
-def chain_of(
-    walk,
-    turn,
-    CAUSAL: gl.constexpr,
-    ROUND_ROBIN: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    WARPS: gl.constexpr,
-):
+def turns_in_table(table, ticket, attention):
+    # Of a worker: its role, its first head and its rounds.
+    roles = gl.load(table)
+    heads_in_flight = gl.load(table + 1)
+    slots = gl.load(table + 2)
+    own_role = ticket % roles
+    first_head = ticket // roles
+    rounds = 0
+    if first_head < heads_in_flight:
+        rounds = gl.cdiv(attention.heads - first_head, heads_in_flight) * slots
+    if attention.ROUND_ROBIN:
+        queue = gl.load(table + 6)
+        if queue > 0:
+            rounds = gl.cdiv(attention.heads * queue - own_role, roles) * slots
+    return own_role, first_head, rounds
+
+
+@gluon.jit
+def chain_of(walk, turn, attention, WARPS: gl.constexpr):
     # Of a worker's turn: KV tile or -1, its steps of a query head, its row's place behind a pointer, the pointer, its kv head, its
-    # set of query heads, and the rank from which its ranks are counted. The table: dash_inductor/schedule/packing.py.
-    # ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile; then it may have none. WARPS: of the partition.
+    # set of query heads, and the rank from which its ranks are counted. WARPS: of the partition.
     of_set = 0
     rank = 0
-    if BLOCKS:
-        _TABLE, _own_row, _own_role, _first_head, _rounds, chain = walk
-        j, steps, row, rows, head, of_set, rank = chain
-    elif ROUND_ROBIN:
-        if gl.load(walk[0] + 6) > 0:
-            j, steps, row, rows, head = chain_in_queue(walk, turn, CAUSAL, ROUND_ROBIN, WARPS)
+    if attention.BLOCKS:
+        j, steps, row, rows, head, of_set, rank = walk.chain
+    elif attention.ROUND_ROBIN:
+        if gl.load(walk.table + 6) > 0:
+            j, steps, row, rows, head = chain_in_queue(walk, turn, attention.CAUSAL, attention.ROUND_ROBIN, WARPS)
         else:
             j, steps, row, rows, head = chain_in_table(walk, turn)
     else:
@@ -38,7 +86,7 @@ def chain_of(
 
 @gluon.jit
 def chain_in_table(walk, turn):
-    TABLE, _own_row, own_role, first_head, _rounds, _chain = walk
+    TABLE = walk.table
     roles = gl.load(TABLE)
     heads_in_flight = gl.load(TABLE + 1)
     slots = gl.load(TABLE + 2)
@@ -47,29 +95,29 @@ def chain_in_table(walk, turn):
     row_length = gl.load(TABLE + 5)
     chains = 8
     lengths = chains + slots * roles
-    role = own_role
+    role = walk.own_role
     if (mirrored & turn) != 0:
-        role = roles - 1 - own_role
+        role = roles - 1 - walk.own_role
     j = gl.load(TABLE + chains + (turn % slots) * roles + role)
     steps = 0
     if j >= 0:
         steps = gl.load(TABLE + lengths + j)
-    return j, steps, lengths + n_kv + j * row_length, TABLE, first_head + (turn // slots) * heads_in_flight
+    return j, steps, lengths + n_kv + j * row_length, TABLE, walk.first_head + (turn // slots) * heads_in_flight
 
 
 @gluon.jit
 def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS: gl.constexpr):
     # Of a head that straddles rounds. The partition writes the chain's row: (Q tile | rank << 16) of each step, as a table has it.
-    TABLE, own_row, own_role, _first_head, _rounds, _chain = walk
+    TABLE = walk.table
     roles = gl.load(TABLE)
     slots = gl.load(TABLE + 2)
     n = gl.load(TABLE + 4)
     n_q = gl.load(TABLE + 5)
     queue = gl.load(TABLE + 6)
     begin = (turn // slots) * roles  # the round's first unit in the queue of all heads
-    head = (begin + own_role) // queue
+    head = (begin + walk.own_role) // queue
     begin -= head * queue
-    j = straddling_chain(begin, own_role, turn % slots, n, CAUSAL)
+    j = straddling_chain(begin, walk.own_role, turn % slots, n, CAUSAL)
     steps = 0
     if j >= 0:
         steps = n_q
@@ -80,75 +128,65 @@ def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS:
         for start in range(0, steps, THREADS):
             t = start + gl.arange(0, THREADS, layout=gl.BlockedLayout([1], [32], [WARPS], [0]))
             i, rank = straddling_step(j, t, begin, queue, roles, n_q, n, RATIO, CAUSAL)
-            gl.store(own_row + t, i | (rank << 16), mask=t < steps)
+            gl.store(walk.own_row + t, i | (rank << 16), mask=t < steps)
         barrier()  # all of them read what each has written
-    return j, steps, 0, own_row, head
+    return j, steps, 0, walk.own_row, head
 
 
 @gluon.jit
-def chain_in_lists(
-    ROWS,
-    STEPS,
-    sizes,
-    ticket,
-    KV_HEADS,
-    HKV,
-    NKV,
-    GROUP: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    KV_TILES: gl.constexpr,
-    BANDS: gl.constexpr,
-    SETS: gl.constexpr,
-    MOST_CHAINS: gl.constexpr,
-    LEAST_STEPS: gl.constexpr,
-):
+def chain_in_lists(table, lists, sizes, ticket, attention, BLOCK_N: gl.constexpr):
     # Under a mask in blocks: the chain of a CTA, or its part of one, j = -1 if it has none; the mask's number; how many parts sum
     # dK and dV, and which of them this is. As in block_mask.py.jinja the last KV tile of a head has the lowest ticket, or of a band
-    # of all heads, and of the KV tiles of a block those after j add first. WIDTH: of a row of STEPS. Query heads of a group may
-    # have masks of their own if each is a set.
-    MASK_Z, MASK_H, KV_BLOCKS, Q_BLOCKS, WIDTH = sizes
+    # of all heads, and of the KV tiles of a block those after j add first. Query heads of a group may have masks of their own if
+    # each is a set.
+    mask_z, mask_h, kv_blocks, q_blocks, width = sizes
+    GROUP: gl.constexpr = attention.GROUP
+    SETS: gl.constexpr = attention.SETS
+    BANDS: gl.constexpr = lists.bands
+    KV_TILES: gl.constexpr = lists.kv_tiles
     HEADS: gl.constexpr = GROUP // SETS
+    n_kv = gl.cdiv(attention.kv_len, BLOCK_N)
     band = 0
     of_set = ticket % SETS
     if BANDS == 1:
-        head = ticket // SETS // NKV
-        j = NKV - 1 - ticket // SETS % NKV
+        head = ticket // SETS // n_kv
+        j = n_kv - 1 - ticket // SETS % n_kv
     else:
         unit = ticket
-        kv_tiles = NKV
+        kv_tiles = n_kv
         for later in gl.static_range(1, BANDS):
-            in_band = kv_tiles * SETS * KV_HEADS
+            in_band = kv_tiles * SETS * attention.heads
             if (band == later - 1) & (unit >= in_band):
                 unit -= in_band
                 band += 1
-                kv_tiles = gl.minimum(NKV, gl.cdiv(gl.cdiv(NKV, KV_TILES), 1 << later) * KV_TILES)
-        head = unit // SETS % KV_HEADS
-        j = kv_tiles - 1 - unit // (SETS * KV_HEADS)
+                kv_tiles = gl.minimum(n_kv, gl.cdiv(gl.cdiv(n_kv, KV_TILES), 1 << later) * KV_TILES)
+        head = unit // SETS % attention.heads
+        j = kv_tiles - 1 - unit // (SETS * attention.heads)
     block = j // KV_TILES
-    mask = head // HKV % MASK_Z * MASK_H + (head % HKV * GROUP + of_set * HEADS) % MASK_H
-    row = mask * KV_BLOCKS + block
-    rank = gl.minimum(KV_TILES, NKV - block * KV_TILES) - 1 - j % KV_TILES
-    ENDS = STEPS + row * WIDTH
+    mask = head // attention.hkv % mask_z * mask_h + (head % attention.hkv * GROUP + of_set * HEADS) % mask_h
+    row = mask * kv_blocks + block
+    rank = gl.minimum(KV_TILES, n_kv - block * KV_TILES) - 1 - j % KV_TILES
+    ends = lists.steps + row * width
     steps = 0
-    if block < KV_BLOCKS:
-        steps = gl.load(ENDS + (WIDTH - 1))
+    if block < kv_blocks:
+        steps = gl.load(ends + (width - 1))
     first = 0
     filled = 1
     before = 0
     if BANDS > 1:
-        any_block = gl.arange(0, MOST_CHAINS, layout=gl.BlockedLayout([4], [32], [8], [0]))
-        totals = STEPS + (mask * KV_BLOCKS + any_block) * WIDTH + (WIDTH - 1)
-        longest = gl.max(gl.load(totals, mask=any_block < KV_BLOCKS, other=0), 0)
+        any_block = gl.arange(0, lists.most_chains, layout=gl.BlockedLayout([4], [32], [8], [0]))
+        totals = lists.steps + (mask * kv_blocks + any_block) * width + (width - 1)
+        longest = gl.max(gl.load(totals, mask=any_block < kv_blocks, other=0), 0)
         is_part = (steps == 0) & (band == 0)  # zeros are written by who has no steps, once
-        if longest * HEADS < LEAST_STEPS:
+        if longest * HEADS < lists.least_steps:
             is_part = band == 0
         elif steps > 0:
             filled = 0
             for b in gl.static_range(BANDS):
                 begin = 0
                 if b > 0:
-                    begin = gl.load(ENDS + (b - 1))
-                end = gl.load(ENDS + b)
+                    begin = gl.load(ends + (b - 1))
+                end = gl.load(ends + b)
                 if b == band:
                     first = begin
                     steps = end - begin
@@ -159,7 +197,7 @@ def chain_in_lists(
         if not is_part:
             j = -1
             steps = 0
-    chain = j, steps, row * Q_BLOCKS + first // BLOCKS, ROWS, head, of_set, rank
+    chain = j, steps, row * q_blocks + first // attention.BLOCKS, table, head, of_set, rank
     return chain, mask, filled * SETS, before * SETS + of_set
 
 
@@ -174,3 +212,12 @@ def step_of(rows, turn, BLOCKS: gl.constexpr):
         entry = gl.load(rows + turn)
         i = entry & 0xFFFF
     return i, entry >> 16
+
+
+@gluon.jit
+def hides_some(i, j, attention, BLOCK_N: gl.constexpr):
+    # Under a mask in blocks: whether the mask hides some of the tile of `step_of` and KV tile j, or the end of the keys does.
+    hidden = (i & 0x10000) != 0
+    if not attention.EVEN_N:
+        hidden = hidden | ((j + 1) * BLOCK_N > attention.kv_len)
+    return hidden

@@ -23,7 +23,7 @@ from .functions import (
     step_read,
     thread,
 )
-from .walk import STAGES, chain_of, step_of
+from .walk import STAGES, chain_of, hides_some, step_of
 
 
 @gluon.jit
@@ -39,31 +39,13 @@ def store_half(dq, first_tile, second_tile):
 
 
 @gluon.jit
-def consume_wide(
-    walk,
-    bits,
-    tiles,
-    barriers,
-    outputs,
-    HKV,
-    KV_LEN,
-    GROUP: gl.constexpr,
-    SETS: gl.constexpr,
-    CAUSAL: gl.constexpr,
-    ROUND_ROBIN: gl.constexpr,
-    BLOCKS: gl.constexpr,
-    IN_PARTS: gl.constexpr,
-    EVEN_N: gl.constexpr,
-    SCALE: gl.constexpr,
-    SCALE_LOG2E: gl.constexpr,
-):
-    rounds = walk[4]
+def consume_wide(walk, attention, bits, tiles, barriers, outputs):
     BITS, first_bits = bits
-    if BLOCKS:
+    if attention.BLOCKS:
         # A word has the bits of a thread in each warpgroup, 16 of each, since each has half of the queries.
         BITS = BITS.to(gl.pointer_type(gl.int16), bitcast=True)
         first_bits = 2 * (first_bits + thread() % 128) + thread() // 128
-    HEADS: gl.constexpr = GROUP // SETS
+    HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles = tiles
     q_full, do_full, kv_full, dq_taken = barriers
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
@@ -82,8 +64,8 @@ def consume_wide(
     delta = delta_tiles.index(0)
     count = 0  # of the steps of all chains
     kv_phase = 0
-    for turn in range(rounds):
-        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, CAUSAL, ROUND_ROBIN, BLOCKS, WARPS)
+    for turn in range(walk.rounds):
+        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, attention, WARPS)
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -91,7 +73,7 @@ def consume_wide(
             if steps > 0:
                 mbarrier.wait(kv_full, kv_phase)
                 kv_phase ^= 1
-                next_i, _ = step_of(rows + row, 0, BLOCKS)
+                next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 for step in range(steps):
                     i = next_i & 0xFFFF
                     stage = count % STAGES
@@ -103,27 +85,12 @@ def consume_wide(
                     shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
                     has_hidden = False
                     word = 0
-                    if BLOCKS:
-                        has_hidden = (next_i & 0x10000) != 0
-                        if not EVEN_N:
-                            has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)
+                    if attention.BLOCKS:
+                        has_hidden = hides_some(next_i, j, attention, BLOCK_N)
                         if has_hidden:
                             word = load_16_bits(BITS + (first_bits + i * (BLOCK_M * BLOCK_N // 16)))
                     s_t = await_matmuls(1, deps=[s_t])
-                    p_t = probabilities(
-                        s_t,
-                        shift,
-                        word,
-                        has_hidden,
-                        j * BLOCK_N,
-                        i * BLOCK_M,
-                        KV_LEN,
-                        CAUSAL,
-                        BLOCKS,
-                        EVEN_N,
-                        SCALE_LOG2E,
-                        S_LAYOUT,
-                    )
+                    p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, attention, S_LAYOUT)
                     p_tile.store(p_t.to(dtype))
                     fence_async_shared()
                     barrier()
@@ -135,7 +102,7 @@ def consume_wide(
                     dq = product(ds_tile.permute([1, 0]), k.slice(0, HALF, dim=1), DQ_LAYOUT)
                     dk = warpgroup_mma(ds_tile, q, dk, is_async=True)
                     # Read under these two matmuls, and never past the chain.
-                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, BLOCKS)
+                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
                     mbarrier.wait(dq_taken, 1)  # of the step before; it returns at once where there is none
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     do_read()
@@ -148,4 +115,4 @@ def consume_wide(
                     store_half(dq, dq_tiles[2], dq_tiles[0])
                     step_read(stage)
                     count += 1
-            end_chain(outputs, head, j, dk, dv, HKV, KV_LEN, dtype, IN_PARTS, SCALE, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)

@@ -117,8 +117,8 @@ def backward(module, inputs, plan, seed, seen=None):
         how = {"causal": plan.order.geometry.mask != "full", "round_robin": isinstance(plan, RoundRobinPlan)}
         workers = plan.workers + (not how["round_robin"])  # one too many
     tensors = (query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv)
-    arguments, constants = module.arguments(*tensors, report=REPORT, workers=workers, scale=head_dim**-0.5, **sizes, **how)
-    gluon_model.launch(module.sdpa_backward, seed, workers, arguments, constants)
+    arguments = module.arguments(*tensors, report=REPORT, workers=workers, scale=head_dim**-0.5, **sizes, **how)
+    gluon_model.launch(module.sdpa_backward, seed, workers, arguments)
     dq = dq.view(batch, heads, -1, tile.block_m * head_dim)[..., accumulator_order(head_dim)].flatten(2, 3)
     return dq[:, :, :q_len] * head_dim**-0.5, dk, dv
 
@@ -264,8 +264,8 @@ def test_tensors_of_another_size_are_refused():
         module_of(source()).arguments(*tensors, report=REPORT, **sizes, causal=False, round_robin=False, scale=1)
 
 
-RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)\n", "            release(SEMAPHORES + index)\n"
-RANK_OF_256 = "wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT)  #"
+RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)\n", "            release(SEMAPHORES + index)\n"
+RANK_OF_256 = "wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)  #"
 SEEN = "            else:\n                await_dq()\n"
 TAKEN = f"                mbarrier.arrive(dq_taken, count=1)\n                {RANK}"
 PUT = "put(dq_target, index, dq_tiles.index(count % STAGES), rank)\n"
@@ -335,24 +335,27 @@ MUTANTS = {
     "edges not masked": [("if first_key + s_t.shape[0] > first_row + 1:", "if False:")],
     "edges of the second part as those of the first": [("i * BLOCK_M + PART", "i * BLOCK_M")],
     "heads of a group mixed up": [
-        ("hq = h * GROUP + of_set * HEADS + step % HEADS", "hq = h * GROUP + of_set * HEADS + (step + 1) % HEADS")
+        (
+            "hq = h * attention.GROUP + of_set * HEADS + step % HEADS",
+            "hq = h * attention.GROUP + of_set * HEADS + (step + 1) % HEADS",
+        )
     ],
 }
 
 MUTANTS_IN_A_QUEUE = {
-    "the row of another partition": [("(TABLE, ROWS + 2 * NQ, own_role", "(TABLE, ROWS, own_role")],
-    "the row of another worker": [("ROWS += ticket * 3 * NQ", "ROWS += 0 * ticket")],
+    "the row of another partition": [("(TABLE, ROWS + 2 * attention.nq, own_role", "(TABLE, ROWS, own_role")],
+    "the row of another worker": [("ROWS += ticket * 3 * attention.nq", "ROWS += 0 * ticket")],
     "a chain of a head that begins with the round": [("begin -= head * queue", "begin -= begin")],
     "small chains as long as big ones": [("steps -= j * RATIO", "steps -= 0")],
-    "turns of whole heads": [("rounds = gl.cdiv(HEADS * queue - own_role, roles) * slots", "pass")],
+    "turns of whole heads": [("rounds = gl.cdiv(attention.heads * queue - own_role, roles) * slots", "pass")],
 }
 MUTANTS_IN_BLOCKS = {
     "a rank of the KV tile after": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - j % KV_TILES")],
     "the first Q tile of a block twice": [("* BLOCKS + turn % BLOCKS +", "* BLOCKS + 0 * turn +")],
     "hidden elements of full blocks alone": [("(~entry & 0x8000) << 1", "(entry & 0x8000) << 1")],
-    "the ragged end seen": [("has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)", "pass")],
+    "the ragged end seen": [("hidden = hidden | ((j + 1) * BLOCK_N > attention.kv_len)", "pass")],
     "bits of another Q tile": [("load_bits(BITS + (first_word + i * (256 * PARTS)))", "load_bits(BITS + first_word)")],
-    "bits of another KV tile": [("(mask * NKV + chain[0]) * NQ", "(mask * NKV + 0) * NQ")],
+    "bits of another KV tile": [("(mask * n_kv + chain[0]) * attention.nq", "(mask * n_kv + 0) * attention.nq")],
 }
 WAIT_FOR_DO = """                    if step > 0:
                         await_do_read()
@@ -414,24 +417,24 @@ MUTANTS_OF_256 = {
 MUTANTS_OF_256_IN_BLOCKS = {
     "bits of the other half of the queries": [("% 128) + thread() // 128", "% 128) + 1 - thread() // 128")],
     "bits of another Q tile": [("(first_bits + i * (BLOCK_M * BLOCK_N // 16))", "first_bits")],
-    "bits of another KV tile": [("(mask * NKV + chain[0]) * NQ", "(mask * NKV + 0) * NQ")],
+    "bits of another KV tile": [("(mask * n_kv + chain[0]) * attention.nq", "(mask * n_kv + 0) * attention.nq")],
     "a rank of the KV tile after": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - j % KV_TILES")],
     "the same rank for both KV tiles of a block": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - 1")],
-    "the ragged end seen": [("has_hidden = has_hidden | ((j + 1) * BLOCK_N > KV_LEN)", "pass")],
+    "the ragged end seen": [("hidden = hidden | ((j + 1) * BLOCK_N > attention.kv_len)", "pass")],
 }
 WHOLE_HEADS = 1, 1, 2, 320, 320, "causal", "descending", 2, 1, 64
 MUTANTS_IN_PARTS = {
-    "no wait for the part before": [("wait_for_rank(SEMAPHORES, chain, place * WARPS, -NQ, REPORT)", "pass")],
+    "no wait for the part before": [("wait_for_rank(SEMAPHORES, chain, place * WARPS, -attention.nq, REPORT)", "pass")],
     "each part the first": [("if place > 0:", "if False:")],
     "each part the last": [("is_last = place == parts - 1", "is_last = True")],
     "a part released before it is added": [
         ("            release_by_warps(SEMAPHORES + chain)\n", ""),
         ("            if place > 0:\n", "            release_by_warps(SEMAPHORES + chain)\n            if place > 0:\n"),
     ],
-    "the sums of another head": [("chain = head * gl.cdiv(KV_LEN, BLOCK_N) + j", "chain = j")],
+    "the sums of another head": [("chain = head * gl.cdiv(attention.kv_len, BLOCK_N) + j", "chain = j")],
     "bands that begin with the chain": [("                    first = begin\n", "")],
     "bands that end with the chain": [("steps = end - begin", "steps = steps - begin")],
-    "a set of other query heads": [("hq = h * GROUP + of_set * HEADS", "hq = h * GROUP + 0 * HEADS")],
+    "a set of other query heads": [("hq = h * attention.GROUP + of_set * HEADS", "hq = h * attention.GROUP + 0 * HEADS")],
     "parts of whom no band has a step": [("if end > begin:", "if end >= begin:")],
 }
 OF_256 = 1, 1, 2, 160, 160, "causal", "descending", 2, 1, 256
