@@ -21,6 +21,12 @@ LONGEST = (
 )
 
 
+# Where a case takes seconds. `make test` runs the first and the last case of a test there, and `make nightly` the others.
+# Of a test that is marked `every_case`, `make test` runs all.
+SLOW = (INTERPRETED, "expect", "ptx")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     interpreting = os.environ.get("TRITON_INTERPRET", "0") == "1"
     kinds = {Path(item.path).relative_to(Path(__file__).parent).parts[0] for item in items}
@@ -30,6 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             f"tests/{', tests/'.join(sorted(wrong))} cannot run with TRITON_INTERPRET={int(interpreting)}: "
             "run `make test`, which starts one pytest per kind"
         )
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        is_slow = Path(item.path).relative_to(Path(__file__).parent).parts[0] in SLOW
+        if is_slow and not any(map(item.get_closest_marker, ("every_case", "nightly"))):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for of_one_test in cases.values():
+        for item in of_one_test[1:-1]:
+            item.add_marker(pytest.mark.nightly)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 

@@ -71,6 +71,7 @@ def settings(as_installed: None) -> None:
     """Deterministic mode is on, settings are the defaults."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("way", "variants"),
     [

@@ -110,12 +110,14 @@ REASONS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("changes", "reason"), OF_THE_OP_TOO + REASONS)
 def test_reasons(changes, reason):
     with emulate():
         assert (declined(stock(**changes)) or "").startswith(reason)
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(("changes", "reason"), [*OF_THE_OP_TOO, OF_THE_OP_ALONE])
 def test_reasons_of_the_op(changes, reason):
     """Of fake and of real tensors."""
@@ -131,6 +133,7 @@ def test_reasons_of_the_op(changes, reason):
 LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, MAX_N_KV * TILE.block_n, 16))}
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     "changes",
     [

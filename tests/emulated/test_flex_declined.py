@@ -103,6 +103,7 @@ AT_A_SCORE = "score_mod reads a tensor that requires a gradient at an index made
 MULTIPLE = "is no multiple of the tile's 16 x 32"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("function", "inputs", "settings", "expected"),
     [

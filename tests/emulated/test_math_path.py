@@ -144,6 +144,7 @@ CASES: dict[str, tuple[Callable[..., Any], Sequence[Tensor], str, dict[str, Any]
 }  # fmt: skip
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_reasons(name):
     """What is said of one call, and that nothing is said that the graph does not show."""

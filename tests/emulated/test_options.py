@@ -505,6 +505,7 @@ def outcomes(record_property: Callable[[str, object], None]) -> Iterator[Counter
     assert counts[FAILED] + counts[WRONG] <= counts.total() / 3, f"too few examples try anything: {counts}"
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("part", range(PARTS))
 @settings(
     max_examples=EXAMPLES,

@@ -72,6 +72,7 @@ def test_two_ranks(tmp_path):
     assert "of all 2 ranks" in found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("kinds", [["same"], pytest.param([], marks=pytest.mark.nightly)])
 def test_the_generator_that_nobody_seeds_is_found(tmp_path, kinds):
     recipe = RECIPES["bisect_loss_spike"]

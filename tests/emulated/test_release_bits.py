@@ -72,6 +72,7 @@ def of_a_mask(attention):
     return gradients
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", [*OF_THE_OP, *OF_A_MASK])
 def test_bits_are_those_of_the_series(name):
     gradients = of_the_op(*OF_THE_OP[name]) if name in OF_THE_OP else of_a_mask(OF_A_MASK[name])

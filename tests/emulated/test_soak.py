@@ -11,6 +11,7 @@ STEPS = 60  # of the shortened one
 IDENTICAL = "bitwise: weights and optimizer are identical after each of"
 
 
+@pytest.mark.nightly
 def test_the_same_bits_after_a_killed_rank(tmp_path, capfd):
     """It dies in the fourth step; both go on from the second, in another interleaving."""
     status = soak(tmp_path, 4, 2, "device", [Fault(KILLED, 4, Device(seed=2), rank=1)])

@@ -240,6 +240,7 @@ SHORT = Packed((20, 12))
 ENDS_ON_THE_RIGHT = Packed((20, 22), (20, 12), window=(4, -1))
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("attention", "settings", "expected"),
     [

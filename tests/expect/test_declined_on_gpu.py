@@ -91,6 +91,7 @@ def tuning(on: bool | None) -> AbstractContextManager:
     return inductor_config.patch({TUNING: on})
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("attention", "sizes", "context", "reason"),
     [
@@ -248,6 +249,7 @@ FEW = (
 )
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize(
     ("sizes", "context", "reason"),
     [

@@ -32,6 +32,7 @@ KERNELS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels(name: str) -> None:
     word, sizes, base = KERNELS[name]

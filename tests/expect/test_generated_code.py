@@ -44,6 +44,7 @@ KERNELS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[str], str]] =
 }
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels(name: str) -> None:
     word, settings, sizes, functions, base = KERNELS[name]

@@ -112,6 +112,7 @@ CASES: dict[str, tuple[Attend, Sequence[Tensor], str, str, Attend]] = {
 REWRITTEN = [name for name in CASES if name != "columns"]  # where all has gradients
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("name", CASES)
 def test_reasons(name):
     attend, inputs, reason, remedy, mended = CASES[name]

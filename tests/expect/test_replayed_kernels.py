@@ -135,6 +135,7 @@ def test_the_cost_files_are_of_these_kernels(device, head_dim):
     assert tflops["estimate"] and percent["estimate"]
 
 
+@pytest.mark.nightly
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_the_cost_files_are_of_two_passes_of_head_dim_256(device):
@@ -161,6 +162,7 @@ def replays_of_gluon(head_dim: int) -> list[Replay]:
     return found
 
 
+@pytest.mark.nightly
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_the_cost_files_are_of_the_gluon_kernel(device):

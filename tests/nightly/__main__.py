@@ -22,7 +22,7 @@ MANY = {"HYPOTHESIS_PROFILE": "nightly"}
 # By name, the longest first: pytest's arguments, and variables.
 PARTS: dict[str, tuple[str, dict[str, str]]] = {
     "random options": ("tests/emulated/test_options.py", EMULATED | MANY),
-    "executed PTX": ("-m nightly tests/ptx/test_cells.py tests/ptx/test_execute.py tests/ptx/test_foreign.py", {}),
+    "executed PTX": ("-m nightly tests/ptx", {}),
     "compiled": ("-m nightly tests/expect tests/unit", {}),
     "interleavings": ("-m nightly tests/emulated/test_interleavings.py tests/emulated/test_every_interleaving.py", EMULATED),
     "errors": ("-m nightly tests/emulated/test_numerics.py", EMULATED),

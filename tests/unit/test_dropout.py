@@ -38,6 +38,7 @@ def test_known_answers(counter, key, rounds, words):
     assert tuple(words_of(x | y << 32, z | w << 32, key[0] | key[1] << 32, rounds)) == words
 
 
+@pytest.mark.nightly
 def test_torchs_own():
     """Inductor's random numbers on the CPU: of each counter the first word, of which 31 bits make the number."""
     seed = 1234

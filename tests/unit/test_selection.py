@@ -1,0 +1,60 @@
+"""Which cases `make test` runs, and which are left to `make nightly`."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+MODULE = """
+import pytest
+
+@pytest.mark.parametrize("case", range(5))
+def test_many(case): ...
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("case", range(5))
+def test_all(case): ...
+
+@pytest.mark.parametrize("case", [pytest.param(0, marks=pytest.mark.nightly), 1, 2, 3])
+def test_one_at_night(case): ...
+
+def test_one(): ...
+"""
+BOTH = ["test_many[0]", "test_many[4]", *(f"test_all[{case}]" for case in range(5))]
+BOTH += ["test_one_at_night[1]", "test_one_at_night[3]", "test_one"]
+AT_NIGHT = ["test_many[1]", "test_many[2]", "test_many[3]", "test_one_at_night[0]", "test_one_at_night[2]"]
+
+
+@pytest.fixture
+def collected(tmp_path):
+    """Names that pytest collects of MODULE, which is in two folders of the tests, in order."""
+    for folder in ("expect", "unit"):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+        (tmp_path / "tests" / folder / "test_module.py").write_text(MODULE)
+    (tmp_path / "tests/conftest.py").write_text((TESTS / "conftest.py").read_text())
+    (tmp_path / "pyproject.toml").write_text((TESTS.parent / "pyproject.toml").read_text())
+
+    def run(*arguments):
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *arguments]
+        environ = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+        output = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True).stdout
+        return [line.partition("::")[2] for line in output.splitlines() if "::" in line]
+
+    return run
+
+
+def test_where_cases_take_seconds_the_first_and_the_last(collected):
+    assert collected("tests/expect") == BOTH
+    assert collected("tests/expect", "-m", "nightly") == AT_NIGHT
+    assert sorted(collected("tests/expect", "-m", "")) == sorted(BOTH + AT_NIGHT)
+
+
+def test_elsewhere_all(collected):
+    assert sorted(collected("tests/unit")) == sorted({*BOTH, *AT_NIGHT} - {"test_one_at_night[0]"})
+
+
+def test_a_case_that_is_named_runs(collected):
+    assert collected("tests/expect/test_module.py::test_many[2]") == ["test_many[2]"]
