@@ -147,9 +147,8 @@ def add_in_order(walk, attention, dq_target, dq_tiles, dq_taken, SEMAPHORES, REP
             index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
             if IS_WIDE:
                 first_tile, second_tile, third_tile = dq_tiles
-                wait_for_rank(
-                    SEMAPHORES, index, rank, attention.nq, REPORT
-                )  # first: the second half waits until a part of this one is read
+                # The rank first: the second half waits until a part of this one is read.
+                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
                 await_dq()
                 put(dq_target, 4 * index, first_tile, rank)
                 put(dq_target, 4 * index + 1, second_tile, rank)

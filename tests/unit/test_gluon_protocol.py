@@ -265,7 +265,7 @@ def test_tensors_of_another_size_are_refused():
 
 
 RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)\n", "            release(SEMAPHORES + index)\n"
-RANK_OF_256 = "wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)  #"
+RANK_OF_256 = f"{RANK}                await_dq()\n"
 SEEN = "            else:\n                await_dq()\n"
 TAKEN = f"                mbarrier.arrive(dq_taken, count=1)\n                {RANK}"
 PUT = "put(dq_target, index, dq_tiles.index(count % STAGES), rank)\n"
@@ -283,7 +283,7 @@ REST_OF_THE_CHAIN = """            left = gl.minimum(steps, STAGES)
 LATE = "{0}for step in range(left):\n{0}    await_read((count + left + step) % STAGES)\n"  # how else the rest is awaited
 BARRIER = "barrier()  # all warps have waited for the matmul that reads the last step's\n"
 MUTANTS = {
-    "no wait for the rank": [(RANK, "pass\n")],
+    "no wait for the rank": [(TAKEN, TAKEN.replace(RANK, "pass\n"))],
     "a step released before it is added": [(ADDED + RELEASE, f"{PUT}    {RELEASE}                await_additions()\n")],
     "additions never awaited": [(ADDED, PUT)],
     "dq added before it is stored": [(SEEN, "            else:\n"), (ADDED, f"{PUT}                await_dq()\n")],
@@ -362,7 +362,7 @@ WAIT_FOR_DO = """                    if step > 0:
 """
 HALVES_ADDED = "await_additions()\n                mbarrier.arrive(dq_taken, count=1)\n            else"
 MUTANTS_OF_256 = {
-    "no wait for the rank": [(RANK_OF_256, "pass  #")],
+    "no wait for the rank": [(RANK_OF_256, "await_dq()\n")],
     "a step released before all of it is added": [
         (HALVES_ADDED, f"release(SEMAPHORES + index)\n                {HALVES_ADDED}"),
         (f"{RELEASE}            count", "            count"),
