@@ -27,7 +27,8 @@ endef
 
 # What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
 TRITONS := 3.6.0 3.9.0
-GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256)
+SHAPES ?=
+GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256) $(SHAPES:%=--shape %)
 
 .PHONY: demo test test-compiled test-emulated test-gpu test-quick gates execute nightly soak reach mutants docs docs-check dist lint clean
 demo: $(VENV)/installed-demo
