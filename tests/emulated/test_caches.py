@@ -76,9 +76,9 @@ def settings(as_installed: None) -> None:
     ("way", "variants"),
     [
         (Artifacts, [*LEVELS[:2], {"sms": 5}]),
-        pytest.param(Folder, LEVELS + OTHERS, marks=pytest.mark.nightly),
-        pytest.param(Remote, LEVELS + OTHERS, marks=pytest.mark.nightly),
-        pytest.param(Artifacts, LEVELS + OTHERS, marks=pytest.mark.nightly),
+        (Folder, LEVELS + OTHERS),
+        (Remote, LEVELS + OTHERS),
+        (Artifacts, LEVELS + OTHERS),
     ],
 )
 def test_each_finds_its_own(way, variants, tmp_path):

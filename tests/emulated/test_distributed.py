@@ -64,7 +64,6 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Reports
     return of_case
 
 
-@pytest.mark.nightly
 @each_of(workers.CASES)
 def test_same_bits_in_other_interleavings(case, reports):
     for report in reports(case):

@@ -73,7 +73,7 @@ def test_two_ranks(tmp_path):
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("kinds", [["same"], pytest.param([], marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kinds", [["same"], []])
 def test_the_generator_that_nobody_seeds_is_found(tmp_path, kinds):
     recipe = RECIPES["bisect_loss_spike"]
     (line,) = (number for number, text in enumerate(recipe.read_text().splitlines(), 1) if "torch.rand(" in text)
