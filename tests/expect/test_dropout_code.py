@@ -54,16 +54,10 @@ def test_code(template, generator):
     assert THRESHOLDS[generator] in source and source.count("RANDOM + 1") == (1 if template == "one_pass" else 2)
 
 
-# In CI those that spill, of head dim 128 on an H100, and each template with another generator on an A100.
-IN_CI = [(64, "one_pass", "a100", "efficient"), (64, "two_pass", "a100", "flash")]
-IN_CI += [(128, template, "h100", generator) for template in ("one_pass", "two_pass") for generator in FORWARDS]
 KERNELS = list(product((64, 128), ("one_pass", "two_pass"), ("a100", "h100"), FORWARDS))
 
 
-@pytest.mark.parametrize(
-    ("head_dim", "template", "key", "generator"),
-    [pytest.param(*each, marks=[pytest.mark.nightly] * (each not in IN_CI)) for each in KERNELS],
-)
+@pytest.mark.parametrize(("head_dim", "template", "key", "generator"), KERNELS)
 def test_compiled_kernels(head_dim, template, key, generator):
     """Gates hold but for spills: an SM holds as many CTAs, and matmuls stay asynchronous."""
     generated = code(generator, key=key, template=template, head_dim=head_dim)
