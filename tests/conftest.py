@@ -19,17 +19,20 @@ LONGEST = (
     "test_cubin.py",
     "test_gluon_cubin.py",
 )
-
-
 # Where a case takes seconds. `make test` runs the first and the last case of a test there, and `make nightly` the others.
 # Of a test that is marked `every_case`, `make test` runs all.
 SLOW = (INTERPRETED, "expect", "ptx")
 
 
+def folder_of(item: pytest.Item) -> str:
+    """Of the tests: "unit", for example."""
+    return Path(item.path).relative_to(Path(__file__).parent).parts[0]
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     interpreting = os.environ.get("TRITON_INTERPRET", "0") == "1"
-    kinds = {Path(item.path).relative_to(Path(__file__).parent).parts[0] for item in items}
+    kinds = set(map(folder_of, items))
     wrong = kinds & set(COMPILED) if interpreting else kinds & {INTERPRETED}
     if wrong:
         raise pytest.UsageError(
@@ -38,8 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        is_slow = Path(item.path).relative_to(Path(__file__).parent).parts[0] in SLOW
-        if is_slow and not any(map(item.get_closest_marker, ("every_case", "nightly"))):
+        if folder_of(item) in SLOW and not any(map(item.get_closest_marker, ("every_case", "nightly"))):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in cases.values():
         for item in of_one_test[1:-1]:

@@ -86,34 +86,34 @@ def chain_of(walk, turn, attention, WARPS: gl.constexpr):
 
 @gluon.jit
 def chain_in_table(walk, turn):
-    TABLE = walk.table
-    roles = gl.load(TABLE)
-    heads_in_flight = gl.load(TABLE + 1)
-    slots = gl.load(TABLE + 2)
-    mirrored = gl.load(TABLE + 3)
-    n_kv = gl.load(TABLE + 4)
-    row_length = gl.load(TABLE + 5)
+    table = walk.table
+    roles = gl.load(table)
+    heads_in_flight = gl.load(table + 1)
+    slots = gl.load(table + 2)
+    mirrored = gl.load(table + 3)
+    n_kv = gl.load(table + 4)
+    row_length = gl.load(table + 5)
     chains = 8
     lengths = chains + slots * roles
     role = walk.own_role
     if (mirrored & turn) != 0:
         role = roles - 1 - walk.own_role
-    j = gl.load(TABLE + chains + (turn % slots) * roles + role)
+    j = gl.load(table + chains + (turn % slots) * roles + role)
     steps = 0
     if j >= 0:
-        steps = gl.load(TABLE + lengths + j)
-    return j, steps, lengths + n_kv + j * row_length, TABLE, walk.first_head + (turn // slots) * heads_in_flight
+        steps = gl.load(table + lengths + j)
+    return j, steps, lengths + n_kv + j * row_length, table, walk.first_head + (turn // slots) * heads_in_flight
 
 
 @gluon.jit
 def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS: gl.constexpr):
     # Of a head that straddles rounds. The partition writes the chain's row: (Q tile | rank << 16) of each step, as a table has it.
-    TABLE = walk.table
-    roles = gl.load(TABLE)
-    slots = gl.load(TABLE + 2)
-    n = gl.load(TABLE + 4)
-    n_q = gl.load(TABLE + 5)
-    queue = gl.load(TABLE + 6)
+    table = walk.table
+    roles = gl.load(table)
+    slots = gl.load(table + 2)
+    n = gl.load(table + 4)
+    n_q = gl.load(table + 5)
+    queue = gl.load(table + 6)
     begin = (turn // slots) * roles  # the round's first unit in the queue of all heads
     head = (begin + walk.own_role) // queue
     begin -= head * queue
