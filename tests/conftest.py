@@ -13,8 +13,12 @@ COMPILED = ("expect", "gpu", "ptx")  # the folders that need it unset
 LONGEST = (
     "test_options.py",
     "test_processes.py",
-    "test_recipes.py",
     "test_gates.py",
+    "test_execute.py",
+    "test_recipes.py",
+    "test_replayed_kernels.py",
+    "test_by_hand.py",
+    "test_explain.py",
     "test_distributed.py",
     "test_cubin.py",
     "test_gluon_cubin.py",

@@ -67,7 +67,7 @@ def batch_of(packed: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["Llama", *(pytest.param(name, marks=pytest.mark.nightly) for name in list(MODELS)[1:])])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("packed", [pytest.param(False, marks=pytest.mark.nightly), True])
 def test_training(name: str, packed: bool) -> None:
     """Every attention is rewritten; gradients are right, and the same in other interleavings."""
     clear_decisions()

@@ -175,6 +175,7 @@ def of_documents_made_in_the_graph(query: Tensor, key: Tensor, value: Tensor, id
     return flex_attention(query, key, value, block_mask=mask, enable_gqa=True)
 
 
+@pytest.mark.nightly
 def test_one_graph_cuts_as_a_graph_of_each_length_does(always_banded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains that are few, and, of the longest sequence, whole ones."""
     for module in (parts, block_mask):
