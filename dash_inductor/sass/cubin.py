@@ -44,6 +44,8 @@ class CubinReport:
     red: int  # fp32 additions to global memory, scalar or vector; integer ones (semaphores) are not counted
     atomg: int  # atomics that return a value
     warpgroup_depbars: int
+    drains: int  # those of them that leave no matmul in flight
+    barriers: int  # BAR.SYNC: of all warps, but where the kernel has warps of several kinds, of all that multiply
     copies_ahead: int | None  # of the loop with the fewest: `copies_ahead`, None where no loop waits for LDGSTS
     idle_fences: int | None  # fences of the whole GPU that `issued_idle`, None without such fences or HGMMA
     idle_additions: int | None  # the same of fp32 additions to global memory
@@ -115,6 +117,10 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
         red=sum(map(_is_addition, instructions)),
         atomg=bases["ATOMG"] + bases["ATOM"],
         warpgroup_depbars=max(each("WARPGROUP.DEPBAR"), default=0),
+        drains=max(
+            (sum(_last_number(i) == 0 for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR")) for loop in loops), default=0
+        ),
+        barriers=max(each("BAR.SYNC"), default=0),
         copies_ahead=min((ahead for ahead in map(copies_ahead, loops) if ahead is not None), default=None),
         idle_fences=idle(lambda instruction: instruction.base == "MEMBAR" and instruction.opcode.endswith(".GPU")),
         idle_additions=idle(_is_addition),

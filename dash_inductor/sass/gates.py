@@ -90,6 +90,10 @@ MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_120", "3.9", 64): {"flex-window-soft-cap": 3},
 }
 MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {("sm_90", "3.9", 256): {"causal-ragged-gqa": 1, "flex-documents": 1}}
+# The most barriers of all warps in the main loop, on sm_90: of one pass, and of Gluon by head dim. Gluon's source has two for the
+# warps that multiply, and three at head dim 256. Triton 3.6 adds one at 64, between the two stores of dS.
+MOST_BARRIERS = 8
+MOST_BARRIERS_OF_GLUON = {64: 3, 128: 2, 256: 3}
 MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
 # The most instructions of the main loop of one pass, by shape: as many as it compiles to. More are not wrong, but slower: a reason
 # to look at what changed.
@@ -127,6 +131,7 @@ class Rules:
     tile: Tile | TwoPassTile
     most_instructions: int | None = None  # of the main loop
     most_local: int = 0  # LDL and STL of them
+    most_barriers: int | None = None  # of all warps, of them
     share_of_stock: float = SHARE_OF_STOCK  # the most instructions, in parts of stock's
     stock_instructions: int | None = None
     is_gluon: bool = False  # its main loop is that of the warps that multiply: others load, add and fence for them
@@ -155,6 +160,10 @@ class Rules:
             yield f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions"
         if self.is_gluon and values["idle_fences"] is not None:
             yield "the warps that multiply fence for the whole GPU, which is for another one"
+        if self.is_gluon and values["drains"] != 1:
+            yield f"{values['drains']} waits of a step leave no matmul in flight, and not the last alone"
+        if self.most_barriers is not None and values["barriers"] > self.most_barriers:
+            yield f"{values['barriers']} barriers of all warps in the main loop, more than {self.most_barriers}"
         if not self.is_gluon and not values["ldgsts"] + values["utmaldg"]:
             yield "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
 
@@ -217,6 +226,7 @@ class Cell:
             find(arch, self.dtype, self.head_dim, self.value_dim),
             self._listed(MOST_INSTRUCTIONS),
             self._listed(MOST_LOCAL) or self._listed(MOST_LOCAL_OF_GLUON, of_gluon=True) or 0,
+            self._most_barriers,
             self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK,
             is_gluon=self.template == GLUON,
         )
@@ -230,6 +240,12 @@ class Cell:
         if self.shape in GLUON_FLEX_SHAPES or (self.template == Template.ONE_PASS and self.head_dim > ONE_PASS_HEAD_DIM):
             return False
         return self.shape in SHAPES or (self.head_dim, self.value_dim or self.head_dim) in FLEX_HEAD_DIMS[Template(self.template)]
+
+    @property
+    def _most_barriers(self) -> int | None:
+        if self.template == GLUON:
+            return MOST_BARRIERS_OF_GLUON[self.head_dim]
+        return MOST_BARRIERS if (self.arch, self.template) == ("sm_90", Template.ONE_PASS) else None
 
     def _listed(self, figures: Mapping[Key, Mapping[str, Number]], *, of_gluon: bool = False) -> Number | None:
         import triton

@@ -221,6 +221,15 @@ def test_idle_figures(monkeypatch, matmul, others, figures):
     assert (report.idle_fences, report.idle_additions, report.copies_ahead) == (*figures, None)
 
 
+def test_waits_for_matmuls_and_barriers(monkeypatch):
+    waits = ["WARPGROUP.DEPBAR.LE gsb0, 0x1", "WARPGROUP.DEPBAR.LE gsb0, 0x0"]
+    barriers = ["BAR.SYNC.DEFER_BLOCKING 0x0", "BAR.ARV 0x8, 0x120"]
+    text = sass("BAR.SYNC 0x0", "HGMMA.64x64x16 R4, gsb0", *waits, *barriers, "@P0 BRA 0x10", "BAR.SYNC 0x0", "EXIT")
+    monkeypatch.setattr(cubin, "disassemble", lambda _: f"REG:10 STACK:0\nFunction : k\n{text}")
+    report = inspect(b"", 0)
+    assert (report.warpgroup_depbars, report.drains, report.barriers) == (2, 1, 1)
+
+
 def test_indirect_branches_are_refused():
     with pytest.raises(ValueError, match="indirect branch at 0x10"):
         main_loops(parse(sass("HMMA R4", "BRX R2", "EXIT")))

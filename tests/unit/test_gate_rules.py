@@ -31,19 +31,20 @@ GOOD = (
     {"registers": 227, "shared_bytes": 99328, "tmem_columns": 0, "ctas_per_sm": 1, "main_loops": 1, "instructions_in_loop": 397}
     | {"local_in_loop": 0, "hgmma": 24, "hmma": 0, "utcmma": 0, "ldgsts": 6, "utmaldg": 0, "red": 4, "atomg": 0}
     | {"warpgroup_depbars": 3, "wgmma_serialised": False, "copies_ahead": 0, "idle_fences": 0, "idle_additions": 0}
-    | {"shuffle_barriers": None}
+    | {"shuffle_barriers": None, "drains": 1, "barriers": 3}
 )
 TILE = tile(90, "bf16", 64, small=True)
 
 
 def broken(**changed: int | bool | None) -> list[str]:
-    return Rules(90, TILE, most_instructions=397).violated(GOOD | changed)
+    return Rules(90, TILE, most_instructions=397, most_barriers=3).violated(GOOD | changed)
 
 
 def test_figures_that_pass():
     assert broken() == []
     assert broken(ldgsts=0, utmaldg=2, copies_ahead=None) == []  # by TMA
     assert broken(instructions_in_loop=396) == []
+    assert broken(barriers=0, drains=3) == []  # a step of Triton's may wait for all matmuls as often as it likes
 
 
 @pytest.mark.parametrize(
@@ -57,6 +58,7 @@ def test_figures_that_pass():
         ({"idle_fences": 1}, "the tensor cores idle under 1 fences and 0 additions"),
         ({"idle_additions": 8}, "the tensor cores idle under 0 fences and 8 additions"),
         ({"shuffle_barriers": 14}, "dQ goes through shared memory: 14 barriers before it is added"),
+        ({"barriers": 4}, "4 barriers of all warps in the main loop, more than 3"),
         ({"ldgsts": 0}, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
         ({"local_in_loop": 2}, "the main loop spills: 2 LDL and STL"),
         ({"atomg": 1}, "1 ATOMG in the main loop: an addition returns its value"),
@@ -96,13 +98,14 @@ def test_gates_of_other_architectures_and_of_two_passes():
 
 
 def test_gates_of_gluon():
-    """Its main loop neither loads nor adds, and has no fence for the whole GPU, idle or not."""
+    """Its main loop neither loads nor adds, has no fence for the whole GPU, idle or not, and waits for all matmuls once."""
     rules = Rules(90, gluon_tile(90, "bf16", 64), is_gluon=True)
     good = GOOD | {"ldgsts": 0, "red": 0, "copies_ahead": None, "idle_fences": None, "idle_additions": None}
     assert rules.violated(good) == []
     assert rules.violated(good | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
     fences = ["the warps that multiply fence for the whole GPU, which is for another one"]
     assert rules.violated(good | {"idle_fences": 0}) == fences
+    assert rules.violated(good | {"drains": 2}) == ["2 waits of a step leave no matmul in flight, and not the last alone"]
 
 
 def test_prefetching_where_three_stages_fit():
