@@ -27,7 +27,8 @@ class CubinReport:
     """Figures of one kernel. Counts are of SASS instructions in its main loop, 0 when it has none.
 
     A kernel with several kinds of CTAs has as many main loops (`main_loops`): then these are sums, but for the asynchronous copies,
-    of which the loop with the fewest counts, and the waits for matmuls, of which that with the most. None: nothing to count.
+    of which the loop with the fewest counts, and the waits for matmuls and barriers, of which that with the most. None: nothing
+    to count.
     """
 
     registers: int  # per thread
@@ -43,8 +44,8 @@ class CubinReport:
     utmaldg: int  # the same by TMA
     red: int  # fp32 additions to global memory, scalar or vector; integer ones (semaphores) are not counted
     atomg: int  # atomics that return a value
-    warpgroup_depbars: int
-    drains: int  # those of them that leave no matmul in flight
+    warpgroup_depbars: int  # waits for matmuls
+    drains: int  # those that leave no matmul in flight
     barriers: int  # BAR.SYNC: of all warps, but where the kernel has warps of several kinds, of all that multiply
     copies_ahead: int | None  # of the loop with the fewest: `copies_ahead`, None where no loop waits for LDGSTS
     idle_fences: int | None  # fences of the whole GPU that `issued_idle`, None without such fences or HGMMA
@@ -102,6 +103,7 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
     def idle(wanted: Callable[[Instruction], bool]) -> int | None:
         return sum(issued_idle(loop, wanted) for loop in loops) if bases["HGMMA"] and any(map(wanted, instructions)) else None
 
+    left_in_flight = [[_last_number(i) for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR")] for loop in loops]
     return CubinReport(
         registers=int(usage[1]),
         stack_bytes=int(usage[2]),
@@ -116,10 +118,8 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
         utmaldg=min(each("UTMALDG"), default=0),
         red=sum(map(_is_addition, instructions)),
         atomg=bases["ATOMG"] + bases["ATOM"],
-        warpgroup_depbars=max(each("WARPGROUP.DEPBAR"), default=0),
-        drains=max(
-            (sum(_last_number(i) == 0 for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR")) for loop in loops), default=0
-        ),
+        warpgroup_depbars=max(map(len, left_in_flight), default=0),
+        drains=max((of_loop.count(0) for of_loop in left_in_flight), default=0),
         barriers=max(each("BAR.SYNC"), default=0),
         copies_ahead=min((ahead for ahead in map(copies_ahead, loops) if ahead is not None), default=None),
         idle_fences=idle(lambda instruction: instruction.base == "MEMBAR" and instruction.opcode.endswith(".GPU")),
