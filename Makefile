@@ -25,8 +25,8 @@ nvidia-smi --list-gpus >/dev/null 2>&1 || $(1)/python -m pip install -q --no-dep
 	$(if $(TORCH),torch==$(TORCH),torch -c constraints.txt) || echo "No CPU build of torch there: taking PyPI's."
 endef
 
-# What torch 2.11 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
-TRITONS := 3.6.0 3.9.0
+# What torch 2.11, 2.14 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
+TRITONS := 3.6.0 3.8.0 3.9.0
 SHAPES ?=
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256) $(SHAPES:%=--shape %)
 

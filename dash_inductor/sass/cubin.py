@@ -47,6 +47,7 @@ class CubinReport:
     warpgroup_depbars: int  # waits for matmuls
     drains: int  # those that leave no matmul in flight
     barriers: int  # BAR.SYNC: of all warps, but where the kernel has warps of several kinds, of all that multiply
+    warp_syncs: int  # WARPSYNC: the lanes of a warp meet, which ptxas takes for diverged or the source says may be
     copies_ahead: int | None  # of the loop with the fewest: `copies_ahead`, None where no loop waits for LDGSTS
     idle_fences: int | None  # fences of the whole GPU that `issued_idle`, None without such fences or HGMMA
     idle_additions: int | None  # the same of fp32 additions to global memory
@@ -121,6 +122,7 @@ def inspect(cubin: bytes, shared_bytes: int, count: int = 1) -> CubinReport:
         warpgroup_depbars=max(map(len, left_in_flight), default=0),
         drains=max((of_loop.count(0) for of_loop in left_in_flight), default=0),
         barriers=max(each("BAR.SYNC"), default=0),
+        warp_syncs=max(each("WARPSYNC"), default=0),
         copies_ahead=min((ahead for ahead in map(copies_ahead, loops) if ahead is not None), default=None),
         idle_fences=idle(lambda instruction: instruction.base == "MEMBAR" and instruction.opcode.endswith(".GPU")),
         idle_additions=idle(_is_addition),

@@ -104,7 +104,7 @@ MOST_INSTRUCTIONS: dict[Key, dict[str, int]] = {
     ("sm_90", "3.7", 64): {"full": 652, "causal": 760, "causal-ragged-gqa": 831, "flex": 652, "flex-causal": 823},
     ("sm_90", "3.7", 128): {"full": 481, "causal": 560, "causal-ragged-gqa": 592, "flex": 481, "flex-causal": 698},
     ("sm_90", "3.8", 64): {"full": 697, "causal": 780, "causal-ragged-gqa": 837, "flex": 697, "flex-causal": 840},
-    ("sm_90", "3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 609, "flex": 504, "flex-causal": 698},
+    ("sm_90", "3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 626, "flex": 504, "flex-causal": 698},
     ("sm_90", "3.9", 64): {"full": 771, "causal": 854, "causal-ragged-gqa": 911, "flex": 771, "flex-causal": 910},
     ("sm_90", "3.9", 128): {"full": 580, "causal": 642, "causal-ragged-gqa": 698, "flex": 580, "flex-causal": 675},
     ("sm_100", "3.6", 64): {"full": 588, "causal": 657, "causal-ragged-gqa": 696, "flex": 588, "flex-causal": 714},
@@ -142,6 +142,11 @@ class Rules:
         gates = (self._of_matmuls, self._of_waits, self._of_memory, self._of_sm, self._of_length)
         return [sentence for gate in gates for sentence in gate(values)]
 
+    @property
+    def _waits_for_rank(self) -> bool:
+        """Whether the main loop's warps do, in each step."""
+        return isinstance(self.tile, Tile) and not self.is_gluon
+
     def _of_matmuls(self, values: Mapping[str, Any]) -> Iterator[str]:
         matmul = MATMULS[tiles_of(self.arch)]
         if values["main_loops"] != self.tile.kinds:
@@ -165,6 +170,9 @@ class Rules:
             yield f"{values['drains']} waits of a step leave no matmul in flight, and not the last alone"
         if self.most_barriers is not None and values["barriers"] > self.most_barriers:
             yield f"{values['barriers']} barriers of all warps in the main loop, more than {self.most_barriers}"
+        if values["warp_syncs"] > self._waits_for_rank:
+            of_wait = int(self._waits_for_rank)
+            yield f"ptxas takes warps for diverged: {values['warp_syncs']} WARPSYNC in the main loop, whose source has {of_wait}"
         if not self.is_gluon and not values["ldgsts"] + values["utmaldg"]:
             yield "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
 
@@ -176,7 +184,7 @@ class Rules:
             yield f"{values['atomg']} ATOMG in the main loop: an addition returns its value"
         if values["shuffle_barriers"]:
             yield f"dQ goes through shared memory: {values['shuffle_barriers']} barriers before it is added"
-        additions = isinstance(self.tile, Tile) and self.tile.atomic_add and not self.is_gluon
+        additions = self._waits_for_rank and self.tile.atomic_add
         if (values["red"] > 0) != additions:
             yield f"{values['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}"
 

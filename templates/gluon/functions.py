@@ -240,6 +240,15 @@ def thread():
 
 
 @gluon.jit
+def of_first_lane(value):
+    # `value`, which all lanes of a warp have. So ptxas knows that they do; of a maximum it does not, by Triton 3.8, and where the
+    # steps of a chain hang on one it takes the warps for diverged.
+    return gl.inline_asm_elementwise(
+        "shfl.sync.idx.b32 $0, $1, 0, 31, 0xffffffff;", "=r,r", [value], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
 def load_bits(bits):
     # The word at an address of the thread's own.
     return gl.inline_asm_elementwise("ld.global.b32 $0, [$1];", "=r,l", [bits.to(gl.int64)], dtype=gl.int32, is_pure=False, pack=1)

@@ -6,7 +6,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..positions import straddling_chain, straddling_step
-from .functions import barrier
+from .functions import barrier, of_first_lane
 
 STAGES = gl.constexpr(2)  # of what a step reads
 
@@ -176,7 +176,7 @@ def chain_in_lists(table, lists, sizes, ticket, attention, BLOCK_N: gl.constexpr
     if BANDS > 1:
         any_block = gl.arange(0, lists.most_chains, layout=gl.BlockedLayout([4], [32], [8], [0]))
         totals = lists.steps + (mask * kv_blocks + any_block) * width + (width - 1)
-        longest = gl.max(gl.load(totals, mask=any_block < kv_blocks, other=0), 0)
+        longest = of_first_lane(gl.max(gl.load(totals, mask=any_block < kv_blocks, other=0), 0))
         is_part = (steps == 0) & (band == 0)  # zeros are written by who has no steps, once
         if longest * HEADS < lists.least_steps:
             is_part = band == 0

@@ -223,11 +223,13 @@ def test_idle_figures(monkeypatch, matmul, others, figures):
 
 def test_waits_for_matmuls_and_barriers(monkeypatch):
     waits = [f"WARPGROUP.DEPBAR.LE gsb0, {left:#x}" for left in (1, 1, 0)]
-    barriers = ["BAR.SYNC.DEFER_BLOCKING 0x0", "BAR.ARV 0x8, 0x120"]
-    text = sass("BAR.SYNC 0x0", "HGMMA.64x64x16 R4, gsb0", *waits, *barriers, "@P0 BRA 0x10", "BAR.SYNC 0x0", "EXIT")
+    barriers = ["BAR.SYNC.DEFER_BLOCKING 0x0", "BAR.ARV 0x8, 0x120", "WARPSYNC.ALL", "WARPSYNC R4"]
+    text = sass(
+        "BAR.SYNC 0x0", "HGMMA.64x64x16 R4, gsb0", *waits, *barriers, "@P0 BRA 0x10", "BAR.SYNC 0x0", "WARPSYNC.ALL", "EXIT"
+    )
     monkeypatch.setattr(cubin, "disassemble", lambda _: f"REG:10 STACK:0\nFunction : k\n{text}")
     report = inspect(b"", 0)
-    assert (report.warpgroup_depbars, report.drains, report.barriers) == (3, 1, 1)
+    assert (report.warpgroup_depbars, report.drains, report.barriers, report.warp_syncs) == (3, 1, 1, 2)
 
 
 def test_indirect_branches_are_refused():

@@ -486,6 +486,10 @@ def thread() -> Tensor:
     return torch.arange(256)
 
 
+def of_first_lane(value: int) -> int:
+    return value  # the model's partition has one value where a warp's lanes have the same
+
+
 def load_bits(words: Pointer) -> Tensor:
     return words.memory[words.offset]
 
@@ -508,7 +512,7 @@ def words_and_bits(n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
 
 # They are PTX in the kernel's source, or ask Triton for what Gluon does not offer.
 OF_TRITON = (wait_for_rank, release, release_by_warps, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls)
-OF_TRITON += (thread, load_bits, hide, do_read, await_do_read, await_all_but_last_read)
+OF_TRITON += (thread, of_first_lane, load_bits, hide, do_read, await_do_read, await_all_but_last_read)
 
 
 def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:

@@ -31,7 +31,7 @@ GOOD = (
     {"registers": 227, "shared_bytes": 99328, "tmem_columns": 0, "ctas_per_sm": 1, "main_loops": 1, "instructions_in_loop": 397}
     | {"local_in_loop": 0, "hgmma": 24, "hmma": 0, "utcmma": 0, "ldgsts": 6, "utmaldg": 0, "red": 4, "atomg": 0}
     | {"warpgroup_depbars": 3, "wgmma_serialised": False, "copies_ahead": 0, "idle_fences": 0, "idle_additions": 0}
-    | {"shuffle_barriers": None, "drains": 1, "barriers": 3}
+    | {"shuffle_barriers": None, "drains": 1, "barriers": 3, "warp_syncs": 1}
 )
 TILE = tile(90, "bf16", 64, small=True)
 
@@ -59,6 +59,7 @@ def test_figures_that_pass():
         ({"idle_additions": 8}, "the tensor cores idle under 0 fences and 8 additions"),
         ({"shuffle_barriers": 14}, "dQ goes through shared memory: 14 barriers before it is added"),
         ({"barriers": 4}, "4 barriers of all warps in the main loop, more than 3"),
+        ({"warp_syncs": 2}, "ptxas takes warps for diverged: 2 WARPSYNC in the main loop, whose source has 1"),
         ({"ldgsts": 0}, "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"),
         ({"local_in_loop": 2}, "the main loop spills: 2 LDL and STL"),
         ({"atomg": 1}, "1 ATOMG in the main loop: an addition returns its value"),
@@ -88,7 +89,7 @@ def test_gates_of_other_architectures_and_of_two_passes():
     blackwell = GOOD | {"hgmma": 0, "utcmma": 10, "tmem_columns": 512, "shuffle_barriers": 0}
     assert rules[100].violated(blackwell) == []
     assert rules[100].violated(blackwell | {"tmem_columns": 1024}) == ["1024 columns of tensor memory of 512"]
-    of_two, two = Rules(90, two_pass_tile(90, "bf16", 64)), GOOD | {"red": 0, "main_loops": 2}
+    of_two, two = Rules(90, two_pass_tile(90, "bf16", 64)), GOOD | {"red": 0, "main_loops": 2, "warp_syncs": 0}
     assert of_two.violated(two | {"ctas_per_sm": 2}) == []  # nobody waits for a CTA
     assert of_two.violated(two | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
     assert of_two.violated(two | {"ctas_per_sm": 0}) == ["an SM holds 0 CTAs, where the tile table has at least 1"]
@@ -98,14 +99,17 @@ def test_gates_of_other_architectures_and_of_two_passes():
 
 
 def test_gates_of_gluon():
-    """Its main loop neither loads nor adds, has no fence for the whole GPU, idle or not, and waits for all matmuls once."""
+    """Its main loop neither loads nor adds, has no fence for the whole GPU, idle or not, waits for all matmuls once, and its
+    warps do not diverge."""
     rules = Rules(90, gluon_tile(90, "bf16", 64), is_gluon=True)
-    good = GOOD | {"ldgsts": 0, "red": 0, "copies_ahead": None, "idle_fences": None, "idle_additions": None}
+    good = GOOD | {"ldgsts": 0, "red": 0, "copies_ahead": None, "idle_fences": None, "idle_additions": None, "warp_syncs": 0}
     assert rules.violated(good) == []
     assert rules.violated(good | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
     fences = ["the warps that multiply fence for the whole GPU, which is for another one"]
     assert rules.violated(good | {"idle_fences": 0}) == fences
     assert rules.violated(good | {"drains": 2}) == ["2 waits of a step leave no matmul in flight, and not the last alone"]
+    diverged = ["ptxas takes warps for diverged: 1 WARPSYNC in the main loop, whose source has 0"]
+    assert rules.violated(good | {"warp_syncs": 1}) == diverged
 
 
 def test_prefetching_where_three_stages_fit():
