@@ -1,5 +1,6 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.   make test-quick: a minute of it.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in 3/4 h.
+# make figures: tables of docs/kernel-figures.md, of the H100's main loops by each Triton, in 20 minutes.
 # make execute: every kernel's PTX executed on the CPU, with races, in parts of 90 minutes: run it again until it says that none is left.
 # make execute-3.6.0: the same as another Triton compiles it; races of a tenth.
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
@@ -30,7 +31,7 @@ TRITONS := 3.6.0 3.8.0 3.9.0
 SHAPES ?=
 GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256) $(SHAPES:%=--shape %)
 
-.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates execute nightly soak reach mutants docs docs-check dist lint clean
+.PHONY: demo test test-compiled test-emulated test-gpu test-quick gates figures execute nightly soak reach mutants docs docs-check dist lint clean
 demo: $(VENV)/installed-demo
 	$(BIN)/python -m dash_inductor demo
 
@@ -68,6 +69,14 @@ gates: $(VENV)/installed
 
 gates-%: $(VENV)/triton-%
 	PYTHONPATH=$< $(BIN)/python -m dash_inductor gates --no-cycles $(GATES)
+
+FIGURES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 192 256) --json
+figures: $(TRITONS:%=$(VENV)/triton-%)
+	mkdir -p build/loops
+	for triton in "" $(TRITONS:%=$(VENV)/triton-%); do \
+		PYTHONPATH=$$triton $(BIN)/python -m dash_inductor gates $(FIGURES) > build/loops/loops$${triton##*-}.json || exit 1; done
+	$(BIN)/python -m benchmarks.loops build/loops/*.json
+	$(BIN)/python -m docs.generate
 
 execute: $(VENV)/installed
 	$(BIN)/python -m tests.ptx.cells

@@ -5,6 +5,7 @@
 <!-- head: options | python -m dash_inductor --help -->   the same, up to the line with these words
 <!-- commands: -->                                    a table of the commands
 <!-- executed: -->                                    what `make execute` executed last, as each Triton compiles it
+<!-- loops: gluon -->                                what `make figures` kept last, a table of benchmarks/loops.py
 <!-- reach: models -->                                what `make reach` found last, of models or of recipes
 """
 
@@ -19,6 +20,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import loops
 from benchmarks.reach import page
 from dash_inductor.cli.main import COMMANDS
 
@@ -26,7 +28,7 @@ from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
 EXECUTED = ROOT / "benchmarks" / "results" / "executed"
-BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed|reach):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed|loops|reach):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -97,4 +99,12 @@ def executed(_: str) -> str:
     return "\n".join(f"| {line} |" for line in [" | ".join(columns), " | ".join(["---"] * len(columns)), *body])
 
 
-WRITERS = {"formula": latex, "output": output, "head": head, "commands": commands, "executed": executed, "reach": page.section}
+WRITERS = {
+    "formula": latex,
+    "output": output,
+    "head": head,
+    "commands": commands,
+    "executed": executed,
+    "loops": loops.table,
+    "reach": page.section,
+}

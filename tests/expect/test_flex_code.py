@@ -36,7 +36,8 @@ KERNELS: dict[str, tuple[str, dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels(name: str) -> None:
     word, sizes, base = KERNELS[name]
-    assert_expected(text(generated_flex(**sizes), word), name, *(["functions"] if word in (MAIN, TWO_PASS) else []), base=base)
+    functions = ["functions"] * (word in (MAIN, TWO_PASS)) + ["functions_of_parts"] * (name == "flex_in_parts_64")
+    assert_expected(text(generated_flex(**sizes), word), name, *functions, base=base)
 
 
 def without_constants(text: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import triton
 
+from benchmarks import loops
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.generate import compile_kernel
 from dash_inductor.devices.cost_files import numbers_of
@@ -31,6 +32,14 @@ def name(cell: Cell) -> str:
 def as_it_is(cell: Cell) -> dict[str, Any]:
     """A cell with nothing patched."""
     return judged(cell, replayed=False)
+
+
+def assert_is_on_the_page(cell: Cell, row: dict[str, Any]) -> None:
+    """In the tables of docs/kernel-figures.md, which `make figures` measures anew, of the Tritons that they have."""
+    for kept in loops.results():
+        if (kept["triton"], *loops.kernel(kept)) == (triton.__version__, cell.template, str(cell.head_dim), cell.shape):
+            of_code = ("tile", "instructions_in_loop", "local_in_loop", "registers", "shared_bytes")
+            assert {name: kept[name] for name in of_code} == {name: str(row[name]) for name in of_code}
 
 
 def nothing_prefetched(row: dict[str, Any]) -> str:
@@ -58,6 +67,8 @@ def test_one_pass(cell):
     assert (row["stock_instructions"] is None) == (cell.arch != "sm_90" or cell.shape not in FLEX_SHAPES)
     assert row["tmem_columns"] == (512 if cell.arch == "sm_100" else 0)
     assert row["shuffle_barriers"] == (0 if cell.arch == "sm_100" else None)
+    if cell.arch == "sm_90" and cell.shape in SHAPES:  # FlexAttention's code is torch's too
+        assert_is_on_the_page(cell, row)
 
 
 def test_the_gluon_kernel():
@@ -69,6 +80,7 @@ def test_the_gluon_kernel():
     row = as_it_is(cell)
     assert row["gates"] == []
     assert (row["ldgsts"], row["utmaldg"], row["red"], row["idle_fences"], row["num_warps"]) == (0, 0, 0, None, 12)
+    assert_is_on_the_page(cell, row)
     rules = dataclasses.replace(cell.rules, is_gluon=False)
     loads, additions = rules.violated(row)
     assert loads == "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
@@ -77,9 +89,9 @@ def test_the_gluon_kernel():
 
 @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])
 def test_slopes_that_are_learnt(head_dim, monkeypatch):
-    """No cell of the gates. The kernel stores what elements add to the gradient, between barriers; at head dim 128 it spills, by
-    Triton so much."""
-    spilled = {"3.6": 127, "3.7": 95, "3.9": 23}
+    """No cell of the gates. Chains are in parts, and the kernel stores what elements add to the gradient, between barriers; at head
+    dim 128 it spills, by Triton so much."""
+    spilled = {"3.6": 99, "3.7": 65, "3.8": 25, "3.9": 23}
     most_local = spilled.get(triton.__version__[:3], max(spilled.values())) if head_dim == 128 else 0
     monkeypatch.setitem(FLEX_SHAPES, "learnt", {"score_mod": "alibi", "mask_mod": "causal", "trained": True})
     monkeypatch.setattr(gates, "LENGTH", 4096)
