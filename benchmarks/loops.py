@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dash_inductor.sass.gates import FLEX_SHAPES, GLUON, SHAPES, STOCK_ELEMENTS, predicted_cycles
+from dash_inductor.sass.gates import FLEX_SHAPES, GLUON, IN_PARTS, SHAPES, STOCK_ELEMENTS, predicted_cycles
 from dash_inductor.templates.tiles import Template, dims_text
 
 from .markdown import markdown
@@ -114,7 +114,7 @@ def _causes(row: Row) -> dict[str, str]:
 
 # By name: which rows are in a table, and what a line shows of one.
 TABLES: dict[str, tuple[Callable[[Row], bool], Callable[[Row], dict[str, str]]]] = {
-    "one pass": (lambda row: row["template"] == Template.ONE_PASS and row["shape"] in SHAPES, _figures),
+    "one pass": (lambda row: row["template"] == Template.ONE_PASS and row["shape"] in (*SHAPES, IN_PARTS), _figures),
     "gluon": (lambda row: row["template"] == GLUON, _figures),
     "two passes": (lambda row: row["template"] == Template.TWO_PASS and row["shape"] in SHAPES, _figures),
     "flex": (lambda row: row["template"] == Template.ONE_PASS and row["shape"] in FLEX_SHAPES, _beside_stock),

@@ -57,11 +57,11 @@ FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: 
 # The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES, and FlexAttentions for it alone.
 GLUON = "gluon"
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
-IN_PARTS = "flex-in-parts"  # chains in parts
-GLUON_FLEX_SHAPES: dict[str, dict[str, Any]] = {
-    "flex-documents": {"score_mod": "none", "mask_mod": "documents"},
-    IN_PARTS: {"score_mod": "none", "mask_mod": "causal"},
-}
+GLUON_FLEX_SHAPES: dict[str, dict[str, Any]] = {"flex-documents": {"score_mod": "none", "mask_mod": "documents"}}
+# Chains in parts, which one pass has, in Gluon or not.
+IN_PARTS = "flex-in-parts"
+PARTS_SHAPES: dict[str, dict[str, Any]] = {IN_PARTS: {"score_mod": "none", "mask_mod": "causal", "kv_heads": HEADS // 4}}
+ALL_FLEX_SHAPES = FLEX_SHAPES | GLUON_FLEX_SHAPES | PARTS_SHAPES
 Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
 # What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
 # our five and call score_mod and mask_mod twice; by shape, where it has more. Both are counted for as many elements of the scores.
@@ -72,8 +72,9 @@ SHARES_OF_STOCK: dict[Key, dict[str, float]] = {("sm_90", "3.9", 128): {"flex": 
 # thread, P and dP 64, and at 64 it is the other way round; the score before a soft-cap lives on until its derivative, a bias until
 # it is added. What few there are at 64 cost less than half the rows, by the replay of each Triton's code.
 MOST_LOCAL: dict[Key, dict[str, int]] = {
-    ("sm_90", "3.6", 64): {"full": 4, "flex": 4, "flex-causal": 6},
-    ("sm_90", "3.8", 64): {"full": 19, "causal": 2, "causal-ragged-gqa": 2, "flex": 19, "flex-causal": 6},
+    ("sm_90", "3.6", 64): {"full": 4, "flex": 4, "flex-causal": 6, IN_PARTS: 24},
+    ("sm_90", "3.7", 64): {IN_PARTS: 1},
+    ("sm_90", "3.8", 64): {"full": 19, "causal": 2, "causal-ragged-gqa": 2, "flex": 19, "flex-causal": 6, IN_PARTS: 9},
     ("sm_90", "3.9", 64): {"full": 22, "flex": 22},
     ("sm_90", "3.6", 128): {"flex-window-soft-cap": 38, "flex-documents-alibi": 2},
     ("sm_90", "3.7", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
@@ -99,14 +100,14 @@ MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
 # The most instructions of the main loop of one pass, by shape: as many as it compiles to. More are not wrong, but slower: a reason
 # to look at what changed.
 MOST_INSTRUCTIONS: dict[Key, dict[str, int]] = {
-    ("sm_90", "3.6", 64): {"full": 695, "causal": 794, "causal-ragged-gqa": 846, "flex": 695, "flex-causal": 945},
-    ("sm_90", "3.6", 128): {"full": 489, "causal": 572, "causal-ragged-gqa": 604, "flex": 489, "flex-causal": 746},
-    ("sm_90", "3.7", 64): {"full": 652, "causal": 760, "causal-ragged-gqa": 831, "flex": 652, "flex-causal": 823},
-    ("sm_90", "3.7", 128): {"full": 481, "causal": 560, "causal-ragged-gqa": 592, "flex": 481, "flex-causal": 698},
-    ("sm_90", "3.8", 64): {"full": 697, "causal": 780, "causal-ragged-gqa": 837, "flex": 697, "flex-causal": 840},
-    ("sm_90", "3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 626, "flex": 504, "flex-causal": 698},
-    ("sm_90", "3.9", 64): {"full": 771, "causal": 854, "causal-ragged-gqa": 911, "flex": 771, "flex-causal": 910},
-    ("sm_90", "3.9", 128): {"full": 580, "causal": 642, "causal-ragged-gqa": 698, "flex": 580, "flex-causal": 675},
+    ("sm_90", "3.6", 64): {"full": 695, "causal": 794, "causal-ragged-gqa": 846, "flex": 695, "flex-causal": 945, IN_PARTS: 1025},
+    ("sm_90", "3.6", 128): {"full": 489, "causal": 572, "causal-ragged-gqa": 604, "flex": 489, "flex-causal": 746, IN_PARTS: 689},
+    ("sm_90", "3.7", 64): {"full": 652, "causal": 760, "causal-ragged-gqa": 831, "flex": 652, "flex-causal": 823, IN_PARTS: 878},
+    ("sm_90", "3.7", 128): {"full": 481, "causal": 560, "causal-ragged-gqa": 592, "flex": 481, "flex-causal": 698, IN_PARTS: 613},
+    ("sm_90", "3.8", 64): {"full": 697, "causal": 780, "causal-ragged-gqa": 837, "flex": 697, "flex-causal": 840, IN_PARTS: 902},
+    ("sm_90", "3.8", 128): {"full": 504, "causal": 569, "causal-ragged-gqa": 626, "flex": 504, "flex-causal": 698, IN_PARTS: 638},
+    ("sm_90", "3.9", 64): {"full": 771, "causal": 854, "causal-ragged-gqa": 911, "flex": 771, "flex-causal": 910, IN_PARTS: 951},
+    ("sm_90", "3.9", 128): {"full": 580, "causal": 642, "causal-ragged-gqa": 698, "flex": 580, "flex-causal": 675, IN_PARTS: 711},
     ("sm_100", "3.6", 64): {"full": 588, "causal": 657, "causal-ragged-gqa": 696, "flex": 588, "flex-causal": 714},
     ("sm_100", "3.6", 128): {"full": 586, "causal": 628, "causal-ragged-gqa": 683, "flex": 586, "flex-causal": 581},
     ("sm_100", "3.7", 64): {"full": 509, "causal": 577, "causal-ragged-gqa": 616, "flex": 509, "flex-causal": 574},
@@ -120,7 +121,7 @@ CHOICES: dict[str, Sequence[Any]] = {
     "template": (Template.ONE_PASS.value, Template.TWO_PASS.value, GLUON),
     "head_dim": HEAD_DIMS,
     "dtype": HALF_DTYPES,
-    "shape": (*SHAPES, *FLEX_SHAPES, *GLUON_FLEX_SHAPES),
+    "shape": (*SHAPES, *ALL_FLEX_SHAPES),
 }
 
 
@@ -220,13 +221,13 @@ class Cell:
     template: str  # or GLUON
     dtype: str
     head_dim: int
-    shape: str  # of SHAPES, FLEX_SHAPES or GLUON_FLEX_SHAPES
+    shape: str  # of SHAPES or ALL_FLEX_SHAPES
     value_dim: int | None = None  # where it is not head_dim
 
     @property
     def rules(self) -> Rules:
         """Those of its tile, with the figures of the installed Triton where there are some."""
-        changes_scores = FLEX_SHAPES.get(self.shape, {}).get("score_mod", "none") != "none"
+        changes_scores = ALL_FLEX_SHAPES.get(self.shape, {}).get("score_mod", "none") != "none"
         of_one_pass = partial(tile, small=changes_scores)
         find = {Template.ONE_PASS: of_one_pass, Template.TWO_PASS: two_pass_tile, GLUON: gluon_tile}[self.template]
         arch = device(DEVICES[self.arch]).arch
@@ -245,8 +246,11 @@ class Cell:
         """Whether there is such a kernel, and models have such an attention."""
         if self.template == GLUON:
             is_made = (self.arch, self.value_dim) == ("sm_90", None) and self.head_dim in GLUON_HEAD_DIMS
-            return is_made and self.shape in (*GLUON_SHAPES, *GLUON_FLEX_SHAPES)
-        if self.shape in GLUON_FLEX_SHAPES or (self.template == Template.ONE_PASS and self.head_dim > ONE_PASS_HEAD_DIM):
+            return is_made and self.shape in (*GLUON_SHAPES, *GLUON_FLEX_SHAPES, *PARTS_SHAPES)
+        is_one_pass = self.template == Template.ONE_PASS
+        if self.shape in GLUON_FLEX_SHAPES or (is_one_pass and self.head_dim > ONE_PASS_HEAD_DIM):
+            return False
+        if self.shape in PARTS_SHAPES and not is_one_pass:
             return False
         return self.shape in SHAPES or (self.head_dim, self.value_dim or self.head_dim) in FLEX_HEAD_DIMS[Template(self.template)]
 
@@ -332,8 +336,8 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
         "value_dim": cell.value_dim,
         "dtype": cell.dtype,
     }
-    if cell.shape in FLEX_SHAPES:
-        attention = FlexAttention(length=LENGTH, kv_heads=HEADS, **(sizes | FLEX_SHAPES[cell.shape]))
+    if cell.shape in ALL_FLEX_SHAPES:
+        attention = FlexAttention(length=LENGTH, **({"kv_heads": HEADS} | sizes | ALL_FLEX_SHAPES[cell.shape]))
         return flex_backward(key, attention, rewrite=rewrite)
     with enabled(template=cell.template):
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))

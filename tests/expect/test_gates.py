@@ -75,7 +75,7 @@ def test_the_gluon_kernel():
     """Of Hopper's head dims, and shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
     every = cells(template=[gates.GLUON])
     assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", head_dim) for head_dim in (64, 128, 256)}
-    assert len(every) == 3 * len(HALF_DTYPES) * len((*gates.GLUON_SHAPES, *gates.GLUON_FLEX_SHAPES))
+    assert len(every) == 3 * len(HALF_DTYPES) * len((*gates.GLUON_SHAPES, *gates.GLUON_FLEX_SHAPES, *gates.PARTS_SHAPES))
     (cell,) = (cell for cell in every if (cell.head_dim, cell.dtype, cell.shape) == (128, "bf16", "causal"))
     row = as_it_is(cell)
     assert row["gates"] == []
@@ -93,9 +93,8 @@ def test_slopes_that_are_learnt(head_dim, monkeypatch):
     dim 128 it spills, by Triton so much."""
     spilled = {"3.6": 99, "3.7": 65, "3.8": 25, "3.9": 23}
     most_local = spilled.get(triton.__version__[:3], max(spilled.values())) if head_dim == 128 else 0
-    monkeypatch.setitem(FLEX_SHAPES, "learnt", {"score_mod": "alibi", "mask_mod": "causal", "trained": True})
+    monkeypatch.setitem(gates.ALL_FLEX_SHAPES, "learnt", {"score_mod": "alibi", "mask_mod": "causal", "trained": True})
     monkeypatch.setattr(gates, "LENGTH", 4096)
-    monkeypatch.setattr(gates, "instructions_of_stock", lambda cell: None)
     cell = Cell("sm_90", ONE_PASS, "bf16", head_dim, "learnt")
     row = judged(cell, replayed=False)
     assert dataclasses.replace(cell.rules, most_local=most_local, most_barriers=12).violated(row) == []

@@ -77,10 +77,6 @@ def _named() -> Iterator[tuple[str, Case]]:
         yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
     for dtype in HALF_DTYPES:
         for arch in gates.DEVICES:
-            for head_dim, _ in gates.FLEX_HEAD_DIMS[Template.ONE_PASS]:
-                case = _case(arch, dtype, head_dim, {"template": "one_pass"}, mask_mod="causal", **IN_PARTS)
-                yield f"{arch} one_pass {dtype} d={head_dim} in-parts", case
-        for arch in gates.DEVICES:
             for template, head_dim in ((template, q) for template, dims in gates.FLEX_HEAD_DIMS.items() for q, v in dims if q == v):
                 for attention, sizes in BY_GRAPHS.items():
                     case = _case(arch, dtype, head_dim, {"template": template.value}, **sizes)
@@ -104,7 +100,7 @@ def _few_sms(arch: str) -> dict[str, Any]:
 
 def _of_shape(shape: str) -> dict[str, Any]:
     """A shape of the gates at our sizes."""
-    if flex := (gates.FLEX_SHAPES | gates.GLUON_FLEX_SHAPES).get(shape):
+    if flex := gates.ALL_FLEX_SHAPES.get(shape):
         return dict(flex) | (IN_PARTS if shape == gates.IN_PARTS else {})
     ours = {"kv_heads": HEADS // 2, "q_len": LENGTH - 33, "kv_len": LENGTH - 33}
     return {name: ours.get(name, value) for name, value in gates.SHAPES[shape].items()}

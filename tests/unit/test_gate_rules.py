@@ -19,6 +19,7 @@ from dash_inductor.sass.gates import (
     HEAD_DIMS,
     MOST_INSTRUCTIONS,
     MOST_LOCAL,
+    PARTS_SHAPES,
     SHAPES,
     Cell,
     Rules,
@@ -138,14 +139,15 @@ def test_a_flex_attention_beside_stock():
 def test_every_cell_of_the_tables():
     """All of what there is a tile for, once; past a head dim of 128 in two passes, and Gluon, alone."""
     found = cells()
-    of_gluon = len(GLUON_HEAD_DIMS) * len((*GLUON_SHAPES, *GLUON_FLEX_SHAPES))
-    in_triton = len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2)
+    of_gluon = len(GLUON_HEAD_DIMS) * len((*GLUON_SHAPES, *GLUON_FLEX_SHAPES, *PARTS_SHAPES))
+    in_triton = len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2) + len(PARTS_SHAPES) * 2
     assert len(set(found)) == len(found) == 2 * (len(DEVICES) * in_triton + of_gluon)
     assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
     assert {(cell.head_dim, cell.value_dim) for cell in found if cell.value_dim} == {(96, 64), (192, 128)}
     assert all(cell.rules.tile for cell in found)
     assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass", "gluon"}
     assert {cell.shape for cell in found if cell.template == "two_pass"} == {*SHAPES, *FLEX_SHAPES}
+    assert {cell.shape for cell in found if cell.template == "one_pass"} == {*SHAPES, *FLEX_SHAPES, *PARTS_SHAPES}
     assert cells(arch=["sm_90"], template=["one_pass"], dtype=["fp16"], head_dim=[96], shape=["full"]) == [
         Cell("sm_90", "one_pass", "fp16", 96, "full"),
         Cell("sm_90", "one_pass", "fp16", 96, "full", 64),
@@ -170,7 +172,8 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
     assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [28, 0, 0]
     assert soft_cap.rules.share_of_stock == 0.70
     assert [replace(soft_cap, arch="sm_120", head_dim=head_dim).rules.most_local for head_dim in (64, 128)] == [2, 0]
-    assert all({*by_shape} < {*SHAPES, *FLEX_SHAPES} for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values())
+    listed = {shape for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values() for shape in by_shape}
+    assert listed <= {*SHAPES, *FLEX_SHAPES, *PARTS_SHAPES}
 
 
 @pytest.mark.parametrize(
