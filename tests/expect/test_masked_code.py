@@ -17,7 +17,8 @@ from tests.ptx.graphs import masked_backward
 aten, prims = torch.ops.aten, torch.ops.prims
 BATCH, HEADS, KV_HEADS, LENGTH = 2, 16, 4, 4096
 MATRIX = "template: mask_matrix\n"
-SPILLED = {("h100", 128, "3.6"): 6, ("rtx5090", 64, "3.7"): 3}  # LDL and STL of the main loop, by GPU, head dim and Triton
+# LDL and STL of the main loop, by GPU, head dim and Triton.
+SPILLED = {("h100", 64, "3.6"): 25, ("h100", 64, "3.7"): 1, ("h100", 64, "3.8"): 9}
 
 
 def masked(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, padding: Tensor) -> tuple[Tensor, ...]:
@@ -155,7 +156,7 @@ def test_what_is_given_is_read_where_it_is(dtype: torch.dtype, length: int) -> N
 
 def test_a_learnt_mask() -> None:
     """The kernel stores its gradient; at head dim 128 it spills, by Triton so much, and no more."""
-    spilled = {"3.6": 146, "3.7": 119, "3.9": 135}
+    spilled = {"3.6": 153, "3.7": 147, "3.8": 124, "3.9": 135}
     with dash_inductor.enabled(template="one_pass"):
         generated = masked_backward("h100", [(BATCH, HEADS, LENGTH, 128)] * 4, False, "bf16", False, "learnt")
     name, _ = kernel(generated, MAIN)
