@@ -60,7 +60,7 @@ def kept(triton: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def results() -> list[Row]:
-    """The rows that are kept, of the oldest Triton first."""
+    """The rows that are kept, of one Triton after the other."""
     return [row for file in sorted(RESULTS.glob("triton-*.csv")) for row in csv.DictReader(file.read_text().splitlines())]
 
 

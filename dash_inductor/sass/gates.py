@@ -70,7 +70,8 @@ STOCK_ELEMENTS = 64 * 128  # of a step of either loop of stock's, at head dims 6
 SHARES_OF_STOCK: dict[Key, dict[str, float]] = {("sm_90", "3.9", 128): {"flex": 0.72}}
 # The most LDL and STL of the main loop, by shape; 0 elsewhere. On sm_90, at 128 dK and dV alone take 128 of the 255 registers of a
 # thread, P and dP 64, and at 64 it is the other way round; the score before a soft-cap lives on until its derivative, a bias until
-# it is added. What few there are at 64 cost less than half the rows, by the replay of each Triton's code.
+# it is added. What few there are at 64 cost less than half the rows, by the replay of each Triton's code; of chains in parts
+# that was not tried.
 MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_90", "3.6", 64): {"full": 4, "flex": 4, "flex-causal": 6, IN_PARTS: 24},
     ("sm_90", "3.7", 64): {IN_PARTS: 1},
