@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import sympy
 import torch
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler
+from torch._inductor.virtualized import V
 
 from dash_inductor.op import MaskArguments
 from dash_inductor.problem import BLOCK_MASK, dtype_name
@@ -130,19 +132,21 @@ def _launched(
     scratch = empty([inputs.query_heads_total, inputs.n_q, tile.block_m * tile.block_d], torch.float32, device)
     dk, dv = (empty_strided(*meta, dtype=dtype, device=device) for meta in (dk_meta, dv_meta))
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
-    fallback_handler(torch.ops.dash.sdpa_backward_gluon.default, add_to_fallback_set=False)(
-        *inputs.tensors,
-        *walk,
-        *(parts.sums if parts else None, scratch, dk, dv),
-        workers,
-        cooperative,
-        round_robin,
-        resolution.problem.mask == "causal",
-        *((blocks.q_tiles, blocks.kv_tiles) if blocks else (0, 0)),
-        *((parts.bands, parts.sets) if parts else (1, 1)),
-        LEAST_STEPS if parts else 0,
-        inputs.scale,
-    )
+    # Inductor runs the op once on fake tensors, but for a constant, such as the table, which it passes as it is.
+    with mock.patch.object(V.fake_mode, "allow_non_fake_inputs", True):
+        fallback_handler(torch.ops.dash.sdpa_backward_gluon.default, add_to_fallback_set=False)(
+            *inputs.tensors,
+            *walk,
+            *(parts.sums if parts else None, scratch, dk, dv),
+            workers,
+            cooperative,
+            round_robin,
+            resolution.problem.mask == "causal",
+            *((blocks.q_tiles, blocks.kv_tiles) if blocks else (0, 0)),
+            *((parts.bands, parts.sets) if parts else (1, 1)),
+            LEAST_STEPS if parts else 0,
+            inputs.scale,
+        )
     visited = blocks.is_visited if blocks else None
     size = inputs.query.get_size()
     return scaled_dq(scratch, tile.block_m, in_accumulator_order(tile), size, dtype, inputs.scale, visited), dk, dv
