@@ -141,8 +141,21 @@ def await_additions():
 
 
 @gluon.jit
+def await_all_read():
+    # For one warp: of the bulk stores and additions that its lanes have issued, TMA has read all from shared memory.
+    gl.inline_asm_elementwise(
+        "cp.async.bulk.wait_group.read 0; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
+        "=r,~{memory}",
+        [],
+        dtype=gl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@gluon.jit
 def await_all_but_last_read():
-    # For one warp: of the bulk stores and additions that its lanes have issued, TMA has read all but the last from shared memory.
+    # As above, all but the last.
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group.read 1; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
         "=r,~{memory}",
@@ -154,44 +167,57 @@ def await_all_but_last_read():
 
 
 @gluon.jit
-def dq_stored():
-    # For the 8 consumer warps: arrives, and waits for nobody. 288 threads: theirs, and the warp that waits.
-    # Barrier 8: Triton takes 0 for the CTA or a partition, 1 and those after it for partitions, of which there are three.
-    gl.inline_asm_elementwise("bar.arrive 8, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+def _arrive(number):
+    # For the 8 consumer warps: at a named barrier, and waits for nobody. 288 threads: theirs, and the warp that waits.
+    gl.inline_asm_elementwise(
+        "bar.arrive $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
+    )
 
 
 @gluon.jit
-def await_dq():
-    # For one warp: waits until the consumer warps have stored a step's dQ.
-    gl.inline_asm_elementwise("bar.sync 8, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+def _meet(number):
+    # For the warp that waits for the 8 consumer warps at a named barrier.
+    gl.inline_asm_elementwise(
+        "bar.sync $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
+    )
+
+
+# The numbers of named barriers begin with 8: Triton takes 0 for the CTA or a partition, 1 and those after it for partitions, of which
+# there are four.
+@gluon.jit
+def dq_stored(place):
+    # For the 8 consumer warps: a step's dQ is in this place.
+    _arrive(place + 8)
+
+
+@gluon.jit
+def await_dq(place):
+    # For one warp.
+    _meet(place + 8)
 
 
 @gluon.jit
 def step_read(stage):
-    # For the 8 consumer warps: arrives at barrier 9 or 10.
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [stage + 9], dtype=gl.int32, is_pure=False, pack=1
-    )
+    # For the 8 consumer warps: they have read what a step loaded.
+    _arrive(stage + 10)
 
 
 @gluon.jit
 def await_read(stage):
-    # For one warp: waits until the consumer warps have read what a step loaded.
-    gl.inline_asm_elementwise(
-        "bar.sync $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [stage + 9], dtype=gl.int32, is_pure=False, pack=1
-    )
+    # For one warp.
+    _meet(stage + 10)
 
 
 @gluon.jit
 def do_read():
-    # For the 8 consumer warps, at head dim 256: arrives at barrier 11.
-    gl.inline_asm_elementwise("bar.arrive 11, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+    # For the 8 consumer warps, at head dim 256: they have read a step's grad_out, which has one place.
+    _arrive(12)
 
 
 @gluon.jit
 def await_do_read():
-    # For one warp: waits until the consumer warps have read a step's grad_out, which has one place.
-    gl.inline_asm_elementwise("bar.sync 11, 288; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
+    # For one warp.
+    _meet(12)
 
 
 @gluon.jit

@@ -52,6 +52,7 @@ from .functions import (
     async_store,
     await_additions,
     await_all_but_last_read,
+    await_all_read,
     await_do_read,
     await_dq,
     await_matmuls,
@@ -136,37 +137,54 @@ def put(dq_target, place, dq, rank):
 
 
 @gluon.jit
-def add_in_order(walk, attention, dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT, IS_WIDE: gl.constexpr):
+def add_in_order(walk, attention, sums, PLACE: gl.constexpr):
+    # The steps whose dQ has this place.
+    dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT = sums
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
-    count = 0
+    count = 0  # of the steps of all chains
+    for turn in range(walk.rounds):
+        _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
+        for step in range(steps * HEADS):
+            if count % STAGES == PLACE:
+                i, rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
+                index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
+                rank += first_rank
+                # The rank first: it may have come before dQ is there.
+                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
+                await_dq(PLACE)
+                put(dq_target, index, dq_tiles.index(PLACE), rank)
+                await_all_read()
+                mbarrier.arrive(dq_taken.index(PLACE), count=1)
+                await_additions()
+                release(SEMAPHORES + index)
+            count += 1
+
+
+@gluon.jit
+def add_halves_in_order(walk, attention, sums):
+    dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT = sums
+    HEADS: gl.constexpr = attention.GROUP // attention.SETS
+    first_tile, second_tile, third_tile = dq_tiles
+    taken = dq_taken.index(0)
     for turn in range(walk.rounds):
         _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
         for step in range(steps * HEADS):
             i, rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
-            rank += first_rank
             index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
-            if IS_WIDE:
-                first_tile, second_tile, third_tile = dq_tiles
-                # The rank first: the second half waits until a part of this one is read.
-                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
-                await_dq()
-                put(dq_target, 4 * index, first_tile, rank)
-                put(dq_target, 4 * index + 1, second_tile, rank)
-                await_all_but_last_read()
-                mbarrier.arrive(dq_taken, count=1)  # the second half takes the third place and the first
-                await_dq()
-                put(dq_target, 4 * index + 2, third_tile, rank)
-                put(dq_target, 4 * index + 3, first_tile, rank)
-                await_additions()
-                mbarrier.arrive(dq_taken, count=1)
-            else:
-                await_dq()
-                mbarrier.arrive(dq_taken, count=1)
-                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
-                put(dq_target, index, dq_tiles.index(count % STAGES), rank)
-                await_additions()
+            rank += first_rank
+            # The rank first: the second half waits until a part of this one is read.
+            wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
+            await_dq(0)
+            put(dq_target, 4 * index, first_tile, rank)
+            put(dq_target, 4 * index + 1, second_tile, rank)
+            await_all_but_last_read()
+            mbarrier.arrive(taken, count=1)  # the second half takes the third place and the first
+            await_dq(0)
+            put(dq_target, 4 * index + 2, third_tile, rank)
+            put(dq_target, 4 * index + 3, first_tile, rank)
+            await_additions()
+            mbarrier.arrive(taken, count=1)
             release(SEMAPHORES + index)
-            count += 1
 
 
 @gluon.jit
@@ -264,12 +282,12 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
-                    # Of the step before; it returns at once where there is none.
-                    mbarrier.wait(dq_taken, (count + 1) % 2)
+                    # The step that had this place before; it returns at once where there is none.
+                    mbarrier.wait(dq_taken.index(stage), (count // STAGES + 1) % 2)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))
                     fence_async_shared()
-                    dq_stored()
+                    dq_stored(stage)
                     dk = await_matmuls(0, deps=[dk])
                     step_read(stage)
                     count += 1
@@ -331,13 +349,13 @@ def sdpa_backward(
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    dq_taken = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
+    dq_taken = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
     for stage in gl.static_range(STAGES):
         mbarrier.init(q_full.index(stage), count=1)
+        mbarrier.init(dq_taken.index(stage), count=1)
     for stage in gl.static_range(DO_STAGES):
         mbarrier.init(do_full.index(stage), count=1)
     mbarrier.init(kv_full, count=1)
-    mbarrier.init(dq_taken, count=1)
     fence_async_shared()
 
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
@@ -353,22 +371,37 @@ def sdpa_backward(
         chain = (0, 0, 0, TABLE, 0, 0, 0)
         sums = ()
         bits = (TABLE, 0)
-        ROWS += ticket * 3 * attention.nq
+        ROWS += ticket * 4 * attention.nq
     consumed = Walk(TABLE, ROWS, own_role, first_head, rounds, chain)
     produced = Walk(TABLE, ROWS + attention.nq, own_role, first_head, rounds, chain)
     added = Walk(TABLE, ROWS + 2 * attention.nq, own_role, first_head, rounds, chain)
+    also_added = Walk(TABLE, ROWS + 3 * attention.nq, own_role, first_head, rounds, chain)
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
-    barriers = (q_full, do_full, kv_full, dq_taken)
     outputs = (DK, DV, dk_strides, dv_strides, sums)
+    loaded = (q_full, do_full, kv_full)
+    barriers = (q_full, do_full, kv_full, dq_taken)
+    adding = (dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT)
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket, or a maximum
-    gl.warp_specialize(
-        [
-            (consume_wide if IS_WIDE else consume, (consumed, attention, bits, tiles, barriers, outputs)),
-            (produce, (produced, attention, sources, loads, (q_full, do_full, kv_full))),
-            (add_in_order, (added, attention, dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT, IS_WIDE)),
-        ],
-        [1, 1],
-        [WORKER_REGISTERS, WORKER_REGISTERS],
-    )
+    if IS_WIDE:
+        gl.warp_specialize(
+            [
+                (consume_wide, (consumed, attention, bits, tiles, barriers, outputs)),
+                (produce, (produced, attention, sources, loads, loaded)),
+                (add_halves_in_order, (added, attention, adding)),
+            ],
+            [1, 1],
+            [WORKER_REGISTERS, WORKER_REGISTERS],
+        )
+    else:
+        gl.warp_specialize(
+            [
+                (consume, (consumed, attention, bits, tiles, barriers, outputs)),
+                (produce, (produced, attention, sources, loads, loaded)),
+                (add_in_order, (added, attention, adding, 0)),
+                (add_in_order, (also_added, attention, adding, 1)),
+            ],
+            [1, 1, 1],
+            [WORKER_REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS],
+        )

@@ -15,7 +15,7 @@ __all__ = ["arguments", "sdpa_backward"]
 OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": True}
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
-PARTITIONS = 3  # of a CTA
+PARTITIONS = 4  # of a CTA
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by head dim, rows that TMA adds at a time: a Q tile, of 256 columns a quarter of it
 

@@ -35,7 +35,7 @@ def store_half(dq, first_tile, second_tile):
     first_tile.store(first)
     second_tile.store(second)
     fence_async_shared()
-    dq_stored()
+    dq_stored(0)
 
 
 @gluon.jit
@@ -103,14 +103,14 @@ def consume_wide(walk, attention, bits, tiles, barriers, outputs):
                     dk = warpgroup_mma(ds_tile, q, dk, is_async=True)
                     # Read under these two matmuls, and never past the chain.
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
-                    mbarrier.wait(dq_taken, 1)  # of the step before; it returns at once where there is none
+                    mbarrier.wait(dq_taken.index(0), 1)  # of the step before; it returns at once where there is none
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     do_read()
                     store_half(dq, dq_tiles[0], dq_tiles[1])
                     # Behind dK, which runs while the first half is on its way to global memory.
                     dq = product(ds_tile.permute([1, 0]), k.slice(HALF, HALF, dim=1), DQ_LAYOUT)
                     barrier()  # between stores to the first place: Triton's own would stand behind the waits
-                    mbarrier.wait(dq_taken, 0)
+                    mbarrier.wait(dq_taken.index(0), 0)
                     dq, dk = await_matmuls(0, deps=[dq, dk])
                     store_half(dq, dq_tiles[2], dq_tiles[0])
                     step_read(stage)

@@ -46,11 +46,11 @@ class Partition(greenlet.greenlet):
 
 
 class Cta:
-    """What the partitions of a CTA have in common: named barriers, for a step's dQ, for each stage that a step reads, and for
-    grad_out where it has one place."""
+    """What the partitions of a CTA have in common: named barriers, for each place of a step's dQ, for each stage that a step reads,
+    and for grad_out where it has one place."""
 
     def __init__(self) -> None:
-        self.dq = NamedBarrier(288)
+        self.dq = [NamedBarrier(288), NamedBarrier(288)]
         self.do = NamedBarrier(288)
         self.read = [NamedBarrier(288), NamedBarrier(288)]
 
@@ -144,13 +144,13 @@ class NamedBarrier:
         wait_until(lambda: self.completions > before)
 
 
-def dq_stored() -> None:
-    Partition.running().cta.dq.arrive(256)
+def dq_stored(place: int) -> None:
+    Partition.running().cta.dq[place].arrive(256)
     wait_until()
 
 
-def await_dq() -> None:
-    Partition.running().cta.dq.sync(32)
+def await_dq(place: int) -> None:
+    Partition.running().cta.dq[place].sync(32)
 
 
 def do_read() -> None:
@@ -352,6 +352,11 @@ def await_additions() -> None:
     issued.clear()
 
 
+def await_all_read() -> None:
+    issued = Partition.running().bulk
+    wait_until(lambda: all(bulk.was_read for bulk in issued))
+
+
 def await_all_but_last_read() -> None:
     issued = Partition.running().bulk[:-1]
     wait_until(lambda: all(bulk.was_read for bulk in issued))
@@ -512,7 +517,7 @@ def words_and_bits(n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
 
 # They are PTX in the kernel's source, or ask Triton for what Gluon does not offer.
 OF_TRITON = (wait_for_rank, release, release_by_warps, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls)
-OF_TRITON += (thread, of_first_lane, load_bits, hide, do_read, await_do_read, await_all_but_last_read)
+OF_TRITON += (thread, of_first_lane, load_bits, hide, do_read, await_do_read, await_all_read, await_all_but_last_read)
 
 
 def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
