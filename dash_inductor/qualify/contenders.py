@@ -153,8 +153,19 @@ def _flex(shape: Shape, inputs: Inputs) -> Prepared:
     attend = _flex_attention(shape, inputs.query.device)
     torch._dynamo.reset()
     with deterministic_mode(False):
-        out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs.leaves)
+        out = _compiled(attend, inputs)
     return Prepared(_backward(out, inputs, strict=False))
+
+
+def _compiled(attend: Callable[[Tensor, Tensor, Tensor], Any], inputs: Inputs) -> Tensor:
+    """The output [B, H, S, D] of a compiled attention, whose graph ends with it as [B, S, H, D], as models' do: autograd takes an
+    output's gradient to be contiguous, and copies it where it is not."""
+    import torch
+
+    def attend_and_transpose(query: Tensor, key: Tensor, value: Tensor) -> Any:
+        return attend(query, key, value).transpose(1, 2).contiguous()
+
+    return torch.compile(attend_and_transpose, fullgraph=True, dynamic=False)(*inputs.leaves).transpose(1, 2)
 
 
 def _flex_attention(shape: Shape, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -232,7 +243,7 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
         variant.applied() if variant else nullcontext(),
         enabled(**{"on_unsupported": "fallback", "guarantee": "run", **settings}),
     ):
-        out = torch.compile(attend, fullgraph=True, dynamic=False)(*inputs.leaves)
+        out = _compiled(attend, inputs)
     decided = decisions()
     if len(decided) != 1:
         raise RefusedError(f"{len(decided)} attentions were decided on, not one")
