@@ -209,15 +209,15 @@ def await_read(stage):
 
 
 @gluon.jit
-def do_read():
+def do_read(stage):
     # For the 8 consumer warps, at head dim 256: they have read a step's grad_out, which has one place.
-    _arrive(12)
+    _arrive(stage + 13)
 
 
 @gluon.jit
-def await_do_read():
+def await_do_read(stage):
     # For one warp.
-    _meet(12)
+    _meet(stage + 13)
 
 
 @gluon.jit

@@ -58,6 +58,7 @@ from .functions import (
     await_matmuls,
     await_read,
     barrier,
+    do_read,
     dq_stored,
     end_chain,
     in_accumulator_order,
@@ -86,6 +87,7 @@ def produce(walk, attention, sources, tiles, barriers):
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
+    Q_STAGES: gl.constexpr = q_tiles.shape[0]
     DO_STAGES: gl.constexpr = do_tiles.shape[0]
     count = 0  # of the steps of all chains
     for turn in range(walk.rounds):
@@ -102,28 +104,28 @@ def produce(walk, attention, sources, tiles, barriers):
                 i &= 0xFFFF
                 hq = h * attention.GROUP + of_set * HEADS + step % HEADS
                 first_row = ((z * attention.hkv * attention.GROUP + hq) * attention.nq + i) * BLOCK_M
-                stage = count % STAGES
-                if step >= STAGES:
+                stage = count % Q_STAGES
+                if step >= Q_STAGES:
                     await_read(stage)
                 arrived = q_full.index(stage)
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(q_source, [z, hq, i * BLOCK_M, 0], arrived, q_tiles.index(stage))
                 async_load(neg_lse_source, [first_row], arrived, neg_lse_tiles.index(stage))
-                if DO_STAGES == 1:
-                    stage = 0
-                    if step > 0:
-                        await_do_read()
+                stage = count % DO_STAGES
+                if step >= DO_STAGES:
+                    await_do_read(stage)
                 arrived = do_full.index(stage)
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(do_source, [z, hq, i * BLOCK_M, 0], arrived, do_tiles.index(stage))
                 async_load(delta_source, [first_row], arrived, delta_tiles.index(stage))
                 count += 1
-            if DO_STAGES == 1:
-                await_do_read()
             # The end of the steps that were not waited for: then K and V are free, and every stage.
-            left = gl.minimum(steps, STAGES)
+            left = gl.minimum(steps, DO_STAGES)
             for step in range(left):
-                await_read((count + left + step) % STAGES)
+                await_do_read((count - left + step) % DO_STAGES)
+            left = gl.minimum(steps, Q_STAGES)
+            for step in range(left):
+                await_read((count - left + step) % Q_STAGES)
 
 
 @gluon.jit
@@ -199,6 +201,7 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     dtype: gl.constexpr = k_tile.dtype
+    Q_STAGES: gl.constexpr = q_tiles.shape[0]
     PARTS: gl.constexpr = BLOCK_M // PART
     # The rows of S^T and dP^T, keys, are those of dK and dV: their registers are the left operands of the dV and dK matmuls. Two
     # warpgroups share dQ by rows, or by columns where it has 64 rows.
@@ -226,11 +229,12 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 for step in range(steps):
                     i = next_i & 0xFFFF
+                    q_stage = count % Q_STAGES
                     stage = count % STAGES
-                    mbarrier.wait(q_full.index(stage), (count // STAGES) % 2)
-                    q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                    mbarrier.wait(q_full.index(q_stage), (count // Q_STAGES) % 2)
+                    q = q_tiles.index(q_stage).reshape([BLOCK_M, HEAD_DIM])
                     do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
-                    neg_lse = neg_lse_tiles.index(stage)
+                    neg_lse = neg_lse_tiles.index(q_stage)
                     delta = delta_tiles.index(stage)
                     # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before
                     # dP is waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
@@ -285,11 +289,12 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                     # The step that had this place before; it returns at once where there is none.
                     mbarrier.wait(dq_taken.index(stage), (count // STAGES + 1) % 2)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
+                    do_read(stage)
                     dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))
                     fence_async_shared()
                     dq_stored(stage)
                     dk = await_matmuls(0, deps=[dk])
-                    step_read(stage)
+                    step_read(q_stage)
                     count += 1
             end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)
 
@@ -326,11 +331,12 @@ def sdpa_backward(
     DQ_ROWS: gl.constexpr = dq_target.block_shape[0]
     DQ_COLUMNS: gl.constexpr = dq_target.block_shape[1]
     IS_WIDE: gl.constexpr = HEAD_DIM == 256
+    Q_STAGES: gl.constexpr = 2 if IS_WIDE else 3
     DO_STAGES: gl.constexpr = 1 if IS_WIDE else 2
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_tiles = gl.allocate_shared_memory(dtype, [STAGES, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [Q_STAGES, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
     do_tiles = gl.allocate_shared_memory(dtype, [DO_STAGES, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
@@ -344,14 +350,15 @@ def sdpa_backward(
         dq_tiles = (first_tile, second_tile, third_tile)
     else:
         dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
-    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, BLOCK_M], neg_lse_source.layout)
+    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], neg_lse_source.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK_M], delta_source.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], BARRIER)
     do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     dq_taken = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    for stage in gl.static_range(STAGES):
+    for stage in gl.static_range(Q_STAGES):
         mbarrier.init(q_full.index(stage), count=1)
+    for stage in gl.static_range(STAGES):
         mbarrier.init(dq_taken.index(stage), count=1)
     for stage in gl.static_range(DO_STAGES):
         mbarrier.init(do_full.index(stage), count=1)

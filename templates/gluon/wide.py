@@ -105,7 +105,7 @@ def consume_wide(walk, attention, bits, tiles, barriers, outputs):
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
                     mbarrier.wait(dq_taken.index(0), 1)  # of the step before; it returns at once where there is none
                     dq, dv = await_matmuls(1, deps=[dq, dv])
-                    do_read()
+                    do_read(0)
                     store_half(dq, dq_tiles[0], dq_tiles[1])
                     # Behind dK, which runs while the first half is on its way to global memory.
                     dq = product(ds_tile.permute([1, 0]), k.slice(HALF, HALF, dim=1), DQ_LAYOUT)
