@@ -91,7 +91,10 @@ MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_120", "3.8", 64): {"flex-window-soft-cap": 3},
     ("sm_120", "3.9", 64): {"flex-window-soft-cap": 3},
 }
-MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {("sm_90", "3.9", 256): {"causal-ragged-gqa": 1, "flex-documents": 1}}
+MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {
+    ("sm_90", "3.9", 128): {"full": 9, "causal-ragged-gqa": 2},
+    ("sm_90", "3.9", 256): {"causal-ragged-gqa": 1, "flex-documents": 1, IN_PARTS: 1},
+}
 # The most barriers of all warps in the main loop, on sm_90: of one pass, where Triton 3.9 puts 8 and those before it at most 7, and
 # of Gluon by head dim. Gluon's source has two for the warps that multiply, and three at head dim 256. Triton 3.6 adds one at 64,
 # between the two stores of dS.

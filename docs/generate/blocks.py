@@ -5,6 +5,7 @@
 <!-- head: options | python -m dash_inductor --help -->   the same, up to the line with these words
 <!-- commands: -->                                    a table of the commands
 <!-- executed: -->                                    what `make execute` executed last, as each Triton compiles it
+<!-- measured: h200/gluon -->                         backwards that `qualify` timed on a GPU, of benchmarks/results
 <!-- loops: gluon -->                                what `make figures` kept last, a table of benchmarks/loops.py
 <!-- reach: models -->                                what `make reach` found last, of models or of recipes
 """
@@ -18,6 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import loops
@@ -27,8 +29,8 @@ from dash_inductor.cli.main import COMMANDS
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
-EXECUTED = ROOT / "benchmarks" / "results" / "executed"
-BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed|loops|reach):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed|measured|loops|reach):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -94,9 +96,34 @@ def executed(_: str) -> str:
         "redundant",
         "commit",
     )
-    rows = [row for path in sorted(EXECUTED.glob("*.csv")) for row in csv.DictReader(path.read_text().splitlines())]
-    body = [" | ".join(row[name] for name in columns) for row in rows]
-    return "\n".join(f"| {line} |" for line in [" | ".join(columns), " | ".join(["---"] * len(columns)), *body])
+    rows = [row for path in sorted((RESULTS / "executed").glob("*.csv")) for row in csv.DictReader(path.read_text().splitlines())]
+    return _table(columns, [[row[name] for name in columns] for row in rows])
+
+
+def measured(folder: str) -> str:
+    """A row per shape and contender with a time, of a folder in benchmarks/results."""
+    columns = ("shape", "contender", "same bits", "ms", "20 % to 80 %", "TFLOPS", "as fast as strict mode")
+    rows = csv.DictReader((RESULTS / folder / "attention.csv").read_text().splitlines())
+    timed = [row for row in rows if row["status"] == "ok" and row["median_ms"] and row["contender"] != "ours-unordered"]
+
+    def cells(row: dict[str, str]) -> list[str]:
+        median, low, high, tflops, speedup = (float(row[name]) for name in ("median_ms", "p20_ms", "p80_ms", "tflops", "speedup"))
+        same = {"True": "yes", "False": "no"}[row["same_bits"]]
+        return [
+            row["shape"],
+            row["contender"],
+            same,
+            f"{median:.3f}",
+            f"{low:.3f} to {high:.3f}",
+            f"{tflops:.0f}",
+            f"{speedup:.2f}",
+        ]
+
+    return _table(columns, map(cells, timed))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
 
 
 WRITERS = {
@@ -105,6 +132,7 @@ WRITERS = {
     "head": head,
     "commands": commands,
     "executed": executed,
+    "measured": measured,
     "loops": loops.table,
     "reach": page.section,
 }

@@ -177,13 +177,13 @@ def _arrive(number):
 @gluon.jit
 def _meet(number):
     # For the warp that waits for the 8 consumer warps at a named barrier.
-    gl.inline_asm_elementwise(
-        "bar.sync $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
-    )
+    gl.inline_asm_elementwise("bar.sync $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
-# The numbers of named barriers begin with 8: Triton takes 0 for the CTA or a partition, 1 and those after it for partitions, of which
-# there are four.
+# The numbers of named barriers begin with 8: Triton takes 0 for the CTA or a partition, and 1 and those after it for partitions, of
+# which there are four.
+
+
 @gluon.jit
 def dq_stored(place):
     # For the 8 consumer warps: a step's dQ is in this place.

@@ -1,17 +1,21 @@
-"""The one-pass kernel for Hopper, warp-specialised, in Gluon. It has never run on a GPU.
+"""The one-pass kernel for Hopper, warp-specialised, in Gluon.
 
 The gradients of softmax(SCALE*Q K^T) V, by the matmuls of each tile, transposed so that keys are rows:
 
     P^T = exp2(SCALE_LOG2E*K Q^T + NEG_LSE)    dS^T = P^T*(V DO^T - DELTA)    DV = P^T DO    DK = SCALE*dS^T Q    DQ = dS K
 
 DQ is left unscaled. Shapes stand at `sdpa_backward`. The contract is that of `one_pass.py.jinja`: the same table, ticket and
-semaphores, the same sums in the same order. One CTA is three partitions, which walk the table each by itself and meet at barriers.
+semaphores, the same sums in the same order. One CTA is four partitions, which walk the table each by itself and meet at barriers.
 Under a round robin each of them writes the rows of its worker's chains for itself.
 
     consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory
-    produce       1 warp   TMA loads: K and V once per chain; Q, grad_out, -lse*log2(e) and delta once per step, two steps ahead
+    produce       1 warp   TMA loads: K and V once per chain; Q, -lse*log2(e), grad_out and delta once per step, Q up to three steps
+                           ahead, grad_out two
     add_in_order  1 warp   dQ from shared memory into global memory, by TMA: it waits for the step's rank, stores if the rank is 0
                            and adds else, waits until that is done, and releases the step's semaphore
+    add_in_order  1 warp   the same for every other step: dQ has two places, and each of these warps one
+
+One warp alone takes longer for all that than a step does (measured on an H200: docs/kernel.md).
 
 So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU; but for the end of a
 part of a chain, whose dK and dV they add to those of the parts before it.
@@ -21,17 +25,17 @@ part of a chain, whose dK and dV they add to those of the parts before it.
     q_full     TMA, by bytes, a stage      consume       Q and -lse*log2(e) of a step are there
     do_full    TMA, by bytes, a stage      consume       grad_out and delta of a step are there
     step_read  every thread, a stage       produce       the step's matmuls are complete
-    dq_stored  every thread of consume     add_in_order  the step's dQ is in shared memory
-    dq_taken   add_in_order                consume       the step's dQ was seen, and that of the step before is in global memory
+    do_read    every thread, a stage       produce       those that read grad_out are
+    dq_stored  every thread, a place       add_in_order  the step's dQ is in shared memory
+    dq_taken   add_in_order, a place       consume       TMA has read it
 
-Head dim 256 has a `consume` of its own, `consume_wide` in wide.py. Of grad_out and delta there is one stage, loaded a step ahead.
-dQ comes in two halves, of which the second takes a place of the first: these warps do wait for a rank that is half a step late.
-Barriers there are
+Head dim 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There Q has two
+stages, and grad_out and delta one. dQ comes in two halves, of which the second takes a place of the first: these warps do wait
+for a rank that is half a step late. Barriers of dQ are then
 
-    do_read    every thread of consume     produce       the matmuls that read grad_out are complete
-    dq_stored  every thread of consume     add_in_order  a half of the step's dQ is in shared memory
-    dq_taken   add_in_order                consume       of the first half: TMA has read that place; of the second: all is in global
-                                                         memory
+    dq_stored  every thread of consume     add_halves_in_order  a half of the step's dQ is in shared memory
+    dq_taken   add_halves_in_order         consume              of the first half: TMA has read that place; of the second: all is in
+                                                                global memory
 
 `step_read`, `do_read` and `dq_stored` are named barriers, at which the eight warps arrive without meeting each other; the others
 are mbarriers. Nobody arrives a second time before the first was waited for: step_read and do_read since a stage is loaded again
@@ -321,7 +325,7 @@ def sdpa_backward(
     attention,
 ):
     # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 3, NQ] for a
+    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 4, NQ] for a
     # round robin: a row for each partition of a worker. Under a mask in blocks TABLE and lists are those of `Lists`, and sizes are
     # TABLE's and the last of lists.steps. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile), and of
     # chains in parts one per chain. REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.

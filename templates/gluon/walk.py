@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from ..positions import straddling_chain, straddling_step
 from .functions import barrier, of_first_lane
 
-STAGES = gl.constexpr(2)  # of what a step reads
+STAGES = gl.constexpr(2)  # places of dQ, and of grad_out; Q has another, but at head dim 256
 
 
 class Attention(NamedTuple):

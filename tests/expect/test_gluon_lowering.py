@@ -8,12 +8,15 @@ from functools import partial
 import kernels
 import pytest
 import torch
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from dash_inductor import enabled
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.codegen.generate import deterministic, generate
 from dash_inductor.hooks.install import installed
+from dash_inductor.lowering import table
 from dash_inductor.sass.replay import replay
 from dash_inductor.schedule.parts import LEAST_STEPS, Parts
 from dash_inductor.templates import tiles
@@ -60,6 +63,20 @@ def test_launch(dynamic):
     (returned,) = [text for text in returns if f"{launch['dk']}, {launch['dv']}" in text]
     assert launch["dq"] not in returned
     assert f".run({launch['dq']}, " in code.source[code.source.index(OP) :]
+
+
+def test_a_table_on_a_gpu_that_is_there(monkeypatch):
+    """Then the table is a real tensor among fake ones, with which Inductor runs the op once. It is the CPU's here."""
+
+    def constant(ints, device):
+        monkeypatch.setattr(V.fake_mode, "allow_non_fake_inputs", False)  # as it is on a GPU
+        with unset_fake_temporarily():
+            tensor = torch.tensor(ints, dtype=torch.int32)
+        return V.graph.add_tensor_constant(tensor, "real_table")
+
+    monkeypatch.setattr(table, "_constant", constant)
+    code = generated(cached=False)
+    assert launches(code)[0]["table"] == "real_table"
 
 
 def test_chained_launch():

@@ -33,9 +33,11 @@ CASES = {
     "sm_90": Case("h100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 130}),
     "parts": Case("a100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "FlexAttention": Case("h100", 256, 256, heads=1, mask_mod="documents", score_mod="alibi", settings=ONE_PASS),
-    "Gluon": Case("h100", 384, 384, heads=1, mask="causal", settings=IN_GLUON),
-    # Five KV tiles in three bands, of which the first has three steps: the third waits for a stage that was read.
-    "Gluon in parts": Case("h100", 640, 640, heads=1, mask_mod="causal", in_bands=True, settings=BY_GLUON),
+    # Four tiles: Q has three stages, and each of two warps that add uses its place again.
+    "Gluon": Case("h100", 512, 512, heads=1, mask="causal", settings=IN_GLUON),
+    # Three blocks of two tiles in bands, of which the first has four steps: the last waits for a stage of Q that was read. The last
+    # KV tile is the first of two Q tiles' ranks, so both warps that add store.
+    "Gluon in parts": Case("h100", 640, 640, heads=1, mask_mod="causal", block=256, in_bands=True, settings=BY_GLUON),
     "Gluon of 256": Case("h100", 192, 192, heads=1, head_dim=256, mask="causal", settings=IN_GLUON),
 }
 PREPARED: dict[str, Prepared] = {}
@@ -165,7 +167,11 @@ MUTANTS = [
     ("Gluon", "mbarrier.try_wait", 2, "pass", "asynchronous read"),
     ("Gluon", "ld.global.acquire", 0, "relax", "read after write"),
     ("Gluon", "red.release", 0, "relax", "read after write"),
-    ("Gluon", "cp.async.bulk.wait_group", 0, "delete", "read after write"),
+    # Of each warp that adds: TMA has read dQ, and has added it.
+    ("Gluon", "cp.async.bulk.wait_group", 0, "delete", "write after read"),
+    ("Gluon", "cp.async.bulk.wait_group", 1, "delete", "reads what nobody wrote"),
+    ("Gluon", "cp.async.bulk.wait_group", 2, "delete", "write after read"),
+    ("Gluon", "cp.async.bulk.wait_group", 3, "delete", "read after write"),
     ("Gluon", "fence.proxy.async.global", 0, "delete", "read after write"),
     ("Gluon", "fence.proxy.async.shared", -1, "delete", "asynchronous read"),
     ("Gluon", "mbarrier.init", 0, "one more", "deadlock"),

@@ -46,13 +46,13 @@ class Partition(greenlet.greenlet):
 
 
 class Cta:
-    """What the partitions of a CTA have in common: named barriers, for each place of a step's dQ, for each stage that a step reads,
-    and for grad_out where it has one place."""
+    """What the partitions of a CTA have in common: named barriers, for each place of a step's dQ, for each stage of Q, and for each
+    of grad_out."""
 
     def __init__(self) -> None:
-        self.dq = [NamedBarrier(288), NamedBarrier(288)]
-        self.do = NamedBarrier(288)
-        self.read = [NamedBarrier(288), NamedBarrier(288)]
+        self.dq = [NamedBarrier(288) for _ in range(2)]
+        self.read = [NamedBarrier(288) for _ in range(3)]
+        self.do = [NamedBarrier(288) for _ in range(2)]
 
 
 class Machine:
@@ -153,13 +153,13 @@ def await_dq(place: int) -> None:
     Partition.running().cta.dq[place].sync(32)
 
 
-def do_read() -> None:
-    Partition.running().cta.do.arrive(256)
+def do_read(stage: int) -> None:
+    Partition.running().cta.do[stage].arrive(256)
     wait_until()
 
 
-def await_do_read() -> None:
-    Partition.running().cta.do.sync(32)
+def await_do_read(stage: int) -> None:
+    Partition.running().cta.do[stage].sync(32)
 
 
 def step_read(stage: int) -> None:
@@ -415,8 +415,8 @@ def where(condition: Any, a: Any, b: Any) -> Any:
 def allocate_shared_memory(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
     if dtype == torch.int64:
         return Ring([Barrier() for _ in range(shape[0])]) if len(shape) > 1 else Barrier()
-    # A ring is what has a leading 2, or a stage before a box of four dimensions or a row.
-    if shape[0] == 2 or len(shape) == 5 or (shape[0] == 1 and len(shape) == 2):
+    # A ring is what has a stage, of at most three, before a row or more; K and V have a 1 before three dimensions.
+    if shape[0] <= 3 and len(shape) != 4:
         return Ring([Tile(torch.full(shape[1:], float("nan"), dtype=dtype)) for _ in range(shape[0])], shape)
     return Tile(torch.full(shape, float("nan"), dtype=dtype))
 

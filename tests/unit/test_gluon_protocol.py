@@ -264,57 +264,86 @@ def test_tensors_of_another_size_are_refused():
         module_of(source()).arguments(*tensors, report=REPORT, **sizes, causal=False, round_robin=False, scale=1)
 
 
-RANK, RELEASE = "wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)\n", "            release(SEMAPHORES + index)\n"
-RANK_OF_256 = f"{RANK}                await_dq()\n"
-SEEN = "            else:\n                await_dq()\n"
-TAKEN = f"                mbarrier.arrive(dq_taken, count=1)\n                {RANK}"
-PUT = "put(dq_target, index, dq_tiles.index(count % STAGES), rank)\n"
-ADDED = f"{PUT}                await_additions()\n"
+# What a warp does that adds dQ, line by line.
+RANK = "                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)\n"
+SEEN = "                await_dq(PLACE)\n"
+PUT = "                put(dq_target, index, dq_tiles.index(PLACE), rank)\n"
+READ = "                await_all_read()\n"
+TAKEN = "                mbarrier.arrive(dq_taken.index(PLACE), count=1)\n"
+ADDED = "                await_additions()\n"
+RELEASE = "                release(SEMAPHORES + index)\n"
 LAST = "dk = await_matmuls(0, deps=[dk])"
 DQ_STORE = "dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))\n"
-WAIT_FOR_A_STAGE = """                if step >= STAGES:
+DV_DONE = "dq, dv = await_matmuls(1, deps=[dq, dv])"
+WAIT_FOR_Q = """                if step >= Q_STAGES:
                     await_read(stage)
 """
-NEXT_STAGE = "                count += 1\n            if DO_STAGES == 1:"
-REST_OF_THE_CHAIN = """            left = gl.minimum(steps, STAGES)
-            for step in range(left):
-                await_read((count + left + step) % STAGES)
+WAIT_FOR_DO = """                if step >= DO_STAGES:
+                    await_do_read(stage)
 """
-LATE = "{0}for step in range(left):\n{0}    await_read((count + left + step) % STAGES)\n"  # how else the rest is awaited
+Q_LOADED, DO_LOADED = "arrived, neg_lse_tiles.index(stage))\n", "arrived, delta_tiles.index(stage))\n"
+REST_OF_DO = """            left = gl.minimum(steps, DO_STAGES)
+            for step in range(left):
+                await_do_read((count - left + step) % DO_STAGES)
+"""
+REST_OF_Q = """            left = gl.minimum(steps, Q_STAGES)
+            for step in range(left):
+                await_read((count - left + step) % Q_STAGES)
+"""
+REST = REST_OF_DO + REST_OF_Q  # of a chain
+Q_ARRIVED = "mbarrier.wait(q_full.index(q_stage), (count // Q_STAGES)"
+DQ_FREE = "mbarrier.wait(dq_taken.index(stage), (count // STAGES + 1)"
 BARRIER = "barrier()  # all warps have waited for the matmul that reads the last step's\n"
 MUTANTS = {
-    "no wait for the rank": [(TAKEN, TAKEN.replace(RANK, "pass\n"))],
-    "a step released before it is added": [(ADDED + RELEASE, f"{PUT}    {RELEASE}                await_additions()\n")],
-    "additions never awaited": [(ADDED, PUT)],
-    "dq added before it is stored": [(SEEN, "            else:\n"), (ADDED, f"{PUT}                await_dq()\n")],
-    "dq taken before it is seen": [(f"await_dq()\n{TAKEN}", f"pass\n{TAKEN}"), (PUT, f"await_dq()\n                {PUT}")],
-    "dq never taken": [(TAKEN, f"                {RANK}")],
-    "dq stored over one in use": [("mbarrier.wait(dq_taken, (count + 1) % 2)", "pass")],
-    "wrong phase of what was taken": [("mbarrier.wait(dq_taken, (count + 1)", "mbarrier.wait(dq_taken, (count + 0)")],
-    "one place for dq": [("dq_tiles.index(count % STAGES)", "dq_tiles.index(0)")],
+    "no wait for the rank": [(RANK, "")],
+    "a step released before it is added": [(ADDED + RELEASE, RELEASE + ADDED)],
+    "additions never awaited": [(ADDED, "")],
+    "dq added before it is stored": [(SEEN + PUT, PUT + SEEN)],
+    "dq taken before it is seen": [(TAKEN, ""), (SEEN, TAKEN + SEEN)],
+    "dq taken before TMA has read it": [(READ + TAKEN, TAKEN + READ)],
+    "dq never taken": [(TAKEN, "")],
+    "the other place taken": [("dq_taken.index(PLACE)", "dq_taken.index(1 - PLACE)")],
+    "dq stored over one in use": [(f"{DQ_FREE} % 2)", "pass")],
+    "wrong phase of what was taken": [(DQ_FREE, DQ_FREE.replace("+ 1", "+ 0"))],
+    "one place for dq": [("dq_tiles.index(PLACE)", "dq_tiles.index(0)")],
+    "dq of the other place awaited": [("await_dq(PLACE)", "await_dq(1 - PLACE)")],
+    "steps of the other place": [("if count % STAGES == PLACE:", "if count % STAGES != PLACE:")],
+    "steps of both places": [("if count % STAGES == PLACE:", "if True:")],
+    "two warps of one place": [("(also_added, attention, adding, 1)", "(also_added, attention, adding, 0)")],
     "no fence behind dq": [(f"{DQ_STORE}                    fence_async_shared()", DQ_STORE)],
     "dq said to be stored too early": [
-        (DQ_STORE, f"dq_stored()\n                    {DQ_STORE}"),
-        ("()\n                    dq_stored()\n", "()\n"),
+        (DQ_STORE, f"dq_stored(stage)\n                    {DQ_STORE}"),
+        ("()\n                    dq_stored(stage)\n", "()\n"),
     ],
+    "dq said to be in the other place": [("dq_stored(stage)", "dq_stored(1 - stage)")],
     "a stage free before its last matmul": [
-        (f"{LAST}\n                    step_read(stage)", f"step_read(stage)\n                    {LAST}")
+        (f"{LAST}\n                    step_read(q_stage)", f"step_read(q_stage)\n                    {LAST}")
+    ],
+    "grad_out free before its last matmul": [
+        (f"{DV_DONE}\n                    do_read(stage)", f"do_read(stage)\n                    {DV_DONE}")
     ],
     "the first adds": [("if rank == 0:", "if rank < 0:")],
     "the others store": [("if rank == 0:", "if rank >= 0:")],
     "another order of dq's elements": [("permute([4, 3, 0, 2, 5, 1, 6])", "permute([4, 3, 0, 5, 2, 1, 6])")],
-    "Q over a stage in use": [(WAIT_FOR_A_STAGE, ""), (NEXT_STAGE, WAIT_FOR_A_STAGE + NEXT_STAGE)],
+    "Q over a stage in use": [(WAIT_FOR_Q, ""), (Q_LOADED, Q_LOADED + WAIT_FOR_Q)],
+    "grad_out over a stage in use": [(WAIT_FOR_DO, ""), (DO_LOADED, DO_LOADED + WAIT_FOR_DO)],
     "K and V over a tile in use": [
-        (REST_OF_THE_CHAIN, "            left = gl.minimum(steps, STAGES)\n" + LATE.format("    ")),
-        ("    count = 0  # of the steps of all chains\n    for turn", "    left = count = 0\n    for turn"),
-        ("kv_full, v_tile)\n", "kv_full, v_tile)\n" + LATE.format("            ")),
+        (REST, "            before = steps\n"),
+        ("DO_STAGES: gl.constexpr = do_tiles.shape[0]\n", "DO_STAGES: gl.constexpr = do_tiles.shape[0]\n    before = 0\n"),
+        ("kv_full, v_tile)\n", f"kv_full, v_tile)\n{REST.replace('steps', 'before')}"),
     ],
+    "the end of Q's stages never awaited": [(REST_OF_Q, "")],
+    "the end of grad_out's stages never awaited": [(REST_OF_DO, "")],
+    "the end of other stages awaited": [(REST_OF_Q, REST_OF_Q.replace("count - left", "count + left"))],
     "K and V before they have arrived": [("mbarrier.wait(kv_full, kv_phase)", "pass")],
-    "Q before it has arrived": [("mbarrier.wait(q_full.index(stage), (count // STAGES) % 2)", "pass")],
+    "Q before it has arrived": [(f"{Q_ARRIVED} % 2)", "pass")],
     "grad_out before it has arrived": [("mbarrier.wait(do_full.index(stage), (count // STAGES) % 2)", "pass")],
-    "wrong phase of the ring": [
-        ("mbarrier.wait(q_full.index(stage), (count // STAGES)", "mbarrier.wait(q_full.index(stage), (count // STAGES + 1)")
-    ],
+    "wrong phase of the ring": [(Q_ARRIVED, Q_ARRIVED.replace("Q_STAGES", "Q_STAGES + 1"))],
+    "the phase of a ring of two stages": [(Q_ARRIVED, Q_ARRIVED.replace("Q_STAGES", "STAGES"))],
+    "Q loaded into two stages": [(" stage = count % Q_STAGES\n", " stage = count % 2\n")],
+    "Q read from two stages": [("q_stage = count % Q_STAGES", "q_stage = count % 2")],
+    "lse of grad_out's stage": [("neg_lse_tiles.index(q_stage)", "neg_lse_tiles.index(stage)")],
+    "grad_out's stage free for Q": [("step_read(q_stage)", "step_read(stage)")],
     "bytes that are not counted": [
         (
             "arrived = q_full.index(stage)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)",
@@ -344,10 +373,14 @@ MUTANTS = {
 
 MUTANTS_IN_A_QUEUE = {
     "the row of another partition": [("(TABLE, ROWS + 2 * attention.nq, own_role", "(TABLE, ROWS, own_role")],
-    "the row of another worker": [("ROWS += ticket * 3 * attention.nq", "ROWS += 0 * ticket")],
+    "one row for both warps that add": [("(TABLE, ROWS + 3 * attention.nq, own_role", "(TABLE, ROWS + 2 * attention.nq, own_role")],
+    "the row of another worker": [("ROWS += ticket * 4 * attention.nq", "ROWS += 0 * ticket")],
     "a chain of a head that begins with the round": [("begin -= head * queue", "begin -= begin")],
     "small chains as long as big ones": [("steps -= j * RATIO", "steps -= 0")],
     "turns of whole heads": [("rounds = gl.cdiv(attention.heads * queue - own_role, roles) * slots", "pass")],
+    "places of dq counted anew in each chain": [
+        ("steps * HEADS):\n            if count", "steps * HEADS):\n            count *= step > 0\n            if count")
+    ],
 }
 MUTANTS_IN_BLOCKS = {
     "a rank of the KV tile after": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - j % KV_TILES")],
@@ -357,41 +390,26 @@ MUTANTS_IN_BLOCKS = {
     "bits of another Q tile": [("load_bits(BITS + (first_word + i * (256 * PARTS)))", "load_bits(BITS + first_word)")],
     "bits of another KV tile": [("(mask * n_kv + chain[0]) * attention.nq", "(mask * n_kv + 0) * attention.nq")],
 }
-WAIT_FOR_DO = """                    if step > 0:
-                        await_do_read()
-"""
-HALVES_ADDED = "await_additions()\n                mbarrier.arrive(dq_taken, count=1)\n            else"
+HALVES_ADDED, HALVES_TAKEN = "await_additions()\n            ", "mbarrier.arrive(taken, count=1)\n            "
+THIRD = "put(dq_target, 4 * index + 2, third_tile, rank)\n            "
 MUTANTS_OF_256 = {
-    "no wait for the rank": [(RANK_OF_256, "await_dq()\n")],
+    "no wait for the rank": [(f"{RANK.strip()}\n            await_dq(0)", "await_dq(0)")],
     "a step released before all of it is added": [
-        (HALVES_ADDED, f"release(SEMAPHORES + index)\n                {HALVES_ADDED}"),
-        (f"{RELEASE}            count", "            count"),
+        (f"{HALVES_ADDED}{HALVES_TAKEN}{RELEASE.strip()}", f"{RELEASE.strip()}\n            {HALVES_ADDED}{HALVES_TAKEN}")
     ],
     "the place of the first part taken before it is read": [("await_all_but_last_read()\n", "pass\n")],
-    "places taken before the second half is read": [
-        (HALVES_ADDED, "mbarrier.arrive(dq_taken, count=1)\n                await_additions()\n            else")
-    ],
-    "the second half added before it is stored": [
-        (
-            "await_dq()\n                put(dq_target, 4 * index + 2, third_tile, rank)\n",
-            "put(dq_target, 4 * index + 2, third_tile, rank)\n                await_dq()\n",
-        )
-    ],
-    "the first half stored over one in use": [("mbarrier.wait(dq_taken, 1)", "pass")],
-    "the second half stored over the first": [("mbarrier.wait(dq_taken, 0)", "pass")],
+    "places taken before the second half is read": [(HALVES_ADDED + HALVES_TAKEN, HALVES_TAKEN + HALVES_ADDED)],
+    "the second half added before it is stored": [(f"await_dq(0)\n            {THIRD}", f"{THIRD}await_dq(0)\n            ")],
+    "the first half stored over one in use": [("mbarrier.wait(dq_taken.index(0), 1)", "pass")],
+    "the second half stored over the first": [("mbarrier.wait(dq_taken.index(0), 0)", "pass")],
     "parts of the second half mixed up": [("dq_tiles[2], dq_tiles[0])", "dq_tiles[0], dq_tiles[2])")],
     "one half of K for both": [("k.slice(HALF, HALF, dim=1)", "k.slice(0, HALF, dim=1)")],
     "no fence behind dq": [("second_tile.store(second)\n    fence_async_shared()\n", "second_tile.store(second)\n")],
     "grad_out free before its last matmul": [
-        (
-            "dq, dv = await_matmuls(1, deps=[dq, dv])\n                    do_read()\n",
-            "do_read()\n                    dq, dv = await_matmuls(1, deps=[dq, dv])\n",
-        )
+        (f"{DV_DONE}\n                    do_read(0)", f"do_read(0)\n                    {DV_DONE}")
     ],
-    "grad_out over one in use": [
-        (WAIT_FOR_DO, ""),
-        ("arrived, delta_tiles.index(stage))\n", f"arrived, delta_tiles.index(stage))\n{WAIT_FOR_DO.replace('    if', 'if', 1)}"),
-    ],
+    "grad_out over one in use": [(WAIT_FOR_DO, ""), (DO_LOADED, DO_LOADED + WAIT_FOR_DO)],
+    "the end of grad_out never awaited": [(REST_OF_DO, "")],
     "grad_out before it has arrived": [("mbarrier.wait(do_full.index(0), count % 2)", "pass")],
     "wrong phase of grad_out": [("mbarrier.wait(do_full.index(0), count % 2)", "mbarrier.wait(do_full.index(0), 1)")],
     "a stage free before its last matmul": [
@@ -438,7 +456,7 @@ MUTANTS_IN_PARTS = {
     "parts of whom no band has a step": [("if end > begin:", "if end >= begin:")],
 }
 OF_256 = 1, 1, 2, 160, 160, "causal", "descending", 2, 1, 256
-IN_A_QUEUE = 1, 2, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 64
+IN_A_QUEUE = 1, 3, 1, 640, 640, "causal", "symmetric_round_robin", 2, 1, 64
 
 
 def assert_seen(module, inputs, plan, seen=None):
