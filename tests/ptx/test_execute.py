@@ -194,15 +194,15 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
 
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
 # Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go: the last wait for them, after
-# which shared memory could be used again, orders nothing, nor does the wait of Gluon's warp that loads for the chain's end. At head
-# dim 256 a barrier stands between stores to one place of dQ, which the barrier of the warp that adds orders, as the end of grad_out
-# does P's: Triton would put one there.
+# which shared memory could be used again, orders nothing, nor do the waits of Gluon's warp that loads for the chain's end, of
+# grad_out and of Q. At head dim 256 a barrier stands between stores to one place of dQ, which the barrier of the warp that adds
+# orders, as the end of grad_out does P's: Triton would put one there.
 HOLES = {
     "sm_80": [],
     "sm_90": [],
     "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT"],
     "Gluon": ["delete: barrier.sync: no thread comes there"] * 2,
-    "Gluon in parts": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
+    "Gluon in parts": ["delete: bar.sync: SILENT"] * 2 + ["delete: barrier.sync: no thread comes there"] * 2,
     "Gluon of 256": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
 }
 
