@@ -210,7 +210,7 @@ def await_read(stage):
 
 @gluon.jit
 def do_read(stage):
-    # For the 8 consumer warps, at head dim 256: they have read a step's grad_out, which has one place.
+    # For the 8 consumer warps: they have read a step's grad_out.
     _arrive(stage + 13)
 
 

@@ -144,7 +144,8 @@ def put(dq_target, place, dq, rank):
 
 @gluon.jit
 def add_in_order(walk, attention, sums, PLACE: gl.constexpr):
-    # The steps whose dQ has this place.
+    # The steps whose dQ has this place. They are counted one by one: of a range from (count + PLACE) % STAGES on, Triton 3.6 and
+    # 3.7 take the beginning for a constant.
     dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT = sums
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     count = 0  # of the steps of all chains
@@ -337,6 +338,7 @@ def sdpa_backward(
     IS_WIDE: gl.constexpr = HEAD_DIM == 256
     Q_STAGES: gl.constexpr = 2 if IS_WIDE else 3
     DO_STAGES: gl.constexpr = 1 if IS_WIDE else 2
+    PLACES: gl.constexpr = 1 if IS_WIDE else STAGES  # of dQ
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
     BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
@@ -359,11 +361,11 @@ def sdpa_backward(
     q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], BARRIER)
     do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    dq_taken = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
+    dq_taken = gl.allocate_shared_memory(gl.int64, [PLACES, 1], BARRIER)
     for stage in gl.static_range(Q_STAGES):
         mbarrier.init(q_full.index(stage), count=1)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(dq_taken.index(stage), count=1)
+    for place in gl.static_range(PLACES):
+        mbarrier.init(dq_taken.index(place), count=1)
     for stage in gl.static_range(DO_STAGES):
         mbarrier.init(do_full.index(stage), count=1)
     mbarrier.init(kv_full, count=1)
