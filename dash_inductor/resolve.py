@@ -20,8 +20,8 @@ from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_pl
 from .schedule.costs import FLOP_PER_ELEMENT, two_pass_margin
 from .schedule.families import may_round_robin, why_impossible
 from .schedule.formulas.chained import chained_plan, chained_time
-from .schedule.packing import why_no_round_robin
-from .templates import tiles
+from .schedule.packing import schedule_ints, why_no_round_robin
+from .templates import gluon_is_tested, tiles
 from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Template, Tile, TwoPassTile
 
 # What an operation of FlexAttention's functions costs, in FLOP of the kernel's matmuls: an SM does 128 of them in a clock, its
@@ -71,8 +71,8 @@ class Resolution:
 
     @property
     def kernel(self) -> str:
-        """TRITON or GLUON: that of one pass."""
-        return kernel_for(self.problem, self.settings, self.target)
+        """TRITON or GLUON: that of one pass, if it takes one."""
+        return TRITON if self.one_pass is None else kernel_for(self.problem, self.settings, self.target)
 
     @property
     def chained(self) -> bool:
@@ -115,6 +115,11 @@ class Resolution:
             return plan, chained_time(tiled, self.costs, self.family)
         assert self.choice
         return self.choice.plan(), self.choice.time_ns
+
+    @property
+    def schedule_ints(self) -> int:
+        """Ints of memory that the schedule takes, for sizes that are known."""
+        return schedule_ints(self.schedule[0], tiles.GLUON_PARTITIONS if self.kernel == GLUON else 1)
 
     def workspace_bytes(self, q_tiles: Any, schedule_ints: Any) -> Any:
         """Memory beside inputs and outputs, for so many Q tiles of all query heads and ints of the schedule; sizes may be symbolic.
@@ -167,15 +172,16 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
 
 
 def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
-    """TRITON or GLUON: the kernel of one pass. Unless it is forced, the architecture, the dtype and the head dim say which."""
+    """TRITON or GLUON: the kernel of one pass. Unless it is forced, the architecture, the dtype and the head dim say which.
+
+    Masks in blocks take TRITON, since the Gluon kernel has not run under them on a GPU.
+    """
     if settings.kernel != AUTO:
         return settings.kernel
     head_dim, value_dim = problem.head_dims
     is_faster = head_dim == value_dim and (target.arch, problem.dtype, head_dim) in tiles.GLUON_BY_DEFAULT
-    if not is_faster or settings.template == Template.TWO_PASS or problem.why_no_gluon():
-        return TRITON
-    tile = tiles.gluon_tile(target.arch, problem.dtype, head_dim)
-    return TRITON if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile) else GLUON
+    is_taken = problem.mask != BLOCK_MASK and not problem.why_no_gluon() and settings.template != Template.TWO_PASS
+    return GLUON if is_faster and is_taken and gluon_is_tested() else TRITON
 
 
 def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
@@ -217,7 +223,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     """
     if problem.mods is not None or problem.mask == BLOCK_MASK:
         return _template_of_flex(problem, settings, target)
-    if kernel_for(problem, settings, target) == GLUON:
+    if settings.kernel == GLUON:
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
         return Template.TWO_PASS
@@ -229,6 +235,8 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
         return Template.TWO_PASS
     if settings.guarantee == "run":
         return Template.ONE_PASS if target.reserved_sms else Template.BY_SIZE  # plain launches would take the reserved SMs
+    if kernel_for(problem, settings, target) == GLUON:
+        return Template.ONE_PASS
     percent, estimate = two_pass_percent(target.key, most)
     return Template.TWO_PASS if percent * (100 + two_pass_margin(estimate)) < 100 * 100 else Template.ONE_PASS
 

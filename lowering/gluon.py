@@ -20,26 +20,25 @@ from dash_inductor.op import MaskArguments
 from dash_inductor.problem import BLOCK_MASK, dtype_name
 from dash_inductor.schedule.parts import FEW_CHAINS, LEAST_STEPS
 from dash_inductor.templates import gluon_kernel
-from dash_inductor.templates.tiles import gluon_tile
+from dash_inductor.templates.tiles import GLUON_PARTITIONS, gluon_tile
 
-from . import kernels
+from . import kernels, two_pass
 from .block_lists import Rows
 from .block_mask import ChainsInParts, chains_of, rows_in_parts
 from .buffers import empty
-from .dq import in_accumulator_order, scaled_dq
 from .failed_waits import INTS, report_of
 from .header import add_to_header, root_graph
 from .inputs import Inputs
 from .mods import Mods
-from .one_pass import one_pass_tile
+from .one_pass import Launched, one_pass_tile
 from .table import kernel_table
-from .two_pass import none_kept_free
 
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(
     "sdpa_backward_gluon(Tensor query, Tensor key, Tensor value, Tensor grad_out, Tensor neg_lse, Tensor delta, Tensor table, "
     "Tensor? steps, Tensor? bits, Tensor(a!)? sums, Tensor(b!) dq, Tensor(c!) dk, Tensor(d!) dv, SymInt workers, bool cooperative, "
-    "bool round_robin, bool causal, int q_tiles, int kv_tiles, SymInt bands, SymInt sets, int least_steps, float scale) -> ()",
+    "bool shared_row, bool round_robin, bool causal, int q_tiles, int kv_tiles, SymInt bands, SymInt sets, int least_steps, "
+    "float scale) -> ()",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -49,15 +48,18 @@ def launch(*arguments: Any) -> None:
 
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
     padded to whole Q tiles with -inf and 0; table int32; dq fp32 [B * H, Q tiles, elements of a Q tile], each tile in accumulator
-    order, not scaled. `cooperative` if the CTAs must be resident together, `round_robin` if the table may be that of one. Under a
-    mask in blocks the table, `steps` and `bits` are those of `Rows`, and a block has q_tiles x kv_tiles tiles. Of chains in parts,
-    in at most `bands` and `sets`, sums is fp32 [elements], and bands are for masks whose longest chain has `least_steps`.
+    order, not scaled. `cooperative` if the CTAs must be resident together, `shared_row` if the table has one row for all chains,
+    `round_robin` if it may be that of a round robin. Under a mask in blocks the table, `steps` and `bits` are those of `Rows`, and
+    a block has q_tiles x kv_tiles tiles. Of chains in parts, in at most `bands` and `sets`, sums is fp32 [elements], and bands are
+    for masks whose longest chain has `least_steps`.
 
     Raises:
         ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
     """
     *tensors, steps, bits, sums, dq, dk, dv = arguments[:13]
-    workers, cooperative, round_robin, causal, q_tiles, kv_tiles, bands, sets, least_steps, scale = arguments[13:]
+    workers, cooperative, shared_row, round_robin, causal, q_tiles, kv_tiles, bands, sets, least_steps, scale = arguments[13:]
+    if workers == 0:  # two passes are launched instead
+        return
     query = tensors[0]
     major, minor = torch.cuda.get_device_capability(query.device)
     kernel = gluon_kernel()
@@ -76,6 +78,7 @@ def launch(*arguments: Any) -> None:
         report=report,
         **sizes,
         causal=causal,
+        shared_row=shared_row,
         round_robin=round_robin,
         scale=scale,
         lists=lists,
@@ -91,29 +94,34 @@ torch.library.register_fake("dash::sdpa_backward_gluon", lambda *_: None, lib=_l
 def gradients(inputs: Inputs) -> kernels.Gradients:
     """dq, dk, dv under a full or causal mask, and what to record of them."""
     resolution, tile = inputs.resolution, one_pass_tile(inputs)
-    table = kernel_table(inputs, tile, may_share=False)
-    dq, dk, dv = _launched(
+    table = kernel_table(inputs, tile)
+    launched = _launched(
         inputs,
         [table.table, None, None],
         table.workers,
         cooperative=not resolution.chained,
+        shared_row=table.shared_row,
         round_robin=table.round_robin,
     )
-    schedule_ints = table.table_ints + gluon_kernel().PARTITIONS * table.row_ints
-    return kernels.Gradients(dq, dk, dv, schedule_ints, table.record | {"launch": f"{table.record['launch']}, Gluon"})
+    if resolution.two_pass:
+        two_pass.into_buffers(inputs, tile, launched.scratch, launched.dk, launched.dv, table.is_two_pass)
+    schedule_ints = table.table_ints + GLUON_PARTITIONS * table.row_ints
+    record = table.record | {"launch": f"{table.record['launch']}, Gluon"}
+    return kernels.Gradients(launched.dq(inputs), launched.dk, launched.dv, schedule_ints, record)
 
 
 def gradients_in_blocks(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kernels.Gradients:
     """dq, dk, dv under a mask in blocks, and what to record of them. A kernel before asks the mask function, element by element."""
     resolution, tile = inputs.resolution, one_pass_tile(inputs)
     if reserved := resolution.target.reserved_sms:
-        none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
+        two_pass.none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
     rows, parts = rows_in_parts(inputs, mask, mods, tile, with_bits=True)
     workers = parts.units if parts else chains_of(inputs, tile)
-    dq, dk, dv = _launched(inputs, [rows.rows, rows.steps, rows.bits], workers, blocks=rows, parts=parts)
+    launched = _launched(inputs, [rows.rows, rows.steps, rows.bits], workers, blocks=rows, parts=parts)
     assert resolution.costs
     record = {"family": resolution.family, "launch": "chained, Gluon", "step_ns": resolution.costs.step_ns}
-    return kernels.Gradients(dq, dk, dv, rows.ints + (parts.ints if parts else 0), record)
+    schedule_ints = rows.ints + (parts.ints if parts else 0)
+    return kernels.Gradients(launched.dq(inputs, rows.is_visited), launched.dk, launched.dv, schedule_ints, record)
 
 
 def _launched(
@@ -122,11 +130,12 @@ def _launched(
     workers: sympy.Expr | int,
     *,
     cooperative: bool = False,
+    shared_row: bool = False,
     round_robin: bool = False,
     blocks: Rows | None = None,
     parts: ChainsInParts | None = None,
-) -> tuple[TensorBox, TensorBox, TensorBox]:
-    """dq, dk, dv. walk: the table, or rows, steps and bits of `blocks`."""
+) -> Launched:
+    """walk: the table, or rows, steps and bits of `blocks`."""
     resolution, device, dtype, tile = inputs.resolution, inputs.device, inputs.dtype, one_pass_tile(inputs)
     _, dk_meta, dv_meta = inputs.gradients
     scratch = empty([inputs.query_heads_total, inputs.n_q, tile.block_m * tile.block_d], torch.float32, device)
@@ -140,6 +149,7 @@ def _launched(
             *(parts.sums if parts else None, scratch, dk, dv),
             workers,
             cooperative,
+            shared_row,
             round_robin,
             resolution.problem.mask == "causal",
             *((blocks.q_tiles, blocks.kv_tiles) if blocks else (0, 0)),
@@ -147,6 +157,4 @@ def _launched(
             LEAST_STEPS if parts else 0,
             inputs.scale,
         )
-    visited = blocks.is_visited if blocks else None
-    size = inputs.query.get_size()
-    return scaled_dq(scratch, tile.block_m, in_accumulator_order(tile), size, dtype, inputs.scale, visited), dk, dv
+    return Launched(scratch, dk, dv)

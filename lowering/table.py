@@ -51,20 +51,20 @@ class KernelTable:
     record: dict[str, object] = field(default_factory=dict)
 
 
-def kernel_table(inputs: Inputs, tile: Tile, *, may_share: bool = True) -> KernelTable:
+def kernel_table(inputs: Inputs, tile: Tile) -> KernelTable:
     """The schedule of one pass: a constant if sizes are known, made once for all attentions of a graph that got the same.
 
-    It is written at run time where it is too large and chains share no row. `may_share`: whether the kernel takes a shared one.
+    It is written at run time where it is too large and chains share no row.
     """
     resolution = inputs.resolution
     if not resolution.problem.is_static:
         return _chosen_at_run_time(inputs, tile)
     known = V.graph.__dict__.setdefault("dash_constant_tables", {})
-    key = resolution, inputs.device, may_share
+    key = resolution, inputs.device
     if key not in known:
         plan, _ = resolution.schedule
         is_large = is_too_large(plan)
-        if is_large and not (may_share and may_share_row(plan)):
+        if is_large and not may_share_row(plan):
             return _large_table(inputs, tile, plan)
         known[key] = _constant_table(inputs, plan, shared_row=is_large)
     return known[key]

@@ -3,6 +3,7 @@
 Knows tiles and tables, no schedules, and imports nothing of the project.
 """
 
+import functools
 import importlib
 import re
 from importlib import resources
@@ -22,6 +23,17 @@ def source(*names: str) -> str:
 
     text = "\n\n".join(folder.joinpath(f"{name}.py.jinja").read_text() for name in names)
     return re.sub(r"^from \.(\w+) import (.+)$", functions, text, flags=re.MULTILINE)
+
+
+@functools.cache
+def gluon_is_tested() -> bool:
+    """Whether the Gluon kernel was tested as this Triton compiles it; True without a Triton, where nothing is compiled."""
+    try:
+        import triton
+    except ImportError:
+        return True
+    major, minor = map(int, triton.__version__.split(".")[:2])
+    return (3, 6) <= (major, minor) <= (3, 9)
 
 
 def gluon_kernel() -> ModuleType:

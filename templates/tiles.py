@@ -11,11 +11,12 @@ MAX_HEAD_DIM = 256
 LEAST_BLOCK_D = 16  # columns that a matmul takes
 ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
 GLUON_HEAD_DIMS = (64, 128, 256)
-# (architecture, dtype, head dim) whose one pass takes the Gluon kernel unless asked otherwise: where benchmarks/results has a run
-# on a GPU with right gradients, equal bits over 1,000 launches and less time than the Triton kernel's, at short lengths and under
-# masks in blocks as well. It decides bits.
-GLUON_BY_DEFAULT: frozenset[tuple[int | str, str, int]] = frozenset()
-GLUON_CONSUMERS = 8  # warps that multiply, as gluon/launch.py has them; four others load, poll and release
+# (architecture, dtype, head dim) whose one pass takes the Gluon kernel under full and causal masks, unless asked otherwise: where
+# benchmarks/results has a run on a GPU with right gradients, equal bits over 1,000 launches and less time than the Triton kernel's.
+# It decides bits.
+GLUON_BY_DEFAULT: frozenset[tuple[int | str, str, int]] = frozenset({(90, "bf16", 64), (90, "bf16", 128)})
+GLUON_CONSUMERS = 8  # warps that multiply, as gluon/launch.py has them; others load, poll and release
+GLUON_PARTITIONS = 4  # of a CTA's warps, each of which walks the table by itself
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
 # What a user can change where there is no tile.

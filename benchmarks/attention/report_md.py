@@ -112,10 +112,10 @@ def _run(label: str, rows: pd.DataFrame) -> str:
     names = [name for name in rows["contender"].unique() if name in set(timed["contender"])]
     lines = cells.pivot(index="shape", columns="contender", values="cell").loc[rows["shape"].unique(), names].fillna("")
     parts.append(markdown(lines.reset_index()))
-    prices = rows[(rows["contender"] == "ours") & rows["price"].notna() & rows["schedule"].map(has_order)]
-    if len(prices):
+    priced = rows_in(rows[(rows["contender"] == "ours") & rows["price"].notna()])
+    if prices := [row for row in priced if has_order(row)]:
         parts.append("Time of `ours` over that of `ours-unordered` (median, p20 .. p80):")
-        parts.append(markdown([{name: line[name] for name in ("shape", "price", "schedule")} for line in shown(rows_in(prices))]))
+        parts.append(markdown([{name: line[name] for name in ("shape", "price", "schedule")} for line in shown(prices)]))
     return "\n\n".join(filter(None, parts))
 
 

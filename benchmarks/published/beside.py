@@ -38,7 +38,8 @@ KV_FLOP, Q_FLOP = 8, 6  # of an element of a step of FlexAttention's dK/dV and d
 
 
 def ours(attention: Attention, known: Sequence[Step]) -> dict[int, float]:
-    """TFLOPS by bandwidth of additions. Chains take what they do at BANDWIDTH in the cost model, and in proportion."""
+    """TFLOPS of the Triton kernel, by bandwidth of additions. Chains take what they do at BANDWIDTH in the cost model, and in
+    proportion."""
     own = [each for each in known if (each.kernel, each.head_dim, each.mask) == (OURS, attention.head_dim, attention.mask)]
     # Out and dO are read for delta; dQ is read in fp32 and written. Its first part is stored, so that nothing clears it.
     others = _elements(attention) * (4 + 6) / HBM_BYTES_PER_SECOND + 2 * LAUNCH_SECONDS
@@ -53,7 +54,8 @@ def ours(attention: Attention, known: Sequence[Step]) -> dict[int, float]:
 
 
 def gluon(attention: Attention, known: Sequence[Step]) -> float:
-    """TFLOPS of ours by the kernel in Gluon: of the same schedule and tiles, with another main loop. The mask is full or causal."""
+    """TFLOPS of the kernel in Gluon: of the Triton kernel's schedule and tiles, with another main loop. The mask is full or
+    causal."""
     a = attention
     loops = {
         each.kernel: each
@@ -69,7 +71,7 @@ def _dense_seconds(attention: Attention) -> tuple[float, float]:
     """The cost model's time of what is chosen, and what comes to it for each chain and for the launch."""
     a = attention
     problem = Problem(a.mask, a.batch, a.heads, a.kv_heads, a.length, a.length, a.head_dim, "bf16")
-    resolution = resolve(problem, Config(), Target("h100", 90, SMS))
+    resolution = resolve(problem, Config(kernel="triton"), Target("h100", 90, SMS))
     _, time_ns = resolution.schedule
     tile = resolution.one_pass
     assert time_ns is not None and tile is not None
@@ -203,7 +205,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     made = speeds()
     lines = [each.line() | {"FA3 det.*": f"{each.published:.0f}" if each.published else ""} for each in made]
     table("TFLOPS on an H100, predicted", lines)
-    print("\nGluon: ours with kernel='gluon', at any speed of additions. strict: SDPA in strict mode.")
+    print("\nours: the Triton kernel. Gluon: ours by default under these masks, at any speed of additions.")
+    print("strict: SDPA in strict mode.", end=" ")
     print("FA3 is not deterministic; at d = 64 by FlashAttention-4's loop. *: published\n")
     table("Grouped heads, windows and documents: TFLOPS on an H100, predicted", [each.line() for each in speeds_of_masks()])
     print("\nWindows and documents are causal. SDPA takes them as a mask of S x S elements, which is not priced.")

@@ -43,7 +43,7 @@ def beside(speeds: Sequence[Speeds], file: str) -> None:
     panels = figure.subplots(2, 2, sharex=True, sharey=True)
     for panel, (head_dim, mask) in zip(panels.flat, shapes, strict=True):
         own = [each for each in speeds if (each.attention.head_dim, each.attention.mask) == (head_dim, mask)]
-        (ours,) = panel.plot(LENGTHS, [each.ours[BANDWIDTH] for each in own], "o-", label="ours")
+        (ours,) = panel.plot(LENGTHS, [each.ours[BANDWIDTH] for each in own], "o-", label="ours in Triton")
         least, most = ([edge(each.ours.values()) for each in own] for edge in (min, max))
         panel.fill_between(LENGTHS, least, most, color=ours.get_color(), alpha=0.2)
         for name in own[0].others:

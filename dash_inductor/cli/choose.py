@@ -24,7 +24,6 @@ from ..resolve import Resolution, resolve
 from ..schedule import GUARANTEES, MASKS, TWO_PASS, Costs
 from ..schedule.candidates import Candidate, CandidateBuilder
 from ..schedule.choice import ScheduleChoice, weight
-from ..schedule.packing import schedule_ints
 from ..templates.tiles import HALF_DTYPES
 from .arguments import add_attention, add_json
 from .console import print_json, section, table
@@ -101,7 +100,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     if chains > MOST_CHAINS:
         product = f"batch x kv-heads x KV tiles of {tile.block_n} keys"
         raise ValueError(f"{product} must be at most {MOST_CHAINS}, got {args.batch} x {kv_heads} x {n_kv} = {chains}")
-    figures["template"] = str(resolution.template)
+    figures |= {"template": str(resolution.template), "kernel": resolution.kernel}
     figures |= _figures(resolution, numbers)
     return figures | (_why(resolution.choice) if resolution.choice else {"candidates": [], "piecewise": None})
 
@@ -127,7 +126,7 @@ def _figures(resolution: Resolution, numbers: Mapping[str, Any]) -> dict[str, An
         "predicted_us": None if time_ns is None else time_ns / 1000,
         "overhead_us": overhead_ns / 1000,
         **steps,
-        "workspace_bytes": resolution.workspace_bytes(plan.heads * plan.group * plan.order.geometry.n_q, schedule_ints(plan)),
+        "workspace_bytes": resolution.workspace_bytes(plan.heads * plan.group * plan.order.geometry.n_q, resolution.schedule_ints),
     }
 
 

@@ -95,7 +95,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
     def described(name: str, compiled: CompiledKernel, rules: gates.Rules, launch: Sequence[str], source: str) -> dict[str, Any]:
         if args.cubin:
-            path = args.cubin if name in (generated.main_kernel, GLUON_OP) else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
+            is_main = name == (GLUON_OP if is_gluon else generated.main_kernel)
+            path = args.cubin if is_main else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
             path.write_bytes(compiled.cubin)
         figures = gates.figures(compiled, rules)
         return {
@@ -123,7 +124,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         launches = [line.strip() for line in generated.source.splitlines() if GLUON_OP in line]
         return described(GLUON_OP, compiled, rules, launches, gluon_source())
 
-    main, *others = [of_gluon()] if is_gluon else map(of_template, generated.templates)
+    main, *others = *([of_gluon()] if is_gluon else []), *map(of_template, generated.templates)
     return {
         **main,
         "others": others,

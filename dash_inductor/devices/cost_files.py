@@ -24,12 +24,13 @@ else:
 
 FOLDER = Path(__file__).parent
 SUFFIX = ".toml"
-WHOLE = ("sms", "l2_bytes", "hop_ns", "shift_percent", "launch_ns")
+SWEEP = "sweep_percent"
+WHOLE = ("sms", "l2_bytes", "hop_ns", "shift_percent", SWEEP, "launch_ns")
 # Each for head dims up to "64" and up to "128"; of larger ones two passes may have a number for those up to "256".
 BY_HEAD_DIM = ("tflops", "chain_ns", "two_pass_percent")
 # What the Gluon kernel has in the place of the Triton kernel's numbers, where there is one: on sm_90. Also for those up to "256".
 OF_GLUON = "gluon_"
-GLUON_BY_HEAD_DIM = (f"{OF_GLUON}tflops", f"{OF_GLUON}hop_ns")
+GLUON_BY_HEAD_DIM = tuple(OF_GLUON + name for name in ("tflops", "hop_ns", "shift_percent", SWEEP))
 TEXTS = ("gpu", "arch")
 POSITIVE = ("sms", "l2_bytes", "tflops", f"{OF_GLUON}tflops", "two_pass_percent")
 
@@ -120,14 +121,14 @@ def require_of(path: str, gpu: str, arch: int | str) -> str:
 
 
 def has_estimates(device: str, kernel: str = TRITON) -> bool:
-    """Whether a number of its cost file has not been measured; those of the Gluon kernel count where it is taken. That of two
-    passes past head dim 128 does not count: `qualify` times none.
+    """Whether a number of its cost file has not been measured; those of the Gluon kernel count where it is taken. Those of two
+    passes past head dim 128, and of sweeps, do not count: `qualify` times none.
 
     >>> has_estimates("h100")
     True
     """
     others = () if kernel == GLUON else GLUON_BY_HEAD_DIM
-    numbers = {name: entry for name, entry in numbers_of(device).items() if name not in (*TEXTS, *others)}
+    numbers = {name: entry for name, entry in numbers_of(device).items() if name not in (*TEXTS, *others, SWEEP, OF_GLUON + SWEEP)}
     numbers["two_pass_percent"] = {d: entry for d, entry in numbers["two_pass_percent"].items() if d != "256"}
     return any(own["estimate"] for entry in numbers.values() for own in ([entry] if "value" in entry else entry.values()))
 
@@ -171,7 +172,7 @@ def load_tflops(device: str, head_dim: int, kernel: str = TRITON) -> int:
     """Of one pass by TRITON or GLUON on the whole of a GPU, for a padded head dim.
 
     >>> load_tflops("h100", head_dim=128), load_tflops("h100", head_dim=128, kernel=GLUON)
-    (529, 599)
+    (529, 631)
     """
     return int(_entries(device, head_dim, kernel)["tflops"]["value"])
 
@@ -194,7 +195,7 @@ def load_costs(
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns
     2616
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128, kernel=GLUON).step_ns
-    2311
+    2194
     >>> load_costs("emulated", block_m=16, block_n=32, head_dim=64).workers
     6
     """
@@ -213,7 +214,7 @@ def load_costs(
         workers=(sms or entries["sms"]["value"]) * ctas_per_sm,
         estimate=any(entries[name]["estimate"] for name in (*own, "sms")),
         sources={name: entries[name]["source"] for name in (*own, "sms")},
-        **{name: entries[name]["value"] for name in own},
+        **{name: entries[name]["value"] for name in (*own, SWEEP)},
     )
 
 

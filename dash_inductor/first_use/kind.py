@@ -64,8 +64,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
 
 def _shares_row(resolution: Resolution) -> bool:
     problem = resolution.problem
-    is_of_triton = resolution.kernel == TRITON and problem.mask != BLOCK_MASK
-    return is_of_triton and problem.is_static and shares_row(resolution.schedule[0])
+    return problem.mask != BLOCK_MASK and problem.is_static and shares_row(resolution.schedule[0])
 
 
 def is_small(kind: Kind) -> bool:

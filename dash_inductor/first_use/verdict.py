@@ -21,7 +21,7 @@ import triton
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.torch_version import TorchVersion
 
-from ..config import ALWAYS, AUTO, PREFIX, Config
+from ..config import ALWAYS, AUTO, PREFIX, TRITON, Config
 from ..devices import DEVICES, target
 from ..devices.cost_files import has_estimates
 from ..resolve import Resolution
@@ -61,16 +61,17 @@ def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
     Raises:
         UnfitKernelError: one of them does not.
     """
-    guard = resolution.settings.guard
-    if target.is_there(device) and device.type == "cuda":
+    guard, kinds = resolution.settings.guard, kinds_of(resolution)
+    if target.is_there(device) and device.type == "cuda" and any(kind.kernel == TRITON for kind in kinds):
         _say_if_a_fence_is_missing(*torch.cuda.get_device_capability(device))
     if target.is_there(device) and (guard == ALWAYS or (guard == AUTO and device.type == "cuda")):
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         name = str(torch.device(device.type, index))
-        for kind in kinds_of(resolution):
+        for kind in kinds:
             verdict = _verdict(kind, name, settings_for(kind, resolution), guard == ALWAYS)
             if not verdict.fit:
-                raise UnfitKernelError(f"{kind} failed its trial on this GPU: {verdict.said}")
+                instead = "" if kind.kernel == TRITON else f"; kernel={TRITON!r} takes another kernel"
+                raise UnfitKernelError(f"{kind} failed its trial on this GPU: {verdict.said}{instead}")
     return resolution
 
 
@@ -101,7 +102,10 @@ def _say_if_unmeasured(gpu: str, costs: str, kernel: str) -> None:
 
 @functools.cache
 def _say_if_a_fence_is_missing(major: int, minor: int) -> None:
-    """Once, on a Hopper with an old Triton (triton-lang/triton#9610). Values are nearly always right: a trial need not see it."""
+    """Once, of Triton's kernels on a Hopper with an old Triton (triton-lang/triton#9610).
+
+    Values are nearly always right: a trial need not see it.
+    """
     if major == 9 and TorchVersion(triton.__version__) < FENCED:
         log.warning(
             "Triton %s leaves out a fence on sm_%d%d, between asynchronous copies and the matrix instructions that read what was "

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import emulation
-from ..config import CHOICES, TRITON, Config, current
+from ..config import CHOICES, GLUON, TRITON, Config, current
 from ..decision import clear_decisions, decisions
 from ..devices.target import target_of
 from ..hooks.install import enabled
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 BASELINE, FLEX_BASELINE, TUNED_BASELINE = "sdpa-flash-strict", "flex", "ours"
 # Settings of the package that do not say which kernel runs.
 NOT_KERNELS = ("on_unsupported", "guarantee")
-ONE_PASS_ONLY = {"template": "one_pass"}
+ONE_PASS_ONLY = {"template": "one_pass", "kernel": TRITON}  # what variants are of
 SDPA_REFUSALS = ("No available kernel", "No viable backend")
 
 
@@ -275,7 +275,7 @@ def _forced() -> list[Contender]:
         for setting, values in CHOICES.items()
         if setting not in NOT_KERNELS
         for value in values
-        if value not in (getattr(defaults, setting), TRITON)  # which is what kernel="auto" takes
+        if value != getattr(defaults, setting)
     ]
 
 
@@ -301,7 +301,7 @@ def contenders() -> dict[str, Contender]:
 
 
 def tuned() -> dict[str, Contender]:
-    """Our one-pass kernel as it is, every variant of it, and the Gluon kernel."""
+    """Our one-pass kernel of Triton as it is, every variant of it, and the Gluon kernel."""
     changed = [ours(f"ours-{v.name}", variant=v) for v in VARIANTS]
-    gluon = ours("ours-gluon", {"kernel": "gluon", **ONE_PASS_ONLY})
+    gluon = ours("ours-gluon", {**ONE_PASS_ONLY, "kernel": GLUON})
     return {c.name: c for c in (ours("ours", ONE_PASS_ONLY, twin="ours-unordered"), *changed, gluon)}

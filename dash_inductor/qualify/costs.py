@@ -22,7 +22,7 @@ import torch
 from torch._functorch import config as functorch_config
 from torch.profiler import ProfilerActivity, profile
 
-from ..config import Config, current
+from ..config import TRITON, Config, current
 from ..devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
 from ..devices.cost_files import OF_GLUON, TEXTS, numbers_of
 from ..devices.target import Target, target_of
@@ -160,7 +160,7 @@ def launches_of(target: Target, head_dim: int) -> list[Launch]:
                 sizes = {"q_len": n_q * tile.block_m, "kv_len": n_kv * tile.block_n, "heads": rounds * (workers // n_kv)}
                 for family in ("ascending", "shift"):
                     problem = Problem("full", 1, sizes["heads"], sizes["heads"], sizes["q_len"], sizes["kv_len"], head_dim, "bf16")
-                    plan, _ = resolve(problem, Config(schedule=family), target).schedule
+                    plan, _ = resolve(problem, Config(schedule=family, kernel=TRITON), target).schedule
                     launches.append(Launch(head_dim, family, **sizes, roles=plan.roles, heads_in_flight=plan.heads_in_flight))
     # Two heads fill the SMs with CTAs of either kind, or some times over.
     length = target.sms // 2 * math.lcm(two.kv_rows, two.q_rows)
@@ -229,7 +229,7 @@ def _compile(launches: Sequence[Launch]) -> None:
 
 
 def _settings_of(launch: Launch) -> Any:
-    forced = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family}
+    forced = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family, "kernel": TRITON}
     return enabled(guarantee="run", on_unsupported="error", costs="", **forced)
 
 
@@ -275,8 +275,8 @@ def kernel_times(launch: Launch) -> list[float]:
 def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     """The TOML of this GPU, for the setting `costs`: what was fitted, and what the package's file says of the rest.
 
-    Neither the Gluon kernel nor two passes past head dim 128 are timed for it: their numbers follow the fitted ones of the Triton
-    kernel and of head dim 128, and stay estimates.
+    Neither the Gluon kernel nor two passes past head dim 128 are timed for it. The numbers of that kernel stay, and those of two
+    passes follow the fitted ones of head dim 128, as estimates.
     """
     numbers = numbers_of(session.key)
     source = f"fitted by `python -m dash_inductor qualify` on one {session.gpu}, {session.sms} SMs, bf16"
@@ -301,12 +301,15 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
         if name not in TEXTS:
             now |= {name: own} if "value" in own else {f"{name}.{d}": each for d, each in own.items()}
     followed: dict[str, tuple[int, str]] = {}
-    for name in now:
-        whole, _, up_to = name.removeprefix(OF_GLUON).partition(".")
-        like = whole if whole in measured else f"{whole}.{'64' if up_to == '64' else '128'}"
-        if name not in measured and name != like and like in measured:
-            value = round(now[name]["value"] * measured[like][0] / now[like]["value"])
-            followed[name] = value, f"not timed: {like} as fitted, by their ratio in the package's file"
+    if session.sms != now["sms"]["value"]:
+        for name in now:
+            if name.startswith(f"{OF_GLUON}tflops"):
+                value = round(now[name]["value"] * session.sms / now["sms"]["value"])
+                followed[name] = value, f"not timed: {now[name]['value']} of the package's file, for {session.sms} SMs"
+    larger, like = "two_pass_percent.256", "two_pass_percent.128"
+    if larger in now and like in measured:
+        value = round(now[larger]["value"] * measured[like][0] / now[like]["value"])
+        followed[larger] = value, f"not timed: {like} as fitted, by their ratio in the package's file"
 
     def entry(name: str) -> str:
         own = now[name]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..config import AUTO, GLUON
+from ..config import AUTO, GLUON, TRITON
 from ..schedule import TWO_PASS
 from ..templates.tiles import padded
 from .contenders import BASELINE, Contender
@@ -98,32 +98,40 @@ def _text(form: str, *cells: float | None) -> str:
 
 
 def kernels(rows: Iterable[Row]) -> list[dict[str, str]]:
-    """The setting `kernel` to use, of each head dim at which both were timed: GLUON if it is right, and faster at every shape."""
+    """The setting `kernel` to use, of each head dim at which both were timed: GLUON if it is right, and faster at every shape, else
+    TRITON, and AUTO where that is the same."""
     rows = list(rows)
     faults = ("wrong", "not deterministic", "failed")
     faulty = {row.head_dim for row in rows if row.contender == "ours-gluon" and row.status.startswith(faults)}
     timed = {(row.run, row.shape, row.contender): row for row in rows if row.status == OK and row.median_ms is not None}
     ratios_of: dict[int, list[float]] = {}
     for (run, shape, contender), row in timed.items():
-        other = timed.get((run, shape, "ours"))
+        others = (timed.get((run, shape, name)) for name in ("ours-triton", "ours"))
+        other = next((other for other in others if other and not _is_gluon(other)), None)
         if contender == "ours-gluon" and other:
             ratios_of.setdefault(row.head_dim, []).append((row.median_ms or 0) / (other.median_ms or 1))
+    faster = {head_dim: max(ratios) < 1 and head_dim not in faulty for head_dim, ratios in ratios_of.items()}
+    chosen = {row.head_dim: _is_gluon(row) for row in rows if row.contender == "ours"}
     return [
         {
             "d": str(head_dim),
             "shapes": str(len(ratios)),
-            "time by gluon / by the default": f"{min(ratios):.3f} to {max(ratios):.3f}",
-            "use": f"kernel={GLUON!r}" if max(ratios) < 1 and head_dim not in faulty else f"kernel={AUTO!r}",
+            "time by gluon / by triton": f"{min(ratios):.3f} to {max(ratios):.3f}",
+            "use": f"kernel={AUTO if faster[head_dim] == chosen.get(head_dim) else GLUON if faster[head_dim] else TRITON!r}",
         }
         for head_dim, ratios in sorted(ratios_of.items())
     ]
+
+
+def _is_gluon(row: Row) -> bool:
+    return row.launch.endswith("Gluon")
 
 
 def targets(rows: Iterable[Row]) -> list[dict[str, str]]:
     """The project's targets held against our kernel as chosen, the worst row counting."""
     ours = [row for row in rows if row.contender == "ours" and row.status == OK]
     speedups = [row.speedup for row in ours if row.shape == FLAGSHIP and row.baseline == BASELINE and row.speedup is not None]
-    prices = [row.price for row in ours if has_order(row.schedule) and row.price is not None]
+    prices = [row.price for row in ours if has_order(row) and row.price is not None]
     beside = [spare for row in ours if (spare := _spare_bytes(row)) is not None]
     speedup, price, spare = min(speedups, default=None), max(prices, default=None), max(beside, default=None)
     return [
@@ -145,9 +153,9 @@ def _target(name: str, wanted: str, worst: float | None, is_met: Callable[[float
     return {"target": name, "wanted": wanted, "found": "" if worst is None else f"{worst:.6g}", "": verdict}
 
 
-def has_order(schedule: str) -> bool:
-    """Whether our kernel waits at all: two passes do not, and their twin without order is another kernel."""
-    return not schedule.startswith(TWO_PASS)
+def has_order(row: Row) -> bool:
+    """Whether `ours-unordered` is the same kernel without its order: one pass by Triton."""
+    return not row.schedule.startswith(TWO_PASS) and not _is_gluon(row)
 
 
 @dataclass(frozen=True)
@@ -175,6 +183,6 @@ def predictions(rows: Iterable[Row]) -> list[Prediction]:
     found: dict[tuple[str, str], Prediction] = {}
     for row in rows:
         if row.status == OK and row.predicted_ms and row.median_ms:
-            schedule = f"{row.schedule}, Gluon" if row.launch.endswith("Gluon") else row.schedule
+            schedule = f"{row.schedule}, Gluon" if _is_gluon(row) else row.schedule
             found.setdefault((row.shape, schedule), Prediction(row.shape, schedule, row.predicted_ms, row.median_ms))
     return list(found.values())

@@ -56,7 +56,7 @@ def _measured(name: str, seconds: int, purpose: str, within: float, part: int = 
     return Stage(name, seconds, purpose, "measure", job=Job(label=name, seconds=within, **job), part=part)
 
 
-GLANCE = "ours,ours-gluon,sdpa-flash,sdpa-cudnn,flex,fa*"
+GLANCE = "ours,ours-triton,ours-gluon,sdpa-flash,sdpa-cudnn,flex,fa*"
 ENVIRONMENT = Stage("environment", 20, "GPU, versions, clocks", "environment")
 COSTS = Stage("costs", 165, "constants of the cost model", "costs", {"seconds": 150})
 DEFAULT = (

@@ -343,7 +343,7 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
     if cell.shape in ALL_FLEX_SHAPES:
         attention = FlexAttention(length=LENGTH, **({"kv_heads": HEADS} | sizes | ALL_FLEX_SHAPES[cell.shape]))
         return flex_backward(key, attention, rewrite=rewrite)
-    with enabled(template=cell.template):
+    with enabled(template=cell.template, kernel="triton"):
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))
 
 

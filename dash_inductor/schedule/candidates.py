@@ -6,17 +6,15 @@ from collections.abc import Iterator
 from functools import cache, cached_property
 from typing import Any, NamedTuple
 
-from .costs import Costs, TwoPass
+from .costs import SWEEP_CTAS, Costs, TwoPass
 from .families import MONOTONE, ROUND_ROBIN, TWO_PASS, why_impossible
 from .formulas import formula_for
 from .formulas.formula import Formula
-from .packing import ROUND_ROBIN_MAX_N_Q
+from .packing import MOST_CONSTANT_INTS, ROUND_ROBIN_MAX_N_Q, most_ints
 from .tiled_problem import TiledProblem
 
 MORE_ROUNDS = (0, 1, 2, 3)  # extra rounds tried beyond the minimum
 MORE_PASSES = (0, 1)  # extra passes, likewise
-# When this many CTAs sweep a head in step, one reads each Q tile from HBM and the others hit L2.
-SWEEP_CTAS = 4
 # What a head in flight keeps in L2 per row and head-dim entry: query and grad_out in 2 bytes each, dq in 4.
 BYTES_PER_ELEMENT = 8
 
@@ -84,6 +82,11 @@ class CandidateBuilder:
         """Heads in flight whose roles sweep the tiles together: L2 need not hold more than where they are, if they are a few."""
         return max(self.max_heads_spread, self.workers // SWEEP_CTAS)
 
+    @property
+    def has_small_table(self) -> bool:
+        """Whether a graph can hold a table with a row for each chain, which is quadratic, whatever the family."""
+        return most_ints(self.n_q, self.n_kv) <= MOST_CONSTANT_INTS
+
     def default(self, family: str) -> Place:
         """As many roles as fit and divide the chains evenly into passes, and as many heads in flight as then fit."""
         units = self._units(family)
@@ -97,19 +100,32 @@ class CandidateBuilder:
         """By rounds: all heads in the fewest rounds that L2 allows, or in some more. By passes: all chains of a head in the fewest
         passes, or in one more. The roles of a head share its chains evenly.
 
-        Mirrored orders: only round-based candidates, one role per worker; trailing chains are short.
+        Where roles are spread over a head's tiles, passes come first: of placements that take as long the one with fewer heads in
+        flight keeps less in L2. Mirrored orders: by rounds alone, one role per worker; trailing chains are short.
         """
-        units = self._units(family)
-        most = min(self.heads, self.workers, self.max_heads_in_step if family in MONOTONE else self.max_heads_spread)
-        fewest_rounds, fewest_passes = _ceil_div(self.heads, most), _ceil_div(units, self.workers)
+        if family in MONOTONE:
+            yield from self._by_rounds(family)
+            yield from () if self._mirrored(family) else self._by_passes(family)
+        else:
+            yield from self._by_passes(family)
+            yield from self._by_rounds(family)
+
+    def _by_rounds(self, family: str) -> Iterator[Place]:
+        units, fewest = self._units(family), _ceil_div(self.heads, self._most_in_flight(family))
         for more in MORE_ROUNDS:
-            in_flight = _ceil_div(self.heads, fewest_rounds + more)
+            in_flight = _ceil_div(self.heads, fewest + more)
             width = self.workers // in_flight
             even = units if width >= units else _ceil_div(units, _ceil_div(units, width))
             yield family, min(units, width) if self._mirrored(family) else even, in_flight
-        for more in () if self._mirrored(family) else MORE_PASSES:
-            width = _ceil_div(units, fewest_passes + more)
+
+    def _by_passes(self, family: str) -> Iterator[Place]:
+        units, most = self._units(family), self._most_in_flight(family)
+        for more in MORE_PASSES:
+            width = _ceil_div(units, _ceil_div(units, self.workers) + more)
             yield family, _ceil_div(units, _ceil_div(units, width)), min(most, self.workers // width)
+
+    def _most_in_flight(self, family: str) -> int:
+        return min(self.heads, self.workers, self.max_heads_in_step if family in MONOTONE else self.max_heads_spread)
 
     def round_robin(self, family: str) -> Place:
         """The units of all heads in one queue of as many workers as there are."""
@@ -136,12 +152,17 @@ class CandidateBuilder:
             return Candidate(TWO_PASS, 0, 0, two_pass_ns(self.problem, self.costs.two_pass), is_default=is_default)
         stride = self.n_q // min(self.n_kv, roles) if family.startswith("shift") else 0
         sizes = self.n_q, self.n_kv, self.geometry.ratio, self.heads, roles, in_flight
-        step_ns = self.costs.step_ns if family in MONOTONE else self.costs.shifted_step_ns
+        step_ns = self._step_ns(family, roles, in_flight)
         formula = self.formula(family)
         time = formula(*sizes, self.problem.group * step_ns, self.costs.hop_ns) if formula else None
         if family in ROUND_ROBIN and self.n_q > ROUND_ROBIN_MAX_N_Q:
             time = None
         return Candidate(family, roles, in_flight, time.ns if time else None, stride, self._mirrored(family), is_default)
+
+    def _step_ns(self, family: str, roles: int, in_flight: int) -> int:
+        if family not in MONOTONE:
+            return self.costs.shifted_step_ns
+        return self.costs.step_ns if in_flight <= self.max_heads_spread else self.costs.swept_step_ns(roles)
 
     def _units(self, family: str) -> int:
         """What roles take: chains, or pairs of them."""
@@ -178,8 +199,8 @@ def _places(builder: CandidateBuilder, guarantee: str, family: str) -> Iterator[
     if family in ("shift", "symmetric"):
         return
     free = family == "auto" and guarantee == "run"  # bits may depend on the SM count and the heads
-    if free and full:
-        yield from builder.grouped("shift")
+    if free and builder.has_small_table:
+        yield from builder.grouped("shift" if full else "symmetric")
     yield from builder.alone(own)
     if free:  # late, so that heads stay whole where that is as fast
         yield builder.round_robin("shift_round_robin" if full else "symmetric_round_robin")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and head-dim entry
+SWEEP_CTAS = 4  # of which one reads each Q tile from memory, and the others hit L2
 KV_MATMULS, Q_MATMULS = 4, 3  # matmuls per step of two passes: dK/dV 4 (5 if split), dQ 3
 
 
@@ -46,6 +47,7 @@ class Costs:
     estimate: bool  # whether any number is not a measurement
     launch_ns: int = 0  # of a launch, beside its steps
     chain_ns: int = 0  # of a chain, beside its steps
+    sweep_percent: int = 0  # how much more a step costs of SWEEP_CTAS that sweep a head, where L2 does not hold the heads in flight
     margin_percent: int = 2  # how much faster than the default another candidate must be: what the model may be off
     two_pass: TwoPass | None = None  # None where two passes are no candidate
     sources: dict[str, str] = field(default_factory=dict, compare=False, repr=False)  # where each number comes from
@@ -54,7 +56,7 @@ class Costs:
         for name in ("step_ns", "workers", "l2_bytes"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        for name in ("hop_ns", "shift_percent", "launch_ns", "chain_ns", "margin_percent"):
+        for name in ("hop_ns", "shift_percent", "sweep_percent", "launch_ns", "chain_ns", "margin_percent"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
@@ -62,6 +64,10 @@ class Costs:
     def shifted_step_ns(self) -> int:
         """tau of shift and symmetric, whose CTAs do not sweep the same tiles at the same time."""
         return self.step_ns * (100 + self.shift_percent) // 100
+
+    def swept_step_ns(self, roles: int) -> int:
+        """tau where `roles` CTAs sweep a head in step, and L2 does not hold the heads in flight: one of them reads from memory."""
+        return self.step_ns * (100 * roles + self.sweep_percent * SWEEP_CTAS) // (100 * roles)
 
 
 def two_pass_margin(estimate: bool) -> int:

@@ -103,9 +103,10 @@ def shares_row(plan: Plan) -> bool:
     return is_too_large(plan) and may_share_row(plan)
 
 
-def schedule_ints(plan: Plan) -> int:
-    """Ints of memory that the schedule takes under one pass, where sizes are known."""
-    return shared_table_ints(plan) if shares_row(plan) else table_ints(plan) + row_ints(plan)
+def schedule_ints(plan: Plan, partitions: int = 1) -> int:
+    """Ints of memory that the schedule takes under one pass, for sizes that are known. Of a round robin each of so many partitions
+    of a worker writes its rows."""
+    return shared_table_ints(plan) if shares_row(plan) else table_ints(plan) + partitions * row_ints(plan)
 
 
 def row_ints(plan: Plan) -> int:

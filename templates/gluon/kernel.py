@@ -49,16 +49,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
+from .add import add_halves_in_order, add_in_order
 from .functions import (
     WARPS,
-    async_add,
     async_load,
-    async_store,
-    await_additions,
-    await_all_but_last_read,
-    await_all_read,
     await_do_read,
-    await_dq,
     await_matmuls,
     await_read,
     barrier,
@@ -69,11 +64,9 @@ from .functions import (
     load_bits,
     probabilities,
     product,
-    release,
     row_of,
     step_read,
     thread,
-    wait_for_rank,
 )
 from .walk import STAGES, Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
 from .wide import consume_wide
@@ -130,68 +123,6 @@ def produce(walk, attention, sources, tiles, barriers):
             left = gl.minimum(steps, Q_STAGES)
             for step in range(left):
                 await_read((count - left + step) % Q_STAGES)
-
-
-@gluon.jit
-def put(dq_target, place, dq, rank):
-    # The first contributor stores: the scratch needs no zero fill, and what stood in it cannot survive.
-    ROWS: gl.constexpr = dq_target.block_shape[0]
-    if rank == 0:
-        async_store(dq_target, [place * ROWS, 0], dq)
-    else:
-        async_add(dq_target, [place * ROWS, 0], dq)
-
-
-@gluon.jit
-def add_in_order(walk, attention, sums, PLACE: gl.constexpr):
-    # The steps whose dQ has this place. They are counted one by one: of a range from (count + PLACE) % STAGES on, Triton 3.6 and
-    # 3.7 take the beginning for a constant.
-    dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT = sums
-    HEADS: gl.constexpr = attention.GROUP // attention.SETS
-    count = 0  # of the steps of all chains
-    for turn in range(walk.rounds):
-        _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
-        for step in range(steps * HEADS):
-            if count % STAGES == PLACE:
-                i, rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
-                index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
-                rank += first_rank
-                # The rank first: it may have come before dQ is there.
-                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
-                await_dq(PLACE)
-                put(dq_target, index, dq_tiles.index(PLACE), rank)
-                await_all_read()
-                mbarrier.arrive(dq_taken.index(PLACE), count=1)
-                await_additions()
-                release(SEMAPHORES + index)
-            count += 1
-
-
-@gluon.jit
-def add_halves_in_order(walk, attention, sums):
-    dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT = sums
-    HEADS: gl.constexpr = attention.GROUP // attention.SETS
-    first_tile, second_tile, third_tile = dq_tiles
-    taken = dq_taken.index(0)
-    for turn in range(walk.rounds):
-        _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
-        for step in range(steps * HEADS):
-            i, rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
-            index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
-            rank += first_rank
-            # The rank first: the second half waits until a part of this one is read.
-            wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
-            await_dq(0)
-            put(dq_target, 4 * index, first_tile, rank)
-            put(dq_target, 4 * index + 1, second_tile, rank)
-            await_all_but_last_read()
-            mbarrier.arrive(taken, count=1)  # the second half takes the third place and the first
-            await_dq(0)
-            put(dq_target, 4 * index + 2, third_tile, rank)
-            put(dq_target, 4 * index + 3, first_tile, rank)
-            await_additions()
-            mbarrier.arrive(taken, count=1)
-            release(SEMAPHORES + index)
 
 
 @gluon.jit

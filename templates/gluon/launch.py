@@ -7,6 +7,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ..tiles import GLUON_PARTITIONS
 from .kernel import sdpa_backward
 from .walk import Attention
 
@@ -15,7 +16,6 @@ __all__ = ["arguments", "sdpa_backward"]
 OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": True}
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
-PARTITIONS = 4  # of a CTA
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by head dim, rows that TMA adds at a time: a Q tile, of 256 columns a quarter of it
 
@@ -58,6 +58,7 @@ def arguments(
     block_n: int,
     causal: bool,
     workers: int,
+    shared_row: bool,
     round_robin: bool,
     scale: float,
     lists: Lists | None = None,
@@ -66,8 +67,9 @@ def arguments(
 
     query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64, 128 or 256; neg_lse and delta fp32, as the
     preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
-    the Q tile; table int32. `block_m` and `block_n` are those of the table, `workers` are launched; round_robin: whether the table
-    may be that of one. report: int32 [4] in memory of the host that the device can write to, for a wait that gives up.
+    the Q tile; table int32. `block_m` and `block_n` are those of the table, `workers` are launched; shared_row: whether the table
+    has one row for all chains, round_robin: whether it may be that of a round robin. report: int32 [4] in memory of the host that
+    the device can write to, for a wait that gives up.
 
     Raises:
         ValueError: for more rows than TMA counts, and for neg_lse, delta or dq of another size.
@@ -96,6 +98,7 @@ def arguments(
         GROUP=gl.constexpr(heads // kv_heads),
         SETS=gl.constexpr(lists.sets if lists else 1),
         CAUSAL=gl.constexpr(causal),
+        SHARED_ROW=gl.constexpr(shared_row),
         ROUND_ROBIN=gl.constexpr(block_n // block_m if round_robin else 0),
         BLOCKS=gl.constexpr(lists.q_tiles if lists else 0),
         EVEN_N=gl.constexpr(kv_len % block_n == 0),
@@ -113,7 +116,7 @@ def arguments(
         _descriptor(delta.view(rows), [block_m]),
         _descriptor(dq.view(-1, DQ_COLUMNS), [DQ_ROWS[head_dim], DQ_COLUMNS]),
         table,
-        table.new_empty(PARTITIONS * workers * n_q if round_robin else 0),
+        table.new_empty(GLUON_PARTITIONS * workers * n_q if round_robin else 0),
         lists or (),
         sizes,
         semaphores,

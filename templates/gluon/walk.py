@@ -15,8 +15,9 @@ class Attention(NamedTuple):
     """What a launch computes. Names in capitals are compiled in.
 
     heads: kv heads of all batches. hkv: those of one. nq: Q tiles of a head. GROUP: query heads of a kv head, in SETS.
-    ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile; then it may have none. BLOCKS: Q tiles of a block of the
-    mask, 0 if the mask is not in blocks. EVEN_N: whether kv_len is a multiple of the KV tile.
+    SHARED_ROW: whether the table has one row for all chains. ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile;
+    then it may have none. BLOCKS: Q tiles of a block of the mask, 0 if the mask is not in blocks. EVEN_N: whether kv_len is a
+    multiple of the KV tile.
     """
 
     heads: Any
@@ -26,6 +27,7 @@ class Attention(NamedTuple):
     GROUP: Any
     SETS: Any
     CAUSAL: Any
+    SHARED_ROW: Any
     ROUND_ROBIN: Any
     BLOCKS: Any
     EVEN_N: Any
@@ -81,6 +83,8 @@ def chain_of(walk, turn, attention, WARPS: gl.constexpr):
             j, steps, row, rows, head = chain_in_table(walk, turn)
     else:
         j, steps, row, rows, head = chain_in_table(walk, turn)
+        if attention.SHARED_ROW:
+            rank = j  # chain j adds after the j chains before it
     return j, steps, row, rows, head, of_set, rank
 
 

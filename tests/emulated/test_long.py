@@ -33,7 +33,7 @@ ONE_ROW = [(*case, True) for case in CASES if case[0].get("schedule") not in WRI
     ("settings", "mask", "group", "sms", "lengths", "one_row"), [*ONE_ROW, *((*case, False) for case in CASES)]
 )
 def test_bits_are_those_of_the_constant(settings, mask, group, sms, lengths, one_row, monkeypatch):
-    """The kernel that cannot share a row, Gluon's, gets any table written."""
+    """Where chains cannot share a row, the table is written; a kernel writes that of any family."""
     function = attention(causal=mask == CAUSAL, gqa=group > 1)
     *inputs, grad_out = qkv(1, 2 * group, *lengths, 16, kv_heads=2)
 

@@ -1,5 +1,6 @@
 """Code and cubins for GPUs that are not there, made once in a process, and the files that hold the code's text."""
 
+import ast
 import difflib
 import functools
 import re
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import expecttest
+import torch
 
 from dash_inductor import enabled
 from dash_inductor.codegen.flex import FlexAttention, flex_backward
@@ -16,6 +18,7 @@ from dash_inductor.devices import device
 from dash_inductor.sass.gates import Rules, figures
 from dash_inductor.templates.tiles import Template, tile, two_pass_tile
 
+GLUON_OP = "torch.ops.dash.sdpa_backward_gluon.default"
 EXPECTED = Path(__file__).parent / "expected"
 GAP = "\n\n\n"  # between a kernel and its functions
 MAIN, TWO_PASS, TABLE, PREPROCESS = "SEMAPHORES", "KEY_PROGRAMS", "UNREAD", "everywhere"  # a word that only this kernel has
@@ -29,18 +32,19 @@ compiled = functools.cache(compile_kernel)
 def _generated(
     backward: Callable[..., Generated], key: str, settings: tuple[tuple[str, Any], ...], sizes: tuple[tuple[str, Any], ...]
 ) -> Generated:
-    with enabled(**dict(settings)):
+    with enabled(**({"kernel": "triton"} | dict(settings))):
         return backward(key, **dict(sizes))
 
 
 def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached: bool = True, **sizes: Any) -> Generated:
-    """Of SIZES, where `sizes` has no others; not cached under a patch, which is in no key."""
+    """Of SIZES, where `sizes` has no others, by Triton kernels unless `settings` has another; not cached under a patch, which is in
+    no key."""
     function = _generated if cached else _generated.__wrapped__
     return function(attention_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
 
 
 def generated_flex(key: str = "h100", settings: dict[str, Any] | None = None, **sizes: Any) -> Generated:
-    """Of a FlexAttention of FLEX_SIZES, where `sizes` has no others."""
+    """Of a FlexAttention of FLEX_SIZES, where `sizes` has no others, as `generated`."""
     return _generated(_flex_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((FLEX_SIZES | sizes).items())))
 
 
@@ -58,6 +62,13 @@ def text(code: Generated, word: str) -> str:
     """From the kernel's `def` line down: the same for every torch and Triton that is supported."""
     name, source = kernel(code, word)
     return re.sub(r"\b[sk]s?\d+\b", "size", source[source.index(f"def {name}(") :].replace(name, "kernel")).strip("\n")
+
+
+def gluon_launches(code: Generated) -> list[dict[str, str]]:
+    """The arguments of every launch of the Gluon kernel in a wrapper, by their names in the op's schema."""
+    names = [argument.name for argument in torch.ops.dash.sdpa_backward_gluon.default._schema.arguments]
+    calls = [node for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Call) and ast.unparse(node.func) == GLUON_OP]
+    return [dict(zip(names, map(ast.unparse, call.args), strict=True)) for call in calls]
 
 
 def launch(code: Generated) -> str:

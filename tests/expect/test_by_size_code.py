@@ -26,22 +26,32 @@ generated = partial(kernels.generated, batch=1, kv_heads=KV_HEADS, q_len=512, kv
 def grids(code: Generated, length: int) -> dict[str, int]:
     """Template of each kernel -> CTAs that the generated code launches of it."""
     scope: dict[str, Any] = {}
+
+    def ctas(expression: str) -> int:
+        return eval(re.sub(r"\bs\d+\b", str(length), expression), scope)
+
     exec("\n".join(re.findall(r"^(?:from dash_inductor\.schedule.* import .*|dash_choice_\w+ = .*)$", code.source, re.M)), scope)
     launched = {}
     for name, template in code.templates.items():
         (line,) = code.launches[name]
         x, y, z = ast.parse(line, mode="eval").body.args[-3:]
         assert (ast.unparse(y), ast.unparse(z)) == ("1", "1")
-        launched[template] = eval(re.sub(r"\bs\d+\b", str(length), ast.unparse(x)), scope)
+        launched[template] = ctas(ast.unparse(x))
+    for launch in kernels.gluon_launches(code):
+        launched[ONE_PASS] = ctas(launch["workers"])
     return launched
 
 
+@pytest.mark.every_case
 @pytest.mark.parametrize("settings", [{}, {"launch": "chained"}], ids=["grouped", "chained"])
+@pytest.mark.parametrize("kernel", ["triton", "auto"])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_one_or_the_other_is_launched(head_dim: int, mask: str, settings: dict[str, str]) -> None:
-    """As a graph of that very length would have it."""
+def test_one_or_the_other_is_launched(head_dim: int, mask: str, kernel: str, settings: dict[str, str]) -> None:
+    """As a graph of that very length would have it. One pass is by Gluon under `auto`."""
+    settings = settings | {"kernel": kernel}
     code = generated(settings=settings, head_dim=head_dim, mask=mask)
+    assert (kernels.GLUON_OP in code.source) == (kernel == "auto")
     gpu = device("h100")
     target = Target(gpu.key, gpu.arch, gpu.sms)
     taken = set()

@@ -1,4 +1,4 @@
-"""The Gluon kernel behind the op: off by default; asked for, its launch stands in the generated code, or the reason why not."""
+"""The Gluon kernel behind the op: where it is taken its launch stands in the generated code, else the reason why not."""
 
 import ast
 import json
@@ -8,38 +8,26 @@ from functools import partial
 import kernels
 import pytest
 import torch
+import triton
+from kernels import GLUON_OP as OP
+from kernels import gluon_launches as launches
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from dash_inductor import enabled
+from dash_inductor import enabled, templates
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.codegen.generate import deterministic, generate
 from dash_inductor.hooks.install import installed
-from dash_inductor.lowering import table
+from dash_inductor.lowering import gluon, table
 from dash_inductor.sass.replay import replay
 from dash_inductor.schedule.parts import LEAST_STEPS, Parts
-from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import gluon_tile
 
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
-OP = "torch.ops.dash.sdpa_backward_gluon.default"
 IN_BLOCKS = {"kernel": "gluon", "template": "one_pass"}
 in_blocks = partial(kernels.generated_flex, settings=IN_BLOCKS)
 generated = partial(kernels.generated, settings=WHOLE_HEADS, q_len=475, kv_len=475, heads=4, kv_heads=2, head_dim=64)
-
-
-def launches(code):
-    """The arguments of every launch in a wrapper, by their names in the op's schema."""
-    names = [argument.name for argument in torch.ops.dash.sdpa_backward_gluon.default._schema.arguments]
-    calls = [node for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Call) and ast.unparse(node.func) == OP]
-    return [dict(zip(names, map(ast.unparse, call.args), strict=True)) for call in calls]
-
-
-def test_off_by_default():
-    code = generated(settings={})
-    assert "gluon" not in code.source.lower()
-    assert code.main_kernel is not None
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
@@ -85,22 +73,51 @@ def test_chained_launch():
     assert (int(launch["workers"]), launch["cooperative"]) == (4 * 2 * 2, "False")  # KV tiles, batch, kv heads
 
 
-def test_auto_goes_by_architecture_dtype_and_head_dim(monkeypatch):
-    """And takes the Triton kernel where the Gluon kernel cannot run, or another template is asked for."""
-    auto = {"guarantee": "device"}
-    assert OP not in generated(settings=auto).source
-    monkeypatch.setattr(tiles, "GLUON_BY_DEFAULT", frozenset({(90, "bf16", 64)}))
-    assert OP in generated(settings=auto, cached=False).source
-    others = {"key": "a100"}, {"head_dim": 128}, {"dtype": "fp16"}, {"settings": auto | {"kernel": "triton"}}
-    for changes in (*others, {"settings": {"template": "two_pass"}}):
-        code = generated(**{"settings": auto, "cached": False} | changes)
-        assert OP not in code.source and all(decision.rewritten for decision in code.decisions)
+AUTO = {"kernel": "auto", "guarantee": "device"}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("changes", "is_gluon"),
+    [
+        ({}, True),
+        ({"head_dim": 128}, True),
+        ({"key": "h200"}, True),
+        ({"key": "a100"}, False),
+        ({"head_dim": 32}, False),
+        ({"head_dim": 256}, False),
+        ({"dtype": "fp16"}, False),
+        ({"settings": AUTO | {"kernel": "triton"}}, False),
+        ({"settings": {"kernel": "auto", "template": "two_pass"}}, False),
+    ],
+    ids=str,
+)
+def test_auto_goes_by_architecture_dtype_and_head_dim(changes, is_gluon):
+    """Unless another template is asked for."""
+    code = generated(**{"settings": AUTO} | changes)
+    assert (OP in code.source) == is_gluon and all(decision.rewritten for decision in code.decisions)
+
+
+def test_nothing_is_launched_where_two_passes_are():
+    """Then no CTA of the Gluon kernel has work: its table, which nobody has written, is not looked at."""
+    workers, others = 0, (True, False, True, True, 0, 0, 1, 1, 0, 1.0)
+    gluon.launch(*[None] * 13, workers, *others)
+
+
+@pytest.mark.parametrize(("version", "is_gluon"), [("3.9.1", True), ("3.10.0+git", False), ("4.0.0", False)])
+def test_auto_takes_the_triton_kernel_by_a_triton_that_was_not_tested(version, is_gluon, monkeypatch):
+    monkeypatch.setattr(triton, "__version__", version)
+    templates.gluon_is_tested.cache_clear()
+    try:
+        assert (OP in generated(settings=AUTO, cached=False).source) == is_gluon
+    finally:
+        templates.gluon_is_tested.cache_clear()
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_round_robin(dynamic):
-    """Under the default guarantee, for sizes for which the Triton kernel takes one too."""
-    few = {"batch": 1, "kv_heads": 1, "heads": 1, "q_len": 32768, "kv_len": 32768, "dynamic": dynamic}
+    """Under the default guarantee, for heads whose pairs of chains do not fill the SMs."""
+    few = {"batch": 1, "kv_heads": 5, "heads": 5, "q_len": 18432, "kv_len": 18432, "dynamic": dynamic}
     code = generated(settings={"kernel": "gluon"}, **few)
     (decision,) = code.decisions
     assert decision.rewritten
@@ -228,18 +245,38 @@ def test_flex_attention_declined(changes, reason):
     assert not decision.rewritten and decision.reason.startswith(reason)
 
 
-def test_auto_takes_the_triton_kernel_for_what_gluon_does_not(monkeypatch):
-    monkeypatch.setattr(tiles, "GLUON_BY_DEFAULT", frozenset({(90, "bf16", 64)}))
-    kernels._generated.cache_clear()
-    try:
-        taken, other = (
-            kernels.generated_flex(settings={"template": "one_pass"}, mask_mod="documents", **changes)
-            for changes in ({}, {"score_mod": "alibi"})
-        )
-    finally:
-        kernels._generated.cache_clear()
-    assert OP in taken.source
-    assert OP not in other.source and other.decisions[0].rewritten
+@pytest.mark.parametrize(
+    ("functions", "is_gluon"), [({"mask_mod": "none"}, True), ({"mask_mod": "documents"}, False), ({"score_mod": "alibi"}, False)]
+)
+def test_what_auto_takes_of_flex_attention(functions, is_gluon):
+    """Full and causal masks alone."""
+    code = kernels.generated_flex(settings={"kernel": "auto"}, **functions)
+    assert (OP in code.source) == is_gluon and code.decisions[0].rewritten
+
+
+def test_codegen_shows_two_passes_behind_it(tmp_path, capsys):
+    """Where lengths decide, in a file of their own."""
+    sizes = [
+        "--batch",
+        "1",
+        "--q-len",
+        "2048",
+        "--kv-len",
+        "2048",
+        "--heads",
+        "8",
+        "--head-dim",
+        "64",
+        "--mask",
+        "causal",
+        "--dynamic",
+    ]
+    assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "kernel.cubin")]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    (two_pass,) = shown["others"]
+    assert shown["kernel"] == OP and two_pass["source"].count("tl.dot(") == 7
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kernel.cubin", f"kernel.{two_pass['kernel']}.cubin"]
+    assert two_pass["gates"] == shown["gates"] == []
 
 
 def test_codegen_shows_it(tmp_path, capsys):

@@ -68,6 +68,21 @@ def test_varlen(kind, head_dim):
     varlen.test_varlen(kind, head_dim)
 
 
+@pytest.mark.parametrize("settings", [{"template": "one_pass"}, {"kernel": "auto"}], ids=["one_pass", "auto"])
+def test_dynamic_lengths_have_the_bits_of_static_ones(settings):
+    """By default the same graph takes two passes for some lengths."""
+    with dash_inductor.enabled(**settings):
+        bodies.test_dynamic_lengths_have_the_bits_of_static_ones(settings.get("template", "auto"))
+
+
+def test_replay_of_a_cuda_graph():
+    bodies.test_replay_of_a_cuda_graph("one_pass")
+
+
+def test_cuda_graphs_of_inductor(monkeypatch):
+    bodies.test_cuda_graphs_of_inductor("one_pass", monkeypatch)
+
+
 def test_dynamic_lengths():
     function = torch.compile(attention(True), dynamic=True)
     for length in (640, 1000, 128, 2048):

@@ -1,4 +1,4 @@
-"""On a real GPU: right gradients, and the same bits launch after launch, also while another process keeps the GPU busy."""
+"""Triton's kernels on a real GPU: right gradients, and the same bits launch after launch, also beside another busy process."""
 
 import math
 import subprocess
@@ -25,6 +25,12 @@ print("busy", flush=True)
 while True:
     x = torch.nn.functional.normalize(x @ x)
 """
+
+
+@pytest.fixture(autouse=True)
+def by_triton(rewriting: None) -> Iterator[None]:
+    with dash_inductor.enabled(kernel="triton"):
+        yield
 
 
 def inputs(batch, heads, kv_heads, q_len, kv_len, head_dim, dtype=torch.bfloat16):

@@ -71,7 +71,7 @@ def _named() -> Iterator[tuple[str, Case]]:
     for cell in gates.cells():
         dims = str(cell.head_dim) + (f"/{cell.value_dim}" if cell.value_dim else "")
         few_sms = cell.template != Template.TWO_PASS and cell.shape in gates.SHAPES
-        settings = dict(BY_GLUON) if cell.template == gates.GLUON else {"template": cell.template}
+        settings = dict(BY_GLUON) if cell.template == gates.GLUON else {"template": cell.template, "kernel": "triton"}
         settings |= _few_sms(cell.arch) if few_sms else {}
         case = _case(cell.arch, cell.dtype, cell.head_dim, settings, **_of_shape(cell.shape), value_dim=cell.value_dim)
         yield f"{cell.arch} {cell.template} {cell.dtype} d={dims} {cell.shape}", case
@@ -79,7 +79,7 @@ def _named() -> Iterator[tuple[str, Case]]:
         for arch in gates.DEVICES:
             for template, head_dim in ((template, q) for template, dims in gates.FLEX_HEAD_DIMS.items() for q, v in dims if q == v):
                 for attention, sizes in BY_GRAPHS.items():
-                    case = _case(arch, dtype, head_dim, {"template": template.value}, **sizes)
+                    case = _case(arch, dtype, head_dim, {"template": template.value, "kernel": "triton"}, **sizes)
                     yield f"{arch} {template} {dtype} d={head_dim} {attention}", case
         for head_dim in GLUON_HEAD_DIMS:
             for attention, sizes in BY_GRAPHS.items():

@@ -68,7 +68,7 @@ def test_some_lines_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_what_cannot_be_executed_is_bad(change: Callable[[Case], None], said: str) -> None:
-    case = Case("h100", 128, 128, heads=1, settings={"template": "one_pass", "sm_reserve": 129})
+    case = Case("h100", 128, 128, heads=1, settings={"template": "one_pass", "kernel": "triton", "sm_reserve": 129})
     change(case)
     bad = cells.executed(case, 1, races=True)["bad"]
     assert bool(bad) == bool(said) and all(any(part in text for part in said.split("|")) for text in bad)

@@ -357,6 +357,13 @@ def test_the_kernel_to_use():
     for status in ("wrong: dq", "not deterministic: launch 12"):
         (line,) = kernels([ours, gluon, other, replace(gluon, shape="other", status=status)])
         assert (line["shapes"], line["use"]) == ("1", "kernel='auto'")
+    # Where ours is the kernel in Gluon, it is beside the kernel of Triton by name.
+    ours, triton = replace(ours, launch="grouped, Gluon"), replace(ours, contender="ours-triton")
+    for ms, use in ((1.8, "kernel='auto'"), (2.1, "kernel='triton'")):
+        (line,) = kernels([ours, triton, replace(gluon, median_ms=ms)])
+        assert (line["time by gluon / by triton"], line["use"]) == (f"{ms / 2:.3f} to {ms / 2:.3f}", use)
+    assert kernels([ours, gluon]) == []
+    ours = replace(triton, contender="ours")
     assert kernels([ours, replace(gluon, status="wrong: dq")]) == kernels([ours, replace(gluon, run="another")]) == []
 
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from attention_results import KNOWN, STOCK, TINY, TINY_FLEX
 from torch.nn.attention import flex_attention
 
-from dash_inductor.config import CHOICES, TRITON
+from dash_inductor.config import CHOICES
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.inputs import Reference, random_inputs
 from dash_inductor.qualify.measure import Result, attempt
@@ -29,9 +29,9 @@ def tried(name: str, shape: Shape = TINY, **changed) -> Result:
 
 def test_every_setting_that_names_a_kernel_is_a_contender():
     for name in ("schedule", "launch", "template", "kernel"):  # the first value is the default
-        for value in {*CHOICES[name][1:]} - {TRITON}:  # which is what kernel="auto" takes
+        for value in CHOICES[name][1:]:
             assert f"ours-{value.replace('_', '-')}" in STOCK
-    for name in ("ours-run", "ours-batch", "ours-warn", "ours-auto", "ours-grouped", "ours-triton"):
+    for name in ("ours-run", "ours-batch", "ours-warn", "ours-auto", "ours-grouped"):
         assert name not in STOCK
 
 

@@ -14,6 +14,7 @@ from sympy import Integer
 from dash_inductor.lowering.dq import in_accumulator_order
 from dash_inductor.reference import LOG2E, reference
 from dash_inductor.schedule import Geometry, RoundRobinPlan, pack_plan, place_heads
+from dash_inductor.schedule.packing import may_share_row, pack_shared
 from dash_inductor.schedule.parts import WHOLE, Parts
 from dash_inductor.templates.tiles import gluon_tile
 
@@ -30,10 +31,11 @@ def tile_of(head_dim):
 def sources() -> dict[str, str]:
     """Of the functions, the kernel and its launch, in an order in which they make one module."""
     folder = resources.files("dash_inductor.templates")
-    parts = "positions", "gluon/functions", "gluon/walk", WIDE, "gluon/kernel", "gluon/launch"
+    parts = "positions", "gluon/functions", "gluon/walk", "gluon/add", WIDE, "gluon/kernel", "gluon/launch"
     names = "|".join(part.removeprefix("gluon/") for part in parts)
     imports = rf"from \.+({names}) import (\([^)]*\)|.*)\n"
-    return {part: re.sub(imports, "", folder.joinpath(f"{part}.py").read_text()) for part in parts}
+    texts = {part: re.sub(imports, "", folder.joinpath(f"{part}.py").read_text()) for part in parts}
+    return {part: text.replace("from ..tiles ", "from dash_inductor.templates.tiles ") for part, text in texts.items()}
 
 
 def source() -> str:
@@ -93,7 +95,7 @@ def lists_of(seen, block_m, block_n, parts=WHOLE):
     return rows, steps if parts.bands > 1 else steps[..., 0], words.to(torch.int32)
 
 
-def backward(module, inputs, plan, seed, seen=None):
+def backward(module, inputs, plan, seed, seen=None, shared_row=False):
     """(dq, dk, dv) in fp32, dtype, dtype of one launch, by a plan or, in `Parts`, under the mask `seen`. What it does not write is
     NaN."""
     query, key, value, grad_out, out, lse = inputs
@@ -111,10 +113,11 @@ def backward(module, inputs, plan, seed, seen=None):
         workers = plan.units(batch * key.shape[1], n_kv, kv_tiles)
         sums = torch.full((batch * key.shape[1] * n_kv * 2 * tile.block_n * head_dim,), torch.nan)
         lists = module.Lists(steps, bits, BLOCK // tile.block_m, kv_tiles, plan.bands, plan.sets, 16, LEAST_STEPS, sums)
-        how = {"lists": lists, "causal": False, "round_robin": False}
+        how = {"lists": lists, "causal": False, "shared_row": False, "round_robin": False}
     else:
-        table = torch.tensor(pack_plan(plan), dtype=torch.int32)
+        table = torch.tensor((pack_shared if shared_row else pack_plan)(plan), dtype=torch.int32)
         how = {"causal": plan.order.geometry.mask != "full", "round_robin": isinstance(plan, RoundRobinPlan)}
+        how["shared_row"] = shared_row
         workers = plan.workers + (not how["round_robin"])  # one too many
     tensors = (query, key, value, grad_out, neg_lse, delta, table, dq, dk, dv)
     arguments = module.arguments(*tensors, report=REPORT, workers=workers, scale=head_dim**-0.5, **sizes, **how)
@@ -236,6 +239,15 @@ def assert_right(inputs, seen, parts):
         assert all(map(torch.equal, first, other))
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if may_share_row(problem(*case)[1])], ids=str)
+def test_one_row_for_all_chains(case):
+    """As where sequences are long: the same bits."""
+    inputs, plan = problem(*case)
+    module = module_of(source())
+    of_rows, of_row = (backward(module, inputs, plan, seed=1, shared_row=shared) for shared in (False, True))
+    assert all(map(torch.equal, of_rows, of_row))
+
+
 def test_more_heads_in_flight_than_there_are():
     """Workers without a head, and an empty chain for which zeros are written."""
     inputs, plan = problem(1, 1, 1, 64, 320, "full", "ascending", 3, 1, 128)
@@ -261,7 +273,7 @@ def test_tensors_of_another_size_are_refused():
     tensors = (query, key, value, grad_out, lse, lse[:1, :1], torch.zeros(8, dtype=torch.int32), query.float(), key, value)
     with pytest.raises(ValueError, match="contiguous, with 768 rows"):
         sizes = {"block_m": 128, "block_n": 128, "workers": 1}
-        module_of(source()).arguments(*tensors, report=REPORT, **sizes, causal=False, round_robin=False, scale=1)
+        module_of(source()).arguments(*tensors, report=REPORT, **sizes, causal=False, shared_row=False, round_robin=False, scale=1)
 
 
 # What a warp does that adds dQ, line by line.

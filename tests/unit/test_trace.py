@@ -79,7 +79,12 @@ def test_tlparse_shows_each_graph(tmp_path):
         best = min(row["predicted_us"] for row in rewritten["candidates"])
         taken = [row for row in rewritten["candidates"] if row["roles"] == rewritten["roles"]]
         assert rewritten["predicted_us"] == taken[0]["predicted_us"] == best
-        assert {row["family"] for row in rewritten["candidates"]} == {"descending", "symmetric_round_robin", "two_pass"}
+        assert {row["family"] for row in rewritten["candidates"]} == {
+            "descending",
+            "symmetric",
+            "symmetric_round_robin",
+            "two_pass",
+        }
         for family, formula in report["formulas"]["causal"].items():
             known = formula_of(family, "causal")
             assert formula == {"ns": str(known), "applies_if": str(known and known.applies)}

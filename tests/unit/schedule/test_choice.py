@@ -108,14 +108,26 @@ def test_the_default_wins_unless_beaten_by_two_percent() -> None:
 
 
 def test_every_family_is_chosen_somewhere() -> None:
-    """But symmetric in whole heads, which its round robin is never behind: it is there to be forced."""
+    """Symmetric in whole heads is never ahead of its round robin, and is chosen where it is level."""
     even = replace(H100, shift_percent=0)
     drawn = [problem for mask in MASKS for problem in problems(80, 3, mask)]
     seen = Counter(choose(problem, costs).family for problem in drawn for costs in (H100, even, TWO_PASS))
-    assert set(seen) == {*FAMILIES, *ROUND_ROBIN, "two_pass"} - {"symmetric"}
+    assert set(seen) == {*FAMILIES, *ROUND_ROBIN, "two_pass"}
     for problem in problems(40, 4, "causal"):
         grouped, dealt = (choose(problem, even, family=family).time_ns for family in ("symmetric", "symmetric_round_robin"))
         assert grouped >= dealt
+
+
+def test_heads_that_l2_does_not_hold_cost_more() -> None:
+    """With four CTAs of each, by the whole percentage; with 16 by a quarter of it. Heads that L2 holds cost what they cost."""
+    problem = TiledProblem(8192, 8192, 32, 1, 128, 64, 128, "full")
+
+    def times(costs: Costs) -> dict[int, int | None]:
+        found = candidates(problem, costs, "batch")
+        return {each.roles: each.ns for each in found if (each.family, each.roles * each.heads_in_flight) == ("ascending", 128)}
+
+    free, dear = (times(replace(H100, hop_ns=0, sweep_percent=percent)) for percent in (0, 8))
+    assert {roles: round(100 * dear[roles] / free[roles] - 100) for roles in free} == {64: 0, 32: 0, 16: 2, 8: 4, 4: 8}
 
 
 @pytest.mark.parametrize("guarantee", ["device", "batch"])
