@@ -223,7 +223,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
     """
     if problem.mods is not None or problem.mask == BLOCK_MASK:
         return _template_of_flex(problem, settings, target)
-    if settings.kernel == GLUON:
+    if settings.kernel == GLUON:  # asked for, which no sizes overrule
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
         return Template.TWO_PASS

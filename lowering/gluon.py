@@ -1,4 +1,4 @@
-"""The Gluon kernel in the place of the Triton template, where `kernel="gluon"` asks for it.
+"""The Gluon kernel in the place of the Triton template of one pass, where a resolution has it.
 
 Inductor's templates are Triton's, so the launch is a custom op that writes into Inductor's buffers: they are planned, and dq's
 epilogue fuses, as with the template. The op builds TMA descriptors of its tensors, and zeroes semaphores, at every launch.

@@ -25,6 +25,9 @@ def source(*names: str) -> str:
     return re.sub(r"^from \.(\w+) import (.+)$", functions, text, flags=re.MULTILINE)
 
 
+OLDEST, NEWEST = (3, 6), (3, 9)  # Tritons that the Gluon kernel is written for and tested with
+
+
 @functools.cache
 def gluon_is_tested() -> bool:
     """Whether the Gluon kernel was tested as this Triton compiles it; True without a Triton, where nothing is compiled."""
@@ -33,7 +36,7 @@ def gluon_is_tested() -> bool:
     except ImportError:
         return True
     major, minor = map(int, triton.__version__.split(".")[:2])
-    return (3, 6) <= (major, minor) <= (3, 9)
+    return OLDEST <= (major, minor) <= NEWEST
 
 
 def gluon_kernel() -> ModuleType:
@@ -47,4 +50,6 @@ def gluon_kernel() -> ModuleType:
     try:
         return importlib.import_module(".gluon.launch", __name__)
     except (ImportError, AttributeError) as missing:
-        raise ValueError(f"the Gluon kernel is written for Triton 3.6 to 3.9, this is {triton.__version__}: {missing}") from missing
+        (oldest, newest) = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+        written = f"the Gluon kernel is written for Triton {oldest} to {newest}"
+        raise ValueError(f"{written}, this is {triton.__version__}: {missing}") from missing

@@ -16,7 +16,7 @@ GLUON_HEAD_DIMS = (64, 128, 256)
 # It decides bits.
 GLUON_BY_DEFAULT: frozenset[tuple[int | str, str, int]] = frozenset({(90, "bf16", 64), (90, "bf16", 128)})
 GLUON_CONSUMERS = 8  # warps that multiply, as gluon/launch.py has them; others load, poll and release
-GLUON_PARTITIONS = 4  # of a CTA's warps, each of which walks the table by itself
+GLUON_PARTITIONS = 4  # of a CTA, each of which walks the table by itself
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
 # What a user can change where there is no tile.

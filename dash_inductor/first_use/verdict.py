@@ -61,10 +61,12 @@ def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
     Raises:
         UnfitKernelError: one of them does not.
     """
+    if not target.is_there(device):
+        return resolution
     guard, kinds = resolution.settings.guard, kinds_of(resolution)
-    if target.is_there(device) and device.type == "cuda" and any(kind.kernel == TRITON for kind in kinds):
+    if device.type == "cuda" and any(kind.kernel == TRITON for kind in kinds):
         _say_if_a_fence_is_missing(*torch.cuda.get_device_capability(device))
-    if target.is_there(device) and (guard == ALWAYS or (guard == AUTO and device.type == "cuda")):
+    if guard == ALWAYS or (guard == AUTO and device.type == "cuda"):
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         name = str(torch.device(device.type, index))
         for kind in kinds:

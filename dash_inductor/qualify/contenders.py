@@ -35,6 +35,7 @@ BASELINE, FLEX_BASELINE, TUNED_BASELINE = "sdpa-flash-strict", "flex", "ours"
 # Settings of the package that do not say which kernel runs.
 NOT_KERNELS = ("on_unsupported", "guarantee")
 ONE_PASS_ONLY = {"template": "one_pass", "kernel": TRITON}  # what variants are of
+GLUON_ONLY = {**ONE_PASS_ONLY, "kernel": GLUON}
 SDPA_REFUSALS = ("No available kernel", "No viable backend")
 
 
@@ -303,5 +304,5 @@ def contenders() -> dict[str, Contender]:
 def tuned() -> dict[str, Contender]:
     """Our one-pass kernel of Triton as it is, every variant of it, and the Gluon kernel."""
     changed = [ours(f"ours-{v.name}", variant=v) for v in VARIANTS]
-    gluon = ours("ours-gluon", {**ONE_PASS_ONLY, "kernel": GLUON})
+    gluon = ours("ours-gluon", GLUON_ONLY)
     return {c.name: c for c in (ours("ours", ONE_PASS_ONLY, twin="ours-unordered"), *changed, gluon)}

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from . import clock
-from .contenders import ONE_PASS_ONLY, Prepared, RefusedError, first_line, ours
+from .contenders import GLUON_ONLY, ONE_PASS_ONLY, Prepared, RefusedError, first_line, ours
 from .inputs import Reference, random_inputs
 from .measure import same_bits, settings
 from .rows import OK
@@ -49,14 +49,13 @@ class Case:
 
 def _cases() -> Iterator[Case]:
     one, two = ONE_PASS_ONLY, {"template": "two_pass"}
-    gluon = {**ONE_PASS_ONLY, "kernel": "gluon"}
     for d in (64, 128):
         for mask in ("full", "causal"):
             yield Case(f"one pass, {mask}, d = {d}", Shape("case", mask, 2, 4, 4, 512, d), one)
     ragged = Shape("case", "causal", 1, 8, 2, 1000, 128)
     yield Case("one pass, kv heads shared, ragged", ragged, one)
-    yield Case("Gluon, full, d = 64", Shape("case", "full", 2, 4, 4, 512, 64), gluon)
-    yield Case("Gluon, kv heads shared, ragged", ragged, gluon)
+    yield Case("Gluon, full, d = 64", Shape("case", "full", 2, 4, 4, 512, 64), GLUON_ONLY)
+    yield Case("Gluon, kv heads shared, ragged", ragged, GLUON_ONLY)
     yield Case("one pass, fp16", Shape("case", "causal", 2, 4, 4, 512, 128), one, "fp16")
     yield Case("one pass, chained", Shape("case", "causal", 4, 16, 16, 2048, 128), {**one, "launch": "chained"})
     yield Case("one pass, shift", Shape("case", "full", 2, 8, 8, 2048, 128), {**one, "schedule": "shift"})

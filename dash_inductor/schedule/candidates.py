@@ -103,12 +103,11 @@ class CandidateBuilder:
         Where roles are spread over a head's tiles, passes come first: of placements that take as long the one with fewer heads in
         flight keeps less in L2. Mirrored orders: by rounds alone, one role per worker; trailing chains are short.
         """
-        if family in MONOTONE:
-            yield from self._by_rounds(family)
-            yield from () if self._mirrored(family) else self._by_passes(family)
-        else:
+        if family not in MONOTONE:
             yield from self._by_passes(family)
-            yield from self._by_rounds(family)
+        yield from self._by_rounds(family)
+        if family in MONOTONE and not self._mirrored(family):
+            yield from self._by_passes(family)
 
     def _by_rounds(self, family: str) -> Iterator[Place]:
         units, fewest = self._units(family), _ceil_div(self.heads, self._most_in_flight(family))

@@ -256,22 +256,8 @@ def test_what_auto_takes_of_flex_attention(functions, is_gluon):
 
 def test_codegen_shows_two_passes_behind_it(tmp_path, capsys):
     """Where lengths decide, in a file of their own."""
-    sizes = [
-        "--batch",
-        "1",
-        "--q-len",
-        "2048",
-        "--kv-len",
-        "2048",
-        "--heads",
-        "8",
-        "--head-dim",
-        "64",
-        "--mask",
-        "causal",
-        "--dynamic",
-    ]
-    assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "kernel.cubin")]) == 0
+    asked = "codegen --device h100 --batch 1 --q-len 2048 --kv-len 2048 --heads 8 --head-dim 64 --mask causal --dynamic --json"
+    assert main([*asked.split(), "--cubin", str(tmp_path / "kernel.cubin")]) == 0
     shown = json.loads(capsys.readouterr().out)
     (two_pass,) = shown["others"]
     assert shown["kernel"] == OP and two_pass["source"].count("tl.dot(") == 7
