@@ -340,10 +340,11 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
         "value_dim": cell.value_dim,
         "dtype": cell.dtype,
     }
-    if cell.shape in ALL_FLEX_SHAPES:
-        attention = FlexAttention(length=LENGTH, **({"kv_heads": HEADS} | sizes | ALL_FLEX_SHAPES[cell.shape]))
-        return flex_backward(key, attention, rewrite=rewrite)
-    with enabled(template=cell.template, kernel="triton"):
+    of_flex = cell.shape in ALL_FLEX_SHAPES
+    with enabled(kernel="triton", template="auto" if of_flex else cell.template):
+        if of_flex:
+            attention = FlexAttention(length=LENGTH, **({"kv_heads": HEADS} | sizes | ALL_FLEX_SHAPES[cell.shape]))
+            return flex_backward(key, attention, rewrite=rewrite)
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))
 
 

@@ -227,6 +227,12 @@ def test_codegen_prints_all_that_is_gated(capsys):
     assert report["instructions_in_loop"] > report["utcmma"] > 0
 
 
+@pytest.mark.parametrize("shape", ["full", "flex"])
+def test_cells_of_a_template_are_of_triton(shape):
+    """Where users get the Gluon kernel, too."""
+    assert list(gates.generated(Cell("sm_90", ONE_PASS, "bf16", 64, shape)).templates.values()) == [ONE_PASS]
+
+
 def test_codegen_shows_every_kernel_with_matmuls(capsys, tmp_path):
     """Of any length one pass and two, each held against its own rules; their cubins are written."""
     with enabled(kernel="triton"):
