@@ -34,6 +34,7 @@ def lower(
     mask: str,
     scale: float | None = None,
     stock: str | None = None,
+    at_load: str | None = None,
 ) -> tuple[TensorBox, TensorBox, TensorBox]:
     """dq, dk, dv; of a node that the pass has not made Declined where the settings in force give it no kernel."""
     mark = mark_in_force()
@@ -92,6 +93,7 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, mark: Mark) -> Decisi
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,
         dropout=resolution.problem.dropout and resolution.problem.dropout.p,
+        reads_in_place=mark.reads_in_place,
         candidates=() if resolution.choice is None else resolution.choice.considered,
         workspace_bytes=size_text(workspace_bytes),
         **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),

@@ -72,6 +72,8 @@ class Decision:
             the outermost module itself, outside modules, and of hand-written attention. Warm caches as `source`.
         candidates: the schedules among which the cost model chose, in order; () where it had no choice, or makes it at run time.
         dropout: the probability by which its forward dropped; None for none, and of an op that stays.
+        reads_in_place: inputs of the graph that our backward reads and PyTorch's would not, too large to be copied: whoever
+            writes to one between forward and backward gets PyTorch's error of a tensor that was modified.
         graph: the compiled graph that holds it; None until one is taken into use, and of a declined call of eager training.
     """
 
@@ -105,6 +107,7 @@ class Decision:
     module: str = ""
     candidates: tuple[Candidate, ...] = field(default=(), repr=False)
     dropout: float | None = None
+    reads_in_place: tuple[str, ...] = ()
     graph: Graph | None = None
 
     @property
@@ -148,7 +151,11 @@ class Decision:
     def of_text(text: str) -> Decision:
         """The decision whose text this is."""
         values = json.loads(text)
-        return Decision(**values | {"candidates": tuple(Candidate(*candidate) for candidate in values["candidates"])})
+        tuples = {
+            "candidates": tuple(Candidate(*each) for each in values["candidates"]),
+            "reads_in_place": tuple(values["reads_in_place"]),
+        }
+        return Decision(**values | tuples)
 
     def __str__(self) -> str:
         drops = "" if self.dropout is None else f", dropout {self.dropout}"

@@ -1,13 +1,15 @@
 """The contracts of an attention backward: the op that SDPA becomes, its fake and its specification; and FlexAttention's HOP.
 
-    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, scale=None, stock=None) -> (dq, dk, dv)
+    dash::sdpa_backward(grad_out, query, key, value, out, logsumexp, *, mask, scale=None, stock=None, at_load=None)
+        -> (dq, dk, dv)
 
 query is [B, H, S_q, D]; key [B, H_kv, S_k, D] and value [B, H_kv, S_k, D_v] with H_kv dividing H; out and grad_out are
 [B, H, S_q, D_v]; logsumexp is the natural log, fp32 [B, H, S_q]. `mask` is full or causal; `scale` that of the scores,
 None for 1 / sqrt(D). dq, dk, dv have the strides of `torch.empty_like`.
 
 `stock` names the op that it stands for: what its gradients look like in memory, and what is recorded of it, follow from that, so
-that it is in the text of the graph, by which Inductor's caches know it.
+that it is in the text of the graph, by which Inductor's caches know it. `at_load` is a line of Python that the code generated for
+it runs when it is loaded. (A second tracing of a backward, by compiled autograd, keeps arguments and no meta.)
 
     flex_attention_backward(query, key, value, out, logsumexp, grad_out, grad_logsumexp, score_mod, joint, block_mask, scale, ...)
 
@@ -16,7 +18,7 @@ score_mod, its derivative (joint) and mask_mod are graphs. Where the pass puts s
 or a varlen attention, score_mod is the identity, and the lists of the block mask are None: its blocks are those of its matrix
 (`MaskArguments`), or without one those of mask_mod.
 
-    dash::rewritten(grad_out, mask, stock) -> grad_out
+    dash::rewritten(grad_out, mask, stock, at_load) -> grad_out
 
 is grad_out itself, on its way into such a node that becomes kernels of ours. It puts into the text of the graph what the joint
 graph proved of the mask, and the op that the node stands for, None for itself.
@@ -32,6 +34,12 @@ is the random state of a forward that drops, where our kernels read it (`DROPOUT
     dash::note(x, decision) -> x
 
 is x itself. Its lowering records the decision, JSON of a `Decision`: that of an attention that keeps its stock kernel.
+
+    dash::keep(x) -> x
+
+is x as the forward has it, kept for the backward: what is written to x later does not reach it, and nobody computes it again.
+
+Compiled code has no copy of what `note` and `rewritten` return. They are no views, which torch could not functionalize.
 """
 
 from __future__ import annotations
@@ -42,6 +50,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.fx.node import has_side_effect
 
 from ..config import current
 from ..devices.target import target_of
@@ -55,7 +64,7 @@ Gradients = tuple[Tensor, Tensor, Tensor]  # dq, dk, dv
 _library = torch.library.Library("dash", "DEF")
 _library.define(
     "sdpa_backward(Tensor grad_out, Tensor query, Tensor key, Tensor value, Tensor out, Tensor logsumexp, *, "
-    "str mask, float? scale=None, str? stock=None) -> (Tensor, Tensor, Tensor)",
+    "str mask, float? scale=None, str? stock=None, str? at_load=None) -> (Tensor, Tensor, Tensor)",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 
@@ -88,14 +97,14 @@ def check(tensors: Sequence[Tensor], mask: str) -> None:
         raise declined
 
 
-def sdpa_backward_fake(*tensors: Tensor, mask: str, scale: float | None = None, stock: str | None = None) -> Gradients:
+def sdpa_backward_fake(*tensors: Tensor, mask: str, scale: float | None = None, **unread: str | None) -> Gradients:
     """Empty gradients; ValueError as `check`."""
     check(tensors, mask)
     _, query, key, value, *_ = tensors
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-def sdpa_backward_eager(*tensors: Tensor, mask: str, scale: float | None = None, stock: str | None = None) -> Gradients:
+def sdpa_backward_eager(*tensors: Tensor, mask: str, scale: float | None = None, **unread: str | None) -> Gradients:
     """The gradients by the specification, under the settings in force; ValueError as `check` and `resolve`."""
     check(tensors, mask)
     grad_out, query, key, value, out, logsumexp = tensors
@@ -135,10 +144,13 @@ torch.library.register_fake(
     "dash::random_state", lambda seed, offset, like: torch.empty(2, dtype=torch.int64, device=like.device), lib=_library
 )
 RANDOM_STATE = torch.ops.dash.random_state.default
-for _name, _other in (("note", "str decision"), ("rewritten", "str mask, str? stock")):
-    _library.define(f"{_name}(Tensor(a) x, {_other}) -> Tensor(a)", tags=(torch.Tag.pt2_compliant_tag,))
-    _library.impl(_name, lambda x, *_: torch.ops.aten.alias(x), "CompositeExplicitAutograd")
+for _name, _others in (("note", ", str decision"), ("rewritten", ", str mask, str? stock, str? at_load=None"), ("keep", "")):
+    _library.define(f"{_name}(Tensor x{_others}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, lambda x, *_: x.clone(), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"dash::{_name}", lambda x, *_: torch.empty_like(x), lib=_library)
 NOTE, REWRITTEN = torch.ops.dash.note.default, torch.ops.dash.rewritten.default
+KEEP = torch.ops.dash.keep.default
+has_side_effect(KEEP)  # so that it stays in a forward that does not read what it returns
 FLEX_BACKWARD = torch.ops.higher_order.flex_attention_backward
 MARK = "dash_inductor"  # key in a node's meta: its Mark
 # Kernel options of a node. It drops, (p, generator): its last capture but a learnt one is RANDOM_STATE's.
@@ -159,6 +171,7 @@ class Mark:
         mask: what a decision calls its mask.
         source, module: of its decision.
         at_load: a line of Python that the code generated for it runs when it is loaded, if there is one.
+        reads_in_place: of its decision.
     """
 
     resolution: Resolution | None = None
@@ -167,6 +180,7 @@ class Mark:
     source: str | None = None
     module: str = ""
     at_load: str | None = None
+    reads_in_place: tuple[str, ...] = ()
 
     def is_in_force(self, device: torch.device) -> bool:
         """Whether the settings are still those by which it was resolved, and leave the device as many SMs."""

@@ -42,10 +42,10 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     return obsolete
 
 
-def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False) -> Resolution:
+def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False, mask: str | None = None) -> Resolution:
     """What a node gets. Comparisons of symbolic sizes guard: the answer holds for all shapes.
 
-    gathered: whether its keys are those of all ranks, and dk and dv are asked for in segments.
+    gathered: whether its keys are those of all ranks, and dk and dv are asked for in segments. mask: its kind, where that is known.
 
     Raises:
         Declined: it keeps the stock kernel, which sums the gradients of captured tensors by atomics, in strict mode too.
@@ -53,13 +53,13 @@ def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False) -> 
     *_, output = _graph(node, FlexArguments(*node.args).joint).graph.nodes
     captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
     try:
-        return _rewriting_of(node, settings, captures_learnt, gathered)
+        return _rewriting_of(node, settings, captures_learnt, gathered, mask)
     except Declined as declined:
         declined.stock_differs = declined.stock_differs or captures_learnt
         raise
 
 
-def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gathered: bool) -> Resolution:
+def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gathered: bool, kind: str | None) -> Resolution:
     arguments = FlexArguments(*node.args)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
     mask = arguments.mask
@@ -75,15 +75,17 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gather
         if declined := why_too_many(sizes, shares_of(_graph(node, arguments.joint).graph)):
             raise declined
     segments = context_parallel.segments_of(arguments, settings) if gathered else 0
-    proven = None if gathered else mask_of(mask, mask_mod)  # it may be another one on another rank
+    if kind is None:
+        kind = (None if gathered else mask_of(mask, mask_mod)) or BLOCK_MASK  # it may be another one on another rank
+    in_blocks = kind == BLOCK_MASK
     problem = Problem.of(
         query,
         key,
         value,
-        mask=proven or BLOCK_MASK,
+        mask=kind,
         scale=arguments.scale,
-        block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
-        masks=1 if proven else math.prod(mask.q_num.meta["val"].shape[:2]),
+        block_size=(_known(mask.q_block), _known(mask.kv_block)) if in_blocks else None,
+        masks=1 if not in_blocks else math.prod(mask.q_num.meta["val"].shape[:2]),
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=None if captures_learnt else stock_of(Kernel.FLEX),
         segments=segments,

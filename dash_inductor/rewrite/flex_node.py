@@ -83,7 +83,7 @@ def say_rewritten(node: fx.Node, mark: Mark) -> None:
     name = "grad_logsumexp" if arguments.grad_out is None else "grad_out"
     grad = getattr(arguments, name)
     with node.graph.inserting_before(node):
-        said = node.graph.call_function(REWRITTEN, (grad, mark.mask, mark.stock or None))
+        said = node.graph.call_function(REWRITTEN, (grad, mark.mask, mark.stock or None, *filter(None, [mark.at_load])))
     said.meta = {key: value for key, value in grad.meta.items() if key != MARK}
     node.update_arg(FlexArguments._fields.index(name), said)
     node.meta[MARK] = mark

@@ -12,7 +12,7 @@ from ..config import Config
 from ..decision import Declined
 from ..devices.cost_files import CostFileError
 from ..op import FLEX_BACKWARD, MARK
-from . import by_hand, flash_attn, flex, heads_last, math_path, matmuls, sdpa, third_party, varlen
+from . import by_hand, flash_attn, flex, heads_last, kept, math_path, matmuls, retraced, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
 from .stock_ops import HEADS_LAST, SDPA_TARGETS, VARLEN
 from .undo import whole_or_not_at_all
@@ -36,7 +36,9 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
         CostFileError: the settings name a cost file that is not one of the device.
     """
     called = [node for node in graph.nodes if node.op == "call_function"]
-    met = [node for node in called if node.target in REWRITERS and not is_noted(node)]
+    kept.note_names(graph)
+    retraced.mark_again(graph, settings)
+    met = [node for node in called if node.target in REWRITERS and MARK not in node.meta and not is_noted(node)]
     said = []
     for node in reversed(met):
         declined = refused or _rewrite(node, partial(REWRITERS[node.target], node, settings))
@@ -71,8 +73,9 @@ def _of_matmuls(graph: fx.Graph, settings: Config) -> dict[fx.Node, Declined | N
 def _rewrite(node: fx.Node, rewriter: Callable[[], list[fx.Node]]) -> Declined | None:
     """Rewrites one attention, of which a node is given; returns why it is declined, None where it is not."""
     try:
-        with whole_or_not_at_all(node):
+        with whole_or_not_at_all(node) as before:
             obsolete = rewriter()
+            kept.keep_what_was_seen(node.graph, before, obsolete)
     except Declined as declined:
         return declined
     except CostFileError:  # a wrong setting, which each compilation raises

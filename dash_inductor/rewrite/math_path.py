@@ -182,8 +182,8 @@ class Call:
         """Of what it returns: it may compute in another."""
         if self.with_values is None:
             return UNKNOWN
-        after = reached([self.with_values], lambda node: filter(self.has, node.users))
-        last = _only(node for node in after if not any(map(self.has, node.users)))
+        after = reached([self.with_values], lambda node: (x for x in node.users if self.has(x) and is_tensor(x)))
+        last = _only(node for node in after if after.isdisjoint(node.users))
         return UNKNOWN if last is None else dtype_name(last.meta["val"].dtype)
 
     @property

@@ -158,6 +158,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
         else:
             tensors = stock.grad_out, stock.query, stock.key, stock.value, stock.out, logsumexp
             options = {"mask": problem.mask, "scale": stock.scale, "stock": str(stock.op)}
+            options |= {"at_load": mark.at_load} if mark.at_load else {}
             new = graph.call_function(op.SDPA_BACKWARD, tensors, options)
             new.meta["val"] = gradients
     new.meta = {**node.meta, **new.meta, MARK: mark}

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 from torch import fx
 
+Arguments = dict[fx.Node, tuple[Any, Any]]  # positional and named, of each node of a graph
+
 
 @contextlib.contextmanager
-def whole_or_not_at_all(backward: fx.Node) -> Iterator[None]:
-    """After an exception the graph of `backward` is, node by node, the one found.
+def whole_or_not_at_all(backward: fx.Node) -> Iterator[Arguments]:
+    """After an exception the graph of `backward` is, node by node, the one found. Gives the arguments that its nodes had.
 
     Inside, nodes may be added, be given other arguments, and those that read `backward` another meta; no node may be erased.
     """
@@ -19,7 +22,7 @@ def whole_or_not_at_all(backward: fx.Node) -> Iterator[None]:
     metas = {user: {**user.meta} for user in backward.users}
     names = set() if module is None else {name for name, _ in module.named_children()}
     try:
-        yield
+        yield before
     except BaseException:
         for node, (args, kwargs) in before.items():
             if node.args is not args or node.kwargs is not kwargs:

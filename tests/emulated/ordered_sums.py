@@ -52,6 +52,14 @@ class Sum:
             found[index] = in_order(each, splits, block)
         return found
 
+    def is_expected(self, values: Tensor, actual: Tensor) -> bool:
+        """Whether `actual` is the sum of the values in order, bit by bit, and not in another one: of all that run backwards along
+        axes, one is another sum, whatever rounding makes of the rest."""
+        axes = [axes for count in range(1, 5) for axes in itertools.combinations(range(4), count)]
+        others = (torch.from_numpy(self.expected(values.flip(each).numpy())) for each in axes)
+        in_this_one = torch.equal(actual, torch.from_numpy(self.expected(values.numpy())))
+        return in_this_one and any(not torch.equal(actual, other) for other in others)
+
 
 def in_order(values: list[Any], splits: int, block: int) -> Any:
     """Each split adds up its blocks element by element, and then their elements. The splits are added from the first on."""

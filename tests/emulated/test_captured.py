@@ -347,10 +347,7 @@ def test_the_order_of_a_sum(name):
     """1e8, 1 and -1e8: another order is another sum, bit by bit."""
     (values, actual), *others = sums_of_large_numbers(SUMS[name], INTERLEAVINGS)
     assert all(torch.equal(actual, other) for _, other in others)
-    expected = torch.from_numpy(SUMS[name].expected(values.numpy()))
-    assert torch.equal(actual, expected)
-    backwards = torch.from_numpy(SUMS[name].expected(values.numpy()[::-1, ::-1, ::-1, ::-1].copy()))
-    assert not torch.equal(actual, backwards)
+    assert SUMS[name].is_expected(values, actual)
 
 
 STORE = "tl.store(sums, tl.sum(total, 1), mask=is_kept)"

@@ -25,6 +25,7 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
     "executed PTX": ("-m nightly tests/ptx", {}),
     "compiled": ("-m nightly tests/expect tests/unit", {}),
     "interleavings": ("-m nightly tests/emulated/test_interleavings.py tests/emulated/test_every_interleaving.py", EMULATED),
+    "written": ("tests/emulated/test_written.py", EMULATED | MANY),
     "errors": ("-m nightly tests/emulated/test_numerics.py", EMULATED),
     "schedules and masks": ("tests/unit/schedule tests/unit/test_mask_function.py", MANY),
     "processes": ("-m nightly tests/emulated/test_distributed.py tests/emulated/test_caches.py", EMULATED),

@@ -1,0 +1,79 @@
+"""Attentions that were rewritten before their graph was traced again, as compiled autograd traces a backward.
+
+A second tracing keeps what a node calls, with which arguments, and the functions among them. It loses a node's meta, where the pass
+left what the lowering needs. All of that follows from the arguments, and from the settings in force.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import fx
+
+from ..config import Config
+from ..devices.target import target_of
+from ..dropout import Dropout
+from ..first_use.verdict import require_fit
+from ..op import DROPOUT, FLEX_BACKWARD, MARK, REWRITTEN, SDPA_BACKWARD, SEGMENTS, FlexArguments, Mark
+from ..problem import BLOCK_MASK, Problem
+from ..resolve import Resolution, resolve
+from . import flex
+from .score_function import operations
+
+
+def mark_again(graph: fx.Graph, settings: Config) -> None:
+    """Marks the nodes of ours that have lost their marks.
+
+    Raises:
+        Declined: the settings in force give one no kernel; they were others when its forward was compiled.
+    """
+    for node in graph.nodes:
+        if node.target in (SDPA_BACKWARD, FLEX_BACKWARD) and MARK not in node.meta:
+            mark = _of_op(node, settings) if node.target is SDPA_BACKWARD else _of_flex(node, settings)
+            node.meta |= {} if mark is None else {MARK: mark}
+
+
+def _of_op(node: fx.Node, settings: Config) -> Mark:
+    query, key, value = (x.meta["val"] for x in node.args[1:4])  # type: ignore[union-attr]
+    mask, scale, stock, at_load = (node.kwargs.get(name) for name in ("mask", "scale", "stock", "at_load"))
+    problem = Problem.of(query, key, value, mask=str(mask), scale=scale)
+    return Mark(_resolved(problem, settings, query), str(stock or ""), str(mask), at_load=at_load)  # type: ignore[arg-type]
+
+
+def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
+    """None for a node that stays stock's."""
+    arguments = FlexArguments(*node.args)
+    said = arguments.grad_logsumexp if arguments.grad_out is None else arguments.grad_out
+    if said.target is not REWRITTEN:
+        return None
+    _, mask, stock, at_load = (*said.args, None, None)[:4]
+    if stock is None:
+        gathered = SEGMENTS in arguments.kernel_options
+        return Mark(flex.rewriting_of(node, settings, gathered=gathered, mask=mask), "", mask)
+    query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
+    kind = BLOCK_MASK if mask == "varlen" else mask
+    blocks = {"block_size": (arguments.mask.q_block, arguments.mask.kv_block), "masks": _masks(arguments, node)}
+    of_scores, derivative = (operations(_graph(node, x)) for x in (arguments.score_mod, arguments.joint))
+    dropout = Dropout(*arguments.kernel_options[DROPOUT]) if DROPOUT in arguments.kernel_options else None
+    others: dict[str, Any] = {
+        "mods": of_scores + derivative if of_scores else None,
+        "dropout": dropout,
+        "changes_scores": of_scores > 0,
+    }
+    problem = Problem.of(query, key, value, mask=kind, scale=arguments.scale, **others | (blocks if kind == BLOCK_MASK else {}))
+    return Mark(_resolved(problem, settings, query), stock, mask, at_load=at_load)
+
+
+def _resolved(problem: Problem, settings: Config, query: Any) -> Resolution:
+    return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
+
+
+def _masks(arguments: FlexArguments, node: fx.Node) -> Any:
+    """How many there are: one for each batch element and head, where the function depends on them."""
+    dims = zip(_graph(node, arguments.mask.mask_mod).graph.nodes, arguments.query.meta["val"].shape[:2], strict=False)
+    return math.prod(size for variable, size in dims if variable.users)
+
+
+def _graph(node: fx.Node, module: fx.Node) -> fx.GraphModule:
+    return getattr(node.graph.owning_module, str(module.target))
