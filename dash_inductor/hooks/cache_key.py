@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from torch._dynamo import compiled_autograd
+from torch._dynamo import config as dynamo_config
 from torch._inductor.custom_graph_pass import CustomGraphModulePass
 from torch._inductor.utils import get_donated_idxs
 
@@ -30,10 +32,18 @@ def settings_key() -> tuple[Any, ...]:
 
 
 def uuid() -> tuple[Any, ...]:
-    """The key, anew for each graph where a cache hit would skip a warning or an error."""
-    nonce = None if current().on_unsupported == "fallback" and not failures.is_uncached() else os.urandom(16)
+    """The key, anew for each graph where a cache hit would skip a warning or an error, or could not be compiled again."""
+    is_new = current().on_unsupported != "fallback" or failures.is_uncached() or _is_for_compiled_autograd()
+    nonce = os.urandom(16) if is_new else None
     # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
     return *settings_key(), nonce, tuple(get_donated_idxs() or ())
+
+
+def _is_for_compiled_autograd() -> bool:
+    """Whether a backward is to be compiled again, by compiled autograd. Out of a cache torch cannot read one that has a node of
+    FlexAttention with captured tensors, as attention under a mask has."""
+    is_on = dynamo_config.compiled_autograd or compiled_autograd.compiled_autograd_enabled
+    return is_on and not compiled_autograd.in_compiled_autograd_region
 
 
 class CacheKey(CustomGraphModulePass):
