@@ -402,32 +402,36 @@ def test_what_inductor_chooses_by_timing(debug_mode, declined, options, expected
     assert (f"Inductor chooses its {expected} by timing" in text) == (expected is not None) == ("by timing" in str(row.decision))
 
 
-def nothing_of_these(score: Any, *position: Any) -> Any:
+class Held:
+    """Has neither a slope nor a window."""
+
+
+HELD = Held()
+
+
+def sloping(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
     return score * HELD.slope
 
 
-def no_window(b: Any, h: Any, q: Any, k: Any) -> Any:
+def near(b: Any, h: Any, q: Any, k: Any) -> Any:
     return q - k < HELD.window
 
 
 class Hides(nn.Module):
     def forward(self, x: Any) -> Any:
-        return flex_attention(x, x, x, block_mask=create_block_mask(no_window, None, None, 2048, 2048, device="cpu"))
+        return flex_attention(x, x, x, block_mask=create_block_mask(near, None, None, 2048, 2048, device="cpu"))
 
 
-HELD = object()
-
-
-@pytest.mark.parametrize("model", [Scored(score_mod=nothing_of_these), Hides()])
+@pytest.mark.parametrize("model", [Scored(score_mod=sloping), Hides()])
 def test_errors_inside_functions_of_flex(model):
     """The line is the user's own."""
     try:
         text = str(explain(model, OF_FLEX.clone().requires_grad_(), device="h100"))
     except ValueError as error:
         text = str(error)
-    words = ("slope", "score * HELD") if isinstance(model, Scored) else ("window", "q - k")
-    line = next(i for i, line in enumerate(Path(__file__).read_text().splitlines(), start=1) if f"{words[1]}" in line)
-    assert f"test_explain.py:{line}: AttributeError: 'object' object has no attribute '{words[0]}'" in " ".join(text.split())
+    function, name = (sloping, "slope") if isinstance(model, Scored) else (near, "window")
+    line = function.__code__.co_firstlineno + 1
+    assert f"test_explain.py:{line}: AttributeError: 'Held' object has no attribute '{name}'" in " ".join(text.split())
 
 
 def test_equal_attentions_are_lowered_once(monkeypatch):
