@@ -74,7 +74,9 @@ def _figure(value: object) -> str:
 
 def in_one_line(error: BaseException) -> str:
     """The error in one line; of one that Dynamo reports, what it reports."""
-    if match := re.search(r"\bgot (\w+)\(['\"](.+?)['\"]\)\s*$", str(error), re.MULTILINE):
+    # torch 2.11 writes arguments of exceptions as a list of its variables.
+    raised = r"\b(?:got|raised exception) (\w+)\((?:\[ConstantVariable\(\w+: )?['\"](.+?)['\"](?:\)\])?\)\s*$"
+    if match := re.search(raised, str(error), re.MULTILINE):
         return f"{match[1]}: {match[2]}"
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -106,8 +106,7 @@ def gradients(inputs: Inputs) -> kernels.Gradients:
     if resolution.two_pass:
         two_pass.into_buffers(inputs, tile, launched.scratch, launched.dk, launched.dv, table.is_two_pass)
     schedule_ints = table.table_ints + GLUON_PARTITIONS * table.row_ints
-    record = table.record | {"launch": f"{table.record['launch']}, Gluon"}
-    return kernels.Gradients(launched.dq(inputs), launched.dk, launched.dv, schedule_ints, record)
+    return kernels.Gradients(launched.dq(inputs), launched.dk, launched.dv, schedule_ints, table.record)
 
 
 def gradients_in_blocks(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kernels.Gradients:
@@ -119,7 +118,7 @@ def gradients_in_blocks(inputs: Inputs, mask: MaskArguments, mods: Mods) -> kern
     workers = parts.units if parts else chains_of(inputs, tile)
     launched = _launched(inputs, [rows.rows, rows.steps, rows.bits], workers, blocks=rows, parts=parts)
     assert resolution.costs
-    record = {"family": resolution.family, "launch": "chained, Gluon", "step_ns": resolution.costs.step_ns}
+    record = {"family": resolution.family, "launch": "chained", "step_ns": resolution.costs.step_ns}
     schedule_ints = rows.ints + (parts.ints if parts else 0)
     return kernels.Gradients(launched.dq(inputs, rows.is_visited), launched.dk, launched.dv, schedule_ints, record)
 

@@ -89,6 +89,8 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, mark: Mark) -> Decisi
         device=resolution.target.key,
         dtype=resolution.problem.dtype,
         mask=mark.mask or resolution.problem.mask,
+        chosen_by_timing=mark.chosen_by_timing,
+        kernel=resolution.kernel,
         tile=resolution.tile_text,
         sms=resolution.target.sms,
         guarantee=resolution.settings.guarantee,

@@ -51,11 +51,14 @@ class Decision:
             makes), or "varlen" (packed sequences, one batch element; at the level `batch` its lengths are those
             with filled blocks).
         head_dim: of query and key; "192/128" where that of value is another.
+        kernel: of one pass, "triton" or "gluon" (`Config.kernel`); two passes are "triton". None if the stock op stays.
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
         reason: why the stock op stays, None if it was rewritten.
         remedy: what to change so that it is.
         stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode; None where that cannot
             be told.
+        chosen_by_timing: which of its kernels Inductor chooses by timing, so that bits may differ from run to run: "forward",
+            "backward" or "forward and backward"; None where none is.
         left_to: the implementation of flash attention in torch's registry to which it is left, as deterministic and faster.
         segments: of this rank's queries, of which dK and dV are summed apart under context parallelism (`Config.segment`); None
             where they are not.
@@ -90,7 +93,9 @@ class Decision:
     reason: str | None = None
     remedy: str | None = None
     stock_differs: bool | None = False
+    chosen_by_timing: str | None = None
     left_to: str | None = None
+    kernel: str | None = None
     tile: str | None = None
     family: str | None = None
     roles: int | None = None
@@ -160,12 +165,13 @@ class Decision:
     def __str__(self) -> str:
         drops = "" if self.dropout is None else f", dropout {self.dropout}"
         subject = f"{' '.join(filter(None, (self.op, self.place)))} ({self.shape}, mask {self.mask}{drops})"
+        timed = f" (Inductor chooses its {self.chosen_by_timing} by timing)" if self.chosen_by_timing else ""
         if self.reason is not None:
-            return f"{subject} keeps the stock kernel: {self.reason}{f'. Remedy: {self.remedy}' if self.remedy else ''}"
+            return f"{subject} keeps the stock kernel{timed}: {self.reason}{f'. Remedy: {self.remedy}' if self.remedy else ''}"
         time = "" if self.predicted_us is None else f", {self.predicted_us:.1f} us predicted"
         time = time if self.step_ns is None else f", predicted by mask: {self.step_ns} ns for each visited tile"
         segments = f", dK and dV in segments: {self.segments}" if self.segments else ""
-        return f"{subject} -> {self.schedule}{segments}, tile {self.tile}, guarantee {self.guarantee}{time}"
+        return f"{subject} -> {self.schedule}{segments}, tile {self.tile}, guarantee {self.guarantee}{time}{timed}"
 
 
 def size_text(size: object) -> int | str:

@@ -82,11 +82,13 @@ def stock_is_deterministic(decision: Decision, *, warn_only: bool) -> bool | Non
     """Whether the stock op of a decision gives the same bits in every run under `torch.use_deterministic_algorithms(True)`.
 
     None where that is up to others: SDPA's math path is what its matmuls are. Of another package's op, how it is called tells.
-    Flash and memory-efficient attention ask for strict mode (`mha_bwd` as above, `attention_backward.cu`); FlexAttention adds
-    gradients of captured tensors by atomics.
+    What Inductor chooses by timing, a forward too, does not. Flash and memory-efficient attention ask for strict mode (`mha_bwd` as
+    above, `attention_backward.cu`); FlexAttention adds gradients of captured tensors by atomics.
     """
     if not is_of_torch(decision.op):
         return None if decision.stock_differs is None else not decision.stock_differs
+    if decision.chosen_by_timing:
+        return False
     if decision.device == "cpu" or decision.left_to:
         return True
     if decision.stock_differs:

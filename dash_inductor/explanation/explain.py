@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from .. import __version__, config
-from ..config import GLUON, TRITON
 from ..decision import Decision
 from ..devices import device as named_device
 from ..devices.cost_files import has_estimates
@@ -20,6 +19,11 @@ if TYPE_CHECKING:
     from .joint_graphs import Traced
 
 AS_ON = 'explain(model, ..., device="h100") (on the command line --device h100) says what that GPU would do'
+AUTOTUNES = (
+    "max_autotune is on, and chooses FlexAttention's kernels by timing wherever torch._inductor.config.deterministic is off. "
+    "torch.use_deterministic_algorithms(True) switches that on, in torch 2.13 for the thread that calls it alone, and "
+    "torch.set_deterministic_debug_mode does not; TORCHINDUCTOR_DETERMINISTIC=1 does for the process"
+)
 EMULATED, CPU = "emulated", "cpu"
 
 
@@ -35,7 +39,7 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     Where the forward ends before its end, the report has what was found so far, and what stopped it.
 
         report = explain(model, tokens, device="h100")
-        assert report.all_rewritten, report
+        assert report.all_deterministic, report
 
     Args:
         model: compiled as a whole, in training or evaluation mode, as it is.
@@ -64,38 +68,45 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
         guarantee = config.current().guarantee
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
-    notes = tuple(_notes(model, rows, len(traced.found), where))
+    graphs = {id(each.graph) for each in traced.found if not isinstance(each, Decision)}
+    notes = tuple(_notes(model, rows, len(graphs), where))
     return Explanation(where, rows, guarantee, warn_only, _versions(), notes, traced.stopped)
 
 
 def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], Traced, str, int]:
     """The decisions, what was traced, the name of the device, and its SMs."""
     import torch
+    from torch._inductor import config as inductor_config
 
     from .. import emulation
     from ..codegen.generate import deterministic
     from ..hooks.hook import PATCHES
     from ..hooks.install import installed
     from . import decisions, gpu_attention
-    from .joint_graphs import joint_graphs
+    from .joint_graphs import joint_graphs, line_of
     from .no_trace import leaving_no_trace
 
-    def traced_on(place: Any) -> Traced:
+    def traced_on(place: torch.device | None) -> Traced:
         try:
-            return joint_graphs(model, inputs, kwargs, place, gpu_attention.taken_for_gpu)
+            with inductor_config.patch(deterministic=inductors_own):
+                return joint_graphs(model, inputs, kwargs, place, gpu_attention.taken_for_gpu)
         except NotImplementedError as error:  # of flex_attention on a CPU
             raise ValueError(f"{in_one_line(error)} {AS_ON}") from error
         except Exception as error:
-            reason = in_one_line(error).rstrip(".")
+            reason = f"{line_of(error)}: {in_one_line(error).rstrip('.')}"
             raise ValueError(f"compiling {type(model).__name__} failed: {reason}; does it train on these inputs?") from error
 
+    modules = {name for name, _ in model.named_modules()}
+    # torch.set_deterministic_debug_mode, for one, leaves it off, and Dynamo switches it on when it has compiled a frame.
+    inductors_own = inductor_config.deterministic or not torch.are_deterministic_algorithms_enabled()
     cpu, warn_only = torch.device("cpu"), torch.is_deterministic_algorithms_warn_only_enabled()
     with installed(), leaving_no_trace(), deterministic(warn_only=warn_only):
         if device is not None:
             decisions.require_compiler()
             with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
                 traced = traced_on(cpu)
-            return decisions.decide_on(device, traced.found), traced, device, named_device(device).sms
+            with inductor_config.patch(deterministic=inductors_own):
+                return decisions.decide_on(device, traced.found, modules), traced, device, named_device(device).sms
         devices = {x.device.type for x in (*model.parameters(), *model.buffers())}
         place = None
         if "meta" in devices:
@@ -106,7 +117,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
         else:
             where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
         traced = traced_on(place)
-        return decisions.decisions_of(traced.found), traced, where, sms
+        return decisions.decisions_of(traced.found, modules), traced, where, sms
 
 
 def _versions() -> dict[str, str]:
@@ -118,6 +129,8 @@ def _versions() -> dict[str, str]:
 
 def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: str) -> list[str]:
     """What a reader of the report should know beside its rows."""
+    from torch._inductor import config as inductor_config
+
     notes = []
     if not rows:
         found = f"{graphs} graph{'s' if graphs != 1 else ''}"
@@ -126,11 +139,13 @@ def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: st
             "of scaled_dot_product_attention, flex_attention and varlen_attn on tensors that require a gradient, and attention "
             "written by hand where torch.compile recognises it"
         )
-    kernels = {(row.decision.device, GLUON if "Gluon" in (row.decision.launch or "") else TRITON) for row in rows if row.rewritten}
-    if any(has_estimates(*kernel) for kernel in kernels):
+    kernels = {(row.decision.device, row.decision.kernel) for row in rows}
+    if any(has_estimates(device, kernel) for device, kernel in kernels if kernel is not None):
         notes.append(
             "times come from a cost model whose constants are estimates for this device: they rank schedules, but measure nothing"
         )
+    if inductor_config.max_autotune and any("flex" in row.op and row.decision.chosen_by_timing is None for row in rows):
+        notes.append(AUTOTUNES)
     if where == CPU and rows:
         notes.append(f"the model is taken to be on the CPU, where attention stays as it is: {AS_ON}")
     if not model.training:

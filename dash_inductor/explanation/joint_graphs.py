@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -31,15 +31,24 @@ from . import outside
 
 PASSES = "_recursive_joint_graph_passes"
 NESTED_PASSES = "run_joint_graph_passes_on_hops"
-_TORCH = str(Path(torch.__file__).parent)
 
 
-Found = list[fx.GraphModule | Decision]
+class Call(NamedTuple):
+    """A call of a graph, as its joint graph; of one without a gradient its forward. Calls may share a graph, as layers do.
+
+    module: the path of the innermost module that runs meanwhile.
+    """
+
+    graph: fx.GraphModule
+    module: str = ""
+
+
+Found = list[Call | Decision]
 
 
 class Traced(NamedTuple):
-    """What a call does, in its order: its joint graphs, of one without a gradient its forward, and decisions on attentions that are
-    in no graph. stopped: what ended the call before its end, and where; None if nothing did."""
+    """What a call of the model does, in its order: its calls of graphs, and decisions on attentions that are in no graph. stopped:
+    what ended it before its end, and where; None if nothing did."""
 
     found: Found
     stopped: str | None = None
@@ -102,25 +111,41 @@ def _with_values(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 def _traced(
     found: Found, stand_in: Callable[[fx.GraphModule], Callable[..., Any]], gm: fx.GraphModule, inputs: list[Any]
 ) -> Callable[..., Any]:
-    """A backend of torch.compile: adds the joint graph to `found`, and returns what stands for the compiled one."""
+    """A backend of torch.compile: adds calls of the joint graph to `found`, and returns what stands for the compiled one."""
     outputs = stand_in(gm)
     with _stop_after_joint_passes():
         try:
             compile_fx.compile_fx(gm, inputs)
         except _JointReady as ready:
-            found.append(ready.args[0])
+            return _added(found, ready.args[0], outputs)
     return outputs
+
+
+def _added(found: Found, graph: fx.GraphModule, outputs: Callable[..., Any]) -> Callable[..., Any]:
+    """`outputs`, whose calls are added to `found`. The first one's place is here, should the forward end before it."""
+    calls, place = itertools.count(), len(found)
+    found.append(Call(graph))
+
+    def called(*inputs: Any) -> Any:
+        call = Call(graph, outside.calling_module())
+        if next(calls):
+            found.append(call)
+        else:
+            found[place] = call
+        return outputs(*inputs)
+
+    return called
 
 
 def _ended(found: Found, error: Exception) -> Traced:
     """What was found before the error, which is raised where nothing was."""
     if _is_of_values(error):
         return Traced(
-            found, f"{_place(error)} reads the value of a tensor between two graphs, which tensors without memory do not have"
+            found, f"{line_of(error)} reads the value of a tensor between two graphs, which tensors without memory do not have"
         )
     if not found:
         raise error
-    return Traced(found, f"{_place(error)}: {in_one_line(error)}")
+    return Traced(found, f"{line_of(error)}: {in_one_line(error)}")
 
 
 def _is_of_values(error: BaseException) -> bool:
@@ -185,7 +210,7 @@ class _Values(_Outputs):
         self._compute = fx.GraphModule(gm, copy.deepcopy(gm.graph))  # Inductor changes the graph
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        with torch.no_grad():
+        with torch.no_grad(), outside.untold():  # a part of the graph may switch gradients on again
             computed = self._compute(*inputs)
         made = []
         for like, value in zip(self._outputs, computed, strict=True):
@@ -203,7 +228,7 @@ class _Made(torch.autograd.Function):
     def forward(ctx: Any, like: Tensor, anchor: Tensor, value: Tensor | None = None) -> Tensor:
         if value is None:
             value = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
-        made = value.view_as(value)
+        made = value.data  # which is no view, so that it can be written to
         if not like.requires_grad:
             ctx.mark_non_differentiable(made)
         return made
@@ -246,8 +271,8 @@ def _stop_after_joint_passes() -> Iterator[None]:
         yield
 
 
-def _place(error: BaseException) -> str:
-    """The innermost line outside torch."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frame = next((x for x in reversed(frames) if not x.filename.startswith((_TORCH, "<"))), frames[-1])
+def line_of(error: BaseException) -> str:
+    """The innermost line outside torch and explain; of an error that Dynamo reports, of the code that it was in."""
+    frames = [*traceback.extract_tb(error.__traceback__), *getattr(error, "real_stack", ())]
+    frame = next((x for x in reversed(frames) if not x.filename.startswith((*outside.OURS, "<"))), frames[-1])
     return f"{frame.filename}:{frame.lineno}"

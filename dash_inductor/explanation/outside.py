@@ -40,7 +40,6 @@ _telling: ContextVar[tuple[Tell, Mapping[int, str]] | None] = ContextVar("_telli
 def told(tell: Tell, model: nn.Module) -> Iterator[None]:
     """Tells of each that is called on a tensor with a gradient while nothing is compiled."""
     stock = Function.__dict__["apply"]
-    modules = {id(module): name for name, module in model.named_modules()}
 
     # Dynamo is not to trace this frame, but what it calls.
     @torch._dynamo.disable(recursive=False)
@@ -48,16 +47,35 @@ def told(tell: Tell, model: nn.Module) -> Iterator[None]:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         # AOTAutograd applies torch's own ones while a graph is compiled.
-        if has_gradient and third_party.ATTENTION.search(cls.__name__) and CompileContext.try_get() is None:
+        telling = _telling.get() if has_gradient and CompileContext.try_get() is None else None
+        if telling is not None and third_party.ATTENTION.search(cls.__name__):
+            tell, modules = telling
             tell(_decided(cls, args, kwargs, modules))
         return stock.__get__(None, cls)(*args, **kwargs)
 
-    token = _telling.set((tell, modules))
+    modules = {id(module): name for name, module in model.named_modules()}
+    with _telling_by((tell, modules)), mock.patch.object(Function, "apply", classmethod(apply)):
+        yield
+
+
+def untold() -> contextlib.AbstractContextManager[None]:
+    """Within `told`: nothing is told, as inside of a graph that is computed."""
+    return _telling_by(None)
+
+
+@contextlib.contextmanager
+def _telling_by(telling: tuple[Tell, Mapping[int, str]] | None) -> Iterator[None]:
+    token = _telling.set(telling)
     try:
-        with mock.patch.object(Function, "apply", classmethod(apply)):
-            yield
+        yield
     finally:
         _telling.reset(token)
+
+
+def calling_module() -> str:
+    """Within `told`: the path of the innermost module that is called now; "" for the model itself."""
+    telling = _telling.get()
+    return "" if telling is None else _caller(telling[1])[1]
 
 
 def called(op: OpOverload, tensors: Sequence[Tensor], mask: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -25,6 +27,12 @@ MASKS = {
     "block_mask": "the kernel asks the mask for each element, and skips tiles that it hides",
     "varlen": "packed sequences; the kernel skips tiles between them",
 }
+
+
+BY_TIMING = (
+    "Inductor chooses its {0} by timing, under max_autotune: set TORCHINDUCTOR_DETERMINISTIC=1, call "
+    "torch.use_deterministic_algorithms(True) in the thread that trains, or switch max_autotune off"
+)
 
 
 @dataclass(frozen=True)
@@ -48,7 +56,8 @@ class Attention:
     @classmethod
     def of(cls, decision: Decision, sms: int, *, warn_only: bool) -> Attention:
         """The row of a decision, on a device of `sms` SMs."""
-        deterministic = decision.rewritten or stock_is_deterministic(decision, warn_only=warn_only)
+        is_ours = decision.rewritten and decision.chosen_by_timing is None
+        deterministic = is_ours or stock_is_deterministic(decision, warn_only=warn_only)
         candidates = tuple(_candidate(candidate, decision.mask) for candidate in decision.candidates)
         formula = next((row["formula_ns"] for row in candidates if row["family"] == decision.family), None)
         stock = stock_workspace_bytes(decision, sms)
@@ -84,12 +93,13 @@ class Attention:
         d = self.decision
         names = "op", "rewritten", "reason", "remedy", "shape", "dtype", "mask"
         sizes = "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim"
-        schedule = "family", "tile", "launch", "roles", "heads_in_flight", "stride", "predicted_us", "step_ns"
+        schedule = "kernel", "family", "tile", "launch", "roles", "heads_in_flight", "stride", "predicted_us", "step_ns"
         return {
             "module": d.module,
             "source": self.source,
             **{name: getattr(d, name) for name in (*names, *sizes)},
             "deterministic": self.deterministic,
+            "chosen_by_timing": d.chosen_by_timing,
             "template": d.template,
             **{name: getattr(d, name) for name in schedule},
             "formula_ns": self.formula,
@@ -131,10 +141,16 @@ class Explanation:
         """Whether there are attentions, all of them known, and all became kernels of ours."""
         return bool(self.attentions) and self.stopped is None and all(row.rewritten for row in self)
 
+    @property
+    def all_deterministic(self) -> bool:
+        """Whether there are attentions, all of them known, and all have the same bits in every run, whoever's the kernels are."""
+        return bool(self.attentions) and self.stopped is None and all(row.deterministic for row in self)
+
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON."""
         figures = {
             "all_rewritten": self.all_rewritten,
+            "all_deterministic": self.all_deterministic,
             "device": self.device,
             "guarantee": self.guarantee,
             "warn_only": self.warn_only,
@@ -190,23 +206,25 @@ class Explanation:
         return f"Compiled, not run, under {mode}. {verdict}. Other operations were not looked at: dash_inductor.check does."
 
     def _table(self) -> list[dict[str, Any]]:
-        return [
+        """A line for each attention, or for several in a row that look the same."""
+        lines = [
             {
-                "#": number,
                 "module": row.module or "(the model)",
                 "called at": row.source and os.path.basename(row.source),
                 "shape": row.decision.shape,
                 "mask": row.decision.mask,
                 "backward": "rewritten" if row.rewritten else f"keeps {_owner(row.decision)}",
             }
-            for number, row in enumerate(self, start=1)
+            for row in self
         ]
+        runs = ([number for number, _ in run] for _, run in itertools.groupby(enumerate(lines, start=1), lambda line: line[1]))
+        return [{"#": run[0] if len(run) == 1 else f"{run[0]}-{run[-1]}", **lines[run[0] - 1]} for run in runs]
 
     def _alike(self) -> list[list[int]]:
         """Positions of attentions that differ in their place alone, together."""
-        kinds: dict[str, list[int]] = {}
+        kinds: dict[Any, list[int]] = {}
         for index, row in enumerate(self):
-            kinds.setdefault(json.dumps({**row.row(), "module": "", "source": ""}), []).append(index)
+            kinds.setdefault((replace(row.decision, module="", source=None), row.deterministic), []).append(index)
         return list(kinds.values())
 
 
@@ -229,9 +247,11 @@ def _details(row: Attention) -> dict[str, Any]:
     """What the table has no room for."""
     d = row.decision
     stock = "" if row.stock_workspace_bytes is None else f"; PyTorch's in strict mode {_bytes(row.stock_workspace_bytes)}"
+    timed = BY_TIMING.format(d.chosen_by_timing) if d.chosen_by_timing else ""
     if not row.rewritten:
         figures = {"op": d.op, "why": d.reason, "to do": d.remedy or "nothing is known to help"}
-        return figures | {"as it is": _as_it_is(row), "extra memory": stock[2:] or "-"}
+        figures |= {"as it is": _as_it_is(row), "by timing": timed, "extra memory": stock[2:] or "-"}
+        return {name: value for name, value in figures.items() if value}
     others = ", ".join(f"{_schedule_of(c)} {c['predicted_us']:.1f}" for c in row.candidates if c["predicted_us"] is not None)
     time = (
         "known at run time: the mask decides" if d.predicted_us is None else f"{d.predicted_us:.1f} us, predicted by the cost model"
@@ -240,6 +260,8 @@ def _details(row: Attention) -> dict[str, Any]:
     figures = {
         "op": d.op,
         "becomes": f"{d.template}, tile {d.tile}, launch {d.launch}",
+        "kernel": (d.kernel or "").capitalize(),
+        "by timing": timed,
         "schedule": _schedule(d),
         "guarantee": f"{PROMISES.get(str(d.guarantee), '')} (level {d.guarantee})",
         "mask": MASKS.get(d.mask, ""),
@@ -301,6 +323,7 @@ def _short(source: str | None) -> str | None:
     return min((source.removeprefix(folder) for folder in folders), key=len)
 
 
+@functools.cache
 def _candidate(candidate: Candidate, mask: str) -> dict[str, Any]:
     """What the cost model chose among: family, place, time, formula."""
     formula = formula_of(candidate.family, mask)

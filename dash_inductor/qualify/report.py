@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import AUTO, GLUON, TRITON
+from ..decision import Decision
 from ..schedule import TWO_PASS
 from ..templates.tiles import padded
 from .contenders import BASELINE, Contender
@@ -50,7 +51,7 @@ def _measured(shape: Shape, result: Result, times: Mapping[str, Sequence[float]]
         cells |= {"peak_bytes": result.peak_bytes, "same_bits": result.same_bits, "error": result.error}
         decision = result.prepared.decision
         if decision is not None:
-            cells |= {"schedule": decision.schedule, "launch": decision.launch or "", "tile": decision.tile or ""}
+            cells |= {"schedule": decision.schedule, "launch": _launch(decision), "tile": decision.tile or ""}
             cells |= {"workspace_bytes": decision.workspace_bytes}
             cells |= {"predicted_ms": None if decision.predicted_us is None else decision.predicted_us / 1000}
     return cells
@@ -121,6 +122,11 @@ def kernels(rows: Iterable[Row]) -> list[dict[str, str]]:
         }
         for head_dim, ratios in sorted(ratios_of.items())
     ]
+
+
+def _launch(decision: Decision) -> str:
+    """With the kernel, for which rows have no column."""
+    return f"{decision.launch}, Gluon" if decision.kernel == GLUON else decision.launch or ""
 
 
 def _is_gluon(row: Row) -> bool:

@@ -16,8 +16,9 @@ from torch._inductor import config as inductor_config
 from .. import emulation
 from ..config import Config
 from ..decision import UNKNOWN, Decision, Declined, LeftToStock, sizes_in_text
-from ..op import MARK, NOTE, Mark
+from ..op import FLEX_BACKWARD, MARK, NOTE, Mark
 from ..problem import dtype_name
+from .autotuned import chosen_by_timing
 from .origin import Origin, origin_of
 from .stock_ops import CUDNN_JAGGED, HEADS_LAST, arguments
 
@@ -152,9 +153,10 @@ def decision_of(node: fx.Node, declined: Declined) -> Decision:
     """What is recorded of a stock backward that stays, its origin apart."""
     named = arguments(node)
     tensors = [named[name].meta["val"] for name in ("query", "key", "value")]
-    return decision_of_call(
+    decision = decision_of_call(
         str(node.target), tensors, mask_of(named), declined, heads_last=node.target in (*HEADS_LAST, CUDNN_JAGGED)
     )
+    return replace(decision, chosen_by_timing=chosen_by_timing(node, rewritten=False)) if node.target is FLEX_BACKWARD else decision
 
 
 def decision_of_call(

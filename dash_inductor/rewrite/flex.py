@@ -6,13 +6,14 @@ The HOP stays in the graph: its subgraphs, fake and functionalisation are torch'
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..config import Config
-from ..decision import Declined, Kernel, LeftToStock
+from ..decision import Declined, Kernel, LeftToStock, Stock
 from ..devices.stock_kernels import published
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
@@ -21,6 +22,7 @@ from ..op.captured import BEFORE_CAPTURES, shares_of, why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
 from . import context_parallel
+from .autotuned import chosen_by_timing
 from .declined import why_no_target
 from .flex_node import say_rewritten
 from .origin import origin_of
@@ -38,7 +40,8 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     if reduce_scatter is None and settings.segment:
         context_parallel.warn_of_none(settings.segment)
     obsolete = [] if reduce_scatter is None else context_parallel.fold(node, reduce_scatter, resolution.problem.segments)
-    say_rewritten(node, Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2]))
+    mark = Mark(resolution, "", resolution.problem.mask, *origin_of(node)[:2])
+    say_rewritten(node, replace(mark, chosen_by_timing=chosen_by_timing(node, rewritten=True)))
     return obsolete
 
 
@@ -48,18 +51,23 @@ def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False, mas
     gathered: whether its keys are those of all ranks, and dk and dv are asked for in segments. mask: its kind, where that is known.
 
     Raises:
-        Declined: it keeps the stock kernel, which sums the gradients of captured tensors by atomics, in strict mode too.
+        Declined: it keeps the stock kernel, which sums the gradients of captured tensors by atomics, in strict mode too, and may be
+            chosen by timing.
     """
     *_, output = _graph(node, FlexArguments(*node.args).joint).graph.nodes
     captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
+    stock_differs = captures_learnt or "backward" in (chosen_by_timing(node, rewritten=False) or "")
     try:
-        return _rewriting_of(node, settings, captures_learnt, gathered, mask)
+        stock = None if stock_differs else stock_of(Kernel.FLEX)
+        return _rewriting_of(node, settings, captures_learnt, stock, gathered, mask)
     except Declined as declined:
-        declined.stock_differs = declined.stock_differs or captures_learnt
+        declined.stock_differs = declined.stock_differs or stock_differs
         raise
 
 
-def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gathered: bool, kind: str | None) -> Resolution:
+def _rewriting_of(
+    node: fx.Node, settings: Config, captures_learnt: bool, stock: Stock | None, gathered: bool, kind: str | None
+) -> Resolution:
     arguments = FlexArguments(*node.args)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
     mask = arguments.mask
@@ -87,7 +95,7 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gather
         block_size=(_known(mask.q_block), _known(mask.kv_block)) if in_blocks else None,
         masks=1 if not in_blocks else math.prod(mask.q_num.meta["val"].shape[:2]),
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
-        stock=None if captures_learnt else stock_of(Kernel.FLEX),
+        stock=stock,
         segments=segments,
         changes_scores=operations(_graph(node, arguments.score_mod)) > 0,
     )

@@ -21,6 +21,7 @@ from torch import fx
 from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
+from ..templates.tiles import HALF_DTYPES
 from .declined import DROPOUT, InternalError, WithoutOp
 from .nodes import backward_of, is_tensor, original, reached
 
@@ -31,6 +32,11 @@ REASON = "SDPA took the math path"
 REMEDY = "let torch take flash attention: bf16 or fp16, no sdpa_kernel(MATH), query, key and value of four dimensions"
 ROWS, EXPANDED = "make it contiguous in its last dimension", "call .contiguous() on it, after it is expanded"
 REPEATED = "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
+PADDED = (
+    "pad the head dim of query, key and value with zeros to a multiple of 8, pass the scale that it has without them, and cut the "
+    "output"
+)
+ALIGNED = 8  # elements of half precision: 16 bytes
 MATMULS = (aten.bmm.default, aten.mm.default)
 UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dynamo does not look into them
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
@@ -107,8 +113,7 @@ def _declined(call: Call) -> Declined:
     if call.has_dropout and not on_gpu:
         return Declined(f"{REASON}: dropout on the CPU", DROPOUT)
     of_query, of_value = call.head_dims
-    dims_differ = isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value
-    if dims_differ and not on_gpu:
+    if call.dims_differ and not on_gpu:
         differ = f"head dims differ (query {of_query}, value {of_value})"
         return Declined(f"{REASON}: {differ}", "none needed: on a GPU another op takes such head dims")
     # The key is transposed, perhaps back to what it was before. A mask is refused for its strides on a GPU alone.
@@ -117,26 +122,31 @@ def _declined(call: Call) -> Declined:
         stride = 1 if x is None or _is_one(x.shape[-1]) else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
             return Declined(f"{REASON}: the last stride of the {name} is {stride}, not 1", remedy)
-    return (_declined_heads(call, scores, dims_differ=dims_differ) if on_gpu else None) or Declined(REASON, REMEDY)
+    return (_declined_on_gpu(call, scores) if on_gpu else None) or Declined(REASON, REMEDY)
 
 
-def _declined_heads(call: Call, scores: torch.Tensor, *, dims_differ: bool) -> Declined | None:
-    """On a GPU, where key and value have fewer heads than query: of half precision flash attention takes these, if told of them."""
-    _, heads, q_len, kv_len = map(size_text, scores.shape)
-    kv_heads = call.kv_heads(heads)
-    if not (isinstance(heads, int) and isinstance(kv_heads, int)) or kv_heads == heads:
+def _declined_on_gpu(call: Call, scores: torch.Tensor) -> Declined | None:
+    """Of what flash attention does not take, or takes only if told: what keeps memory-efficient attention from it. Its checks are
+    in torch's sdp_utils.cpp (`check_batch_size_and_num_heads_dense`, `check_head_dim_size_mem_efficient`)."""
+    heads = size_text(scores.shape[1])
+    kv_heads, is_half, under = call.kv_heads(heads), call.dtype in HALF_DTYPES, call.why_no_flash
+    if call.mask == UNKNOWN:
         return None
-    if call.dtype not in ("bf16", "fp16") or call.mask == UNKNOWN:
+    found = []
+    if is_half and isinstance(heads, int) and isinstance(kv_heads, int) and kv_heads != heads:
+        few = f"key and value have {kv_heads} head{'s' if kv_heads > 1 else ''}, and query {heads}"
+        if under:
+            found.append((few, REPEATED))
+        elif kv_heads == 1:  # of several torch itself asks for enable_gqa
+            return Declined(f"{REASON}: {few}, without enable_gqa", "pass enable_gqa=True")
+    multiple = ALIGNED if is_half else ALIGNED // 2
+    odd = next((dim for dim in call.head_dims if isinstance(dim, int) and dim % multiple), None)
+    if under and odd:
+        found.append((f"head dim {odd} is no multiple of {multiple}", PADDED if is_half else f"{PADDED}; take bf16 or fp16"))
+    if not found:
         return None
-    few = f"key and value have {kv_heads} head{'s' if kv_heads > 1 else ''}, and query {heads}"
-    under = "under a mask" if call.mask == "given" else "with another head dim of value" if dims_differ else None
-    if call.mask == "causal" and q_len != kv_len:
-        under = "under a causal mask of unlike lengths"
-    if under:
-        return Declined(f"{REASON}: {few}, {under}, which neither flash nor memory-efficient attention takes", REPEATED)
-    if kv_heads == 1:  # of several torch itself asks for enable_gqa
-        return Declined(f"{REASON}: {few}, without enable_gqa", "pass enable_gqa=True")
-    return None
+    reasons, remedies = (" and ".join(texts) for texts in zip(*found, strict=True))
+    return Declined(f"{REASON}: {reasons}, {under}, which neither flash nor memory-efficient attention takes", remedies)
 
 
 class Call:
@@ -192,6 +202,21 @@ class Call:
         with_keys, with_values = self.with_keys, self.with_values
         of_query = UNKNOWN if with_keys is None else size_text(with_keys.all_input_nodes[0].meta["val"].shape[-1])
         return of_query, UNKNOWN if with_values is None else size_text(with_values.meta["val"].shape[-1])
+
+    @property
+    def dims_differ(self) -> bool:
+        of_query, of_value = self.head_dims
+        return isinstance(of_query, int) and isinstance(of_value, int) and of_query != of_value
+
+    @property
+    def why_no_flash(self) -> str | None:
+        """What flash attention does not take, whatever the dtype and the heads; None if there is nothing."""
+        if self.mask == "given":
+            return "under a mask"
+        q_len, kv_len = map(size_text, self.scores.meta["val"].shape[-2:])
+        if self.mask == "causal" and q_len != kv_len:
+            return "under a causal mask of unlike lengths"
+        return "with another head dim of value" if self.dims_differ else None
 
     def kv_heads(self, heads: int | str) -> int | str:
         if self._function in UNGROUPED:

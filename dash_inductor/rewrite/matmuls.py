@@ -1,4 +1,5 @@
-"""Rewrites a call of SDPA that torch made matmuls of on its own: no other op takes its kv heads, dimensions or mask's strides.
+"""Rewrites a call of SDPA that torch made matmuls of on its own: no other op takes its kv heads, head dims, dimensions or mask's
+strides.
 
 The forward stays, and also computes the logsumexp of its scores. The memory-efficient op of SDPA, which takes that, stands for the
 matmuls of the backward. What the user gave is found along the shapes and scales between it and a matmul. A gradient is found by
@@ -20,7 +21,7 @@ from torch import fx
 from ..config import Config
 from ..decision import Declined
 from . import sdpa
-from .math_path import Call
+from .math_path import ALIGNED, Call
 from .nodes import VIEWS, aten, backward_of, call, is_tensor, reached
 from .stock_ops import CALLED, EFFICIENT, SDPA
 
@@ -63,7 +64,9 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
     query, key, value, bias, out = _forward(called)
     shape, mask = query.node.meta["val"].shape, called.given_mask
     few_heads = key.node.meta["val"].shape[:-2] != shape[:-2]
-    _require(len(shape) != DIMS or few_heads or (mask is not None and mask.stride(-1) != 1), "another op takes it")
+    odd_dims = called.why_no_flash is not None and any(x.node.meta["val"].shape[-1] % ALIGNED for x in (query, value))
+    in_columns = mask is not None and mask.stride(-1) != 1
+    _require(len(shape) != DIMS or few_heads or odd_dims or in_columns, "another op takes it")
     backward = backward_of(graph)
     gradients = [_gradient(x, backward) for x in (query, key, value)]
     grad_out, grad_scores, dead = _backward(called, backward, gradients, out)

@@ -69,6 +69,72 @@ class Fails(Attention):
         return super().forward(x) @ x
 
 
+@torch._dynamo.disable
+def zero_(x: Tensor, where: Tensor) -> None:
+    x[where] = 0.0
+
+
+class Written(Attention):
+    """Writes to what a graph has returned, in the next graph, which begins where a value is read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, padding = super().forward(x), torch.arange(LENGTH) > 200
+        if padding.any():
+            x[:, padding] = 0.0
+        return super().forward(x)
+
+
+class WrittenBetween(Attention):
+    """Writes to what a graph has returned before the next one begins."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = super().forward(x)
+        zero_(x, torch.arange(2) > 0)
+        return super().forward(x)
+
+
+class Rotated(Attention):
+    """Computes a table without a gradient, as rotary embeddings do, in a graph after a value that is read."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = (torch.ones(LENGTH) > 0).sum().item()
+        with torch.no_grad():
+            table = torch.arange(length, dtype=x.dtype)[:, None].sin()
+        return super().forward(x[:, :length] + table)
+
+
+class Dropped(nn.Module):
+    """Layers that share a graph, each of which may be left out."""
+
+    def __init__(self, count: int = 4, layers: int = 4) -> None:
+        super().__init__()
+        self.layers, self.count = nn.ModuleList(Attention() for _ in range(layers)), count
+
+    def forward(self, x: Tensor) -> Tensor:
+        for index in range(self.count):
+            x = x + self.layers[index % len(self.layers)](x) if self.keeps(x) else x
+        return x
+
+    def keeps(self, x: Tensor) -> bool:
+        return torch.rand(1).item() < 2
+
+
+class DroppedByPython(Dropped):
+    def keeps(self, x: Tensor) -> bool:
+        return draw() < 2
+
+
+class Scored(nn.Module):
+    """FlexAttention with functions of the scores or of the mask."""
+
+    def __init__(self, dtype: torch.dtype = torch.bfloat16, **options: Any) -> None:
+        super().__init__()
+        self.scale, self.options = nn.Parameter(torch.ones(1, dtype=dtype)), options
+
+    def forward(self, x: Tensor) -> Tensor:
+        return flex_attention(*(x * self.scale for _ in range(3)), **self.options)
+
+
 class Autocast(Attention):
     """Computes in bf16 on a GPU."""
 

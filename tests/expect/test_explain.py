@@ -19,11 +19,17 @@ from explained import (
     Breaks,
     ByHand,
     Checkpointed,
+    Dropped,
+    DroppedByPython,
     Fails,
     Flex,
     OfTorch,
     Reads,
+    Rotated,
+    Scored,
     Varlen,
+    Written,
+    WrittenBetween,
     causal_blocks,
     gpt,
     tokens,
@@ -33,6 +39,7 @@ from torch import nn
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dash_inductor
 from dash_inductor import config, explain
@@ -59,7 +66,7 @@ def test_json():
     assert figures["all_rewritten"] is True and figures["device"] == "h100" and figures["guarantee"] == "run"
     assert set(figures["versions"]) == {"dash_inductor", "torch", "triton"}
     first, second = figures["attentions"]
-    assert second == {**first, "module": "blocks.1"}
+    assert second == {**first, "module": "blocks.1"} and figures["all_deterministic"] is True and first["kernel"] == "gluon"
     assert (first["module"], first["op"], first["rewritten"]) == ("blocks.0", FLASH, True)
     assert first["source"].endswith("cli/gpt.py:24") and first["reason"] is first["remedy"] is None
     chosen = next(row for row in first["candidates"] if row["family"] == first["family"])
@@ -293,6 +300,12 @@ def test_command_of_one_that_is_declined(monkeypatch, capsys):
     assert status == 1 and "to do" in out and "bf16" in out
 
 
+def test_command_of_one_that_is_deterministic(monkeypatch, capsys):
+    """As stock has it, in fp32."""
+    status, out, _ = command(monkeypatch, capsys, "explained:in_fp32", "--device", "b200", "--deterministic", "--json")
+    assert status == 0 and json.loads(out)["all_deterministic"] and not json.loads(out)["all_rewritten"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -331,6 +344,94 @@ def test_what_was_found_before_an_error(monkeypatch, capsys):
     assert "explained.py:" in figures["stopped"] and "Error: " in figures["stopped"]
     report = explain(Fails().bfloat16(), tokens(), device="h100")
     assert "Stopped, so that what follows is not known: " in " ".join(str(report).split()) and "Stopped" in report._repr_html_()
+
+
+@pytest.mark.parametrize("model", [Written, WrittenBetween, Rotated])
+def test_it_goes_on_past(model):
+    """Writes to what a graph has returned; a graph part of which has no gradient has no attentions beside its own."""
+    report = explain(model().bfloat16(), tokens(), device="h100")
+    assert report.stopped is None and report.all_rewritten and len(report) == (1 if model is Rotated else 2), report
+
+
+@pytest.mark.parametrize("model", [Dropped, DroppedByPython])
+def test_layers_that_share_a_graph(model):
+    """Each call has a row of its own module, with or without values between graphs; equal lines of the table are one."""
+    report = explain(model().bfloat16(), tokens(), device="h100")
+    assert [row.module for row in report] == [f"layers.{layer}" for layer in range(4)] and report.all_rewritten
+    shared = explain(DroppedByPython(30, layers=1).bfloat16(), tokens(), device="h100")
+    assert [row.module for row in shared] == ["layers.0"] * 30
+    (line,) = (line for line in str(shared).splitlines() if "layers.0" in line)
+    assert line.startswith("1-30 ")
+
+
+OF_FLEX = torch.zeros(1, 32, 2048, 64, dtype=torch.bfloat16)
+TILES = {
+    "forward": {"BLOCK_M": 128, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3},
+    "backward": {"BLOCK_M1": 64, "BLOCK_N1": 64, "BLOCK_M2": 64, "BLOCK_N2": 64},
+}
+TIMED = [
+    (False, False, {}, None),
+    (True, False, {}, "forward"),
+    (True, False, TILES["forward"], None),
+    (True, True, {}, "forward and backward"),
+    (True, True, TILES["forward"], "backward"),
+    (True, True, TILES["forward"] | TILES["backward"], None),
+]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("debug_mode", "declined", "options", "expected"), TIMED)
+def test_what_inductor_chooses_by_timing(debug_mode, declined, options, expected):
+    """FlexAttention under max_autotune, in a mode that leaves Inductor's own off. Of what is rewritten it is the forward alone."""
+    before = torch.get_deterministic_debug_mode()
+    try:
+        if debug_mode:
+            torch.set_deterministic_debug_mode("error")
+        with torch._inductor.config.patch(max_autotune=True, deterministic=False):
+            model, x = Scored(kernel_options=options, block_mask=causal_blocks(2048)), OF_FLEX
+            report = explain(model.float(), x.float(), device="h100") if declined else explain(model, x, device="h100")
+    finally:
+        torch.set_deterministic_debug_mode(before)
+    (row,) = report
+    assert (row.rewritten, row.decision.chosen_by_timing) == (not declined, expected), report
+    assert row.deterministic is report.all_deterministic is (expected is None)
+    figures = json.loads(report.to_json())
+    assert figures["all_deterministic"] is (expected is None) and figures["attentions"][0]["chosen_by_timing"] == expected
+    text = " ".join(str(report).split())
+    assert "by timing" in text and ("#1 may differ from run to run" in text) == (expected is not None)
+    assert (f"Inductor chooses its {expected} by timing" in text) == (expected is not None) == ("by timing" in str(row.decision))
+
+
+class Held:
+    """Has neither a slope nor a window."""
+
+
+HELD = Held()
+
+
+def sloping(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+    return score * HELD.slope
+
+
+def near(b: Any, h: Any, q: Any, k: Any) -> Any:
+    return q - k < HELD.window
+
+
+class Hides(nn.Module):
+    def forward(self, x: Any) -> Any:
+        return flex_attention(x, x, x, block_mask=create_block_mask(near, None, None, 2048, 2048, device="cpu"))
+
+
+@pytest.mark.parametrize("model", [Scored(score_mod=sloping), Hides()])
+def test_errors_inside_functions_of_flex(model):
+    """The line is the user's own."""
+    try:
+        text = str(explain(model, OF_FLEX.clone().requires_grad_(), device="h100"))
+    except ValueError as error:
+        text = str(error)
+    function, name = (sloping, "slope") if isinstance(model, Scored) else (near, "window")
+    line = function.__code__.co_firstlineno + 1
+    assert f"test_explain.py:{line}: AttributeError: 'Held' object has no attribute '{name}'" in " ".join(text.split())
 
 
 def test_equal_attentions_are_lowered_once(monkeypatch):

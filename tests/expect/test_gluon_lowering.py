@@ -35,7 +35,7 @@ def test_launch(dynamic):
     code = generated(dynamic=dynamic)
     (decision,) = code.decisions
     assert decision.rewritten
-    assert decision.launch == "grouped, Gluon"
+    assert (decision.kernel, decision.launch) == ("gluon", "grouped")
     (launch,) = launches(code)
     expected = {name: f"{name}_1" for name in ("query", "key", "value", "grad_out")} | dict.fromkeys(
         ("steps", "bits", "sums"), "None"
@@ -131,7 +131,7 @@ def test_masks_in_blocks(head_dim, block, q_tiles, kv_tiles):
     """The mask function is asked by a kernel before the launch, for partial tiles, and not by the launch."""
     code = in_blocks(head_dim=head_dim, block=block, mask_mod="documents")
     (decision,) = code.decisions
-    assert (decision.mask, decision.launch) == ("block_mask", "chained, Gluon")
+    assert (decision.mask, decision.kernel, decision.launch) == ("block_mask", "gluon", "chained")
     (launch,) = launches(code)
     assert (launch["q_tiles"], launch["kv_tiles"], launch["cooperative"]) == (str(q_tiles), str(kv_tiles), "False")
     assert int(launch["workers"]) == 8192 // 128 * 2 * 16  # KV tiles, batch, kv heads

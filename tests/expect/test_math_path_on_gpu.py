@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dash_inductor import explain
-from dash_inductor.rewrite.math_path import OP, REASON, REMEDY
+from dash_inductor.rewrite.math_path import OP, PADDED, REASON, REMEDY
 
 LENGTH, HEADS = 256, 8
 Attend = Callable[..., Tensor]
@@ -52,9 +52,9 @@ def biased(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
 
 
 def repeated(attend: Attend) -> Attend:
-    def of_all(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+    def of_all(query: Tensor, key: Tensor, value: Tensor, *others: Tensor, **options: Any) -> Tensor:
         key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
-        return attend(query, key, value, *others)
+        return attend(query, key, value, *others, **options)
 
     return of_all
 
@@ -76,10 +76,21 @@ def in_five(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return causal(*(x.unflatten(1, (2, -1)) for x in (query, key, value))).flatten(1, 2)
 
 
+def in_eights(attend: Attend) -> Attend:
+    """Of tensors whose head dims are padded, with the scale that they had."""
+
+    def of_padded(query: Tensor, key: Tensor, value: Tensor, *others: Tensor) -> Tensor:
+        inputs = (F.pad(x, (0, -x.shape[3] % 8)) for x in (query, key, value))
+        return attend(*inputs, *others, scale=query.shape[3] ** -0.5)[..., : value.shape[3]]
+
+    return of_padded
+
+
 ALL, ONE, FOUR, PADDING = (of(),) * 3, of(1), of(4), torch.ones(1, LENGTH, dtype=torch.int64)
 FEW = "key and value have {}, and query 8, {}".format
 UNDER_MASK = "under a mask, which neither flash nor memory-efficient attention takes"
 REPEAT = "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
+ODD = "head dim {} is no multiple of 8".format
 CASES: dict[str, tuple[Attend, Sequence[Tensor], str, str, Attend]] = {
     "one kv head": (causal, (of(), ONE, ONE), FEW("1 head", "without enable_gqa"), "pass enable_gqa=True", with_gqa(causal)),
     "one kv head, a mask": (padded, (of(), ONE, ONE, PADDING), FEW("1 head", UNDER_MASK), REPEAT, repeated(padded)),
@@ -93,6 +104,17 @@ CASES: dict[str, tuple[Attend, Sequence[Tensor], str, str, Attend]] = {
         *(with_gqa(causal), (of(), FOUR, of(4, head_dim=32))),
         FEW("4 heads", "with another head dim of value, which neither flash nor memory-efficient attention takes"),
         *(REPEAT, repeated(causal)),
+    ),
+    "a head dim of 25, a mask": (padded, (*(of(head_dim=25),) * 3, PADDING), f"{ODD(25)}, {UNDER_MASK}", PADDED, in_eights(padded)),
+    "a head dim of 20 of value": (
+        *(causal, (of(head_dim=40), of(head_dim=40), of(head_dim=20))),
+        f"{ODD(20)}, with another head dim of value, which neither flash nor memory-efficient attention takes",
+        *(PADDED, in_eights(causal)),
+    ),
+    "a head dim of 36, groups, a mask": (
+        *(with_gqa(padded), (of(head_dim=36), of(4, 36), of(4, 36), PADDING)),
+        FEW("4 heads", f"and {ODD(36)}, {UNDER_MASK}").replace("8, and", "8 and"),
+        *(f"{REPEAT} and {PADDED}", in_eights(repeated(padded))),
     ),
     "a mask of rows": (
         *(by_row, ALL, "the last stride of the mask is 0, not 1"),

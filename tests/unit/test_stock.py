@@ -10,8 +10,8 @@ from dash_inductor.rewrite.math_path import OP as MATH_PATH
 from dash_inductor.rewrite.stock_ops import CUDNN, EFFICIENT, FLASH, FLASH_CPU, VARLEN
 
 
-def declined(op: object, device: str = "h100", stock_differs: bool = False, **sizes: object) -> Decision:
-    given = {"batch": 1, "heads": 16, "kv_heads": 16, "q_len": 8000, "kv_len": 8000, "head_dim": 72, "mask": "full"} | sizes
+def declined(op: object, device: str = "h100", stock_differs: bool = False, **others: object) -> Decision:
+    given = {"batch": 1, "heads": 16, "kv_heads": 16, "q_len": 8000, "kv_len": 8000, "head_dim": 72, "mask": "full"} | others
     return Decision(str(op), device, "bf16", reason="", stock_differs=stock_differs, **given)  # type: ignore[arg-type]
 
 
@@ -26,6 +26,7 @@ def declined(op: object, device: str = "h100", stock_differs: bool = False, **si
         (declined(CUDNN), (False, False)),
         (declined(FLEX_BACKWARD), (True, True)),
         (declined(FLEX_BACKWARD, stock_differs=True), (False, False)),
+        (declined(FLEX_BACKWARD, chosen_by_timing="forward"), (False, False)),
         (declined(FLASH_CPU, "cpu"), (True, True)),
         (declined(MATH_PATH), (None, None)),
     ],
