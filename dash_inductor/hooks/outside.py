@@ -1,9 +1,9 @@
 """Attention that trains outside of the graphs that Inductor compiles, where the pass does not come by: recorded, and told.
 
 Each place in the code once, while settings ask for it, or where Dynamo came to its limit of recompilations: users compiled that
-attention and had it rewritten, until lengths varied too often. What is computed stays as it is. On a CPU that emulates no GPU nothing is
-missed, for its stock ops are deterministic. After `activate_flash_attention_impl("DASH")` flash attention is not missed either. Not
-seen are nested tensors, and SDPA that torch makes matmuls of (its math path).
+attention, and it was rewritten until lengths varied too often. What is computed stays as it is. On a CPU that emulates no GPU
+nothing is missed, for its stock ops are deterministic. After `activate_flash_attention_impl("DASH")` flash attention is not missed
+either. Not seen are nested tensors, and SDPA that torch makes matmuls of (its math path).
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor import decisions
+from dash_inductor.hooks import install
 from dash_inductor.hooks.table import LIMIT as LIMIT_HOOKS
 from dash_inductor.hooks.table import OUTSIDE
 from dash_inductor.rewrite.declined import UnsupportedAttentionError
@@ -268,6 +269,7 @@ def test_the_limit_of_recompilations_is_told_by_the_backend_alone():
     assert len(past_the_limit(attend, "dash")) == 1 and [x.rewritten for x in decisions()] == [True, True, False]
     torch._dynamo.reset()
     assert hooked() == set() and not hasattr(LIMIT.found_owner().__call__, "dash_inductor")
+    install.want()
 
 
 def test_what_is_disabled_in_a_skipped_frame_is_not_of_the_limit():
