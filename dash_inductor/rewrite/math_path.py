@@ -110,7 +110,7 @@ def _declined(call: Call, why: Declined | None) -> Declined:
     scores = call.scores.meta["val"]
     if call.is_of_func:
         return Declined(*OF_FUNC)
-    if scores.dim() != 4 and why is not None:
+    if scores.dim() not in (2, 4) and why is not None:
         return Declined(f"{REASON}, with inputs of {scores.dim()} dimensions: {why}", why.remedy)
     if scores.dim() != 4:
         dims = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"

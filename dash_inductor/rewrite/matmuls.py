@@ -67,10 +67,10 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
         raise Declined("dropout", DROPOUT)
     if (dtype := called.scores.meta["val"].dtype) != torch.float32:
         raise Declined(f"scores in {dtype}", HALF)
-    query, key, value, bias, out = _forward(called)
-    # Where one size of the batch is a symbol, it is declined: then for every size, or bits would depend on which came first.
-    if len(query.node.meta["val"].shape) != DIMS and settings.guarantee == "batch":
+    # Where the batch is a symbol, it is declined: so it is for every batch, or bits would depend on which came first.
+    if called.scores.meta["val"].dim() != DIMS and settings.guarantee == "batch":
         raise Declined("guarantee='batch' takes none whose sizes have to be static", IN_FOUR)
+    query, key, value, bias, out = _forward(called)
     shape, mask = query.node.meta["val"].shape, called.given_mask
     few_heads = key.node.meta["val"].shape[:-2] != shape[:-2]
     _require(len(shape) != DIMS or few_heads or (mask is not None and mask.stride(-1) != 1), "another op takes it")
@@ -82,7 +82,7 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
     with graph.inserting_before(next(x for x in graph.nodes if x in results)):
         logsumexp = _logsumexp(graph, _in_four(graph, called.scores))
         in_four = [_in_four(graph, x) for x in (grad_out, query.node, key.node, value.node)]
-        mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores.meta["val"].shape, trains_mask)
+        mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores, trains_mask)
         node = graph.call_function(
             EFFICIENT,
             (*in_four, mask_in_four, _in_four(graph, out), logsumexp, None, None, 0.0, [True, True, True, trains_mask], False),
@@ -142,11 +142,13 @@ def _in_four(graph: fx.Graph, x: fx.Node) -> fx.Node:
     return _reshaped(graph, x, [math.prod(shape[:-3]), *shape[-3:]])
 
 
-def _mask_in_four(graph: fx.Graph, mask: fx.Node, scores: Sequence[Any], trains: bool) -> fx.Node:
+def _mask_in_four(graph: fx.Graph, mask: fx.Node, like: fx.Node, trains: bool) -> fx.Node:
     """Of as many batches as the scores, or one; of another shape it may have fewer dimensions. One that trains has all elements, as
     its gradient has."""
+    scores = like.meta["val"].shape
     if trains:
-        return _in_four(graph, call(graph, aten.expand.default, mask, list(scores)))
+        sizes = [x if isinstance(x, int) else call(graph, aten.sym_size.int, like, dim) for dim, x in enumerate(scores)]
+        return _in_four(graph, call(graph, aten.expand.default, mask, sizes))
     if len(scores) == DIMS:
         return mask
     size = max(len(scores), DIMS)
