@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..decision import Decision
+from ..rewrite.varlen import note_used_logsumexps
 from ..text import in_one_line
 from . import outside
 
@@ -113,6 +114,7 @@ def _traced(
 ) -> Callable[..., Any]:
     """A backend of torch.compile: adds calls of the joint graph to `found`, and returns what stands for the compiled one."""
     outputs = stand_in(gm)
+    note_used_logsumexps(gm)
     with _stop_after_joint_passes():
         try:
             compile_fx.compile_fx(gm, inputs)

@@ -18,7 +18,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from .failures import compile_graph
 from .hook import PATCHES
-from .install import eager_backward, is_enabled
+from .install import eager_backward, forget_limit, is_enabled, watch_limit
 from .joint_pass import PASS, ready
 from .table import COMPILATION
 
@@ -40,13 +40,15 @@ def dash(
         options = dict(options or {})
         of_user = options.pop(CUSTOM, getattr(inductor_config, CUSTOM))
         inductor = torch._TorchCompileInductorWrapper(mode, options, None)
+        watch_limit()
         with _patched(), inductor_config.patch({CUSTOM: before(of_user)}), eager_backward():
             return compile_graph(inductor, gm, example_inputs)
     return torch._TorchCompileInductorWrapper(mode, options, None)(gm, example_inputs)
 
 
 def _reset() -> None:
-    """What torch._dynamo.reset() does for the stock backend: drops recorded CUDA graphs."""
+    """What torch._dynamo.reset() does for the stock backend: drops recorded CUDA graphs. Frames are compiled anew."""
+    forget_limit()
     trees = sys.modules.get("torch._inductor.cudagraph_trees")
     if trees is not None:
         trees.reset_cudagraph_trees()

@@ -23,6 +23,7 @@ from ..op import MARK
 from ..rewrite.back_to_stock import give_back
 from ..rewrite.declined import InternalError, UnsupportedAttentionError, report_bug
 from ..rewrite.graph import rewritten
+from ..rewrite.varlen import note_used_logsumexps
 from .ranks import RanksDifferError
 
 WHAT = "the graph did not compile with our kernels: "
@@ -60,6 +61,9 @@ def keep_out_of_caches() -> None:
 
 def compile_graph(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Stands around what compiles a graph and, unless that comes late, its backward."""
+    for gm in args:
+        if isinstance(gm, fx.GraphModule):
+            note_used_logsumexps(gm)
     had_ours = _has_ours.set(False)
     try:
         try:

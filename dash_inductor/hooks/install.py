@@ -13,11 +13,12 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Iterator
+from types import CodeType
 from typing import Any
 
 from ..import_hook import after_import, forget_compiled
 from .hook import PATCHES, Hooks
-from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, OUTSIDE
+from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, LIMIT, OUTSIDE
 
 INDUCTOR = "torch._inductor.compile_fx"
 REGISTRY = "torch.nn.attention"
@@ -27,6 +28,8 @@ _wanted = False
 _installed = False
 _eager_backward = Hooks()
 _outside = Hooks()
+_limit = Hooks()
+_skipped: list[CodeType] = []  # of frames that Dynamo no longer compiles, at its limit of recompilations
 
 
 def enable(**settings: Any) -> None:
@@ -155,6 +158,7 @@ def install() -> None:
     if not _installed:
         _installed = True
         PATCHES.ask(*EVERYBODY, *COMPILATION)
+        watch_limit()
         _follow_settings()
 
 
@@ -164,16 +168,40 @@ def uninstall() -> None:
     if _installed:
         _installed = False
         PATCHES.leave()
+        forget_limit()
+
+
+def watch_limit() -> None:
+    """Has `skip` be called where Dynamo comes to its limit of recompilations."""
+    _limit.ask_if(True, *LIMIT)
+
+
+def forget_limit() -> None:
+    """When Dynamo has forgotten what it compiled, or the package is taken out."""
+    _limit.ask_if(_installed, *LIMIT)
+    _skipped.clear()
+    _follow_settings()
+
+
+def skip(code: CodeType, *, skipped: bool) -> None:
+    """Dynamo skips the frames of this code from now on, or has compiled one."""
+    if skipped != is_skipped(code):
+        _skipped[:] = [*_skipped, code] if skipped else [x for x in _skipped if x is not code]
         _follow_settings()
 
 
+def is_skipped(code: CodeType) -> bool:
+    """Whether Dynamo skips frames of this code. Code is equal to that of the same lines in another file."""
+    return any(x is code for x in _skipped)
+
+
 def _follow_settings() -> None:
-    """Lets attention outside of graphs be told of where the settings ask for that, now and when they change."""
+    """Lets attention outside of graphs be told of where the settings or a skipped frame ask for that, now and when they change."""
     from .. import config
 
     config.followers.add(_follow_settings)
     with contextlib.suppress(ValueError):  # of a wrong variable, which each compilation raises
-        _outside.ask_if(_installed and config.current().on_unsupported != "fallback", *OUTSIDE)
+        _outside.ask_if(bool(_skipped) or (_installed and config.current().on_unsupported != "fallback"), *OUTSIDE)
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from ..config import current
 from ..decision import Decision, decisions_in, is_of_torch, report, take
 from ..first_use.verdict import is_trial
 from ..rewrite.stock_ops import active_implementation
+from ..rewrite.varlen import LOGSUMEXP
 
 DYNAMO = "torch._dynamo.symbolic_convert"
 GONE = (
@@ -45,7 +46,7 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
         return
     _require_implementations(graph, found)
     compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
-    _warn_of_third_parties(found)
+    _warn_whatever_settings_say(found)
     taken = take(found, compile_id=compile_id, compiled=name, is_backward=bool(options["is_backward"]))
     trace_structured(
         "artifact",
@@ -70,11 +71,13 @@ def _require_implementations(graph: Any, found: Sequence[Decision]) -> None:
     graph.current_callable = checked
 
 
-def _warn_of_third_parties(found: Sequence[Decision]) -> None:
-    """Where torch's own op raises or warns, for it is not deterministic, that of another package says nothing: we do, once."""
+def _warn_whatever_settings_say(found: Sequence[Decision]) -> None:
+    """Once, of wrong gradients, and of another package's op: where torch's own raises or warns, for it is not deterministic, that
+    says nothing."""
     for decision in found:
         told = decision.op in _warned or current().silences(decision.op)
-        if decision.stock_differs and not is_of_torch(decision.op) and not told:
+        is_worst = decision.reason == LOGSUMEXP[0] or (decision.stock_differs and not is_of_torch(decision.op))
+        if is_worst and not told:
             _warned.add(decision.op)
             warnings.warn(f"dash_inductor: {decision}", stacklevel=2)
 

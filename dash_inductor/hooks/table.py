@@ -73,7 +73,7 @@ EAGER_BACKWARD = (
         replaced("dash_inductor.hooks.install:nothing_donated"),
     ),
 )
-# While settings ask for a word about attention that is not rewritten.
+# While settings ask for a word about attention that is not rewritten, or Dynamo skips a frame at its limit of recompilations.
 FORWARDS = {
     "torch:ops.aten": (
         "_scaled_dot_product_flash_attention",
@@ -98,8 +98,18 @@ OUTSIDE = (
         needed=False,
     ),
 )
+# While the package is on, or Dynamo keeps a graph of backend="dash".
+LIMIT = (
+    Hook(
+        "torch._dynamo.convert_frame:ConvertFrame",
+        "__call__",
+        "knows of frames that Dynamo skips at its limit of recompilations",
+        around("dash_inductor.hooks.outside:convert_frame"),
+        needed=False,
+    ),
+)
 OFFERED = (
     Hook("torch._inductor.config", "joint_custom_post_pass", "runs the pass, and keys caches, under backend='dash'"),
     Hook("torch.nn.attention", "register_flash_attention_impl", "lists DASH for eager training", needed=False),
 )
-HOOKS = (*EVERYBODY, *COMPILATION, *LOWERING, *EAGER_BACKWARD, *OUTSIDE, *OFFERED)
+HOOKS = (*EVERYBODY, *COMPILATION, *LOWERING, *EAGER_BACKWARD, *OUTSIDE, *LIMIT, *OFFERED)

@@ -241,6 +241,17 @@ def _parted(target: _Target, first: _Place, other: _Place, runs: int) -> tuple[P
 def _hints(parted: Parting | None, facts: Mapping[str, Any], *, elsewhere: bool) -> Iterator[str]:
     """What may be the reason, of what a user can set."""
     kind = parted.kind if parted else None
+    if facts["dynamic_later"] and kind != "random":
+        yield (
+            "a function was compiled for one size first, and for sizes that vary later, which takes other kernels: which of them a "
+            "size gets depends on the sizes that came before; torch.compile(..., dynamic=True) or torch._dynamo.mark_dynamic makes "
+            "one graph for all of them"
+        )
+    if facts["timed"] and kind != "random":
+        yield (
+            "Inductor chose kernels by timing them (max_autotune), which may choose others in each process, FlexAttention's "
+            "among them: leave max_autotune off"
+        )
     if kind == "python":
         yield "Python's random, numpy.random, the clock, the order of sets, and a DataLoader's workers may differ from run to run"
         if elsewhere and os.environ.get("PYTHONHASHSEED", "random") == "random":

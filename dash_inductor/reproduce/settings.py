@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 import torch
+from torch._dynamo.utils import counters, get_compilation_metrics
 
 from .. import config, emulation
 from ..hooks import install
@@ -62,6 +63,8 @@ def facts() -> dict[str, Any]:
         "deterministic": torch.get_deterministic_debug_mode(),
         "benchmark": torch.backends.cudnn.benchmark,
         "gpu": torch.cuda.is_available(),
+        "dynamic_later": any(x.recompile_reason and "'s" in (x.graph_node_shapes or "") for x in get_compilation_metrics()),
+        "timed": counters["inductor"]["select_algorithm_autotune"] > 0,
         "seed": settings.seed,
         "emulated": emulation.active() or (settings.enabled and settings.emulate),
     }

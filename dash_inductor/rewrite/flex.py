@@ -75,7 +75,7 @@ def _rewriting_of(
     if declined := (
         why_no_target(query.device)
         or _why_no_backend(arguments, mask_mod, settings, captures_learnt)
-        or _why_no_batches(query, key)
+        or _why_no_batches(query, key, settings)
     ):
         raise declined
     if captures_learnt:
@@ -83,8 +83,11 @@ def _rewriting_of(
         if declined := why_too_many(sizes, shares_of(_graph(node, arguments.joint).graph)):
             raise declined
     segments = context_parallel.segments_of(arguments, settings) if gathered else 0
+    masks = mask.q_num.meta["val"].shape[:2]
+    # It may be another one on another rank, or of a batch whose size is known at run time only.
+    is_open = gathered or (settings.guarantee == "batch" and masks[0] != 1)
     if kind is None:
-        kind = (None if gathered else mask_of(mask, mask_mod)) or BLOCK_MASK  # it may be another one on another rank
+        kind = (None if is_open else mask_of(mask, mask_mod)) or BLOCK_MASK
     in_blocks = kind == BLOCK_MASK
     problem = Problem.of(
         query,
@@ -93,7 +96,7 @@ def _rewriting_of(
         mask=kind,
         scale=arguments.scale,
         block_size=(_known(mask.q_block), _known(mask.kv_block)) if in_blocks else None,
-        masks=1 if not in_blocks else math.prod(mask.q_num.meta["val"].shape[:2]),
+        masks=math.prod(masks) if in_blocks else 1,
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=stock,
         segments=segments,
@@ -137,10 +140,15 @@ def _flash_is_deterministic(arch: int | str, arguments: FlexArguments, mask_mod:
     return arch in (100, 103) and order is not None and of_full and (kv_order is not None or kv_order_spt is not None)
 
 
-def _why_no_batches(query: torch.Tensor, key: torch.Tensor) -> Declined | None:
-    if query.shape[0] != key.shape[0] and not (isinstance(query.shape[0], int) and query.shape[0] <= MOST_SHARED):
+def _why_no_batches(query: torch.Tensor, key: torch.Tensor, settings: Config) -> Declined | None:
+    remedy = "expand key and value to the batch of the query"
+    if query.shape[0] == key.shape[0]:
+        return None
+    if settings.guarantee == "batch":
+        return Declined("a batch shares its keys: guarantee='batch' takes none whose size has to be static", remedy)
+    if not (isinstance(query.shape[0], int) and query.shape[0] <= MOST_SHARED):
         reason = f"a batch of {query.shape[0]} shares its keys: at most {MOST_SHARED}, of a static shape, may"
-        return Declined(reason, "expand key and value to the batch of the query")
+        return Declined(reason, remedy)
     return None
 
 

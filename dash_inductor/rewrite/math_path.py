@@ -37,6 +37,11 @@ PADDED = (
     "output"
 )
 ALIGNED = 8  # elements of half precision: 16 bytes
+OF_FUNC = (
+    f"{REASON}, under vmap(grad(...)) of torch.func, in which each sample has fewer than four dimensions",
+    "let each sample have four, [1, heads, length, head dim], or give the batch to SDPA without vmap",
+)
+SOFTMAX_BACKWARD = "aten._softmax_backward_data.default"
 MATMULS = (aten.bmm.default, aten.mm.default)
 UNGROUPED = (torch.nn.MultiheadAttention, F.multi_head_attention_forward)  # Dynamo does not look into them
 SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
@@ -47,7 +52,7 @@ def calls(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Iterator[W
     softmax, why one is not rewritten that could have been."""
     for gradient, call in found(graph):
         bug = why.get(call.softmax)
-        declined = bug if isinstance(bug, InternalError) else _declined(call)
+        declined = bug if isinstance(bug, InternalError) else _declined(call, bug)
         yield gradient, call.softmax, _decided(call, declined), declined
 
 
@@ -57,13 +62,16 @@ def found(graph: fx.Graph) -> Iterator[tuple[fx.Node, Call]]:
     if not softmaxes:
         return
     place = {node: index for index, node in enumerate(graph.nodes)}
-    backward = backward_of(graph)
+    of_tangents = backward_of(graph)
+    # A gradient that torch.func computes in the graph depends on no tangent.
+    of_func = reached((x for x in graph.nodes if original(x) == SOFTMAX_BACKWARD), lambda node: node.users)
+    backward = of_tangents | of_func
     for softmax in softmaxes:
         # Up to the matmul with the values, and into the backward up to the first nodes that depend on a tangent.
         weights = reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)
         gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
         if gradient is not None and not any(user.target is NOTE for user in gradient.users):
-            yield gradient, Call(softmax, weights - backward)
+            yield gradient, Call(softmax, weights - backward, is_of_func=gradient not in of_tangents)
 
 
 def _softmaxes(graph: fx.Graph) -> list[list[fx.Node]]:
@@ -103,9 +111,13 @@ def _decided(call: Call, declined: Declined) -> Decision:
     )
 
 
-def _declined(call: Call) -> Declined:
-    """With what kept all other ops from being taken, whatever the user asked for, if that is seen."""
+def _declined(call: Call, why: Declined | None) -> Declined:
+    """With what kept all other ops from being taken, whatever the user asked for, if that is seen. why: what keeps ours from it."""
     scores = call.scores.meta["val"]
+    if call.is_of_func:
+        return Declined(*OF_FUNC)
+    if scores.dim() not in (2, 4) and why is not None:
+        return Declined(f"{REASON}, with inputs of {scores.dim()} dimensions: {why}", why.remedy)
     if scores.dim() != 4:
         dims = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
         return Declined(f"{REASON}: inputs of {scores.dim()} dimensions, not 4", dims)
@@ -152,11 +164,12 @@ def _declined_on_gpu(call: Call, scores: torch.Tensor) -> Declined | None:
 class Call:
     """What the nodes of a call of SDPA show; `query` and `value` are as the user gave them, or None if that is not seen.
 
-    softmax: its first node. weights: from the softmax to the matmul with the values.
+    softmax: its first node. weights: from the softmax to the matmul with the values. is_of_func: whether its gradient is one that
+    torch.func computes inside of the graph.
     """
 
-    def __init__(self, softmax: list[fx.Node], weights: set[fx.Node]) -> None:
-        self.softmax = softmax[0]
+    def __init__(self, softmax: list[fx.Node], weights: set[fx.Node], *, is_of_func: bool) -> None:
+        self.softmax, self.is_of_func = softmax[0], is_of_func
         self._id = _call_of(softmax[0])
         self._function = softmax[0].meta["source_fn_stack"][-1][1]
         self.scores = next(x for node in softmax for x in node.all_input_nodes if x not in softmax)

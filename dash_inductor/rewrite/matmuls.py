@@ -20,7 +20,9 @@ from torch import fx
 
 from ..config import Config
 from ..decision import Declined
+from ..templates.tiles import HALF
 from . import sdpa
+from .declined import DROPOUT
 from .math_path import ALIGNED, Call
 from .nodes import VIEWS, aten, backward_of, call, is_tensor, reached
 from .stock_ops import CALLED, EFFICIENT, SDPA
@@ -28,13 +30,15 @@ from .stock_ops import CALLED, EFFICIENT, SDPA
 COPIES = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.clone.default)  # and what repeats heads
 CONVERSION = torch.ops.prims.convert_element_type.default
 DIMS = 4  # of what other ops take: batch, heads, length, head dim
+IN_FOUR = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
+SOME_GRADIENTS = "it is not seen that query, key and value all need a gradient"
 
 
 class Unlike(Declined):
-    """The graph is not what torch makes of a call that is rewritten."""
+    """The graph is not what torch makes of a call that is rewritten. The remedy is another op's, which takes four dimensions."""
 
     def __init__(self, what: str) -> None:
-        super().__init__(f"unlike the matmuls of SDPA: {what}", "")
+        super().__init__(f"unlike the matmuls of SDPA: {what}", IN_FOUR)
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,13 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
         Declined: it stays.
     """
     graph = called.scores.graph
-    _require(called.scores.meta["val"].dtype == torch.float32 and not called.has_dropout, "scores in half precision, or dropout")
+    if called.has_dropout:
+        raise Declined("dropout", DROPOUT)
+    if (dtype := called.scores.meta["val"].dtype) != torch.float32:
+        raise Declined(f"scores in {dtype}", HALF)
+    # Where the batch is a symbol, it is declined: so it is for every batch, or bits would depend on which came first.
+    if called.scores.meta["val"].dim() != DIMS and settings.guarantee == "batch":
+        raise Declined("guarantee='batch' takes none whose sizes have to be static", IN_FOUR)
     query, key, value, bias, out = _forward(called)
     shape, mask = query.node.meta["val"].shape, called.given_mask
     few_heads = key.node.meta["val"].shape[:-2] != shape[:-2]
@@ -75,7 +85,7 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
     with graph.inserting_before(next(x for x in graph.nodes if x in results)):
         logsumexp = _logsumexp(graph, _in_four(graph, called.scores))
         in_four = [_in_four(graph, x) for x in (grad_out, query.node, key.node, value.node)]
-        mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores.meta["val"].shape, trains_mask)
+        mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores, trains_mask)
         node = graph.call_function(
             EFFICIENT,
             (*in_four, mask_in_four, _in_four(graph, out), logsumexp, None, None, 0.0, [True, True, True, trains_mask], False),
@@ -106,7 +116,7 @@ def _forward(called: Call) -> tuple[Given, Given, Given, fx.Node | None, fx.Node
     query, key, value = _given(called, with_keys, 0), _given(called, with_keys, 1), _given(called, with_values, 1)
     _require((query.is_transposed, key.is_transposed, value.is_transposed) == (False, True, False), "what is transposed")
     _require(value.scale == 1, "what is multiplied")
-    _require(len({number for x in (query, key, value) for number in x.seq_nrs[:1]}) == 3, "what takes its tensors")
+    _require(len({number for x in (query, key, value) for number in x.seq_nrs[:1]}) == 3, SOME_GRADIENTS)
     bias: Any = None
     if called.scores.target is aten.add.Tensor:
         product, bias = called.scores.args
@@ -135,17 +145,20 @@ def _in_four(graph: fx.Graph, x: fx.Node) -> fx.Node:
     return _reshaped(graph, x, [math.prod(shape[:-3]), *shape[-3:]])
 
 
-def _mask_in_four(graph: fx.Graph, mask: fx.Node, scores: Sequence[Any], trains: bool) -> fx.Node:
+def _mask_in_four(graph: fx.Graph, mask: fx.Node, like: fx.Node, trains: bool) -> fx.Node:
     """Of as many batches as the scores, or one; of another shape it may have fewer dimensions. One that trains has all elements, as
     its gradient has."""
+    scores = like.meta["val"].shape
     if trains:
-        return _in_four(graph, call(graph, aten.expand.default, mask, list(scores)))
+        sizes = [x if isinstance(x, int) else call(graph, aten.sym_size.int, like, dim) for dim, x in enumerate(scores)]
+        return _in_four(graph, call(graph, aten.expand.default, mask, sizes))
     if len(scores) == DIMS:
         return mask
     size = max(len(scores), DIMS)
     shape, of_scores = ([1] * (size - len(x)) + [*x] for x in (mask.meta["val"].shape, scores))
     if any(each != 1 for each in shape[:-3]) and shape[:-3] != of_scores[:-3]:
-        _require(1 in shape[-2:], "a mask of queries and keys that some batches share")  # it would be copied
+        if 1 not in shape[-2:]:  # it would be copied
+            raise Declined("a mask of queries and keys that some batches share", f"expand it to all of them, or {IN_FOUR}")
         shape[:-3] = of_scores[:-3]
         mask = call(graph, aten.expand.default, mask, shape)
     return call(graph, aten.reshape.default, mask, [math.prod(shape[:-3]), *shape[-3:]])
@@ -189,9 +202,9 @@ def _gradient(given: Given, backward: set[fx.Node]) -> fx.Node:
     numbered = ([x for x in backward if x.meta.get("seq_nr") == number and is_tensor(x)] for number in given.seq_nrs)
     alike = next(filter(None, numbered), None) or [x for x in backward if _is_gradient(x, given)]
     last = [x for x in alike if not any(user in alike for user in x.users)]
-    _require(len(last) == 1, "its gradients")
+    _require(len(last) == 1, SOME_GRADIENTS)
     value, of = last[0].meta["val"], given.node.meta["val"]
-    _require(value.shape == of.shape and value.dtype == of.dtype, "the shape of a gradient")
+    _require(value.shape == of.shape and value.dtype == of.dtype, SOME_GRADIENTS)
     return last[0]
 
 
@@ -215,7 +228,7 @@ def _backward(
         return x.meta.get("seq_nr") in numbers and x.meta.get("partitioner_tag") != "is_forward" and not called.has(x)
 
     inside = reached(gradients, lambda x: filter(is_inside, x.all_input_nodes))
-    from_outside = {x for each in inside for x in each.all_input_nodes if x not in inside}
+    from_outside = {x for each in inside for x in each.all_input_nodes if x not in inside and is_tensor(x)}
     given = [x for x in from_outside if x in backward]
     _require(len(given) == 1 and all(called.has(x) for x in from_outside if x not in backward), "what its backward reads")
     (grad_out,), value = given, out.meta["val"]

@@ -33,7 +33,7 @@ from ..resolve import Resolution, mask_block, resolve
 from .declined import why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
-from .nodes import call, value_of
+from .nodes import call, reached, value_of
 from .offsets import InPlace, Moved, Offsets, moved_length
 from .origin import origin_of
 from .score_function import OfFlashAttn
@@ -43,8 +43,59 @@ from .stock_ops import CALLED, SCORES, arguments, stock_of
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 TENSORS = "query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k"
 OPTIONS = "max_q", "max_k", "is_causal", "rng_state", "scale", "window_size", "backend"
+LOGSUMEXP = (
+    "the graph computes with its logsumexp, and torch's backward of varlen_attn leaves out what that gives query and key: their "
+    "gradients are wrong",
+    "take flex_attention, whose logsumexp (return_aux=AuxRequest(lse=True)) has a gradient, or detach the logsumexp",
+)
+FORWARDS = torch.ops.torch_attn._varlen_attn, torch.ops.torch_attn._varlen_attn.default
+USED = "dash_logsumexp_is_used"  # in the annotations of a node, which AOTAutograd hands on
+DETACHING = "detach", "detach_", "_get_data_attr"
 NOWHERE = 2**30  # past all keys: where the interval of a query that sees none begins
 Window = tuple[int | None, int | None]  # how far before and behind its own place a query sees; None: all
+
+
+def note_used_logsumexps(gm: fx.GraphModule) -> None:
+    """Notes at each forward of Dynamo's graph whether a gradient should flow through its logsumexp to query and key.
+
+    Joint graphs do not tell: torch's backward takes no gradient of the logsumexp, and what was detached is not seen there.
+    """
+    for each in gm.modules():
+        for node in each.graph.nodes if isinstance(each, fx.GraphModule) else ():
+            if node.target in FORWARDS and _is_logsumexp_used(node):
+                node.meta["custom"] = {**node.meta.get("custom", {}), USED: True}
+
+
+def _is_logsumexp_used(node: fx.Node) -> bool:
+    """Whether an output of the graph is computed of it and of the attention's output. What is returned alone may be a figure."""
+    if not any(value.requires_grad for x in node.args[:2] if (value := _example(x)) is not None):
+        return False
+    is_on, without_gradient = True, set()
+    for each in node.graph.nodes:
+        if each.target is torch._C._set_grad_enabled:
+            is_on = each.args[0]
+        value = _example(each)
+        if not is_on or _name(each.target) in DETACHING or not (value is None or value.is_floating_point()):
+            without_gradient.add(each)
+    flows = [
+        reached(
+            (user for user in node.users if user.target is operator.getitem and user.args[1] == index),
+            lambda x: set(x.users) - without_gradient,
+        )
+        for index in (0, 1)
+    ]
+    return any(x.op == "output" for x in set[fx.Node].intersection(*flows) for x in x.users)
+
+
+def _example(x: Any) -> Tensor | None:
+    """The fake tensor that Dynamo has of a node; None of what is none."""
+    value = x.meta.get("example_value") if isinstance(x, fx.Node) else None
+    return value if isinstance(value, Tensor) else None
+
+
+def _name(target: Any) -> str:
+    """A method's, or a function's."""
+    return target if isinstance(target, str) else getattr(target, "__name__", "").partition(".")[0]
 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
@@ -81,6 +132,9 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
         Declined: it keeps the stock kernel.
     """
     named = arguments(node)
+    forward = named["lse"].args[:1]
+    if any(isinstance(x, fx.Node) and USED in x.meta.get("custom", {}) for x in forward):
+        raise Declined(*LOGSUMEXP)
     query, key, value, cu_q, cu_k = (value_of(named[name]) for name in ("query", "key", "value", "cu_seq_q", "cu_seq_k"))
     if declined := why_no_target(query.device):
         raise declined

@@ -44,6 +44,7 @@ def train(checkpoint: Path, resume: bool = False) -> str:
     layers = nn.Sequential(nn.Embedding(TOKENS, WIDTH), *(Layer() for _ in range(LAYERS)), nn.Linear(WIDTH, TOKENS))
     layers.to(DEVICE, DTYPE)
     optimizer = torch.optim.AdamW(layers.parameters(), lr=1e-3)
+    # Where lengths vary, with dynamic=True: else which graph a length gets depends on those before it, which a resumed run has not.
     model = torch.compile(layers, backend="dash")
     first = 0
     if resume:

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from attention import assert_right, compiled, error, gradients, rewritten
 from tensors import BF16, FP32, normal
 from torch import Tensor
+from torch.func import grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from dash_inductor import decisions
+from dash_inductor import clear_decisions, decisions, enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.rewrite.math_path import REASON, REMEDY
 
@@ -178,6 +179,64 @@ def test_what_stays(rewriting: None, attend: Attend, inputs: Sequence[Tensor]) -
         compiled(by_matmuls(attend))(*(x.requires_grad_() for x in inputs)).sum().backward()
     decision = decisions()[-1]
     assert not decision.rewritten and decision.op == NAME and decision.remedy
+
+
+def without_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return in_dims(2, 2, 1)(query.detach(), key, value)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(
+    ("attend", "reason"),
+    [
+        (without_gradient, "all need a gradient"),
+        (shared_by_rows, "a mask of queries and keys that some batches share"),
+        (in_dims(2, 2, 1, dropout_p=0.5), "dropout"),
+    ],
+    ids=["a query without a gradient", "a mask that would be copied", "dropout"],
+)
+def test_why_five_dimensions_stay(rewriting: None, attend: Attend, reason: str) -> None:
+    """Not for their number, of which others are rewritten."""
+    with emulate():
+        compiled(attend)(*(x.requires_grad_() for x in of(2, 2, 40, 40))).sum().backward()
+    decision = decisions()[-1]
+    assert not decision.rewritten and decision.reason.startswith(f"{REASON}, with inputs of 5 dimensions: ")
+    assert decision.reason.endswith(reason) and decision.remedy
+
+
+@pytest.mark.skipif(torch.__version__ >= (2, 15), reason="whose vmap calls flash attention for each sample")
+def test_a_gradient_of_torch_func(rewriting: None) -> None:
+    def loss(*inputs: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*inputs).sum()
+
+    with emulate():
+        compiled(vmap(grad(loss, argnums=(0, 1, 2))))(*of(2, 2, 40, 40))
+    decision = decisions()[-1]
+    assert not decision.rewritten and "torch.func" in decision.reason and decision.remedy
+
+
+def learnt_groups(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key[:, :1], value[:, :1], mask, enable_gqa=True)
+
+
+def five_dims(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(*(x.unflatten(0, (-1, 2)) for x in (query, key, value))).flatten(0, 1)
+
+
+@pytest.mark.parametrize("attend", [learnt_groups, five_dims])
+def test_level_batch_takes_all_batches_or_none(rewriting: None, attend: Attend) -> None:
+    """The second one is compiled for any size. What is taken at both has equal bits."""
+    found = []
+    clear_decisions()
+    with enabled(guarantee="batch"), emulate():
+        function = torch.compile(attend)
+        for batch in (4, 6):
+            leaves = [normal(6, 2, 20, 16, seed=seed)[:batch].clone().requires_grad_() for seed in range(3)]
+            function(*leaves, normal(1, 2, 20, 20, seed=5).requires_grad_()).square().sum().backward()
+            found.append([x.grad[:4] for x in leaves])
+    for decision in decisions():
+        assert decision.rewritten if attend is learnt_groups else ("guarantee='batch'" in decision.reason and decision.remedy)
+    assert len(decisions()) == 2 and (attend is five_dims or all(map(torch.equal, *found)))
 
 
 LEARNT = {  # by the shape of query, key and value before [S, D], and that of the mask

@@ -22,10 +22,13 @@ from torch.utils.checkpoint import checkpoint
 
 import dash_inductor
 from dash_inductor import decisions
+from dash_inductor.hooks import install
+from dash_inductor.hooks.table import LIMIT as LIMIT_HOOKS
 from dash_inductor.hooks.table import OUTSIDE
 from dash_inductor.rewrite.declined import UnsupportedAttentionError
 
 OUTSIDE_OF_GRAPHS = "runs outside of the graphs that Inductor compiles"
+(LIMIT,) = LIMIT_HOOKS
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
@@ -210,6 +213,68 @@ def test_gradients_are_those_without(way):
     dash_inductor.configure(on_unsupported="fallback")
     for a, b in zip(with_it, train(way), strict=True):
         assert torch.equal(a, b)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def masked_in_blocks(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return flex_attention(query, key, value)
+
+
+LIMITS = ("recompile_limit", "accumulated_recompile_limit")
+
+
+def past_the_limit(function: Callable[..., Tensor], backend: str = "inductor", limit: str = LIMITS[0]) -> list[str]:
+    """What is told in training steps of four lengths, of which Dynamo compiles two, and of a length that it met before."""
+    compiled = torch.compile(function, backend=backend, dynamic=False)
+    with torch._dynamo.config.patch({limit: 2}):
+        return told(
+            lambda: [train(compiled, [x[..., :length, :].detach().requires_grad_() for x in leaves()]) for length in LENGTHS]
+        )
+
+
+LENGTHS = 32, 24, 16, 8, 8, 32
+
+
+@pytest.mark.parametrize(
+    ("action", "function", "limit"),
+    [("fallback", attend, LIMITS[0]), ("fallback", masked_in_blocks, LIMITS[0]), ("warn", attend, LIMITS[1])],
+)
+def test_the_limit_of_recompilations_is_told_once(action, function, limit):
+    """Whatever the settings. A call that nobody compiled is as silent as ever, and Dynamo may be told to forget."""
+    dash_inductor.configure(on_unsupported=action)
+    (message,) = past_the_limit(function, limit=limit)
+    *rewritten, decision = decisions()
+    assert [x.rewritten for x in rewritten] == [True, True] and not decision.rewritten
+    assert all(text in message for text in ("recompile_limit", "dynamic=True", "mark_dynamic", "padded", f"{__file__}:"))
+    assert (decision.q_len, decision.source.rpartition(":")[0]) == (16, __file__) and decision.reason in message
+    dash_inductor.configure(on_unsupported="fallback")
+    assert told(lambda: train(function)) == []
+    torch._dynamo.reset()
+    assert told(lambda: train(torch.compile(function))) == [] and hooked() == set()
+
+
+def test_the_limit_of_recompilations_raises():
+    dash_inductor.configure(on_unsupported="error")
+    with pytest.raises(UnsupportedAttentionError, match="limit of recompilations"):
+        past_the_limit(attend)
+
+
+def test_the_limit_of_recompilations_is_told_by_the_backend_alone():
+    """Where the package is off for everybody else. Afterwards torch is as it was."""
+    dash_inductor.configure(on_unsupported="fallback")
+    dash_inductor.disable()
+    assert len(past_the_limit(attend, "dash")) == 1 and [x.rewritten for x in decisions()] == [True, True, False]
+    torch._dynamo.reset()
+    assert hooked() == set() and not hasattr(LIMIT.found_owner().__call__, "dash_inductor")
+    install.want()
+
+
+def test_what_is_disabled_in_a_skipped_frame_is_not_of_the_limit():
+    messages = past_the_limit(lambda *inputs: disabled(*inputs) + attend(*inputs))
+    assert sorted(OUTSIDE_OF_GRAPHS in message for message in messages) == [False, True]
 
 
 UNDER_DDP = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -14,18 +15,20 @@ from attention import FP32_ERROR, compiled, differing, error, gradients, mutate,
 from flex import INTERLEAVINGS, backward_of, wide_scores
 from tensors import BF16, FP32, normal
 from test_flex_tables import tables_made
-from torch import Tensor
+from torch import Tensor, fx
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.utils import counters
 from torch._inductor import config as inductor_config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import varlen as torch_varlen
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
+from torch.utils.checkpoint import checkpoint
 
-from dash_inductor import decisions, enabled
+from dash_inductor import clear_decisions, decisions, disable, enabled
 from dash_inductor.codegen.generate import deterministic
 from dash_inductor.decision import Kernel, Stock
 from dash_inductor.emulation import emulate
+from dash_inductor.hooks import install, recording
 from dash_inductor.resolve import resolve
 from dash_inductor.rewrite import varlen as rewriting
 from dash_inductor.rewrite.stock_ops import VARLEN
@@ -276,6 +279,88 @@ def test_what_a_newer_torch_may_give(monkeypatch):
     stock = rewriting.arguments
     monkeypatch.setattr(rewriting, "arguments", lambda node: stock(node) | {"grad_lse": node.args[5], "other": None})
     assert reason_of(SHORT) == "varlen_attn's backward takes grad_lse, which is not known here"
+
+
+def with_logsumexp(use: Callable[[Tensor, Tensor], Any]) -> Callable[..., Any]:
+    """What `use` makes of the output [T, H, D] and the logsumexp [T, H] of an attention."""
+    offsets, longest = SHORT.offsets(), [max(x) for x in SHORT.lengths]
+
+    def attend(*tensors: Tensor) -> Any:
+        out, lse = varlen_attn(*tensors, *offsets, *longest, return_aux=AuxRequest(lse=True), window_size=CAUSAL)
+        return use(out, lse.T)
+
+    return attend
+
+
+@torch.no_grad()
+def without_grad(x: Tensor) -> Tensor:
+    return x.sigmoid()
+
+
+def gated(out: Tensor, gate: Tensor) -> Tensor:
+    return (out * gate.unsqueeze(-1)).square().sum()
+
+
+SINK = torch.zeros(2, requires_grad=True)
+USED = {
+    "sinks": lambda out, lse: gated(out, (lse - SINK).sigmoid()),
+    "its own loss": lambda out, lse: out.square().sum() + lse.square().mean(),
+    "checkpointed": lambda out, lse: checkpoint(gated, out, lse, use_reentrant=False),
+}
+UNUSED = {
+    "not taken": lambda out, lse: out.square().sum(),
+    "returned": lambda out, lse: (out.square().sum(), lse, lse.mean()),
+    "detached": lambda out, lse: gated(out, (lse.detach() - SINK).sigmoid()),
+    "data": lambda out, lse: gated(out, lse.data),
+    "without grad": lambda out, lse: gated(out, without_grad(lse)),
+    "compared": lambda out, lse: gated(out, lse > 0),
+}
+
+
+@pytest.mark.parametrize("name", [*USED, *UNUSED])
+@pytest.mark.every_case
+def test_which_logsumexps_are_used(name):
+    noted = []
+
+    def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        rewriting.note_used_logsumexps(gm)
+        nodes = [x for each in gm.modules() if isinstance(each, fx.GraphModule) for x in each.graph.nodes]
+        noted.extend(rewriting.USED in x.meta.get("custom", {}) for x in nodes if x.target in rewriting.FORWARDS)
+        return gm
+
+    with emulate():
+        torch.compile(with_logsumexp((USED | UNUSED)[name]), backend=backend)(*(x.requires_grad_() for x in SHORT.tensors()[:3]))
+    assert noted == [name in USED]
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("backend", ["inductor", "dash"])
+def test_a_logsumexp_that_is_used_is_told_once(backend, monkeypatch):
+    """Whatever the settings: torch gives query and key no gradient of it."""
+    monkeypatch.setattr(recording, "_warned", set())
+    if backend == "dash":
+        disable()
+    with emulate(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            torch._dynamo.reset()
+            clear_decisions()
+            leaves = [x.requires_grad_() for x in SHORT.tensors()[:3]]
+            torch.compile(with_logsumexp(USED["sinks"]), backend=backend)(*leaves).backward()
+    install.want()
+    (decision,) = decisions()
+    (told,) = (str(x.message) for x in caught if "leaves out what that gives query and key" in str(x.message))
+    assert not decision.rewritten
+    assert decision.reason in told and "flex_attention" in told and __file__ in told
+
+
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+def test_torch_leaves_that_gradient_out():
+    """Where it no longer does, such an attention can be rewritten."""
+    leaves = [x.requires_grad_() for x in SHORT.tensors()[:3]]
+    with emulate():
+        torch.compile(with_logsumexp(lambda out, lse: out.sum() * 0 + lse.square().sum()))(*leaves).backward()
+    assert [x.grad.any().item() for x in leaves] == [False] * 3
 
 
 def takes_flash(**named: Any) -> bool:

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
+from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor.cli.gpt import GPT
@@ -165,6 +165,16 @@ class Varlen(nn.Module):
     def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
         query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).unbind(1)
         return varlen_attn(query, key, value, offsets, offsets, LENGTH, LENGTH, window_size=(-1, 0))
+
+
+class VarlenSinks(Varlen):
+    """Sinks by the logsumexp, of which torch gives query and key no gradient."""
+
+    def forward(self, x: Tensor, offsets: Tensor) -> Tensor:
+        query, key, value = self.qkv(x).unflatten(-1, (3, HEADS, -1)).unbind(1)
+        aux = AuxRequest(lse=True)
+        out, lse = varlen_attn(query, key, value, offsets, offsets, LENGTH, LENGTH, window_size=(-1, 0), return_aux=aux)
+        return out * lse.T.sigmoid().unsqueeze(-1)
 
 
 class OfTorch(nn.MultiheadAttention):

@@ -28,6 +28,7 @@ from explained import (
     Rotated,
     Scored,
     Varlen,
+    VarlenSinks,
     Written,
     WrittenBetween,
     causal_blocks,
@@ -48,6 +49,7 @@ from dash_inductor.devices import device
 from dash_inductor.explanation import decisions
 from dash_inductor.explanation.gpu_attention import chosen
 from dash_inductor.hooks import install
+from dash_inductor.rewrite.varlen import LOGSUMEXP
 
 FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
 NO_FP32 = "dtype fp32 is not one of bf16, fp16"
@@ -91,6 +93,12 @@ def test_json():
             *(Varlen, (tokens()[0], torch.tensor([0, LENGTH], dtype=torch.int32))),
             [("torch_attn._varlen_attn_backward.default", "varlen", None)],
             id="varlen",
+        ),
+        pytest.param(
+            *(VarlenSinks, (tokens()[0], torch.tensor([0, LENGTH], dtype=torch.int32))),
+            [("torch_attn._varlen_attn_backward.default", "varlen", LOGSUMEXP[0])],
+            id="varlen with sinks",
+            marks=pytest.mark.every_case,
         ),
         pytest.param(
             *(Flex, (torch.zeros(64, LENGTH, WIDTH, dtype=torch.bfloat16), causal_blocks())),

@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import check_children
@@ -17,7 +18,7 @@ from torch import nn
 
 import dash_inductor
 from dash_inductor.cli import check as command
-from dash_inductor.reproduce import StepError
+from dash_inductor.reproduce import StepError, settings
 from dash_inductor.reproduce import check as library
 from dash_inductor.reproduce.processes import run
 from dash_inductor.reproduce.report import Difference, Report, Run
@@ -285,10 +286,32 @@ def test_an_unguarded_script_is_told(tmp_path):
 
 
 def test_hints():
-    facts = {"deterministic": 1, "benchmark": True, "gpu": True, "emulated": False, "seed": 0}
+    facts = {
+        "deterministic": 1,
+        "benchmark": True,
+        "gpu": True,
+        "emulated": False,
+        "seed": 0,
+        "dynamic_later": False,
+        "timed": False,
+    }
     hints = " ".join(library._hints(None, facts, elsewhere=True))
     assert "warn_only=True" in hints and "cudnn.benchmark" in hints
-    assert list(library._hints(None, facts | {"deterministic": 2, "gpu": False}, elsewhere=True)) == []
+    quiet = facts | {"deterministic": 2, "gpu": False}
+    assert list(library._hints(None, quiet, elsewhere=True)) == []
+    (graphs,) = library._hints(None, quiet | {"dynamic_later": True}, elsewhere=False)
+    (timed,) = library._hints(None, quiet | {"timed": True}, elsewhere=False)
+    assert "dynamic=True" in graphs and "max_autotune" in timed and "FlexAttention" in timed
+
+
+@pytest.mark.parametrize(("dynamic", "later"), [(None, True), (True, False), (False, False)])
+def test_a_function_that_was_compiled_static_and_later_dynamic(dynamic, later, monkeypatch):
+    monkeypatch.setattr(torch._dynamo.utils, "_compilation_metrics", deque())
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x * 2, backend="eager", dynamic=dynamic)
+    for length in (4, 6, 8):
+        compiled(torch.ones(length))
+    assert settings.facts()["dynamic_later"] == later
 
 
 def test_the_arguments_are_those_of_the_function():

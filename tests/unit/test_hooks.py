@@ -23,7 +23,7 @@ from dash_inductor.cli.main import main
 from dash_inductor.hooks import joint_pass
 from dash_inductor.hooks.backend import CUSTOM
 from dash_inductor.hooks.hook import Hook
-from dash_inductor.hooks.table import HOOKS
+from dash_inductor.hooks.table import HOOKS, LIMIT
 
 pytestmark = pytest.mark.usefixtures("switched_off")
 KEEPING = (list, dict, OpOverloadPacket)  # what has ours inside
@@ -82,6 +82,8 @@ def test_disable_restores_every_place():
         assert [contents(hook) for hook in PATCHED] == before and ours_in_torch() == set()
         assert lowerings == stock
     with_backend = train(backend="dash")
+    assert ours_in_torch() == {hook.place for hook in LIMIT}  # for as long as Dynamo keeps the graph
+    torch._dynamo.reset()
     assert (with_backend, ours_in_torch(), [contents(hook) for hook in PATCHED]) == (1, set(), before)
 
 
