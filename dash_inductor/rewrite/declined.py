@@ -19,7 +19,7 @@ from ..decision import UNKNOWN, Decision, Declined, LeftToStock, sizes_in_text
 from ..op import MARK, NOTE, Mark
 from ..problem import dtype_name
 from .origin import Origin, origin_of
-from .stock_ops import CUDNN_JAGGED, HEADS_LAST, arguments
+from .stock_ops import CUDNN_JAGGED, HEADS_LAST, arguments, implementation_for
 
 # Settings of Inductor under which nothing is rewritten. Each re-runs kernels with dirty semaphores or made-up tables, or prevents
 # sizes from being computed at run time. The last is None where it follows `cpp_wrapper`.
@@ -152,15 +152,16 @@ def decision_of(node: fx.Node, declined: Declined) -> Decision:
     """What is recorded of a stock backward that stays, its origin apart."""
     named = arguments(node)
     tensors = [named[name].meta["val"] for name in ("query", "key", "value")]
-    return decision_of_call(
+    decision = decision_of_call(
         str(node.target), tensors, mask_of(named), declined, heads_last=node.target in (*HEADS_LAST, CUDNN_JAGGED)
     )
+    return replace(decision, implementation=implementation_for(decision.op, named))
 
 
 def decision_of_call(
     op: str, tensors: Sequence[torch.Tensor], mask: str, declined: Declined, *, heads_last: bool = False
 ) -> Decision:
-    """What is recorded of an op that stays, its origin apart; `tensors` are its query, key and value."""
+    """What is recorded of an op that stays, its origin and its implementation apart; `tensors` are its query, key and value."""
     query, key, value = tensors
     if query.dim() == 3 or heads_last:  # [T, H, D], packed, or [B, S, H, D]
         query, key, value = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in tensors)

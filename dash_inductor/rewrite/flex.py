@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from ..config import Config
-from ..decision import Declined, Kernel, LeftToStock
+from ..decision import Declined, LeftToStock
 from ..devices.stock_kernels import published
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
@@ -85,7 +85,7 @@ def _rewriting_of(node: fx.Node, settings: Config, captures_learnt: bool, gather
         block_size=None if proven else (_known(mask.q_block), _known(mask.kv_block)),
         masks=1 if proven else math.prod(mask.q_num.meta["val"].shape[:2]),
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
-        stock=None if captures_learnt else stock_of(Kernel.FLEX),
+        stock=None if captures_learnt else stock_of(node.target, {}),
         segments=segments,
         changes_scores=operations(_graph(node, arguments.score_mod)) > 0,
     )
