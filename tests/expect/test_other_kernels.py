@@ -16,6 +16,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dash_inductor import enabled, explain
 from dash_inductor.codegen.generate import deterministic
+from tests.emulated import flash_attn_stand_in
 
 LENGTH = 512
 FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
@@ -136,3 +137,39 @@ def test_settings_that_ask_for_ours_are_told_that_they_are_not_met():
         with enabled(**settings):
             found = row(by_flash(), "b200")
         assert (found.reason, found.remedy) == (f"{ASKED}, with settings that ask for our kernels", OURS)
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "claims", "said"),
+    [
+        (
+            flash_attn_stand_in.attend_3,
+            {"window": (100, 0), "namespace": flash_attn_stand_in.HUB_3},
+            True,
+            "its kernel takes about 77 % of the time of ours",
+        ),
+        (
+            flash_attn_stand_in.attend_3,
+            {"window": (100, 0), "namespace": flash_attn_stand_in.HUB_3, "deterministic": False},
+            False,
+            None,
+        ),
+        (flash_attn_stand_in.attend_3, {"causal": True}, False, None),
+        (flash_attn_stand_in.attend, {"window": (100, 0)}, False, None),
+        (flash_attn_stand_in.attend, {"dropout_p": 0.1}, False, "dropout"),
+        (flash_attn_stand_in.attend_3, {"forwards": {"attention_chunk": 8}}, True, "attention_chunk of flash_attn"),
+    ],
+)
+def test_one_that_is_called_deterministic(function: Any, options: dict[str, Any], claims: bool, said: str | None) -> None:
+    """It is left to itself where it is no slower on an H100. What FlashAttention 3 claims is told, and is no promise."""
+
+    def attend(x: Tensor) -> Tensor:
+        return function(x, x + 1, x + 2, **{"deterministic": True, **options})
+
+    torch._dynamo.reset()
+    report = explain(Model(attend), torch.ones(2, LENGTH, 8, 128, dtype=torch.bfloat16), device="h100")
+    (found,) = report
+    assert (found.rewritten, found.deterministic) == (said is None, None if claims else True)
+    assert said is None or (said in str(found.reason) and "deterministic=True" in str(found.reason))
+    assert bool(found.claim) == ("flash-attention/issues/2244" in str(report)) == claims
+    assert ("#1 may differ from run to run" in " ".join(str(report).split())) == claims
