@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._inductor import config as inductor_config
 from torch.nn.attention import _registry, activate_flash_attention_impl, restore_flash_attention_impl
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -19,7 +20,7 @@ from dash_inductor.codegen.generate import deterministic
 from tests.emulated import flash_attn_stand_in
 
 LENGTH = 512
-FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
+FLASH, EFFICIENT, CUDNN = (f"aten._scaled_dot_product_{x}_attention_backward.default" for x in ("flash", "efficient", "cudnn"))
 FA4 = "FA4 is active in torch's registry, and deterministic: 1097 TFLOPS measured (B200, head dim 128, causal, "
 
 
@@ -34,11 +35,12 @@ class Model(nn.Module):
         return self.attend(x * self.scale)
 
 
-def row(attend: Callable[[Tensor], Tensor], device: str, head_dim: int = 128) -> Any:
+def row(attend: Callable[[Tensor], Tensor], device: str, head_dim: int = 128, said: str = "") -> Any:
     x = torch.zeros(4, 16, LENGTH, head_dim, dtype=torch.bfloat16)
     report = explain(Model(attend), x, device=device)
     (found,) = report
-    assert found.reason is None or found.reason in " ".join(str(report).split())
+    text = " ".join(str(report).split())
+    assert said in text and (found.reason is None or found.reason in text)
     return found
 
 
@@ -62,20 +64,55 @@ def active(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
     restore_flash_attention_impl(_raise_warn=False)
 
 
-@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
-def test_a_faster_one_stays(active, warn_only):
-    """In both modes; under warn_only torch prefers cuDNN, unless that is switched off."""
+@pytest.fixture
+def without_cudnn() -> Iterator[None]:
+    """Under warn_only torch prefers cuDNN, unless that is switched off."""
     enabled_cudnn = torch.backends.cuda.cudnn_sdp_enabled()
     torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        with deterministic(warn_only=warn_only):
-            assert row(causal, "b200").rewritten
-            active("FA4")
-            found = row(causal, "b200")
-            assert (found.op, found.deterministic, found.decision.left_to) == (FLASH, True, "FA4")
-            assert found.reason.startswith(FA4) and "restore_flash_attention_impl()" in found.remedy
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(enabled_cudnn)
+    yield
+    torch.backends.cuda.enable_cudnn_sdp(enabled_cudnn)
+
+
+@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
+def test_a_faster_one_stays(active, without_cudnn, warn_only):
+    """In both modes."""
+    with deterministic(warn_only=warn_only):
+        assert row(causal, "b200").rewritten
+        active("FA4")
+        found = row(causal, "b200")
+        assert (found.op, found.deterministic, found.decision.left_to) == (FLASH, True, "FA4")
+        assert found.reason.startswith(FA4) and "restore_flash_attention_impl()" in found.remedy
+
+
+REFUSED = {"benchmark_fusion": True}  # so that nothing is rewritten
+
+
+@pytest.mark.parametrize(
+    ("name", "attend", "is_deterministic", "said"),
+    [
+        ("FA4", causal, True, "the same bits in every run, by FA4's kernel"),
+        ("FA3", causal, None, "claimed to be deterministic, and not proven"),
+        ("CUDNN", causal, False, "not deterministic"),  # it takes no op of flash attention
+        ("MINE", causal, None, "not known"),
+    ],
+)
+def test_what_stays_is_told_by_the_implementation_that_is_active(active, without_cudnn, name, attend, is_deterministic, said):
+    active(name)
+    with deterministic(warn_only=True), inductor_config.patch(REFUSED):
+        found = row(attend, "h100", said=said)
+    assert (found.op, found.deterministic) == (FLASH, is_deterministic)
+
+
+@pytest.mark.parametrize(("attend", "is_deterministic"), [(causal, True), (masked, False)])
+def test_cudnn_by_the_provider_of_its_frontend(active, attend, is_deterministic):
+    """With a bias that takes PyTorch's own way. What is rewritten without it is so with it."""
+    with deterministic(warn_only=True):
+        with inductor_config.patch(REFUSED):
+            assert row(attend, "h100").deterministic is False
+            active("CUDNN")
+            found = row(attend, "h100")
+        assert (found.op, found.deterministic) == (CUDNN, is_deterministic)
+        assert row(attend, "h100").rewritten
 
 
 def test_what_it_does_not_take_or_is_not_known_to_be_faster_at_is_ours(active):

@@ -145,6 +145,8 @@ def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected):
     monkeypatch.setattr("dash_inductor.resolve.published", lambda *asked: figure)
     assert bool(left("FA4", "h100", kernel="triton")) == expected
     assert left("FA3", "h100", kernel="triton") is None  # which only claims to be deterministic
+    said = left("CUDNN", "h100", kernel="triton")  # of which nobody has published one
+    assert (said is not None) == expected and (said is None or said.implementation == "CUDNN")
 
 
 @pytest.mark.parametrize(("kernel", "percent"), [("triton", 106), ("gluon", 106 * 631 / 529)])

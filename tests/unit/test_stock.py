@@ -14,6 +14,7 @@ from torch.nn.attention import _registry, activate_flash_attention_impl, restore
 from dash_inductor.decision import Decision, Kernel, Stock, claim_of, kernel_of, stock_is_deterministic, stock_workspace_bytes
 from dash_inductor.decision.stock import DETERMINISM, known_of
 from dash_inductor.explanation.report import Attention, Explanation
+from dash_inductor.hooks import recording
 from dash_inductor.op import FLEX_BACKWARD
 from dash_inductor.rewrite.math_path import OP as MATH_PATH
 from dash_inductor.rewrite.stock_ops import CUDNN, CUDNN_JAGGED, EFFICIENT, FLASH, FLASH_CPU, TARGETS, UNSUPPORTED, VARLEN, stock_of
@@ -133,6 +134,18 @@ def test_an_implementation_of_the_registry_is_asked_of_each_call(
     active(name)
     stock = stock_of(op, named)
     assert stock and (stock.implementation, stock.is_deterministic) == (implementation, deterministic)
+
+
+def test_a_graph_sees_that_one_is_gone(active, monkeypatch):
+    """Whichever it was left to."""
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    active("CUDNN")
+    graph = SimpleNamespace(current_callable=len)
+    recording._require_implementations(graph, [declined(CUDNN, left_to="CUDNN")])
+    assert graph.current_callable("four") == 4
+    active("FA4")
+    with pytest.raises(RuntimeError, match="left an attention of this graph to CUDNN, which was active"):
+        graph.current_callable("four")
 
 
 def test_a_claim_is_enough_where_the_user_set_the_flag_of_the_op():
