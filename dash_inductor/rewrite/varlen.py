@@ -86,12 +86,23 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
         raise declined
     if unknown := [name for name, given in named.items() if name not in (*TENSORS, *OPTIONS) and given is not None]:
         raise Declined(f"varlen_attn's backward takes {', '.join(unknown)}, which is not known here", "use a newer dash_inductor")
+    implementation = implementation_for(str(VARLEN), named)
     if not _takes_flash(named):
         raise Declined(
             "varlen_attn takes cuDNN, which is not rewritten",
             "call it under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION); torch 2.14, which does not look at that, "
             "takes flash attention for a window_size as long as the sequences",
-            stock_differs=implementation_for(str(VARLEN), named) != "CUDNN",
+            stock_differs=implementation != "CUDNN",
+        )
+    # Its `sdpa_fwd` takes TOP_LEFT where nothing else is asked for (cudnn-frontend's torch_op.py).
+    if (
+        implementation == "CUDNN"
+        and named["cu_seq_q"] is not named["cu_seq_k"]
+        and (named["is_causal"] or _sides(named) != (-1, -1))
+    ):
+        raise Declined(
+            "cudnn-frontend's varlen_attn puts the first query of a sequence in line with the first key, flash attention the last",
+            "where their lengths are equal, give cu_seq_q and cu_seq_k as one tensor; or call restore_flash_attention_impl()",
         )
     if not isinstance(named["scale"], (float, int, type(None))):
         raise Declined(*SCALE)
