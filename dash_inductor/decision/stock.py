@@ -58,7 +58,7 @@ _FRONTEND = "https://github.com/NVIDIA/cudnn-frontend/pull/554"
 _XFORMERS = "https://github.com/facebookresearch/xformers/blob/89177a9e60b4e522d3a08b0d7fb87daa56d0bae5/xformers/ops/fmha/flash.py"
 # By kernel, and by implementation where it is not torch's own: FA3, FA4 and CUDNN, as torch's registry calls them; and packages,
 # whose ops do not read the mode: FA2, which is flash_attn, FA3 and FA4, which are its successors, and xformers.
-DETERMINISM = {
+DETERMINISM: dict[tuple[Kernel, str | None], Known] = {
     (Kernel.FLEX, None): Known(YES, YES, YES, f"{_OF_2_13}/_inductor/kernel/flex/flex_attention.py"),
     (Kernel.FLASH, None): Known(NO, NO, YES, _NATIVE),
     (Kernel.EFFICIENT, None): Known(NO, NO, YES, _NATIVE),
@@ -123,7 +123,7 @@ def known_of(kernel: Kernel | None, implementation: str | None) -> Known:
     if known.since > (0, 0):
         import torch  # lazily: who names a GPU that is not there needs none
 
-        return known if torch.__version__ >= known.since else NOTHING
+        return known if tuple(map(int, torch.__version__.split(".")[:2])) >= known.since else NOTHING
     return known
 
 

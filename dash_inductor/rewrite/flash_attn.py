@@ -61,7 +61,8 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     Raises:
         Declined: it keeps its kernel.
     """
-    graph, named, op = node.graph, {**arguments(node), **node.kwargs}, node.args[0]
+    op: Any = node.args[0]
+    graph, named = node.graph, {**arguments(node), **node.kwargs}
     of_varlen = named.get("cu_seqlens_q") is not None
     kept = _require_what_is_known(op, named)
     bases: Sequence[fx.Node] = named["_all_bases"]  # type: ignore[assignment]

@@ -104,6 +104,7 @@ def test_what_stays_is_told_by_the_implementation_that_is_active(active, without
 
 
 @pytest.mark.parametrize(("attend", "is_deterministic"), [(causal, True), (masked, False)])
+@pytest.mark.skipif(torch.__version__ < (2, 13), reason="a provider for torch 2.13 and newer")
 def test_cudnn_by_the_provider_of_its_frontend(active, attend, is_deterministic):
     """With a bias that takes PyTorch's own way. What is rewritten without it is so with it."""
     with deterministic(warn_only=True):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch.nn.attention import _registry, activate_flash_attention_impl, restore_flash_attention_impl
+from torch.torch_version import TorchVersion
 
 from dash_inductor.decision import Decision, Kernel, Stock, claim_of, kernel_of, stock_is_deterministic, stock_workspace_bytes
 from dash_inductor.decision.stock import DETERMINISM, known_of
@@ -22,6 +23,12 @@ from dash_inductor.rewrite.stock_ops import CUDNN, CUDNN_JAGGED, EFFICIENT, FLAS
 DOCS = Path(__file__).parents[2] / "docs"
 OF_PACKAGE = "_flash_attn2_588b404._flash_attn_backward.default"
 HALF_WRITTEN = "https://github.com/Dao-AILab/flash-attention/issues/2244"
+
+
+@pytest.fixture(autouse=True)
+def of_2_13(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known holds for that torch, whichever runs the tests."""
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.13.0"))
 
 
 def declined(
@@ -155,7 +162,7 @@ def test_a_claim_is_enough_where_the_user_set_the_flag_of_the_op():
 
 @pytest.mark.parametrize(("version", "verdict"), [("2.12.1", "unknown"), ("2.13.0", "yes"), ("2.15.0+cu130", "yes")])
 def test_what_holds_since_a_torch(monkeypatch, version, verdict):
-    monkeypatch.setattr(torch, "__version__", type(torch.__version__)(version))
+    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
     assert known_of(Kernel.CUDNN, "CUDNN").strict == known_of(Kernel.FLASH, "CUDNN").warn_only == verdict
 
 
