@@ -11,7 +11,7 @@ from typing import Any
 from .config import AUTO, GLUON, TRITON, Config
 from .decision import Declined, Kernel, LeftToStock
 from .devices.cost_files import load_costs, load_tflops, load_two_pass, two_pass_percent
-from .devices.stock_kernels import published, stock_cost
+from .devices.stock_kernels import percent_as_called, published, stock_cost
 from .devices.target import Target
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
@@ -29,6 +29,7 @@ from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Templ
 MOD_FLOP = 13
 FP32_BYTES = 4
 as_if_small: ContextVar[bool] = ContextVar("as_if_small", default=False)  # whether the smaller tile is taken always; set by trials
+OURS = "none needed: template='one_pass' or guarantee='device' takes ours all the same"  # where speed leaves it to another kernel
 TIE = 1.05  # times our predicted speed, up to which ours is taken in the place of another deterministic kernel
 
 
@@ -161,7 +162,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     costs = _costs(target, one_pass, two_pass, kernel)
     if problem.mods and kernel == TRITON:  # Gluon's mask function is asked before the launch
         costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
-    if may_stay:
+    if may_stay and two_pass is None:
         _require_chains(problem, one_pass, costs, target)
     resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
     if reason := _why_no_schedule(resolution):
@@ -273,9 +274,22 @@ def _require_small(problem: Problem, settings: Config) -> None:
 
 
 def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None, kernel: str) -> None:
-    """Raises LeftToStock where flash attention has an implementation that is deterministic, with a published speed above ours."""
-    implementation = problem.stock.implementation if problem.stock else None
-    figure = published(implementation, target.arch, problem.head_dims, problem.mask) if implementation else None
+    """Raises LeftToStock where flash attention has another implementation, and what is known of its speed is above ours.
+
+    One of torch's registry has to be deterministic, and above ours by more than a tie. An op that is called with deterministic=True
+    has to be no slower than ours.
+    """
+    stock = problem.stock
+    if stock is None or not stock.may_stay or stock.implementation is None:
+        return
+    implementation, called = stock.implementation, stock.called
+    if called and one_pass and kernel == TRITON:
+        percent_of_ours = percent_as_called(implementation, target.arch, problem.head_dims)
+        if percent_of_ours is not None and percent_of_ours <= 100:
+            known = f"takes about {percent_of_ours} % of the time of ours, by what is known of like attentions"
+            raise LeftToStock(f"its kernel {known} (dash_inductor/devices/stock_kernels.py)", OURS)
+        return
+    figure = published(implementation, target.arch, problem.head_dims, problem.mask)
     if figure is None:
         return
     tile = one_pass or two_pass
@@ -283,7 +297,9 @@ def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_
     of_one, by_triton = (load_tflops(target.key, tile.mean_dim, each) for each in (kernel, TRITON))
     percent, _ = two_pass_percent(target.key, tile.mean_dim)
     ours = max(of_one if one_pass else 0, by_triton * 100 / percent if two_pass else 0)
-    if figure.tflops > TIE * ours:
+    if called and figure.tflops >= ours:
+        raise LeftToStock(f"its kernel is no slower: {figure}; ours {ours:.0f} TFLOPS predicted", OURS)
+    if not called and figure.tflops > TIE * ours:
         raise LeftToStock(
             f"{implementation} is active in torch's registry, and deterministic: {figure}; ours {ours:.0f} TFLOPS predicted",
             "none needed: guarantee='device', template='one_pass' or restore_flash_attention_impl() takes ours all the same",
@@ -297,22 +313,24 @@ def _require_chains(problem: Problem, tile: Tile, costs: Costs, target: Target) 
     Then one pass takes as long as its longest chain. Stock's kernel takes as long as its own longest CTA, or what its work takes
     when all SMs share it, whichever is more.
     """
-    if problem.stock is None or not problem.stock.is_deterministic or problem.stock.implementation:
+    stock = problem.stock
+    if stock is None or not stock.is_deterministic or stock.implementation not in (None, "FA2"):  # that one is torch's own
         return
-    kernel, of_head = problem.stock.kernel, problem.chains_of_work(tile)
+    kernel, of_head = stock.kernel, problem.chains_of_work(tile)
     if kernel == Kernel.FLEX:
         # Its longest CTA has the steps of our longest chain, and less to do in each.
-        name, shared, ends_sooner = "two passes", _two_passes_by_one(problem, tile, costs, target), True
+        name, shared, ends_sooner = "stock's two passes", _two_passes_by_one(problem, tile, costs, target), True
     else:
-        name, cost = "kernel in strict mode", stock_cost(kernel, target.arch, tile.mean_dim)
+        name = "flash_attn's kernel" if stock.called else "stock's kernel in strict mode"
+        cost = stock_cost(kernel, target.arch, tile.mean_dim)
         shared, longest = cost.shared / 100, of_head if kernel == Kernel.EFFICIENT else 1
         ends_sooner = longest * cost.chain < 100 * problem.group
     chains, least = problem.kv_heads_total * of_head, math.ceil(costs.workers / shared)
     if ends_sooner and chains < least:
         raise LeftToStock(
             f"few KV tiles: all the work is {chains} times that of the longest chain, and one pass needs {least} times to be "
-            f"as fast as stock's {name}, deterministic too",
-            "none needed: template='one_pass' or guarantee='device' takes ours all the same",
+            f"as fast as {name}, deterministic too",
+            OURS,
         )
 
 

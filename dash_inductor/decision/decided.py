@@ -53,6 +53,8 @@ class Decision:
         head_dim: of query and key; "192/128" where that of value is another.
         kernel: of one pass, "triton" or "gluon" (`Config.kernel`); two passes are "triton". None if the stock op stays.
         family: the schedule's, or "two_pass": dK/dV and dQ by CTAs of their own, whose launch is "plain".
+        as_given: sizes of query, key and value as they are, of another package's op whose order of dimensions is not known; then
+            those above are UNKNOWN.
         reason: why the stock op stays, None if it was rewritten.
         remedy: what to change so that it is.
         stock_differs: whether the stock op that stays gives other bits from run to run even in strict mode; None where that cannot
@@ -60,6 +62,8 @@ class Decision:
         chosen_by_timing: which of its kernels Inductor chooses by timing, so that bits may differ from run to run: "forward",
             "backward" or "forward and backward"; None where none is.
         left_to: the implementation of flash attention in torch's registry to which it is left, as deterministic and faster.
+        implementation: whose kernel the op that stays runs: "FA3", "FA4", "CUDNN" or another of torch's registry that takes it, or
+            "FA2" and "FA3", whose interface the op of a package has; None for torch's own, and where that is not known.
         segments: of this rank's queries, of which dK and dV are summed apart under context parallelism (`Config.segment`); None
             where they are not.
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
@@ -96,6 +100,8 @@ class Decision:
     chosen_by_timing: str | None = None
     left_to: str | None = None
     kernel: str | None = None
+    implementation: str | None = None
+    as_given: str | None = None
     tile: str | None = None
     family: str | None = None
     roles: int | None = None
@@ -131,6 +137,8 @@ class Decision:
     @property
     def shape(self) -> str:
         """Its sizes in one line."""
+        if self.as_given:
+            return f"{self.as_given} {self.dtype}"
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
         lengths = f"{self.q_len}" if self.q_len == self.kv_len else f"{self.q_len}x{self.kv_len}"
         return f"B={self.batch} H={heads} S={lengths} D={self.head_dim} {self.dtype}"

@@ -18,12 +18,13 @@ class Declined(ValueError):
 
 
 class LeftToStock(Declined):
-    """The stock kernel is deterministic as well, and expected to be faster: `on_unsupported` does not count it.
+    """The stock kernel is deterministic as well and expected to be faster, or its user asked it to be: `on_unsupported` does not
+    count it.
 
     Attributes:
         implementation: that of flash attention which makes it so, in torch's registry; None where it is torch's own.
     """
 
-    def __init__(self, reason: str, remedy: str, *, implementation: str | None = None) -> None:
-        super().__init__(reason, remedy)
+    def __init__(self, reason: str, remedy: str, *, implementation: str | None = None, stock_differs: bool | None = False) -> None:
+        super().__init__(reason, remedy, stock_differs=stock_differs)
         self.implementation = implementation

@@ -1,7 +1,7 @@
 """What stock's backwards cost where they are deterministic, and the published speeds of FlashAttention 3 and 4.
 
-Nobody has measured any of them beside ours: a percentage is our TFLOPS in the cost file, an estimate, over a published figure of
-the stock kernel. A GPU takes the figures of the one whose matrix instructions it has.
+Few have been measured beside ours: a percentage is our TFLOPS in the cost file, an estimate, over a published figure of the stock
+kernel, unless its comment has another source. A GPU takes the figures of the one whose matrix instructions it has.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def stock_cost(kernel: Kernel, arch: int | str, head_dim: int) -> StockCost:
 
 @dataclass(frozen=True)
 class Published:
-    """A measured speed of a backward that is deterministic in either mode, of an implementation in torch's registry.
+    """A measured speed of the backward of an implementation in torch's registry, in the way that is to be deterministic.
 
     arch: 90 for sm_90. head_dim: of query, key and value. length: of a sequence. batch_heads: as published, or "". tflops: in
     bf16, 2.5 times the matmuls of the forward. read: when the source was.
@@ -87,7 +87,23 @@ PUBLISHED = (
     Published("FA4", 100, "B200", 128, "full", 8192, "B=4 H=16", 1166.7, f"{_PR}2280", _READ, "FA4 with this change"),
     Published("FA4", 100, "B200", 128, "causal", 8192, "B=4 H=16", 1097.2, f"{_PR}2280", _READ, "FA4 with this change"),
 )
-DETERMINISTIC = tuple(sorted({each.implementation for each in PUBLISHED}))  # under torch.use_deterministic_algorithms(True)
+# FlashAttention 3's time in percent of what our Triton kernel takes, by architecture and head dim: what that did on an H200, whose
+# processor is the H100's (docs/performance.md: at d = 128, causal, 364 TFLOPS; at d = 64, full, 370, of the main kernel), over the
+# figure above for the same mask and 8,192 positions. Other masks, and functions of scores: a proxy, which nobody has measured.
+FA3_PERCENT: dict[tuple[int | str, int], int] = {(90, 64): 82, (90, 128): 77}
+
+
+def percent_as_called(implementation: str | None, arch: int | str, head_dims: tuple[int, int]) -> int | None:
+    """The time of the op of a package, called with deterministic=True, in percent of what our Triton kernel takes in one pass; None
+    where nothing is known of it.
+
+    >>> percent_as_called("FA3", 90, (128, 128)), percent_as_called("FA2", 90, (128, 128)), percent_as_called("FA3", 90, (128, 64))
+    (77, 298, None)
+    """
+    head_dim, value_dim = head_dims
+    if implementation == "FA3" and head_dim == value_dim:
+        return FA3_PERCENT.get((arch, head_dim))
+    return stock_cost(Kernel.FLASH, arch, head_dim).shared if implementation == "FA2" and max(head_dims) <= 128 else None
 
 
 def published(

@@ -98,7 +98,7 @@ def _attend(
     if gpu is None:
         return STOCK.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
     op = chosen(gpu, query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
-    outside.called(BACKWARDS[op], (query, key, value), "given" if attn_mask is not None else "causal" if is_causal else "full")
+    outside.called(BACKWARDS[op], (query, key, value), attn_mask, dropout_p, is_causal)
     if not getattr(_thread, "on", True):
         return STOCK.decompose(query, key, value, attn_mask, dropout_p, is_causal, **options)
     if attn_mask is not None and attn_mask.dtype == torch.bool and op != SDPBackend.MATH:

@@ -27,7 +27,8 @@ from torch.autograd import Function
 from ..decision import Decision
 from ..hooks.outside import OUTSIDE
 from ..rewrite import third_party
-from ..rewrite.declined import decision_of_call
+from ..rewrite.declined import decision_of_call, mask_of
+from ..rewrite.stock_ops import implementation_for
 
 Tell = Callable[[Decision], None]
 OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
@@ -78,7 +79,7 @@ def calling_module() -> str:
     return "" if telling is None else _caller(telling[1])[1]
 
 
-def called(op: OpOverload, tensors: Sequence[Tensor], mask: str) -> None:
+def called(op: OpOverload, tensors: Sequence[Tensor], attn_mask: Tensor | None, dropout_p: float, is_causal: bool) -> None:
     """SDPA is called on query, key and value, and would become this op."""
     telling = _telling.get()
     if telling is None or CompileContext.try_get() is not None or not torch.is_grad_enabled():
@@ -86,7 +87,9 @@ def called(op: OpOverload, tensors: Sequence[Tensor], mask: str) -> None:
     if any(x.requires_grad for x in tensors):
         tell, modules = telling
         source, module = _caller(modules)
-        tell(replace(decision_of_call(str(op), tensors, mask, OUTSIDE), source=source, module=module))
+        named = {"attn_bias": attn_mask, "dropout_p": dropout_p, "is_causal": is_causal}
+        decision = decision_of_call(str(op), tensors, mask_of(named), OUTSIDE)
+        tell(replace(decision, implementation=implementation_for(str(op), named), source=source, module=module))
 
 
 def _decided(cls: Any, args: Any, kwargs: Mapping[str, Any], modules: Mapping[int, str]) -> Decision:

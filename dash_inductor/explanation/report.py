@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
-from ..decision import Decision, is_of_torch, stock_is_deterministic, stock_workspace_bytes
+from ..decision import Decision, claim_of, is_of_torch, stock_is_deterministic, stock_workspace_bytes
 from ..schedule import TWO_PASS
 from ..schedule.candidates import Candidate, formula_of
 from ..text import WIDTH, listed, rendered
@@ -40,7 +40,8 @@ class Attention:
     """What became of one attention: a `Decision`, and what a report says beside it.
 
     deterministic: whether it gives the same bits in every run as it stands, by our kernel or by PyTorch's; None where that is up
-        to other operations.
+        to other operations, not known, or claimed alone.
+    claim: where the authors of the kernel that stays claim it: the address of why one may doubt it.
     source: the line that calls it, its file relative to the working folder or to the folder that Python imports it from.
     stock_workspace_bytes: what the stock backward would allocate in strict deterministic mode; None where that is not known.
     formula: of `predicted_us`, in ns; None where the cost model has none. Each candidate is what was chosen among.
@@ -48,6 +49,7 @@ class Attention:
 
     decision: Decision
     deterministic: bool | None
+    claim: str | None
     source: str | None
     stock_workspace_bytes: int | None
     formula: str | None
@@ -58,10 +60,11 @@ class Attention:
         """The row of a decision, on a device of `sms` SMs."""
         is_ours = decision.rewritten and decision.chosen_by_timing is None
         deterministic = is_ours or stock_is_deterministic(decision, warn_only=warn_only)
+        claim = None if decision.rewritten else claim_of(decision, warn_only=warn_only)
         candidates = tuple(_candidate(candidate, decision.mask) for candidate in decision.candidates)
         formula = next((row["formula_ns"] for row in candidates if row["family"] == decision.family), None)
         stock = stock_workspace_bytes(decision, sms)
-        return cls(decision, deterministic, _short(decision.source), stock, formula, candidates)
+        return cls(decision, deterministic, claim, _short(decision.source), stock, formula, candidates)
 
     @property
     def rewritten(self) -> bool:
@@ -100,6 +103,7 @@ class Attention:
             **{name: getattr(d, name) for name in (*names, *sizes)},
             "deterministic": self.deterministic,
             "chosen_by_timing": d.chosen_by_timing,
+            "claim": self.claim,
             "template": d.template,
             **{name: getattr(d, name) for name in schedule},
             "formula_ns": self.formula,
@@ -229,7 +233,9 @@ class Explanation:
 
 
 def _owner(decision: Decision) -> str:
-    return "PyTorch's" if is_of_torch(decision.op) else "the package's"
+    if not is_of_torch(decision.op):
+        return "the package's"
+    return f"{decision.implementation}'s" if decision.implementation else "PyTorch's"
 
 
 def _as_it_is(row: Attention) -> str:
@@ -238,7 +244,9 @@ def _as_it_is(row: Attention) -> str:
         return f"deterministic: the same bits in every run, by {_owner(row.decision)} kernel"
     if row.deterministic is False:
         return "not deterministic: bits may differ from run to run"
-    if is_of_torch(row.decision.op):
+    if row.claim:
+        return f"claimed to be deterministic, and not proven ({row.claim}): bits may differ from run to run"
+    if is_of_torch(row.decision.op) and not row.decision.implementation:
         return "as deterministic as the matrix products that it is made of"
     return "not known: bits may differ from run to run"
 

@@ -28,6 +28,7 @@ from ..config import current
 from ..decision import Declined, add_eager, is_new
 from ..rewrite.declined import decision_of_call, mask_of, tell
 from ..rewrite.origin import Origin
+from ..rewrite.stock_ops import implementation_for
 from . import install
 
 FLEX = "flex_attention"
@@ -52,7 +53,7 @@ def attend(op: OpOverload, stock: Any, keyset: Any, *args: Any, **kwargs: Any) -
     """Stands in front of the autograd kernel of an op of attention."""
     if _is_missed(args[:3]) and not ("_flash_" in str(op) and torch.nn.attention.current_flash_attention_impl() == "DASH"):
         named = {argument.name: x for argument, x in zip(op._schema.arguments, args, strict=False)} | kwargs
-        _tell(str(op), args[:3], mask_of(named))
+        _tell(str(op), args[:3], mask_of(named), implementation_for(str(op), named))
     return stock.call_boxed(keyset, *args, **kwargs)
 
 
@@ -81,7 +82,7 @@ def _is_missed(inputs: Sequence[Tensor]) -> bool:
     )
 
 
-def _tell(op: str, inputs: Sequence[Tensor], mask: str) -> None:
+def _tell(op: str, inputs: Sequence[Tensor], mask: str, implementation: str | None = None) -> None:
     settings, frames = current(), list(_frames())
     inside = next((number for number, x in enumerate(frames) if not x.f_code.co_filename.startswith(_NO_CALLERS)), -1)
     caller, declined = frames[inside], LIMIT if _is_skipped(frames[inside:]) else OUTSIDE
@@ -94,7 +95,7 @@ def _tell(op: str, inputs: Sequence[Tensor], mask: str) -> None:
     if not first and settings.on_unsupported != "error":
         return
     origin = Origin(f"{file}:{line}", _module(frames), "")
-    decision = decision_of_call(op, inputs, mask, declined)
+    decision = replace(decision_of_call(op, inputs, mask, declined), implementation=implementation)
     if first:
         counters["inductor"]["dash_declined"] += 1
         add_eager(replace(decision, source=origin.source, module=origin.module))

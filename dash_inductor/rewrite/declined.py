@@ -20,7 +20,7 @@ from ..op import FLEX_BACKWARD, MARK, NOTE, Mark
 from ..problem import dtype_name
 from .autotuned import chosen_by_timing
 from .origin import Origin, origin_of
-from .stock_ops import CUDNN_JAGGED, HEADS_LAST, arguments
+from .stock_ops import CUDNN_JAGGED, HEADS_LAST, arguments, implementation_for
 
 # Settings of Inductor under which nothing is rewritten. Each re-runs kernels with dirty semaphores or made-up tables, or prevents
 # sizes from being computed at run time. The last is None where it follows `cpp_wrapper`.
@@ -156,13 +156,14 @@ def decision_of(node: fx.Node, declined: Declined) -> Decision:
     decision = decision_of_call(
         str(node.target), tensors, mask_of(named), declined, heads_last=node.target in (*HEADS_LAST, CUDNN_JAGGED)
     )
-    return replace(decision, chosen_by_timing=chosen_by_timing(node, rewritten=False)) if node.target is FLEX_BACKWARD else decision
+    timed = chosen_by_timing(node, rewritten=False) if node.target is FLEX_BACKWARD else None
+    return replace(decision, implementation=implementation_for(decision.op, named), chosen_by_timing=timed)
 
 
 def decision_of_call(
     op: str, tensors: Sequence[torch.Tensor], mask: str, declined: Declined, *, heads_last: bool = False
 ) -> Decision:
-    """What is recorded of an op that stays, its origin apart; `tensors` are its query, key and value."""
+    """What is recorded of an op that stays, its origin and its implementation apart; `tensors` are its query, key and value."""
     query, key, value = tensors
     if query.dim() == 3 or heads_last:  # [T, H, D], packed, or [B, S, H, D]
         query, key, value = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in tensors)

@@ -1,5 +1,5 @@
 """The backwards of flash_attn and of FlashAttention 3 become others: the dense ones SDPA's, on views with the heads first, those of
-packed sequences varlen_attn's.
+packed sequences varlen_attn's. They are known by their schemas, for the kernels hub has them in namespaces with a hash.
 
 They write gradients into their arguments, each a tensor of its own or a part of one that a packed query, key and value have. So
 they stand in the graph in an `auto_functionalized_v2`, whose outputs are those tensors, the bases, with the gradients in them.
@@ -8,36 +8,38 @@ they stand in the graph in an `auto_functionalized_v2`, whose outputs are those 
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2
+from torch._ops import OpOverload
 
 from ..config import Config
-from ..decision import Declined
+from ..decision import Declined, Kernel, Stock, is_of_torch
 from . import sdpa, varlen
 from .declined import DROPOUT
 from .mask_function import MaskFunction, in_window
 from .nodes import SWAPPED, aten, call, value_of
 from .score_function import OfFlashAttn
-from .stock_ops import CALLED, FLASH, FLASH_ATTN, FLASH_ATTN_3, FLASH_ATTN_VARLEN, SCORES, VARLEN
-from .stock_ops import WINDOW as IN_WINDOW
-from .third_party import arguments
+from .stock_ops import (
+    CALLED,
+    FLASH,
+    GRADIENTS,
+    KEPT,
+    READ,
+    SCORES,
+    SEQUENCES,
+    SIDES,
+    VARLEN,
+    WINDOW,
+    forward_of,
+    implementation_of,
+)
+from .third_party import OURS, arguments
 
-# Of the interface files of flash_attn 2.8.3, and of hopper/ in flash-attention at 0251105a.
-TENSORS = "dout", "q", "k", "v", "out", "softmax_lse", "dq", "dk", "dv"
-SEQUENCES = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
-WINDOW = "window_size_left", "window_size_right"
-OPTIONS = "dropout_p", "softmax_scale", "causal", *WINDOW, "softcap", "alibi_slopes"
-OPTIONS_3 = "softmax_scale", "is_causal", *WINDOW, "softcap", "deterministic", "sm_margin"
-SEQUENCES_3 = *SEQUENCES[:2], "sequed_q", "sequed_k", *SEQUENCES[2:]
-ARGUMENTS = {
-    FLASH_ATTN: (*TENSORS, *OPTIONS, "deterministic", "rng_state"),
-    FLASH_ATTN_VARLEN: (*TENSORS, *SEQUENCES, *OPTIONS, "deterministic", "rng_state", "zero_tensors"),
-    FLASH_ATTN_3: (*TENSORS[:6], *SEQUENCES_3, *TENSORS[6:], *OPTIONS_3),
-}
-GRADIENTS = "dq", "dk", "dv"
+NAME = re.compile(r"_flash_attn(_varlen)?_backward")  # of an op, in whatever namespace
 FLEX = "call torch.nn.attention.flex_attention.flex_attention"
 # Of an argument, the value that is rewritten, and what another one is.
 LENGTHS = dict.fromkeys(("sequed_q", "sequed_k"), (None, "a length of each sequence beside its place"))
@@ -46,8 +48,11 @@ NOT_IN_FORWARD = {"qv": (None, "qv"), "attention_chunk": (0, "attention_chunk"),
 
 
 def is_backward(node: fx.Node) -> bool:
-    """Whether a node is such a backward."""
-    return node.target is auto_functionalized_v2 and str(node.args[0]) in ARGUMENTS
+    """Whether a node is such a backward, or called as one."""
+    op = node.args[0] if node.target is auto_functionalized_v2 else None
+    if not isinstance(op, OpOverload) or is_of_torch(str(op)):
+        return False
+    return implementation_of(op) is not None or NAME.fullmatch(str(op).split(".")[1]) is not None
 
 
 def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
@@ -56,15 +61,17 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     Raises:
         Declined: it keeps its kernel.
     """
-    graph, named, op = node.graph, {**arguments(node), **node.kwargs}, node.args[0]
+    op: Any = node.args[0]
+    graph, named = node.graph, {**arguments(node), **node.kwargs}
     of_varlen = named.get("cu_seqlens_q") is not None
-    _require_what_is_known(op, named)
+    kept = _require_what_is_known(op, named)
     bases: Sequence[fx.Node] = named["_all_bases"]  # type: ignore[assignment]
     places = {name: _place(name, named, bases) for name in GRADIENTS}
     with graph.inserting_before(node):
         backward = (_of_varlen if of_varlen else _of_sdpa)(graph, named)
         values = tuple(_view(name, named, bases) for name in GRADIENTS)
-        backward.meta |= {**node.meta, "val": values if of_varlen else tuple(x.permute(SWAPPED) for x in values), CALLED: op}
+        backward.meta |= {**node.meta, "val": values if of_varlen else tuple(x.permute(SWAPPED) for x in values)}
+        backward.meta |= {CALLED: op, KEPT: kept}
         made = [call(graph, operator.getitem, backward, index) for index in range(3)]
         made = made if of_varlen else [call(graph, aten.permute.default, x, SWAPPED) for x in made]
         gradients, users = dict(zip(GRADIENTS, made, strict=True)), list(node.users)
@@ -83,7 +90,7 @@ def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     backward = graph.call_function(FLASH, given, {"scale": named["softmax_scale"]})
     sides = varlen.window_of(_sizes(named, *lengths))
     if window := _window(*sides, *lengths):
-        backward.meta[IN_WINDOW] = window
+        backward.meta[WINDOW] = window
     if scores := _scores(named, sides, lengths[1]):
         if scores.slopes is not None and not scores.is_causal:
             _require_known("ALiBi that is not causal", *lengths)
@@ -93,7 +100,7 @@ def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
 
 def _sizes(named: Mapping[str, Any], q_len: Any, kv_len: Any) -> dict[str, Any]:
     """As `varlen.window_of` takes them."""
-    return {"window_size": [named[side] for side in WINDOW], "is_causal": _is_causal(named), "max_q": q_len, "max_k": kv_len}
+    return {"window_size": [named[side] for side in SIDES], "is_causal": _is_causal(named), "max_q": q_len, "max_k": kv_len}
 
 
 def _window(before: int | None, behind: int | None, q_len: Any, kv_len: Any) -> MaskFunction | None:
@@ -122,8 +129,8 @@ def _of_varlen(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     dropout_p = named.get("dropout_p", 0.0)
     if dropout_p != 0.0:
         raise Declined(f"{dropout_p=}: its random bits have a layout that only flash_attn knows", DROPOUT)
-    given = (*(named[name] for name in (*TENSORS[:6], *SEQUENCES)), _is_causal(named), named.get("rng_state"))
-    options = {"scale": named["softmax_scale"], "window_size": [named[side] for side in WINDOW]}
+    given = (*(named[name] for name in (*READ, *SEQUENCES)), _is_causal(named), named.get("rng_state"))
+    options = {"scale": named["softmax_scale"], "window_size": [named[side] for side in SIDES]}
     if any(argument.name == "backend" for argument in VARLEN._schema.arguments):
         options["backend"] = varlen.FLASH
     backward = graph.call_function(VARLEN, given, options)
@@ -139,15 +146,21 @@ def _is_causal(named: Mapping[str, Any]) -> Any:
     return named["is_causal" if "is_causal" in named else "causal"]
 
 
-def _require_what_is_known(op: Any, named: Mapping[str, Any]) -> None:
-    if tuple(argument.name for argument in op._schema.arguments) != ARGUMENTS[str(op)]:
-        raise Declined("an interface of flash_attn that is not that of 2.8", "use flash_attn 2.8, or call SDPA")
+def _require_what_is_known(op: OpOverload, named: Mapping[str, Any]) -> Stock | None:
+    """What the op keeps where it stays; None where it is not deterministic as it is called, so that ours is taken always."""
+    implementation = implementation_of(op)
+    if implementation is None:
+        raise Declined("its arguments are those of neither flash_attn 2.8 nor FlashAttention 3", f"use one of these, or {OURS}")
+    forward = forward_of(op)
+    if forward is None:
+        raise Declined("a backward of flash_attn, to which no forward belongs by its name", f"use flash_attn 2.8, or {OURS}")
     _require(named, LENGTHS)
-    if str(op) == FLASH_ATTN_3:
-        forward = named["out"].args[0] if named["out"].target is operator.getitem else named["out"]
-        if str(forward.target) != FLASH_ATTN_3.replace("backward", "forward"):
+    if implementation == "FA3":
+        node = named["out"].args[0] if named["out"].target is operator.getitem else named["out"]
+        if node.target is not forward:
             raise Declined("a backward of FlashAttention 3 whose forward is not in the graph", "compile both")
-        _require(arguments(forward), NOT_IN_FORWARD)
+        _require(arguments(node), NOT_IN_FORWARD)
+    return Stock(Kernel.FLASH, True, implementation, called=True) if named["deterministic"] is True else None
 
 
 def _require(named: Mapping[str, Any], expected: Mapping[str, tuple[Any, str]]) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ..config import Config
-from ..decision import Declined, Kernel, LeftToStock, Stock
+from ..decision import Declined, LeftToStock, Stock
 from ..devices.stock_kernels import published
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
@@ -58,7 +58,7 @@ def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False, mas
     captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
     stock_differs = captures_learnt or "backward" in (chosen_by_timing(node, rewritten=False) or "")
     try:
-        stock = None if stock_differs else stock_of(Kernel.FLEX)
+        stock = None if stock_differs else stock_of(node.target, {})
         return _rewriting_of(node, settings, captures_learnt, stock, gathered, mask)
     except Declined as declined:
         declined.stock_differs = declined.stock_differs or stock_differs

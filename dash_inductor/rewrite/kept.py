@@ -158,7 +158,7 @@ def _by_way_of(kept: fx.Node, x: fx.Node, at: fx.Node) -> fx.Node:
     chain = _chain(x)
     for view in chain[chain.index(at) + 1 :]:
         with kept.graph.inserting_after(kept):
-            kept = call(kept.graph, view.target, kept, *view.args[1:])
+            kept = call(kept.graph, view.target, kept, *view.args[1:])  # type: ignore[arg-type]
     return kept
 
 

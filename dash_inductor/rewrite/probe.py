@@ -13,12 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ..decision import Declined
+from ..decision import Declined, is_of_torch
 from ..devices import target
 from ..reference import LOG2E
-from .stock_ops import CUDNN, EFFICIENT, FLASH_ATTN, FLASH_ATTN_3, SDPA, SdpaBackward
+from .stock_ops import CUDNN, EFFICIENT, SDPA, SdpaBackward, active_implementation, forward_of, implementation_of
 
 aten = torch.ops.aten
 
@@ -36,26 +37,42 @@ REPORT = "report it to dash_inductor with your versions, and take flash attentio
 
 
 def _of_flash_attn(
-    query: Tensor, key: Tensor, value: Tensor, *rest: Any, softcap: float = 0.0, alibi_slopes: Tensor | None = None
+    op: OpOverload,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    *rest: Any,
+    softcap: float = 0.0,
+    alibi_slopes: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The forward of flash_attn, as `probe` calls one."""
+    """A forward of flash_attn, as `probe` calls one."""
     tensors, options = (x.transpose(1, 2) for x in (query, key, value)), (rest[-1], -1, -1, softcap, alibi_slopes, False)
-    out, lse, *_ = torch.ops.flash_attn._flash_attn_forward(*tensors, 0.0, 1 / math.sqrt(HEAD_DIM), *options)
+    out, lse, *_ = op(*tensors, 0.0, 1 / math.sqrt(HEAD_DIM), *options)
     return out.transpose(1, 2), lse.unsqueeze(-1)
 
 
-def _of_flash_attn_3(query: Tensor, key: Tensor, value: Tensor, *rest: Any, softcap: float = 0.0) -> tuple[Tensor, Tensor]:
-    tensors = (x.transpose(1, 2) for x in (query, key, value))
-    out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, causal=rest[-1], softcap=softcap)
+def _of_flash_attn_3(
+    op: OpOverload, query: Tensor, key: Tensor, value: Tensor, *rest: Any, softcap: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    out, lse, *_ = op(*(x.transpose(1, 2) for x in (query, key, value)), causal=rest[-1], softcap=softcap)
     return out.transpose(1, 2), lse.unsqueeze(-1)
 
 
 FORWARDS: dict[str, Callable[..., Any]] = {
     str(EFFICIENT): aten._scaled_dot_product_efficient_attention.default,
     str(CUDNN): aten._scaled_dot_product_cudnn_attention.default,
-    FLASH_ATTN: _of_flash_attn,
-    FLASH_ATTN_3: _of_flash_attn_3,
 }
+OF_PACKAGES: dict[str, Callable[..., Any]] = {"FA2": _of_flash_attn, "FA3": _of_flash_attn_3}
+
+
+def forward_asked(op: str) -> Callable[..., Any] | None:
+    """The forward of a backward's op, as `probe` calls one; None for one that is not asked."""
+    if is_of_torch(op):
+        return FORWARDS.get(op)
+    namespace, name, overload = op.split(".")
+    backward = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    implementation, of_package = implementation_of(backward), forward_of(backward)
+    return functools.partial(OF_PACKAGES[implementation], of_package) if implementation and of_package else None
 
 
 def kind_of(stock: SdpaBackward) -> str:
@@ -71,13 +88,13 @@ def kind_of(stock: SdpaBackward) -> str:
 
 def why_distrusted(stock: SdpaBackward) -> Declined | None:
     """What was seen of the op's forward that our backward cannot take; None where all is well, or where there is no such device."""
-    seen = _probed(*_question(stock)) if _op(stock) in FORWARDS else None
+    seen = _probed(*_question(stock)) if forward_asked(_op(stock)) else None
     return Declined(seen, REPORT) if seen else None
 
 
 def line_at_load(stock: SdpaBackward) -> str | None:
     """The line of generated code that asks again; None for an op that is not probed."""
-    if _op(stock) not in FORWARDS:
+    if forward_asked(_op(stock)) is None:
         return None
     return f"from {__name__} import require as _require; _require{_question(stock)}"
 
@@ -93,7 +110,7 @@ def require(op: str, kind: str, dtype: str, device: str) -> None:
 
 def _op(stock: SdpaBackward) -> str:
     """The op whose forward is asked. Those below SDPA's have the same as SDPA's; of matmuls the graph itself has the logsumexp."""
-    return str(stock.called) if stock.called is SDPA or str(stock.called) in (FLASH_ATTN, FLASH_ATTN_3) else str(stock.op)
+    return str(stock.called if stock.called is SDPA or not is_of_torch(str(stock.called)) else stock.op)
 
 
 def _question(stock: SdpaBackward) -> tuple[str, str, str, str]:
@@ -104,16 +121,18 @@ def _question(stock: SdpaBackward) -> tuple[str, str, str, str]:
 def _probed(op: str, kind: str, dtype: str, device: str) -> str | None:
     if not target.is_there(torch.device(device)):
         return None
-    reason = _probed_once(op, kind, dtype, device)
+    reason = _probed_once(op, kind, dtype, device, active_implementation())
     return reason and f"{reason} (seen of the forward of {op} in {dtype} on {device})"
 
 
 @functools.cache
-def _probed_once(op: str, kind: str, dtype: str, device: str) -> str | None:
+def _probed_once(op: str, kind: str, dtype: str, device: str, implementation: str | None) -> str | None:
     forked = [torch.device(device)] if device != "cpu" else []
     # While a graph is compiled, or loaded: its fake tensors, its tracing and its random numbers are not ours.
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(forked):
-        return probe(FORWARDS[op], kind, getattr(torch, dtype), torch.device(device), padded=op == str(EFFICIENT))
+        forward = forward_asked(op)
+        assert forward
+        return probe(forward, kind, getattr(torch, dtype), torch.device(device), padded=op == str(EFFICIENT))
 
 
 def probe(forward: Callable[..., Any], kind: str, dtype: torch.dtype, device: torch.device, *, padded: bool) -> str | None:

@@ -36,9 +36,9 @@ def mark_again(graph: fx.Graph, settings: Config) -> None:
 
 def _of_op(node: fx.Node, settings: Config) -> Mark:
     query, key, value = (x.meta["val"] for x in node.args[1:4])  # type: ignore[union-attr]
-    mask, scale, stock, at_load = (node.kwargs.get(name) for name in ("mask", "scale", "stock", "at_load"))
-    problem = Problem.of(query, key, value, mask=str(mask), scale=scale)
-    return Mark(_resolved(problem, settings, query), str(stock or ""), str(mask), at_load=at_load)  # type: ignore[arg-type]
+    given: dict[str, Any] = {**node.kwargs}
+    problem = Problem.of(query, key, value, mask=given["mask"], scale=given.get("scale"))
+    return Mark(_resolved(problem, settings, query), given.get("stock") or "", given["mask"], at_load=given.get("at_load"))
 
 
 def _of_flex(node: fx.Node, settings: Config) -> Mark | None:

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 
 from .. import op
 from ..config import Config
-from ..decision import Declined, Kernel, Stock, is_of_torch
+from ..decision import Declined, Stock, is_of_torch
 from ..devices.target import target_of
 from ..dropout import OPERATIONS, Dropout
 from ..first_use.verdict import require_fit
@@ -110,10 +110,10 @@ def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
     """What may be kept. Torch's own flash attention never is: under full and causal masks ours may have two passes."""
     if stock.called is SDPA:
         return None
-    if stock.op is FLASH and is_of_torch(str(stock.called)):
-        flash = stock_of(Kernel.FLASH)
-        return flash if flash.implementation else None
-    return stock_of(Kernel.EFFICIENT) if mask == BLOCK_MASK and stock.op is EFFICIENT else None
+    if not is_of_torch(str(stock.called)):
+        return stock.kept
+    kept = stock_of(stock.op, {"attn_bias": stock.attn_mask, "dropout_p": stock.dropout_p})
+    return kept if kept and (kept.implementation or (mask == BLOCK_MASK and stock.op is EFFICIENT)) else None
 
 
 def _wrong_op(op: OpOverload, device: torch.device) -> Declined | None:

@@ -1,4 +1,4 @@
-"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op.
+"""The stock backwards of attention: SDPA's ops of ATen, FlexAttention's HOP, varlen_attn's op, those of flash_attn.
 
 Normalises SDPA's four backward ops into one record.
 """
@@ -6,6 +6,7 @@ Normalises SDPA's four backward ops into one record.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.nn.attention import varlen
 
-from ..decision import Kernel, Stock
-from ..devices.stock_kernels import DETERMINISTIC
+from ..decision import Stock, kernel_of, serves
 from ..op import FLEX_BACKWARD, FlexArguments
 from .mask_function import MaskFunction
 from .nodes import call
@@ -45,11 +45,20 @@ UNSUPPORTED = {
 SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
 assert varlen  # importing it registers the op
 VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
-# Of packages, which need not be there.
-FLASH_ATTN = "flash_attn._flash_attn_backward.default"
-FLASH_ATTN_VARLEN = "flash_attn._flash_attn_varlen_backward.default"
-FLASH_ATTN_3 = "flash_attn_3._flash_attn_backward.default"
+# Backwards of packages, by what their arguments are called: of the interface files of flash_attn 2.8.3, and of hopper/ in
+# flash-attention at 0251105a. The kernels hub has the same ops, in namespaces that end in a hash.
+READ, GRADIENTS = ("dout", "q", "k", "v", "out", "softmax_lse"), ("dq", "dk", "dv")
+SEQUENCES = "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"
+SIDES = "window_size_left", "window_size_right"
+_OPTIONS = "dropout_p", "softmax_scale", "causal", *SIDES, "softcap", "alibi_slopes", "deterministic", "rng_state"
+_OPTIONS_3 = "softmax_scale", "is_causal", *SIDES, "softcap", "deterministic", "sm_margin"
+_INTERFACES = {
+    (*READ, *GRADIENTS, *_OPTIONS): "FA2",
+    (*READ, *GRADIENTS, *SEQUENCES, *_OPTIONS, "zero_tensors"): "FA2",
+    (*READ, *SEQUENCES[:2], "sequed_q", "sequed_k", *SEQUENCES[2:], *GRADIENTS, *_OPTIONS_3): "FA3",
+}
 CALLED = "dash_called"  # in the meta of a node that stands in the place of another op: that op
+KEPT = "dash_kept"  # what that op would keep, a Stock; None where ours is taken always
 WINDOW = "dash_window"  # in the meta of such a node: its window
 SCORES = "dash_scores"  # what becomes of its scores: a ScoreFunction, of packed sequences an OfFlashAttn
 TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
@@ -59,9 +68,10 @@ TARGETS = [*SDPA_TARGETS, *HEADS_LAST, FLEX_BACKWARD, VARLEN]
 class SdpaBackward:
     """What the backwards of SDPA have in common, by one name each.
 
-    called: what the user called, `op` or an op in whose place that was put. grad_out, query, out are [B, H, S_q, D], key and value
-    [B, H_kv, S_k, D]. logsumexp is as the op has it (`contract_logsumexp`). attn_mask is added to the scores or selects them, None
-    where there is none; trains_mask says whether its gradient is wanted. is_causal: query m sees the keys up to m (top-left).
+    called: what the user called, `op` or an op in whose place that was put. kept: what the op of a package would keep, if it was
+    that. grad_out, query, out are [B, H, S_q, D], key and value [B, H_kv, S_k, D]. logsumexp is as the op has it
+    (`contract_logsumexp`). attn_mask is added to the scores or selects them, None where there is none; trains_mask says whether its
+    gradient is wanted. is_causal: query m sees the keys up to m (top-left).
     random: seed and offset of the dropout, as the op has them. scale: None for 1 / sqrt(D). window: what it sees, None for what the
     rest says. scores: what becomes of them before the softmax, None for what the rest says.
     """
@@ -69,6 +79,7 @@ class SdpaBackward:
     node: fx.Node
     op: OpOverload
     called: OpOverload
+    kept: Stock | None
     grad_out: fx.Node
     query: fx.Node
     key: fx.Node
@@ -92,6 +103,7 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         node=node,
         op=node.target,  # type: ignore[arg-type]
         called=node.meta.get(CALLED, node.target),
+        kept=node.meta.get(KEPT),
         window=node.meta.get(WINDOW),
         scores=node.meta.get(SCORES),
         grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
@@ -102,10 +114,11 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
     )
 
 
-def stock_of(kernel: Kernel) -> Stock:
-    """A kernel of torch in the deterministic mode in force, by which Dynamo guards a graph."""
-    implementation = active_implementation() if kernel == Kernel.FLASH else None
-    return Stock(kernel, is_strict(), implementation)
+def stock_of(op: Any, named: Mapping[str, Any]) -> Stock | None:
+    """What an op of torch, called with these arguments, would keep in the deterministic mode in force, by which Dynamo guards a
+    graph; None of one for the CPU."""
+    kernel = kernel_of(str(op))
+    return Stock(kernel, is_strict(), implementation_for(str(op), named)) if kernel else None
 
 
 def is_strict() -> bool:
@@ -114,9 +127,28 @@ def is_strict() -> bool:
 
 
 def active_implementation() -> str | None:
-    """That of flash attention in torch's registry, if it is one that is known to be deterministic."""
+    """That of torch's registry of flash attention, but for ours, which stands in front of torch's own."""
     name = torch.nn.attention.current_flash_attention_impl()
-    return name if name in DETERMINISTIC else None
+    return None if name == "DASH" else name
+
+
+def implementation_for(op: str, named: Mapping[str, Any]) -> str | None:
+    """The active one, if it takes an op with these arguments."""
+    name = active_implementation()
+    return name if name and serves(name, op, named) else None
+
+
+def implementation_of(op: OpOverload) -> str | None:
+    """Which version of flash_attn the backward of a package is, by its schema: "FA2" or "FA3"; None where it is no such."""
+    arguments = op._schema.arguments
+    written = tuple(x.name for x in arguments if x.alias_info is not None and x.alias_info.is_write)
+    return _INTERFACES.get(tuple(x.name for x in arguments)) if written == GRADIENTS else None
+
+
+def forward_of(op: OpOverload) -> OpOverload | None:
+    """The forward of such a backward, by the name that it has in all of them; None where it is not there."""
+    name = op._schema.name.rpartition("::")[2].replace("backward", "forward")
+    return getattr(getattr(getattr(torch.ops, op.namespace), name, None), "default", None)
 
 
 def _takes_fourth(node: fx.Node) -> bool:

@@ -2,7 +2,7 @@
 
 Such an op is known by its name alone, which says attention, and stands in the backward, which is what depends on a tangent. It may
 write its gradients into its arguments: then it stands in the graph as an argument of `auto_functionalized` or
-`auto_functionalized_v2`. Whether it is deterministic as it is called, its argument `deterministic` tells.
+`auto_functionalized_v2`. Its argument `deterministic` tells how it is called, and `decision/stock.py` what that is worth.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from torch import Tensor, fx
 from torch._higher_order_ops.auto_functionalize import auto_functionalized, auto_functionalized_v2
 from torch._ops import OpOverload
 
-from ..decision import Decision, Declined, LeftToStock, is_of_torch
+from ..decision import Decision, Declined, LeftToStock, Verdict, is_of_torch, known_of_package, size_text
 from ..op import NOTE
+from ..problem import dtype_name
 from .declined import WithoutOp, decision_of_call, first_gradient, unread
 from .nodes import backward_of, is_tensor
+from .stock_ops import implementation_of
 
 OP = "attention of another package"
 ATTENTION = re.compile(r"attn|attention|flash|fmha|(^|_)(sdpa|dpa|mha|fa[234])(_|$)", re.IGNORECASE)
@@ -29,8 +31,13 @@ FLAG = "deterministic"
 NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 OURS = "call torch.nn.functional.scaled_dot_product_attention or torch.nn.attention.varlen.varlen_attn, whose backward is rewritten"
 ENVIRONMENT = "transformers passes it where FLASH_ATTENTION_DETERMINISTIC=1 is set"
-# Backwards that add with atomics, and have no argument for another way.
-NOT_DETERMINISTIC = ("xformers_flash.flash_bwd", "xformers.efficient_attention_backward_cutlass")
+# Implementations by what is exact: ops of xformers, and modules with autograd functions.
+NAMED = {
+    **dict.fromkeys(("xformers_flash.flash_bwd.default", "xformers.efficient_attention_backward_cutlass.default"), "xformers"),
+    "flash_attn.flash_attn_interface": "FA2",
+    "flash_attn_interface": "FA3",
+    "flash_attn.cute.interface": "FA4",
+}
 
 
 def attentions(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Iterator[WithoutOp]:
@@ -44,8 +51,9 @@ def attentions(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Itera
         if node in backward and gradient is not None and not any(user.target is NOTE for user in gradient.users):
             op, named = op_of(node), arguments(node)
             assert op is not None
-            declined = _declined(op, named, why.get(node))
-            yield gradient, node, _sized(str(op), named, declined), declined
+            implementation = implementation_of(op) or NAMED.get(str(op))
+            declined = _declined(op, named, why.get(node), implementation)
+            yield gradient, node, _sized(str(op), named, declined, implementation), declined
 
 
 def op_of(node: fx.Node) -> OpOverload | None:
@@ -73,38 +81,55 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 def decision_of_function(name: str, named: Mapping[str, Any], source: str | None, module: str) -> Decision:
     """Of an autograd function of another package that is in no graph, its arguments by their names, and where it is called."""
     broken = "torch.compile breaks the graph at this autograd function, so that no pass sees its backward"
-    declined = _as_called(broken, named.get(FLAG), OURS, OURS)
-    return replace(_sized(name, named, declined), source=source, module=module)
+    implementation = NAMED.get(name.rpartition(".")[0])
+    declined = _as_called(broken, named.get(FLAG), implementation, None, OURS)
+    return replace(_sized(name, named, declined, implementation), source=source, module=module)
 
 
-def _declined(op: OpOverload, named: Mapping[str, Any], why: Declined | None) -> Declined:
+def _declined(op: OpOverload, named: Mapping[str, Any], why: Declined | None, implementation: str | None) -> Declined:
     package = f"{why}: it stays the op of another package" if why else "the op of another package"
-    remedy = why.remedy if why else OURS
-    if named.get(FLAG) is None and str(op).removesuffix(".default") in NOT_DETERMINISTIC:
-        return Declined("the op of another package, which is not deterministic", OURS, stock_differs=True)
     silence = f"if it is, name it in the setting silence (DASH_INDUCTOR_SILENCE={op.namespace}); else {OURS}"
-    return _as_called(package, named.get(FLAG), remedy, silence)
+    return _as_called(package, named.get(FLAG), implementation, why, silence)
 
 
-def _as_called(what: str, flag: Any, remedy: str, unknown: str) -> Declined:
-    """The reason, by the argument `deterministic`. unknown: the remedy where there is none."""
+def _as_called(what: str, flag: Any, implementation: str | None, why: Declined | None, unknown: str) -> Declined:
+    """The reason, by the argument `deterministic`. why: it is not rewritten. unknown: the remedy where there is no such argument,
+    and nothing is known."""
+    remedy = why.remedy if why else OURS
+    known = known_of_package(implementation)
     if flag is True:
-        return LeftToStock(f"{what}, deterministic as it is called ({FLAG}=True)", f"for our kernels, {remedy}")
+        said, differs = {
+            Verdict.YES: (f"deterministic as it is called ({FLAG}=True)", False),
+            Verdict.CLAIMED: (f"deterministic by its own flag ({FLAG}=True), which is unproven: {known.source}", None),
+        }.get(known.strict, (f"deterministic by its own flag ({FLAG}=True), which nobody here has looked into", None))
+        if not isinstance(why, LeftToStock):
+            remedy = f"for our kernels, {remedy}"
+        elif differs is None:  # something is needed by who wants a proof
+            remedy = remedy.removeprefix("none needed: ")
+        return LeftToStock(f"{what}, {said}", remedy, stock_differs=differs)
     if flag is False:
         reason = f"{what}, not deterministic as it is called ({FLAG}=False)"
         return Declined(reason, f"pass {FLAG}=True ({ENVIRONMENT}), or {remedy}", stock_differs=True)
+    if known.strict == Verdict.NO:
+        return Declined(f"{what}, which is not deterministic", remedy, stock_differs=True)
     return Declined(f"{what}, of which is not known whether it is deterministic", unknown, stock_differs=None)
 
 
-def _sized(name: str, named: Mapping[str, Any], declined: Declined) -> Decision:
-    """All but the origin; of sizes what arguments called query, key and value tell, nodes of a graph or tensors."""
+def _sized(name: str, named: Mapping[str, Any], declined: Declined, implementation: str | None) -> Decision:
+    """All but the origin; of sizes what arguments called query, key and value tell, nodes of a graph or tensors. Dense tensors have
+    the heads last in flash_attn; of another package nobody knows."""
     given = [next((x for alike in names if (x := _value(named.get(alike))) is not None), None) for names in NAMES]
     tensors = [x for x in given if x is not None]
     packed = any(_value(named.get(x)) is not None for x in ("cu_seqlens_q", "cu_seq_q", "cu_seqlens"))
     if len(tensors) < 3 or any(x.dim() not in ((3,) if packed else (4,)) for x in tensors):
-        return unread(name, declined)
-    causal = named.get("causal") or named.get("is_causal")
-    return decision_of_call(name, tensors, "varlen" if packed else "causal" if causal else "full", declined, heads_last=True)
+        return replace(unread(name, declined), implementation=implementation)
+    mask = "varlen" if packed else "causal" if named.get("causal") or named.get("is_causal") else "full"
+    if packed or implementation:
+        decision = decision_of_call(name, tensors, mask, declined, heads_last=True)
+        return replace(decision, implementation=implementation)
+    sizes = ", ".join(dict.fromkeys(str([*map(size_text, x.shape)]) for x in tensors))
+    query = tensors[0]
+    return replace(unread(name, declined), as_given=sizes, device=str(query.device), dtype=dtype_name(query.dtype), mask=mask)
 
 
 def _value(x: Any) -> Tensor | None:

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.attention import SDPBackend, varlen
 
 from ..config import Config
-from ..decision import Declined, Kernel
+from ..decision import Declined
 from ..devices.target import target_of
 from ..first_use.verdict import require_fit
 from ..op import Mark
@@ -38,7 +38,7 @@ from .offsets import InPlace, Moved, Offsets, moved_length
 from .origin import origin_of
 from .score_function import OfFlashAttn
 from .sdpa import SCALE
-from .stock_ops import CALLED, SCORES, arguments, stock_of
+from .stock_ops import CALLED, KEPT, SCORES, VARLEN, arguments, implementation_for, stock_of
 
 FLASH: int = SDPBackend.FLASH_ATTENTION.value  # type: ignore[attr-defined]
 TENSORS = "query", "key", "value", "out", "lse", "grad_out", "cu_seq_q", "cu_seq_k"
@@ -140,12 +140,23 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
         raise declined
     if unknown := [name for name, given in named.items() if name not in (*TENSORS, *OPTIONS) and given is not None]:
         raise Declined(f"varlen_attn's backward takes {', '.join(unknown)}, which is not known here", "use a newer dash_inductor")
+    implementation = implementation_for(str(VARLEN), named)
     if not _takes_flash(named):
         raise Declined(
             "varlen_attn takes cuDNN, which is not rewritten",
             "call it under torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION); torch 2.14, which does not look at that, "
             "takes flash attention for a window_size as long as the sequences",
-            stock_differs=True,
+            stock_differs=implementation != "CUDNN",
+        )
+    # Its `sdpa_fwd` takes TOP_LEFT where nothing else is asked for (cudnn-frontend's torch_op.py).
+    if (
+        implementation == "CUDNN"
+        and named["cu_seq_q"] is not named["cu_seq_k"]
+        and (named["is_causal"] or _sides(named) != (-1, -1))
+    ):
+        raise Declined(
+            "cudnn-frontend's varlen_attn puts the first query of a sequence in line with the first key, flash attention the last",
+            "where their lengths are equal, give cu_seq_q and cu_seq_k as one tensor; or call restore_flash_attention_impl()",
         )
     if not isinstance(named["scale"], (float, int, type(None))):
         raise Declined(*SCALE)
@@ -160,8 +171,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     scores: OfFlashAttn | None = node.meta.get(SCORES)
     mods = scores and scores.function(0).operations
     block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
-    # Of another package's op, which does not read torch's mode, ours is taken always.
-    stock = None if CALLED in node.meta else stock_of(Kernel.FLASH)
+    stock = node.meta[KEPT] if CALLED in node.meta else stock_of(VARLEN, named)
     others = {"block_size": block_size, "mods": mods, "changes_scores": scores is not None, "stock": stock}
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
     if is_moved(settings):

@@ -1,4 +1,7 @@
-"""The ops of flash_attn 2.8 and of FlashAttention 3 on the CPU, by their names and schemas, and functions that call them."""
+"""The ops of flash_attn 2.8 and of FlashAttention 3 on the CPU, by their names and schemas, and functions that call them.
+
+The kernels hub has the same in namespaces with a hash: flash-attn2 and flash-attn3 of huggingface/kernels-community at 40d4194f.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-LIBRARY = torch.library.Library("flash_attn", "FRAGMENT")
+HUB_2, HUB_3 = "_flash_attn2_cuda_588b404", "_flash_attn3_cuda_9f3e2a1"
+ANOTHER, WITHOUT_FORWARD = "_flash_attn2_cuda_another", "_flash_attn2_cuda_backward"  # one has an argument more
 OPTIONS = "float dropout_p, float softmax_scale, bool causal, SymInt window_size_left, SymInt window_size_right, float softcap, "
 SEQUENCES = "Tensor cu_seqlens_q, Tensor cu_seqlens_k, SymInt max_seqlen_q, SymInt max_seqlen_k, "
 READ = "Tensor dout, Tensor q, Tensor k, Tensor v, Tensor out, Tensor softmax_lse, "
@@ -26,7 +30,15 @@ SCHEMAS = {
     "varlen_backward": f"({WRITTEN}{SEQUENCES}{OPTIONS}Tensor? alibi_slopes, bool deterministic, Tensor? rng_state=None, "
     "bool zero_tensors=False) -> Tensor",
 }
-NO_OPTIONS = {"causal": False, "window": (-1, -1), "softcap": 0.0, "alibi_slopes": None, "dropout_p": 0.0, "scale": None}
+NO_OPTIONS = {
+    "namespace": "flash_attn",
+    "causal": False,
+    "window": (-1, -1),
+    "softcap": 0.0,
+    "alibi_slopes": None,
+    "dropout_p": 0.0,
+    "scale": None,
+}
 
 
 def scores_of(
@@ -131,15 +143,28 @@ def varlen_backward_fake(dout: Tensor, q: Tensor, *_: Any) -> Tensor:
     return q.new_empty(q.shape[1], q.shape[0] + 128, dtype=torch.float32)
 
 
+LIBRARIES = []
+
+
+def define(namespace: str, kind: str, schema: str, kernel: Any, fake: Any) -> None:
+    """Defines an op."""
+    LIBRARIES.append(library := torch.library.Library(namespace, "FRAGMENT"))
+    library.define(f"_flash_attn_{kind}{schema}")
+    library.impl(f"_flash_attn_{kind}", kernel, "CPU")
+    torch.library.register_fake(f"{namespace}::_flash_attn_{kind}", fake, lib=library)
+
+
 for kernel, fake in (
     (forward, forward_fake),
     (backward, backward_fake),
     (varlen_forward, varlen_forward_fake),
     (varlen_backward, varlen_backward_fake),
 ):
-    LIBRARY.define(f"_flash_attn_{kernel.__name__}{SCHEMAS[kernel.__name__]}")
-    LIBRARY.impl(f"_flash_attn_{kernel.__name__}", kernel, "CPU")
-    torch.library.register_fake(f"flash_attn::_flash_attn_{kernel.__name__}", fake, lib=LIBRARY)
+    kind, schema = kernel.__name__, SCHEMAS[kernel.__name__]
+    for namespace in ("flash_attn", HUB_2):
+        define(namespace, kind, schema, kernel, fake)
+    define(ANOTHER, kind, schema.replace(") ->", ", Tensor? sink=None) ->"), kernel, fake)
+define(WITHOUT_FORWARD, "backward", SCHEMAS["backward"], backward, backward_fake)
 
 
 class Attention(torch.autograd.Function):
@@ -150,10 +175,12 @@ class Attention(torch.autograd.Function):
         q, k, v = separated(tensors, len(sequences) > 0)
         scale = options["scale"] or q.shape[-1] ** -0.5
         given = options["dropout_p"], scale, options["causal"], *options["window"], options["softcap"], options["alibi_slopes"]
-        op = torch.ops.flash_attn._flash_attn_varlen_forward if sequences else torch.ops.flash_attn._flash_attn_forward
+        ops = getattr(torch.ops, options["namespace"])
+        of_forward = torch.ops.flash_attn if options["namespace"] == WITHOUT_FORWARD else ops
+        op = of_forward._flash_attn_varlen_forward if sequences else of_forward._flash_attn_forward
         out, lse, _, rng_state = op(q, k, v, *sequences, *given, False)
         ctx.save_for_backward(*tensors, out, lse, rng_state, *sequences[:2])
-        ctx.lengths, ctx.given = sequences[2:], (*given, deterministic)
+        ctx.ops, ctx.lengths, ctx.given = ops, sequences[2:], (*given, deterministic)
         return out
 
     @staticmethod
@@ -164,9 +191,9 @@ class Attention(torch.autograd.Function):
         given = dout, *separated(tensors, is_packed), out, lse, *separated(made, is_packed)
         if is_packed:
             sequences = *ctx.saved_tensors[-2:], *ctx.lengths
-            torch.ops.flash_attn._flash_attn_varlen_backward(*given, *sequences, *ctx.given, rng_state, False)
+            ctx.ops._flash_attn_varlen_backward(*given, *sequences, *ctx.given, rng_state, False)
         else:
-            torch.ops.flash_attn._flash_attn_backward(*given, *ctx.given, rng_state)
+            ctx.ops._flash_attn_backward(*given, *ctx.given, rng_state)
         return None, None, None, *(x[..., : dout.shape[-1]] for x in made)
 
 
@@ -185,7 +212,6 @@ def attend(*tensors: Tensor, sequences: tuple[Any, ...] = (), deterministic: boo
 
 
 # FlashAttention 3: one op each way, with sequences or without.
-LIBRARY_3 = torch.library.Library("flash_attn_3", "FRAGMENT")
 NEW = "Tensor? k_new=None, Tensor? v_new=None, Tensor? qv=None, Tensor? out_=None, "
 OF_SEQUENCES = "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
 LENGTHS = "SymInt? max_seqlen_q=None, SymInt? max_seqlen_k=None, "
@@ -203,13 +229,10 @@ SCHEMAS_3 = {
     f"Tensor(a13!)? dk=None, Tensor(a14!)? dv=None, float? softmax_scale=None, bool is_causal=False, {WINDOW}float softcap=0., "
     "bool deterministic=False, SymInt sm_margin=0) -> Tensor",
 }
-for name, schema in SCHEMAS_3.items():
-    LIBRARY_3.define(f"_flash_attn_{name}{schema}")
-FORWARD_3, BACKWARD_3 = (getattr(torch.ops.flash_attn_3, f"_flash_attn_{name}").default for name in SCHEMAS_3)
 
 
-def _named(op: Any, args: Any, given: dict[str, Any]) -> dict[str, Any]:
-    arguments = op._schema.arguments
+def _named(kind: str, args: Any, given: dict[str, Any]) -> dict[str, Any]:
+    arguments = getattr(torch.ops.flash_attn_3, f"_flash_attn_{kind}").default._schema.arguments
     return {x.name: x.default_value for x in arguments} | dict(zip((x.name for x in arguments), args, strict=False)) | given
 
 
@@ -219,7 +242,7 @@ def _options(named: dict[str, Any], causal: str) -> tuple[Any, ...]:
 
 
 def forward_3(*args: Any, **given: Any) -> tuple[Tensor, ...]:
-    named, q = _named(FORWARD_3, args, given), args[0]
+    named, q = _named("forward", args, given), args[0]
     sequences = [named[name] for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")]
     is_packed = sequences[0] is not None
     kernel = varlen_forward if is_packed else forward
@@ -228,7 +251,7 @@ def forward_3(*args: Any, **given: Any) -> tuple[Tensor, ...]:
 
 
 def backward_3(*args: Any, **given: Any) -> Tensor:
-    named, q = _named(BACKWARD_3, args, given), args[1]
+    named, q = _named("backward", args, given), args[1]
     sequences = [named[name] for name in ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")]
     is_packed = sequences[0] is not None
     written = named["dq"], named["dk"], named["dv"]
@@ -247,9 +270,9 @@ def backward_3_fake(dout: Tensor, *_: Any, **__: Any) -> Tensor:
     return dout.new_empty(0, dtype=torch.float32)
 
 
-for kernel_3, fake_3 in ((forward_3, forward_3_fake), (backward_3, backward_3_fake)):
-    LIBRARY_3.impl(f"_flash_attn_{kernel_3.__name__[:-2]}", kernel_3, "CPU")
-    torch.library.register_fake(f"flash_attn_3::_flash_attn_{kernel_3.__name__[:-2]}", fake_3, lib=LIBRARY_3)
+for namespace in ("flash_attn_3", HUB_3):
+    define(namespace, "forward", SCHEMAS_3["forward"], forward_3, forward_3_fake)
+    define(namespace, "backward", SCHEMAS_3["backward"], backward_3, backward_3_fake)
 
 
 class Attention3(torch.autograd.Function):
@@ -265,9 +288,10 @@ class Attention3(torch.autograd.Function):
         sides = {"window_size_left": window[0], "window_size_right": window[1]}
         softcap = options.get("softcap", 0.0)
         given = {**lengths, "causal": causal, **sides, "softcap": softcap, **forwards}
-        out, lse, *_ = torch.ops.flash_attn_3._flash_attn_forward(*tensors, **given)
+        ctx.ops = getattr(torch.ops, options.get("namespace", "flash_attn_3"))
+        out, lse, *_ = ctx.ops._flash_attn_forward(*tensors, **given)
         ctx.save_for_backward(*tensors, out, lse, *(x for x in (cu_q, cu_k) if x is not None))
-        ctx.lengths, ctx.given = (max_q, max_k), (None, causal, *window, softcap, False, 0)
+        ctx.lengths, ctx.given = (max_q, max_k), (None, causal, *window, softcap, options.get("deterministic", False), 0)
         return out
 
     @staticmethod
@@ -276,7 +300,7 @@ class Attention3(torch.autograd.Function):
         made = [torch.empty_like(x) for x in (q, k, v)]
         offsets = offsets or [None, None]
         given = dout, q, k, v, out, lse, *offsets, None, None, *ctx.lengths, *made, *ctx.given
-        torch.ops.flash_attn_3._flash_attn_backward(*given)
+        ctx.ops._flash_attn_backward(*given)
         return None, None, None, *made
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attention import assert_right, compiled, gradients, rewritten
-from flash_attn_stand_in import attend, attend_3, ranges, separated
+from flash_attn_stand_in import ANOTHER, HUB_2, HUB_3, WITHOUT_FORWARD, attend, attend_3, ranges, separated
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
@@ -24,9 +24,12 @@ from torch._dynamo import config as dynamo_config
 import dash_inductor
 from dash_inductor import decisions
 from dash_inductor.emulation import emulate
-from dash_inductor.rewrite import flash_attn, probe
+from dash_inductor.rewrite import probe
 
 NAME, VARLEN_NAME = (f"flash_attn._flash_attn_{kind}backward.default" for kind in ("", "varlen_"))
+
+
+OFFSETS = torch.tensor([0, 24, 25, 60], dtype=torch.int32)
 
 
 def separate(length: int = 40, kv_heads: int = 2, kv_len: int = 0, dtype: torch.dtype = FP32) -> list[Tensor]:
@@ -137,7 +140,8 @@ KINDS = ["soft-cap", "causal soft-cap", "alibi", "causal alibi", "soft-cap alibi
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_the_forward_makes_of_scores_is_probed(kind: str) -> None:
     """The stand-in does what flash_attn's sources say; one whose causal ALiBi is the documented one has another logsumexp."""
-    forward = probe.FORWARDS[NAME]
+    forward = probe.forward_asked(NAME)
+    assert forward
     assert probe.probe(forward, kind, FP32, torch.device("cpu"), padded=False) is None
 
     def without(*args: Any, **options: Any) -> Any:
@@ -190,11 +194,41 @@ def test_what_stays(rewriting: None, function: Callable[..., Tensor], inputs: li
 
 
 @pytest.mark.filterwarnings("ignore:dash_inductor")
-def test_another_interface_stays(rewriting: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(flash_attn.ARGUMENTS, NAME, flash_attn.ARGUMENTS[NAME][:-1])
+@pytest.mark.parametrize(
+    ("namespace", "sequences", "reason"),
+    [
+        (ANOTHER, (), "its arguments are those of neither flash_attn 2.8 nor FlashAttention 3"),
+        (ANOTHER, (OFFSETS, OFFSETS, 35, 35), "its arguments are those of neither flash_attn 2.8 nor FlashAttention 3"),
+        (WITHOUT_FORWARD, (), "to which no forward belongs by its name"),
+    ],
+)
+def test_another_interface_stays(rewriting: None, namespace: str, sequences: tuple[Any, ...], reason: str) -> None:
+    inputs = [normal(60, 3, 2, 16)] if sequences else separate()
     with emulate():
-        gradients(compiled(attend), separate())
-    assert rewritten() == 0 and "an interface of flash_attn that is not that of 2.8" in (decisions()[-1].reason or "")
+        gradients(compiled(lambda *x: attend(*x, namespace=namespace, sequences=sequences)), inputs)
+    decision = decisions()[-1]
+    assert rewritten() == 0 and reason in (decision.reason or "") and decision.op.startswith(namespace) and decision.remedy
+
+
+@pytest.mark.parametrize(
+    ("namespace", "function", "inputs", "options"),
+    [
+        (HUB_2, attend, separate(kv_len=72), {"causal": True, "softcap": 2.0}),
+        (HUB_2, attend, [normal(60, 3, 2, 16)], {"sequences": (OFFSETS, OFFSETS, 35, 35)}),
+        (HUB_3, attend_3, separate(), {"causal": True}),
+    ],
+)
+def test_the_kernels_hub(
+    rewriting: None, namespace: str, function: Callable[..., Tensor], inputs: list[Tensor], options: dict[str, Any]
+) -> None:
+    """Its ops, whose namespaces end in a hash, get the bits that the package's get."""
+    found = []
+    with emulate():
+        for others in ({}, {"namespace": namespace}):
+            found.append(gradients(compiled(partial(function, **options, **others)), inputs))
+            decision = decisions()[-1]
+            assert decision.rewritten and decision.op.startswith(others.get("namespace", "flash_attn"))
+    assert rewritten() == 2 and all(map(torch.equal, *found))
 
 
 def test_it_is_told_as_rewritten(as_installed: None) -> None:
@@ -217,14 +251,13 @@ def test_the_forward_is_probed(rewriting: None, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(probe, "_probed_once", lambda *question: asked.append(question) or stock(*question))
     with emulate():
         gradients(compiled(partial(attend, causal=True)), separate())
-        assert set(asked) == {(NAME, "causal", "float32", "cpu")} and len(asked) == 2 and rewritten() == 1
-        monkeypatch.setitem(probe.FORWARDS, NAME, partial(in_base_2, probe.FORWARDS[NAME]))
+        assert set(asked) == {(NAME, "causal", "float32", "cpu", None)} and len(asked) == 2 and rewritten() == 1
+        monkeypatch.setitem(probe.OF_PACKAGES, "FA2", partial(in_base_2, probe.OF_PACKAGES["FA2"]))
         with pytest.warns(UserWarning, match="logsumexp is in base 2"), dash_inductor.enabled(on_unsupported="warn"):
             gradients(compiled(attend), separate())
     assert rewritten() == 1 and "logsumexp is in base 2" in (decisions()[-1].reason or "")
 
 
-OFFSETS = torch.tensor([0, 24, 25, 60], dtype=torch.int32)
 OF_KEYS = torch.tensor([0, 31, 40, 80], dtype=torch.int32)
 
 

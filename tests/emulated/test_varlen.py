@@ -30,6 +30,7 @@ from dash_inductor.decision import Kernel, Stock
 from dash_inductor.emulation import emulate
 from dash_inductor.hooks import install, recording
 from dash_inductor.resolve import resolve
+from dash_inductor.rewrite import stock_ops
 from dash_inductor.rewrite import varlen as rewriting
 from dash_inductor.rewrite.stock_ops import VARLEN
 
@@ -386,6 +387,23 @@ def test_cudnn_stays(monkeypatch):
     for uses_cudnn in (True, False):
         monkeypatch.setattr(torch_varlen, "_should_use_cudnn", lambda index, uses_cudnn=uses_cudnn: uses_cudnn)
         assert takes_flash(max_q=200) != uses_cudnn
+
+
+@pytest.mark.parametrize(
+    ("window", "in_one", "rewrites"), [(CAUSAL, False, False), ((8, 0), False, False), (CAUSAL, True, True), (FULL, False, True)]
+)
+@pytest.mark.filterwarnings("ignore:dash_inductor")
+def test_the_provider_of_cudnn_frontend_aligns_masks_otherwise(monkeypatch, window, in_one, rewrites):
+    """Where lengths of queries and keys may differ, our backward would not fit its forward."""
+    attention = replace(SHORT, window=window)
+    monkeypatch.setattr(stock_ops, "active_implementation", lambda: "CUDNN")
+    offsets, longest = attention.offsets(), [max(x) for x in attention.lengths]
+    offsets = [offsets[0]] * 2 if in_one else offsets
+    with emulate():
+        gradients(compiled(lambda *x: attention.attend(*x, *offsets, *longest)), attention.tensors()[:3])
+    decision = decisions()[-1]
+    assert decision.rewritten == rewrites and ("the first query" in str(decision.reason)) != rewrites
+    assert rewrites or (decision.implementation, decision.stock_differs) == ("CUDNN", False)
 
 
 def test_without_emulation_the_cpu_has_no_kernel():

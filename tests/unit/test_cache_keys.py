@@ -170,9 +170,10 @@ def test_a_trial_of_what_long_sequences_take_has_a_key():
 
 
 def test_another_flash_attention_misses(cached, monkeypatch):
-    """torch's registry says which is active; of one that nobody knows to be deterministic nothing depends."""
+    """torch's registry says which is active: one that nobody knows may not be deterministic in strict mode. Ours puts nothing in
+    the place of torch's own."""
     handle = SimpleNamespace(remove=lambda: None)
-    for name, expected in (("FA4", (0, 2)), ("unknown", (2, 0))):
+    for name, expected in (("FA4", (0, 2)), ("unknown", (0, 2)), ("DASH", (2, 0))):
         monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, name, lambda: handle)
         torch.nn.attention.activate_flash_attention_impl(name)
         try:

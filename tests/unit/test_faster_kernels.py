@@ -29,13 +29,18 @@ def left(
     *,
     strict: bool = True,
     value_dim: int | None = None,
+    called: bool = False,
+    dtype: str = "bf16",
+    mods: int | None = None,
+    sizes: tuple[int, int, int, int] = (4, 16, 16, 8192),
     **settings: Any,
 ) -> LeftToStock | None:
-    """Why it is left to the implementation; None where ours is taken."""
-    stock, block_size = Stock(Kernel.FLASH, strict, implementation), (128, 128) if mask == BLOCK_MASK else None
-    sizes = (4, 16, 16, 8192, 8192, head_dim, "bf16")
+    """Why it is left to the implementation; None where ours is taken. sizes: batch, query heads, kv heads, length."""
+    others: dict[str, Any] = {"value_dim": value_dim, "mods": mods, "changes_scores": mods is not None}
+    others["block_size"] = (128, 128) if mask == BLOCK_MASK else None
+    problem = Problem(mask, *sizes, sizes[3], head_dim, dtype, stock=Stock(Kernel.FLASH, strict, implementation, called), **others)
     try:
-        resolve(Problem(mask, *sizes, value_dim=value_dim, block_size=block_size, stock=stock), Config(**settings), TARGETS[device])
+        resolve(problem, Config(**settings), TARGETS[device])
     except LeftToStock as reason:
         return reason
     return None
@@ -93,6 +98,43 @@ def test_who_asks_for_ours_gets_it(settings):
     assert left("FA4", "b200") and left("FA4", "b200", **settings) is None
 
 
+@pytest.mark.parametrize(
+    ("implementation", "device", "given", "expected"),
+    [
+        ("FA3", "h100", {"mask": BLOCK_MASK}, "its kernel takes about 77 % of the time of ours"),
+        ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 64}, "its kernel takes about 82 % of the time of ours"),
+        ("FA3", "h100", {"mods": 3}, "77 %"),  # a soft-cap
+        ("FA3", "h100", {"dtype": "fp16"}, "77 %"),
+        ("FA3", "h100", {}, None),  # our Gluon kernel is faster
+        ("FA3", "h100", {"head_dim": 64, "mask": "full"}, None),
+        ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 96}, None),  # of which nothing is known
+        ("FA3", "h100", {"mask": BLOCK_MASK, "value_dim": 64}, None),
+        ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 256}, None),
+        ("FA3", "a100", {"mask": BLOCK_MASK}, None),
+        ("FA3", "h100", {"mask": BLOCK_MASK, "called": False}, None),  # in torch's registry it only claims to be deterministic
+        ("FA3", "h100", {"mask": BLOCK_MASK, "guarantee": "device"}, None),
+        ("FA2", "h100", {"mask": BLOCK_MASK}, None),
+        ("FA2", "h100", {"mask": BLOCK_MASK, "sizes": (1, 32, 4, 2048)}, "as fast as flash_attn's kernel, deterministic too"),
+        ("FA2", "h100", {"sizes": (1, 32, 4, 512)}, None),  # two passes take few tiles
+        ("FA2", "a100", {"head_dim": 64}, "its kernel takes about 96 % of the time of ours"),
+        ("FA2", "a100", {}, None),
+        ("FA2", "h100", {"head_dim": 256}, None),
+    ],
+)
+def test_an_op_that_is_called_deterministic_stays_where_it_is_no_slower(implementation, device, given, expected):
+    said = left(implementation, device, **{"called": True, **given})
+    assert (said is None) == (expected is None) and (said is None or expected in str(said))
+    assert said is None or (said.implementation is None and said.remedy.startswith("none needed: template="))
+
+
+@pytest.mark.parametrize("percent", [99, 101])
+def test_a_figure_of_such_an_op_is_compared_as_it_is(monkeypatch, percent):
+    figure = replace(PUBLISHED[0], tflops=load_tflops("h100", 128, "gluon") * percent / 100)
+    monkeypatch.setattr("dash_inductor.resolve.published", lambda *asked: figure)
+    said = left("FA3", "h100", called=True)
+    assert (said is not None) == (percent > 100) and (said is None or "its kernel is no slower: " in str(said))
+
+
 def test_another_value_dim_has_no_figure():
     assert left("FA4", "b200", value_dim=128) and not left("FA4", "b200", value_dim=64)
 
@@ -101,16 +143,19 @@ def test_another_value_dim_has_no_figure():
 def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected):
     figure = replace(PUBLISHED[0], tflops=load_tflops("h100", 128) * percent / 100)
     monkeypatch.setattr("dash_inductor.resolve.published", lambda *asked: figure)
-    assert bool(left("FA3", "h100", kernel="triton")) == expected
+    assert bool(left("FA4", "h100", kernel="triton")) == expected
+    assert left("FA3", "h100", kernel="triton") is None  # which only claims to be deterministic
+    said = left("CUDNN", "h100", kernel="triton")  # of which nobody has published one
+    assert (said is not None) == expected and (said is None or said.implementation == "CUDNN")
 
 
 @pytest.mark.parametrize(("kernel", "percent"), [("triton", 106), ("gluon", 106 * 631 / 529)])
 def test_ours_is_the_kernel_that_is_asked_for(monkeypatch, kernel, percent):
     figure = replace(PUBLISHED[0], tflops=load_tflops("h100", 128) * percent / 100)
     monkeypatch.setattr("dash_inductor.resolve.published", lambda *asked: figure)
-    said = left("FA3", "h100", kernel=kernel)
+    said = left("FA4", "h100", kernel=kernel)
     assert said is not None and str(said).endswith(f"; ours {load_tflops('h100', 128, kernel)} TFLOPS predicted")
-    assert bool(left("FA3", "h100", kernel="triton")) and bool(left("FA3", "h100", kernel="gluon")) == (kernel == "gluon")
+    assert bool(left("FA4", "h100", kernel="triton")) and bool(left("FA4", "h100", kernel="gluon")) == (kernel == "gluon")
 
 
 def test_the_emulated_device_takes_ours():
