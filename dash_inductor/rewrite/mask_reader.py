@@ -235,8 +235,11 @@ class Reader:
             raise _Unreadable(node)  # positions may not fit in it
         if op is aten.bitwise_and.Tensor and dtype == torch.bool:
             return self.both(*values)
-        if op in PRODUCTS:  # positions are 32-bit integers in a kernel, whatever they are in the graph
-            values = [self.call(prims.convert_element_type.default, x, dtype) for x in values]
+        if dtype != torch.bool:  # positions fit 32 bits (mask_bounds.py), in which a kernel has them; what is captured may not
+            values = [
+                self.call(prims.convert_element_type.default, value, dtype) if _is_narrower(x, dtype) else value
+                for x, value in zip(args, values, strict=True)
+            ]
         return self.call(op, *values, **node.kwargs)
 
     def _source(self, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
@@ -418,6 +421,10 @@ def _of_number(value: float, dtype: torch.dtype) -> Bias:
     with unset_fake_temporarily():
         rounded = torch.tensor(value, dtype=dtype).item()
     return (False, 0.0) if rounded <= HIDES else (True, rounded)
+
+
+def _is_narrower(x: Any, dtype: torch.dtype) -> bool:
+    return isinstance(x, fx.Node) and isinstance(x.meta.get("val"), Tensor) and x.meta["val"].dtype not in (torch.bool, dtype)
 
 
 def _is_zero(bias: Any) -> bool:

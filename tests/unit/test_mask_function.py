@@ -14,6 +14,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from dash_inductor.decision import Declined
+from dash_inductor.rewrite.mask_bounds import require_32_bits
 from dash_inductor.rewrite.mask_function import MaskFunction
 from dash_inductor.rewrite.mask_reader import read
 
@@ -511,3 +512,46 @@ def test_of_one_key():
     """Its position is a number, which the op compares with a number."""
     function = read_mask(lambda: (torch.arange(1)[None] == 0) & (torch.arange(Q_LEN)[:, None] >= 0))
     assert function.kind(Q_LEN, 1) == "full"
+
+
+FITS: list[tuple[Mask, tuple[Tensor, ...]]] = [
+    *((mask, inputs) for mask, inputs, _ in READABLE if mask is not in_32_bits),
+    (lambda: (positions()[0] // 128) * 128 + 200_000_000 <= positions()[1] * 10, ()),
+    (lambda ids: (ids * 2**40)[:, :, None] == ids[:, None], (STARTS,)),  # what is loaded is computed with in its own dtype
+    (lambda: positions()[0] < 2**40, ()),
+    (lambda: positions()[0].float() * 2.0**40 < positions()[1], ()),
+]
+
+
+def test_what_fits_32_bits():
+    for mask, inputs in FITS:
+        require_32_bits(recorded(mask, *inputs)[1])
+
+
+def test_of_any_length():
+    """Its positions are less than those of the longest attention that is rewritten."""
+
+    def node(make: Mask) -> fx.Node:
+        module = make_fx(lambda x: make(torch.arange(x.shape[0])), tracing_mode="symbolic", decomposition_table=select_decomp_table())
+        return next(node for node in module(M[:, 0]).graph.nodes if node.op == "output").args[0]
+
+    require_32_bits(node(lambda m: (m // 128) * 128 + 1000 > m % 100 - m * 50))
+    with pytest.raises(Declined, match=f"integers up to {(2**23 - 1) * 2**23} of positions"):
+        require_32_bits(node(lambda m: m * m.shape[0] < 5))
+
+
+WRAPS: list[tuple[Mask, int]] = [
+    (lambda: ((positions()[0] * 600_000_000) // 7 - positions()[1] * 10) % 5 < 3, 4_800_000_000),
+    (in_32_bits, 28_800_000_000),
+    (lambda: (positions()[0] * 2**30).float() > positions()[1], 2**33),
+    (lambda: torch.where(positions()[0] * 2**28 + (2**31 - 1) > positions()[1], 0.0, -float("inf")), 2**31),
+    (lambda: torch.add(positions()[0], positions()[1], alpha=2**28) > 5, 2**31 + 8),
+    (lambda: (torch.arange(KV_LEN) * 2**29)[torch.arange(KV_LEN)[None, :].expand(Q_LEN, -1)] > 0, 2**32),
+]
+
+
+@pytest.mark.parametrize(("mask", "most"), WRAPS)
+def test_what_may_not_fit_32_bits(mask, most):
+    """Inductor computes it as an index, and wraps: the forward has another mask than eager."""
+    with pytest.raises(Declined, match=f"the mask makes integers up to {most} of positions"):
+        require_32_bits(recorded(mask)[1])
