@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,10 +23,12 @@ from .nodes import VIEWS, backward_of, is_tensor, original, reached
 
 aten = torch.ops.aten
 
+OTHER_DIM = "dash_softmax_dim"  # in the notes of a node: along which dimension the softmax is that it is made of
 OP = "attention written by hand"
 BATCHED = (aten.bmm.default, aten.baddbmm.default)
 MATMULS = (*BATCHED, aten.mm.default, aten.addmm.default)
 CONVERSIONS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default, aten.expand.default, aten.unsqueeze.default)
+PASSED = (*VIEWS, *CONVERSIONS, aten.permute.default, aten.clone.default)
 SOFTMAXES = ("aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default")
 TOLD = {"mul", "div", "add", "masked_fill", "where", "tanh", "softmax", "exp", "sum", "native_dropout"}  # what a user wrote
 SDPA = "torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=..., attn_mask=..., scale=...)"
@@ -33,9 +36,39 @@ CAUSAL = "is_causal=True in place of a causal mask"
 FLEX = "torch.nn.attention.flex_attention.flex_attention(query, key, value, score_mod=..., block_mask=...)"
 
 
+def softmaxes(graph: fx.Graph) -> dict[fx.Node, int]:
+    """The exponentials of each, and along which dimension it is, -1 for the last."""
+    exponentials = [node for node in graph.nodes if node.target in (aten.exp.default, aten.exp2.default)]
+    return {node: dim for node in exponentials if (dim := _summed_dim(node)) is not None}
+
+
+def mark_other_dims(graph: fx.Graph) -> None:
+    """Marks what is made of softmaxes along other dimensions than the last, before Inductor's patterns: to those of some versions of
+    torch any dimension is the last, and an op of attention, which has the meta of the node whose place it takes, computes another one.
+    """
+    for node, dim in softmaxes(graph).items():
+        if dim != -1:
+            weights = reached([node], lambda x: () if x.target in MATMULS else x.users)
+            products = [x for x in weights if x.target in MATMULS]
+            for x in weights | reached(products, lambda x: [user for user in x.users if user.target in PASSED]):
+                x.meta["custom"] = {**x.meta.get("custom", {}), OTHER_DIM: dim}  # where patterns keep the notes of users
+
+
+def require_last_dim(out: fx.Node) -> None:
+    """Raises Declined for the output of an op that Inductor has made of a softmax along another dimension."""
+    passed = reached([out], lambda x: [user for user in x.users if user.target in PASSED])
+    dims = {x.meta["custom"][OTHER_DIM] for x in passed if OTHER_DIM in x.meta.get("custom", {})}
+    if dims:
+        of_torch = f"a bug of torch {torch.__version__}"
+        raise Declined(
+            f"Inductor has made it of a softmax along dim {max(dims)}, and computes one along the last: {of_torch}",
+            "transpose the scores: (key @ query.mT).softmax(-1).mT @ value for a softmax along dim -2; torch 2.15 does not need that",
+        )
+
+
 def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
     """Of each a gradient in its backward, the exponentials of its scores, and what becomes of it."""
-    exponentials = [node for node in graph.nodes if node.target in (aten.exp.default, aten.exp2.default) and _is_summed(node)]
+    exponentials = softmaxes(graph)
     if not exponentials or not any(node.target in BATCHED for node in graph.nodes):
         return
     place = {node: index for index, node in enumerate(graph.nodes)}
@@ -63,12 +96,13 @@ def _elements(node: fx.Node) -> str:
     return str(node.meta["val"].numel())
 
 
-def _is_summed(node: fx.Node) -> bool:
-    """Along the last dimension, and divided by that."""
+def _summed_dim(node: fx.Node) -> int | None:
+    """Along which it is summed, and divided by that sum, counted from the last, -1; None if it is not."""
     following = reached([node], lambda x: x.users if x is node or x.target in (*VIEWS, aten.sum.dim_IntList, *CONVERSIONS) else ())
-    sums = [x for x in following if x.target is aten.sum.dim_IntList]
+    dims: list[Any] = [x.args[1] for x in following if x.target is aten.sum.dim_IntList]
     divided = any(x.target in (aten.div.Tensor, aten.reciprocal.default) for x in following)
-    return divided and any(x.args[1] in ([-1], [node.meta["val"].dim() - 1]) for x in sums)
+    found = {dim[0] % node.meta["val"].dim() - node.meta["val"].dim() for dim in dims if divided and len(dim) == 1}
+    return max(found, default=None)
 
 
 def _decided(exponentials: fx.Node, with_keys: fx.Node, with_values: fx.Node, between: list[fx.Node]) -> tuple[Decision, Declined]:

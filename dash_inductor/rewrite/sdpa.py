@@ -20,6 +20,7 @@ from ..op import MARK, Mark
 from ..op.captured import why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block, resolve
+from .by_hand import require_last_dim
 from .declined import why_no_target
 from .drops import bits_at_load, dropout_of, why_bits_unknown
 from .flex_node import flex_backward
@@ -72,6 +73,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if node.target in UNSUPPORTED:
         raise Declined(*UNSUPPORTED[node.target])
     stock = sdpa_backward_of(node)
+    require_last_dim(stock.out)
     dropout = dropout_of(stock)
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)
