@@ -2,7 +2,7 @@
 
 It is a softmax, the exponentials of scores over their sum, between two batched matmuls, through which a gradient flows. Layers of a
 model multiply by weights, which are not batched: what is batched on both sides of a softmax attends. Other matmuls may make a bias
-of the scores. Attention of one sequence and one head, without such dimensions, is not found, nor one that mixes its heads.
+of the scores, or mix the heads. Attention of one sequence and one head, without such dimensions, is not found.
 """
 
 from __future__ import annotations
@@ -30,9 +30,14 @@ MATMULS = (*BATCHED, aten.mm.default, aten.addmm.default)
 CONVERSIONS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default, aten.expand.default, aten.unsqueeze.default)
 PASSED = (*VIEWS, *CONVERSIONS, aten.permute.default, aten.clone.default)
 SOFTMAXES = ("aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default")
-TOLD = {"mul", "div", "add", "masked_fill", "where", "tanh", "softmax", "exp", "sum", "native_dropout"}  # what a user wrote
+TOLD = {"mul", "div", "add", "masked_fill", "where", "tanh", "softmax", "exp", "sum", "native_dropout", "convolution", "cat"}  # what a user wrote
 SDPA = "torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=..., attn_mask=..., scale=...)"
 CAUSAL = "is_causal=True in place of a causal mask"
+SINK = (
+    "call torch.nn.attention.flex_attention.flex_attention(..., return_aux=AuxRequest(lse=True)) without the column, and multiply the "
+    "output with torch.sigmoid(lse - sink)"
+)
+IN_NO_CALL = "none: no call does that; what it is made of is deterministic in strict mode as it is"
 FLEX = "torch.nn.attention.flex_attention.flex_attention(query, key, value, score_mod=..., block_mask=...)"
 
 
@@ -73,22 +78,50 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
         return
     place = {node: index for index, node in enumerate(graph.nodes)}
     backward = backward_of(graph)
-    for node in exponentials:
+    for node, dim in exponentials.items():
         if node in backward:
             continue
-        before = reached([node], lambda x: () if x.target in MATMULS else x.all_input_nodes)
-        weights = reached([node], lambda x: () if x in backward or x.target in MATMULS else x.users)
-        with_keys, with_values = ({x for x in nodes - backward if x.target in MATMULS} for nodes in (before, weights))
+        heads = node.meta["val"].shape[-3] if node.meta["val"].dim() > 3 else None
+        ends = {x for x in graph.nodes if x.target in MATMULS and not _mixes(x, heads)}
+        before = reached([node], lambda x: () if x in ends else x.all_input_nodes)
+        weights = reached([node], lambda x: () if x in backward or x in ends else x.users)
+        with_keys, with_values = (nodes & ends - backward for nodes in (before, weights))
         gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
         if gradient is None or any(user.target is NOTE for user in gradient.users) or any(map(is_softmax, before | weights)):
             continue
+        if not (with_values and all(x.target in BATCHED for x in with_values) and len(with_values) == 1):
+            continue
+        (product,) = with_values
+        of_keys = product.args[-2]  # the weights that the values are multiplied with, without a column of a sink
         of_scores = [x for x in sorted(with_keys, key=place.__getitem__) if x.target in BATCHED]
         if len(with_keys) > 1:  # others make a bias
-            of_scores = [x for x in of_scores if _elements(x) == _elements(node)]
-        if of_scores and len(with_values) == 1 and all(x.target in BATCHED for x in with_values):
+            of_scores = [x for x in of_scores if _elements(x) == _elements(of_keys)]
+        if of_scores:
             after_keys = reached(with_keys, lambda x: x.users) - with_keys
             between = sorted((before | weights) & after_keys - backward - with_values, key=place.__getitem__)
-            yield gradient, node, *_decided(node, of_scores[0], with_values.pop(), between)
+            why = _why_no_call(between, heads, dim, has_sink=_elements(of_keys) != _elements(node))
+            yield gradient, node, *_decided(node, of_scores[0], product, between, why)
+
+
+def _why_no_call(between: list[fx.Node], heads: Any, dim: int, *, has_sink: bool) -> tuple[str, str] | None:
+    """What keeps SDPA from saying it, and what to do; None if nothing does."""
+    if any(x.target in MATMULS or original(x) == "aten.convolution.default" for x in between):
+        return "heads that are mixed", IN_NO_CALL
+    if dim != -1:
+        return f"a softmax along dim {dim}", IN_NO_CALL
+    return ("a column beside the keys", SINK) if has_sink else None
+
+
+def _mixes(x: fx.Node, heads: Any) -> bool:
+    """Whether a matmul is one with a matrix of heads and heads."""
+    for operand in x.args[-2:]:  # addmm has what it adds before
+        source: Any = operand
+        while source.target in PASSED:
+            source = source.args[0]
+        sizes = [str(size) for size in operand.meta["val"].shape[-2:]]  # type: ignore[union-attr]
+        if sizes == [str(heads)] * 2 and _elements(source) == str(heads * heads):
+            return True
+    return False
 
 
 def _elements(node: fx.Node) -> str:
@@ -105,14 +138,17 @@ def _summed_dim(node: fx.Node) -> int | None:
     return max(found, default=None)
 
 
-def _decided(exponentials: fx.Node, with_keys: fx.Node, with_values: fx.Node, between: list[fx.Node]) -> tuple[Decision, Declined]:
+def _decided(
+    exponentials: fx.Node, with_keys: fx.Node, with_values: fx.Node, between: list[fx.Node], why: tuple[str, str] | None
+) -> tuple[Decision, Declined]:
     """All but the origin."""
     scores, product = exponentials.meta["val"], with_values.meta["val"]
-    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
+    *batch, heads, q_len, _ = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
+    kv_len = with_values.args[-2].meta["val"].shape[-1]  # type: ignore[union-attr]
     query = with_keys.args[-2].meta["val"]  # type: ignore[union-attr] # baddbmm has what it adds before
     of_query, of_value = size_text(query.shape[-1]), size_text(product.shape[-1])
     of_torch = any(function in UNGROUPED for _, function in exponentials.meta.get("source_fn_stack") or ())
-    declined = _declined([_name(x) for x in between if is_tensor(x)], of_torch)
+    declined = _declined([_name(x) for x in between if is_tensor(x)], of_torch, why)
     decision = Decision(
         op=OP,
         device=str(scores.device),
@@ -130,12 +166,14 @@ def _decided(exponentials: fx.Node, with_keys: fx.Node, with_values: fx.Node, be
     return decision, declined
 
 
-def _declined(names: list[str], of_torch: bool) -> Declined:
+def _declined(names: list[str], of_torch: bool, why: tuple[str, str] | None) -> Declined:
     """With the ops that were seen, by which the remedy goes."""
     seen = dict.fromkeys(name for name in names if name in TOLD)
     reason = f"it is no call of attention, but what one does: bmm, {', '.join(seen)}, bmm"
     if of_torch:
         return Declined(reason, "call torch.nn.MultiheadAttention with need_weights=False")
+    if why:
+        return Declined(f"{reason}, with {why[0]}", why[1])
     if "tanh" in seen:
         return Declined(reason, f"call {FLEX}, whose score_mod may change scores")
     return Declined(reason, f"call {SDPA}; {DROPOUT if 'native_dropout' in seen else CAUSAL}")
