@@ -48,21 +48,36 @@ def softmaxes(graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def mark_other_dims(graph: fx.Graph) -> None:
-    """Marks what is made of softmaxes along other dimensions than the last, before Inductor's patterns: to those of some versions of
-    torch any dimension is the last, and an op of attention, which has the meta of the node whose place it takes, computes another one.
+    """Notes what is made of softmaxes along other dimensions than the last, before Inductor's patterns: to those of some versions of
+    torch any dimension is the last, and they make an op of attention of it, which computes another one.
+
+    The op gets the notes of the node whose place it takes, by torch 2.13; before, who takes that has them.
     """
     for node, dim in softmaxes(graph).items():
-        if dim != -1:
-            weights = reached([node], lambda x: () if x.target in MATMULS else x.users)
-            products = [x for x in weights if x.target in MATMULS]
-            for x in weights | reached(products, lambda x: [user for user in x.users if user.target in PASSED]):
-                x.meta["custom"] = {**x.meta.get("custom", {}), OTHER_DIM: dim}  # where patterns keep the notes of users
+        if dim == -1:
+            continue
+        weights = reached([node], lambda x: () if x.target in MATMULS else x.users)
+        products = reached((x for x in weights if x.target in MATMULS), _passed_on)
+        for x in products:
+            _note(x, OTHER_DIM, dim)
+            for user in x.users.keys() - products:
+                _note(user, f"{OTHER_DIM} {user.all_input_nodes.index(x)}", dim)
+
+
+def _note(node: fx.Node, key: str, dim: int) -> None:
+    node.meta["custom"] = {**node.meta.get("custom", {}), key: dim}  # where patterns keep what users write
+
+
+def _passed_on(node: fx.Node) -> list[fx.Node]:
+    return [user for user in node.users if user.target in PASSED]
 
 
 def require_last_dim(out: fx.Node) -> None:
     """Raises Declined for the output of an op that Inductor has made of a softmax along another dimension."""
-    passed = reached([out], lambda x: [user for user in x.users if user.target in PASSED])
-    dims = {x.meta["custom"][OTHER_DIM] for x in passed if OTHER_DIM in x.meta.get("custom", {})}
+    dims = set[int]()
+    for x in reached([out], _passed_on):
+        notes = {OTHER_DIM: x, **{f"{OTHER_DIM} {user.all_input_nodes.index(x)}": user for user in x.users}}
+        dims |= {node.meta["custom"][key] for key, node in notes.items() if key in node.meta.get("custom", {})}
     if dims:
         of_torch = f"a bug of torch {torch.__version__}"
         raise Declined(
