@@ -30,12 +30,25 @@ MATMULS = (*BATCHED, aten.mm.default, aten.addmm.default)
 CONVERSIONS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default, aten.expand.default, aten.unsqueeze.default)
 PASSED = (*VIEWS, *CONVERSIONS, aten.permute.default, aten.clone.default)
 SOFTMAXES = ("aten._softmax.default", "aten._log_softmax.default", "aten._safe_softmax.default")
-TOLD = {"mul", "div", "add", "masked_fill", "where", "tanh", "softmax", "exp", "sum", "native_dropout", "convolution", "cat"}  # what a user wrote
+TOLD = {
+    "mul",
+    "div",
+    "add",
+    "masked_fill",
+    "where",
+    "tanh",
+    "softmax",
+    "exp",
+    "sum",
+    "native_dropout",
+    "convolution",
+    "cat",
+}  # what a user wrote
 SDPA = "torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=..., attn_mask=..., scale=...)"
 CAUSAL = "is_causal=True in place of a causal mask"
 SINK = (
-    "call torch.nn.attention.flex_attention.flex_attention(..., return_aux=AuxRequest(lse=True)) without the column, and multiply the "
-    "output with torch.sigmoid(lse - sink)"
+    "call torch.nn.attention.flex_attention.flex_attention(..., return_aux=AuxRequest(lse=True)) without the column, and multiply "
+    "the output with torch.sigmoid(lse - sink)"
 )
 IN_NO_CALL = "none: no call does that; what it is made of is deterministic in strict mode as it is"
 FLEX = "torch.nn.attention.flex_attention.flex_attention(query, key, value, score_mod=..., block_mask=...)"
@@ -48,8 +61,8 @@ def softmaxes(graph: fx.Graph) -> dict[fx.Node, int]:
 
 
 def mark_other_dims(graph: fx.Graph) -> None:
-    """Notes what is made of softmaxes along other dimensions than the last, before Inductor's patterns: to those of some versions of
-    torch any dimension is the last, and they make an op of attention of it, which computes another one.
+    """Notes what is made of softmaxes along other dimensions than the last, before Inductor's patterns: to those of some versions
+    of torch any dimension is the last, and they make an op of attention of it, which computes another one.
 
     The op gets the notes of the node whose place it takes, by torch 2.13; before, who takes that has them.
     """
@@ -82,7 +95,7 @@ def require_last_dim(out: fx.Node) -> None:
         of_torch = f"a bug of torch {torch.__version__}"
         raise Declined(
             f"Inductor has made it of a softmax along dim {max(dims)}, and computes one along the last: {of_torch}",
-            "transpose the scores: (key @ query.mT).softmax(-1).mT @ value for a softmax along dim -2; torch 2.15 does not need that",
+            "transpose the scores: (key @ query.mT).softmax(-1).mT @ value for one along dim -2; torch 2.15 does not need that",
         )
 
 
@@ -98,8 +111,8 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
             continue
         heads = node.meta["val"].shape[-3] if node.meta["val"].dim() > 3 else None
         ends = {x for x in graph.nodes if x.target in MATMULS and not _mixes(x, heads)}
-        before = reached([node], lambda x: () if x in ends else x.all_input_nodes)
-        weights = reached([node], lambda x: () if x in backward or x in ends else x.users)
+        before = reached([node], lambda x, ends=ends: () if x in ends else x.all_input_nodes)  # type: ignore[misc]
+        weights = reached([node], lambda x, ends=ends: () if x in backward or x in ends else x.users)  # type: ignore[misc]
         with_keys, with_values = (nodes & ends - backward for nodes in (before, weights))
         gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
         if gradient is None or any(user.target is NOTE for user in gradient.users) or any(map(is_softmax, before | weights)):

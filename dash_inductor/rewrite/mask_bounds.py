@@ -1,7 +1,7 @@
 """How large the integers are that a mask makes of positions.
 
-Inductor computes what depends on positions and constants alone as it computes indices: in 32 bits, whatever the dtype, and simplified
-first. So where they do not suffice, nobody else knows which mask a forward has.
+Inductor computes what depends on positions and constants alone as it computes indices: in 32 bits, whatever the dtype, and
+simplified first. So where they do not suffice, nobody else knows which mask a forward has.
 """
 
 from __future__ import annotations

@@ -10,6 +10,8 @@ A mask of floats is a bias. Where that is -inf, or the least number, a query doe
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ from .nodes import VIEWS, call_of, reached
 from .proofs import constant, is_constant
 from .score_function import ScoreFunction, adding
 
+log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
 HIDES = -1e38  # what is at most this takes up any score that it is added to, so that softmax gives 0 in a row that sees a key
 MOST_ADDRESSED = 2**31  # elements of a tensor whose index 32 bits hold
@@ -55,8 +58,8 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
     scores, None if that is nothing. The mask is bool, true where a query sees a key, or what is added to the score.
 
     A row of -inf, or of least numbers of fp32 or bf16, alone is one that sees no key, and has gradients of 0. Stock's forward
-    averages the values under least numbers; its CPU backward differentiates their sum, since the least number swallows the
-    logarithm in logsumexp.
+    averages the values under least numbers. Its math path has the gradients of that; its CPU backward those of their sum, since the
+    least number swallows the logarithm in logsumexp.
 
     causal: and where m >= n.
 
@@ -72,7 +75,19 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
         visible, bias = reader.biased(mask, index) if value.is_floating_point() else (reader.condition(mask, index), 0.0)
     if causal:
         visible = reader.both(visible, reader.call(aten.ge.Tensor, reader.variables["m"], reader.variables["n"]))
-    return reader.mask_function(visible), reader.score_function(bias)
+    scores = reader.score_function(bias)
+    if scores and scores.captures:
+        tell_of_least_rows()
+    return reader.mask_function(visible), scores
+
+
+@functools.cache
+def tell_of_least_rows() -> None:
+    """Once, since what a mask of floats has in memory is known at run time only."""
+    log.info(
+        "a row of a float mask that has the least number of its dtype everywhere gets gradients of zero, as one of -inf does; "
+        "stock's forward averages the values there (docs/guarantees.md)"
+    )
 
 
 def everything(device: torch.device) -> MaskFunction:

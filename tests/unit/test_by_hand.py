@@ -189,7 +189,7 @@ def test_it_is_told():
 
 @pytest.mark.parametrize("dim", [-2, 1, -1])
 def test_what_inductor_mistakes(dim):
-    """Its patterns before torch 2.15 make SDPA of a softmax along any dimension: forward and gradients are those of another attention."""
+    """Its patterns before torch 2.15 make SDPA of a softmax along any dimension: forward and gradients are of another attention."""
     dash_inductor.clear_decisions()
     with dash_inductor.enabled():
         compiled = train(attend := lambda query, key, value: (query @ key.mT * 0.3).softmax(dim) @ value)
