@@ -120,7 +120,7 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
         if not (with_values and all(x.target in BATCHED for x in with_values) and len(with_values) == 1):
             continue
         (product,) = with_values
-        of_keys = product.args[-2]  # the weights that the values are multiplied with, without a column of a sink
+        of_keys: Any = product.args[-2]  # the weights that the values are multiplied with, without a column of a sink
         of_scores = [x for x in sorted(with_keys, key=place.__getitem__) if x.target in BATCHED]
         if len(with_keys) > 1:  # others make a bias
             of_scores = [x for x in of_scores if _elements(x) == _elements(of_keys)]

@@ -40,7 +40,7 @@ def require_32_bits(mask: fx.Node) -> None:
             raise Declined(reason, "keep what the mask computes below 2**31, or make it outside of the compiled function")
 
 
-def _most(node: fx.Node, most: dict[Any, int | None]) -> int | None:
+def _most(node: fx.Node, most: dict[Any, int | None]) -> Any:
     """The largest that an integer of the node may be, or the least less its sign; None for what is read from memory, which is
     computed with in its own dtype."""
 
@@ -67,11 +67,13 @@ def _most(node: fx.Node, most: dict[Any, int | None]) -> int | None:
         return None if of(args[0]) is None else of(args[1])
     if op not in EVERY_POINTWISE:
         return None
-    first, *others = parts = [of(x) for x in args]
+    parts: list[Any] = [of(x) for x in args]
     if None in parts:
         return None
+    alpha: Any = node.kwargs.get("alpha", 1)
+    first, *others = parts
     if op in PRODUCTS:
         return first * others[0]
     if op in DIVISIONS:
         return -(-first // (others[0] or 1)) if isinstance(args[1], int) else first
-    return first + sum(others) * abs(node.kwargs.get("alpha", 1))
+    return first + sum(others) * abs(alpha)
