@@ -13,6 +13,7 @@ from .templates.tiles import DEFAULTS, HALF, HEAD_DIMS, AnyTile, Tile, why_head_
 
 MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_rows.py.jinja)
 MOST_BLOCKS = 2**28  # of all masks of an attention: their lists take 9 bytes each
+SCALES = 2.0**-126, 2.0**127  # the least and the most of which fp32 has log2(e) times
 MOST_BITS = 2**33  # of all masks of an attention, a bit for each pair of a query and a key: 1 GiB
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
@@ -100,6 +101,10 @@ class Problem:
             return Declined(f"dtype {self.dtype} is not one of {', '.join(DTYPES.values())}", HALF)
         if reason := why_head_dims(*self.head_dims):
             return Declined(reason, HEAD_DIMS)
+        if not SCALES[0] <= self.softmax_scale <= SCALES[1]:  # a NaN neither
+            # Forwards of torch mask with -inf before they scale, so that a hidden key is seen, or a NaN.
+            not_positive = f"scale={self.softmax_scale} is not a positive number in the range of fp32"
+            return Declined(not_positive, "multiply the query by it, and pass scale=1.0")
         if any(size == 0 for size in (self.batch, self.heads, self.q_len, self.kv_heads, self.kv_len)):
             return Declined("an empty tensor", "none needed: there is nothing to compute")
         if self.heads % self.kv_heads != 0:

@@ -109,7 +109,8 @@ def _order(
     entry begins, int32 [entries + 1]. Made once for all attentions of a graph that have the same index.
 
     A stable sort has one result, whoever computes it."""
-    module = returning(arguments.joint.graph_module, [share.index[dim] for dim in share.computed])  # type: ignore[misc]
+    index: Any = [share.index[dim] for dim in share.computed]
+    module = returning(arguments.joint.graph_module, index, arguments.query.get_device_or_error())
     captures = [in_memory(x) if isinstance(x, TensorBox) else x for x in arguments.score_mod_captures]
     placeholders = [node for node in module.graph.nodes if node.op == "placeholder"]
     read = [x for x, node in zip(captures, placeholders[BEFORE_CAPTURES:], strict=True) if node.users]

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._inductor.ir import ComputedBuffer, Subgraph, TensorBox
+from torch._inductor.ir import ComputedBuffer, StorageBox, Subgraph, TensorBox
 from torch._inductor.kernel.flex import flex_attention as stock
 
 from dash_inductor.dropout import FLASH, ROUNDS, Dropout
@@ -78,7 +78,8 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
 
     def built(graph: Any, captures: list[Any], *names: str) -> Any:
         with ComputedBuffer.force_realize():  # a capture that reads nothing is loaded too, not computed from its index
-            buffers = stock.build_subgraph_buffer([*placeholders(*names), *captures], graph)
+            boxes = [TensorBox(x) if isinstance(x, StorageBox) else x for x in captures]  # one may be what the function returns
+            buffers = stock.build_subgraph_buffer([*placeholders(*names), *boxes], graph)
         stock.freeze_irnodes(buffers)
         return buffers
 
@@ -90,7 +91,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
     shares, derivative = _shares(arguments), arguments.joint.graph_module
     nodes = list(dict.fromkeys(share.value for share in shares))
     (output,) = (node for node in derivative.graph.nodes if node.op == "output")
-    stored = Subgraph(name=arguments.joint.name, graph_module=returning(derivative, [output.args[0][0], *nodes]))
+    stored = Subgraph(name=arguments.joint.name, graph_module=returning(derivative, [output.args[0][0], *nodes], device))
     score_mod = built(arguments.score_mod, score_captures, "score", *ARGUMENTS)
     names = ("score", *ARGUMENTS, "grad_score_mod")
     grad_input, *values = built(stored, score_captures, *names)
@@ -118,11 +119,12 @@ def _shares(arguments: FlexArguments) -> list[Share]:
     return [Share(len(arguments.score_mod_captures) - 1, output.args[0][0], tuple(index))]
 
 
-def returning(derivative: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
-    """A copy of it that returns these nodes."""
+def returning(derivative: fx.GraphModule, nodes: Sequence[fx.Node | None], device: torch.device) -> fx.GraphModule:
+    """A copy of it that returns these nodes, and 0 for None: that is the gradient of a score which score_mod does not read."""
     copy, copied = fx.GraphModule(derivative, fx.Graph()), dict[fx.Node, fx.Node]()
     copy.graph.graph_copy(derivative.graph, copied)
-    copy.graph.output([copied[node] for node in nodes])
+    zero = copy.graph.call_function(torch.ops.aten.full.default, ([], 0.0), {"dtype": torch.float32, "device": device})
+    copy.graph.output([zero if node is None else copied[node] for node in nodes])
     copy.graph.eliminate_dead_code()
     copy.recompile()
     return copy

@@ -15,6 +15,7 @@ from torch.torch_version import TorchVersion
 from .. import emulation
 from ..config import Config, current
 from ..decision import Declined
+from ..rewrite.by_hand import mark_other_dims
 from ..rewrite.declined import log, report_bug
 from ..rewrite.graph import rewrite, rewritten
 from . import cache_key, failures, ranks
@@ -44,8 +45,10 @@ class DashPass(CustomGraphPass):
 PASS = DashPass()
 
 
-def after_joint_passes(stock: Callable[..., fx.GraphModule], gm: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
+def around_joint_passes(stock: Callable[..., fx.GraphModule], gm: fx.GraphModule, *args: Any, **kwargs: Any) -> fx.GraphModule:
     """Stands around Inductor's passes over a joint graph."""
+    if torch.are_deterministic_algorithms_enabled():
+        mark_other_dims(gm.graph)
     gm = stock(gm, *args, **kwargs)
     decline_if_left_out(gm)
     return gm

@@ -37,8 +37,8 @@ COMPILATION = (
     Hook(
         "torch._inductor.compile_fx",
         "_recursive_joint_graph_passes",
-        "names the attentions of graphs that the pass does not see",
-        around("dash_inductor.hooks.joint_pass:after_joint_passes"),
+        "names the attentions of graphs that the pass does not see, and marks what Inductor's patterns mistake",
+        around("dash_inductor.hooks.joint_pass:around_joint_passes"),
     ),
     Hook(
         "torch._inductor.compile_fx",

@@ -69,7 +69,7 @@ _library.define(
 )
 
 
-def check(tensors: Sequence[Tensor], mask: str) -> None:
+def check(tensors: Sequence[Tensor], mask: str, scale: float | None = None) -> None:
     """Raises ValueError, naming the argument, for what the op does not take; sizes may be symbolic."""
     grad_out, query, key, value, out, logsumexp = tensors
     if mask not in MASKS:
@@ -93,20 +93,20 @@ def check(tensors: Sequence[Tensor], mask: str) -> None:
             raise ValueError(f"{name} {tuple(x.shape)} must be {shape}, for query {tuple(query.shape)} and key {tuple(key.shape)}")
         if x.dtype != dtype or x.device != query.device:
             raise ValueError(f"{name} is {x.dtype} on {x.device}, it must be {dtype} on {query.device} like query")
-    if declined := Problem.of(query, key, value, mask=mask).why_not_taken():
+    if declined := Problem.of(query, key, value, mask=mask, scale=scale).why_not_taken():
         raise declined
 
 
 def sdpa_backward_fake(*tensors: Tensor, mask: str, scale: float | None = None, **unread: str | None) -> Gradients:
     """Empty gradients; ValueError as `check`."""
-    check(tensors, mask)
+    check(tensors, mask, scale)
     _, query, key, value, *_ = tensors
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 def sdpa_backward_eager(*tensors: Tensor, mask: str, scale: float | None = None, **unread: str | None) -> Gradients:
     """The gradients by the specification, under the settings in force; ValueError as `check` and `resolve`."""
-    check(tensors, mask)
+    check(tensors, mask, scale)
     grad_out, query, key, value, out, logsumexp = tensors
     settings = current()
     problem = Problem.of(query, key, value, mask=mask, scale=scale)

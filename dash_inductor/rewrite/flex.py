@@ -27,7 +27,7 @@ from .declined import why_no_target
 from .flex_node import say_rewritten
 from .origin import origin_of
 from .proofs import mask_of
-from .score_function import operations
+from .score_function import is_identity, operations
 from .stock_ops import stock_of
 
 MOST_SHARED = 64  # batch elements whose gradients of shared keys are summed in an unrolled loop
@@ -100,7 +100,7 @@ def _rewriting_of(
         mods=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=stock,
         segments=segments,
-        changes_scores=operations(_graph(node, arguments.score_mod)) > 0,
+        changes_scores=not is_identity(_graph(node, arguments.score_mod)),
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 

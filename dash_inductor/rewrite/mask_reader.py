@@ -10,6 +10,8 @@ A mask of floats is a bias. Where that is -inf, or the least number, a query doe
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +26,7 @@ from .nodes import VIEWS, call_of, reached
 from .proofs import constant, is_constant
 from .score_function import ScoreFunction, adding
 
+log = logging.getLogger("dash_inductor")
 aten, prims = torch.ops.aten, torch.ops.prims
 HIDES = -1e38  # what is at most this takes up any score that it is added to, so that softmax gives 0 in a row that sees a key
 MOST_ADDRESSED = 2**31  # elements of a tensor whose index 32 bits hold
@@ -55,8 +58,8 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
     scores, None if that is nothing. The mask is bool, true where a query sees a key, or what is added to the score.
 
     A row of -inf, or of least numbers of fp32 or bf16, alone is one that sees no key, and has gradients of 0. Stock's forward
-    averages the values under least numbers; its CPU backward differentiates their sum, since the least number swallows the
-    logarithm in logsumexp.
+    averages the values under least numbers. Its math path has the gradients of that; its CPU backward those of their sum, since the
+    least number swallows the logarithm in logsumexp.
 
     causal: and where m >= n.
 
@@ -72,7 +75,19 @@ def read(mask: fx.Node | None, device: torch.device, *, causal: bool = False) ->
         visible, bias = reader.biased(mask, index) if value.is_floating_point() else (reader.condition(mask, index), 0.0)
     if causal:
         visible = reader.both(visible, reader.call(aten.ge.Tensor, reader.variables["m"], reader.variables["n"]))
-    return reader.mask_function(visible), reader.score_function(bias)
+    scores = reader.score_function(bias)
+    if scores and scores.captures:
+        tell_of_least_rows()
+    return reader.mask_function(visible), scores
+
+
+@functools.cache
+def tell_of_least_rows() -> None:
+    """Once, since what a mask of floats has in memory is known at run time only."""
+    log.info(
+        "a row of a float mask that has the least number of its dtype everywhere gets gradients of zero, as one of -inf does; "
+        "stock's forward averages the values there (docs/guarantees.md)"
+    )
 
 
 def everything(device: torch.device) -> MaskFunction:
@@ -235,8 +250,11 @@ class Reader:
             raise _Unreadable(node)  # positions may not fit in it
         if op is aten.bitwise_and.Tensor and dtype == torch.bool:
             return self.both(*values)
-        if op in PRODUCTS:  # positions are 32-bit integers in a kernel, whatever they are in the graph
-            values = [self.call(prims.convert_element_type.default, x, dtype) for x in values]
+        if dtype != torch.bool:  # positions fit 32 bits (mask_bounds.py), in which a kernel has them; what is captured may not
+            values = [
+                self.call(prims.convert_element_type.default, value, dtype) if _is_narrower(x, dtype) else value
+                for x, value in zip(args, values, strict=True)
+            ]
         return self.call(op, *values, **node.kwargs)
 
     def _source(self, node: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
@@ -418,6 +436,10 @@ def _of_number(value: float, dtype: torch.dtype) -> Bias:
     with unset_fake_temporarily():
         rounded = torch.tensor(value, dtype=dtype).item()
     return (False, 0.0) if rounded <= HIDES else (True, rounded)
+
+
+def _is_narrower(x: Any, dtype: torch.dtype) -> bool:
+    return isinstance(x, fx.Node) and isinstance(x.meta.get("val"), Tensor) and x.meta["val"].dtype not in (torch.bool, dtype)
 
 
 def _is_zero(bias: Any) -> bool:

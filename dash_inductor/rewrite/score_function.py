@@ -105,6 +105,12 @@ def operations(module: fx.GraphModule) -> int:
     return sum(OPERATIONS_OF_TANH if getattr(op, "overloadpacket", op) in TRANSCENDENTAL else 1 for op in calls)
 
 
+def is_identity(module: fx.GraphModule) -> bool:
+    """Whether a score_mod returns the score as it is. One that returns another argument does no operation either."""
+    score, *_, output = module.graph.nodes
+    return output.args[0] is score
+
+
 def adding(graph: fx.Graph, bias: Any, captures: tuple[fx.Node, ...]) -> ScoreFunction:
     """The score and a bias, a number or a node of the graph, which has the arguments and no output yet."""
     score = next(iter(graph.nodes))

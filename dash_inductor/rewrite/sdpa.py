@@ -20,10 +20,12 @@ from ..op import MARK, Mark
 from ..op.captured import why_too_many
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, mask_block, resolve
+from .by_hand import require_last_dim
 from .declined import why_no_target
 from .drops import bits_at_load, dropout_of, why_bits_unknown
 from .flex_node import flex_backward
 from .grouped_keys import Repeated, repeated, return_unrepeated
+from .mask_bounds import require_32_bits
 from .mask_function import MaskFunction
 from .mask_reader import read
 from .nodes import call
@@ -71,6 +73,7 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if node.target in UNSUPPORTED:
         raise Declined(*UNSUPPORTED[node.target])
     stock = sdpa_backward_of(node)
+    require_last_dim(stock.out)
     dropout = dropout_of(stock)
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)
@@ -130,6 +133,8 @@ def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None, ScoreFunction 
     top_left = stock.is_causal and stock.op is not FLASH and q_len != kv_len  # flash aligns at the last query and key
     if stock.attn_mask is None and not top_left:
         return "causal" if stock.is_causal else "full", None, stock.scores
+    if stock.attn_mask is not None:
+        require_32_bits(stock.attn_mask)
     function, scores = read(stock.attn_mask, stock.query.meta["val"].device, causal=stock.is_causal)
     kind = function.kind(q_len, kv_len)
     if kind == "full" or (kind == "causal" and q_len == kv_len):

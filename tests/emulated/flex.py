@@ -208,5 +208,5 @@ def wide_scores(
         seen = seen & listed
     if mod is not None:
         scores.register_hook(lambda grad: grad.where(seen, 0.0))  # whatever the derivative is elsewhere
-        scores = mod(scores, batch, heads, rows, columns)
+        scores = mod(scores, batch, heads, rows, columns).double().expand_as(scores)
     return scores.where(seen, HIDDEN), values

@@ -122,7 +122,7 @@ def reference(tables: Tables, attention: Attention, tensors: Sequence[Tensor]) -
     leaves = [x.requires_grad_() for x in (query, key, value, *learnt)]
     scores, values = wide_scores(*leaves[:3], attention.mask, tables.mod(*leaves[3:]))
     out = scores.softmax(-1).where(scores > HIDDEN, 0.0) @ values
-    return torch.autograd.grad(out, leaves, grad_out)
+    return torch.autograd.grad(out, leaves, grad_out, materialize_grads=True)
 
 
 def run(tables: Tables, attention: Attention = PLAIN, **settings: Any) -> tuple[Callable[..., tuple[Tensor, ...]], list[Tensor]]:
@@ -140,6 +140,28 @@ def assert_right(actual: Sequence[Tensor], tables: Tables, attention: Attention,
     errors = [error(a, e) for a, e in zip(actual, reference(tables, attention, tensors), strict=True)]
     assert all(each < allowed for each in errors), errors  # NaN is not; the largest of several may hide one
     assert [x.dtype for x in actual] == [attention.dtype] * len(actual)
+
+
+UNREAD: dict[str, tuple[Tables, dict[str, Any]]] = {
+    "a bias alone": (Tables(lambda x: lambda score, b, h, m, n: x[h, n], ((HEADS, KV_LEN),)), {}),
+    "one number": (Tables(lambda x: lambda score, b, h, m, n: x, ((),)), {}),
+    "a constant": (Tables(lambda: lambda score, b, h, m, n: torch.zeros_like(score), ()), {}),
+    "a position": (Tables(lambda: lambda score, b, h, m, n: n, ()), {}),
+    "a detached score": (Tables(lambda x: lambda score, b, h, m, n: score.detach() + x[h, n], ((HEADS, KV_LEN),)), {}),
+    "in one branch": (Tables(lambda x: lambda score, b, h, m, n: torch.where(m < n + 9, score, x[h, n]), ((HEADS, KV_LEN),)), {}),
+    "of queries alone": (Tables(lambda x: lambda score, b, h, m, n: x[m], ((KV_LEN,),)), {"template": "two_pass"}),
+}
+
+
+@pytest.mark.parametrize(("name", "mask"), [(name, (causal, None)[at % 2]) for at, name in enumerate(UNREAD)])
+def test_a_score_that_is_not_read(name, mask):
+    """Query and key get zeros; value, and what is captured, their gradients."""
+    tables, settings = UNREAD[name]
+    attention = replace(PLAIN, q_len=KV_LEN, mask=mask, batch=1, block=(32, 64) if settings else 32)
+    backward, tensors = run(tables, attention, **settings)
+    actual, expected = backward(), reference(tables, attention, tensors)
+    assert_right(actual, tables, attention, tensors)
+    assert all(bool(a.any()) == bool(e.any()) for a, e in zip(actual[:2], expected[:2], strict=True))
 
 
 RARE = {"[B, H, S, S], larger", "the second of [3, H, S, S]", "[S, S]", "an axis twice [H, H, S]", "sink [H]", "query [B, S]"}

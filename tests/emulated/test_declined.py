@@ -79,6 +79,10 @@ OF_THE_OP_TOO: list[tuple[dict[str, Any], str]] = [
     ({"like": shapes("value", to=(1, 2, 40, 264))}, "head dim 16/264 is outside 1..256"),
     ({"like": shapes(*QKV, to=(1, 2, 40, 264))}, "head dim 264 is outside 1..256"),
     ({"like": shapes(*KV, to=(1, 3, 40, 16))}, "kv heads (3, 3) do not divide the query heads (2)"),
+    *(
+        ({"scale": x}, f"scale={x} is not a positive number in the range of fp32")
+        for x in (-0.25, 0.0, 1e-40, 3e38, math.inf, math.nan)
+    ),
 ]
 OF_THE_OP_ALONE = ({"like": shapes("query", to=(1, 2, 41, 16)), "is_causal": True}, "causal with S_q=41 and S_k=40")
 DROPOUT = "dropout_p=0.1: its random bits have a layout that only the stock op knows"
@@ -126,7 +130,8 @@ def test_reasons_of_the_op(changes, reason):
     for query, key, value in (fakes, [torch.zeros(fake.shape, dtype=fake.dtype) for fake in fakes]):
         with pytest.raises(ValueError) as raised:
             out = query[..., :1].expand(*query.shape[:3], value.shape[3])
-            OP(out, query, key, value, out, query[..., 0].float(), mask=CAUSAL if node.kwargs["is_causal"] else FULL)
+            options = {"mask": CAUSAL if node.kwargs["is_causal"] else FULL, "scale": node.kwargs.get("scale")}
+            OP(out, query, key, value, out, query[..., 0].float(), **options)
         assert str(raised.value).startswith(reason)
 
 
@@ -137,7 +142,14 @@ LONGEST = {"query": (1, 2, MAX_N_Q * TILE.block_m, 16), **shapes(*KV, to=(1, 2, 
 @pytest.mark.parametrize(
     "changes",
     [
-        *({}, {"is_causal": True, "scale": 0.5}, {"like": shapes(*KV, to=(1, 1, 9, 16))}, {"like": LONGEST}),
+        *(
+            {},
+            {"scale": 2.0**-126},
+            {"scale": 2.0**127},
+            {"is_causal": True, "scale": 0.5},
+            {"like": shapes(*KV, to=(1, 1, 9, 16))},
+            {"like": LONGEST},
+        ),
         *({"like": shapes(*QKV, to=(1, 2, 40, 1))}, {"like": shapes("value", to=(1, 2, 40, 32))}),
         *({"attn_mask": "a node"}, {"op": EFFICIENT, "attn_bias": "a node"}),
         *({"op": EFFICIENT, "attn_bias": None, **others} for others in ({}, {"is_causal": True, "scale": 0.5})),

@@ -58,6 +58,37 @@ def with_a_bias_of_layers(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return (query @ key.mT / 4 + bias).softmax(-1) @ value
 
 
+def with_a_sink(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A column of the softmax that has no value; beside it a bias that a product of the query makes."""
+    sink = torch.ones(1, HEADS, 1, 1).expand(query.shape[0], -1, LENGTH, -1)
+    return torch.cat([with_relative_positions_alone(query, key), sink], -1).softmax(-1)[..., :-1] @ value
+
+
+def with_relative_positions_alone(query: Tensor, key: Tensor) -> Tensor:
+    return query @ key.mT / 4 + query @ torch.arange(8.0 * LENGTH).view(8, LENGTH).sin()
+
+
+def along_queries(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """As slots compete for what they attend to."""
+    weights = torch.tanh(query @ key.mT / 4).softmax(-2)
+    return (weights / weights.sum(-1, keepdim=True)) @ value
+
+
+def heads_mixed_after(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    mixing = torch.arange(HEADS * HEADS * 1.0).view(HEADS, HEADS)
+    return torch.einsum("bhqk,hg->bgqk", (query @ key.mT / 4).softmax(-1), mixing) @ value
+
+
+def heads_mixed_before(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    mixing = torch.arange(HEADS * HEADS * 1.0).view(HEADS, HEADS)
+    return F.linear((query @ key.mT / 4).permute(0, 2, 3, 1), mixing).permute(0, 3, 1, 2).softmax(-1) @ value
+
+
+def heads_mixed_by_a_convolution(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    mixing = torch.arange(HEADS * HEADS * 1.0).view(HEADS, HEADS, 1, 1)
+    return F.conv2d(query @ key.mT / 4, mixing).softmax(-1) @ value
+
+
 # What it is, with what was seen and what to write.
 BY_HAND: dict[Callable[..., Tensor], tuple[str, str]] = {
     masked_fill: ("bmm, div, masked_fill, softmax, bmm", "scaled_dot_product_attention"),
@@ -66,6 +97,11 @@ BY_HAND: dict[Callable[..., Tensor], tuple[str, str]] = {
     soft_capped: ("bmm, div, tanh, mul, softmax, bmm", "flex_attention"),
     with_relative_positions: ("bmm, div, add, softmax, bmm", "scaled_dot_product_attention"),
     with_a_bias_of_layers: ("bmm, add, softmax, bmm", "scaled_dot_product_attention"),
+    with_a_sink: ("bmm, div, add, cat, softmax, bmm, with a column beside the keys", "torch.sigmoid(lse - sink)"),
+    along_queries: ("bmm, div, tanh, softmax, sum, bmm, with a softmax along dim -2", "no call does that"),
+    heads_mixed_after: ("bmm, div, mul, softmax, bmm, with heads that are mixed", "no call does that"),
+    heads_mixed_before: ("bmm, div, softmax, bmm, with heads that are mixed", "no call does that"),
+    heads_mixed_by_a_convolution: ("bmm, div, convolution, softmax, bmm, with heads that are mixed", "no call does that"),
     dropped: ("bmm, add, softmax, native_dropout, bmm", "train with an attention dropout of 0"),
 }
 
@@ -149,6 +185,25 @@ def test_it_is_told():
     with torch.compiler.set_stance("force_eager"):
         for compiled, eager in zip(with_it, train(), strict=True):
             torch.testing.assert_close(compiled, eager)
+
+
+@pytest.mark.parametrize("dim", [-2, 1, -1])
+def test_what_inductor_mistakes(dim):
+    """Its patterns before torch 2.15 make SDPA of a softmax along any dimension: forward and gradients are of another attention."""
+    dash_inductor.clear_decisions()
+    with dash_inductor.enabled():
+        compiled = train(attend := lambda query, key, value: (query @ key.mT * 0.3).softmax(dim) @ value)
+    with torch.compiler.set_stance("force_eager"):
+        eager = train(attend)
+    is_right = all(torch.allclose(a, b, atol=1e-5) for a, b in zip(compiled, eager, strict=True))
+    (decision,) = decisions()
+    other = dim % 4 - 4
+    if is_right and dim != -1:
+        assert decision.op == OP and f"softmax along dim {other}" in decision.reason
+    elif dim != -1:
+        assert decision.reason.startswith(f"Inductor has made it of a softmax along dim {other}, and computes one along the last")
+    else:
+        assert is_right and "softmax along dim" not in decision.reason
 
 
 def test_what_trains_nothing_is_not_told():

@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, fx
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor.decision import Declined
+from dash_inductor.rewrite.mask_bounds import require_32_bits
 from dash_inductor.rewrite.mask_function import MaskFunction
-from dash_inductor.rewrite.mask_reader import read
+from dash_inductor.rewrite.mask_reader import read, tell_of_least_rows
 
 BATCH, HEADS, Q_LEN, KV_LEN = 2, 3, 9, 9
 CPU = torch.device("cpu")
@@ -511,3 +514,73 @@ def test_of_one_key():
     """Its position is a number, which the op compares with a number."""
     function = read_mask(lambda: (torch.arange(1)[None] == 0) & (torch.arange(Q_LEN)[:, None] >= 0))
     assert function.kind(Q_LEN, 1) == "full"
+
+
+FITS: list[tuple[Mask, tuple[Tensor, ...]]] = [
+    *((mask, inputs) for mask, inputs, _ in READABLE if mask is not in_32_bits),
+    (lambda: (positions()[0] // 128) * 128 + 200_000_000 <= positions()[1] * 10, ()),
+    (lambda ids: (ids * 2**40)[:, :, None] == ids[:, None], (STARTS,)),  # what is loaded is computed with in its own dtype
+    (lambda: positions()[0] < 2**40, ()),
+    (lambda: positions()[0].float() * 2.0**40 < positions()[1], ()),
+]
+
+
+def test_what_fits_32_bits():
+    for mask, inputs in FITS:
+        require_32_bits(recorded(mask, *inputs)[1])
+
+
+def test_of_any_length():
+    """Its positions are less than those of the longest attention that is rewritten."""
+
+    def node(make: Mask) -> fx.Node:
+        module = make_fx(
+            lambda x: make(torch.arange(x.shape[0])), tracing_mode="symbolic", decomposition_table=select_decomp_table()
+        )
+        return next(node for node in module(M[:, 0]).graph.nodes if node.op == "output").args[0]
+
+    require_32_bits(node(lambda m: (m // 128) * 128 + 1000 > m % 100 - m * 50))
+    with pytest.raises(Declined, match=f"integers up to {(2**23 - 1) * 2**23} of positions"):
+        require_32_bits(node(lambda m: m * m.shape[0] < 5))
+
+
+WRAPS: list[tuple[Mask, int]] = [
+    (lambda: ((positions()[0] * 600_000_000) // 7 - positions()[1] * 10) % 5 < 3, 4_800_000_000),
+    (in_32_bits, 28_800_000_000),
+    (lambda: (positions()[0] * 2**30).float() > positions()[1], 2**33),
+    (lambda: torch.where(positions()[0] * 2**28 + (2**31 - 1) > positions()[1], 0.0, -float("inf")), 2**31),
+    (lambda: torch.add(positions()[0], positions()[1], alpha=2**28) > 5, 2**31 + 8),
+    (lambda: (torch.arange(KV_LEN) * 2**29)[torch.arange(KV_LEN)[None, :].expand(Q_LEN, -1)] > 0, 2**32),
+]
+
+
+@pytest.mark.parametrize(("mask", "most"), WRAPS)
+def test_what_may_not_fit_32_bits(mask, most):
+    """Inductor computes it as an index, and wraps: the forward has another mask than eager."""
+    with pytest.raises(Declined, match=f"the mask makes integers up to {most} of positions"):
+        require_32_bits(recorded(mask)[1])
+
+
+def test_rows_of_least_numbers_are_told_once(caplog):
+    """Where a mask of floats is in memory; what is computed of positions is known."""
+    tell_of_least_rows.cache_clear()
+    caplog.set_level("INFO", "dash_inductor")
+    for mask, inputs, *_ in (BIASES[12], BIASES[0], BIASES[1]):
+        told = len(caplog.records)
+        read(recorded(mask, *inputs)[1], CPU)
+        assert len(caplog.records) == (told if mask is not BIASES[0][0] else 1)
+
+
+@pytest.mark.parametrize(("backend", "times"), [(SDPBackend.FLASH_ATTENTION, Q_LEN), (SDPBackend.MATH, 1)])
+def test_what_stock_makes_of_a_row_of_least_numbers(backend, times):
+    """The forward averages the values; the gradient is that of the average, or as many times as large."""
+    query, key, value = (
+        torch.randn(1, 1, Q_LEN, 16, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in range(3)
+    )
+    bias = torch.zeros(Q_LEN, Q_LEN)
+    bias[2] = LOW
+    with sdpa_kernel(backend):
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+    torch.testing.assert_close(out[..., 2, :], value.mean(2))
+    (actual,) = torch.autograd.grad(out[..., 2, :].sum(), value)
+    torch.testing.assert_close(actual, torch.full_like(actual, times / Q_LEN))
