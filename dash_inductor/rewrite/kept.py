@@ -108,7 +108,7 @@ def keep_what_was_seen(graph: fx.Graph, before: Arguments, obsolete: Iterable[fx
     for x in [x for x in graph.nodes if x in read and is_tensor(x)]:
         _require_not_computed_again(x, written)
         base = base_of(x)
-        if any(user in before and user in backward for view in _views(base) for user in view.users):
+        if any(user in before and user in backward and not _is_ours(user) for view in _views(base) for user in view.users):
             continue  # as the stock op did: torch refuses a write to it
         if not written.isdisjoint(reached([base], lambda y: y.all_input_nodes)):
             _require_partitioner(graph)
@@ -131,6 +131,11 @@ def keep_what_was_seen(graph: fx.Graph, before: Arguments, obsolete: Iterable[fx
 def _is_as_before(x: fx.Node, before: Arguments) -> bool:
     args, kwargs = before.get(x, (None, None))
     return x.args is args and x.kwargs is kwargs
+
+
+def _is_ours(x: fx.Node) -> bool:
+    """Whether a node stands for another op, of an attention that was rewritten before."""
+    return MARK in x.meta and bool(x.meta[MARK].stock)
 
 
 def _views(base: fx.Node) -> set[fx.Node]:

@@ -35,6 +35,7 @@ TOKENS, WIDTH, HEAD_DIM, BATCH, LENGTH = 32, 64, 16, 2, 96
 MICROBATCHES = 2
 SMS = 16  # twice the heads in a batch, so that CTAs share heads and have to wait
 BUCKET_MB = 0.01  # so small that DDP's optimizer cuts the graph between layers
+PYTHON_REDUCER = "python_reducer"
 TIMEOUT = 120  # seconds, of a collective
 
 Step = Callable[[], dict[str, Tensor]]
@@ -130,13 +131,14 @@ def training(model: nn.Module, tokens: Tensor) -> Step:
     return step
 
 
-def ddp(*, optimizer: bool) -> Step:
+def ddp(*, optimizer: bool | str) -> Step:
+    """optimizer: of Dynamo, or "python_reducer", by which compiled autograd compiles the whole backward, all-reduces too."""
     dist._DEFAULT_FIRST_BUCKET_BYTES = int(BUCKET_MB * 2**20)  # no bucket may be smaller than the first
     model = torch.compile(DistributedDataParallel(Transformer(), bucket_cap_mb=BUCKET_MB), backend="dash")
     step = training(model, data(dist.get_rank()))
 
     def with_setting() -> dict[str, Tensor]:
-        with dynamo_config.patch(optimize_ddp=optimizer):
+        with dynamo_config.patch(optimize_ddp=optimizer, compiled_autograd=optimizer == PYTHON_REDUCER):
             return step()
 
     return with_setting
@@ -256,6 +258,7 @@ def context_parallel(*, balanced: bool) -> Step:
 CASES: dict[str, Callable[[], Step]] = {
     "ddp": lambda: ddp(optimizer=True),
     "ddp_in_one_graph": lambda: ddp(optimizer=False),
+    "ddp_by_python_reducer": lambda: ddp(optimizer=PYTHON_REDUCER),
     "ddp_eager": eager,
     "fsdp2": lambda: fsdp2(whole=False),
     "fsdp2_whole": lambda: fsdp2(whole=True),

@@ -22,11 +22,15 @@ from hypothesis import strategies as st
 from tensors import normal
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+from torch._inductor import config as inductor_config
 from torch.autograd.graph import allow_mutation_on_saved_tensors
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
+from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import clear_decisions, decisions, emulation
+from dash_inductor.op import KEEP
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -296,3 +300,82 @@ def test_gradients_are_those_of_what_the_forward_saw(record_property: Callable[[
     assert TRIED.total() >= ATTENTIONS * EXAMPLES
     for when, count in TRIED.items():
         record_property(f"attentions written to {when}", count)
+
+
+class Counted(torch.nn.Module):
+    """Its window grows with each forward; what is far away is what a large buffer says, which nobody writes to."""
+
+    def __init__(self, length: int = S, layers: int = 1) -> None:
+        super().__init__()
+        self.layers = layers
+        self.register_buffer("window", torch.tensor(7))
+        self.register_buffer("far", torch.arange(length)[:, None] - torch.arange(length) % 97)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        for _ in range(self.layers):
+            q = sdpa(q, k, v, (self.far >= 0) & (self.far < self.window) | (self.far == 1))
+        self.window.add_(8)
+        return q
+
+
+def gradients_of(function: Callable[..., Tensor], *others: Tensor, length: int = S) -> list[Tensor]:
+    leaves = [normal(B, H, length, D, seed=seed).requires_grad_() for seed in range(3)]
+    return list(torch.autograd.grad(function(*leaves, *others).square().sum(), leaves))
+
+
+def assert_same(actual: list[Tensor], expected: list[Tensor]) -> None:
+    assert max(error(x, y) for x, y in zip(actual, expected, strict=True)) < 8 * FP32_ERROR
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("late", [False, True])
+def test_a_buffer_that_a_module_counts_up(late):
+    """Step by step, in a backward that is compiled when it first runs as well; the second time out of caches."""
+    cached = inductor_config.patch(fx_graph_cache=True), functorch_config.patch(enable_autograd_cache=True)
+    for _ in range(2):
+        torch._dynamo.reset()
+        model, wanted = Counted(), Counted()
+        compiled = torch.compile(model, fullgraph=True)
+        with emulation.emulate(), functorch_config.patch(force_non_lazy_backward_lowering=not late), cached[0], cached[1]:
+            for _ in range(2):
+                assert_same(gradients_of(compiled), gradients_of(wanted))
+        assert decisions()[-1].rewritten and model.window == wanted.window == 23
+
+
+def test_what_is_copied_and_what_is_read_in_place():
+    """One copy of the window for all layers; the large buffer is named."""
+    joint_graphs: list[torch.fx.Graph] = []
+    with inductor_config.patch(joint_custom_post_pass=lambda graph: joint_graphs.append(graph)), emulation.emulate():
+        torch.compile(Counted(400, layers=2))(*(normal(1, 1, 400, D).requires_grad_() for _ in range(3)))
+    assert sum(node.target is KEEP for node in joint_graphs[0].nodes) == 1
+    assert [decision.reads_in_place for decision in decisions()] == [("self.far",)] * 2
+
+
+def read_again(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+    out = checkpoint(documents, q, k, v, ids, use_reentrant=False)
+    ids.copy_(values)
+    return out
+
+
+def written_before(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, values: Tensor) -> Tensor:
+    ids.copy_(values)
+    return checkpoint(documents, q, k, v, ids, use_reentrant=False)
+
+
+def test_a_checkpoint_that_computes_a_mask_again():
+    """From what was written after it: torch's own gradients are wrong then. From what was written before, they are right."""
+    ids, values = KINDS[documents][0]()
+    with emulation.emulate():
+        gradients_of(torch.compile(read_again, fullgraph=True), ids.clone(), values)
+        assert (decisions()[-1].reason or "").startswith("a checkpoint computes it again from ids, to which the graph writes")
+        actual = gradients_of(torch.compile(written_before, fullgraph=True), ids.clone(), values)
+    assert decisions()[-1].rewritten
+    assert_same(actual, gradients_of(documents, values))
+
+
+def test_a_forward_that_may_save_nothing():
+    ids, values = KINDS[documents][0]()
+    attention = Attention(documents, "copy_", "after", made=False)
+    with emulation.emulate(), functorch_config.patch(activation_memory_budget=0):
+        gradients_of(torch.compile(lambda *x: attention.run(documents, *x, values), fullgraph=True), ids.clone(), values)
+    assert (decisions()[-1].reason or "").endswith("and nothing is saved for a backward") and decisions()[-1].remedy
