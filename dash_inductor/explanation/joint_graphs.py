@@ -26,6 +26,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..decision import Decision
+from ..rewrite.kept import note_names
 from ..rewrite.varlen import note_used_logsumexps
 from ..text import in_one_line
 from . import outside
@@ -265,6 +266,7 @@ def _stop_after_joint_passes() -> Iterator[None]:
         gm = entered(stock, *args, **kwargs)
         if inside:
             return gm
+        note_names(gm.graph)
         raise _JointReady(gm)
 
     with contextlib.ExitStack() as stack:

@@ -111,6 +111,7 @@ class Attention:
             "workspace_bytes": d.workspace_bytes,
             "stock_workspace_bytes": self.stock_workspace_bytes,
             "guarantee": d.guarantee,
+            "reads_in_place": list(d.reads_in_place),
         }
 
 
@@ -265,6 +266,7 @@ def _details(row: Attention) -> dict[str, Any]:
         "known at run time: the mask decides" if d.predicted_us is None else f"{d.predicted_us:.1f} us, predicted by the cost model"
     )
     time = time if d.step_ns is None else f"{d.step_ns} ns for each visited tile of the mask, predicted by the cost model"
+    in_place = ", ".join(d.reads_in_place)
     figures = {
         "op": d.op,
         "becomes": f"{d.template}, tile {d.tile}, launch {d.launch}",
@@ -277,6 +279,7 @@ def _details(row: Attention) -> dict[str, Any]:
         "time": time,
         "chosen among": others and f"{others} (us; A CTAs share a head, G heads at a time)",
         "extra memory": f"{_bytes(d.workspace_bytes)}{stock}",
+        "reads in place": in_place and f"{in_place}: do not write to it between forward and backward",
     }
     return {name: value for name, value in figures.items() if value}
 

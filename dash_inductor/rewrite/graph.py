@@ -38,19 +38,20 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
     called = [node for node in graph.nodes if node.op == "call_function"]
     kept.note_names(graph)
     retraced.mark_again(graph, settings)
+    keeper = kept.Keeper(graph)
     met = [node for node in called if node.target in REWRITERS and MARK not in node.meta and not is_noted(node)]
     said = []
     for node in reversed(met):
-        declined = refused or _rewrite(node, partial(REWRITERS[node.target], node, settings))
+        declined = refused or _rewrite(node, partial(REWRITERS[node.target], node, settings), keeper)
         if declined is not None:
             said.append(leave(node, declined, settings))
     # Why flash_attn's stay, which are found and told as those of any other package; None: they do not.
     flash = {
-        node: refused or _rewrite(node, partial(flash_attn.rewrite, node, settings))
+        node: refused or _rewrite(node, partial(flash_attn.rewrite, node, settings), keeper)
         for node in reversed(called)
         if flash_attn.is_backward(node) and node.users
     }
-    made_matmuls = {} if refused else _of_matmuls(graph, settings)
+    made_matmuls = {} if refused else _of_matmuls(graph, settings, keeper)
     without_op = [
         *leave_without_op(math_path.OP, math_path.calls(graph, made_matmuls), settings),
         *leave_without_op(by_hand.OP, by_hand.attentions(graph), settings),
@@ -61,21 +62,21 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
     return len(met) + rewritten + len(without_op), list(bugs.values())
 
 
-def _of_matmuls(graph: fx.Graph, settings: Config) -> dict[fx.Node, Declined | None]:
+def _of_matmuls(graph: fx.Graph, settings: Config, keeper: kept.Keeper) -> dict[fx.Node, Declined | None]:
     """Of each SDPA that torch made matmuls of, by its softmax, why it is declined; None where it is rewritten."""
     try:
         found = [call for _, call in math_path.found(graph)]
     except Exception:  # told where it is met again
         return {}
-    return {call.softmax: _rewrite(call.scores, partial(matmuls.rewrite, call, settings)) for call in found}
+    return {call.softmax: _rewrite(call.scores, partial(matmuls.rewrite, call, settings), keeper) for call in found}
 
 
-def _rewrite(node: fx.Node, rewriter: Callable[[], list[fx.Node]]) -> Declined | None:
+def _rewrite(node: fx.Node, rewriter: Callable[[], list[fx.Node]], keeper: kept.Keeper) -> Declined | None:
     """Rewrites one attention, of which a node is given; returns why it is declined, None where it is not."""
     try:
         with whole_or_not_at_all(node) as before:
             obsolete = rewriter()
-            kept.keep_what_was_seen(node.graph, before, obsolete)
+            keeper.keep(before, obsolete)
     except Declined as declined:
         return declined
     except CostFileError:  # a wrong setting, which each compilation raises

@@ -30,6 +30,10 @@ from .undo import Arguments
 MOST_COPIED = 2**20  # bytes of inputs that a graph copies for the case that the user writes to them before its backward
 UNKNOWN = 2**13  # elements of a tensor whose size is known when it is made
 NAME = "dash_name"  # in the meta of an input: what the user calls it
+NOTHING_SAVED = (
+    "its backward reads what depends on an input to which the graph writes, and nothing is saved for a backward",
+    "leave out torch._functorch.config.activation_memory_budget = 0 and torch._inductor.config.custom_partitioner_fn",
+)
 DYNAMO = "torch._dynamo.symbolic_convert"
 
 
@@ -81,51 +85,75 @@ def _viewed(x: fx.Node) -> fx.Node | None:
     if not isinstance(x.target, OpOverload) or len(x.target._schema.returns) != 1:
         return None
     returned = x.target._schema.returns[0].alias_info
-    is_view = returned is not None and not returned.is_write
+    is_view = returned is not None and not returned.is_write and not x.kwargs
     return x.args[0] if is_view and isinstance(x.args[0], fx.Node) else None
 
 
-def keep_what_was_seen(graph: fx.Graph, before: Arguments, obsolete: Iterable[fx.Node]) -> None:
-    """Lets a rewriting read what the forward saw: by a copy of an input, or by a value that the forward saves.
+class Keeper:
+    """Lets the rewritings of a joint graph, one after the other, read what the forward saw.
 
-    An input that the graph writes to is never read again. Of others that only the rewriting reads, small ones are copied; the
-    names of the rest go into its mark.
-
-    Args:
-        before: of the graph without the rewriting.
-        obsolete: nodes that it leaves to be erased.
-
-    Raises:
-        Declined: torch is to compute again what depends on an input that the graph writes to.
+    They read copies of inputs, and values that the forward saves. An input that the graph writes to is never read again. Of others
+    that only a rewriting reads, small ones are copied; the names of the rest go into its mark.
     """
-    gone, written = set(obsolete), written_inputs(graph)
-    made = {x for x in graph.nodes if x not in gone and not _is_as_before(x, before)}
-    backward = backward_of(graph)
-    # Nodes of the rewriting, from its backward to where it takes values that the graph had: these may be computed late.
-    late = reached(made & backward, lambda x: (y for y in x.all_input_nodes if y in made - backward and y.target is not KEEP))
-    read = {y for x in late for y in x.all_input_nodes if y not in backward and y not in late and y.target is not KEEP}
-    in_place: dict[str, None] = {}
-    for x in [x for x in graph.nodes if x in read and is_tensor(x)]:
-        _require_not_computed_again(x, written)
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self._graph, self._written, self._saves_nothing = graph, written_inputs(graph), _saves_nothing(graph)
+
+    def keep(self, before: Arguments, obsolete: Iterable[fx.Node]) -> None:
+        """Looks at one rewriting.
+
+        Args:
+            before: of the graph without it.
+            obsolete: nodes that it leaves to be erased.
+
+        Raises:
+            Declined: torch is to compute again what depends on an input that the graph writes to.
+        """
+        gone, backward = set(obsolete), backward_of(self._graph)
+        made = {x for x in self._graph.nodes if x not in gone and not _is_as_before(x, before)}
+        # From the backward of the rewriting to where it takes values that the graph had: all that may be computed late.
+        late = reached(made & backward, lambda x: (y for y in x.all_input_nodes if y in made - backward and y.target is not KEEP))
+        read = {y for x in late for y in x.all_input_nodes if y not in backward and y not in late and y.target is not KEEP}
+        in_place: dict[str, None] = {}
+        for x in [x for x in self._graph.nodes if x in read and is_tensor(x)]:
+            self._require_not_computed_again(x)
+            at = self._place(x, {*before} & backward, in_place)
+            if at is not None:
+                kept = _by_way_of(_keep(self._graph, at), x, at)
+                for node in late:
+                    node.replace_input_with(x, kept)
+        for node in made:
+            if in_place and MARK in node.meta:
+                node.meta[MARK] = replace(node.meta[MARK], reads_in_place=tuple(in_place))
+
+    def _place(self, x: fx.Node, backward: set[fx.Node], in_place: dict[str, None]) -> fx.Node | None:
+        """What of a node, and what it is a view of, is to be kept; None if it may be read as it is, where that is to be told too.
+
+        backward: what was in it without the rewriting."""
         base = base_of(x)
-        if any(user in before and user in backward and not _is_ours(user) for view in _views(base) for user in view.users):
-            continue  # as the stock op did: torch refuses a write to it
-        if not written.isdisjoint(reached([base], lambda y: y.all_input_nodes)):
-            _require_partitioner(graph)
-            at = base
-        elif base.op == "placeholder" and not _saves_nothing(graph):
-            at = min(_chain(x), key=_bytes)
-            if not _is_kept(at) and _bytes(at) + sum(_bytes(y) for y in graph.nodes if y.target is KEEP) > MOST_COPIED:
-                in_place[base.meta.get(NAME, base.name)] = None
-                continue
-        else:
-            continue
-        kept = _by_way_of(_keep(graph, at), x, at)
-        for node in late:
-            node.replace_input_with(x, kept)
-    for node in made:
-        if in_place and MARK in node.meta:
-            node.meta[MARK] = replace(node.meta[MARK], reads_in_place=tuple(in_place))
+        if any(user in backward and not _is_ours(user) for view in _views(base) for user in view.users):
+            return None  # the stock op reads it as well: torch refuses a write to it
+        if not self._written.isdisjoint(reached([base], lambda y: y.all_input_nodes)):
+            if self._saves_nothing:
+                raise Declined(*NOTHING_SAVED)
+            return base
+        if base.op != "placeholder" or self._saves_nothing:
+            return None
+        smallest = min(_chain(x), key=_bytes)
+        if _is_kept(smallest) or _bytes(smallest) + sum(_bytes(y) for y in self._graph.nodes if y.target is KEEP) <= MOST_COPIED:
+            return smallest
+        in_place[base.meta.get(NAME, base.name)] = None
+        return None
+
+    def _require_not_computed_again(self, x: fx.Node) -> None:
+        """Raises Declined where a checkpoint computes a node in the backward from an input that was written to by then."""
+        again = reached([x], lambda y: y.all_input_nodes if must_recompute(y) else ())
+        if must_recompute(x) and (inputs := again & self._written):
+            names = ", ".join(sorted(y.meta.get(NAME, y.name) for y in inputs))
+            reason = (
+                f"a checkpoint computes it again from {names}, to which the graph writes: PyTorch's gradients are wrong there too"
+            )
+            raise Declined(reason, f"write to {names} outside of the compiled graph, or give the checkpoint a copy")
 
 
 def _is_as_before(x: fx.Node, before: Arguments) -> bool:
@@ -162,7 +190,7 @@ def _by_way_of(kept: fx.Node, x: fx.Node, at: fx.Node) -> fx.Node:
     """`x`, a view of `at`, as a view of the kept one."""
     chain = _chain(x)
     for view in chain[chain.index(at) + 1 :]:
-        with kept.graph.inserting_after(kept):
+        with kept.graph.inserting_after(view):  # behind the sizes that it takes
             kept = call(kept.graph, view.target, kept, *view.args[1:])  # type: ignore[arg-type]
     return kept
 
@@ -172,24 +200,6 @@ def _bytes(x: fx.Node) -> int:
     value = x.meta["val"]
     elements = value.numel()
     return (elements if isinstance(elements, int) else int(elements.node.hint or UNKNOWN)) * value.dtype.itemsize
-
-
-def _require_not_computed_again(x: fx.Node, written: set[fx.Node]) -> None:
-    """Raises Declined where a checkpoint computes a node in the backward from an input that was written to by then."""
-    again = reached([x], lambda y: y.all_input_nodes if must_recompute(y) else ())
-    if must_recompute(x) and (inputs := again & written):
-        names = ", ".join(sorted(y.meta.get(NAME, y.name) for y in inputs))
-        reason = f"a checkpoint computes it again from {names}, to which the graph writes: PyTorch's gradients are wrong there too"
-        raise Declined(reason, f"write to {names} outside of the compiled graph, or give the checkpoint a copy")
-
-
-def _require_partitioner(graph: fx.Graph) -> None:
-    """Raises Declined where what is to be saved may be computed again all the same."""
-    if _saves_nothing(graph):
-        raise Declined(
-            "its backward reads what depends on an input to which the graph writes, and nothing is saved for a backward",
-            "leave out torch._functorch.config.activation_memory_budget = 0 and torch._inductor.config.custom_partitioner_fn",
-        )
 
 
 def _saves_nothing(graph: fx.Graph) -> bool:

@@ -348,7 +348,7 @@ def test_what_is_copied_and_what_is_read_in_place():
     with inductor_config.patch(joint_custom_post_pass=lambda graph: joint_graphs.append(graph)), emulation.emulate():
         torch.compile(Counted(400, layers=2))(*(normal(1, 1, 400, D).requires_grad_() for _ in range(3)))
     assert sum(node.target is KEEP for node in joint_graphs[0].nodes) == 1
-    assert [decision.reads_in_place for decision in decisions()] == [("self.far",)] * 2
+    assert [decision.reads_in_place for decision in decisions()[-2:]] == [("self.far",)] * 2
 
 
 def read_again(q: Tensor, k: Tensor, v: Tensor, ids: Tensor, values: Tensor) -> Tensor:

@@ -11,11 +11,13 @@ import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor, nn
+from torch._inductor import compile_fx
 
+from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.explanation.joint_graphs import joint_graphs
 from dash_inductor.rewrite.kept import NAME, note_names, written_inputs
 
-SIZE = 48
+SIZE = 64
 
 
 @triton.jit
@@ -69,17 +71,14 @@ WRITES: dict[str, tuple[Callable[..., Any], set[str]]] = {
 @pytest.mark.parametrize("name", WRITES)
 def test_written_inputs(name, monkeypatch):
     write, expected = WRITES[name]
-    noted = monkeypatch.setattr  # while Dynamo compiles
-    graphs = []
-    from torch._inductor import compile_fx
-
-    stock = compile_fx._recursive_joint_graph_passes
+    graphs, stock = [], compile_fx._recursive_joint_graph_passes
 
     def passes(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> torch.fx.GraphModule:
         note_names(gm.graph)
         graphs.append(gm.graph)
         return stock(gm, *args, **kwargs)
 
-    noted(compile_fx, "_recursive_joint_graph_passes", passes)
-    joint_graphs(Model(write), (torch.randn(SIZE, 8), torch.zeros(SIZE, dtype=torch.int64)), {})
+    monkeypatch.setattr(compile_fx, "_recursive_joint_graph_passes", passes)
+    with fake_gpu("h100"):  # for which Triton tells what a kernel writes
+        joint_graphs(Model(write), (torch.randn(SIZE, 8), torch.zeros(SIZE, dtype=torch.int64)), {})
     assert {node.meta[NAME] for node in written_inputs(graphs[0])} == expected
