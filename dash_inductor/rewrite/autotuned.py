@@ -16,10 +16,12 @@ BACKWARD = "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2", "num_warps", "num_sta
 
 
 def chosen_by_timing(node: fx.Node, *, rewritten: bool) -> str | None:
-    """Of a node of FlexAttention's backward: "forward", "backward" or "forward and backward"; None where neither is.
+    """Which kernels Inductor chooses by timing: "forward", "backward" or "forward and backward"; None where neither is.
+
+    node: a backward of FlexAttention.
 
     Under max_autotune the lowerings in torch's _inductor/kernel/flex offer several kernels, unless kernel_options give their tiles,
-    warps and stages. `AlgorithmSelectorCache` in torch's _inductor/select_algorithm.py takes the first one where
+    warps and stages. `AlgorithmSelectorCache` in torch's inductor takes the first one where
     `torch._inductor.config.deterministic` is on, and else the fastest. BACKEND="FLASH" has several for a score_mod alone, and one
     backward.
     """

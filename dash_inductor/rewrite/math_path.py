@@ -138,7 +138,7 @@ def _declined(call: Call, why: Declined | None) -> Declined:
 
 
 def _declined_on_gpu(call: Call, scores: torch.Tensor) -> Declined | None:
-    """Of what flash attention does not take, or takes only if told: what keeps memory-efficient attention from it. Its checks are
+    """What flash attention does not take, or takes only if told, and what keeps memory-efficient attention from it. Its checks are
     in torch's sdp_utils.cpp (`check_batch_size_and_num_heads_dense`, `check_head_dim_size_mem_efficient`)."""
     heads = size_text(scores.shape[1])
     kv_heads, is_half, under = call.kv_heads(heads), call.dtype in HALF_DTYPES, call.why_no_flash

@@ -70,7 +70,7 @@ def test_generated_code_asks_when_it_is_loaded(monkeypatch) -> None:
     monkeypatch.setattr(target, "is_there", lambda device: True)
     monkeypatch.setattr(probe, "_probed_once", lambda *question: asked.append(question))
     exec("\n".join(lines))
-    last = ("bfloat16", "cuda:0")
+    last = ("bfloat16", "cuda:0", None)
     assert asked == [(EFFICIENT, "full", *last), (EFFICIENT, "causal", *last), (CUDNN, "full", *last)]
 
 

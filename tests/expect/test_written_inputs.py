@@ -42,34 +42,36 @@ class Model(nn.Module):
         self.write, self.linear = write, nn.Linear(8, 8)
         self.register_buffer("counts", torch.zeros(SIZE))
 
-    def forward(self, x: Tensor, ids: Tensor) -> Tensor:
+    def forward(self, x: Tensor, ids: Tensor, made: Tensor) -> Tensor:
         x, ids = x * 1, ids.view(-1)
         q = self.linear(x)[None, None]
-        out = F.scaled_dot_product_attention(q, q, q, attn_mask=(ids == ids[:, None]) & (self.counts >= 0))
-        self.write(self, x, ids)
-        return out.sum() + x.sum()
+        out = F.scaled_dot_product_attention(q, q, q, attn_mask=(ids == ids[:, None]) & (self.counts >= 0) & (made > 0))
+        self.write(self, x, ids, made)
+        return out.sum() + x.sum() + made.sum()
 
 
-def without_gradient(model: Model, x: Tensor, ids: Tensor) -> None:
+def without_gradient(model: Model, x: Tensor, ids: Tensor, made: Tensor) -> None:
     with torch.no_grad():
         model.linear.bias.mul_(2)
 
 
 WRITES: dict[str, tuple[Callable[..., Any], set[str]]] = {
-    "nothing": (lambda model, x, ids: None, set()),
-    "in place": (lambda model, x, ids: ids.add_(1), {"ids"}),
-    "a buffer": (lambda model, x, ids: model.counts.add_(1), {"self.counts"}),
-    "a view": (lambda model, x, ids: ids[:3].zero_(), {"ids"}),
-    "an op of a package": (lambda model, x, ids: add_two(model.counts), {"self.counts"}),
-    "a kernel of Triton": (lambda model, x, ids: add_one[(1,)](model.counts, SIZE), {"self.counts"}),
+    "nothing": (lambda model, x, ids, made: None, set()),
+    "in place": (lambda model, x, ids, made: ids.add_(1), {"ids"}),
+    "a buffer": (lambda model, x, ids, made: model.counts.add_(1), {"self.counts"}),
+    "a view": (lambda model, x, ids, made: ids[:3].zero_(), {"ids"}),
+    "an op of a package": (lambda model, x, ids, made: add_two(model.counts), {"self.counts"}),
+    "a kernel of Triton": (lambda model, x, ids, made: add_one[(1,)](model.counts, SIZE), {"self.counts"}),
     "a parameter": (without_gradient, {"self.linear.bias"}),
-    "a value that is no input": (lambda model, x, ids: (x + 1).mul_(2), set()),
+    "after the graph": (lambda model, x, ids, made: made.mul_(2), {"made"}),  # made of what has a gradient
+    "a value that is no input": (lambda model, x, ids, made: (x + 1).mul_(2), set()),
 }
 
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("name", WRITES)
 def test_written_inputs(name, monkeypatch):
+    torch._dynamo.reset()
     write, expected = WRITES[name]
     graphs, stock = [], compile_fx._recursive_joint_graph_passes
 
@@ -80,5 +82,6 @@ def test_written_inputs(name, monkeypatch):
 
     monkeypatch.setattr(compile_fx, "_recursive_joint_graph_passes", passes)
     with fake_gpu("h100"):  # for which Triton tells what a kernel writes
-        joint_graphs(Model(write), (torch.randn(SIZE, 8), torch.zeros(SIZE, dtype=torch.int64)), {})
+        inputs = torch.randn(SIZE, 8), torch.zeros(SIZE, dtype=torch.int64), torch.ones(SIZE, requires_grad=True) * 1
+        joint_graphs(Model(write), inputs, {})
     assert {node.meta[NAME] for node in written_inputs(graphs[0])} == expected

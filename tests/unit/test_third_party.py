@@ -288,9 +288,11 @@ def test_bad_names(silence: str) -> None:
 
 def test_every_op_of_torch_that_says_attention_is_torchs() -> None:
     """None of its namespaces is forgotten."""
-    tested = {library.ns for library in LIBRARIES} | {"dash"}
+    tested = {library.ns for library in LIBRARIES} | {"dash"}  # and a stand-in of the kernels hub, where its tests were collected
     for name in torch._C._dispatch_get_all_op_names():
         namespace, _, op = name.partition("::")
         packet = getattr(getattr(torch.ops, namespace), op.partition(".")[0])
         found = getattr(packet, packet.overloads()[0])
-        assert namespace in tested or not says_attention(found) or is_of_torch(str(found)), name
+        assert (
+            namespace in tested or namespace.startswith("_flash_attn2_") or not says_attention(found) or is_of_torch(str(found))
+        ), name
