@@ -77,10 +77,10 @@ def graphs_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph is, after an internal error in the pass, what it was before, node by node."""
     stock = rewriting._rewrite
 
-    def compared(node: fx.Node, settings: Any) -> Any:
+    def compared(node: fx.Node, *others: Any) -> Any:
         module: Any = node.graph.owning_module
         before = [(x, x.args, x.kwargs, {**x.meta}) for x in node.graph.nodes], dict(module.named_children())
-        found = stock(node, settings)
+        found = stock(node, *others)
         if isinstance(found, declined.InternalError):
             after = [(x, x.args, x.kwargs, {**x.meta}) for x in node.graph.nodes], dict(module.named_children())
             assert after == before
