@@ -30,9 +30,10 @@ from .undo import Arguments
 MOST_COPIED = 2**20  # bytes of inputs that a graph copies for the case that the user writes to them before its backward
 UNKNOWN = 2**13  # elements of a tensor whose size is known when it is made
 NAME = "dash_name"  # in the meta of an input: what the user calls it
-NOTHING_SAVED = (
-    "its backward reads what depends on an input to which the graph writes, and nothing is saved for a backward",
-    "leave out torch._functorch.config.activation_memory_budget = 0 and torch._inductor.config.custom_partitioner_fn",
+COMPUTED_AGAIN = (
+    "its backward reads what depends on an input to which the graph writes, and may have to compute that again",
+    "leave out torch._functorch.config.activation_memory_budget and aggressive_recomputation, and "
+    "torch._inductor.config.custom_partitioner_fn",
 )
 DYNAMO = "torch._dynamo.symbolic_convert"
 
@@ -97,7 +98,7 @@ class Keeper:
     """
 
     def __init__(self, graph: fx.Graph) -> None:
-        self._graph, self._written, self._saves_nothing = graph, written_inputs(graph), _saves_nothing(graph)
+        self._graph, self._written, self._computes_again = graph, written_inputs(graph), _computes_again(graph)
 
     def keep(self, before: Arguments, obsolete: Iterable[fx.Node]) -> None:
         """Looks at one rewriting.
@@ -116,8 +117,10 @@ class Keeper:
         read = {y for x in late for y in x.all_input_nodes if y not in backward and y not in late and y.target is not KEEP}
         in_place: dict[str, None] = {}
         for x in [x for x in self._graph.nodes if x in read and is_tensor(x)]:
-            self._require_not_computed_again(x)
-            at = self._place(x, {*before} & backward, in_place)
+            is_written = not self._written.isdisjoint(reached([x], lambda y: y.all_input_nodes))
+            if is_written:
+                self._require_not_computed_again(x)
+            at = self._place(x, {*before} & backward, in_place, is_written=is_written)
             if at is not None:
                 kept = _by_way_of(_keep(self._graph, at), x, at)
                 for node in late:
@@ -126,18 +129,17 @@ class Keeper:
             if in_place and MARK in node.meta:
                 node.meta[MARK] = replace(node.meta[MARK], reads_in_place=tuple(in_place))
 
-    def _place(self, x: fx.Node, backward: set[fx.Node], in_place: dict[str, None]) -> fx.Node | None:
-        """What of a node, and what it is a view of, is to be kept; None if it may be read as it is, where that is to be told too.
+    def _place(self, x: fx.Node, backward: set[fx.Node], in_place: dict[str, None], *, is_written: bool) -> fx.Node | None:
+        """What of a node, and what it is a view of, is to be kept; None if it may be read as it is.
 
-        backward: what was in it without the rewriting."""
+        backward: what was in it without the rewriting. in_place: takes the names of inputs that are too large for a copy.
+        """
         base = base_of(x)
         if any(user in backward and not _is_ours(user) for view in _views(base) for user in view.users):
             return None  # the stock op reads it as well: torch refuses a write to it
-        if not self._written.isdisjoint(reached([base], lambda y: y.all_input_nodes)):
-            if self._saves_nothing:
-                raise Declined(*NOTHING_SAVED)
+        if is_written:
             return base
-        if base.op != "placeholder" or self._saves_nothing:
+        if base.op != "placeholder" or self._computes_again:
             return None
         smallest = min(_chain(x), key=_bytes)
         if _is_kept(smallest) or _bytes(smallest) + sum(_bytes(y) for y in self._graph.nodes if y.target is KEEP) <= MOST_COPIED:
@@ -146,7 +148,9 @@ class Keeper:
         return None
 
     def _require_not_computed_again(self, x: fx.Node) -> None:
-        """Raises Declined where a checkpoint computes a node in the backward from an input that was written to by then."""
+        """Raises Declined where the backward computes a node from an input that was written to by then."""
+        if self._computes_again:
+            raise Declined(*COMPUTED_AGAIN)
         again = reached([x], lambda y: y.all_input_nodes if must_recompute(y) else ())
         if must_recompute(x) and (inputs := again & self._written):
             names = ", ".join(sorted(y.meta.get(NAME, y.name) for y in inputs))
@@ -202,10 +206,10 @@ def _bytes(x: fx.Node) -> int:
     return (elements if isinstance(elements, int) else int(elements.node.hint or UNKNOWN)) * value.dtype.itemsize
 
 
-def _saves_nothing(graph: fx.Graph) -> bool:
-    """Whether a forward may not save what it is asked to: all is computed again, or the user splits graphs."""
-    budgets = [functorch_config.activation_memory_budget, *map(_budget, graph.nodes)]
-    return 0 in budgets or inductor_config.custom_partitioner_fn is not None
+def _computes_again(graph: fx.Graph) -> bool:
+    """Whether more is computed again in a backward than torch does by default: to save memory, or where the user splits graphs."""
+    budgets = [functorch_config.activation_memory_budget, *(x for x in map(_budget, graph.nodes) if x is not None)]
+    return min(budgets) < 1 or functorch_config.aggressive_recomputation or inductor_config.custom_partitioner_fn is not None
 
 
 def _budget(node: fx.Node) -> float | None:

@@ -31,6 +31,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import clear_decisions, decisions, emulation
 from dash_inductor.op import KEEP
+from dash_inductor.rewrite.kept import COMPUTED_AGAIN
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -55,6 +56,14 @@ def documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
 
 def made_documents(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> Tensor:
     return documents(q, k, v, (starts == 1).cumsum(1))
+
+
+def flat_documents(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return documents(q, k, v, ids.view(B, S))
+
+
+def shifted(q: Tensor, k: Tensor, v: Tensor, ids: Tensor) -> Tensor:
+    return documents(q, k, v, ids * 2 + 1)
 
 
 def window(q: Tensor, k: Tensor, v: Tensor, length: Tensor) -> Tensor:
@@ -159,6 +168,8 @@ def bools() -> tuple[Tensor, Tensor]:
 KINDS: dict[Callable[..., Tensor], tuple[Callable[[], tuple[Tensor, Tensor]], Callable[..., Tensor]]] = {
     documents: (integers(3, B, S), documents),
     made_documents: (integers(8, B, S), made_documents),
+    flat_documents: (integers(3, B * S), flat_documents),
+    shifted: (integers(3, B, S), shifted),
     window: (lambda: (torch.tensor(7), torch.tensor(20)), window),
     padding: (integers(3, B, S), padding),
     given_bool: (bools, given_bool),
@@ -302,6 +313,16 @@ def test_gradients_are_those_of_what_the_forward_saw(record_property: Callable[[
         record_property(f"attentions written to {when}", count)
 
 
+def test_what_is_computed_from_what_is_written():
+    """It is kept, too, where torch would compute it again in the backward."""
+    with functorch_config.patch(ban_recompute_materialized_backward=False):
+        check((Attention(shifted, "copy_", "after", made=False),), dynamic=False)
+
+
+def test_a_view_of_an_input():
+    check((Attention(flat_documents, "copy_", "between", made=False),), dynamic=False)
+
+
 class Counted(torch.nn.Module):
     """Its window grows with each forward; what is far away is what a large buffer says, which nobody writes to."""
 
@@ -373,9 +394,14 @@ def test_a_checkpoint_that_computes_a_mask_again():
     assert_same(actual, gradients_of(documents, values))
 
 
-def test_a_forward_that_may_save_nothing():
+@pytest.mark.every_case
+@pytest.mark.parametrize("options", [{"activation_memory_budget": 0}, {"aggressive_recomputation": True}])
+def test_a_partition_that_computes_much_again(options):
+    """Of what is written to an attention is declined then; of what is not, it is not."""
     ids, values = KINDS[documents][0]()
-    attention = Attention(documents, "copy_", "after", made=False)
-    with emulation.emulate(), functorch_config.patch(activation_memory_budget=0):
-        gradients_of(torch.compile(lambda *x: attention.run(documents, *x, values), fullgraph=True), ids.clone(), values)
-    assert (decisions()[-1].reason or "").endswith("and nothing is saved for a backward") and decisions()[-1].remedy
+    for when, reason in (("after", COMPUTED_AGAIN[0]), ("between", None)):
+        torch._dynamo.reset()
+        attention = Attention(documents, "copy_", when, made=False)
+        with emulation.emulate(), functorch_config.patch(**options):
+            gradients_of(torch.compile(lambda *x, a=attention: a.run(documents, *x, values), fullgraph=True), ids.clone(), values)
+        assert decisions()[-1].reason == reason
