@@ -44,6 +44,9 @@ def sums(
     entries = order[1].get_size()[0] - 1 if order else sympy.Integer(1)
     of_neighbours = len(sizes) - 1 not in kept
     block_kept, block_summed = (1, BLOCK_OF_NEIGHBOURS) if of_neighbours or order else (BLOCK_KEPT, BLOCK_SUMMED)
+    blocks = CeilDiv(sympy_product([sizes[axis] for axis in (*summed, *mixed)]), block_summed)
+    if isinstance(blocks, sympy.Integer):
+        splits = max(1, min(splits, int(blocks)))  # the others would add zeros
     found = empty([sympy.Integer(splits), places, entries], torch.float32, device)
     kernels.call(
         kernels.SHARES,

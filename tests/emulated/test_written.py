@@ -100,7 +100,7 @@ def five_dimensions(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
 
 def learnt(q: Tensor, k: Tensor, v: Tensor, factor: Tensor) -> Tensor:
     """A mask that has a gradient, and is made of what is written to."""
-    return sdpa(q, k, v, q.mean(-1)[..., None] * factor.to(q.dtype))
+    return sdpa(q, k, v, q.square().mean((1, 2, 3), keepdim=True) * factor.to(q.dtype))
 
 
 def keys(q: Tensor, k: Tensor, v: Tensor, x: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ KINDS: dict[Callable[..., Tensor], tuple[Callable[[], tuple[Tensor, Tensor]], Ca
     keys: (numbers(B, 1, S, D), keys),
     sink: (numbers(H), sink),
     given_float: (numbers(S, S), given_float),
-    learnt: (numbers(S), learnt),
+    learnt: (numbers(S, S), learnt),
     grouped: (numbers(B, 1, S, D), grouped),
     mask_mod: (integers(3, B, S), of_mask_mod),
     score_mod: (numbers(S, S), given_float),
