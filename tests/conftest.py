@@ -16,7 +16,6 @@ LONGEST = (
     "test_gates.py",
     "test_execute.py",
     "test_recipes.py",
-    "test_replayed_kernels.py",
     "test_by_hand.py",
     "test_explain.py",
     "test_distributed.py",

@@ -19,6 +19,7 @@ from dash_inductor.sass.replay.constants import Constants
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Template
 
+pytestmark = pytest.mark.nightly
 # The cost files are of one Triton's code; the replay itself is of any.
 PRICED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the cost files are of Triton 3.7's code")
 SHAPES = ("full", "causal")
@@ -94,7 +95,7 @@ def test_gates_and_codegen_print_it(capsys):
     assert tensor == pytest.approx([1024, 768], abs=2)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_100", pytest.param("sm_120", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "sm_120"])
 def test_other_gpus_are_not_predicted(arch):
     row = judged(Cell(arch, Template.ONE_PASS, "bf16", 64, "full"))
     assert (row["predicted_cycles"], row["not_predicted"]) == (None, "only sm_90 can be replayed")
@@ -112,7 +113,6 @@ def test_the_command(tmp_path, capsys):
     assert len(hgmma) == 64 // 16 * 2 + 64 // 16 * 2
 
 
-@pytest.mark.nightly
 def test_the_command_says_what_hangs_on_each_guess(tmp_path, capsys):
     """In CI tests/unit/test_replay.py asks for it of a loop of three instructions."""
     path = tmp_path / "kernel.cubin"
@@ -136,7 +136,6 @@ def test_the_cost_files_are_of_these_kernels(device, head_dim):
     assert tflops["estimate"] and percent["estimate"]
 
 
-@pytest.mark.nightly
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_the_cost_files_are_of_two_passes_of_head_dim_256(device):
@@ -163,7 +162,6 @@ def replays_of_gluon(head_dim: int) -> list[Replay]:
     return found
 
 
-@pytest.mark.nightly
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_the_cost_files_are_of_the_gluon_kernel(device):

@@ -21,6 +21,7 @@ from docs.generate import blocks, formulas
 from docs.generate.pictures import PICTURES, path_of
 
 ROOT = Path(__file__).parents[2]
+SLOW = ("commands.md", "performance.md")  # pages that take many seconds to write
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 TEXTS = [
     path for path in TRACKED if path.endswith((".md", ".py", ".jinja", ".toml")) and not path.startswith(("tests/", "benchmarks/"))
@@ -71,7 +72,9 @@ def test_the_readme_is_one_screen():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 65
 
 
-@pytest.mark.parametrize("page", blocks.pages(), ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.nightly] * (page.name in SLOW), id=page.name) for page in blocks.pages()]
+)
 def test_generated_blocks_are_what_the_code_says(page: Path) -> None:
     text = page.read_text()
     assert blocks.written(text) == text, "python -m docs.generate writes it anew"
@@ -117,6 +120,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.nightly
 def test_the_site_has_every_page(site: Path) -> None:
     built = {path.stem for path in site.glob("*.html")}
     assert built >= {path.stem for path in (ROOT / "docs").glob("*.md")}
@@ -137,11 +141,13 @@ def test_the_site_has_every_page(site: Path) -> None:
     }
 
 
+@pytest.mark.nightly
 def test_the_api_page_has_every_public_name(site: Path) -> None:
     ids = Links(site / "api.html").ids
     assert {f"dash_inductor.{name}" for name in dash_inductor.__all__} <= ids
 
 
+@pytest.mark.nightly
 def test_the_api_page_takes_prose_for_no_type(site: Path) -> None:
     """Of properties, whose docstrings are sentences, and of two fields that share a text."""
     page = (site / "api.html").read_text()
@@ -149,6 +155,7 @@ def test_the_api_page_takes_prose_for_no_type(site: Path) -> None:
     assert {"roles", "heads_in_flight"} <= set(re.findall(r"<strong>(\w+)</strong>", page))
 
 
+@pytest.mark.nightly
 def test_links_lead_somewhere(site: Path) -> None:
     """Anchors included; of other sites nothing is asked."""
     pages = {path.name: Links(path) for path in site.glob("*.html")}

@@ -22,6 +22,7 @@ from benchmarks.h800.placement import WORKERS, Placement, place
 from benchmarks.h800.surface import makespans
 from dash_inductor.schedule import Geometry, GroupedPlan, make_order, simulate
 
+pytestmark = pytest.mark.nightly
 FULL, CAUSAL = "full", "causal"
 
 

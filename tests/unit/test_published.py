@@ -29,6 +29,7 @@ from benchmarks.published.steps import BANDWIDTH, GLUON, OURS, steps
 from dash_inductor.sass.replay.constants import Constants
 from dash_inductor.sass.replay.pricing import LAW
 
+pytestmark = pytest.mark.nightly
 KNOWN = loops.read()
 ROWS = rows(figures(), KNOWN)
 

@@ -135,6 +135,7 @@ def test_every_stage_of_a_full_run(part: int, h100: list[str], tmp_path: Path, c
     assert f"Kept in: {out}" in capsys.readouterr().out
 
 
+@pytest.mark.nightly
 def test_folders_of_the_parts_merge(h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folders = [str(tmp_path / f"part{part}") for part in (1, 2, 3)]
     for part, folder in enumerate(folders, 1):
@@ -276,6 +277,7 @@ def test_how_a_stage_ends() -> None:
     assert ended("raise SystemExit(124)", 60)[0] == ("time limit", 124)
 
 
+@pytest.mark.nightly
 def test_a_stage_that_takes_too_long_ends_with_what_it_started(tmp_path: Path) -> None:
     """Also one that does not listen."""
     mark = tmp_path / "mark"

@@ -10,6 +10,8 @@ import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 from dash_inductor.schedule.candidates import formula_of
 
 SCRIPT = """
@@ -52,6 +54,7 @@ def run(*command: str | Path, **environ: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 def test_tlparse_shows_each_graph(tmp_path):
     """An entry under its compile id, of a graph that is compiled as of one that comes out of a cache."""
     (tmp_path / "train.py").write_text(SCRIPT)
