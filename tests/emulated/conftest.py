@@ -3,15 +3,34 @@
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch._inductor.compile_fx
 from attention import poison_uninitialised_memory
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
+from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 import dash_inductor
 from dash_inductor import config, emulation, resolve
+
+
+def make_once(kind: type) -> None:
+    """Objects of a class that has no state take their attributes from the first one."""
+    make, made = kind.__init__, dict[str, Any]()
+
+    def __init__(self: Any) -> None:
+        if not made:
+            make(self)
+            made.update(vars(self))
+        vars(self).update(made)
+
+    kind.__init__ = __init__
+
+
+make_once(DtypePropagationOpsHandler)  # Inductor makes one for each node of a graph, in 4 % of the time of these tests
 
 
 @pytest.fixture(autouse=True)

@@ -17,6 +17,8 @@ from dash_inductor.qualify.measure import LAUNCHES, Result, attempt, settings
 from dash_inductor.qualify.rows import OK
 from dash_inductor.qualify.shapes import Shape
 
+pytestmark = pytest.mark.nightly
+
 CAUSAL = Shape("tiny", "causal", 1, 4, 2, 70, 16)
 FULL = Shape("tiny", "full", 1, 2, 2, 70, 16)
 GEMMA = Shape("tiny", "causal", 1, 2, 1, 150, 16, window=40, softcap=1.5)
@@ -26,7 +28,6 @@ FLEX = {
     "documents": Shape("tiny", "causal", 2, 1, 1, 150, 16, documents=(90, 3, 57)),
     "both directions, window, documents": Shape("tiny", "full", 1, 2, 1, 100, 16, window=20, documents=(60, 3, 37)),
 }
-*OTHERS, QUICK = FLEX
 KNOWN = who.contenders() | who.tuned()
 
 
@@ -55,7 +56,7 @@ def test_ours_and_the_baseline():
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-@pytest.mark.parametrize("name", [*(pytest.param(name, marks=pytest.mark.nightly) for name in OTHERS), QUICK])
+@pytest.mark.parametrize("name", FLEX)
 def test_flex_attention(name):
     """Ours comes from FlexAttention there; stock's kernel runs as well."""
     shape = FLEX[name]
@@ -77,7 +78,7 @@ def test_a_reference_of_another_mask_or_score_is_far_off():
         assert min(errors.values()) > 0.01, change
 
 
-@pytest.mark.parametrize("shape", [CAUSAL, pytest.param(GEMMA, marks=pytest.mark.nightly)], ids=["causal", "flex"])
+@pytest.mark.parametrize("shape", [CAUSAL, GEMMA], ids=["causal", "flex"])
 def test_the_price_of_order_is_paid_in_wrong_gradients(shape):
     """Without waiting some rank 0 stores over what came before it: dq is wrong, dk and dv are not sums across CTAs."""
     unordered = tried("ours-unordered", shape)
@@ -86,7 +87,7 @@ def test_the_price_of_order_is_paid_in_wrong_gradients(shape):
     assert tried("ours", shape).error < 1e-5  # and what is compiled after it is the kernel again
 
 
-@pytest.mark.parametrize("name", ["ours-release-after-s", pytest.param("ours-release-after-dv", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("name", ["ours-release-after-s", "ours-release-after-dv"])
 def test_where_a_step_is_released_decides_no_bits(name):
     inputs = random_inputs(CAUSAL, "cpu", torch.float32)
     ours, variant = (tried(n, CAUSAL, inputs).prepared.launch() for n in ("ours", name))

@@ -18,6 +18,8 @@ from dash_inductor.qualify.variants import VARIANTS, Variant
 from dash_inductor.sass.cubin import CubinReport, disassemble, inspect
 from dash_inductor.schedule import MASKS
 
+pytestmark = pytest.mark.nightly
+
 BY_NAME = {"as-is": Variant("as-is", "as it is"), **{variant.name: variant for variant in VARIANTS}}
 
 
