@@ -20,6 +20,7 @@ from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
 from . import flex
 from .score_function import operations
+from .sdpa import mods_of
 
 
 def mark_again(graph: fx.Graph, settings: Config) -> None:
@@ -57,7 +58,7 @@ def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
     of_scores, derivative = (operations(_graph(node, x)) for x in (arguments.score_mod, arguments.joint))
     dropout = Dropout(*arguments.kernel_options[DROPOUT]) if DROPOUT in arguments.kernel_options else None
     others: dict[str, Any] = {
-        "mods": of_scores + derivative if of_scores else None,
+        "mods": mods_of(of_scores + derivative if of_scores else None, dropout),
         "dropout": dropout,
         "changes_scores": of_scores > 0,
     }
