@@ -25,7 +25,7 @@ from .mods import Mods, mods_of
 
 
 @register_lowering(REWRITTEN, type_promotion_kind=None)
-def rewritten(x: TensorBox, mask: str, stock: str | None, at_load: str | None = None) -> TensorBox:
+def rewritten(x: TensorBox, mask: str, stock: str | None, **of_marks: Any) -> TensorBox:
     """x; RuntimeError where the node that takes it would go to the stock lowering, which may lack what it needs."""
     if not header.is_in_use():
         raise RuntimeError(header.NOT_IN_FORCE)

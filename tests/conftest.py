@@ -11,6 +11,8 @@ INTERPRETED = "emulated"  # the folder that needs TRITON_INTERPRET=1
 COMPILED = ("expect", "gpu", "ptx")  # the folders that need it unset
 # Files of few tests that take long. They begin first: one that began last would keep one core busy and leave the others idle.
 LONGEST = (
+    "test_written.py",
+    "test_captured.py",
     "test_options.py",
     "test_processes.py",
     "test_gates.py",

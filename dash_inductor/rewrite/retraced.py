@@ -19,8 +19,7 @@ from ..op import DROPOUT, FLEX_BACKWARD, MARK, REWRITTEN, SDPA_BACKWARD, SEGMENT
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
 from . import flex
-from .score_function import operations
-from .sdpa import mods_of
+from .score_function import is_identity
 
 
 def mark_again(graph: fx.Graph, settings: Config) -> None:
@@ -48,22 +47,18 @@ def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
     said = arguments.grad_logsumexp if arguments.grad_out is None else arguments.grad_out
     if said.target is not REWRITTEN:
         return None
-    _, mask, stock, at_load = (*said.args, None, None)[:4]
+    _, mask, stock = said.args
     if stock is None:
         gathered = SEGMENTS in arguments.kernel_options
         return Mark(flex.rewriting_of(node, settings, gathered=gathered, mask=mask), "", mask)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
     kind = BLOCK_MASK if mask == "varlen" else mask
     blocks = {"block_size": (arguments.mask.q_block, arguments.mask.kv_block), "masks": _masks(arguments, node)}
-    of_scores, derivative = (operations(_graph(node, x)) for x in (arguments.score_mod, arguments.joint))
     dropout = Dropout(*arguments.kernel_options[DROPOUT]) if DROPOUT in arguments.kernel_options else None
-    others: dict[str, Any] = {
-        "mods": mods_of(of_scores + derivative if of_scores else None, dropout),
-        "dropout": dropout,
-        "changes_scores": of_scores > 0,
-    }
+    changes_scores = not is_identity(_graph(node, arguments.score_mod))
+    others: dict[str, Any] = {"mods": said.kwargs.get("mods"), "dropout": dropout, "changes_scores": changes_scores}
     problem = Problem.of(query, key, value, mask=kind, scale=arguments.scale, **others | (blocks if kind == BLOCK_MASK else {}))
-    return Mark(_resolved(problem, settings, query), stock, mask, at_load=at_load)
+    return Mark(_resolved(problem, settings, query), stock, mask, at_load=said.kwargs.get("at_load"))
 
 
 def _resolved(problem: Problem, settings: Config, query: Any) -> Resolution:

@@ -91,10 +91,13 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if stock.trains_mask and (declined := why_too_many((*query.shape[:3], key.shape[2]))):
         raise declined
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
+    mods = None if scores is None else scores.operations
+    if dropout:
+        mods = (mods or 0) + OPERATIONS[dropout.generator]
     others = {
         "block_size": block_size,
         "masks": function.masks(*query.shape[:2]) if function else 1,
-        "mods": mods_of(None if scores is None else scores.operations, dropout),
+        "mods": mods,
         "stock": _kept(stock, mask),
         "dropout": dropout,
         "changes_scores": scores is not None,
@@ -104,11 +107,6 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if declined := why_distrusted(stock) or (why_bits_unknown(stock, dropout) if dropout else None):
         raise declined
     return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout)
-
-
-def mods_of(operations: int | None, dropout: Dropout | None) -> int | None:
-    """Operations for an element of the scores: of a function, None where there is none, and of what the forward dropped."""
-    return (operations or 0) + OPERATIONS[dropout.generator] if dropout else operations
 
 
 def _kept(stock: SdpaBackward, mask: str) -> Stock | None:

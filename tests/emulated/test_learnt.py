@@ -19,6 +19,7 @@ from torch._dynamo.utils import counters
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from dash_inductor import decisions, emulation, enabled
+from dash_inductor.lowering import sums
 from dash_inductor.op import captured
 from dash_inductor.rewrite import sdpa
 
@@ -158,6 +159,7 @@ def test_the_same_bits_in_every_interleaving():
 
 LARGE = large((BATCH, HEADS, Q_LEN, KV_LEN))
 SUMS = {
+    "scalar [1]": Sum.of(1, at=lambda b, h, m, n: (0 * n,), kept=()),
     "[S, S]": Sum.of(Q_LEN, KV_LEN, at=lambda b, h, m, n: (m, n), kept=(2, 3)),
     "[H, S, S]": Sum.of(HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (h, m, n), kept=(1, 2, 3)),
     "[1, H, S, S]": Sum.of(1, HEADS, Q_LEN, KV_LEN, at=lambda b, h, m, n: (0 * b, h, m, n), kept=(1, 2, 3)),
@@ -165,7 +167,6 @@ SUMS = {
     "token [B, 1, 1, S]": Sum.of(BATCH, 1, 1, KV_LEN, at=lambda b, h, m, n: (b, 0 * h, 0 * m, n), kept=(0, 3)),
     "query [H, S, 1]": Sum.of(HEADS, Q_LEN, 1, at=lambda b, h, m, n: (h, m, 0 * n), kept=(1, 2)),
     "slopes [H, 1, 1]": Sum.of(HEADS, 1, 1, at=lambda b, h, m, n: (h, 0 * m, 0 * n), kept=(1,)),
-    "scalar [1]": Sum.of(1, at=lambda b, h, m, n: (0 * n,), kept=()),
 }
 
 
@@ -205,6 +206,24 @@ def test_the_order_of_a_sum_of_dynamic_lengths():
 def test_the_order_of_a_sum_of_two_layers():
     assert_in_order(in_two_layers, SUMS["[1, H, S, S]"])
     assert rewritten() == 2
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("dynamic", "splits"), [(False, {-(-BATCH * Q_LEN // 16)}), (True, {32})])
+def test_a_sum_has_no_more_splits_than_blocks(monkeypatch, dynamic, splits):
+    """Where sizes are known: of the queries of all batch elements, 16 at a time."""
+    launched = []
+    call = sums.kernels.call
+
+    def recorded(kernel: str, **given: Any) -> Any:
+        launched.append(given["constants"].get("SPLITS"))
+        return call(kernel, **given)
+
+    monkeypatch.setattr(sums.kernels, "call", recorded)
+    inputs, grad_out = inputs_of(1, HEADS, 1, KV_LEN)
+    with emulation.emulate():
+        gradients(compiled(attend(), dynamic=dynamic), inputs, grad_out)
+    assert {*launched} - {None} == splits
 
 
 def test_a_sum_in_float64_stays_torchs():
