@@ -38,7 +38,7 @@ pytestmark = pytest.mark.usefixtures("rewriting")
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 ATTENTIONS = 4  # of an example
 EXAMPLES = 130 if NIGHTLY else 15
-B, H, S, D = 1, 2, 40, 16
+B, H, S, D = 2, 2, 40, 16
 SEES_ITSELF = torch.eye(S, dtype=torch.bool)
 
 
