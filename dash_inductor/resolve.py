@@ -10,27 +10,24 @@ from typing import Any
 
 from .config import AUTO, GLUON, TRITON, Config
 from .decision import Declined, Kernel, LeftToStock
-from .devices.cost_files import load_costs, load_tflops, load_two_pass, two_pass_percent
-from .devices.stock_kernels import percent_as_called, published, stock_cost
+from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
+from .devices.stock_kernels import stock_cost
 from .devices.target import Target
+from .prices import TIE, Price, function_share, is_small, of_one_pass, of_stock, of_two_passes
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
 from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
-from .schedule.costs import FLOP_PER_ELEMENT, two_pass_margin
+from .schedule.costs import two_pass_margin
 from .schedule.families import may_round_robin, why_impossible
 from .schedule.formulas.chained import chained_plan, chained_time
 from .schedule.packing import schedule_ints, why_no_round_robin
 from .templates import gluon_is_tested, tiles
 from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Template, Tile, TwoPassTile
 
-# What an operation of FlexAttention's functions costs, in FLOP of the kernel's matmuls: an SM does 128 of them in a clock, its
-# tensor cores 4,096 FLOP, of which the kernel gets about 0.4. Unmeasured proxy; error against the replay -32 % to +48 %.
-MOD_FLOP = 13
 FP32_BYTES = 4
 as_if_small: ContextVar[bool] = ContextVar("as_if_small", default=False)  # whether the smaller tile is taken always; set by trials
 OURS = "none needed: template='one_pass' or guarantee='device' takes ours all the same"  # where speed leaves it to another kernel
-TIE = 1.05  # times our predicted speed, up to which ours is taken in the place of another deterministic kernel
 
 
 @dataclass(frozen=True)
@@ -76,6 +73,12 @@ class Resolution:
         return TRITON if self.one_pass is None else kernel_for(self.problem, self.settings, self.target)
 
     @property
+    def lacks_gluon(self) -> bool:
+        """Whether it would be for the Gluon kernel, if that were tested with the Triton that is installed."""
+        is_for_gluon = self.settings.kernel == AUTO and _is_for_gluon(self.problem, self.settings, self.target)
+        return is_for_gluon and not gluon_is_tested()
+
+    @property
     def chained(self) -> bool:
         """Whether every chain has its own ticket, so that the launch ends with any number of resident CTAs."""
         return self.settings.launch == "chained" or self.problem.mask == BLOCK_MASK
@@ -102,7 +105,7 @@ class Resolution:
     def two_pass_costs(self) -> TwoPass:
         """What two passes cost on the target."""
         assert self.two_pass
-        return _two_pass_costs(self.target, self.two_pass)
+        return _two_pass_costs(self.target, self.two_pass, self.problem.mask)
 
     @cached_property
     def schedule(self) -> tuple[Plan, int | None]:
@@ -141,35 +144,36 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     """
     if declined := problem.why_not_taken():
         raise declined
-    template = template_for(problem, settings, target)
+    kernel = kernel_for(problem, settings, target)
     try:
-        one_pass, two_pass = _tiles(template, problem, settings, target)
+        one_pass, two_pass = _tiles(template_for(problem, settings, target), problem, settings, target)
     except NoTile as no_tile:
         raise Declined(str(no_tile), no_tile.remedy) from None
     tile = one_pass or two_pass
     assert tile
     if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(tile)):
         raise declined
-    asked = settings.template != "auto" or settings.schedule != "auto" or problem.segments > 0
-    kernel = kernel_for(problem, settings, target)
-    may_stay = settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
-    if may_stay:
+    if by_speed(problem, settings, target):
         _require_speed(problem, target, one_pass, two_pass, kernel)
+        if one_pass and not two_pass and (fewer := _for_few_chains(problem, settings, target, one_pass, kernel)):
+            one_pass, two_pass = None, fewer
     if one_pass is None:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
         raise declined
-    costs = _costs(target, one_pass, two_pass, kernel)
-    if problem.mods and kernel == TRITON:  # Gluon's mask function is asked before the launch
-        costs = replace(costs, step_ns=round(costs.step_ns * (1 + _share_of_mods(problem, one_pass))))
-    if may_stay and two_pass is None:
-        _require_chains(problem, one_pass, costs, target)
+    costs = _costs_with_functions(problem, target, one_pass, two_pass, kernel)
     resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
     if reason := _why_no_schedule(resolution):
         raise Declined(reason, DEFAULTS)
     if not problem.is_static or problem.mask == BLOCK_MASK:
         return resolution
     return _with_schedule(resolution, one_pass)
+
+
+def by_speed(problem: Problem, settings: Config, target: Target) -> bool:
+    """Whether speed decides between our kernels and stock's: of a GPU, under `run`, where nothing asks for one of ours."""
+    asked = any(getattr(settings, name) != AUTO for name in ("template", "schedule", "kernel")) or problem.segments > 0
+    return settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
 
 
 def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
@@ -179,10 +183,14 @@ def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
     """
     if settings.kernel != AUTO:
         return settings.kernel
+    return GLUON if gluon_is_tested() and _is_for_gluon(problem, settings, target) else TRITON
+
+
+def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
+    """Whether `auto` takes the Gluon kernel, by a Triton with which that was tested."""
     head_dim, value_dim = problem.head_dims
     is_faster = head_dim == value_dim and (target.arch, problem.dtype, head_dim) in tiles.GLUON_BY_DEFAULT
-    is_taken = problem.mask != BLOCK_MASK and not problem.why_no_gluon() and settings.template != Template.TWO_PASS
-    return GLUON if is_faster and is_taken and gluon_is_tested() else TRITON
+    return is_faster and problem.mask != BLOCK_MASK and not problem.why_no_gluon() and settings.template != Template.TWO_PASS
 
 
 def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
@@ -243,7 +251,7 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
 
 
 def _template_of_flex(problem: Problem, settings: Config, target: Target) -> Template:
-    """One pass, or two for larger head dims; Declined where the settings cannot be met."""
+    """One pass, or two where they are faster and for larger head dims; Declined where the settings cannot be met."""
     if settings.kernel == GLUON and (declined := problem.why_no_gluon()):
         raise declined
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
@@ -255,7 +263,7 @@ def _template_of_flex(problem: Problem, settings: Config, target: Target) -> Tem
     if not takes_two:
         _require_small(problem, settings)
     if not takes_two and max(problem.head_dims) <= ONE_PASS_HEAD_DIM:
-        return Template.ONE_PASS
+        return Template.TWO_PASS if _two_passes_are_faster(problem, settings, target) else Template.ONE_PASS
     if problem.segments:
         by = "template='two_pass'" if takes_two else f"head dim {tiles.dims_text(*problem.head_dims)}"
         remedy = f"{DEFAULTS}, and a head dim of at most {ONE_PASS_HEAD_DIM}"
@@ -273,78 +281,75 @@ def _require_small(problem: Problem, settings: Config) -> None:
         raise Declined(reason, f"{DEFAULTS}: two passes take such head dims")
 
 
+def _two_passes_are_faster(problem: Problem, settings: Config, target: Target) -> bool:
+    """Whether they are by the margin of their estimate, whatever the sizes, and may be taken."""
+    if not _may_take_two(problem, settings, target):
+        return False
+    two, margin = of_two_passes(problem, target), two_pass_margin(two_pass_percent(target.key, max(problem.head_dims))[1])
+    one_pass, _ = _tiles(Template.ONE_PASS, problem, settings, target)
+    assert one_pass
+    return two.tflops * 100 > of_one_pass(problem, target, one_pass, TRITON).tflops * (100 + margin)
+
+
+def _may_take_two(problem: Problem, settings: Config, target: Target) -> bool:
+    """Whether two passes may stand in for one: plain launches would take reserved SMs, and blocks have to be whole tiles."""
+    fit = problem.mask != BLOCK_MASK or problem.why_no_blocks(_two_pass_tile(problem, target)) is None
+    return by_speed(problem, settings, target) and not target.reserved_sms and fit
+
+
 def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None, kernel: str) -> None:
-    """Raises LeftToStock where flash attention has another implementation, and what is known of its speed is above ours.
+    """Raises LeftToStock where the stock kernel is deterministic, and faster than ours by more than a tie, by what is known."""
+    if (stock := of_stock(problem, target)) is None or problem.stock is None:
+        return
+    prices = [of_one_pass(problem, target, one_pass, kernel)] if one_pass else []
+    ours = max([*prices, *[of_two_passes(problem, target)] * (two_pass is not None)], key=lambda price: price.tflops)
+    if stock.tflops <= TIE * ours.tflops:
+        return
+    implementation, name, remedy = problem.stock.implementation, "stock's kernel, deterministic too,", OURS
+    if problem.stock.called:
+        implementation, name = None, "its kernel"
+    elif implementation:
+        name = f"{implementation}, active in torch's registry and deterministic,"
+        remedy = OURS.replace(" or ", ", ", 1).replace(" takes", " or restore_flash_attention_impl() takes")
+    raise LeftToStock(f"{name} is faster: {stock}; ours {ours}", remedy, implementation=implementation)
 
-    One of torch's registry has to be deterministic, and above ours by more than a tie. An op that is called with deterministic=True
-    has to be no slower than ours.
+
+def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Tile, kernel: str) -> TwoPassTile | None:
+    """Two passes, where chains are so few that these are faster than one; None where they are not, or may not be taken.
+
+    With few chains one pass takes as long as its longest chain, two passes what their work takes when all SMs share it.
+
+    Raises:
+        LeftToStock: the stock kernel, which is deterministic in the mode in force, is then faster than both.
     """
-    stock = problem.stock
-    if stock is None or not stock.may_stay or stock.implementation is None:
-        return
-    implementation, called = stock.implementation, stock.called
-    if called and one_pass and kernel == TRITON:
-        percent_of_ours = percent_as_called(implementation, target.arch, problem.head_dims)
-        if percent_of_ours is not None and percent_of_ours <= 100:
-            known = f"takes about {percent_of_ours} % of the time of ours, by what is known of like attentions"
-            raise LeftToStock(f"its kernel {known} (dash_inductor/devices/stock_kernels.py)", OURS)
-        return
-    figure = published(implementation, target.arch, problem.head_dims, problem.mask)
-    if figure is None:
-        return
-    tile = one_pass or two_pass
-    assert tile
-    of_one, by_triton = (load_tflops(target.key, tile.mean_dim, each) for each in (kernel, TRITON))
-    percent, _ = two_pass_percent(target.key, tile.mean_dim)
-    ours = max(of_one if one_pass else 0, by_triton * 100 / percent if two_pass else 0)
-    if called and figure.tflops >= ours:
-        raise LeftToStock(f"its kernel is no slower: {figure}; ours {ours:.0f} TFLOPS predicted", OURS)
-    if not called and figure.tflops > TIE * ours:
+    one, two = of_one_pass(problem, target, tile, kernel), of_two_passes(problem, target)
+    chains, workers = problem.kv_heads_total * problem.chains_of_work(tile), target.sms * tile.ctas_per_sm
+
+    def least(other: Price) -> int:
+        """Times the longest chain that the work must be, for one pass to be as fast."""
+        return math.ceil(workers * other.tflops / one.tflops)
+
+    takes_two = (problem.mods is not None or problem.mask == BLOCK_MASK) and _may_take_two(problem, settings, target)
+    stock = _stock_that_shares(problem, target, tile)
+    if stock and not (takes_two and two.tflops > stock.tflops) and chains < least(stock):
         raise LeftToStock(
-            f"{implementation} is active in torch's registry, and deterministic: {figure}; ours {ours:.0f} TFLOPS predicted",
-            "none needed: guarantee='device', template='one_pass' or restore_flash_attention_impl() takes ours all the same",
-            implementation=implementation,
-        )
-
-
-def _require_chains(problem: Problem, tile: Tile, costs: Costs, target: Target) -> None:
-    """Raises LeftToStock where chains are few and stock's kernel, which is deterministic in the mode in force, is faster.
-
-    Then one pass takes as long as its longest chain. Stock's kernel takes as long as its own longest CTA, or what its work takes
-    when all SMs share it, whichever is more.
-    """
-    stock = problem.stock
-    if stock is None or not stock.is_deterministic or stock.implementation not in (None, "FA2"):  # that one is torch's own
-        return
-    kernel, of_head = stock.kernel, problem.chains_of_work(tile)
-    if kernel == Kernel.FLEX:
-        # Its longest CTA has the steps of our longest chain, and less to do in each.
-        name, shared, ends_sooner = "stock's two passes", _two_passes_by_one(problem, tile, costs, target), True
-    else:
-        name = "flash_attn's kernel" if stock.called else "stock's kernel in strict mode"
-        cost = stock_cost(kernel, target.arch, tile.mean_dim)
-        shared, longest = cost.shared / 100, of_head if kernel == Kernel.EFFICIENT else 1
-        ends_sooner = longest * cost.chain < 100 * problem.group
-    chains, least = problem.kv_heads_total * of_head, math.ceil(costs.workers / shared)
-    if ends_sooner and chains < least:
-        raise LeftToStock(
-            f"few KV tiles: all the work is {chains} times that of the longest chain, and one pass needs {least} times to be "
-            f"as fast as {name}, deterministic too",
+            f"few KV tiles: all the work is {chains} times that of the longest chain, and one pass needs {least(stock)} times to "
+            f"be as fast as stock's kernel, deterministic too: {stock}; ours {one}",
             OURS,
         )
+    return _two_pass_tile(problem, target) if takes_two and chains < least(two) else None
 
 
-def _two_passes_by_one(problem: Problem, tile: Tile, costs: Costs, target: Target) -> float:
-    """The time of FlexAttention's two passes over that of one pass, for an element; its functions count twice in it."""
-    two_pass, share = _two_pass_costs(target, _two_pass_tile(problem, target)), _share_of_mods(problem, tile)
-    one_ns = costs.step_ns / (tile.block_m * tile.block_n)
-    two_ns = two_pass.kv_step_ns / (two_pass.block_m * two_pass.kv_rows) + two_pass.q_step_ns / (two_pass.q_rows * two_pass.block_n)
-    return two_ns / one_ns + 2 * share / (1 + share)
-
-
-def _share_of_mods(problem: Problem, tile: Tile) -> float:
-    """What the functions of a FlexAttention take of a step of one pass, in parts of what the step takes without them."""
-    return (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * tile.mean_dim)
+def _stock_that_shares(problem: Problem, target: Target, tile: Tile) -> Price | None:
+    """The price of a deterministic kernel, torch's or flash_attn 2's, whose longest CTA takes no longer than our longest chain."""
+    stock = problem.stock
+    if stock is None or not stock.is_deterministic or stock.implementation not in (None, "FA2"):  # which is torch's own
+        return None
+    if stock.kernel != Kernel.FLEX:  # of which it has the steps of our longest chain, and less to do in each
+        longest = problem.chains_of_work(tile) if stock.kernel == Kernel.EFFICIENT else 1
+        if not longest * stock_cost(stock.kernel, target.arch, tile.mean_dim).chain < 100 * problem.group:
+            return None
+    return of_stock(problem, target)
 
 
 def _why_no_schedule(resolution: Resolution) -> str | None:
@@ -371,15 +376,25 @@ def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
     return replace(resolution, one_pass=None if takes_two else one_pass, two_pass=two_pass, choice=choice)
 
 
+def _costs_with_functions(problem: Problem, target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str) -> Costs:
+    """The costs of a tile step beside what functions take."""
+    of = target, one_pass, two_pass, kernel, problem.mask
+    costs = _costs(*of, kernel == TRITON and is_small(problem, target, one_pass))
+    if not problem.mods or kernel == GLUON:  # whose mask function is asked before the launch
+        return costs
+    return replace(costs, step_ns=costs.step_ns + round(_costs(*of, False).step_ns * function_share(problem, target)))
+
+
 @cache
-def _costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str) -> Costs:
+def _costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str, mask: str, small: bool) -> Costs:
     """The costs of a tile step on the target, in nanoseconds; those of two passes with them where sizes decide."""
     blocks = {"block_m": one_pass.block_m, "block_n": one_pass.block_n, "head_dim": one_pass.mean_dim}
-    costs = load_costs(target.key, **blocks, sms=target.sms, ctas_per_sm=one_pass.ctas_per_sm, kernel=kernel)
-    return replace(costs, two_pass=_two_pass_costs(target, two_pass)) if two_pass else costs
+    of_gpu = {"sms": target.sms, "ctas_per_sm": one_pass.ctas_per_sm}
+    costs = load_costs(target.key, **blocks, **of_gpu, kernel=kernel, mask=mask, small=small)
+    return replace(costs, two_pass=_two_pass_costs(target, two_pass, mask)) if two_pass else costs
 
 
 @cache
-def _two_pass_costs(target: Target, two_pass: TwoPassTile) -> TwoPass:
+def _two_pass_costs(target: Target, two_pass: TwoPassTile, mask: str) -> TwoPass:
     """What two passes cost on the target."""
-    return load_two_pass(target.key, **two_pass.sizes(), sms=target.sms)
+    return load_two_pass(target.key, **two_pass.sizes(), sms=target.sms, mask=mask)

@@ -39,6 +39,18 @@ def gluon_is_tested() -> bool:
     return OLDEST <= (major, minor) <= NEWEST
 
 
+def why_no_gluon() -> str:
+    """What is said where it was not.
+
+    >>> why_no_gluon().partition(" is")[2]
+    ' outside of 3.6 to 3.9, with which the Gluon kernel was tested'
+    """
+    import triton
+
+    oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
+    return f"Triton {triton.__version__} is outside of {oldest} to {newest}, with which the Gluon kernel was tested"
+
+
 def gluon_kernel() -> ModuleType:
     """The module of the Gluon kernel's launch: `sdpa_backward` and `arguments`.
 

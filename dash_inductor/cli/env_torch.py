@@ -20,6 +20,7 @@ from ..hooks.install import is_enabled, is_installed
 from ..hooks.joint_pass import SETTINGS, TESTED
 from ..hooks.table import HOOKS
 from ..rewrite.declined import REFUSED, why_no_target
+from ..templates import gluon_is_tested, why_no_gluon
 from ..templates.tiles import EMULATED, tile
 
 CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
@@ -168,4 +169,5 @@ def _target(device: torch.device, problems: list[str]) -> dict[str, Any]:
         "costs": "estimates" if costs.estimate else "measured",
         "tiles of": EMULATED if target.arch == EMULATED else f"sm_{target.arch}",
         f"tile at head dim {HEAD_DIM}": str(shown),
+        **({} if target.arch != 90 else {"Gluon kernel": "taken" if gluon_is_tested() else f"not taken: {why_no_gluon()}"}),
     }

@@ -6,6 +6,7 @@ A `device` here is the name of one of those beside this module ("h100"), or the 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 import sys
 from collections.abc import Mapping
@@ -31,8 +32,12 @@ BY_HEAD_DIM = ("tflops", "chain_ns", "two_pass_percent")
 # What the Gluon kernel has in the place of the Triton kernel's numbers, where there is one: on sm_90. Also for those up to "256".
 OF_GLUON = "gluon_"
 GLUON_BY_HEAD_DIM = tuple(OF_GLUON + name for name in ("tflops", "hop_ns", "shift_percent", SWEEP))
+# What a file may leave out: the time of a step under a mask in percent of that without, and in the tile with fewer rows, for as
+# many elements, in percent of that in the other. Each 100 where it is left out.
+CAUSAL, SMALL_TILE = "causal_percent", "small_tile_percent"
+OPTIONAL = (CAUSAL, OF_GLUON + CAUSAL, SMALL_TILE)
 TEXTS = ("gpu", "arch")
-POSITIVE = ("sms", "l2_bytes", "tflops", f"{OF_GLUON}tflops", "two_pass_percent")
+POSITIVE = ("sms", "l2_bytes", "tflops", f"{OF_GLUON}tflops", "two_pass_percent", *OPTIONAL)
 
 COSTS_REMEDY = "every compilation raises this: name another file, or unset DASH_INDUCTOR_COSTS"
 
@@ -84,12 +89,13 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
     if not re.fullmatch(r"sm_\d+", numbers["arch"]):
         return f"arch = {numbers['arch']!r} is not one such as 'sm_90'"
     by_head_dim = BY_HEAD_DIM + GLUON_BY_HEAD_DIM if numbers["arch"] == "sm_90" else BY_HEAD_DIM
+    optional = tuple(name for name in OPTIONAL if name in numbers)
     wanted = {name: numbers.get(name) for name in WHOLE}
-    for name in by_head_dim:
+    for name in (*by_head_dim, *optional):
         group = numbers.get(name)
         entries = group if isinstance(group, dict) else {}
-        of_256 = name in GLUON_BY_HEAD_DIM or (name == "two_pass_percent" and "256" in entries)
-        wanted |= {f"{name}.{up_to}": entries.get(up_to) for up_to in ("64", "128", *["256"] * of_256)}
+        others = ["256"] * (name in GLUON_BY_HEAD_DIM or "256" in entries) + ["32"] * ("32" in entries)
+        wanted |= {f"{name}.{up_to}": entries.get(up_to) for up_to in ("64", "128", *others)}
     for name, entry in wanted.items():
         if not isinstance(entry, dict) or not {"value", "estimate", "source"} <= set(entry):
             return f"{name} has no value, estimate and source"
@@ -98,7 +104,7 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
             return f"{name} = {entry['value']!r} is not a whole number >= {least}"
         if type(entry["estimate"]) is not bool:
             return f"estimate = {entry['estimate']!r} of {name} is neither true nor false"
-    unknown = sorted(set(numbers) - {"gpu", "arch", *WHOLE, *by_head_dim})
+    unknown = sorted(set(numbers) - {"gpu", "arch", *WHOLE, *by_head_dim, *optional})
     return f"{unknown[0]} is no cost constant" if unknown else None
 
 
@@ -127,9 +133,10 @@ def has_estimates(device: str, kernel: str = TRITON) -> bool:
     >>> has_estimates("h100")
     True
     """
-    others = () if kernel == GLUON else GLUON_BY_HEAD_DIM
-    numbers = {name: entry for name, entry in numbers_of(device).items() if name not in (*TEXTS, *others, SWEEP, OF_GLUON + SWEEP)}
-    numbers["two_pass_percent"] = {d: entry for d, entry in numbers["two_pass_percent"].items() if d != "256"}
+    left_out = (*TEXTS, *OPTIONAL, SWEEP, OF_GLUON + SWEEP, *(() if kernel == GLUON else GLUON_BY_HEAD_DIM))
+    numbers = {name: entry for name, entry in numbers_of(device).items() if name not in left_out}
+    for name, head_dim in (("two_pass_percent", "256"), ("tflops", "32")):
+        numbers[name] = {d: entry for d, entry in numbers.get(name, {}).items() if d != head_dim}
     return any(own["estimate"] for entry in numbers.values() for own in ([entry] if "value" in entry else entry.values()))
 
 
@@ -151,8 +158,16 @@ def _entries(device: str, head_dim: int, kernel: str = TRITON) -> dict[str, dict
 
     entries = {name: of(entry) for name, entry in numbers_of(device).items() if name not in TEXTS}
     if kernel == GLUON:
-        entries |= {name.removeprefix(OF_GLUON): entries[name] for name in GLUON_BY_HEAD_DIM}
+        own = (*GLUON_BY_HEAD_DIM, OF_GLUON + CAUSAL)
+        entries = {name: entry for name, entry in entries.items() if name not in OPTIONAL or name in own}
+        entries |= {name.removeprefix(OF_GLUON): entries[name] for name in own if name in entries}
     return entries
+
+
+def _percent(entries: dict[str, dict[str, Any]], mask: str, small: bool) -> int:
+    """The time of a step in percent, squared, of one in the usual tile without a mask."""
+    asked = ((CAUSAL, mask != "full"), (SMALL_TILE, small))
+    return math.prod(entries[name]["value"] if holds and name in entries else 100 for name, holds in asked)
 
 
 @cache
@@ -162,19 +177,20 @@ def two_pass_percent(device: str, head_dim: int) -> tuple[int, bool]:
     Two passes in three kinds of CTAs, past head dim 128, take an eighth more than that.
 
     >>> two_pass_percent("h100", head_dim=64)
-    (128, True)
+    (99, True)
     """
     entry = _entries(device, head_dim)["two_pass_percent"]
     return entry["value"], entry["estimate"]
 
 
-def load_tflops(device: str, head_dim: int, kernel: str = TRITON) -> int:
-    """Of one pass by TRITON or GLUON on the whole of a GPU, for a padded head dim.
+def load_tflops(device: str, head_dim: int, kernel: str = TRITON, *, mask: str = "full", small: bool = False) -> float:
+    """Of one pass by TRITON or GLUON on the whole of a GPU, for a padded head dim; mask and small as `load_costs` has them.
 
     >>> load_tflops("h100", head_dim=128), load_tflops("h100", head_dim=128, kernel=GLUON)
-    (529, 631)
+    (406.0, 673.0)
     """
-    return int(_entries(device, head_dim, kernel)["tflops"]["value"])
+    entries = _entries(device, head_dim, kernel)
+    return float(entries["tflops"]["value"]) * 100**2 / _percent(entries, mask, small)
 
 
 def load_costs(
@@ -186,16 +202,19 @@ def load_costs(
     sms: int | None = None,
     ctas_per_sm: int = 1,
     kernel: str = TRITON,
+    mask: str = "full",
+    small: bool = False,
 ) -> Costs:
     """Costs of a device by name, for one tile size, padded head dim and kernel of one pass: TRITON, or GLUON, which sm_90 has.
 
+    mask: full, or another one. small: whether the tile is the smaller one of its head dim (`templates/tiles.py`).
     sms overrides the number of the file: a real GPU tells its own (PCIe card, MIG slice). An unknown device raises
     ValueError.
 
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns
-    2616
-    >>> load_costs("h100", block_m=64, block_n=128, head_dim=128, kernel=GLUON).step_ns
-    2194
+    3409
+    >>> load_costs("h100", block_m=64, block_n=128, head_dim=128, kernel=GLUON, mask="causal").step_ns
+    2345
     >>> load_costs("emulated", block_m=16, block_n=32, head_dim=64).workers
     6
     """
@@ -206,7 +225,8 @@ def load_costs(
             raise ValueError(f"{name} must be at least 1, got {value}")
     entries = _entries(device, head_dim, kernel)
     if "tflops" in entries:
-        entries["step_ns"] = _step(entries, block_m * block_n * head_dim * FLOP_PER_ELEMENT, ctas_per_sm)
+        flop = block_m * block_n * head_dim * FLOP_PER_ELEMENT * _percent(entries, mask, small) // 100**2
+        entries["step_ns"] = _step(entries, flop, ctas_per_sm)
     own = ("step_ns", "hop_ns", "shift_percent", "l2_bytes", "launch_ns", "chain_ns")
     return Costs(
         device=device,
@@ -228,19 +248,22 @@ def load_two_pass(
     head_dim: int,
     split: bool = False,
     sms: int | None = None,
+    mask: str = "full",
 ) -> TwoPass:
-    """What two passes cost on a device, as `load_costs`; block_m, block_n, kv_rows, q_rows and split are those of `TwoPass`.
+    """What two passes cost on a device, as `load_costs`; block_m, block_n, kv_rows, q_rows and split are those of `TwoPass`. A mask
+    is taken to cost them as much as one pass.
 
     >>> two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=64)
     >>> two.kv_step_ns, two.q_step_ns
-    (1059, 794)
+    (1006, 755)
     """
     entries = _entries(device, head_dim)
     percent, estimate = two_pass_percent(device, head_dim)
+    of_mask = _percent(entries, mask, small=False)
 
     def step(rows: int, columns: int, matmuls: int) -> int:
         def share(whole: int) -> int:
-            return whole * percent * matmuls // (100 * (KV_MATMULS + Q_MATMULS))
+            return whole * percent * of_mask * matmuls // (100**3 * (KV_MATMULS + Q_MATMULS))
 
         if "tflops" not in entries:  # a step costs the same whatever its tile
             return max(1, share(entries["step_ns"]["value"]))

@@ -1,7 +1,6 @@
-"""What stock's backwards cost where they are deterministic, and the published speeds of FlashAttention 3 and 4.
+"""What stock's backwards cost where they are deterministic: FlexAttention's, torch's own in strict mode, FlashAttention's.
 
-Few have been measured beside ours: a percentage is our TFLOPS in the cost file, an estimate, over a published figure of the stock
-kernel, unless its comment has another source. A GPU takes the figures of the one whose matrix instructions it has.
+Figures of a GPU serve those that share its architecture. A percentage is the time of a stock kernel over that of our Triton kernel.
 """
 
 from __future__ import annotations
@@ -9,6 +8,41 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..decision import Kernel
+
+
+@dataclass(frozen=True)
+class Speed:
+    """TFLOPS of a main kernel, counted as our cost files count theirs, and how they are known."""
+
+    tflops: float
+    known: str
+
+
+# FlexAttention's backward on sm_90, by padded head dim up to, and whether there is a mask. At 128: whole backwards on an H200
+# (benchmarks/results/h200/triton/attention.csv) less 131 us for a copy of grad_out and delta, tiles on the diagonal counted whole.
+# At 64 full: that at 128 by the ratio of both loops' replayed cycles (`dash_inductor/sass/replay`), 5,018 and 3,336 a step of
+# 64 x 128; masked: between 296, as 128's masked to full, and 340, by whole backwards of 2,048 positions beside ours in that file.
+# At 32: 64's, by the ratio of our own (h200.toml).
+_REPLAYED = "estimated from an H200's at head dim 128"
+FLEX = {
+    (32, False): Speed(131, _REPLAYED),
+    (32, True): Speed(124, _REPLAYED),
+    (64, False): Speed(335, _REPLAYED),
+    (64, True): Speed(318, _REPLAYED),
+    (128, False): Speed(445, "measured on an H200"),
+    (128, True): Speed(393, "measured on an H200"),
+}
+
+
+def speed_of_flex(arch: int | str, head_dim: int, mask: str) -> Speed | None:
+    """The speed of FlexAttention's backward without functions, for a padded head dim; None where there is no figure.
+
+    >>> speed_of_flex(90, 128, "causal").tflops
+    393
+    """
+    if arch != 90 or head_dim > 128:
+        return None
+    return FLEX[next(up_to for up_to in (32, 64, 128) if head_dim <= up_to), mask != "full"]
 
 
 @dataclass(frozen=True)
@@ -25,17 +59,18 @@ class StockCost:
 # By kernel, whether the GPU has the asynchronous matrix instructions of an H100, which ours takes, and padded head dim up to.
 COSTS = {
     # A CTA takes every so many-th KV tile of a query head; there are one to two for each SM (flash_bwd_launch_template.h).
-    # shared, H100: at d = 128 measured 166 TFLOPS (flash-attention PR 1893); at d = 64 predicted (docs/alternatives.md).
-    # chain: 322 and 291 TFLOPS, of the kernel that is not deterministic (FlashAttention-3's paper).
-    (Kernel.FLASH, True, 64): StockCost(shared=229, chain=129),
-    (Kernel.FLASH, True, 128): StockCost(shared=298, chain=154),
+    # shared: whole backwards on an H200, causal (benchmarks/results/h200/triton/attention.csv): 1.572 ms beside 1.345 of ours at
+    # d = 64 and 2,048 positions, a copy of grad_out taken off, and 182 TFLOPS beside our main kernel's 372 at d = 128 and 8,192.
+    # chain: 370 and 343 TFLOPS, of the kernel that is not deterministic (FlashAttention-3's paper), beside our 389 and 406.
+    (Kernel.FLASH, True, 64): StockCost(shared=117, chain=105),
+    (Kernel.FLASH, True, 128): StockCost(shared=205, chain=118),
     # A100: 63 % of 312 TFLOPS (FlashAttention-2's paper, not deterministic), and the H100's ratios beside it: proxies.
     (Kernel.FLASH, False, 64): StockCost(shared=96, chain=62),
     (Kernel.FLASH, False, 128): StockCost(shared=137, chain=71),
     # A CTA takes a whole query head: num_splits_key is 1 (attention_backward.cu). A100, d = 64: 4.085 ms with split keys, 23.958 ms
     # with 25 CTAs of whole heads (pytorch PR 101847, without the GPU's name). At d = 128 and of an SM of an H100 as much: proxies.
-    (Kernel.EFFICIENT, True, 64): StockCost(shared=467, chain=635),
-    (Kernel.EFFICIENT, True, 128): StockCost(shared=616, chain=838),
+    (Kernel.EFFICIENT, True, 64): StockCost(shared=380, chain=517),
+    (Kernel.EFFICIENT, True, 128): StockCost(shared=473, chain=643),
     (Kernel.EFFICIENT, False, 64): StockCost(shared=167, chain=227),
     (Kernel.EFFICIENT, False, 128): StockCost(shared=212, chain=287),
 }
@@ -45,17 +80,17 @@ def stock_cost(kernel: Kernel, arch: int | str, head_dim: int) -> StockCost:
     """The cost of flash or memory-efficient attention in strict mode, for a padded head dim.
 
     >>> stock_cost(Kernel.FLASH, 90, 128)
-    StockCost(shared=298, chain=154)
+    StockCost(shared=205, chain=118)
     """
     return COSTS[kernel, arch in (90, 100, 103), 128 if head_dim > 64 else 64]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A measured speed of the backward of an implementation in torch's registry, in the way that is to be deterministic.
+    """A measured speed of the deterministic backward of FlashAttention 3 or 4, by our own measurement or by others'.
 
-    arch: 90 for sm_90. head_dim: of query, key and value. length: of a sequence. batch_heads: as published, or "". tflops: in
-    bf16, 2.5 times the matmuls of the forward. read: when the source was.
+    arch: 90 for sm_90. head_dim: of query, key and value. length: of a sequence. sizes: batch and heads, or "". tflops: in bf16,
+    2.5 times the matmuls of the forward; of our own measurement of the main kernel, tiles that the mask cuts counted whole.
     """
 
     implementation: str
@@ -64,57 +99,44 @@ class Published:
     head_dim: int
     mask: str
     length: int
-    batch_heads: str
+    sizes: str
     tflops: float
     source: str
-    read: str
     versions: str
 
+    @property
+    def known(self) -> str:
+        """How, in one line."""
+        sizes = f"S={self.length} {self.sizes}".rstrip()
+        return f"measured ({self.gpu}, head dim {self.head_dim}, {self.mask}, {sizes}; {self.versions}; {self.source})"
+
     def __str__(self) -> str:
-        """In one line."""
-        sizes = f"S={self.length} {self.batch_heads}".rstrip()
-        shape = f"{self.gpu}, head dim {self.head_dim}, {self.mask}, {sizes}"
-        return f"{self.tflops:.0f} TFLOPS measured ({shape}; {self.versions}; {self.source}, read on {self.read})"
+        return f"{self.tflops:.0f} TFLOPS {self.known}"
 
 
-_READ = "2026-11-23"
 _PR = "https://github.com/Dao-AILab/flash-attention/pull/"
+_H200 = "benchmarks/results/h200/kernel_times.csv", "flash-attn-4 4.0.0b36"
 PUBLISHED = (
-    Published("FA3", 90, "H100", 128, "causal", 8192, "B=2 H=16", 474.0, f"{_PR}1893", _READ, "FA3 with this change"),
-    Published("FA3", 90, "Hopper", 64, "full", 4096, "", 394.4, f"{_PR}2207", _READ, "FA3 before this change"),
-    Published("FA3", 90, "Hopper", 64, "full", 8192, "", 450.0, f"{_PR}2207", _READ, "FA3 before this change"),
-    Published("FA3", 90, "Hopper", 64, "full", 16384, "", 507.0, f"{_PR}2207", _READ, "FA3 before this change"),
-    Published("FA4", 100, "B200", 128, "full", 8192, "B=4 H=16", 1166.7, f"{_PR}2280", _READ, "FA4 with this change"),
-    Published("FA4", 100, "B200", 128, "causal", 8192, "B=4 H=16", 1097.2, f"{_PR}2280", _READ, "FA4 with this change"),
+    Published("FA3", 90, "H100", 128, "causal", 8192, "B=2 H=16", 474.0, f"{_PR}1893", "FA3 with this change"),
+    Published("FA3", 90, "Hopper", 64, "full", 8192, "", 450.0, f"{_PR}2207", "FA3 before this change"),
+    Published("FA4", 90, "H200", 64, "full", 8192, "B=2 H=32", 599.2, *_H200),
+    Published("FA4", 90, "H200", 64, "causal", 8192, "B=2 H=32", 579.3, *_H200),
+    Published("FA4", 90, "H200", 128, "full", 8192, "B=2 H=16", 651.7, *_H200),
+    Published("FA4", 90, "H200", 128, "causal", 8192, "B=2 H=16", 602.8, *_H200),
+    Published("FA4", 100, "B200", 128, "full", 8192, "B=4 H=16", 1166.7, f"{_PR}2280", "FA4 with this change"),
+    Published("FA4", 100, "B200", 128, "causal", 8192, "B=4 H=16", 1097.2, f"{_PR}2280", "FA4 with this change"),
 )
-# FlashAttention 3's time in percent of what our Triton kernel takes, by architecture and head dim: what that did on an H200, whose
-# processor is the H100's (docs/performance.md: at d = 128, causal, 364 TFLOPS; at d = 64, full, 370, of the main kernel), over the
-# figure above for the same mask and 8,192 positions. Other masks, and functions of scores: a proxy, which nobody has measured.
-FA3_PERCENT: dict[tuple[int | str, int], int] = {(90, 64): 82, (90, 128): 77}
-
-
-def percent_as_called(implementation: str | None, arch: int | str, head_dims: tuple[int, int]) -> int | None:
-    """The time of the op of a package, called with deterministic=True, in percent of what our Triton kernel takes in one pass; None
-    where nothing is known of it.
-
-    >>> percent_as_called("FA3", 90, (128, 128)), percent_as_called("FA2", 90, (128, 128)), percent_as_called("FA3", 90, (128, 64))
-    (77, 298, None)
-    """
-    head_dim, value_dim = head_dims
-    if implementation == "FA3" and head_dim == value_dim:
-        return FA3_PERCENT.get((arch, head_dim))
-    return stock_cost(Kernel.FLASH, arch, head_dim).shared if implementation == "FA2" and max(head_dims) <= 128 else None
 
 
 def published(
-    implementation: str, arch: int | str, head_dims: tuple[int, int], mask: str, length: int | None = None
+    implementation: str | None, arch: int | str, head_dims: tuple[int, int], mask: str, any_mask: bool = False
 ) -> Published | None:
-    """The lowest figure of such an attention, of any length or of one; None where nobody has published one.
+    """The figure of such an attention; if `any_mask` and there is none, the lowest of other masks, a proxy. None without either.
 
     >>> published("FA4", 100, (128, 128), "causal").tflops
     1097.2
     """
-    asked = implementation, arch, head_dims, mask
-    found = [each for each in PUBLISHED if (each.implementation, each.arch, (each.head_dim, each.head_dim), each.mask) == asked]
-    found = [each for each in found if length in (None, each.length)]
-    return min(found, key=lambda each: each.tflops, default=None)
+    asked = implementation, arch, head_dims
+    found = [each for each in PUBLISHED if (each.implementation, each.arch, (each.head_dim, each.head_dim)) == asked]
+    found.sort(key=lambda each: (each.mask != mask, each.tflops))
+    return found[0] if found and (any_mask or found[0].mask == mask) else None

@@ -25,6 +25,7 @@ from ..config import ALWAYS, AUTO, PREFIX, TRITON, Config
 from ..devices import DEVICES, target
 from ..devices.cost_files import has_estimates
 from ..resolve import Resolution
+from ..templates import why_no_gluon
 from .kind import Kind, kinds_of, settings_for
 from .machine import machine
 
@@ -66,6 +67,8 @@ def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
     guard, kinds = resolution.settings.guard, kinds_of(resolution)
     if device.type == "cuda" and any(kind.kernel == TRITON for kind in kinds):
         _say_if_a_fence_is_missing(*torch.cuda.get_device_capability(device))
+    if resolution.lacks_gluon:
+        _say_that_gluon_is_not_tested()
     if guard == ALWAYS or (guard == AUTO and device.type == "cuda"):
         index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
         name = str(torch.device(device.type, index))
@@ -100,6 +103,12 @@ def _say_if_unmeasured(gpu: str, costs: str, kernel: str) -> None:
     file = costs or next((key for key, known in DEVICES.items() if known.name == gpu), None)
     if file is None or has_estimates(file, kernel):
         log.warning("dash_inductor has not been measured on %s: what it says of times there is predicted", gpu)
+
+
+@functools.cache
+def _say_that_gluon_is_not_tested() -> None:
+    """Once."""
+    log.warning("%s: attention on this GPU takes Triton kernels, whose bits are others, and which are slower", why_no_gluon())
 
 
 @functools.cache

@@ -275,8 +275,8 @@ def kernel_times(launch: Launch) -> list[float]:
 def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     """The TOML of this GPU, for the setting `costs`: what was fitted, and what the package's file says of the rest.
 
-    Neither the Gluon kernel nor two passes past head dim 128 are timed for it. The numbers of that kernel stay, and those of two
-    passes follow the fitted ones of head dim 128, as estimates.
+    Neither the Gluon kernel, masks, the smaller tile, head dims up to 32 nor two passes past head dim 128 are timed for it. The
+    last two follow the fitted numbers of head dims 64 and 128, as estimates, and the others stay.
     """
     numbers = numbers_of(session.key)
     source = f"fitted by `python -m dash_inductor qualify` on one {session.gpu}, {session.sms} SMs, bf16"
@@ -306,10 +306,10 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
             if name.startswith(f"{OF_GLUON}tflops"):
                 value = round(now[name]["value"] * session.sms / now["sms"]["value"])
                 followed[name] = value, f"not timed: {now[name]['value']} of the package's file, for {session.sms} SMs"
-    larger, like = "two_pass_percent.256", "two_pass_percent.128"
-    if larger in now and like in measured:
-        value = round(now[larger]["value"] * measured[like][0] / now[like]["value"])
-        followed[larger] = value, f"not timed: {like} as fitted, by their ratio in the package's file"
+    for name, like in (("two_pass_percent.256", "two_pass_percent.128"), ("tflops.32", "tflops.64")):
+        if name in now and like in measured:
+            value = round(now[name]["value"] * measured[like][0] / now[like]["value"])
+            followed[name] = value, f"not timed: {like} as fitted, by their ratio in the package's file"
 
     def entry(name: str) -> str:
         own = now[name]

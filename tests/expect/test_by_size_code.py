@@ -15,7 +15,7 @@ from dash_inductor.devices import device
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
-from dash_inductor.templates.tiles import Template
+from dash_inductor.templates.tiles import Template, two_pass_tile
 
 HEADS, KV_HEADS = 16, 2
 LENGTHS = (1, 100, 640, 2048, 5000, 8192, 40_000)
@@ -44,15 +44,14 @@ def grids(code: Generated, length: int) -> dict[str, int]:
 
 @pytest.mark.every_case
 @pytest.mark.parametrize("settings", [{}, {"launch": "chained"}], ids=["grouped", "chained"])
-@pytest.mark.parametrize("kernel", ["triton", "auto"])
+@pytest.mark.parametrize(("key", "head_dim"), [("rtx4090", 128), ("h100", 64), ("h100", 128)])
 @pytest.mark.parametrize("mask", ["full", "causal"])
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_one_or_the_other_is_launched(head_dim: int, mask: str, kernel: str, settings: dict[str, str]) -> None:
-    """As a graph of that very length would have it. One pass is by Gluon under `auto`."""
-    settings = settings | {"kernel": kernel}
-    code = generated(settings=settings, head_dim=head_dim, mask=mask)
-    assert (kernels.GLUON_OP in code.source) == (kernel == "auto")
-    gpu = device("h100")
+def test_one_or_the_other_is_launched(key: str, head_dim: int, mask: str, settings: dict[str, str]) -> None:
+    """As a graph of that very length would have it. One pass is by Gluon on an H100."""
+    settings = settings | {"kernel": "auto"}
+    code = generated(key, settings=settings, head_dim=head_dim, mask=mask)
+    assert (kernels.GLUON_OP in code.source) == (key == "h100")
+    gpu = device(key)
     target = Target(gpu.key, gpu.arch, gpu.sms)
     taken = set()
     for length in LENGTHS:
@@ -62,7 +61,9 @@ def test_one_or_the_other_is_launched(head_dim: int, mask: str, kernel: str, set
         launched = grids(code, length)
         assert set(launched) == {ONE_PASS, TWO_PASS}
         if two:
-            assert launched == {ONE_PASS: 0, TWO_PASS: (KV_HEADS + HEADS) * -(-length // 128)}
+            tile = two_pass_tile(gpu.arch, "bf16", head_dim)
+            ctas = KV_HEADS * -(-length // tile.kv_rows) + HEADS * -(-length // tile.q_rows)
+            assert launched == {ONE_PASS: 0, TWO_PASS: ctas}
         else:
             assert launched[ONE_PASS] > 0 and launched[TWO_PASS] == 0
         taken.add(two)

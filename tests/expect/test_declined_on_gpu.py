@@ -244,9 +244,10 @@ def in_fp32(*inputs: Tensor) -> Sequence[Tensor]:
 TRAINED = {"score_mod": "alibi", "trained": True}
 NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128".format
 FEW = (
-    "few KV tiles: all the work is 17 times that of the longest chain, and one pass needs 103 times to be as fast as stock's two "
-    "passes, deterministic too"
+    "few KV tiles: all the work is 17 times that of the longest chain, and one pass needs 115 times to be as fast as stock's "
+    "kernel, deterministic too: 312 TFLOPS, estimated from an H200's at head dim 128; ours 350 TFLOPS, by our cost file"
 )
+RESERVED = partial(install.enabled, sm_reserve=4)  # which two passes would take
 
 
 @pytest.mark.every_case
@@ -269,8 +270,9 @@ FEW = (
         ({"kernel_options": {"BACKEND": "TRITON"}}, nullcontext, None),
         (TRAINED, nullcontext, None),
         (TRAINED | {"block": 64}, nullcontext, NO_MULTIPLE(64)),
-        ({"batch": 1, "heads": 1, "kv_heads": 1}, nullcontext, FEW),
-        ({"batch": 1, "heads": 1, "kv_heads": 1} | TRAINED, nullcontext, None),  # stock's is not deterministic
+        ({"batch": 1, "heads": 1, "kv_heads": 1}, RESERVED, FEW),
+        ({"batch": 1, "heads": 1, "kv_heads": 1}, nullcontext, None),
+        ({"batch": 1, "heads": 1, "kv_heads": 1} | TRAINED, RESERVED, None),  # stock's is not deterministic
         *(
             ({}, partial(inductor_config.patch, {name: True}), f"torch._inductor.config.{name} is on")
             for name in ("cpp_wrapper", "benchmark_fusion", TUNING)
@@ -299,7 +301,8 @@ def test_reasons_of_flex(h100, sizes, context, reason):
 )
 def test_stocks_kernel_of_flex_stays(sizes, reason):
     """And the generated code has the reason."""
-    code = flex_generated(**sizes)
+    with RESERVED():
+        code = flex_generated(**sizes)
     (decision,) = code.decisions
     assert (decision.op, decision.mask, decision.reason) == ("flex_attention_backward", "block_mask", reason)
     assert code.templates == {}
@@ -309,7 +312,7 @@ def test_stocks_kernel_of_flex_stays(sizes, reason):
 
 def test_a_faster_stock_is_nothing_to_warn_of(h100):
     """Nor an error, where an attention that is not supported is one."""
-    with install.enabled(on_unsupported="error"):
+    with install.enabled(on_unsupported="error", sm_reserve=4):
         assert flex_generated(make=flex_declined, batch=1, heads=1, kv_heads=1) == FEW
         with pytest.raises(UnsupportedAttentionError, match="no multiple"):
             flex_generated(make=flex_declined, block=64)

@@ -21,19 +21,19 @@ from dash_inductor.lowering.load_check import Checked
 
 
 def test_graph_and_launches() -> None:
-    code, dynamic = generated(kv_heads=4), generated(head_dim=64, dynamic=True)
+    code, dynamic = generated(settings=ONE_PASS, kv_heads=4), generated(head_dim=64, dynamic=True)
     graph = code.graph[code.graph.index("sdpa_backward") :]
     assert_expected("\n".join((graph, launch(code), launch(dynamic))), "graph_and_launches")
 
 
 GQA, DYNAMIC, FULL = {"kv_heads": 4}, {"head_dim": 64, "dynamic": True}, {"head_dim": 64, "mask": "full"}
-TWO_PASSES = {"template": "two_pass"}
+ONE_PASS, TWO_PASSES = {"template": "one_pass"}, {"template": "two_pass"}
 LONG = GQA | {"q_len": 2**18, "kv_len": 2**18}
 SPLIT = {"kv_heads": 4, "head_dim": 256}  # dK apart from dV, for registers
 # The kernel's file: the kernel, of which code, the files of the functions behind it, and the kernel from which its file differs.
 KERNELS: dict[str, tuple[str, dict[str, str], dict[str, Any], list[str], str]] = {
-    "causal_gqa_128": (MAIN, {}, GQA, ["functions"], ""),
-    "causal_gqa_long_128": (MAIN, {}, LONG, ["functions"], "causal_gqa_128"),
+    "causal_gqa_128": (MAIN, ONE_PASS, GQA, ["functions"], ""),
+    "causal_gqa_long_128": (MAIN, ONE_PASS, LONG, ["functions"], "causal_gqa_128"),
     "full_64": (MAIN, {}, FULL, ["functions"], "causal_gqa_128"),
     "causal_dynamic_64": (MAIN, {}, DYNAMIC, ["functions", "positions", "round_robin"], "causal_gqa_128"),
     "two_pass_causal_gqa_128": (TWO_PASS, TWO_PASSES, GQA, ["functions"], ""),
@@ -52,7 +52,7 @@ def test_kernels(name: str) -> None:
 
 
 def test_semaphores_are_zeroed_by_every_call() -> None:
-    code = generated()
+    code = generated(settings=ONE_PASS)
     name, _ = kernel(code, MAIN)
     (launch,) = code.launches[name]
     (workspace,) = re.findall(r"workspace_\d+", launch)
@@ -61,15 +61,15 @@ def test_semaphores_are_zeroed_by_every_call() -> None:
 
 
 def test_launch_is_cooperative_and_fusion_is_set() -> None:
-    source = kernel(generated(), MAIN)[1]
-    assert "'launch_cooperative_grid': True" in source
+    code = generated(settings=ONE_PASS)
+    assert "'launch_cooperative_grid': True" in kernel(code, MAIN)[1]
     for word in (MAIN, PREPROCESS):
-        assert "'enable_fp_fusion': True" in kernel(generated(), word)[1]
+        assert "'enable_fp_fusion': True" in kernel(code, word)[1]
 
 
 def test_indices_are_64_bits_wide_where_a_gradient_has_more_elements_than_32_count() -> None:
     """Whatever is multiplied by a stride of the batch, a head or a row is widened before."""
-    source = kernel(generated(batch=128), MAIN)[1]  # 2**31 elements
+    source = kernel(generated(settings=ONE_PASS, batch=128), MAIN)[1]  # 2**31 elements
     assert "INDEX_DTYPE : tl.constexpr = tl.int64" in source
     for index in ("z", "h", "n"):
         (line,) = re.findall(rf" idx_{index} = .*", source)
@@ -79,7 +79,7 @@ def test_indices_are_64_bits_wide_where_a_gradient_has_more_elements_than_32_cou
 
 def test_occupancy_is_checked_at_load() -> None:
     """Of the kernel whose CTAs wait for each other; by a line that Inductor's own decorator stands under."""
-    code = generated()
+    code = generated(settings=ONE_PASS)
     source = kernel(code, MAIN)[1]
     assert "from dash_inductor.lowering.load_check import expect\n\n@expect(1)\n" in source
     assert "@expect(1)\n# dash_inductor template: one_pass\n@triton_heuristics.template(\n" in source

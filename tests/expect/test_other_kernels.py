@@ -21,7 +21,7 @@ from tests.emulated import flash_attn_stand_in
 
 LENGTH = 512
 FLASH, EFFICIENT, CUDNN = (f"aten._scaled_dot_product_{x}_attention_backward.default" for x in ("flash", "efficient", "cudnn"))
-FA4 = "FA4 is active in torch's registry, and deterministic: 1097 TFLOPS measured (B200, head dim 128, causal, "
+FA4 = "FA4, active in torch's registry and deterministic, is faster: 1097 TFLOPS, measured (B200, head dim 128, causal, "
 
 
 class Model(nn.Module):
@@ -143,7 +143,7 @@ def below(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
 @pytest.mark.parametrize(
     ("attend", "device", "left", "said"),
     [
-        (by_flash(), "h100", True, ", FlashAttention 4, which is deterministic here, with no published speed"),
+        (by_flash(), "h100", True, ", FlashAttention 4, which is deterministic here: 652 TFLOPS measured (H200, head dim 128,"),
         (
             by_flash(),
             "b200",
@@ -184,7 +184,7 @@ def test_settings_that_ask_for_ours_are_told_that_they_are_not_met():
             flash_attn_stand_in.attend_3,
             {"window": (100, 0), "namespace": flash_attn_stand_in.HUB_3},
             True,
-            "its kernel takes about 77 % of the time of ours",
+            "its kernel is faster: 474 TFLOPS, measured (H100, head dim 128, causal, ",
         ),
         (
             flash_attn_stand_in.attend_3,
@@ -199,7 +199,7 @@ def test_settings_that_ask_for_ours_are_told_that_they_are_not_met():
     ],
 )
 def test_one_that_is_called_deterministic(function: Any, options: dict[str, Any], claims: bool, said: str | None) -> None:
-    """It is left to itself where it is no slower on an H100. What FlashAttention 3 claims is told, and is no promise."""
+    """It is left to itself where it is faster on an H100. What FlashAttention 3 claims is told, and is no promise."""
 
     def attend(x: Tensor) -> Tensor:
         return function(x, x + 1, x + 2, **{"deterministic": True, **options})

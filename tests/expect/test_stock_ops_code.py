@@ -27,7 +27,7 @@ def code(*attentions, inputs=tensors, dynamic: bool = False) -> Generated:
     def backward(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> list[Tensor]:
         return [gradient for attention in attentions for gradient in attention(query, key, value, grad_out)]
 
-    with deterministic(), dash_inductor.enabled(kernel="triton"):
+    with deterministic(), dash_inductor.enabled(kernel="triton", template="auto" if dynamic else "one_pass"):
         return generate(backward, inputs, "h100", dynamic_dims=(2,) if dynamic else ())
 
 

@@ -28,7 +28,7 @@ def test_launch(head_dim: int) -> None:
 @pytest.mark.parametrize(
     ("key", "head_dim", "kv_heads", "family", "dynamic_family"),
     [
-        ("h100", 128, 16, "symmetric", "by_size"),
+        ("rtx4090", 128, 16, "descending", "by_size"),
         ("h100", 128, 1, "two_pass", "by_size"),
         ("a100", 64, 16, "two_pass", "by_size"),
         ("h100", 256, 16, "two_pass", "two_pass"),
@@ -37,7 +37,7 @@ def test_launch(head_dim: int) -> None:
 )
 def test_the_choice(key: str, head_dim: int, kv_heads: int, family: str, dynamic_family: str) -> None:
     """By sizes up to a head dim of 128, past it always."""
-    templates = {"by_size": ["one_pass", "two_pass"], "two_pass": ["two_pass"], "symmetric": ["one_pass"]}
+    templates = {"by_size": ["one_pass", "two_pass"], "two_pass": ["two_pass"], "descending": ["one_pass"]}
     split = head_dim > 128 and key == "h100"
     matmuls = {"one_pass": 5, "two_pass": 8 if split else 7}
     for dynamic, expected in ((False, family), (True, dynamic_family)):

@@ -53,7 +53,8 @@ def templates(code: Generated) -> list[str]:
 
 def test_the_mask_in_one_kernel() -> None:
     """Sequences are looked up, intervals made and bounded in one reduction; nothing of tokens times tokens is allocated."""
-    code = generated()
+    with enabled(template="one_pass"):
+        code = generated()
     assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
     assert sum("bucketize_binary_search" in source for source in code.kernels.values()) == 1
     assert re.findall(r"torch\.ops\.[\w.]+\(", code.source) == ["torch.ops.torch_attn._varlen_attn.default("]
@@ -65,24 +66,31 @@ def test_the_mask_in_one_kernel() -> None:
 
 
 def test_lengths_known_at_run_time_only() -> None:
-    code = generated(dynamic=True)
+    with enabled(template="one_pass"):
+        code = generated(dynamic=True)
     assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
     (decision,) = code.decisions
     assert decision.mask == "varlen" and not isinstance(decision.q_len, int)
 
 
 @pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
-def test_few_tiles_stay_where_the_mode_makes_stock_deterministic(monkeypatch: pytest.MonkeyPatch, warn_only: bool) -> None:
+def test_few_tiles_take_two_passes(monkeypatch: pytest.MonkeyPatch, warn_only: bool) -> None:
     monkeypatch.setattr(sys.modules[__name__], "TOKENS", 2048)
     code = generated(warn_only=warn_only)
     (decision,) = code.decisions
+    assert templates(code) == ["preprocess", "block_rows", "block_rows", "two_pass"] and decision.template == "two_pass"
+
+
+@pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
+def test_few_tiles_stay_where_the_mode_makes_stock_deterministic(monkeypatch: pytest.MonkeyPatch, warn_only: bool) -> None:
+    """And where two passes would take SMs that are reserved."""
+    monkeypatch.setattr(sys.modules[__name__], "TOKENS", 2048)
+    with enabled(sm_reserve=4):
+        code = generated(warn_only=warn_only)
+    (decision,) = code.decisions
     assert templates(code) == (["preprocess", "block_ranks", "block_rows", "block_mask"] if warn_only else [])
-    assert decision.reason == (
-        None
-        if warn_only
-        else "few KV tiles: all the work is 18 times that of the longest chain, and one pass needs 58 times to be as fast as "
-        "stock's kernel in strict mode, deterministic too"
-    )
+    few = "few KV tiles: all the work is 18 times that of the longest chain, and one pass needs 110 times to be as fast as stock's"
+    assert decision.reason is None if warn_only else decision.reason.startswith(f"{few} kernel, deterministic too: 305 TFLOPS")
     assert code.source.count("torch.ops.torch_attn._varlen_attn_backward.default(") == (not warn_only)
 
 

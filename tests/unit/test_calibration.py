@@ -19,6 +19,7 @@ from dash_inductor.devices.cost_files import (
     BY_HEAD_DIM,
     FOLDER,
     GLUON_BY_HEAD_DIM,
+    OPTIONAL,
     has_estimates,
     load_costs,
     load_two_pass,
@@ -130,7 +131,7 @@ def values(text: str) -> dict[str, Any]:
     numbers = tomllib.loads(text)
     assert numbers.pop("arch") == "sm_90"
     numbers.pop("gpu", None)  # which those in the package do not say
-    for name in (*BY_HEAD_DIM, *GLUON_BY_HEAD_DIM):
+    for name in (*BY_HEAD_DIM, *GLUON_BY_HEAD_DIM, *OPTIONAL):
         numbers.update({f"{name}.{d}": entry for d, entry in numbers.pop(name).items()})
     return numbers
 
@@ -148,10 +149,18 @@ FITTED = {
     "chain_ns.128": 700,
     "two_pass_percent.64": 98,
     "two_pass_percent.128": 117,
-    # not timed: by its ratio to that of head dim 128, and as the package's file has them
-    "two_pass_percent.256": 133,
-    "gluon_tflops.64": 521,
-    "gluon_tflops.128": 631,
+    # not timed: by their ratio to those of head dims 128 and 64, and as the package's file has them
+    "two_pass_percent.256": 134,
+    "tflops.32": 270,
+    "causal_percent.64": 109,
+    "causal_percent.128": 101,
+    "small_tile_percent.64": 120,
+    "small_tile_percent.128": 100,
+    "gluon_causal_percent.64": 104,
+    "gluon_causal_percent.128": 114,
+    "gluon_causal_percent.256": 100,
+    "gluon_tflops.64": 531,
+    "gluon_tflops.128": 673,
     "gluon_tflops.256": 476,
     "gluon_hop_ns.64": 1990,
     "gluon_hop_ns.128": 2300,
@@ -202,7 +211,8 @@ def test_all_in_one_run(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pyt
     out = tmp_path / "costs.toml"
     found = values(out.read_text())
     assert {name: entry["value"] for name, entry in found.items()} == FITTED
-    not_timed = {name for name in FITTED if name.startswith("gluon") or name in ("sweep_percent", "two_pass_percent.256")}
+    not_timed = {name for name in FITTED if name.startswith(("gluon", "causal", "small_tile"))}
+    not_timed |= {"sweep_percent", "two_pass_percent.256", "tflops.32"}
     assert {name for name, entry in found.items() if entry["estimate"]} == not_timed
     assert "not timed" in found["two_pass_percent.256"]["source"]
     assert "d = 64" in found["hop_ns"]["source"] and "as torch reports it" in found["l2_bytes"]["source"]
@@ -218,7 +228,7 @@ def test_a_head_dim_alone_keeps_the_rest_of_the_file(
     found, now = values((tmp_path / "costs.toml").read_text()), values((FOLDER / "h100.toml").read_text())
     assert list(found) == list(now)
     for name, entry in found.items():
-        is_kept = name.endswith(".64") or "gluon" in name or name == "sweep_percent"
+        is_kept = name.endswith((".64", ".32")) or "gluon" in name or name == "sweep_percent"
         assert entry == now[name] if is_kept else entry["value"] == FITTED[name]
 
 

@@ -93,7 +93,7 @@ DAMAGED = {
     "text": (MINE.replace("value = 132", 'value = "132"'), "sms = '132' is not a whole number >= 1"),
     "bool": (MINE.replace("value = 132", "value = true"), "sms = True is not a whole number >= 1"),
     "zero": (MINE.replace("value = 132", "value = 0"), "sms = 0 is not a whole number >= 1"),
-    "head dim": (MINE.replace("tflops.64", "tflops.32"), "tflops.64 has no value, estimate and source"),
+    "head dim": (MINE.replace("\ntflops.64", "\ntflops.48"), "tflops.64 has no value, estimate and source"),
     "estimate": (MINE.replace("estimate = false", "estimate = 0", 1), "estimate = 0 of sms is neither true nor false"),
     "Gluon": (MINE.replace("gluon_hop_ns.256", "gluon_hop_ns.512"), "gluon_hop_ns.256 has no value, estimate and source"),
     "Gluon elsewhere": (MINE.replace('"sm_90"', '"sm_100"'), "gluon_hop_ns is no cost constant"),

@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch._inductor import config as inductor_config
 
-from dash_inductor import config
+from dash_inductor import config, templates
 from dash_inductor.cli import env, env_torch
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
@@ -247,6 +247,7 @@ def test_gpus(gpu, capsys):
         "costs": "estimates",
         "tiles_of": "sm_90",
         "tile_at_head_dim_128": "64x128x128",
+        "gluon_kernel": "taken",
     } | {"name": "NVIDIA H100"}
     assert second["name"] == "NVIDIA T4" and second["torch"].startswith("does not see it")
     main(["env"])
@@ -271,6 +272,21 @@ def test_gpus_without_a_cost_file(name, arch, cost_file, problem, gpu):
     assert bool(problem) == any(problem and problem in text for text in report.problems)
     if problem:
         assert problem in report.gpus[0]["kernels"] and "keeps its stock kernel there" in report.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("version", "said"), [("3.9.1", "taken"), ("3.10.0", "not taken: Triton 3.10.0 is outside of 3.6 to 3.9, with")]
+)
+def test_a_triton_that_the_gluon_kernel_was_not_tested_with(monkeypatch, gpu, version, said):
+    """On a Hopper; no other GPU has a row of it."""
+    monkeypatch.setattr("triton.__version__", version)
+    templates.gluon_is_tested.cache_clear()
+    try:
+        for (gpu.major, gpu.minor), has_row in (((9, 0), True), ((8, 0), False)):
+            row = reported().gpus[0].get("Gluon kernel")
+            assert row.startswith(said) if has_row else row is None
+    finally:
+        templates.gluon_is_tested.cache_clear()
 
 
 def test_the_emulated_device(monkeypatch):

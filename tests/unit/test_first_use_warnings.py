@@ -1,13 +1,18 @@
 """What is said when a kernel is first used on a GPU, which is faked here; trials are in tests/emulated/test_first_use.py."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 import triton
 
+from dash_inductor import templates
 from dash_inductor.config import Config
+from dash_inductor.devices.target import Target
 from dash_inductor.first_use import verdict
+from dash_inductor.problem import Problem
+from dash_inductor.resolve import resolve
 
 
 @pytest.mark.parametrize(
@@ -28,11 +33,41 @@ def test_a_hopper_whose_triton_leaves_out_a_fence(monkeypatch, caplog, capabilit
     monkeypatch.setattr(verdict.target, "is_there", lambda device: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(triton, "__version__", version)
-    resolution = SimpleNamespace(settings=Config(guard="off"))
+    resolution = SimpleNamespace(settings=Config(guard="off"), lacks_gluon=False)
     for _ in range(2):
         assert verdict.require_fit(resolution, torch.device("cuda", 0)) is resolution
     assert len(caplog.messages) == said
     assert all("Triton 3.6.0 leaves out a fence on sm_90" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(
+    ("version", "others", "settings", "said"),
+    [
+        ("3.10.0", {}, {}, 1),
+        ("3.5.1", {}, {}, 1),
+        ("3.9.1", {}, {}, 0),
+        ("3.10.0", {"dtype": "fp16"}, {}, 0),  # which gets the Triton kernel by any
+        ("3.10.0", {}, {"kernel": "triton"}, 0),
+        ("3.10.0", {}, {"template": "two_pass"}, 0),
+    ],
+)
+def test_a_triton_that_the_gluon_kernel_was_not_tested_with(monkeypatch, caplog, version, others, settings, said):
+    """Once a process, since the bits are those of another kernel."""
+    monkeypatch.setattr(triton, "__version__", version)
+    monkeypatch.setattr(verdict.target, "is_there", lambda device: True)
+    monkeypatch.setattr(verdict, "kinds_of", lambda resolution: [])
+    templates.gluon_is_tested.cache_clear()
+    verdict._say_that_gluon_is_not_tested.cache_clear()
+    problem = replace(Problem("causal", 2, 16, 16, 8192, 8192, 128, "bf16"), **others)
+    try:
+        found = resolve(problem, Config(guard="off", **settings), Target("h100", 90, 132))
+        for _ in range(2):
+            verdict.require_fit(found, torch.device("cuda", 0))
+    finally:
+        templates.gluon_is_tested.cache_clear()
+    assert len(caplog.messages) == said
+    text = f"Triton {version} is outside of 3.6 to 3.9, with which the Gluon kernel was tested: attention on this GPU takes"
+    assert all(text in message for message in caplog.messages)
 
 
 @pytest.mark.parametrize(("kernel", "remedy"), [("gluon", "; kernel='triton' takes another kernel"), ("triton", "")])
@@ -43,7 +78,7 @@ def test_a_kernel_that_fails_its_trial(monkeypatch, kernel, remedy):
     monkeypatch.setattr(verdict, "kinds_of", lambda resolution: [SimpleNamespace(kernel=kernel)])
     monkeypatch.setattr(verdict, "settings_for", lambda kind, resolution: Config())
     monkeypatch.setattr(verdict, "_verdict", lambda *_: failed)
-    resolution = SimpleNamespace(settings=Config(guard="always"))
+    resolution = SimpleNamespace(settings=Config(guard="always"), lacks_gluon=False)
     with pytest.raises(verdict.UnfitKernelError) as raised:
         verdict.require_fit(resolution, torch.device("cpu"))
     assert str(raised.value).endswith(f" failed its trial on this GPU: dq is 0.5 off{remedy}")

@@ -17,7 +17,7 @@ OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "file
 # From the bottom up: a room imports rooms before it.
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
-    *("devices", "reference", "resolve", "first_use", "op", "lowering", "parallel", "rewrite", "hooks", "codegen"),
+    *("devices", "reference", "prices", "resolve", "first_use", "op", "lowering", "parallel", "rewrite", "hooks", "codegen"),
     *("sass", "explanation", "reproduce", "qualify", "cli", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.

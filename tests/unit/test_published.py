@@ -6,17 +6,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from benchmarks.published import beside, extract, loops
+from benchmarks.published import extract, loops
 from benchmarks.published.__main__ import main, summaries
-from benchmarks.published.attention import BLOCK, CUT, NONE, WHOLE, Attention
 from benchmarks.published.errors import errors, rows
 from benchmarks.published.kernels import KERNELS
 from benchmarks.published.model import (
-    HBM_BYTES_PER_SECOND,
-    LAUNCH_SECONDS,
     Figure,
     chains,
     clocks,
@@ -25,8 +21,6 @@ from benchmarks.published.model import (
     makespan,
     splits,
 )
-from benchmarks.published.steps import BANDWIDTH, GLUON, OURS, steps
-from dash_inductor.sass.replay.constants import Constants
 from dash_inductor.sass.replay.pricing import LAW
 
 pytestmark = pytest.mark.nightly
@@ -135,84 +129,3 @@ def test_the_command_and_its_picture(tmp_path, capsys):
     assert Path(tmp_path / "published.png").stat().st_size > 10_000
     printed = capsys.readouterr().out
     assert "From 8192 positions on: 25 figures" in printed and "in no error" in printed
-
-
-def test_ours_beside_others():
-    """Ahead of what users have; slower additions make ours slower, and nobody else."""
-    made = beside.speeds()
-    assert len(made) == 12
-    for each in made + beside.speeds_of_masks():
-        assert each.ours[18] < each.ours[32] < each.ours[64]
-        assert all(each.ours[32] > (each.others[name] or 0) for name in ("flex", "strict"))
-    assert all(each.others["strict"] < each.others["FA3"] for each in made)
-    assert all(each.ours[18] < each.others["Gluon"] for each in made)
-
-
-def test_the_kernel_in_gluon_is_priced_as_the_other():
-    """At the same main loop it is as fast; at one of half the cycles all but memory and launches take less."""
-    attention = Attention(1, 32, 8192, 128, "causal")
-    by_triton = [step for step in steps() if step.kernel == OURS]
-
-    def priced(share):
-        return beside.gluon(attention, [replace(step, kernel=GLUON, cycles=share * step.cycles) for step in by_triton] + by_triton)
-
-    ours = beside.ours(attention, by_triton)[BANDWIDTH]
-    assert priced(1) == pytest.approx(ours)
-    assert 1.2 * ours < priced(0.5) < 2 * ours
-
-
-def test_what_others_are_priced_that_is_no_main_loop_ours_is_too():
-    """At a main loop that takes no time: memory and launches alone."""
-    attention = Attention(1, 16, 16384, 128, "window")
-    no_time = [replace(step, cycles=1e-9) for step in steps()]
-    nothing = attention.flop / 1e12 / beside.ours(attention, no_time)[32]
-    assert nothing == pytest.approx(10 * 16 * 16384 * 128 / HBM_BYTES_PER_SECOND + 5 * LAUNCH_SECONDS)
-
-
-@pytest.mark.parametrize("mask", ["full", "causal", "window", "documents"])
-def test_flex_takes_seven_matmuls(mask):
-    """Of every block that is seen, half hidden or not, in two CTAs for a row of blocks; a head for each SM."""
-    at_full_rate = [replace(step, cycles=step.flop / 4096) for step in steps()]
-    attention = Attention(1, 132, 16384, 128, mask)
-    clocks = 7 * 2 * 128**3 / 4096 * (attention.blocks != NONE).sum() + 2 * 4000 * 128
-    others = 4 * 132 * 16384 * 128 / HBM_BYTES_PER_SECOND + 2 * LAUNCH_SECONDS
-    speed = attention.flop / (clocks / LAW.ghz(1) / 1e9 + others) / 1e12
-    assert beside.flex(attention, at_full_rate) == pytest.approx(speed, rel=0.02)
-
-
-def test_grouped_heads_share_a_block_of_keys():
-    """The same work in fewer CTAs: as fast where they divide evenly, but for what a CTA takes beside its steps."""
-    alone, grouped = Attention(1, 132 * 4, 4096, 128, "full"), Attention(1, 132 * 4, 4096, 128, "full", group=4)
-    assert alone.kv_heads == 4 * grouped.kv_heads == 528
-    assert 1 < beside.flex(grouped, steps()) / beside.flex(alone, steps()) < 1.05
-
-
-@pytest.mark.parametrize("mask", ["full", "causal", "window", "documents"])
-def test_the_visible_elements(mask):
-    """Of a mask that is written out; on the diagonal and at a window's end half of a block counts."""
-    m, n = np.ogrid[:4096, :4096]
-    visible = {
-        "full": m >= 0 * n,
-        "causal": m >= n,
-        "window": (m >= n) & (m - n < 1024),
-        "documents": (m >= n) & (m // 2048 == n // 2048),
-    }[mask]
-    attention = Attention(1, 1, 4096, 64, mask)
-    of_blocks = visible.reshape(32, 128, 32, 128)
-    expected = np.where(of_blocks.all((1, 3)), WHOLE, np.where(of_blocks.any((1, 3)), CUT, NONE))
-    assert (attention.blocks == expected).all()
-    assert attention.flop / 640 == pytest.approx(visible.sum(), rel=0.01)
-
-
-def test_the_steps_are_of_tiles_and_bandwidths_that_are_used():
-    known = [step for step in steps() if step.kernel == OURS]
-    assert {step.bandwidth for step in known} == {18, 32, 64}
-    assert Constants().addition_bandwidth == BANDWIDTH
-    assert all(step.flop == 10 * beside.ROWS[step.head_dim] * BLOCK * step.head_dim for step in known)
-
-
-def test_the_table_and_its_picture(tmp_path, capsys):
-    pytest.importorskip("matplotlib")
-    assert beside.main(["--plot", str(tmp_path / "beside.png")]) == 0
-    assert Path(tmp_path / "beside.png").stat().st_size > 10_000
-    assert "predicted" in capsys.readouterr().out

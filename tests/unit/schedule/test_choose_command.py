@@ -33,9 +33,9 @@ def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFi
     kv_heads, kv_len, d = 4 if "kv-heads 4" in change else 16, 4096 if "4096" in change else 8192, 64 if "64" in change else 128
     mask, rows = "full" if "full" in change else "causal", 128 if d == 64 else 64
     shape = TiledProblem(8192, kv_len, 2 * kv_heads, 16 // kv_heads, d, rows, 128, mask)
-    costs = load_costs("h100", block_m=rows, block_n=128, head_dim=d, kernel="gluon")
+    costs = load_costs("h100", block_m=rows, block_n=128, head_dim=d, kernel="gluon", mask=mask)
     if "device" not in change:
-        two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=d)
+        two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=d, mask=mask)
         costs = replace(costs, two_pass=two)
     choice = choose(shape, costs, "device" if "device" in change else "run")
     assert (found["family"], found["roles"], found["heads_in_flight"]) == choice.candidate[:3]
@@ -62,9 +62,9 @@ def test_json_says_what_was_chosen_and_why(change: str, capsys: pytest.CaptureFi
 def test_the_kernel_that_is_set(
     kernel: str, change: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(config, "_current", config.Config(kernel=kernel))
-    found, d = printed(capsys, EXAMPLE + change), 64 if "64" in change else 128
-    costs = load_costs("h100", block_m=128 if d == 64 else 64, block_n=128, head_dim=d, kernel=kernel)
+    monkeypatch.setattr(config, "_current", config.Config(kernel=kernel, template="one_pass"))
+    found, d, mask = printed(capsys, EXAMPLE + change), 64 if "64" in change else 128, "full" if "full" in change else "causal"
+    costs = load_costs("h100", block_m=128 if d == 64 else 64, block_n=128, head_dim=d, kernel=kernel, mask=mask)
     assert (found["step_ns"], found["hop_ns"]) == (costs.step_ns, costs.hop_ns)
     (chosen,) = (row for row in found["candidates"] if place(row) == place(found))
     assert chosen["predicted_us"] == found["predicted_us"]

@@ -1,0 +1,95 @@
+"""What a backward costs, ours by each kernel and the stock kernels that are deterministic: so what is taken where speed decides.
+
+A price is a speed in TFLOPS, of the five matmuls that a gradient needs, on a whole GPU that long sequences keep busy. It depends on
+the kind of mask, the dtype and the head dim. Lengths, heads and what a mask shows have no part in it: all masks but a full one are
+priced as causal ones of 8,192 positions, where one block in 33 is partial, beside the beginnings and ends of chains.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .config import GLUON, TRITON
+from .decision import Kernel
+from .devices.cost_files import load_tflops, two_pass_percent
+from .devices.stock_kernels import published, speed_of_flex, stock_cost
+from .devices.target import Target
+from .problem import Problem
+from .schedule.costs import FLOP_PER_ELEMENT
+from .templates import tiles
+from .templates.tiles import Tile
+
+# What an operation of functions costs, in FLOP of our matmuls: an SM does 128 of them in a clock, its tensor cores 4,096 FLOP, of
+# which the kernel gets about 0.4. In two passes, ours or stock's, it is as much, though they call functions twice: by the replay,
+# for sm_90, ALiBi takes 750 to 1,190 cycles for 64 x 128 elements in any of the kernels, which is 1.6 to 2.9 times what this says.
+MOD_FLOP = 13
+OF_COST_FILE = "by our cost file"
+TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
+
+
+@dataclass(frozen=True)
+class Price:
+    """A speed, and how it is known."""
+
+    tflops: float
+    known: str
+
+    def __str__(self) -> str:
+        return f"{self.tflops:.0f} TFLOPS, {self.known}"
+
+
+def of_one_pass(problem: Problem, target: Target, tile: Tile, kernel: str) -> Price:
+    """By a tile of TRITON or GLUON, whose mask function is asked before its launch."""
+    small = kernel == TRITON and is_small(problem, target, tile)
+    tflops = load_tflops(target.key, tile.mean_dim, kernel, mask=problem.mask, small=small)
+    return Price(tflops if kernel == GLUON else _with_functions(tflops, problem, target), OF_COST_FILE)
+
+
+def of_two_passes(problem: Problem, target: Target) -> Price:
+    """By two passes, of seven matmuls."""
+    percent, _ = two_pass_percent(target.key, _head_dim(problem, target))
+    return Price(_with_functions(_triton(problem, target) * 100 / percent, problem, target), OF_COST_FILE)
+
+
+def of_stock(problem: Problem, target: Target) -> Price | None:
+    """By the stock kernel, if it is deterministic in the mode in force, or called so; None where nothing is known of its speed."""
+    stock = problem.stock
+    if stock is None or not stock.may_stay:
+        return None
+    if stock.kernel == Kernel.FLEX:
+        speed = speed_of_flex(target.arch, _head_dim(problem, target), problem.mask)
+        if speed is None:
+            return Price(of_two_passes(problem, target).tflops, "as our own two passes, for want of a figure")
+        return Price(_with_functions(speed.tflops, problem, target), speed.known)
+    if stock.implementation not in (None, "FA2"):
+        figure = published(stock.implementation, target.arch, problem.head_dims, problem.mask, stock.called)
+        return None if figure is None else Price(figure.tflops, figure.known)
+    if max(problem.head_dims) > tiles.ONE_PASS_HEAD_DIM:
+        return None
+    cost = stock_cost(stock.kernel, target.arch, _head_dim(problem, target))
+    return Price(_triton(problem, target) * 100 / cost.shared, "by its ratio to our Triton kernel")
+
+
+def function_share(problem: Problem, target: Target) -> float:
+    """What functions of the scores, of a mask, and dropout take, in parts of what our Triton kernel takes without them."""
+    return (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * _head_dim(problem, target))
+
+
+def is_small(problem: Problem, target: Target, tile: Tile) -> bool:
+    """Whether it is the Triton kernel's smaller tile of the head dim."""
+    return tile.block_m < tiles.tile(target.arch, problem.dtype, *problem.head_dims).block_m
+
+
+def _head_dim(problem: Problem, target: Target) -> int:
+    """Padded, the mean of query's and value's."""
+    return tiles.two_pass_tile(target.arch, problem.dtype, *problem.head_dims).mean_dim
+
+
+def _triton(problem: Problem, target: Target) -> float:
+    """The TFLOPS of our Triton kernel in one pass, without functions; past head dim 128 as if it took such a head dim."""
+    return load_tflops(target.key, _head_dim(problem, target), mask=problem.mask)
+
+
+def _with_functions(tflops: float, problem: Problem, target: Target) -> float:
+    """A speed beside functions."""
+    return 1 / (1 / tflops + function_share(problem, target) / _triton(problem, target))
