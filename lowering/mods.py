@@ -80,7 +80,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
     def built(graph: Any, captures: list[Any], *names: str) -> Any:
         with ComputedBuffer.force_realize():  # a capture that reads nothing is loaded too, not computed from its index
             boxes = [TensorBox(x) if isinstance(x, StorageBox) else x for x in captures]  # one may be what the function returns
-            buffers = stock.build_subgraph_buffer([*placeholders(*names), *boxes], without_branches(graph))
+            buffers = stock.build_subgraph_buffer([*placeholders(*names), *boxes], without_branches(graph, device))
         stock.freeze_irnodes(buffers)
         return buffers
 

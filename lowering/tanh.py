@@ -15,7 +15,7 @@ SMALL = 0.55  # up to which tanh(x) = x + x^3 p(x^2) is taken, and above which 1
 COEFFICIENTS = (0.0164375184, -0.0526717767, 0.133207244, -0.333329466)
 
 
-def without_branches(function: Subgraph) -> Subgraph:
+def without_branches(function: Subgraph, device: torch.device) -> Subgraph:
     """The same function, each tanh made of operations that compile to no branch: in fp32, within 4 units in the last place."""
     module = function.graph_module
     if not module.graph.find_nodes(op="call_function", target=aten.tanh.default):
@@ -24,13 +24,13 @@ def without_branches(function: Subgraph) -> Subgraph:
     copy.graph.output(copy.graph.graph_copy(module.graph, {}))
     for node in copy.graph.find_nodes(op="call_function", target=aten.tanh.default):
         with copy.graph.inserting_before(node):
-            node.replace_all_uses_with(_tanh(copy.graph, node.args[0]))
+            node.replace_all_uses_with(_tanh(copy.graph, node.args[0], device))
         copy.graph.erase_node(node)
     copy.recompile()
     return Subgraph(name=function.name, graph_module=copy)
 
 
-def _tanh(graph: fx.Graph, x: Any) -> fx.Node:
+def _tanh(graph: fx.Graph, x: Any, device: torch.device) -> fx.Node:
     """tanh of a node, in fp32."""
     call = graph.call_function
 
@@ -48,6 +48,8 @@ def _tanh(graph: fx.Graph, x: Any) -> fx.Node:
         polynomial = add(mul(polynomial, square), coefficient)
     small = add(mul(mul(square, x), polynomial), x)
     grown = call(aten.exp2.default, (mul(x, 2 * math.log2(math.e)),))  # 0 or infinite for a large x
-    large = add(mul(call(aten.reciprocal.default, (add(grown, 1.0),)), -2.0), 1.0)
+    # Not `reciprocal`, which divides an integer by torch 2.11. Nor -2 over it, which is a slower division.
+    one = call(aten.full.default, ([], 1.0), {"dtype": torch.float32, "device": device})
+    large = add(mul(call(aten.div.Tensor, (one, add(grown, 1.0))), -2.0), 1.0)
     is_small = call(aten.le.Scalar, (call(aten.abs.default, (x,)), SMALL))
     return call(aten.where.self, (is_small, small, large))
