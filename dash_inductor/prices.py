@@ -67,7 +67,8 @@ def of_stock(problem: Problem, target: Target) -> Price | None:
     if max(problem.head_dims) > tiles.ONE_PASS_HEAD_DIM:
         return None
     cost = stock_cost(stock.kernel, target.arch, _head_dim(problem, target))
-    return Price(_triton(problem, target) * 100 / cost.shared, "by its ratio to our Triton kernel")
+    tflops = _triton(problem, target) * 100 / cost.shared
+    return Price(_with_functions(tflops, problem, target), "by its ratio to our Triton kernel")
 
 
 def function_share(problem: Problem, target: Target) -> float:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from dash_inductor.qualify.report import MIB
 from dash_inductor.qualify.rows import OK
-from dash_inductor.qualify.shapes import FLEX, LENGTHS, MODELS, SHAPES, SWEEP
+from dash_inductor.qualify.shapes import FLEX, KINDS, LENGTHS, MODELS, SHAPES, SWEEP
 
 # Title of a panel -> the columns of its line, and of the lower and upper edge of the band around it.
 PANELS = {
@@ -27,7 +27,11 @@ def plot(rows: pd.DataFrame, folder: Path) -> list[Path]:
     timed = rows[(rows["status"] == OK) & rows["median_ms"].notna()]
     names = list(timed["contender"].unique())
     written = []
-    for file, shapes, draw in (("attention.png", SWEEP, _sweep), ("models.png", MODELS, _models), ("flex.png", FLEX, _models)):
+    for file, shapes, draw in (
+        ("attention.png", SWEEP, _sweep),
+        ("models.png", MODELS, _models),
+        ("flex.png", (*FLEX, *(shape for shape in KINDS if shape.flex)), _models),
+    ):
         part = timed[timed["shape"].isin([shape.name for shape in shapes])]
         if len(part):
             draw(part, names).savefig(folder / file, dpi=120)

@@ -32,9 +32,11 @@ RUNS = {
     ),
     "glance": ("Against stock kernels, at a glance", "Five shapes."),
     "table": ("Against all others", "Pictures: attention.png, models.png, flex.png."),
-    "placement": ("Placement", "Schedules that a setting forces: what the cost model should have chosen is the fastest."),
+    "kinds": (
+        "Kinds",
+        "FlexAttention by mask and function, and fp16: dash_inductor/devices and its cost files should say of each what is here.",
+    ),
     "two-pass": ("One pass or two", "`ours` should be the faster of the two."),
-    "gluon": ("Gluon", "Where it is faster at every shape it may become the default of its head dims."),
 }
 
 

@@ -133,7 +133,10 @@ def _run(chosen: Sequence[Stage], folder: Path, caches: Path) -> list[Outcome]:
 
     environ, jobs = of.environ_of(os.environ, caches), of.jobs_of(nvidia_smi("compute_mode")[0])
     outcomes: list[Outcome] = []
-    for n, stage in enumerate(chosen, 1):
+    spare = 0
+    note("at most " + ", ".join(f"{stage.seconds} s for {stage.name}" for stage in chosen) + "; what one leaves the next one has")
+    for n, asked in enumerate(chosen, 1):
+        stage = of.with_spare(asked, spare)
         note(f"[{n}/{len(chosen)}] {stage.name}: {stage.purpose} (at most {stage.seconds} s)")
         said: list[str] = []
 
@@ -143,6 +146,7 @@ def _run(chosen: Sequence[Stage], folder: Path, caches: Path) -> list[Outcome]:
 
         outcomes.append(of.run(stage, folder, environ, jobs, echo))
         note(f"  {outcomes[-1].said}, {outcomes[-1].seconds} s")
+        spare = max(0, stage.seconds - outcomes[-1].seconds)
         if outcomes[-1].code == NO_KERNELS:
             raise CommandError(said[-1])
         if outcomes[-1].said == of.INTERRUPTED:

@@ -15,7 +15,7 @@ from ..config import current
 from ..devices.cost_files import CostFileError
 from ..devices.target import stays_stock, target_of
 from ..templates.tiles import tile
-from . import additions, costs, environment, gpu_tests, kernels, runner
+from . import additions, costs, environment, gpu_tests, kernels, runner, schedules
 
 NO_KERNELS = 4  # exit code, where nothing can be qualified; the last line on stdout says why
 
@@ -63,6 +63,7 @@ TASKS: dict[str, Callable[..., int]] = {
     "kernel": kernel,
     "tests": lambda folder, seconds: gpu_tests.run(seconds),
     "additions": add,
+    "schedules": lambda folder, seconds: schedules.run(Path(folder), seconds),
     "measure": measure,
     "compile": compile_some,
     "costs": lambda folder, seconds, jobs: costs.run(Path(folder), seconds, jobs),

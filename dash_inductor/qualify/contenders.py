@@ -123,8 +123,8 @@ def _sdpa(backend: str, strict: bool, device: str | None = "cuda") -> dict[str, 
         from torch.nn.attention.flex_attention import create_mask
         from torch.nn.functional import scaled_dot_product_attention
 
-        if shape.softcap is not None:
-            raise RefusedError("scaled_dot_product_attention has no soft-cap")
+        if shape.softcap is not None or shape.alibi:
+            raise RefusedError("scaled_dot_product_attention has no soft-cap and no ALiBi")
         sees, device = mask_mod(shape, inputs.query.device), inputs.query.device.type
         dense = create_mask(sees, 1, 1, shape.length, shape.length, device=device) if sees and shape.masked else None
         expanded = backend == "EFFICIENT_ATTENTION" and shape.heads != shape.kv_heads  # which has no enable_gqa
@@ -173,7 +173,7 @@ def _flex_attention(shape: Shape, device: torch.device) -> Callable[[Tensor, Ten
     """The attention of query, key and value, its BlockMask made outside of it, as models do."""
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-    sees, capped, length = mask_mod(shape, device), score_mod(shape), shape.length
+    sees, capped, length = mask_mod(shape, device), score_mod(shape, device), shape.length
     blocks = create_block_mask(sees, None, None, length, length, device=device.type) if sees else None
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Any:
@@ -191,7 +191,7 @@ def _flash_attention(module: str, deterministic: bool) -> dict[str, Any]:
 
     def prepare(shape: Shape, inputs: Inputs) -> Prepared:
         if shape.flex:
-            raise RefusedError(f"{module}.flash_attn_func is asked for no window, documents or soft-cap here")
+            raise RefusedError(f"{module}.flash_attn_func is asked for no window, documents, soft-cap or ALiBi here")
         function = importlib.import_module(module).flash_attn_func
         options: dict[str, Any] = {"causal": shape.causal}
         if "deterministic" in inspect.signature(function).parameters:
@@ -269,10 +269,13 @@ def _compiled_unavailable(device: str) -> str | None:
 
 
 def _forced() -> list[Contender]:
-    """One for every value of a setting that names another kernel, schedule or launch than the default."""
+    """One for every value of a setting that names another kernel, schedule or launch than the default; kernels in one pass."""
     defaults = Config()
     return [
-        ours(f"ours-{value.replace('_', '-')}", {setting: value})
+        ours(
+            f"ours-{value.replace('_', '-')}",
+            {"template": "one_pass"} | {setting: value} if setting == "kernel" else {setting: value},
+        )
         for setting, values in CHOICES.items()
         if setting not in NOT_KERNELS
         for value in values

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .mods import mask_mod
+from .mods import alibi_slopes, mask_mod
 from .shapes import Shape
 
 if TYPE_CHECKING:
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 NAMES = ("dq", "dk", "dv")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # torch's names
 ROWS = 1024  # of the score matrix at a time in the reference
 
 
@@ -31,10 +32,11 @@ class Inputs:
         return self.query, self.key, self.value
 
 
-def random_inputs(shape: Shape, device: str, dtype: torch.dtype, seed: int = 0) -> Inputs:
-    """All N(0, 1)."""
+def random_inputs(shape: Shape, device: str, dtype: torch.dtype | None = None, seed: int = 0) -> Inputs:
+    """All N(0, 1), of the shape's dtype if no other is given."""
     import torch
 
+    dtype = getattr(torch, DTYPES[shape.dtype]) if dtype is None else dtype
     generator = torch.Generator(device).manual_seed(seed)
 
     def normal(heads: int) -> Tensor:
@@ -83,12 +85,14 @@ def _gradients(shape: Shape, inputs: Inputs, z: int, h: int, dtype: torch.dtype)
     scale = 1 / math.sqrt(shape.head_dim)
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     columns, sees, cap = torch.arange(shape.length, device=q.device), mask_mod(shape, q.device), shape.softcap
+    slopes = alibi_slopes(shape).to(k) if shape.alibi else k.new_zeros(shape.heads)
     for g in range(group):
         for start in range(0, shape.length, ROWS):
             rows = slice(start, min(start + ROWS, shape.length))
             scores = q[g, rows] @ k.mT * scale
             slope = scores.new_ones(()) if cap is None else 1 / torch.cosh(scores / cap) ** 2
             scores = scores if cap is None else cap * torch.tanh(scores / cap)
+            scores = scores + slopes[h * group + g] * (columns - columns[rows, None])
             if sees is not None:
                 scores = scores.masked_fill(~sees(columns, columns, columns[rows, None], columns), -math.inf)
             p = torch.softmax(scores, -1)

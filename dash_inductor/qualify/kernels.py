@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -29,9 +29,8 @@ from .runner import child, say
 from .shapes import Shape
 
 FILE = "kernels.jsonl"
-LAUNCHES = 20  # whose bits are compared, half of them beside work on another stream
+LAUNCHES, MANY = 20, 1000  # whose bits are compared, half of them beside work on another stream
 ALLOWED = {"bf16": 0.01, "fp16": 0.002}  # errors against float64 over the gradient's norm; of bf16 as in `measure.FIXED_ERROR`
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TRIAL_FAILED = "failed its trial"
 BUSY_SIZE, BUSY_MATMULS = 4096, 50
 LINE = 150  # letters of an error
@@ -39,33 +38,49 @@ LINE = 150  # letters of an error
 
 @dataclass(frozen=True)
 class Case:
-    """An attention and the settings that lead to one of our kernels."""
+    """An attention and the settings that lead to one of our kernels, launched so often."""
 
     name: str
     shape: Shape
     settings: Mapping[str, Any] = field(default_factory=dict)
-    dtype: str = "bf16"
+    launches: int = LAUNCHES
 
 
 def _cases() -> Iterator[Case]:
-    one, two = ONE_PASS_ONLY, {"template": "two_pass"}
+    """Kinds of kernels that `auto` may take on some GPU, those first that a Hopper takes by Gluon, now or next."""
+    one, two, gluon = ONE_PASS_ONLY, {"template": "two_pass"}, GLUON_ONLY
+    ragged = Shape("case", "causal", 1, 8, 2, 1000, 128)
+    documents = Shape("case", "causal", 2, 8, 8, 2048, 128, window=500, documents=(700, 33, 1315))
+    whole = replace(documents, batch=8, heads=16, kv_heads=16)  # so many chains that none is cut into parts
+    sets = replace(documents, batch=1, heads=8, kv_heads=1)
+    for d in (128, 64):
+        for mask in ("causal", "full"):
+            yield Case(f"Gluon, {mask}, d = {d}", Shape("case", mask, 2, 4, 4, 512, d), gluon, MANY)
+    yield Case("Gluon, kv heads shared, ragged", ragged, gluon)
+    for d in (128, 64):
+        yield Case(f"Gluon, masks in blocks, whole chains, d = {d}", replace(whole, head_dim=d), gluon)
+        yield Case(f"Gluon, masks in blocks, bands, d = {d}", replace(documents, head_dim=d), gluon, MANY)
+        yield Case(f"Gluon, masks in blocks, sets of heads, d = {d}", replace(sets, head_dim=d), gluon)
+    yield Case("Gluon, fp16", Shape("case", "causal", 2, 4, 4, 512, 128, dtype="fp16"), gluon)
+    yield Case("as chosen", Shape("case", "causal", 2, 16, 16, 4096, 128), {}, MANY)
+    yield Case("as chosen, masks in blocks", whole, {}, MANY)
+    yield Case("two passes, masks in blocks", documents, two)
+    yield Case("two passes, soft-cap", replace(documents, softcap=30.0), two)
+    yield Case("two passes, ALiBi", replace(documents, alibi=True), two)
+    yield Case("two passes, kv heads shared, ragged", ragged, two)
+    yield Case("two passes, fp16", Shape("case", "causal", 2, 4, 4, 512, 128, dtype="fp16"), two)
+    yield Case("two passes, full, d = 64", Shape("case", "full", 2, 4, 4, 512, 64), two)
+    yield Case("two passes, d = 256", Shape("case", "causal", 1, 2, 2, 512, 256), two)
+    yield Case("one pass, masks in blocks, d = 64", replace(documents, head_dim=64), one)
+    yield Case("one pass, soft-cap", replace(documents, softcap=30.0), one)
     for d in (64, 128):
         for mask in ("full", "causal"):
             yield Case(f"one pass, {mask}, d = {d}", Shape("case", mask, 2, 4, 4, 512, d), one)
-    ragged = Shape("case", "causal", 1, 8, 2, 1000, 128)
     yield Case("one pass, kv heads shared, ragged", ragged, one)
-    yield Case("Gluon, full, d = 64", Shape("case", "full", 2, 4, 4, 512, 64), GLUON_ONLY)
-    yield Case("Gluon, kv heads shared, ragged", ragged, GLUON_ONLY)
-    yield Case("one pass, fp16", Shape("case", "causal", 2, 4, 4, 512, 128), one, "fp16")
+    yield Case("one pass, fp16", Shape("case", "causal", 2, 4, 4, 512, 128, dtype="fp16"), one)
     yield Case("one pass, chained", Shape("case", "causal", 4, 16, 16, 2048, 128), {**one, "launch": "chained"})
     yield Case("one pass, shift", Shape("case", "full", 2, 8, 8, 2048, 128), {**one, "schedule": "shift"})
     yield Case("one pass, symmetric", Shape("case", "causal", 2, 8, 8, 2048, 128), {**one, "schedule": "symmetric"})
-    yield Case("two passes, kv heads shared, ragged", ragged, two)
-    yield Case("two passes, full, d = 64", Shape("case", "full", 2, 4, 4, 512, 64), two)
-    yield Case("two passes, d = 256", Shape("case", "causal", 1, 2, 2, 512, 256), two)
-    yield Case("as chosen", Shape("case", "causal", 2, 16, 16, 4096, 128))
-    documents = Shape("case", "causal", 2, 8, 8, 2048, 128, window=500, documents=(700, 33, 1315), softcap=30.0)
-    yield Case("flex_attention, one pass", documents, one)
 
 
 CASES = {case.name: case for case in _cases()}
@@ -89,13 +104,13 @@ class Finding:
         return self.status != OK and (TRIAL_FAILED in self.status or not self.status.startswith(("refused: ", "not run: ")))
 
 
-def check(case: Case, device: str = "cuda", launches: int = LAUNCHES) -> Finding:
-    """Compiles a case, and launches it so often."""
-    start, dtype = time.monotonic(), DTYPES[case.dtype]
-    found: dict[str, Any] = {"case": case.name, "allowed": ALLOWED.get(case.dtype)}
+def check(case: Case, device: str = "cuda") -> Finding:
+    """Compiles a case, and launches it."""
+    start, launches, allowed = time.monotonic(), case.launches, ALLOWED[case.shape.dtype]
+    found: dict[str, Any] = {"case": case.name, "allowed": allowed}
     try:
         with settings():
-            inputs = random_inputs(case.shape, device, dtype)
+            inputs = random_inputs(case.shape, device)
             reference = Reference.of(case.shape, inputs, torch.float64)
             prepared = ours("ours", {**case.settings, "guard": "auto"}).prepare(case.shape, inputs)
             first, differing = _launched(prepared, device, launches)
@@ -107,7 +122,7 @@ def check(case: Case, device: str = "cuda", launches: int = LAUNCHES) -> Finding
         return Finding(status=said, seconds=time.monotonic() - start, **found)
     schedule = prepared.decision.schedule if prepared.decision else ""
     found |= {"errors": errors, "launches": launches, "schedule": schedule, "seconds": time.monotonic() - start}
-    return Finding(status=_verdict(errors, ALLOWED[case.dtype], differing), **found)
+    return Finding(status=_verdict(errors, allowed, differing), **found)
 
 
 def _verdict(errors: Mapping[str, float], allowed: float, differing: str) -> str:

@@ -116,7 +116,7 @@ def measure(
     pace = pace or Pace()
     torch.cuda.empty_cache()
     with settings():
-        inputs = random_inputs(shape, "cuda", torch.bfloat16)
+        inputs = random_inputs(shape, "cuda")
         reference = Reference.of(shape, inputs, torch.float32)
         results: dict[str, Result] = {}
         for name, contender in contenders.items():
@@ -230,13 +230,12 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 
 def attempt_to_compile(pairs: Sequence[tuple[Shape, Contender]]) -> None:
     """Prepares every contender for its shape and drops it: what is left of that are the compilers' caches."""
-    import torch
 
     with settings():
         for shape, contender in pairs:
             if contender.unavailable("cuda") is None:
                 with suppress(Exception):
-                    contender.prepare(shape, random_inputs(shape, "cuda", torch.bfloat16))
+                    contender.prepare(shape, random_inputs(shape, "cuda"))
 
 
 def _still_there(name: str, error: Exception) -> None:

@@ -33,15 +33,24 @@ def mask_mod(shape: Shape, device: torch.device) -> Mod | None:
     return and_masks(*seen) if len(seen) > 1 else seen[0] if seen else None
 
 
-def score_mod(shape: Shape) -> Mod | None:
-    """(score, b, h, query, key) -> the score under the soft-cap; None without one."""
+def score_mod(shape: Shape, device: torch.device) -> Mod | None:
+    """(score, b, h, query, key) -> the score under the soft-cap, and then with ALiBi; None without either."""
     import torch
 
     cap = shape.softcap
-    if cap is None:
+    slopes = alibi_slopes(shape).to(device) if shape.alibi else None
+    if cap is None and slopes is None:
         return None
 
-    def capped(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
-        return cap * torch.tanh(score / cap)
+    def changed(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
+        score = score if cap is None else cap * torch.tanh(score / cap)
+        return score if slopes is None else score + slopes[h] * (n - m)
 
-    return capped
+    return changed
+
+
+def alibi_slopes(shape: Shape) -> Tensor:
+    """Of each query head, fp32."""
+    import torch
+
+    return 2 ** (-8 * torch.arange(1, shape.heads + 1, dtype=torch.float32) / shape.heads)

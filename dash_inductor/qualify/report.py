@@ -28,7 +28,8 @@ def rows_of(
     """One row per result; ratios are of times of the same round. `mhz` is the SM clock after the measurement."""
     times = {r.contender.name: r.times_ms for r in results if r.times_ms}
     sizes = asdict(shape)
-    common = {"run": run, **asdict(environment), "shape": sizes.pop("name"), **sizes, "dtype": "bf16", "baseline": baseline}
+    del sizes["alibi"]  # which a shape's name says
+    common = {"run": run, **asdict(environment), "shape": sizes.pop("name"), **sizes, "baseline": baseline}
     return [Row(**common, **_measured(shape, r, times, baseline, mhz)) for r in results]
 
 

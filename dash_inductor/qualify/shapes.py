@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from itertools import product
+from typing import Any
+
+from ..templates.tiles import HALF_DTYPES
 
 TOKENS = 16_384
 HIDDEN = 2048
@@ -16,13 +19,15 @@ MASKS = ("causal", "full")
 
 @dataclass(frozen=True)
 class Shape:
-    """One self-attention: query [batch, heads, length, head_dim], key and value with kv_heads, bf16.
+    """One self-attention: query [batch, heads, length, head_dim], key and value with kv_heads.
 
     Attributes:
         mask: full or causal.
         window: a query sees the keys that are fewer tokens than this away, itself included.
         documents: the tokens of each document that a sequence is packed of; a query sees its own. The same in the whole batch.
         softcap: scores become softcap * tanh(score / softcap).
+        alibi: head h adds 2^(-8 (h + 1) / heads) * (key - query) to its scores.
+        dtype: bf16 or fp16.
 
     Raises:
         ValueError: for sizes that make no attention.
@@ -38,6 +43,8 @@ class Shape:
     window: int | None = None
     documents: tuple[int, ...] = ()
     softcap: float | None = None
+    alibi: bool = False
+    dtype: str = "bf16"
 
     def __post_init__(self) -> None:
         if self.mask not in MASKS:
@@ -48,6 +55,8 @@ class Shape:
             raise ValueError(f"window={self.window} lets a query not see itself")
         if self.documents and (min(self.documents) < 1 or sum(self.documents) != self.length):
             raise ValueError(f"documents={self.documents} do not make up length={self.length}")
+        if self.dtype not in HALF_DTYPES:
+            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(HALF_DTYPES)}")
         if self.softcap is not None and self.softcap <= 0:
             raise ValueError(f"softcap={self.softcap} is not positive")
 
@@ -63,7 +72,7 @@ class Shape:
     @property
     def flex(self) -> bool:
         """Whether FlexAttention alone has an efficient form of it."""
-        return self.masked or self.softcap is not None
+        return self.masked or self.softcap is not None or self.alibi
 
     @property
     def tokens(self) -> int:
@@ -108,8 +117,27 @@ FLEX = (
     Shape("modernbert-large-local", "full", 2, 16, 16, 8192, 64, window=65, documents=DOCUMENTS),
     Shape("modernbert-large-global", "full", 2, 16, 16, 8192, 64, documents=DOCUMENTS),
 )
-# The first of the sweep is what the project is measured by, then the models, then the rest.
-SHAPES = (SWEEP[0], *MODELS, *FLEX, *SWEEP[1:])
+
+
+def _wanted(head_dim: int) -> tuple[Shape, ...]:
+    """The kinds of FlexAttention, and fp16, at one size."""
+
+    def of(kind: str, **others: Any) -> Shape:
+        return replace(_swept("causal", head_dim, 8192), name=f"d{head_dim}-{kind}-8192", **others)
+
+    return (
+        of("documents", documents=DOCUMENTS),
+        of("window", window=1024),
+        of("soft-cap", softcap=50.0),
+        of("alibi", alibi=True),
+        of("fp16", dtype="fp16"),
+    )
+
+
+# What decides who gets which kernel (`dash_inductor/prices.py`), beside the causal ones of the sweep.
+KINDS = (*_wanted(128), *_wanted(64))
+# The first of the sweep is what the project is measured by, then the models, the kinds and the rest.
+SHAPES = (SWEEP[0], *MODELS, *FLEX, *KINDS, *SWEEP[1:])
 QUICK = tuple(
     s for s in SHAPES if s.name in {"d128-causal-8192", "d128-full-8192", "d64-causal-2048", "d64-full-2048", "llama3-8b"}
 )

@@ -77,19 +77,18 @@ MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_90", "3.7", 64): {IN_PARTS: 1},
     ("sm_90", "3.8", 64): {"full": 19, "causal": 2, "causal-ragged-gqa": 2, "flex": 19, "flex-causal": 6, IN_PARTS: 9},
     ("sm_90", "3.9", 64): {"full": 22, "flex": 22},
-    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 38, "flex-documents-alibi": 2},
-    ("sm_90", "3.7", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
-    ("sm_90", "3.8", 128): {"flex-window-soft-cap": 28, "flex-documents-alibi": 6},
-    ("sm_90", "3.9", 128): {"flex-window-soft-cap": 22},
+    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 23, "flex-documents-alibi": 2},
+    ("sm_90", "3.7", 128): {"flex-window-soft-cap": 9, "flex-documents-alibi": 6},
+    ("sm_90", "3.8", 128): {"flex-window-soft-cap": 10, "flex-documents-alibi": 6},
+    ("sm_90", "3.9", 128): {"flex-window-soft-cap": 19},
     # MLA in two passes: dK of 256 columns and dV of 128 take 192. In CTAs of their own nothing would spill, and a tile take 28 %
     # more cycles by the replay.
-    ("sm_90", "3.6", 192): {"flex-window-soft-cap": 12, "flex-documents-alibi": 4},
-    ("sm_90", "3.7", 192): {"flex-window-soft-cap": 3},
-    ("sm_90", "3.8", 192): {"flex-window-soft-cap": 3},
+    ("sm_90", "3.6", 192): {"flex-window-soft-cap": 14, "flex-documents-alibi": 4},
+    ("sm_90", "3.7", 192): {"flex-window-soft-cap": 2},
+    ("sm_90", "3.8", 192): {"flex-window-soft-cap": 2},
     ("sm_90", "3.9", 192): {"causal-ragged-gqa": 8, "causal-dynamic-gqa": 2, "flex-window-soft-cap": 28},
-    ("sm_120", "3.7", 64): {"flex-window-soft-cap": 2},
-    ("sm_120", "3.8", 64): {"flex-window-soft-cap": 3},
-    ("sm_120", "3.9", 64): {"flex-window-soft-cap": 3},
+    ("sm_120", "3.8", 64): {"flex-window-soft-cap": 1},
+    ("sm_120", "3.9", 64): {"flex-window-soft-cap": 1},
 }
 MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {
     ("sm_90", "3.9", 128): {"full": 9, "causal-ragged-gqa": 2},

@@ -25,7 +25,7 @@ def small(case: kernels.Case) -> kernels.Case:
     documents = (40, 3, 27) if case.shape.documents else ()
     window = 20 if case.shape.window else None
     sizes = {"batch": 1, "heads": heads, "kv_heads": 1, "length": 70, "head_dim": 16}
-    return replace(case, shape=replace(case.shape, **sizes, documents=documents, window=window))
+    return replace(case, shape=replace(case.shape, **sizes, documents=documents, window=window), launches=2)
 
 
 ONE = small(kernels.CASES["one pass, causal, d = 64"])
@@ -34,14 +34,17 @@ ONE = small(kernels.CASES["one pass, causal, d = 64"])
 @pytest.mark.parametrize("name", kernels.CASES)
 def test_cases(name):
     case = small(kernels.CASES[name])
-    found = kernels.check(case, "cpu", launches=2)
+    found = kernels.check(case, "cpu")
+    if case.settings.get("kernel") == "gluon":
+        assert found.status == "refused: declined: the Gluon kernel is made for sm_90, not emulated"
+        return
     assert (found.status, found.launches, found.is_wrong) == (OK, 2, False)
-    assert 0 < max(found.errors.values()) <= found.allowed == kernels.ALLOWED[case.dtype]
+    assert 0 < max(found.errors.values()) <= found.allowed == kernels.ALLOWED[case.shape.dtype]
     decision = decisions()[-1]
     assert (decision.family == "two_pass") == (case.settings.get("template") == "two_pass")
     assert decision.launch == "chained" or case.settings.get("launch") != "chained"
     assert decision.family == case.settings.get("schedule", decision.family)
-    assert decision.op.startswith("flex") == case.shape.flex and decision.dtype == case.dtype
+    assert decision.op.startswith("flex") == case.shape.flex and decision.dtype == case.shape.dtype
 
 
 def prepared_with(monkeypatch, change):
@@ -71,13 +74,13 @@ def prepared_with(monkeypatch, change):
 )
 def test_what_is_wrong_is_seen(change, status, monkeypatch):
     prepared_with(monkeypatch, change)
-    found = kernels.check(ONE, "cpu", launches=4)
+    found = kernels.check(replace(ONE, launches=4), "cpu")
     assert found.status.startswith(status) and found.is_wrong
 
 
 def test_what_is_declined_and_what_fails():
     wide = replace(ONE, shape=replace(ONE.shape, head_dim=512))
-    found = kernels.check(wide, "cpu", launches=2)
+    found = kernels.check(wide, "cpu")
     assert found.status.startswith("refused: declined: head dim 512") and not found.is_wrong
-    found = kernels.check(replace(ONE, settings={"schedule": "none"}), "cpu", launches=2)
+    found = kernels.check(replace(ONE, settings={"schedule": "none"}), "cpu")
     assert found.status.startswith("failed: ValueError: schedule='none' is not one of") and found.is_wrong

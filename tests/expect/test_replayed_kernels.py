@@ -11,7 +11,8 @@ import triton
 from kernels import compiled, generated
 
 from dash_inductor.cli.main import main
-from dash_inductor.devices.cost_files import load_two_pass, numbers_of
+from dash_inductor.config import GLUON
+from dash_inductor.devices.cost_files import load_tflops, load_two_pass, numbers_of
 from dash_inductor.sass import gates
 from dash_inductor.sass.gates import Cell, judged
 from dash_inductor.sass.replay import Replay, pricing, replay
@@ -123,31 +124,36 @@ def test_the_command_says_what_hangs_on_each_guess(tmp_path, capsys):
     assert any("barrier 20: halved " in line for line in lines)
 
 
+# What an H200 showed of the replay: our Triton kernel was slower than that, and two passes are taken to be as others without waits.
+SLOWER, WITHOUT_WAITS = 1.3, 0.95
+
+
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 @pytest.mark.parametrize("head_dim", [64, 128])
-def test_the_cost_files_are_of_these_kernels(device, head_dim):
-    """A kernel that changes needs other constants: `pricing` gives them."""
-    numbers = numbers_of(device)
+def test_two_passes_are_priced_by_the_replay(device, head_dim):
+    """A kernel that changes needs other constants: `pricing` gives them. One pass is measured, and the replay says more of it."""
+    numbers, rows = numbers_of(device), ROWS[head_dim] // 64
     one, two = replays(Template.ONE_PASS, head_dim), replays(Template.TWO_PASS, head_dim)
     tflops, percent = numbers["tflops"][str(head_dim)], numbers["two_pass_percent"][str(head_dim)]
-    assert tflops["value"] == pytest.approx(pricing.tflops(one, numbers["sms"]["value"]), rel=OFF)
-    assert percent["value"] == pytest.approx(pricing.two_pass_percent(two, one, ROWS[head_dim] // 64), rel=OFF)
-    assert tflops["estimate"] and percent["estimate"]
+    replayed = pricing.tflops(one, numbers["sms"]["value"])
+    assert 1.2 < replayed / tflops["value"] < 1.45
+    measured = pricing.two_pass_percent(two, one, rows) * tflops["value"] / replayed
+    assert percent["value"] == pytest.approx(WITHOUT_WAITS * measured, rel=OFF)
+    assert percent["estimate"] and tflops["estimate"] == (device == "h100")
 
 
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
-def test_the_cost_files_are_of_two_passes_of_head_dim_256(device):
+def test_two_passes_of_head_dim_256_are_priced_by_the_replay(device):
     """In three kinds of CTAs, whose steps have 32 rows; one pass is that of 128, twice as long."""
     cells = [Cell("sm_90", Template.TWO_PASS, "bf16", 256, shape) for shape in SHAPES]
     loops = [step for cell in cells for step in gates.replays(gates.compiled(cell), cell.rules)]
-    entry = numbers_of(device)["two_pass_percent"]["256"]
-    of_seven_matmuls = pricing.two_pass_percent(loops, replays(Template.ONE_PASS, 128)) * 7 / 8
-    assert entry["value"] == pytest.approx(of_seven_matmuls, rel=OFF)
     tile = tiles.two_pass_tile(90, "bf16", 256)
     costs = load_two_pass(device, **tile.sizes())
-    assert 2 * costs.kv_step_ns + costs.q_step_ns == pytest.approx(sum(map(pricing.time_ns, loops)) / len(SHAPES), rel=OFF)
+    replayed_ns = sum(map(pricing.time_ns, loops)) / len(SHAPES)
+    assert 2 * costs.kv_step_ns + costs.q_step_ns == pytest.approx(WITHOUT_WAITS * replayed_ns, rel=OFF)
+    assert numbers_of(device)["two_pass_percent"]["256"]["estimate"]
 
 
 @functools.cache
@@ -165,14 +171,14 @@ def replays_of_gluon(head_dim: int) -> list[Replay]:
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_the_cost_files_are_of_the_gluon_kernel(device):
-    """The same for it at head dim 256; at 64 and 128 they are measured, and not far off. The warps that add are done within a step,
-    at the slowest speed of additions that is possible, too."""
+    """Those of head dim 256; at 64 and 128 they are measured, and the mean of both masks is near. The warps that add are done
+    within a step, at the slowest speed of additions that is possible, too."""
     numbers = numbers_of(device)
     steps = {head_dim: replays_of_gluon(head_dim) for head_dim in (64, 128, 256)}
     for head_dim, own in steps.items():
-        entry = numbers["gluon_tflops"][str(head_dim)]
+        full, causal = (load_tflops(device, head_dim, GLUON, mask=mask) for mask in SHAPES)
         off = OFF if head_dim == 256 else MEASURED_OFF
-        assert entry["value"] == pytest.approx(pricing.tflops(own, numbers["sms"]["value"]), rel=off)
+        assert (full + causal) / 2 == pytest.approx(pricing.tflops(own, numbers["sms"]["value"]), rel=off)
     hop = numbers["gluon_hop_ns"]["256"]
     assert hop["value"] == pytest.approx(pricing.hop_ns(steps[256]), rel=OFF)
     assert hop["estimate"]
@@ -185,8 +191,8 @@ def test_the_cost_files_are_of_the_gluon_kernel(device):
 @PRICED
 @pytest.mark.parametrize("device", ["h100", "h200"])
 def test_a_hop_is_of_both_head_dims(device):
+    """The replay's, corrected as the steps are."""
     entry = numbers_of(device)["hop_ns"]
-    assert entry["value"] == pytest.approx(
-        pricing.hop_ns(replays(Template.ONE_PASS, 64) + replays(Template.ONE_PASS, 128)), rel=OFF
-    )
+    replayed = pricing.hop_ns(replays(Template.ONE_PASS, 64) + replays(Template.ONE_PASS, 128))
+    assert entry["value"] == pytest.approx(SLOWER * replayed, rel=OFF)
     assert entry["estimate"]

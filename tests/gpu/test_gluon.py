@@ -133,7 +133,7 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
         dk, dv = torch.full_like(key, torch.nan), torch.full_like(value, torch.nan)
         workers = schedule.roles * heads_in_flight
         tensors = query, key, value, grad_out, neg_lse, delta, table, None, None, None, dq, dk, dv
-        launch(*tensors, workers, True, False, causal, 0, 0, 1, 1, 0, scale)
+        launch(*tensors, workers, True, False, False, causal, 0, 0, 1, 1, 0, scale)
         dq = dq.view(*query.shape[:2], -1, shape.block_m * head_dim)[..., order].flatten(2, 3)
         return (dq[:, :, :q_len] * scale).to(query.dtype), dk, dv
 

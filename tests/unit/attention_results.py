@@ -22,6 +22,7 @@ TINY_FLEX = {
     "both directions": replace(TINY, mask="full", window=9, documents=PACKED),
     "both directions, soft-cap": replace(TINY, mask="full", softcap=1.5),
     "a window longer than some documents": replace(TINY, mask="full", kv_heads=4, window=30, documents=PACKED),
+    "alibi": replace(TINY, alibi=True),
 }
 STOCK = who.contenders()
 KNOWN = STOCK | who.tuned()

@@ -23,7 +23,7 @@ from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, all
 from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, shown, targets
 from dash_inductor.qualify.rows import OK, append, cells_of
 from dash_inductor.qualify.samples import interleaved, ratios, summary
-from dash_inductor.qualify.shapes import FLEX, HIDDEN, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
+from dash_inductor.qualify.shapes import FLEX, HIDDEN, KINDS, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
 from dash_inductor.resolve import resolve
 
 
@@ -74,13 +74,16 @@ def test_ours_takes_models_with_flex_attention(shape, key):
 
 
 def test_the_sweep():
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(SWEEP) + len(MODELS) + len(FLEX)
+    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(SWEEP) + len(MODELS) + len(FLEX) + len(KINDS)
     assert {(s.head_dim, s.mask, s.length) for s in SWEEP} == {
         (d, mask, 512 << n) for d in (64, 128, 256) for mask in ("full", "causal") for n in range(7)
     }
     for shape in SWEEP:
         assert shape.tokens == max(TOKENS, shape.length)
         assert shape.heads * shape.head_dim == HIDDEN and shape.kv_heads == shape.heads
+    assert {(s.head_dim, s.mask, s.batch, s.heads, s.length) for s in KINDS} == {
+        (d, "causal", 2, 2048 // d, 8192) for d in (64, 128)
+    }
     assert set(QUICK) < set(SHAPES)
     assert any(shape.heads > shape.kv_heads for shape in QUICK)
 
@@ -153,6 +156,10 @@ def dense(shape: Shape, query: torch.Tensor, key: torch.Tensor, value: torch.Ten
     key, value = (x.repeat_interleave(shape.heads // shape.kv_heads, 1) for x in (key, value))
     scores = query @ key.mT / math.sqrt(shape.head_dim)
     scores = scores if shape.softcap is None else shape.softcap * torch.tanh(scores / shape.softcap)
+    if shape.alibi:
+        slopes = torch.tensor([2 ** (-8 * (head + 1) / shape.heads) for head in range(shape.heads)]).to(scores)
+        places = torch.arange(shape.length).to(scores)
+        scores = scores + slopes[:, None, None] * (places - places[:, None])
     return scores.masked_fill(~visible(shape), -math.inf).softmax(-1) @ value
 
 
@@ -389,7 +396,7 @@ def test_pictures(synthetic, tmp_path):
 def test_what_is_drawn(synthetic):
     pytest.importorskip("matplotlib")
     table = read(synthetic)
-    rows = table[(table["status"] == OK) & table["shape"].str.startswith("d128")]
+    rows = table[(table["status"] == OK) & table["shape"].isin([shape.name for shape in SWEEP if shape.head_dim == 128])]
     names = [who.BASELINE, "ours", "ours-unordered"]
     figure = pictures._sweep(rows, names)
     assert len(figure.axes) == 2 * 3

@@ -84,7 +84,7 @@ def test_flash_attention_package_without_determinism(monkeypatch):
 
 
 OF_SDPA = {"causal-gqa": TINY, "full": replace(TINY, mask="full", kv_heads=4)}
-OF_SDPA |= {name: shape for name, shape in TINY_FLEX.items() if shape.softcap is None}
+OF_SDPA |= {name: shape for name, shape in TINY_FLEX.items() if shape.softcap is None and not shape.alibi}
 
 
 @pytest.mark.parametrize("shape", OF_SDPA.values(), ids=OF_SDPA)
@@ -133,8 +133,13 @@ def test_a_shape_that_sdpa_refuses(name, said, monkeypatch):
     ("name", "shape", "reason"),
     [
         (who.BASELINE, TINY_FLEX["soft-cap"], "scaled_dot_product_attention has no soft-cap"),
+        (who.BASELINE, TINY_FLEX["alibi"], "scaled_dot_product_attention has no soft-cap and no ALiBi"),
         ("sdpa-efficient", TINY_FLEX["everything"], "scaled_dot_product_attention has no soft-cap"),
-        ("fa3", TINY_FLEX["window"], "flash_attn_interface.flash_attn_func is asked for no window, documents or soft-cap here"),
+        (
+            "fa3",
+            TINY_FLEX["window"],
+            "flash_attn_interface.flash_attn_func is asked for no window, documents, soft-cap or ALiBi here",
+        ),
         ("fa4-deterministic", TINY_FLEX["documents"], "flash_attn.cute.flash_attn_func is asked for no window"),
     ],
 )

@@ -102,7 +102,7 @@ class Watch:
 @pytest.fixture
 def pretended_gpu(monkeypatch):
     """Tensors are on the CPU; the device's own checks and clocks are pretended."""
-    monkeypatch.setattr(measure, "random_inputs", lambda shape, device, dtype: random_inputs(shape, "cpu", dtype))
+    monkeypatch.setattr(measure, "random_inputs", lambda shape, device: random_inputs(shape, "cpu", torch.bfloat16))
     for name in ("flushed", "poison"):
         monkeypatch.setattr(clock, name, lambda: None)
     monkeypatch.setattr(clock, "Clock", Watch)

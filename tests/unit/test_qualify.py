@@ -28,7 +28,7 @@ from dash_inductor.cli import env_torch, qualify
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.devices.cost_files import FOLDER, has_estimates, require_of
-from dash_inductor.qualify import additions, child, costs, gpu_tests, kernels, runner, stages
+from dash_inductor.qualify import additions, child, costs, gpu_tests, kernels, runner, schedules, stages
 from dash_inductor.qualify.measure import Result
 from dash_inductor.qualify.rows import OK, read
 from tests.unit.expected_text import assert_expected
@@ -75,7 +75,7 @@ def h100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
     def finding(case: kernels.Case, deadline: float) -> kernels.Finding:
         status = STATUS.get(case.name, OK)
         errors = {"dq": 0.003, "dk": 0.002, "dv": 0.002} if status == OK else {}
-        return kernels.Finding(case.name, status, errors, kernels.ALLOWED[case.dtype], 20 if errors else 0, "descending", 1.0)
+        return kernels.Finding(case.name, status, errors, kernels.ALLOWED[case.shape.dtype], 20 if errors else 0, "descending", 1.0)
 
     monkeypatch.setattr(config, "_current", config.Config())
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -86,6 +86,8 @@ def h100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
     monkeypatch.setattr(kernels, "_in_a_process", finding)
     synthetic = {case: [1.0, 1.0] for case in additions.cases()}
     monkeypatch.setattr(additions, "measure", lambda: additions.table_of(synthetic, GPU, 132))
+    own = schedules.Timed("as committed", 128, "full", "shift", 64, 2, 4.2, 4.1, 4.3, "abc", 1800)
+    monkeypatch.setattr(schedules, "measured", lambda *_: ([own], []))
     monkeypatch.setattr(costs, "measure", pretended_ns)
     monkeypatch.setattr(costs, "compile_first", lambda *_: None)
     monkeypatch.setattr(gpu_tests, "_pytest", lambda deadline, *arguments: 0)
@@ -130,7 +132,7 @@ def test_every_stage_of_a_full_run(part: int, h100: list[str], tmp_path: Path, c
     assert [line.rpartition(",")[0] for line in lines] == [f"stage {stage.name}: ok" for stage in expected]
     runs = {row.run for row in read(out / "attention.csv")}
     assert runs == {stage.name for stage in expected if stage.task == "measure"}
-    files = {1: {"kernels.jsonl", "red_throughput.csv"}, 2: {"timings.jsonl", "costs.toml"}, 3: set()}[part]
+    files = {1: {"kernels.jsonl"}, 2: {"gluon_tables.csv", "red_throughput.csv"}, 3: {"timings.jsonl", "costs.toml"}}[part]
     assert {path.name for path in out.iterdir()} == files | {"environment.json", "attention.csv", "summary.txt", "log.txt"}
     assert f"Kept in: {out}" in capsys.readouterr().out
 
@@ -143,7 +145,7 @@ def test_folders_of_the_parts_merge(h100: list[str], tmp_path: Path, capsys: pyt
     assert merge.main([*folders, "--out", str(tmp_path / "merged")]) == 0
     report = (tmp_path / "merged" / "report.md").read_text()
     titles = [line for line in report.splitlines() if line.startswith("## ")]
-    assert {"## Kernels, against float64", "## Tuning", "## Gluon", "## Cost constants", "## fp32 additions in L2"} <= set(titles)
+    assert {"## Kernels, against float64", "## Tuning", "## Kinds", "## Cost constants", "## fp32 additions in L2"} <= set(titles)
     assert "## What went wrong\n\nNo row says so.\n" in report and "| two passes, d = 256 | refused: declined: no tile |" in report
 
 
@@ -176,8 +178,8 @@ def test_what_is_wrong_is_said_last(
     assert line.split() == ["llama3-8b", "ours", "2.0e-03", "wrong:", *line.split()[4:]]  # it has no time
     assert main(["qualify", "--shapes", "llama3-8b", "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["wrong"] == [
-        f"two passes, full, d = 64: {trial}",
         "as chosen: not deterministic: launch 12 of 20 has other bits than the first",
+        f"two passes, full, d = 64: {trial}",
         "ours at llama3-8b: wrong: dq 1.0e+00 off, allowed 1.0e-02",
         "stage kernels: failed (exit code 1)",
     ]

@@ -1,0 +1,91 @@
+"""What `qualify` times without Inductor, with a launch that is pretended: every schedule, its table, its digest."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from dash_inductor.config import GLUON, Config
+from dash_inductor.devices.target import Target
+from dash_inductor.lowering import gluon
+from dash_inductor.problem import Problem
+from dash_inductor.qualify import schedules
+from dash_inductor.resolve import resolve
+from dash_inductor.schedule.packing import pack_plan
+
+H200 = Target("h200", 90, 132)
+SCHEMA = torch.ops.dash.sdpa_backward_gluon.default._schema
+
+
+class Watch:
+    """Of a clock each of whose answers is one more."""
+
+    def __init__(self, flushed: Any) -> None:
+        self.now = 0.0
+
+    def milliseconds(self, launch: Any) -> float:
+        launch()
+        self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """The arguments of each launch, on a CPU; gradients are one thing where the table begins with 64 roles, and else another."""
+    asked: list[tuple[Any, ...]] = []
+
+    def launch(*arguments: Any) -> None:
+        asked.append(arguments)
+        for x in arguments[10:13]:
+            x.fill_(1.0 if arguments[6][0] == WRONG_ROLES else 2.0)
+
+    monkeypatch.setattr(gluon, "launch", launch)
+    for name, value in {"BATCH": 1, "LENGTH": 256, "HIDDEN": 256, "ROUNDS": 3, "Clock": Watch}.items():
+        monkeypatch.setattr(schedules, name, value)
+    monkeypatch.setattr(schedules, "flushed", lambda: None)
+    monkeypatch.setattr(schedules, "sm_mhz", lambda: 1800)
+    return asked
+
+
+WRONG_ROLES = 1
+
+
+@pytest.mark.parametrize("mask", ["full", "causal"])
+def test_every_candidate_is_launched_with_its_own_table(launched: list[tuple[Any, ...]], mask: str) -> None:
+    rows, far = schedules.measured(64, mask, H200, "cpu")
+    problem = Problem(mask, 1, 4, 4, 256, 256, 64, "bf16")
+    choice = resolve(problem, Config(kernel=GLUON, template="one_pass"), H200).choice
+    assert choice
+    expected = [each for each in choice.considered if not each.family.endswith("round_robin")]
+    assert [(row.family, row.roles, row.heads_in_flight) for row in rows] == [tuple(each[:3]) for each in expected]
+    for candidate, arguments in zip(expected, launched, strict=False):
+        plan = schedules.replace(choice, candidate=candidate).plan()
+        assert arguments[6].tolist() == pack_plan(plan) and arguments[13] == candidate.roles * candidate.heads_in_flight
+        assert len(arguments) == len(SCHEMA.arguments) and arguments[17] == (mask == "causal")
+    assert len({row.digest for row in rows}) == len({row.roles == WRONG_ROLES for row in rows})
+    assert bool(far) == (len({row.digest for row in rows}) > 1)
+    assert all(row.min_ms <= row.median_ms <= row.max_ms and row.sm_mhz == 1800 for row in rows)
+
+
+def test_rows_are_kept_in_one_file(launched: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = schedules.measured
+    monkeypatch.setattr(schedules, "target_of", lambda device, settings: H200)
+    monkeypatch.setattr(schedules, "measured", lambda head_dim, mask, target: measured(head_dim, mask, target, "cpu"))
+    schedules.run(tmp_path, 60.0)
+    with (tmp_path / schedules.FILE).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(int(row["head_dim"]), row["mask"]) for row in rows} == set(schedules.SHAPES)
+    with (Path(__file__).parents[2] / "benchmarks/results/h200/gluon/gluon_tables.csv").open() as file:
+        assert list(rows[0])[:-1] == next(csv.reader(file))
+    before = len(launched)
+    assert schedules.run(tmp_path, 0.0) == 0 and len(launched) == before  # the time limit
+
+
+def test_the_digest_is_of_all_bits() -> None:
+    zero = torch.zeros(4)
+    one = schedules.digest((zero, zero, zero))
+    assert one == schedules.digest((zero.clone(), zero, zero)) != schedules.digest((-zero, zero, zero))
