@@ -46,8 +46,8 @@ class Kind:
         return Problem(self.mask, *sizes, stock=self.stock, **others)
 
 
-def _called(implementation: str) -> Stock:
-    return Stock(Kernel.FLASH, True, implementation, called=True)
+FA3 = Stock(Kernel.FLASH, strict=True, implementation="FA3", called=True)  # its op, called with deterministic=True
+FA4 = Stock(Kernel.FLASH, strict=True, implementation="FA4")  # of torch's registry
 
 
 KINDS = (
@@ -63,9 +63,10 @@ KINDS = (
     Kind("FlexAttention, ALiBi", "full", FLEX, others={"mods": ALIBI, "changes_scores": True}),
     Kind("FlexAttention, ALiBi, causal", BLOCK_MASK, FLEX, others={"mods": ALIBI, "changes_scores": True}),
     Kind("FlexAttention, soft-cap, window", BLOCK_MASK, FLEX, others={"mods": SOFT_CAP + MASK, "changes_scores": True}),
-    Kind("FA3 with deterministic=True, causal", "causal", _called("FA3"), head_dims=(64, 128)),
-    Kind("FA3 with deterministic=True, a window", BLOCK_MASK, _called("FA3"), head_dims=(64, 128), others={"mods": MASK}),
-    Kind("FA4 with deterministic=True, causal", "causal", _called("FA4"), head_dims=(64, 128)),
+    Kind("FA3 with deterministic=True, causal", "causal", FA3, head_dims=(64, 128)),
+    Kind("FA3 with deterministic=True, a window", BLOCK_MASK, FA3, head_dims=(64, 128), others={"mods": MASK}),
+    Kind("SDPA with FA4 active, full", "full", FA4, head_dims=(64, 128)),
+    Kind("SDPA with FA4 active, causal", "causal", FA4, head_dims=(64, 128)),
 )
 
 
