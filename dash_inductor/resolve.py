@@ -153,7 +153,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     assert tile
     if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(tile)):
         raise declined
-    if by_speed(problem, settings, target):
+    if _by_speed(problem, settings, target):
         _require_speed(problem, target, one_pass, two_pass, kernel)
         if one_pass and not two_pass and (fewer := _for_few_chains(problem, settings, target, one_pass, kernel)):
             one_pass, two_pass = None, fewer
@@ -170,7 +170,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     return _with_schedule(resolution, one_pass)
 
 
-def by_speed(problem: Problem, settings: Config, target: Target) -> bool:
+def _by_speed(problem: Problem, settings: Config, target: Target) -> bool:
     """Whether speed decides between our kernels and stock's: of a GPU, under `run`, where nothing asks for one of ours."""
     asked = any(getattr(settings, name) != AUTO for name in ("template", "schedule", "kernel")) or problem.segments > 0
     return settings.guarantee == "run" and target.arch != tiles.EMULATED and not asked
@@ -294,7 +294,7 @@ def _two_passes_are_faster(problem: Problem, settings: Config, target: Target) -
 def _may_take_two(problem: Problem, settings: Config, target: Target) -> bool:
     """Whether two passes may stand in for one: plain launches would take reserved SMs, and blocks have to be whole tiles."""
     fit = problem.mask != BLOCK_MASK or problem.why_no_blocks(_two_pass_tile(problem, target)) is None
-    return by_speed(problem, settings, target) and not target.reserved_sms and fit
+    return _by_speed(problem, settings, target) and not target.reserved_sms and fit
 
 
 def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None, kernel: str) -> None:

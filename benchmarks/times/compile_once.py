@@ -1,9 +1,6 @@
 """Compiles a Llama for an H100 that is not there, and prints how long that took: the child process of `compilation`.
 
 python -m benchmarks.times.compile_once LAYERS
-
-Dynamo and autograd trace the model on the CPU, with the attention that an H100 would take. The joint graph is moved there, and from
-then on everything is as with a GPU: passes, partition, code, Triton's compiler, caches. Kernels are compiled, and not loaded.
 """
 
 from __future__ import annotations
@@ -44,28 +41,18 @@ class Stopwatch:
 
 
 WATCH = Stopwatch()  # before Inductor, for the package is installed when that is imported, and imports what it needs
+import torch._inductor.compile_fx  # noqa: E402
 import torch._inductor.select_algorithm  # noqa: E402
-from torch._inductor import compile_fx  # noqa: E402
 
 with WATCH.left_out():
-    import copyreg
     import json
-    from collections.abc import Callable
-    from typing import Any
-    from unittest import mock
 
-    import torch._inductor.config as inductor_config
     from torch import Tensor, nn
     from torch._dynamo.utils import counters
-    from torch._functorch import config as functorch_config
-    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-    from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
     from torch.nn import functional as F
 
-    from dash_inductor.codegen.fake_gpu import fake_gpu
     from dash_inductor.codegen.generate import deterministic
-    from dash_inductor.explanation.decisions import CUDA, modules_of, move
-    from dash_inductor.explanation.gpu_attention import attention_of
+    from dash_inductor.explanation.compiled import CompiledError, compiling_for
 
 # As Llama 3 8B, without its embedding and with a smaller vocabulary; nothing has memory.
 LENGTH, DIM, HEADS, KV_HEADS, HIDDEN, VOCABULARY = 8192, 4096, 32, 8, 14336, 32000
@@ -124,63 +111,16 @@ class Llama(nn.Module):
         return F.cross_entropy(self.head(self.norm(x)).float().flatten(0, 1), targets.flatten())
 
 
-class _Compiled(BaseException):
-    """Ends the run of a model whose graph is compiled, past Dynamo's handlers."""
-
-
-def _backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    compile_fx.compile_fx(gm, inputs)
-    raise _Compiled
-
-
-def _moving(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Moves the graph, and inputs, to the GPU before `stock` takes them."""
-
-    def run(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with WATCH.left_out():
-            for module in modules_of(gm):
-                move(module)
-            args = torch.utils._pytree.tree_map(_on_gpu, args)
-        return stock(gm, *args, **kwargs)
-
-    return run
-
-
-def _on_gpu(x: Any) -> Any:
-    if not isinstance(x, FakeTensor) or x.device.type != "cpu":
-        return x
-    with x.fake_mode:
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA)
-
-
-def _reduced(x: FakeTensor) -> Any:
-    """Zeros in the place of a tensor that is not there: the table of a schedule, as caches keep it."""
-    with unset_fake_temporarily():
-        return torch.zeros(x.shape, dtype=x.dtype).__reduce_ex__(2)
-
-
 def compiled(layers: int) -> None:
     """Compiles forward and backward of so many layers, in strict deterministic mode."""
-    copyreg.pickle(FakeTensor, _reduced)
-    # A CPU build lacks the first, which generated code names. Static launchers load what they launch.
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True))
-        stack.enter_context(mock.patch.object(CachingAutotuner, "_make_launchers", lambda self: None))
-        for name in ("_recursive_joint_graph_passes", "_compile_fx_inner"):
-            stack.enter_context(mock.patch.object(compile_fx, name, _moving(getattr(compile_fx, name))))
-        stack.enter_context(inductor_config.patch(compile_threads=1, use_static_triton_launcher=False))
-        stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
-        stack.enter_context(deterministic())
-        gpu = stack.enter_context(fake_gpu("h100"))
-        stack.enter_context(attention_of(gpu))
-        stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+    with deterministic(), compiling_for("h100", moving=WATCH.left_out):
         with WATCH.left_out():
             torch.set_default_dtype(torch.bfloat16)
             model = Llama(layers)
             torch.set_default_dtype(torch.float32)
             x, targets = torch.empty(1, LENGTH, DIM, dtype=torch.bfloat16), torch.empty(1, LENGTH, dtype=torch.int64)
-        with contextlib.suppress(_Compiled):
-            torch.compile(model, backend=_backend)(x, targets)
+        with contextlib.suppress(CompiledError):
+            torch.compile(model)(x, targets)
 
 
 def main() -> None:

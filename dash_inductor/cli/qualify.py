@@ -8,6 +8,9 @@ Nothing is changed, and of the settings DASH_INDUCTOR_COSTS alone is obeyed. --w
 in at most 3 minutes more, and writes a cost file of this GPU, which DASH_INDUCTOR_COSTS=PATH takes. Bits at the guarantee run
 depend on the cost file.
 
+--prepare compiles, without a GPU, what the same command would compile on one, and packs it; --prepared begins with that. torch,
+Triton and Python have to be the same. Prepared anew it compiles what is missing, and says how many kernels that were.
+
 --full has every stage in three parts that need nothing from each other, each of at most 9 minutes, and keeps all in --out. A run
 may be interrupted: what was done is kept and printed. The exit status is 1 if something is wrong or a stage fails, 2 without a GPU.
 """
@@ -23,6 +26,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..devices import DEVICES
 from ..devices.cost_files import FOLDER as SHIPPED
 from ..devices.cost_files import SUFFIX
 from .arguments import add_json
@@ -39,6 +43,8 @@ EXAMPLES = (
     "--write mine.toml",
     "--full --part 1 --out first_run",
     "--full --dry-run --out first_run",
+    "--full --part 1 --prepare prepared --device h200",
+    "--full --part 1 --prepared prepared --out first_run",
 )
 
 
@@ -53,6 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="every stage, in three parts; needs --out")
     parser.add_argument("--part", type=int, choices=(1, 2, 3), help="of --full, this part alone")
     parser.add_argument("--stages", metavar="NAMES", help="of what would run, these stages alone")
+    parser.add_argument("--prepare", metavar="FOLDER", type=Path, help="compile what would run, for --device; needs no GPU")
+    parser.add_argument("--device", choices=DEVICES, default="h200", metavar="GPU", help="of --prepare: h200 by default")
+    parser.add_argument("--prepared", metavar="FOLDER", type=Path, help="begin with the caches that --prepare left there")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and for how long at most; needs no GPU")
     add_json(parser)
 
@@ -69,6 +78,8 @@ def main(args: argparse.Namespace) -> int:
         table("Stages", [{"part": s.part or "", "stage": s.name, "s": s.seconds, "purpose": s.purpose} for s in chosen])
         print(f"\nat most {of.seconds_of(chosen)} s")
         return 0
+    if args.prepare:
+        return _prepare(chosen, args.prepare, args.device)
     import torch
 
     if not torch.cuda.is_available():
@@ -76,9 +87,40 @@ def main(args: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.out or Path(temporary, "found")
         folder.mkdir(parents=True, exist_ok=True)
-        outcomes = _run(chosen, folder.resolve(), Path(temporary))
+        caches = Path(temporary, "caches")
+        if args.prepared:
+            _unpack(args.prepared, caches)
+        outcomes = _run(chosen, folder.resolve(), caches)
         written = _write(folder, args.write) if args.write else None
         return _report(folder, outcomes, args, written)
+
+
+def _prepare(chosen: Sequence[Stage], folder: Path, device: str) -> int:
+    """Compiles what the stages would, and says how large it is; 1 if that is too large."""
+    from ..qualify import prepare
+    from ..qualify import stages as of
+
+    with tempfile.TemporaryDirectory() as temporary:
+        caches = Path(temporary, "caches")
+        try:
+            done = prepare.run(chosen, folder, device, caches, of.environ_of(os.environ, caches), os.cpu_count() or 1)
+        except ValueError as error:
+            raise CommandError(str(error)) from None
+    size = f"{done.pop('bytes') / 2**20:.1f} MB of at most {prepare.MOST_BYTES >> 20}"
+    section("Prepared", {name: str(value) for name, value in done.items()} | {"size": size})
+    return int(sum(path.stat().st_size for path in folder.iterdir()) > prepare.MOST_BYTES)
+
+
+def _unpack(folder: Path, caches: Path) -> None:
+    from ..qualify import prepare
+
+    try:
+        about = prepare.unpack(folder, caches)
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+    if about is None:
+        raise CommandError(f"--prepared {folder}: --prepare has left nothing there")
+    note(f"begins with {about['kernels']} kernels of {about['graphs']} graphs, compiled before for {about['device']}")
 
 
 def chosen_stages(args: argparse.Namespace) -> list[Stage]:
@@ -87,7 +129,7 @@ def chosen_stages(args: argparse.Namespace) -> list[Stage]:
 
     if args.part and not args.full:
         raise CommandError("--part is of --full")
-    if args.full and args.out is None:
+    if args.full and args.out is None and not args.prepare:
         raise CommandError("--full keeps what it finds: give --out DIR")
     if args.full and (args.shapes or args.contenders):
         raise CommandError("--full has shapes and contenders of its own: leave out --shapes and --contenders")

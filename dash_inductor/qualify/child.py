@@ -15,7 +15,7 @@ from ..config import current
 from ..devices.cost_files import CostFileError
 from ..devices.target import stays_stock, target_of
 from ..templates.tiles import tile
-from . import additions, costs, environment, gpu_tests, kernels, runner, schedules
+from . import additions, costs, environment, gpu_tests, kernels, prepare, runner, schedules
 
 NO_KERNELS = 4  # exit code, where nothing can be qualified; the last line on stdout says why
 
@@ -66,6 +66,7 @@ TASKS: dict[str, Callable[..., int]] = {
     "schedules": lambda folder, seconds: schedules.run(Path(folder), seconds),
     "measure": measure,
     "compile": compile_some,
+    "prepare": prepare.compile_pairs,
     "costs": lambda folder, seconds, jobs: costs.run(Path(folder), seconds, jobs),
 }
 

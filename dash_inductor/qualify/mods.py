@@ -28,7 +28,8 @@ def mask_mod(shape: Shape, device: torch.device) -> Mod | None:
     if window is not None and not shape.causal:
         seen.append(lambda b, h, m, n: n < m + window)
     if shape.documents:
-        document = torch.repeat_interleave(torch.tensor(shape.documents)).to(device)  # of each token
+        tokens = [number for number, length in enumerate(shape.documents) for _ in range(length)]
+        document = torch.tensor(tokens, device=device)
         seen.append(lambda b, h, m, n: document[m] == document[n])
     return and_masks(*seen) if len(seen) > 1 else seen[0] if seen else None
 
