@@ -14,14 +14,17 @@ import dash_inductor
 from dash_inductor import config
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.config import GLUON, TRITON
 from dash_inductor.devices import DEVICES
 from dash_inductor.devices.cost_files import (
     COSTS_REMEDY,
     FOLDER,
+    OPTIONAL,
     CostFileError,
     digest_of,
     has_estimates,
     load_costs,
+    load_tflops,
     require_of,
 )
 from dash_inductor.devices.target import Target, target_of
@@ -83,6 +86,21 @@ def test_it_is_of_one_gpu(device: str, written: Writer, capsys: pytest.CaptureFi
         with fake_gpu(device), pytest.raises(CostFileError) as error:
             target_of(torch.device("cuda"), config.current())
         assert str(error.value) == said
+
+
+def test_a_file_of_before_masks_had_a_price_is_still_read(written: Writer) -> None:
+    """Then a mask costs nothing, the smaller tile as much as the other, and head dim 32 what 64 does."""
+    later = ("tflops.32", *OPTIONAL)
+    old = "".join(line for line in MINE.splitlines(keepends=True) if not line.startswith(later))
+    path = require_of(written(old), GPU, 90)
+    assert len(old.splitlines()) == len(MINE.splitlines()) - 8
+    for kernel, head_dim in ((TRITON, 64), (TRITON, 128), (GLUON, 128)):
+        full, *others = (
+            load_tflops(path, head_dim, kernel, mask=mask, small=small)
+            for mask, small in (("full", False), ("causal", False), ("block_mask", True))
+        )
+        assert others == [full, full] and full == load_tflops("h100", head_dim, kernel)
+    assert load_tflops(path, 32) == load_tflops(path, 64) != load_tflops("h100", 32)
 
 
 DAMAGED = {
