@@ -73,10 +73,11 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
             say(f"  {line.rstrip()}")
         process.wait()
     done = {"device": device, **versions(), "graphs": len(pairs), "kernels": kernels_in(caches)}
-    with tarfile.open(folder / PACKED, "w:xz") as packed:
-        for path in sorted(caches.iterdir()):
-            packed.add(path, path.name)
-    (folder / ABOUT).write_text(json.dumps(done, indent=2) + "\n", encoding="utf-8")
+    if kernels_in(caches) > before:
+        with tarfile.open(folder / PACKED, "w:xz") as packed:
+            for path in sorted(caches.iterdir()):
+                packed.add(path, path.name)
+        (folder / ABOUT).write_text(json.dumps(done, indent=2) + "\n", encoding="utf-8")
     size = sum(path.stat().st_size for path in folder.iterdir())
     return done | {"compiled": kernels_in(caches) - before, "bytes": size}
 
