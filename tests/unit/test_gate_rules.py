@@ -169,9 +169,10 @@ def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
     ):
         assert cell.rules.most_instructions == 560 and replace(cell, **change).rules.most_instructions is None
     soft_cap = replace(cell, shape="flex-window-soft-cap")
-    assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [28, 0, 0]
+    assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [9, 0, 0]
     assert soft_cap.rules.share_of_stock == 0.70
-    assert [replace(soft_cap, arch="sm_120", head_dim=head_dim).rules.most_local for head_dim in (64, 128)] == [2, 0]
+    monkeypatch.setattr("triton.__version__", "3.8.0")
+    assert [replace(soft_cap, arch="sm_120", head_dim=head_dim).rules.most_local for head_dim in (64, 128)] == [1, 0]
     listed = {shape for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values() for shape in by_shape}
     assert listed <= {*SHAPES, *FLEX_SHAPES, *PARTS_SHAPES}
 
