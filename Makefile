@@ -29,8 +29,7 @@ endef
 # What torch 2.11, 2.14 and 2.15 pin; the compiler alone installs beside any torch. `make test` has the one of its own torch.
 TRITONS := 3.6.0 3.8.0 3.9.0
 SHAPES ?=
-HEAD_DIMS ?= 64 128 256
-GATES := --arch sm_90 --dtype bf16 $(HEAD_DIMS:%=--head-dim %) $(SHAPES:%=--shape %)
+GATES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 256) $(SHAPES:%=--shape %)
 
 .PHONY: demo test test-compiled test-emulated test-gpu test-quick gates figures execute nightly soak reach mutants docs docs-check dist lint clean
 demo: $(VENV)/installed-demo
