@@ -23,7 +23,7 @@ from .templates.tiles import Tile
 # which the kernel gets about 0.4. In two passes, ours or stock's, it is as much, though they call functions twice: by the replay,
 # for sm_90, ALiBi takes 750 to 1,190 cycles for 64 x 128 elements in any of the kernels, which is 1.6 to 2.9 times what this says.
 MOD_FLOP = 13
-OF_COST_FILE = "by our cost file"
+OF_COST_FILE = "predicted by our cost file"
 TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
 
 

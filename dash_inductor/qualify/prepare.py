@@ -60,7 +60,7 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
     """Compiles what FOLDER does not have, in `jobs` processes, and packs it there; what was done, as `ABOUT` has it.
 
     Raises:
-        ValueError: FOLDER was prepared by other versions, or for another GPU.
+        ValueError: FOLDER was prepared by other versions, or for another GPU; or a process ended before its graphs were compiled.
     """
     folder.mkdir(parents=True, exist_ok=True)
     unpack(folder, caches, device)
@@ -72,6 +72,8 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
         for line in process.stdout:
             say(f"  {line.rstrip()}")
         process.wait()
+    if failed := [process.returncode for process in running if process.returncode != 0]:
+        raise ValueError(f"{folder} was not prepared: a process that compiled ended with status {failed[0]}")
     done = {"device": device, **versions(), "graphs": len(pairs), "kernels": kernels_in(caches)}
     if kernels_in(caches) > before:
         with tarfile.open(folder / PACKED, "w:xz") as packed:

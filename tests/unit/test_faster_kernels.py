@@ -79,7 +79,7 @@ def test_the_reason():
     said = left("FA4", "b200")
     assert said is not None and str(said) == (
         f"{FA4}1097 TFLOPS, measured (B200, head dim 128, causal, S=8192 B=4 H=16; FA4 with this change; "
-        "https://github.com/Dao-AILab/flash-attention/pull/2280); ours 856 TFLOPS, by our cost file"
+        "https://github.com/Dao-AILab/flash-attention/pull/2280); ours 856 TFLOPS, predicted by our cost file"
     )
     assert said.remedy == (
         "none needed: template='one_pass', guarantee='device' or restore_flash_attention_impl() takes ours all the same"
@@ -141,7 +141,9 @@ def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected, dtype, ours
     figure = replace(PUBLISHED[0], tflops=tflops * percent / 100)
     monkeypatch.setattr("dash_inductor.prices.published", lambda *asked: figure)
     said = left("FA4", "h100", dtype=dtype)
-    assert bool(said) == expected and (said is None or str(said).endswith(f"; ours {tflops:.0f} TFLOPS, by our cost file"))
+    assert bool(said) == expected and (
+        said is None or str(said).endswith(f"; ours {tflops:.0f} TFLOPS, predicted by our cost file")
+    )
     assert left("FA3", "h100", dtype=dtype) is None  # which only claims to be deterministic
     said = left("CUDNN", "h100", dtype=dtype)  # of which nobody has published one
     assert (said is not None) == expected and (said is None or said.implementation == "CUDNN")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,14 @@ def test_other_versions_are_refused(tmp_path: Path, name: str) -> None:
     said = f"{tmp_path} was prepared with {name} 0.1, and here is {prepare.versions()[name]}"
     with pytest.raises(ValueError, match=said.replace("+", r"\+")):
         prepare.unpack(tmp_path, tmp_path / "caches")
+
+
+def test_a_process_that_dies_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is there then is no whole preparation."""
+    monkeypatch.setattr(prepare, "child", lambda *_, **__: [sys.executable, "-c", "raise SystemExit(3)"])
+    with pytest.raises(ValueError, match=r"was not prepared: a process that compiled ended with status 3"):
+        prepare.run([], tmp_path, "h200", tmp_path / "caches", dict(os.environ), 2)
+    assert not (tmp_path / prepare.ABOUT).exists()
 
 
 def test_a_folder_without_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
