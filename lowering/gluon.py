@@ -6,8 +6,9 @@ epilogue fuses, as with the template. The op builds TMA descriptors of its tenso
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 from unittest import mock
 
 import sympy
@@ -43,8 +44,28 @@ _library.define(
 )
 
 
-def launch(*arguments: Any) -> None:
-    """Launches `workers` CTAs of the kernel on the device of `query`; the arguments are those of the schema.
+class Launch(NamedTuple):
+    """A launch of the kernel: with `arguments`, by so many CTAs, resident together if it is cooperative."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    workers: int
+    cooperative: bool
+
+    def run(self) -> None:
+        """On the current device."""
+        self.kernel.sdpa_backward[(self.workers,)](*self.arguments, **self._options())
+
+    def compile(self) -> Any:
+        """What it would run, as Triton keeps it in its cache; the tensors need no memory."""
+        return self.kernel.sdpa_backward.warmup(*self.arguments, grid=(self.workers,), **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return self.kernel.OPTIONS | {"launch_cooperative_grid": self.cooperative}
+
+
+def launch_of(kernel: Any, *arguments: Any) -> Launch:
+    """By a module such as `gluon_kernel()`; the arguments are those of the schema.
 
     query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
     padded to whole Q tiles with -inf and 0; table int32; dq fp32 [B * H, Q tiles, elements of a Q tile], each tile in accumulator
@@ -54,41 +75,50 @@ def launch(*arguments: Any) -> None:
     for masks whose longest chain has `least_steps`.
 
     Raises:
-        ValueError: for a device, dtype or head dim that the kernel is not made for, or a Triton.
+        ValueError: for a device, dtype or head dim that the kernel is not made for.
     """
     *tensors, steps, bits, sums, dq, dk, dv = arguments[:13]
     workers, cooperative, shared_row, round_robin, causal, q_tiles, kv_tiles, bands, sets, least_steps, scale = arguments[13:]
-    if workers == 0:  # two passes are launched instead
-        return
     query = tensors[0]
     major, minor = torch.cuda.get_device_capability(query.device)
-    kernel = gluon_kernel()
     mask, dtype = "causal" if causal else "full" if steps is None else BLOCK_MASK, dtype_name(query.dtype)
     tile = gluon_tile(10 * major + minor, dtype, query.shape[3])
     report = report_of(f"one_pass in gluon ({mask} mask, {dtype}, head dim {query.shape[3]})")
     if report is None:
         report = query.new_zeros(INTS, dtype=torch.int32)
-    sizes = {"block_m": tile.block_m, "block_n": tile.block_n, "workers": workers}
     lists = None
     if steps is not None:
         lists = kernel.Lists(steps, bits, q_tiles, kv_tiles, bands, sets, FEW_CHAINS, least_steps, sums)
-    arguments = kernel.arguments(
+    of_kernel = kernel.arguments(
         *tensors,
         *(dq, dk, dv),
         report=report,
-        **sizes,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        workers=workers,
         causal=causal,
         shared_row=shared_row,
         round_robin=round_robin,
         scale=scale,
         lists=lists,
     )
-    with torch.cuda.device(query.device):
-        kernel.sdpa_backward[(workers,)](*arguments, **kernel.OPTIONS, launch_cooperative_grid=cooperative)
+    return Launch(kernel, of_kernel, workers, cooperative)
+
+
+def launch(*arguments: Any) -> None:
+    """Launches the kernel on the device of `query`; arguments and errors are those of `launch_of`, and ValueError for a Triton."""
+    if arguments[13] == 0:  # workers: two passes are launched instead
+        return
+    with torch.cuda.device(arguments[0].device):
+        launch_of(gluon_kernel(), *arguments).run()
+
+
+# What sees the arguments of launches on tensors without memory, while code is generated.
+on_fake_tensors: ContextVar[Callable[..., None]] = ContextVar("on_fake_tensors", default=lambda *_: None)
 
 
 _library.impl("sdpa_backward_gluon", launch, "CUDA")
-torch.library.register_fake("dash::sdpa_backward_gluon", lambda *_: None, lib=_library)
+torch.library.register_fake("dash::sdpa_backward_gluon", lambda *arguments: on_fake_tensors.get()(*arguments), lib=_library)
 
 
 def gradients(inputs: Inputs) -> kernels.Gradients:

@@ -9,7 +9,11 @@ in at most 3 minutes more, and writes a cost file of this GPU, which DASH_INDUCT
 depend on the cost file.
 
 --prepare compiles, without a GPU, what the same command would compile on one, and packs it; --prepared begins with that. torch,
-Triton and Python have to be the same. Prepared anew it compiles what is missing, and says how many kernels that were.
+Triton and Python have to be the same. Prepared anew it compiles what is missing, and says how many kernels that were, and what is
+left for the GPU.
+
+--variants names a folder of copies of templates/gluon that are changed: the stage schedules times them beside the kernel as it is,
+and says whose bits are others.
 
 --full has every stage in three parts that need nothing from each other, each of at most 9 minutes, and keeps all in --out. A run
 may be interrupted: what was done is kept and printed. The exit status is 1 if something is wrong or a stage fails, 2 without a GPU.
@@ -62,6 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prepare", metavar="FOLDER", type=Path, help="compile what would run, for --device; needs no GPU")
     parser.add_argument("--device", choices=DEVICES, default="h200", metavar="GPU", help="of --prepare: h200 by default")
     parser.add_argument("--prepared", metavar="FOLDER", type=Path, help="begin with the caches that --prepare left there")
+    parser.add_argument("--variants", metavar="FOLDER", type=Path, help="of --full: copies of templates/gluon to time")
     parser.add_argument("--dry-run", action="store_true", help="say what would run, and for how long at most; needs no GPU")
     add_json(parser)
 
@@ -108,6 +113,7 @@ def _prepare(chosen: Sequence[Stage], folder: Path, device: str) -> int:
             raise CommandError(str(error)) from None
     size = f"{done.pop('bytes') / 2**20:.1f} MB of at most {prepare.MOST_BYTES >> 20}"
     section("Prepared", {name: str(value) for name, value in done.items()} | {"size": size})
+    section("Left for the GPU, before first launches", {str(n): text for n, text in enumerate(prepare.LEFT, 1)})
     return int(sum(path.stat().st_size for path in folder.iterdir()) > prepare.MOST_BYTES)
 
 
@@ -133,6 +139,8 @@ def chosen_stages(args: argparse.Namespace) -> list[Stage]:
         raise CommandError("--full keeps what it finds: give --out DIR")
     if args.full and (args.shapes or args.contenders):
         raise CommandError("--full has shapes and contenders of its own: leave out --shapes and --contenders")
+    if args.variants and not args.variants.is_dir():
+        raise CommandError(f"--variants {args.variants}: there is no such folder")
     if args.write:
         _require_free(args.write)
     chosen = list(of.DEFAULT)
@@ -153,6 +161,8 @@ def chosen_stages(args: argparse.Namespace) -> list[Stage]:
 
 def _asked(stage: Stage, args: argparse.Namespace) -> Stage:
     """The stage with the shapes and contenders that are asked for; ValueError for a name that is none."""
+    if stage.task == "schedules" and args.variants:
+        return replace(stage, arguments={**stage.arguments, "variants": str(args.variants.resolve())})
     if stage.job is None or not (args.shapes or args.contenders):
         return stage
     job = replace(stage.job, shapes=args.shapes or stage.job.shapes, contenders=args.contenders or stage.job.contenders)

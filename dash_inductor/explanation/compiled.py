@@ -38,18 +38,27 @@ def compiling_for(key: str, *, moving: Context = contextlib.nullcontext) -> Iter
     """
     copyreg.pickle(FakeTensor, _reduced)
     with contextlib.ExitStack() as stack:
-        # A CPU build lacks the first, which generated code names. Static launchers load what they launch.
-        stack.enter_context(mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True))
-        stack.enter_context(mock.patch.object(CachingAutotuner, "_make_launchers", lambda self: None))
+        stack.enter_context(loading_nothing())
         for name in ("_recursive_joint_graph_passes", "_compile_fx_inner"):
             moved = _moved(getattr(compile_fx, name), moving)
             stack.enter_context(mock.patch.object(compile_fx, name, moved))
         stack.enter_context(mock.patch.object(compile_fx, "compile_fx", _ended(compile_fx.compile_fx)))
-        stack.enter_context(inductor_config.patch(compile_threads=1, use_static_triton_launcher=False))
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         gpu = stack.enter_context(fake_gpu(key))
         stack.enter_context(attention_of(gpu))
         stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+        yield
+
+
+@contextlib.contextmanager
+def loading_nothing() -> Iterator[None]:
+    """Inside, kernels are compiled in this process, into Triton's cache, and none is loaded."""
+    # A CPU build lacks the first, which generated code names. Static launchers load what they launch.
+    with (
+        mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),
+        mock.patch.object(CachingAutotuner, "_make_launchers", lambda self: None),
+        inductor_config.patch(compile_threads=1, use_static_triton_launcher=False),
+    ):
         yield
 
 
@@ -68,13 +77,14 @@ def _moved(stock: Callable[..., Any], moving: Context) -> Callable[..., Any]:
         with moving():
             for module in modules_of(gm):
                 move(module)
-            args = torch.utils._pytree.tree_map(_on_gpu, args)
+            args = torch.utils._pytree.tree_map(on_gpu, args)
         return stock(gm, *args, **kwargs)
 
     return run
 
 
-def _on_gpu(x: Any) -> Any:
+def on_gpu(x: Any) -> Any:
+    """A tensor without memory on the GPU in the place of one on the CPU; all else as it is."""
     if not isinstance(x, FakeTensor) or x.device.type != "cpu":
         return x
     with x.fake_mode:

@@ -15,7 +15,7 @@ from ..config import current
 from ..devices.cost_files import CostFileError
 from ..devices.target import stays_stock, target_of
 from ..templates.tiles import tile
-from . import additions, costs, environment, gpu_tests, kernels, prepare, runner, schedules
+from . import additions, costs, environment, gpu_tests, kernel_times, kernels, marks, prepare, profiler, runner, schedules, training
 
 NO_KERNELS = 4  # exit code, where nothing can be qualified; the last line on stdout says why
 
@@ -47,6 +47,13 @@ def add(folder: str) -> int:
     return 0
 
 
+def overlapped(folder: str) -> int:
+    """Measures work beside matmuls; its kernel needs a Triton that has Gluon."""
+    from .overlaps import run
+
+    return run(Path(folder))
+
+
 def measure(job: dict[str, Any], folder: str) -> int:
     """Measures backwards."""
     return runner.run_job(runner.Job(**job), Path(folder))
@@ -63,10 +70,18 @@ TASKS: dict[str, Callable[..., int]] = {
     "kernel": kernel,
     "tests": lambda folder, seconds: gpu_tests.run(seconds),
     "additions": add,
-    "schedules": lambda folder, seconds: schedules.run(Path(folder), seconds),
+    "schedules": lambda folder, seconds, variants="": schedules.run(Path(folder), seconds, variants),
+    "kernel_times": lambda folder, seconds: kernel_times.run(Path(folder), seconds),
+    "marks": lambda folder: marks.run(Path(folder)),
+    "overlaps": overlapped,
+    "profile": lambda folder, seconds: profiler.run(Path(folder), seconds),
+    "launch": profiler.launch,
+    "training": lambda folder, seconds: training.run(Path(folder), seconds),
     "measure": measure,
     "compile": compile_some,
     "prepare": prepare.compile_pairs,
+    "prepare schedules": prepare.compile_schedules,
+    "prepare training": prepare.compile_training,
     "costs": lambda folder, seconds, jobs: costs.run(Path(folder), seconds, jobs),
 }
 

@@ -216,24 +216,78 @@ def importable(module: str) -> bool:
         return False
 
 
+# --- packed sequences --------------------------------------------------------------------------------------------------------
+
+
+def _packed(shape: Shape, device: torch.device, attend: Callable[..., Any]) -> Callable[[Tensor, Tensor, Tensor], Any]:
+    """The attention of [B, H, S, D] by one of all tokens [B * S, H, D], the ends of documents, int32, and their longest."""
+    import torch
+
+    if not shape.documents or shape.window is not None or shape.softcap is not None or shape.alibi:
+        raise RefusedError("it is asked for documents alone, without a window, a soft-cap or ALiBi")
+    ends = torch.tensor((0, *shape.documents * shape.batch), device=device).cumsum(0).int()
+
+    def attend_packed(*tensors: Tensor) -> Any:
+        out = attend(*(x.transpose(1, 2).flatten(0, 1) for x in tensors), ends, ends, max(shape.documents), max(shape.documents))
+        return (out[0] if isinstance(out, tuple) else out).unflatten(0, (shape.batch, shape.length)).transpose(1, 2)
+
+    return attend_packed
+
+
+def _torch_varlen(shape: Shape) -> Callable[..., Any]:
+    from torch.nn.attention.varlen import varlen_attn
+
+    grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+    return functools.partial(varlen_attn, window_size=(-1, 0 if shape.causal else -1), **grouped)
+
+
+def _varlen(strict: bool) -> dict[str, Any]:
+    """`prepare` and `unavailable` of torch's attention of packed sequences."""
+
+    def prepare(shape: Shape, inputs: Inputs) -> Prepared:
+        attend = _packed(shape, inputs.query.device, _torch_varlen(shape))
+        with deterministic_mode(strict):
+            return Prepared(_backward(attend(*inputs.leaves), inputs, strict))
+
+    return {"prepare": prepare, "unavailable": _needs_gpu}
+
+
+def _fa4_varlen(shape: Shape, inputs: Inputs) -> Prepared:
+    attend = importlib.import_module("flash_attn.cute").flash_attn_varlen_func
+    packed = _packed(shape, inputs.query.device, functools.partial(attend, causal=shape.causal, deterministic=True))
+    return Prepared(_backward(packed(*inputs.leaves), inputs, strict=False))
+
+
 # --- ours --------------------------------------------------------------------------------------------------------------------
 
 
 def ours(
-    name: str, settings: Mapping[str, Any] | None = None, *, variant: Variant | None = None, twin: str | None = None
+    name: str,
+    settings: Mapping[str, Any] | None = None,
+    *,
+    variant: Variant | None = None,
+    twin: str | None = None,
+    packed: bool = False,
 ) -> Contender:
-    """The package's kernel under some of its settings, perhaps changed for the measurement; variants are of one pass."""
+    """The package's kernel under some of its settings, perhaps changed for the measurement; variants are of one pass.
+
+    packed: of documents as torch's attention of packed sequences has them.
+    """
     valid = variant is None or variant.valid
-    prepare = functools.partial(_prepare_ours, settings=(settings or {}) if variant is None else ONE_PASS_ONLY, variant=variant)
+    chosen = (settings or {}) if variant is None else ONE_PASS_ONLY
+    prepare = functools.partial(_prepare_ours, settings=chosen, variant=variant, packed=packed)
     return Contender(name, valid, prepare, _compiled_unavailable, twin, valid, compiled=True)
 
 
-def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], variant: Variant | None) -> Prepared:
+def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], variant: Variant | None, packed: bool) -> Prepared:
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    attend = _flex_attention(shape, inputs.query.device) if shape.flex else _scaled_dot_product_attention(shape)
-    arch = target_of(inputs.query.device, current()).arch
+    device = inputs.query.device
+    attend = _flex_attention(shape, device) if shape.flex else _scaled_dot_product_attention(shape)
+    if packed:
+        attend = _packed(shape, device, _torch_varlen(shape))
+    arch = target_of(device, current()).arch
     if variant is not None and not variant.changes(arch, shape.head_dim):
         raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
     torch._dynamo.reset()
@@ -298,6 +352,10 @@ def contenders() -> dict[str, Contender]:
         Contender("sdpa-cudnn", False, **_sdpa("CUDNN_ATTENTION", False)),
         Contender("fa4-deterministic", True, **_flash_attention("flash_attn.cute", True), twin="fa4"),
         Contender("fa4", False, **_flash_attention("flash_attn.cute", False)),
+        Contender("varlen-strict", True, **_varlen(True), twin="varlen"),
+        Contender("varlen", False, **_varlen(False)),
+        ours("ours-varlen", packed=True),
+        Contender("fa4-varlen-deterministic", True, _fa4_varlen, _flash_attention("flash_attn.cute", True)["unavailable"]),
         Contender("fa3-deterministic", True, **_flash_attention("flash_attn_interface", True), twin="fa3"),
         Contender("fa3", False, **_flash_attention("flash_attn_interface", False)),
     ]

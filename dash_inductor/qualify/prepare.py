@@ -1,19 +1,25 @@
 """What can be compiled for a GPU before one is there: the graphs of all stages, into the caches of Inductor and Triton, packed.
 
 Triton's caches are of one build of Triton, for one version of Python, and Inductor's of one torch. So it is the same versions that
-prepare, and that run with what was prepared. The Gluon kernel is compiled when it is launched: it is in no cache.
+prepare, and that run with what was prepared. The Gluon kernel, which is compiled when it is launched, is so for the same tensors
+without memory, and each kind of kernel that its first use would try is compiled as its trial has it.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 import subprocess
 import tarfile
-from collections.abc import Iterable, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from .runner import child, say
 
@@ -23,6 +29,12 @@ if TYPE_CHECKING:
 PACKED, ABOUT = "caches.tar.xz", "prepared.json"
 MOST_BYTES = 60 << 20  # of what a machine may be given
 KERNELS = "*.cubin"
+LEFT = (
+    "FlashAttention's and cuDNN's own kernels",
+    "graphs of the stages costs and tests, and the small kernels of additions and overlaps",
+    "the Gluon kernel for lengths that vary in a training step",
+    "code for the host, and loading each kernel",
+)  # that is still done on the GPU, before first launches
 
 
 @dataclass(frozen=True)
@@ -44,12 +56,21 @@ def versions() -> dict[str, str]:
 
 def pairs_of(stages: Iterable[Stage]) -> list[Pair]:
     """The graphs of stages, each once."""
+    from . import kernel_times, schedules
+    from .contenders import contenders
     from .kernels import CASES
+    from .shapes import shapes_called
 
     found: dict[Pair, None] = {}
+    compiled = {name for name, contender in contenders().items() if contender.compiled}
+    timed = ",".join(schedules.shape_of(*each).name for each in schedules.SHAPES)
+    named = {"schedules": (timed, schedules.OTHERS), "kernel_times": (kernel_times.SHAPES, kernel_times.CONTENDERS)}
     for stage in stages:
         if stage.task == "kernels":
             found |= {Pair(name, ""): None for name in CASES}
+        elif stage.task in named:
+            shapes, others = named[stage.task]
+            found |= {Pair(name, shape.name): None for shape in shapes_called(shapes) for name in others if name in compiled}
         elif stage.job is not None:
             names = [name for name, contender in stage.job.chosen().items() if contender.compiled]
             found |= {Pair(name, shape.name, stage.job.tuned): None for shape in stage.job.chosen_shapes() for name in names}
@@ -66,6 +87,12 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
     unpack(folder, caches, device)
     before, pairs = kernels_in(caches), pairs_of(stages)
     commands = [child("prepare", device=device, pairs=[asdict(pair) for pair in pairs[n::jobs]]) for n in range(jobs)]
+    asked = {stage.task for stage in stages}
+    commands += [
+        child(task, device=device)
+        for of, task in (("schedules", "prepare launches"), ("training", "prepare training"))
+        if of in asked
+    ]
     running = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for command in commands]
     for process in running:
         assert process.stdout
@@ -109,16 +136,56 @@ def kernels_in(caches: Path) -> int:
 
 
 def compile_pairs(device: str, pairs: Sequence[dict[str, Any]]) -> int:
-    """Compiles graphs in this process; a line for each that could not be. That is no error: some have no such kernel."""
+    """Compiles graphs in this process, and what their trials have; a line for each that could not be, and why. That is no error:
+    some have no such kernel."""
+    trials: dict[Any, Any] = {}
     for pair in pairs:
-        said = _compiled(device, Pair(**pair))
+        said = _compiled(device, Pair(**pair), trials)
         if said:
             say(f"{pair['contender']} {pair['shape']}: {said}")
+    for kind, settings in trials.items():
+        if said := _compiled_trial(device, kind, settings):
+            say(f"the trial of {kind}: {said}")
     return 0
 
 
-def _compiled(device: str, pair: Pair) -> str | None:
-    """Why a graph has no kernels, None where they are compiled."""
+def compile_schedules(device: str, variants: str = "") -> int:
+    """Compiles what the stages `schedules`, `profile` and `marks` launch, and the variants in a folder."""
+    import torch
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from ..codegen.fake_gpu import fake_gpu
+    from ..config import GLUON, Config
+    from ..devices.target import target_of
+    from . import marks, schedules
+
+    with tempfile.TemporaryDirectory() as copies, fake_gpu(device):
+        marked = marks.marked(Path(copies, "marked"))
+        marked.MEMORY[:] = [torch.empty(1, dtype=torch.int32, device="meta")]
+        kernels = [*schedules.variants(variants).values(), marked]
+        target = target_of(torch.device("cuda"), Config(kernel=GLUON))
+        for head_dim, mask in schedules.SHAPES:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                for _, arguments in schedules.schedules(schedules.resolution(head_dim, mask, target), "cpu"):
+                    for kernel in kernels:
+                        _compile_launch(*arguments, kernel=kernel)
+    return 0
+
+
+def compile_training(device: str) -> int:
+    """Compiles training steps, but for their kernels at lengths that vary."""
+    from ..explanation.compiled import CompiledError, compiling_for
+    from . import training
+
+    for mode, way in itertools.product(training.MODES, training.WAYS):
+        with suppress(CompiledError), compiling_for(device), _launches_compiled():
+            for step in training.steps(way, mode, device="cpu"):
+                say(f"{way}, {mode}: {step.status}")
+    return 0
+
+
+def _compiled(device: str, pair: Pair, trials: dict[Any, Any]) -> str | None:
+    """Why a graph has no kernels, None where they are compiled. Adds the kinds that would be tried, with their settings."""
     from ..explanation.compiled import CompiledError, compiling_for
     from . import contenders as who
     from .inputs import random_inputs
@@ -132,10 +199,89 @@ def _compiled(device: str, pair: Pair) -> str | None:
         case = CASES[pair.contender]
         shape, contender = case.shape, who.ours("ours", {**case.settings, "guard": "auto"})
     try:
-        with settings(), compiling_for(device):
+        with settings(), compiling_for(device), _launches_compiled(), _tried(trials):
             contender.prepare(shape, random_inputs(shape, "cpu"))
     except CompiledError:
         return None
     except Exception as error:
         return f"{type(error).__name__}: {who.first_line(error)}"
     return "it was not compiled"
+
+
+@contextmanager
+def _tried(trials: dict[Any, Any]) -> Iterator[None]:
+    """Inside, each kind of kernel that would be tried on the GPU is noted, and fit."""
+    from ..first_use import verdict
+
+    def fit(kind: Any, device: str, settings: Any, always: bool) -> verdict.Verdict:
+        trials[kind] = settings
+        return verdict.Verdict(True, "it is not tried here")
+
+    there = SimpleNamespace(is_there=lambda device: True)
+    with mock.patch.object(verdict, "target", there), mock.patch.object(verdict, "_verdict", fit):
+        yield
+
+
+def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
+    """Why the trial of a kind is not compiled, None where it is."""
+    import torch
+    from torch._inductor.virtualized import V
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from .. import config
+    from ..codegen.fake_gpu import fake_gpu
+    from ..codegen.generate import deterministic
+    from ..explanation.compiled import loading_nothing, on_gpu
+    from ..hooks.install import installed
+    from ..reproduce.trial import as_tried, attention, compiled_for
+    from .contenders import first_line
+
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    try:
+        with (
+            fake_gpu(device),
+            loading_nothing(),
+            _launches_compiled(),
+            mode,
+            V.set_fake_mode(mode),
+            config.within(settings),
+            as_tried(kind),
+            installed(),
+            deterministic(),
+        ):
+            inputs, _ = attention(kind, torch.device("cpu"))
+            compiled_for(kind, [on_gpu(x) for x in inputs])
+    except Exception as error:
+        return f"{type(error).__name__}: {first_line(error)}"
+    return None
+
+
+@contextmanager
+def _launches_compiled() -> Iterator[None]:
+    """Inside, the Gluon kernel is compiled for each launch that generated code has."""
+    from ..lowering import gluon
+
+    token = gluon.on_fake_tensors.set(_compile_launch)
+    try:
+        yield
+    finally:
+        gluon.on_fake_tensors.reset(token)
+
+
+def _compile_launch(*arguments: Any, kernel: Any = None) -> None:
+    import torch
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.utils._pytree import tree_map_only
+
+    from ..lowering import gluon
+    from ..templates import gluon_kernel
+
+    def hinted(size: Any) -> Any:
+        return size.node.hint if isinstance(size, torch.SymInt) else size
+
+    def without_memory(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_strided([*map(hinted, x.shape)], [*map(hinted, x.stride())], dtype=x.dtype, device="meta")
+
+    arguments = tuple(map(hinted, arguments))
+    with unset_fake_temporarily():
+        gluon.launch_of(kernel or gluon_kernel(), *tree_map_only(torch.Tensor, without_memory, arguments)).compile()

@@ -1,7 +1,9 @@
-"""The Gluon kernel alone, without Inductor: every schedule of a shape in turns, in one process, with the clocks beside the times.
+"""The Gluon kernel alone, without Inductor: every schedule of a shape and every variant in turns, and the clocks beside them.
 
-Calls of `launch` take nothing but tensors and a table, so a variant compiles in two seconds. The bits of each are told by a digest:
-schedules that add in the same order have the same.
+Launches take nothing but tensors and a table, so a variant compiles in two seconds. The bits of each are told by a digest, which
+schedules that add in one order share, and so do variants of the kernel. Whole backwards of others take turns with them.
+
+A variant is a copy of templates/gluon, changed.
 """
 
 from __future__ import annotations
@@ -9,15 +11,20 @@ from __future__ import annotations
 import csv
 import functools
 import hashlib
+import importlib.util
 import statistics
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from .. import templates
 from ..config import GLUON, Config
 from ..devices.target import Target, target_of
 from ..lowering import gluon
@@ -26,10 +33,14 @@ from ..reference import LOG2E
 from ..resolve import Resolution, resolve
 from ..schedule import ROUND_ROBIN
 from ..schedule.packing import pack_plan
+from . import contenders as who
 from .clock import Clock, flushed
 from .environment import sm_mhz
+from .inputs import random_inputs
+from .measure import settings
 from .runner import say
 from .samples import interleaved
+from .shapes import Shape, shapes_called
 
 FILE = "gluon_tables.csv"
 ROUNDS = 15
@@ -37,40 +48,69 @@ SHAPES = tuple((head_dim, mask) for head_dim in (128, 64) for mask in ("causal",
 BATCH, LENGTH, HIDDEN = 2, 8192, 2048
 OFF = 0.01  # what gradients of two schedules may be apart, in norm
 COMMITTED, MIRRORED = "as committed", "as committed, mirrored"
-Gradients = tuple[Tensor, Tensor, Tensor]  # dq is fp32, in accumulator order and not scaled
+OTHERS = ("fa4-deterministic", "fa4", "flex", "ours-two-pass")  # whole backwards, as contenders are called
+Gradients = tuple[Tensor, ...]  # dq, dk, dv; ours has dq in fp32, in accumulator order and not scaled
 
 
 @dataclass(frozen=True)
 class Timed:
-    """Times of one schedule, and the digest of its gradients; sm_mhz is the median of what was read after each round."""
+    """Times of one schedule, and the digest of its gradients; sm_mhz is the median of what was read after each round.
+
+    Of another's backward `variant` is its name, and it has no schedule.
+    """
 
     variant: str
     head_dim: int
     mask: str
-    family: str
-    roles: int
-    heads_in_flight: int
-    median_ms: float
-    min_ms: float
-    max_ms: float
-    digest: str
-    sm_mhz: int | None
+    family: str = ""
+    roles: int = 0
+    heads_in_flight: int = 0
+    median_ms: float = 0.0
+    min_ms: float = 0.0
+    max_ms: float = 0.0
+    digest: str = ""
+    sm_mhz: int | None = None
 
     def __str__(self) -> str:
         """Without what was measured."""
-        schedule = f"{self.family} (A={self.roles}, G={self.heads_in_flight})"
-        return f"d = {self.head_dim}, {self.mask}, {schedule}, {self.variant}"
+        schedule = f"{self.family} (A={self.roles}, G={self.heads_in_flight}), " if self.family else ""
+        return f"d = {self.head_dim}, {self.mask}, {schedule}{self.variant}"
 
 
-def run(folder: Path, seconds: float) -> int:
-    """Writes FILE, shape by shape, and begins none after so many seconds; 1 if a schedule's gradients are far from the others'."""
+def kernel_in(folder: Path) -> ModuleType:
+    """The launch of a variant: `folder` is a copy of templates/gluon, whose functions may differ and whose arguments may not.
+
+    Raises:
+        ValueError: it is no such copy.
+    """
+    if not (folder / "launch.py").is_file():
+        raise ValueError(f"{folder} is no copy of templates/gluon: it has no launch.py")
+    name = f"{templates.__name__}.{folder.name}"
+    found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+    assert found and found.loader
+    sys.modules[name] = package = importlib.util.module_from_spec(found)
+    found.loader.exec_module(package)
+    return importlib.import_module(f"{name}.launch")
+
+
+def variants(folder: str = "") -> dict[str, ModuleType]:
+    """The kernel as it is, and those that are in a folder."""
+    copies = sorted(path for path in Path(folder).iterdir() if path.is_dir()) if folder else []
+    return {COMMITTED: templates.gluon_kernel()} | {path.name: kernel_in(path) for path in copies}
+
+
+def run(folder: Path, seconds: float, of_variants: str) -> int:
+    """Writes FILE, shape by shape, and begins none after so many seconds; 1 if a schedule's gradients are far from the others'.
+
+    of_variants: a folder of them, "" for none.
+    """
     target, deadline = target_of(torch.device("cuda"), Config(kernel=GLUON)), time.monotonic() + seconds
-    wrong = False
+    wrong, kernels = False, variants(of_variants)
     for head_dim, mask in SHAPES:
         if time.monotonic() >= deadline:
             say(f"head dim {head_dim}, {mask}: not run: the time limit")
             continue
-        rows, far = measured(head_dim, mask, target)
+        rows, far = measured(head_dim, mask, target, kernels)
         append(folder / FILE, rows)
         for name in far:
             say(f"{name}: wrong: more than {OFF:.0%} off the first schedule")
@@ -78,21 +118,47 @@ def run(folder: Path, seconds: float) -> int:
     return int(wrong)
 
 
-def measured(head_dim: int, mask: str, target: Target, device: str = "cuda") -> tuple[list[Timed], list[str]]:
-    """One row per schedule, and the names of those that are wrong."""
-    heads = HIDDEN // head_dim
-    problem = Problem(mask, BATCH, heads, heads, LENGTH, LENGTH, head_dim, "bf16")
-    found = resolve(problem, Config(kernel=GLUON, template="one_pass"), target)
-    launches = dict(schedules(found, device))
-    clock, mhz = Clock(flushed()), list[int | None]()
-    first: Gradients | None = None
-    far, digests = [], {}
+def measured(
+    head_dim: int, mask: str, target: Target, kernels: Mapping[str, ModuleType], device: str = "cuda"
+) -> tuple[list[Timed], list[str]]:
+    """One row per schedule, variant and other that is there, and the names of those of ours that are wrong."""
+    found = resolution(head_dim, mask, target)
+    assert found.choice
+    tables = dict(schedules(found, device))
+    launches: dict[Timed, Callable[[], Gradients]] = {
+        place: functools.partial(launched, kernels[COMMITTED], arguments) for place, arguments in tables.items()
+    }
+    as_chosen = (place for place in tables if (place.family, place.roles, place.heads_in_flight) == found.choice.candidate[:3])
+    chosen = next(as_chosen, next(iter(tables)))  # the first, where it is none that is timed
+    for name in sorted(kernels.keys() - {COMMITTED}):
+        launches[replace(chosen, variant=name)] = functools.partial(launched, kernels[name], tables[chosen])
+    digests, far = {}, []
+    first: Gradients = ()
     for place, launch in launches.items():
         own = launch()
         digests[place] = digest(own)
-        first = first or (own[0].clone(), own[1].clone(), own[2].clone())
+        first = first or tuple(x.clone() for x in own)
         if not all(apart(a, b) <= OFF for a, b in zip(own, first, strict=True)):  # a NaN is wrong
-            far.append(place)
+            far.append(str(place))
+    for place in launches:
+        if place.variant in kernels and place not in tables and digests[place] != digests[chosen]:
+            say(f"  {place}: other bits than as committed")
+    with settings():
+        for name, launch in _others(shape_of(head_dim, mask), device):
+            launches[Timed(name, head_dim, mask)] = launch
+            digests[Timed(name, head_dim, mask)] = digest(launch())
+        times, mhz = _timed(launches)
+    rows = []
+    for place, taken in times.items():
+        row = replace(place, median_ms=statistics.median(taken), min_ms=min(taken), max_ms=max(taken))
+        rows.append(replace(row, digest=digests[place], sm_mhz=mhz))
+        say(f"  {place}: {rows[-1].median_ms:.3f} ms")
+    return rows, far
+
+
+def _timed(launches: Mapping[Timed, Callable[[], Gradients]]) -> tuple[dict[Timed, list[float]], int | None]:
+    """Milliseconds of each in turns, and the median of the clocks."""
+    clock, mhz = Clock(flushed()), list[int | None]()
 
     def enough() -> bool:
         mhz.append(sm_mhz())
@@ -101,18 +167,44 @@ def measured(head_dim: int, mask: str, target: Target, device: str = "cuda") -> 
     timers = {str(place): functools.partial(clock.milliseconds, launch) for place, launch in launches.items()}
     times = interleaved(timers, ROUNDS, warm_up=2, enough=enough)
     known = [each for each in mhz if each is not None]
-    read = round(statistics.median(known)) if known else None
-    rows = []
-    for place in launches:
-        taken = times[str(place)]
-        row = replace(place, median_ms=statistics.median(taken), min_ms=min(taken), max_ms=max(taken))
-        rows.append(replace(row, digest=digests[place], sm_mhz=read))
-        say(f"  {place}: {rows[-1].median_ms:.3f} ms")
-    return rows, list(map(str, far))
+    return {place: times[str(place)] for place in launches}, round(statistics.median(known)) if known else None
 
 
-def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, Callable[[], Gradients]]]:
-    """Each candidate of a resolution, and its launch, which overwrites the last one's gradients. They are full of NaN before."""
+def _others(shape: Shape, device: str) -> Iterator[tuple[str, Callable[[], Gradients]]]:
+    """Those that are there and take the shape."""
+    known = who.contenders()
+    for name in OTHERS:
+        if why := known[name].unavailable(device):
+            say(f"  {name}: {why}")
+            continue
+        try:
+            yield name, known[name].prepare(shape, random_inputs(shape, device)).launch
+        except who.RefusedError as refused:
+            say(f"  {name}: {refused}")
+
+
+def launched(kernel: ModuleType, arguments: tuple[Any, ...]) -> Gradients:
+    """dq, dk, dv of a launch, which overwrites those of the last one."""
+    gluon.launch_of(kernel, *arguments).run()
+    return arguments[10:13]
+
+
+def shape_of(head_dim: int, mask: str) -> Shape:
+    """What is timed, as contenders have it."""
+    heads = HIDDEN // head_dim
+    (found,) = shapes_called(f"{mask}:{BATCH}x{heads}x{heads}x{LENGTH}x{head_dim}")
+    return found
+
+
+def resolution(head_dim: int, mask: str, target: Target) -> Resolution:
+    """Of a shape that is timed."""
+    heads = HIDDEN // head_dim
+    problem = Problem(mask, BATCH, heads, heads, LENGTH, LENGTH, head_dim, "bf16")
+    return resolve(problem, Config(kernel=GLUON, template="one_pass"), target)
+
+
+def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, tuple[Any, ...]]]:
+    """Each candidate of a resolution, and the arguments of its launch, as the op has them. Gradients are full of NaN before."""
     assert found.choice and found.one_pass
     problem, tile = found.problem, found.one_pass
     generator = torch.Generator(device).manual_seed(0)
@@ -139,15 +231,10 @@ def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, Callable[
         plan = replace(found.choice, candidate=candidate).plan()
         table = torch.tensor(pack_plan(plan), dtype=torch.int32, device=device)
         workers = candidate.roles * candidate.heads_in_flight
-
-        def once(table: Tensor = table, workers: int = workers) -> Gradients:
-            inputs = query, key, value, grad_out, *padded, table, None, None, None
-            gluon.launch(*inputs, dq, dk, dv, workers, True, False, False, causal, 0, 0, 1, 1, 0, scale)
-            return dq, dk, dv
-
         variant = MIRRORED if candidate.mirrored else COMMITTED
-        own = (variant, problem.head_dim, problem.mask, candidate.family, candidate.roles, candidate.heads_in_flight)
-        yield Timed(*own, median_ms=0.0, min_ms=0.0, max_ms=0.0, digest="", sm_mhz=None), once
+        place = Timed(variant, problem.head_dim, problem.mask, candidate.family, candidate.roles, candidate.heads_in_flight)
+        inputs = query, key, value, grad_out, *padded, table, None, None, None
+        yield place, (*inputs, dq, dk, dv, workers, True, False, False, causal, 0, 0, 1, 1, 0, scale)
 
 
 def apart(a: Tensor, b: Tensor) -> float:

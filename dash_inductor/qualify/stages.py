@@ -5,7 +5,10 @@ A folder is flat:
     environment.json  GPU, versions, clocks            summary.txt         what became of each stage
     kernels.jsonl     whether our kernels are right    log.txt             all output
     attention.csv     times, told apart by `run`       red_throughput.csv  additions in L2
-    gluon_tables.csv  the Gluon kernel by schedule
+    gluon_tables.csv  the Gluon kernel by schedule     kernel_times.csv    each kernel of a backward
+    loop_samples.csv  main loops under Nsight Compute  profiler.txt         its account of the launches
+    overlaps.csv      work beside matmuls, in cycles   marks.csv            chains, by the GPU's clock
+    training.csv      steps of a layer, seconds of a trial
     timings.jsonl     launches for the cost file       costs.toml          a cost file fitted to them
 """
 
@@ -79,19 +82,29 @@ FULL = (
     Stage("schedules", 120, "the Gluon kernel alone, by every schedule", "schedules", {"seconds": 95}, part=2),
     Stage("tests", 190, "the repository's tests of a GPU", "tests", {"seconds": 165}, part=2),
     Stage("additions", 40, "what L2 takes", "additions", part=2),
-    _measured("order", 70, "what determinism costs", 60, 2, tuned=True, shapes=TUNED, contenders="ours-unordered"),
+    Stage("kernel times", 40, "each kernel of a backward", "kernel_times", {"seconds": 25}, part=2),
+    _measured("order", 50, "what determinism costs", 40, 2, tuned=True, shapes=TUNED, contenders="ours-unordered"),
     _measured(
-        *("two-pass", 60, "one pass or two", 48, 2),
+        *("two-pass", 40, "one pass or two", 28, 2),
         rounds=10, shapes="d64-causal-8192,d128-*-8192,d256-causal-8192,vit-h-14,qwen2.5-7b-alone",
         contenders="ours,ours-one-pass,ours-two-pass",
     ),
     replace(ENVIRONMENT, part=3),
-    replace(COSTS, part=3),
+    Stage("profile", 75, "Nsight Compute: where warps wait, ours and FlashAttention 4's", "profile", {"seconds": 55}, part=3),
+    Stage("marks", 25, "the clock at the ends of chains", "marks", part=3),
+    Stage("overlaps", 25, "work on shared memory beside matmuls", "overlaps", part=3),
+    Stage("training", 80, "a layer's training step, by CUDA graphs and by lengths too", "training", {"seconds": 65}, part=3),
     _measured(
-        *("table", 215, "all shapes, ours against the others", 200, 3), shapes="*", rounds=15, contenders="ours,sdpa-*,flex,fa*"
+        *("lengths", 110, "512 to 32k tokens, varlen, shared heads, other head dims", 95, 3),
+        shapes="d128-causal-*,llama3-8b-packed,mistral-7b-v0.3,causal:2x20x20x8192x96,d256-causal-8192", rounds=10,
+        contenders="ours,ours-varlen,varlen*,sdpa-flash,flex,fa*",
+    ),
+    Stage("costs", 90, "constants of the cost model", "costs", {"seconds": 75}, part=3),
+    _measured(
+        *("table", 45, "all shapes, ours against the others", 30, 3), shapes="*", rounds=15, contenders="ours,sdpa-*,flex,fa*"
     ),
     _measured(
-        *("tuning", 110, "stages, release positions, tiles", 100, 3),
+        *("tuning", 25, "stages, release positions, tiles", 15, 3),
         tuned=True, shapes=TUNED, contenders="ours-*-stages,ours-release-*,ours-two-per-sm,ours-half-q",
     ),
 )  # fmt: skip

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -45,17 +46,24 @@ Gradients = tuple[Tensor, ...]
 
 def tried(kind: Kind, device: str, settings: Config) -> Verdict:
     """What came out, under these settings; nothing of it is recorded."""
-    outer, outer_long, outer_small = is_trial.set(True), as_if_long.set(kind.shared_row), as_if_small.set(is_small(kind))
     try:
-        with config.within(settings):
+        with config.within(settings), as_tried(kind):
             try:
                 with deterministic(False):  # float64 has cuBLAS, which strict mode refuses unless a variable is set
-                    inputs, expected = _attention(kind, torch.device(device))
+                    inputs, expected = attention(kind, torch.device(device))
             except (RuntimeError, AssertionError) as error:  # torch raises either where it gets no GPU, or no memory there
                 return Verdict(None, _first_line(error))
             return verdict_on(_launches(kind, inputs), expected, ALLOWED[kind.dtype])
     except Exception as error:  # whatever it is: where no kernel comes of it, none is fit
         return Verdict(False, _first_line(error))
+
+
+@contextmanager
+def as_tried(kind: Kind) -> Iterator[None]:
+    """Inside, what is compiled is compiled to be tried, and is of the kind whatever its size."""
+    outer, outer_long, outer_small = is_trial.set(True), as_if_long.set(kind.shared_row), as_if_small.set(is_small(kind))
+    try:
+        yield
     finally:
         is_trial.reset(outer)
         as_if_long.reset(outer_long)
@@ -73,7 +81,7 @@ def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: floa
     return Verdict(all(error <= allowed for error in errors), f"{said}, of at most {allowed:.1e}", judged=True)  # a NaN is more
 
 
-def _attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients]:
+def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients]:
     """query, key, value, grad_out, output, logsumexp, and what else the mask takes; and dq, dk, dv in float64."""
     length = TILES * max(kind.block_m, kind.block_n, kind.block or 0) + 3
     generator = torch.Generator().manual_seed(0)
@@ -127,11 +135,16 @@ def _lists(kind: Kind, documents: Tensor) -> list[Tensor]:
 def _launches(kind: Kind, inputs: list[Tensor]) -> list[Gradients]:
     """dq, dk, dv of each launch of the kernel, compiled once."""
     with installed(), deterministic():
-        of_mask = _of_block_mask(kind, inputs) if kind.mask == BLOCK_MASK and not kind.dropout else _dense(kind)
-        module = make_fx(_dropping(kind) if kind.dropout else of_mask, tracing_mode="fake")(*inputs)
-        joint_graph_passes(module)
-        compiled = compile_fx_inner(module, inputs)
+        compiled = compiled_for(kind, inputs)
         return [tuple(compiled(list(inputs))) for _ in range(LAUNCHES)]
+
+
+def compiled_for(kind: Kind, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
+    """The backward of these inputs, by kernels of the kind, where the pass is installed and the mode is deterministic."""
+    of_mask = _of_block_mask(kind, inputs) if kind.mask == BLOCK_MASK and not kind.dropout else _dense(kind)
+    module = make_fx(_dropping(kind) if kind.dropout else of_mask, tracing_mode="fake")(*inputs)
+    joint_graph_passes(module)
+    return compile_fx_inner(module, inputs)
 
 
 def _dense(kind: Kind) -> Callable[..., Gradients]:

@@ -12,6 +12,7 @@ from attention import FP32_ERROR
 
 from dash_inductor import emulation
 from dash_inductor.qualify import contenders as who
+from dash_inductor.qualify import training
 from dash_inductor.qualify.inputs import Inputs, Reference, random_inputs
 from dash_inductor.qualify.measure import LAUNCHES, Result, attempt, settings
 from dash_inductor.qualify.rows import OK
@@ -68,6 +69,29 @@ def test_flex_attention(name):
     assert decision.rewritten and decision.op == "flex_attention_backward" and stock.prepared.decision is None
     assert (decision.mask, decision.predicted_us, decision.q_len) == ("block_mask", None, shape.length)
     assert len(emulation.launches()) == LAUNCHES  # of ours: stock's has no atomics
+
+
+@pytest.mark.parametrize("name", ["documents", "both directions, documents"])
+def test_packed_sequences(name):
+    """Of documents alone, by torch's attention of packed sequences."""
+    shape = replace(FLEX["documents"], mask="causal" if name == "documents" else "full", heads=2)
+    ours, flex = (tried(name, shape) for name in ("ours-varlen", "ours"))
+    assert (ours.status, ours.same_bits) == (OK, True) and ours.error <= max(2 * flex.error, FP32_ERROR)
+    assert "varlen" in ours.prepared.decision.op
+    for other in (CAUSAL, GEMMA):
+        assert tried("ours-varlen", other).status.startswith("refused: it is asked for documents alone")
+
+
+@pytest.mark.parametrize("mode", ["default", "dynamic"])
+def test_training_steps(mode):
+    """Each way of a layer's step, at each length, has the same bits twice; what is not installed says so."""
+    sizes = training.Sizes(64, 4, 2, 96, torch.float32)
+    found = [step for way in training.WAYS for step in training.steps(way, mode, sizes, (96, 80), "cpu")]
+    lengths = [96, 80] if mode == "dynamic" else [96]
+    assert [(step.way, step.length) for step in found[:-1]] == [(way, n) for way in training.WAYS[:3] for n in lengths]
+    assert all(step.status == "ok" and step.same_bits and step.median_ms is None for step in found[:-1])
+    assert found[-1].status == "flash_attn.cute is not importable"
+    assert len(emulation.launches()) == 2 * len(lengths)  # of ours alone
 
 
 def test_a_reference_of_another_mask_or_score_is_far_off():

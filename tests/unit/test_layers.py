@@ -34,6 +34,7 @@ LAZY = {
     "dash_inductor.hooks.autoload": "`import torch` runs it, and must not fail or be slow",
     "dash_inductor.hooks.install": "`import torch` imports it, and Inductor comes when the user imports it",
     "dash_inductor.reproduce.check": "the command line does without torch",
+    "dash_inductor.qualify.child": "a Triton without Gluon cannot import a kernel in it",
     "dash_inductor.qualify.prepare": "its child processes alone need the whole of Inductor",
     "dash_inductor.schedule.candidates": "formulas are made when a choice is",
     "dash_inductor.schedule.formulas": "formulas are made when a choice is",

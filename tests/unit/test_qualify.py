@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,12 +28,26 @@ from dash_inductor.cli import env_torch, qualify
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.devices.cost_files import FOLDER, has_estimates, require_of
-from dash_inductor.qualify import additions, child, costs, gpu_tests, kernels, runner, schedules, stages
+from dash_inductor.qualify import (
+    additions,
+    child,
+    costs,
+    gpu_tests,
+    kernel_times,
+    kernels,
+    marks,
+    overlaps,
+    runner,
+    schedules,
+    stages,
+    training,
+)
 from dash_inductor.qualify.measure import Result
 from dash_inductor.qualify.rows import OK, read
 from tests.unit.expected_text import assert_expected
 
 GPU = "NVIDIA H100 80GB HBM3"
+PART_3 = {"marks.csv", "overlaps.csv", "training.csv", "timings.jsonl", "costs.toml"}
 STATUS = {"two passes, d = 256": "refused: declined: no tile"}
 
 
@@ -70,7 +84,7 @@ def h100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
         print(said.getvalue(), end="", file=log)
         for line in said.getvalue().splitlines():
             echo(line)
-        return ("ok" if code == 0 else f"failed (exit code {code})"), code
+        return stages.SAID.get(code, f"failed (exit code {code})"), code
 
     def finding(case: kernels.Case, deadline: float) -> kernels.Finding:
         status = STATUS.get(case.name, OK)
@@ -88,6 +102,12 @@ def h100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
     monkeypatch.setattr(additions, "measure", lambda: additions.table_of(synthetic, GPU, 132))
     own = schedules.Timed("as committed", 128, "full", "shift", 64, 2, 4.2, 4.1, 4.3, "abc", 1800)
     monkeypatch.setattr(schedules, "measured", lambda *_: ([own], []))
+    timed = kernel_times.KernelTime("as committed", "d128-causal-8192", "flex", "", "main", 2800.0, 20, 1800)
+    monkeypatch.setattr(kernel_times, "kernels_of", lambda shape, name: [timed])
+    monkeypatch.setattr(marks, "chains", lambda kernel, head_dim, mask: [marks.Mark(head_dim, mask, "shift", *range(9))])
+    monkeypatch.setattr(overlaps, "measured", lambda n: overlaps.Overlap(overlaps.WITH[n], 128.0, 127.0, 129.0))
+    monkeypatch.setattr(training, "steps", lambda way, mode: [training.Step(way, mode, 8192, "ok", 40.0, 39.0, 41.0, True, 30.0)])
+    monkeypatch.setattr(training, "_trials", lambda: ())
     monkeypatch.setattr(costs, "measure", pretended_ns)
     monkeypatch.setattr(costs, "compile_first", lambda *_: None)
     monkeypatch.setattr(gpu_tests, "_pytest", lambda deadline, *arguments: 0)
@@ -129,10 +149,11 @@ def test_every_stage_of_a_full_run(part: int, h100: list[str], tmp_path: Path, c
     expected = [stage for stage in stages.FULL if stage.part == part]
     assert h100 == [stage.task for stage in expected]
     lines = (out / "summary.txt").read_text().splitlines()
-    assert [line.rpartition(",")[0] for line in lines] == [f"stage {stage.name}: ok" for stage in expected]
+    said = {"profile": stages.NO_TESTS}  # no ncu is here
+    assert [line.rpartition(",")[0] for line in lines] == [f"stage {stage.name}: {said.get(stage.name, OK)}" for stage in expected]
     runs = {row.run for row in read(out / "attention.csv")}
     assert runs == {stage.name for stage in expected if stage.task == "measure"}
-    files = {1: {"kernels.jsonl"}, 2: {"gluon_tables.csv", "red_throughput.csv"}, 3: {"timings.jsonl", "costs.toml"}}[part]
+    files = {1: {"kernels.jsonl"}, 2: {"gluon_tables.csv", "kernel_times.csv", "red_throughput.csv"}, 3: PART_3}[part]
     assert {path.name for path in out.iterdir()} == files | {"environment.json", "attention.csv", "summary.txt", "log.txt"}
     assert f"Kept in: {out}" in capsys.readouterr().out
 
@@ -387,3 +408,19 @@ def test_cases_are_of_every_template_and_mask() -> None:
     for template in ("one_pass", "two_pass"):
         assert {("full", False), ("causal", False)} <= {(mask, flex) for own, mask, flex in settings if own == template}
     assert any(flex for *_, flex in settings) and qualify.SHIPPED == FOLDER
+
+
+def test_kernels_of_a_backward_are_told_apart_by_their_place() -> None:
+    """Two have one name. Backwards that differ are an error; columns are those of the results."""
+    backward = [("main", 37.0), ("main", 3500.0), ("convert", 70.0)]
+    events = [(name, us + n) for n in range(kernel_times.LAUNCHES) for name, us in backward]
+    found = kernel_times.in_order(events)
+    assert [name for name, _ in found] == ["main", "main", "convert"]
+    assert [min(times) for _, times in found] == [37.0, 3500.0, 70.0] and all(
+        len(times) == kernel_times.LAUNCHES for _, times in found
+    )
+    for wrong in (events[:-1], [], [*events[1:], ("other", 1.0)]):
+        with pytest.raises(ValueError, match="not 20 times the same"):
+            kernel_times.in_order(wrong)
+    with (FOLDER.parents[1] / "benchmarks/results/h200/kernel_times.csv").open() as file:
+        assert file.readline().strip().split(",") == [each.name for each in fields(kernel_times.KernelTime)]

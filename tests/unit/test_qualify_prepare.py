@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import triton
 
 from dash_inductor.cli.main import main
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.lowering import gluon
 from dash_inductor.qualify import prepare, stages
-from dash_inductor.qualify.kernels import CASES
+from dash_inductor.qualify.contenders import GLUON_ONLY
+from dash_inductor.qualify.kernels import CASES, Case
+from dash_inductor.qualify.shapes import Shape
+from dash_inductor.templates import gluon_kernel
 
 SMALL = ["--stages", "glance", "--shapes", "causal:1x2x2x256x64", "--contenders", "ours-triton,flex,sdpa-cudnn"]
 
@@ -47,8 +56,13 @@ def test_every_graph_of_the_stages_is_compiled_once() -> None:
         jobs = [stage.job for stage in own if stage.job]
         graphs = [(shape.name, job.chosen()) for job in jobs for shape in job.chosen_shapes()]
         expected = {(name, shape) for shape, chosen in graphs for name, each in chosen.items() if each.compiled}
-        of_cases = {(name, "") for name in CASES} if part == 1 else set()
-        assert {(pair.contender, pair.shape) for pair in pairs} == expected | of_cases
+        expected |= {(name, "") for name in CASES} if part == 1 else set()
+        if part == 2:
+            sizes = [f"{mask}:2x{2048 // d}x{2048 // d}x8192x{d}" for d in (64, 128) for mask in ("causal", "full")]
+            expected |= {(name, shape) for name in ("flex", "ours-two-pass") for shape in sizes}
+            sizes = [f"d{d}-{mask}-8192" for d in (64, 128) for mask in ("causal", "full")]
+            expected |= {(name, shape) for name in ("flex", "ours-two-pass", "ours-gluon", "ours-triton") for shape in sizes}
+        assert {(pair.contender, pair.shape) for pair in pairs} == expected
 
 
 @pytest.mark.parametrize("name", ["torch", "triton", "python"])
@@ -74,3 +88,52 @@ def test_a_folder_without_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(SystemExit):
         main(["qualify", "--prepared", str(tmp_path)])
     assert f"--prepared {tmp_path}: --prepare has left nothing there" in capsys.readouterr().err
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
+    """How many kernels Triton's cache holds, which is empty at first."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "triton"))
+    return lambda: prepare.kernels_in(tmp_path)
+
+
+def test_the_gluon_kernel_of_tensors_without_memory_is_that_of_others(compiled: Callable[[], int]) -> None:
+    """Its place in Triton's cache is the same; that of another shape is another."""
+
+    def launch(device: str, heads: int) -> gluon.Launch:
+        def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.empty(*sizes, dtype=dtype, device=device)
+
+        q, k, v, do, dk, dv = (empty(2, 512, heads, 64).transpose(1, 2) for _ in range(6))
+        rows, dq = empty(2 * heads * 512, dtype=torch.float32), empty(2 * heads, 512 * 64, dtype=torch.float32)
+        table = empty(8, dtype=torch.int32)
+        return gluon.launch_of(
+            *(gluon_kernel(), q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv),
+            *(4, True, False, False, True, 0, 0, 1, 1, 0, 0.125),
+        )
+
+    before = compiled()
+    with fake_gpu("h200"):
+        launch("meta", 4).compile()
+        first = compiled()
+        gluon_kernel().sdpa_backward.device_caches.clear()  # of this process
+        launch("cpu", 4).compile()
+        assert compiled() == first == before + 1
+        launch("meta", 16).compile()  # heads that 16 divides
+        assert compiled() == first + 1
+
+
+@pytest.mark.parametrize("case", [Case("Gluon", Shape("", "causal", 1, 2, 2, 512, 64), GLUON_ONLY)], ids=str)
+def test_what_a_first_use_tries_is_compiled_too(case: Case, compiled: Callable[[], int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CASES, case.name, case)
+    trials: dict[Any, Any] = {}
+    assert prepare._compiled("h200", prepare.Pair(case.name, ""), trials) is None
+    ((kind, settings),) = trials.items()
+    assert (kind.kernel, kind.head_dim, settings.guard) == ("gluon", 64, "off")
+    of_graph = compiled()
+    assert prepare._compiled_trial("h200", kind, settings) is None and compiled() > of_graph >= 3
+    everything = compiled()
+    torch._dynamo.reset()
+    assert prepare._compiled("h200", prepare.Pair(case.name, ""), {}) is None and compiled() == everything
+    assert "head dim 512 is outside" in str(prepare._compiled_trial("h200", replace(kind, head_dim=512, value_dim=512), settings))

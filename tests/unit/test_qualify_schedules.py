@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+import shutil
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from dash_inductor import templates
 from dash_inductor.config import GLUON, Config
 from dash_inductor.devices.target import Target
 from dash_inductor.lowering import gluon
@@ -35,15 +38,18 @@ class Watch:
 
 @pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of each launch, on a CPU; gradients are one thing where the table begins with 64 roles, and else another."""
+    """The arguments of each launch, on a CPU; gradients are others by a table of WRONG_ROLES roles, or by OTHER."""
     asked: list[tuple[Any, ...]] = []
 
-    def launch(*arguments: Any) -> None:
-        asked.append(arguments)
-        for x in arguments[10:13]:
-            x.fill_(1.0 if arguments[6][0] == WRONG_ROLES else 2.0)
+    def launch_of(kernel: object, *arguments: Any) -> SimpleNamespace:
+        def run() -> None:
+            asked.append(arguments)
+            for x in arguments[10:13]:
+                x.fill_(1.0 if arguments[6][0] == WRONG_ROLES or kernel is OTHER else 2.0)
 
-    monkeypatch.setattr(gluon, "launch", launch)
+        return SimpleNamespace(run=run)
+
+    monkeypatch.setattr(gluon, "launch_of", launch_of)
     for name, value in {"BATCH": 1, "LENGTH": 256, "HIDDEN": 256, "ROUNDS": 3, "Clock": Watch}.items():
         monkeypatch.setattr(schedules, name, value)
     monkeypatch.setattr(schedules, "flushed", lambda: None)
@@ -52,11 +58,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 WRONG_ROLES = 1
+OURS, SAME, OTHER = ModuleType("ours"), ModuleType("same"), ModuleType("other")
+KERNELS = {schedules.COMMITTED: OURS}
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_every_candidate_is_launched_with_its_own_table(launched: list[tuple[Any, ...]], mask: str) -> None:
-    rows, far = schedules.measured(64, mask, H200, "cpu")
+    rows, far = schedules.measured(64, mask, H200, KERNELS, "cpu")
     problem = Problem(mask, 1, 4, 4, 256, 256, 64, "bf16")
     choice = resolve(problem, Config(kernel=GLUON, template="one_pass"), H200).choice
     assert choice
@@ -74,18 +82,46 @@ def test_every_candidate_is_launched_with_its_own_table(launched: list[tuple[Any
 def test_rows_are_kept_in_one_file(launched: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = schedules.measured
     monkeypatch.setattr(schedules, "target_of", lambda device, settings: H200)
-    monkeypatch.setattr(schedules, "measured", lambda head_dim, mask, target: measured(head_dim, mask, target, "cpu"))
-    schedules.run(tmp_path, 60.0)
+    monkeypatch.setattr(schedules, "measured", lambda *arguments: measured(*arguments, "cpu"))
+    monkeypatch.setattr(schedules, "variants", lambda folder: KERNELS)
+    schedules.run(tmp_path, 60.0, "")
     with (tmp_path / schedules.FILE).open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {(int(row["head_dim"]), row["mask"]) for row in rows} == set(schedules.SHAPES)
     with (Path(__file__).parents[2] / "benchmarks/results/h200/gluon/gluon_tables.csv").open() as file:
         assert list(rows[0])[:-1] == next(csv.reader(file))
     before = len(launched)
-    assert schedules.run(tmp_path, 0.0) == 0 and len(launched) == before  # the time limit
+    assert schedules.run(tmp_path, 0.0, "") == 0 and len(launched) == before  # the time limit
 
 
 def test_the_digest_is_of_all_bits() -> None:
     zero = torch.zeros(4)
     one = schedules.digest((zero, zero, zero))
     assert one == schedules.digest((zero.clone(), zero, zero)) != schedules.digest((-zero, zero, zero))
+
+
+def test_variants_take_turns_with_the_chosen_schedule(launched: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
+    """One whose gradients are others is wrong; equal bits are told by the digest."""
+    kernels = {schedules.COMMITTED: OURS, "same": SAME, "other": OTHER}
+    rows, far = schedules.measured(64, "full", H200, kernels, "cpu")
+    by_name = {row.variant: row for row in rows}
+    own = next(row for row in rows if (row.family, row.roles) == (by_name["same"].family, by_name["same"].roles))
+    assert by_name["same"].digest == own.digest != by_name["other"].digest
+    assert any(name.endswith(", other") for name in far) and not any(name.endswith(", same") for name in far)
+    said = capsys.readouterr().out
+    assert "other: other bits than as committed" in said and "same: other bits" not in said
+    assert "fa4-deterministic: needs a GPU" in said
+
+
+def test_a_variant_is_a_copy_of_the_kernel(tmp_path: Path) -> None:
+    folder = tmp_path / "late"
+    shutil.copytree(Path(templates.__file__).parent / "gluon", folder)
+    with (folder / "launch.py").open("a") as file:
+        file.write("\nOPTIONS = {**OPTIONS, 'num_warps': 4}\n")
+    found = schedules.variants(str(tmp_path))
+    assert list(found) == [schedules.COMMITTED, "late"]
+    assert found["late"].OPTIONS["num_warps"] == 4 != found[schedules.COMMITTED].OPTIONS["num_warps"]
+    assert found["late"].sdpa_backward is not found[schedules.COMMITTED].sdpa_backward
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"empty is no copy of templates/gluon"):
+        schedules.variants(str(tmp_path))

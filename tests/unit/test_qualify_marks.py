@@ -1,0 +1,74 @@
+"""The clocks of chains: what the kernel notes, read back; the copy of the kernel that notes it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.config import GLUON, Config
+from dash_inductor.devices.target import Target
+from dash_inductor.lowering import gluon
+from dash_inductor.qualify import marks, schedules
+
+H200 = Target("h200", 90, 132)
+PLACE = schedules.Timed("as committed", 128, "full", "shift", 4, 8)
+
+
+def test_marks_are_read_chain_by_chain() -> None:
+    """ns count from the first chain of all, cycles from each chain's own begin; what no chain wrote is none."""
+    memory = torch.zeros(2, marks.MOST_CHAINS, len(marks.PLACES), 2, dtype=torch.int64)
+    memory[1, 0] = torch.tensor([[1000, 7], [1100, 207], [1500, 1007], [1600, 1207]])
+    memory[1, 1] = torch.tensor([[1650, 1300], [1700, 1400], [2100, 2300], [2400, 2800]])
+    memory[0, 0] = torch.tensor([[1010, 99], [1130, 339], [1530, 1139], [1610, 1299]])
+    found = list(marks.marks_of(memory.flatten(), PLACE))
+    assert [(mark.cta, mark.chain) for mark in found] == [(0, 0), (1, 0), (1, 1)]
+    assert (found[1].begin_ns, found[1].first_s_ns, found[1].last_step_ns, found[1].end_ns) == (0, 100, 500, 600)
+    assert (found[0].begin_ns, found[2].end_ns) == (10, 1400)
+    assert (found[0].first_s_cycles, found[0].last_step_cycles, found[0].end_cycles) == (240, 1040, 1200)
+    assert marks.spent(found) == {
+        "until the first S": 100,
+        "steps": 400,
+        "dK and dV": 100,
+        "until the CTA's next chain": 50,
+    }
+
+
+def test_the_copy_notes_four_times_and_is_the_kernel_else(tmp_path: Path) -> None:
+    """It is compiled; its last store of a mark is the only one of 64 bits that is not the kernel's."""
+    kernel = marks.marked(tmp_path / "marked")
+    kernel.MEMORY[:] = [torch.empty(1, dtype=torch.int32, device="meta")]
+    heads, length = 2, 512
+    q, k, v, do, dk, dv = (torch.empty(1, heads, length, 128, dtype=torch.bfloat16, device="meta") for _ in range(6))
+    rows, dq = torch.empty(heads * length, device="meta"), torch.empty(heads, length * 128, device="meta")
+    table = torch.empty(8, dtype=torch.int32, device="meta")
+    arguments = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv, 1, True, False, False, True, 0, 0, 1, 1, 0, 1.0
+    with fake_gpu("h200"):
+        ptx = gluon.launch_of(kernel, *arguments).compile().asm["ptx"]
+    assert ptx.count("%globaltimer") == ptx.count("%clock64") == ptx.count("st.global.v2.b64") == len(marks.PLACES)
+
+
+def test_a_kernel_that_is_not_as_the_edits_have_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "EDITS", {"walk.py": [("nothing has this", "")]})
+    with pytest.raises(ValueError, match=r"walk\.py has 0 times, not once: nothing has this"):
+        marks.marked(tmp_path / "marked")
+
+
+def test_every_shape_that_is_timed_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    for head_dim, mask in schedules.SHAPES:
+        choice = schedules.resolution(head_dim, mask, H200).choice
+        assert choice
+        heads = schedules.HIDDEN // head_dim
+        key = SimpleNamespace(shape=(schedules.BATCH, heads))
+        table = torch.tensor(schedules.pack_plan(choice.plan()))
+        marks.require_room((None, key, *[None] * 4, table))
+    monkeypatch.setattr(marks, "MOST_CHAINS", 1)
+    with pytest.raises(ValueError, match="more than the 1 that it can note"):
+        marks.require_room((None, key, *[None] * 4, table))
+
+
+def test_settings_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert schedules.resolution(128, "causal", H200).settings == Config(kernel=GLUON, template="one_pass")
