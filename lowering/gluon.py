@@ -6,16 +6,20 @@ epilogue fuses, as with the template. The op builds TMA descriptors of its tenso
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 from unittest import mock
 
 import sympy
 import torch
+from torch import Tensor
 from torch._inductor.ir import TensorBox
 from torch._inductor.lowering import empty_strided, fallback_handler
 from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
 
 from dash_inductor.op import MaskArguments
 from dash_inductor.problem import BLOCK_MASK, dtype_name
@@ -113,12 +117,40 @@ def launch(*arguments: Any) -> None:
         launch_of(gluon_kernel(), *arguments).run()
 
 
-# What sees the arguments of launches on tensors without memory, while code is generated.
-on_fake_tensors: ContextVar[Callable[..., None]] = ContextVar("on_fake_tensors", default=lambda *_: None)
+_compiles: ContextVar[bool] = ContextVar("compiles", default=False)
+
+
+@contextmanager
+def compiling_launches() -> Iterator[None]:
+    """Inside, the kernel is compiled for each launch in code that is generated, and not first when that runs."""
+    token = _compiles.set(True)
+    try:
+        yield
+    finally:
+        _compiles.reset(token)
+
+
+def compile_launch(kernel: Any, *arguments: Any) -> None:
+    """Compiles what `launch_of` would launch, for tensors without memory, and the hints of sizes."""
+
+    def hinted(size: Any) -> Any:
+        return size.node.hint if isinstance(size, torch.SymInt) else size
+
+    def without_memory(x: Tensor) -> Tensor:
+        return torch.empty_strided([*map(hinted, x.shape)], [*map(hinted, x.stride())], dtype=x.dtype, device="meta")
+
+    arguments = tuple(map(hinted, arguments))
+    with unset_fake_temporarily():
+        launch_of(kernel, *tree_map_only(Tensor, without_memory, arguments)).compile()
+
+
+def _on_fake_tensors(*arguments: Any) -> None:
+    if _compiles.get():
+        compile_launch(gluon_kernel(), *arguments)
 
 
 _library.impl("sdpa_backward_gluon", launch, "CUDA")
-torch.library.register_fake("dash::sdpa_backward_gluon", lambda *arguments: on_fake_tensors.get()(*arguments), lib=_library)
+torch.library.register_fake("dash::sdpa_backward_gluon", _on_fake_tensors, lib=_library)
 
 
 def gradients(inputs: Inputs) -> kernels.Gradients:

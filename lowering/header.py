@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from torch import fx
@@ -13,6 +13,7 @@ from torch._inductor.lowering import lowerings
 from torch._inductor.virtualized import V
 
 from dash_inductor.decision import Decision, comment
+from dash_inductor.first_use.kind import kinds_of
 from dash_inductor.op import FLEX_BACKWARD, MARK, Mark
 
 NOT_IN_FORCE = (
@@ -50,12 +51,13 @@ def _mark_of(node: fx.Node | None) -> Mark:
 def record(decision: Decision) -> None:
     """Counts the decision, and writes it into the generated code, from where it is recorded whenever that is taken into use.
 
-    Its `source` and `module` are those of the node that is lowered.
+    Its `source`, `module` and `joint` are those of the node that is lowered.
 
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
     mark = _mark_of(V.graph.current_node)
-    decision = replace(decision, source=mark.source, module=mark.module)
+    kinds = tuple(asdict(kind) for kind in kinds_of(mark.resolution)) if mark.resolution else ()
+    decision = replace(decision, source=mark.source, module=mark.module, joint=mark.joint, kinds=kinds)
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph = root_graph()
     if mark.at_load:

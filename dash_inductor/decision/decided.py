@@ -81,6 +81,9 @@ class Decision:
         dropout: the probability by which its forward dropped; None for none, and of an op that stays.
         reads_in_place: inputs of the graph that our backward reads and PyTorch's would not, too large to be copied: whoever
             writes to one between forward and backward gets PyTorch's error of a tensor that was modified.
+        kinds: of its kernels, as fields of `first_use.kind.Kind`: what is tried before it is used.
+        joint: a digest of the graph in which it was met, before the pass; "" where it was met elsewhere. Ranks with one digest
+            compile one graph.
         graph: the compiled graph that holds it; None until one is taken into use, and of a declined call of eager training.
     """
 
@@ -119,6 +122,8 @@ class Decision:
     candidates: tuple[Candidate, ...] = field(default=(), repr=False)
     dropout: float | None = None
     reads_in_place: tuple[str, ...] = ()
+    kinds: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    joint: str = field(default="", repr=False)
     graph: Graph | None = None
 
     @property
@@ -167,6 +172,7 @@ class Decision:
         tuples = {
             "candidates": tuple(Candidate(*each) for each in values["candidates"]),
             "reads_in_place": tuple(values["reads_in_place"]),
+            "kinds": tuple(values["kinds"]),
         }
         return Decision(**values | tuples)
 

@@ -27,14 +27,16 @@ class Kind:
     block_m: int
     block_n: int
     block: int | None = None  # rows and keys of a block of the mask, at most
-    shared_row: bool = False  # whether one row of the table serves all chains, as where sequences are long
+    long_schedule: str | None = None  # the family, where one row of its table serves all chains: where sequences are long
     dropout: str | None = None  # whose random bits drop elements
 
     def __str__(self) -> str:
         dims = self.head_dim if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
         kernel = self.template if self.kernel == TRITON else f"{self.template} in {self.kernel}"
         arch = f"sm_{self.arch}" if isinstance(self.arch, int) else self.arch
-        more = (", long" if self.shared_row else "") + (f", {self.dropout} dropout" if self.dropout else "")
+        more = (f", long, {self.long_schedule}" if self.long_schedule else "") + (
+            f", {self.dropout} dropout" if self.dropout else ""
+        )
         return f"{kernel} ({self.launch}, {self.mask} mask{more}, {self.dtype}, head dim {dims}) on {arch}"
 
 
@@ -54,7 +56,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             used.block_m,
             used.block_n,
             max(problem.block_size) if problem.block_size else None,
-            template is Template.ONE_PASS and _shares_row(resolution),
+            _long_schedule(resolution) if template is Template.ONE_PASS else None,
             problem.dropout and problem.dropout.generator,
         )
         for template, used in tiles
@@ -62,9 +64,10 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
     ]
 
 
-def _shares_row(resolution: Resolution) -> bool:
+def _long_schedule(resolution: Resolution) -> str | None:
     problem = resolution.problem
-    return problem.mask != BLOCK_MASK and problem.is_static and shares_row(resolution.schedule[0])
+    shares = problem.mask != BLOCK_MASK and problem.is_static and shares_row(resolution.schedule[0])
+    return resolution.schedule[0].family if shares else None
 
 
 def is_small(kind: Kind) -> bool:
@@ -74,12 +77,12 @@ def is_small(kind: Kind) -> bool:
     return kind.block_m == tile(kind.arch, kind.dtype, kind.head_dim, kind.value_dim, small=True).block_m
 
 
-def settings_for(kind: Kind, resolution: Resolution) -> Config:
-    """Those under which an attention of any size is of this kind."""
+def settings_for(kind: Kind, settings: Config) -> Config:
+    """Those under which an attention of any size is of this kind, where it is compiled under `settings`."""
     forced: dict[str, Any] = {"template": kind.template, "kernel": kind.kernel, "guard": OFF, "on_unsupported": "error"}
-    forced["emulate"] = resolution.target.arch == EMULATED
+    forced["emulate"] = kind.arch == EMULATED
     if kind.template == Template.TWO_PASS.value:
         forced |= {"schedule": "auto", "sm_reserve": 0}
-    if kind.shared_row:
-        forced["schedule"] = resolution.schedule[0].family  # of a small attention another might be chosen, which shares no row
-    return replace(resolution.settings, **forced)
+    if kind.long_schedule:
+        forced["schedule"] = kind.long_schedule  # of a small attention another might be chosen, which shares no row
+    return replace(settings, **forced)

@@ -1,59 +1,52 @@
-"""Whether a kernel may be used: what its trial said, on this machine or now."""
+"""Whether a kernel may be used: what its trial said, on this machine or now.
+
+A verdict is asked for when a kernel is chosen, and again when a graph that has it is taken into use, out of whatever cache.
+"""
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import logging
-import os
 import pkgutil
-import subprocess
-import sys
-import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict
+from importlib.resources import files
 
 import torch
 import triton
-from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.torch_version import TorchVersion
 
-from ..config import ALWAYS, AUTO, PREFIX, TRITON, Config
+from ..config import ALWAYS, AUTO, TRITON, Config, current
+from ..decision import Declined
 from ..devices import DEVICES, target
 from ..devices.cost_files import has_estimates
 from ..resolve import Resolution
 from ..templates import why_no_gluon
+from . import known
 from .kind import Kind, kinds_of, settings_for
-from .machine import machine
+from .known import Verdict
+from .process import TRIAL, tried_by_another
 
-TRIAL = "dash_inductor.reproduce.trial"
-VERDICT = "verdict: "  # begins the line of a trial that says what came out; libraries may print others
-MOST_SECONDS = 180  # importing torch and compiling takes most of it; a wait that never ends is a fault after ten
+RAN = "ran.json"  # by a GPU's name, kinds that ran there by the repository's benchmarks/results
+SECONDS = 180, 540  # for a trial in another process, and once more: importing torch and compiling takes most of it
+ROOM = 1 << 30  # bytes of a GPU that are free where a trial cannot take memory from a training
 
 FENCED = "3.7.1"  # the first Triton in which a Hopper's wgmma sees what cp.async has copied
 
 log = logging.getLogger("dash_inductor")
 is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)  # whether what is compiled now is compiled to be tried
+followers: set[Callable[[Kind, Verdict], None]] = set()  # are told each verdict that this process comes to
 
 
 class UnfitKernelError(RuntimeError):
     """A kernel whose trial failed on this GPU."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """fit: whether the kernel may be used; None where nothing of it ran. said: what was seen.
-
-    judged: whether its gradients were compared. Other processes rely on that alone: a machine that was too slow, or out of memory,
-    says nothing of the kernel.
-    """
-
-    fit: bool | None
-    said: str
-    judged: bool = False
+class UntriedKernelError(RuntimeError):
+    """A kernel that could not be tried, under guard="always"."""
 
 
 def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
@@ -61,40 +54,101 @@ def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
 
     Raises:
         UnfitKernelError: one of them does not.
+        Declined: under guard="auto" one could not be tried, and has not run on such a GPU.
+        UntriedKernelError: under guard="always" one could not be tried.
     """
     if not target.is_there(device):
         return resolution
-    guard, kinds = resolution.settings.guard, kinds_of(resolution)
+    kinds = kinds_of(resolution)
     if device.type == "cuda" and any(kind.kernel == TRITON for kind in kinds):
         _say_if_a_fence_is_missing(*torch.cuda.get_device_capability(device))
     if resolution.lacks_gluon:
         _say_that_gluon_is_not_tested()
-    if guard == ALWAYS or (guard == AUTO and device.type == "cuda"):
-        index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
-        name = str(torch.device(device.type, index))
-        for kind in kinds:
-            verdict = _verdict(kind, name, settings_for(kind, resolution), guard == ALWAYS)
-            if not verdict.fit:
-                instead = "" if kind.kernel == TRITON else f"; kernel={TRITON!r} takes another kernel"
-                raise UnfitKernelError(f"{kind} failed its trial on this GPU: {verdict.said}{instead}")
+    require_fit_kinds(kinds, device, resolution.settings)
     return resolution
+
+
+def require_fit_kinds(kinds: Sequence[Kind], device: torch.device, settings: Config | None = None) -> None:
+    """Returns if kernels of these kinds may be used on the device under the settings, those in force by default.
+
+    Raises:
+        UnfitKernelError, Declined, UntriedKernelError: as `require_fit`.
+    """
+    settings = settings or current()
+    guard = settings.guard
+    if not target.is_there(device) or not (guard == ALWAYS or (guard == AUTO and device.type == "cuda")):
+        return
+    index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
+    name = str(torch.device(device.type, index))
+    for kind in kinds:
+        verdict = _verdict(kind, name, settings_for(kind, settings), guard == ALWAYS)
+        if verdict.fit is None and guard == ALWAYS:
+            raise UntriedKernelError(f"{kind} could not be tried on this GPU: {verdict.said}")
+        if verdict.fit is None and not has_run(kind, name):
+            raise Declined(
+                f"its kernel could not be tried on this GPU: {verdict.said}",
+                "make room for a trial, in a process of its own, and start anew; DASH_INDUCTOR_GUARD=off takes the kernel untried",
+            )
+        if verdict.fit is False:
+            instead = "" if kind.kernel == TRITON else f"; kernel={TRITON!r} takes another kernel"
+            raise UnfitKernelError(f"{kind} failed its trial on this GPU: {verdict.said}{instead}")
 
 
 @functools.cache
 def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict:
-    file = _file(kind, device)
-    if not always and (known := _read(file)):
-        return known
+    file = known.file_of(kind, device)
+    verdict = None if always else known.read(file)
+    if verdict is None:
+        verdict = known.alone(file, always, sum(SECONDS), lambda: _tried(kind, device, settings))
+    if verdict.fit is None and not always and has_run(kind, device):
+        log.warning("%s is used untried (%s): such a kernel has run on a GPU of this model", kind, verdict.said)
+    for follower in followers:
+        follower(kind, verdict)
+    return verdict
+
+
+def has_run(kind: Kind, device: str) -> bool:
+    """Whether a kernel of this kind ran right on a GPU of the device's model when the project measured there."""
+    if not device.startswith("cuda"):
+        return False
+    ran = json.loads(files(__package__).joinpath(RAN).read_text(encoding="utf-8"))
+    name = f"{kind.template} in {kind.kernel}, {kind.mask} mask, {kind.dtype}, head dim {kind.head_dim}"
+    plain = kind.head_dim == kind.value_dim and kind.long_schedule is None and kind.dropout is None
+    return plain and name in ran.get(torch.cuda.get_device_name(device), ())
+
+
+def _tried(kind: Kind, device: str, settings: Config) -> Verdict:
+    """By another process, once more with more time if that says nothing, and then by this one, where that is safe."""
     log.info("%s is used for the first time on this GPU: it is tried on a small attention", kind)
     if device.startswith("cuda"):
         _say_if_unmeasured(torch.cuda.get_device_name(device), settings.costs, kind.kernel)
-    verdict = _tried_by_another(kind, device, settings)
+    job = json.dumps({"kind": asdict(kind), "device": device, "settings": asdict(settings)})
+    verdict = tried_by_another(job, SECONDS[0])
     if verdict.fit is None:
-        log.info("no other process can use the GPU (%s): this one tries the kernel", verdict.said)
-        verdict = _tried_here(kind, device, settings)
-    if verdict.judged:
-        _write(file, verdict)
+        log.info("the trial says nothing of the kernel (%s): it is tried once more", verdict.said)
+        verdict = tried_by_another(job, SECONDS[1])
+    if verdict.fit is None and _is_safe_here(device):
+        log.info("no other process can try the kernel (%s): this one does", verdict.said)
+        here = _tried_here(kind, device, settings)
+        verdict = here if here.fit is not None else Verdict(None, f"{verdict.said}; here: {here.said}")
     return verdict
+
+
+def _is_safe_here(device: str) -> bool:
+    """Whether a trial disturbs nothing of this process: no CUDA graph is recorded, and memory is left."""
+    if not device.startswith("cuda"):
+        return True
+    return not torch.cuda.is_current_stream_capturing() and torch.cuda.mem_get_info(device)[0] >= ROOM
+
+
+def _tried_here(kind: Kind, device: str, settings: Config) -> Verdict:
+    """In a thread: what compiles now has its modes and its context in this one."""
+    verdicts: list[Verdict] = []
+    tried = pkgutil.resolve_name(f"{TRIAL}:tried")  # by name: it stands above
+    thread = threading.Thread(target=lambda: verdicts.append(tried(kind, device, settings)))
+    thread.start()
+    thread.join()
+    return verdicts[0] if verdicts else Verdict(None, "its thread ended")
 
 
 @functools.cache
@@ -126,55 +180,3 @@ def _say_if_a_fence_is_missing(major: int, minor: int) -> None:
             minor,
             FENCED,
         )
-
-
-def _file(kind: Kind, device: str) -> Path:
-    named = json.dumps([machine(torch.device(device)), asdict(kind)])
-    return Path(cache_dir(), "dash_inductor", "trials", f"{hashlib.sha256(named.encode()).hexdigest()[:32]}.json")
-
-
-def _read(file: Path) -> Verdict | None:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        return Verdict(bool(found["fit"]), str(found["said"]), judged=True)
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-
-
-def _write(file: Path, verdict: Verdict) -> None:
-    """For other processes, several of which may write at once; nobody has to be able to."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as new:
-            json.dump(asdict(verdict), new)
-        os.replace(new.name, file)
-    except OSError as error:
-        log.warning("what came out of a trial cannot be kept: %s; each process tries its kernels anew", error)
-
-
-def _tried_by_another(kind: Kind, device: str, settings: Config) -> Verdict:
-    job = json.dumps({"kind": asdict(kind), "device": device, "settings": asdict(settings)})
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", TRIAL, job], env=environ, capture_output=True, text=True, timeout=MOST_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Verdict(False, f"it did not end in {MOST_SECONDS} s")
-    except OSError as error:
-        return Verdict(None, str(error))
-    verdict = next((line for line in done.stdout.splitlines() if line.startswith(VERDICT)), None)
-    if done.returncode or verdict is None:
-        last = next(reversed(done.stderr.splitlines()), "without a word")
-        return Verdict(False, f"the process that tried it ended with status {done.returncode}: {last}")
-    return Verdict(**json.loads(verdict.removeprefix(VERDICT)))
-
-
-def _tried_here(kind: Kind, device: str, settings: Config) -> Verdict:
-    """In a thread: what compiles now has its modes and its context in this one."""
-    verdicts: list[Verdict] = []
-    tried = pkgutil.resolve_name(f"{TRIAL}:tried")  # by name: it stands above
-    thread = threading.Thread(target=lambda: verdicts.append(tried(kind, device, settings)))
-    thread.start()
-    thread.join()
-    return verdicts[0] if verdicts and verdicts[0].fit is not None else Verdict(False, "it could not be tried")

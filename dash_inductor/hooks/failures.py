@@ -18,7 +18,9 @@ from torch import fx
 from torch._dynamo.exc import RestartAnalysis
 
 from ..config import current
+from ..decision import Declined
 from ..devices.cost_files import CostFileError
+from ..first_use.verdict import UnfitKernelError, UntriedKernelError
 from ..op import MARK
 from ..rewrite.back_to_stock import give_back
 from ..rewrite.declined import InternalError, UnsupportedAttentionError, report_bug
@@ -68,10 +70,10 @@ def compile_graph(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     try:
         try:
             return stock(*args, **kwargs)
-        except _UncachedError:
+        except (_UncachedError, UnfitKernelError, Declined):  # the latter of a graph out of a cache: the pass says what it gets
             return _uncached(stock, *args, **kwargs)
     # Dynamo's, which are no failures, and errors that the user asked for.
-    except (RestartAnalysis, UnsupportedAttentionError, CostFileError, RanksDifferError):
+    except (RestartAnalysis, UnsupportedAttentionError, CostFileError, UntriedKernelError, RanksDifferError):
         raise
     except Exception as error:
         # Whose failure it is shows in the second try: what is not ours fails there as well.

@@ -18,9 +18,11 @@ from torch._logging import trace_structured
 
 from ..config import current
 from ..decision import Decision, decisions_in, is_of_torch, report, take
-from ..first_use.verdict import is_trial
+from ..first_use.kind import Kind
+from ..first_use.verdict import is_trial, require_fit_kinds
 from ..rewrite.stock_ops import active_implementation
 from ..rewrite.varlen import LOGSUMEXP
+from ..templates.tiles import EMULATED
 
 DYNAMO = "torch._dynamo.symbolic_convert"
 GONE = (
@@ -44,6 +46,7 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
     found = decisions_in(getattr(graph, "source_code", ""))
     if not found:
         return
+    _require_fit(graph, found)
     _require_implementations(graph, found)
     compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
     _warn_whatever_settings_say(found)
@@ -53,6 +56,19 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
         metadata_fn=lambda: {"name": "dash_inductor", "encoding": "json"},
         payload_fn=lambda: json.dumps(report(taken, found), indent=1),
     )
+
+
+def _require_fit(graph: Any, found: Sequence[Decision]) -> None:
+    """Asks for the verdicts on a graph's kernels: out of a cache it comes without the pass, which asks for them too.
+
+    Raises:
+        UnfitKernelError, Declined, UntriedKernelError: as `first_use.verdict.require_fit_kinds`.
+    """
+    kinds = [Kind(**fields) for decision in found for fields in decision.kinds]
+    if kinds:
+        gpus = [torch.device("cuda", index) for index in sorted(graph.device_idxs)] or [torch.device("cuda")]
+        for device in [torch.device("cpu")] if kinds[0].arch == EMULATED else gpus:
+            require_fit_kinds(kinds, device)
 
 
 def _require_implementations(graph: Any, found: Sequence[Decision]) -> None:

@@ -171,7 +171,7 @@ class Mark:
         resolution: what the attention gets; None where it keeps its stock kernel.
         stock: the op that the node stands for.
         mask: what a decision calls its mask.
-        source, module: of its decision.
+        source, module, joint: of its decision.
         chosen_by_timing: of its decision.
         at_load: a line of Python that the code generated for it runs when it is loaded, if there is one.
         reads_in_place: of its decision.
@@ -185,6 +185,7 @@ class Mark:
     at_load: str | None = None
     reads_in_place: tuple[str, ...] = ()
     chosen_by_timing: str | None = None
+    joint: str = ""
 
     def is_in_force(self, device: torch.device) -> bool:
         """Whether the settings are still those by which it was resolved, and leave the device as many SMs."""

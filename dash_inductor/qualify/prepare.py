@@ -157,6 +157,7 @@ def compile_schedules(device: str, variants: str = "") -> int:
     from ..codegen.fake_gpu import fake_gpu
     from ..config import GLUON, Config
     from ..devices.target import target_of
+    from ..lowering.gluon import compile_launch
     from . import marks, schedules
 
     with tempfile.TemporaryDirectory() as copies, fake_gpu(device):
@@ -168,17 +169,18 @@ def compile_schedules(device: str, variants: str = "") -> int:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 for _, arguments in schedules.schedules(schedules.resolution(head_dim, mask, target), "cpu"):
                     for kernel in kernels:
-                        _compile_launch(*arguments, kernel=kernel)
+                        compile_launch(kernel, *arguments)
     return 0
 
 
 def compile_training(device: str) -> int:
     """Compiles training steps, but for their kernels at lengths that vary."""
     from ..explanation.compiled import CompiledError, compiling_for
+    from ..lowering.gluon import compiling_launches
     from . import training
 
     for mode, way in itertools.product(training.MODES, training.WAYS):
-        with suppress(CompiledError), compiling_for(device), _launches_compiled():
+        with suppress(CompiledError), compiling_for(device), compiling_launches():
             for step in training.steps(way, mode, device="cpu"):
                 say(f"{way}, {mode}: {step.status}")
     return 0
@@ -187,6 +189,7 @@ def compile_training(device: str) -> int:
 def _compiled(device: str, pair: Pair, trials: dict[Any, Any]) -> str | None:
     """Why a graph has no kernels, None where they are compiled. Adds the kinds that would be tried, with their settings."""
     from ..explanation.compiled import CompiledError, compiling_for
+    from ..lowering.gluon import compiling_launches
     from . import contenders as who
     from .inputs import random_inputs
     from .kernels import CASES
@@ -199,7 +202,7 @@ def _compiled(device: str, pair: Pair, trials: dict[Any, Any]) -> str | None:
         case = CASES[pair.contender]
         shape, contender = case.shape, who.ours("ours", {**case.settings, "guard": "auto"})
     try:
-        with settings(), compiling_for(device), _launches_compiled(), _tried(trials):
+        with settings(), compiling_for(device), compiling_launches(), _tried(trials):
             contender.prepare(shape, random_inputs(shape, "cpu"))
     except CompiledError:
         return None
@@ -212,10 +215,11 @@ def _compiled(device: str, pair: Pair, trials: dict[Any, Any]) -> str | None:
 def _tried(trials: dict[Any, Any]) -> Iterator[None]:
     """Inside, each kind of kernel that would be tried on the GPU is noted, and fit."""
     from ..first_use import verdict
+    from ..first_use.known import Verdict
 
-    def fit(kind: Any, device: str, settings: Any, always: bool) -> verdict.Verdict:
+    def fit(kind: Any, device: str, settings: Any, always: bool) -> Verdict:
         trials[kind] = settings
-        return verdict.Verdict(True, "it is not tried here")
+        return Verdict(True, "it is not tried here")
 
     there = SimpleNamespace(is_there=lambda device: True)
     with mock.patch.object(verdict, "target", there), mock.patch.object(verdict, "_verdict", fit):
@@ -233,6 +237,7 @@ def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
     from ..codegen.generate import deterministic
     from ..explanation.compiled import loading_nothing, on_gpu
     from ..hooks.install import installed
+    from ..lowering.gluon import compiling_launches
     from ..reproduce.trial import as_tried, attention, compiled_for
     from .contenders import first_line
 
@@ -241,7 +246,7 @@ def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
         with (
             fake_gpu(device),
             loading_nothing(),
-            _launches_compiled(),
+            compiling_launches(),
             mode,
             V.set_fake_mode(mode),
             config.within(settings),
@@ -254,34 +259,3 @@ def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {first_line(error)}"
     return None
-
-
-@contextmanager
-def _launches_compiled() -> Iterator[None]:
-    """Inside, the Gluon kernel is compiled for each launch that generated code has."""
-    from ..lowering import gluon
-
-    token = gluon.on_fake_tensors.set(_compile_launch)
-    try:
-        yield
-    finally:
-        gluon.on_fake_tensors.reset(token)
-
-
-def _compile_launch(*arguments: Any, kernel: Any = None) -> None:
-    import torch
-    from torch._subclasses.fake_tensor import unset_fake_temporarily
-    from torch.utils._pytree import tree_map_only
-
-    from ..lowering import gluon
-    from ..templates import gluon_kernel
-
-    def hinted(size: Any) -> Any:
-        return size.node.hint if isinstance(size, torch.SymInt) else size
-
-    def without_memory(x: torch.Tensor) -> torch.Tensor:
-        return torch.empty_strided([*map(hinted, x.shape)], [*map(hinted, x.stride())], dtype=x.dtype, device="meta")
-
-    arguments = tuple(map(hinted, arguments))
-    with unset_fake_temporarily():
-        gluon.launch_of(kernel or gluon_kernel(), *tree_map_only(torch.Tensor, without_memory, arguments)).compile()

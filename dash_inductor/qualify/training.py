@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import csv
 import functools
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .. import config
 from ..config import GLUON, TRITON, Config
 from ..devices.target import target_of
-from ..first_use import kind, verdict
+from ..first_use import kind
+from ..first_use.process import tried_by_another
+from ..first_use.verdict import SECONDS
 from ..hooks.install import enabled
 from ..problem import Problem
 from ..resolve import resolve
@@ -144,7 +148,8 @@ def _trials() -> Iterator[Callable[[], list[Step]]]:
             found = resolve(problem, settings, target_of(torch.device("cuda"), settings))
             (one,) = kind.kinds_of(found)
             start = time.monotonic()
-            said = verdict._tried_by_another(one, "cuda:0", kind.settings_for(one, found))
+            job = {"kind": asdict(one), "device": "cuda:0", "settings": asdict(kind.settings_for(one, settings))}
+            said = tried_by_another(json.dumps(job), SECONDS[0])
             status = "ok" if said.fit else said.said
             return [Step(f"{FIRST_USE} of {one}", TRIAL, None, status, seconds=time.monotonic() - start)]
 
@@ -172,7 +177,8 @@ def steps(way: str, mode: str, sizes: Sizes = Sizes(), lengths: tuple[int, ...] 
     with ExitStack() as stack:
         stack.enter_context(deterministic_mode(way in ("ours", "strict")))
         # An installation is on by itself where the mode is deterministic.
-        stack.enter_context(enabled(enabled=way == "ours", on_unsupported="error"))
+        off = config.within(replace(config.current(), enabled=False))
+        stack.enter_context(enabled(on_unsupported="error") if way == "ours" else off)
         for length, x in inputs.items():
             try:
                 start = time.monotonic()

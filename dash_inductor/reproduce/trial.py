@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -26,8 +26,11 @@ from ..codegen.generate import TORCH_DTYPES, deterministic
 from ..config import Config
 from ..dropout import FLASH, Dropout, kept
 from ..first_use.kind import Kind, is_small
-from ..first_use.verdict import VERDICT, Verdict, is_trial
+from ..first_use.known import Verdict
+from ..first_use.process import LAUNCHED, STAGE, VERDICT
+from ..first_use.verdict import is_trial
 from ..hooks.install import installed
+from ..lowering.gluon import compiling_launches
 from ..op import SDPA_BACKWARD
 from ..problem import BLOCK_MASK
 from ..reference import LOG2E
@@ -36,6 +39,7 @@ from ..rewrite.stock_ops import EFFICIENT as STOCK_EFFICIENT
 from ..rewrite.stock_ops import FLASH as STOCK_FLASH
 from ..schedule.packing import as_if_long
 
+STARTED, COMPILED = "started", "compiled"  # stages before LAUNCHED
 HEADS, KV_HEADS, LAUNCHES = 2, 1, 3
 DROPPED, RANDOM = 0.3, (2**40 + 7, 2**33 + 4)  # of a kind with dropout: its p, seed and offset
 TILES = 4  # that add to each tile of dQ, at least
@@ -44,24 +48,36 @@ ALLOWED = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 2**-16}  # errors, over the large
 Gradients = tuple[Tensor, ...]
 
 
-def tried(kind: Kind, device: str, settings: Config) -> Verdict:
-    """What came out, under these settings; nothing of it is recorded."""
+def tried(kind: Kind, device: str, settings: Config, stage: Callable[[str], None] = lambda name: None) -> Verdict:
+    """What came out, under these settings; nothing of it is recorded. `stage` is told how far it is: COMPILED, and LAUNCHED.
+
+    Before that an error says nothing of the kernel, nor does one of memory that cannot be had.
+    """
+    reached = [""]
+
+    def at(name: str) -> None:
+        reached.append(name)
+        stage(name)
+
     try:
         with config.within(settings), as_tried(kind):
-            try:
-                with deterministic(False):  # float64 has cuBLAS, which strict mode refuses unless a variable is set
-                    inputs, expected = attention(kind, torch.device(device))
-            except (RuntimeError, AssertionError) as error:  # torch raises either where it gets no GPU, or no memory there
-                return Verdict(None, _first_line(error))
-            return verdict_on(_launches(kind, inputs), expected, ALLOWED[kind.dtype])
-    except Exception as error:  # whatever it is: where no kernel comes of it, none is fit
-        return Verdict(False, _first_line(error))
+            with deterministic(False):  # float64 has cuBLAS, which strict mode refuses unless a variable is set
+                inputs, expected = attention(kind, torch.device(device))
+            return verdict_on(_launches(kind, inputs, at), expected, ALLOWED[kind.dtype])
+    except torch.OutOfMemoryError as error:
+        return Verdict(None, _first_line(error))
+    except Exception as error:  # whatever it is
+        return Verdict(False if LAUNCHED in reached else None, _first_line(error))
 
 
 @contextmanager
 def as_tried(kind: Kind) -> Iterator[None]:
     """Inside, what is compiled is compiled to be tried, and is of the kind whatever its size."""
-    outer, outer_long, outer_small = is_trial.set(True), as_if_long.set(kind.shared_row), as_if_small.set(is_small(kind))
+    outer, outer_long, outer_small = (
+        is_trial.set(True),
+        as_if_long.set(kind.long_schedule is not None),
+        as_if_small.set(is_small(kind)),
+    )
     try:
         yield
     finally:
@@ -75,10 +91,10 @@ def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: floa
     names = "dq", "dk", "dv"
     first, *others = launches
     if differing := {name for other in others for name, a, b in zip(names, first, other, strict=True) if not torch.equal(a, b)}:
-        return Verdict(False, f"{len(launches)} launches differ in {', '.join(sorted(differing))}", judged=True)
+        return Verdict(False, f"{len(launches)} launches differ in {', '.join(sorted(differing))}")
     errors = [((a.double() - e).abs().max() / e.abs().max()).item() for a, e in zip(first, expected, strict=True)]
     said = ", ".join(f"{name} is {error:.1e} off" for name, error in zip(names, errors, strict=True))
-    return Verdict(all(error <= allowed for error in errors), f"{said}, of at most {allowed:.1e}", judged=True)  # a NaN is more
+    return Verdict(all(error <= allowed for error in errors), f"{said}, of at most {allowed:.1e}")  # a NaN is more
 
 
 def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients]:
@@ -132,10 +148,13 @@ def _lists(kind: Kind, documents: Tensor) -> list[Tensor]:
     return [x for x in mask.as_tuple() if isinstance(x, Tensor)]
 
 
-def _launches(kind: Kind, inputs: list[Tensor]) -> list[Gradients]:
+def _launches(kind: Kind, inputs: list[Tensor], stage: Callable[[str], None]) -> list[Gradients]:
     """dq, dk, dv of each launch of the kernel, compiled once."""
     with installed(), deterministic():
-        compiled = compiled_for(kind, inputs)
+        with compiling_launches():
+            compiled = compiled_for(kind, inputs)
+        stage(COMPILED)
+        stage(LAUNCHED)
         return [tuple(compiled(list(inputs))) for _ in range(LAUNCHES)]
 
 
@@ -193,13 +212,15 @@ def _first_line(error: BaseException) -> str:
 
 
 def main(job: str) -> None:
-    """Prints the verdict, as JSON."""
+    """Prints each stage, and the verdict as JSON."""
+    said = functools.partial(print, flush=True)
     asked: dict[str, Any] = json.loads(job)
     settings = Config(**asked["settings"])
     if settings.emulate:
         emulation.start(settings.seed, sms=settings.sms)
-    verdict = tried(Kind(**asked["kind"]), asked["device"], settings)
-    print(VERDICT + json.dumps(asdict(verdict)))
+    said(STAGE + STARTED)
+    verdict = tried(Kind(**asked["kind"]), asked["device"], settings, lambda name: said(STAGE + name))
+    said(VERDICT + verdict.text())
 
 
 if __name__ == "__main__":

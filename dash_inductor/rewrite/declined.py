@@ -115,7 +115,8 @@ def is_noted(node: fx.Node) -> bool:
 
 def noted(node: fx.Node) -> Decision:
     """The decision of a note."""
-    return replace(Decision.of_text(str(node.args[1])), source=node.meta[MARK].source, module=node.meta[MARK].module)
+    mark = node.meta[MARK]
+    return replace(Decision.of_text(str(node.args[1])), source=mark.source, module=mark.module, joint=mark.joint)
 
 
 def first_gradient(node: fx.Node) -> fx.Node | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import fx
 
 from ..config import Config
 from ..decision import Declined
 from ..devices.cost_files import CostFileError
+from ..first_use.verdict import UntriedKernelError
 from ..op import FLEX_BACKWARD, MARK
 from . import by_hand, flash_attn, flex, heads_last, kept, math_path, matmuls, retraced, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
@@ -34,7 +39,9 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
     Raises:
         UnsupportedAttentionError: one is declined, under on_unsupported="error".
         CostFileError: the settings name a cost file that is not one of the device.
+        UntriedKernelError: under guard="always" a kernel could not be tried.
     """
+    joint = digest(graph)
     called = [node for node in graph.nodes if node.op == "call_function"]
     kept.note_names(graph)
     retraced.mark_again(graph, settings)
@@ -58,8 +65,18 @@ def rewrite(graph: fx.Graph, settings: Config, refused: Declined | None = None) 
         *leave_without_op(third_party.OP, third_party.attentions(graph, flash), settings),
     ]
     bugs = {str(x): x for x in (*said, *flash.values(), *without_op) if isinstance(x, InternalError) and x is not refused}
+    for node in graph.nodes:
+        if MARK in node.meta:
+            node.meta[MARK] = replace(node.meta[MARK], joint=joint)
     rewritten = [*flash.values(), *made_matmuls.values()].count(None)
     return len(met) + rewritten + len(without_op), list(bugs.values())
+
+
+def digest(graph: fx.Graph) -> str:
+    """The same for a graph that another rank has too: which GPU of a machine it is for is left out."""
+    inputs = [x for node in graph.find_nodes(op="placeholder") if isinstance(x := node.meta.get("val"), torch.Tensor)]
+    shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
+    return hashlib.sha256(re.sub(r"cuda:\d+", "cuda", f"{graph}\n{shapes}").encode()).hexdigest()[:16]
 
 
 def _of_matmuls(graph: fx.Graph, settings: Config, keeper: kept.Keeper) -> dict[fx.Node, Declined | None]:
@@ -79,7 +96,7 @@ def _rewrite(node: fx.Node, rewriter: Callable[[], list[fx.Node]], keeper: kept.
             keeper.keep(before, obsolete)
     except Declined as declined:
         return declined
-    except CostFileError:  # a wrong setting, which each compilation raises
+    except (CostFileError, UntriedKernelError):  # what a setting asks each compilation to raise
         raise
     except Exception as bug:
         return InternalError(bug)

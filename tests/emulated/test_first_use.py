@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -23,10 +22,13 @@ from torch._dynamo.exc import BackendCompilerFailed
 import dash_inductor
 from dash_inductor import decisions
 from dash_inductor.config import ALWAYS, Config
+from dash_inductor.decision import Declined
+from dash_inductor.devices import target
 from dash_inductor.devices.target import Target
+from dash_inductor.first_use import known, process
 from dash_inductor.first_use import verdict as first_use
 from dash_inductor.first_use.kind import Kind, kinds_of, settings_for
-from dash_inductor.first_use.verdict import Verdict
+from dash_inductor.first_use.known import Verdict
 from dash_inductor.problem import Problem
 from dash_inductor.reproduce import trial
 from dash_inductor.resolve import resolve
@@ -37,8 +39,12 @@ from dash_inductor.templates.tiles import EMULATED
 CAUSAL = Kind("one_pass", "triton", "grouped", "emulated", "fp32", 16, 16, "causal", 16, 32)
 BLOCK_MASK = Kind("one_pass", "triton", "chained", "emulated", "fp32", 16, 16, "block_mask", 16, 32, 32)
 FULL = Kind("two_pass", "triton", "plain", "emulated", "bf16", 24, 16, "full", 16, 32)
-LONG = replace(CAUSAL, shared_row=True)
+LONG = replace(CAUSAL, long_schedule="descending")
 LARGE = Kind("two_pass", "triton", "plain", "emulated", "fp32", 144, 144, "block_mask", 16, 32, 64)
+SAID = """import json, os, time
+def at(stage): print("stage:", stage, flush=True)
+def verdict(fit, said=""): print("verdict:", json.dumps({"version": 2, "fit": fit, "said": said}), flush=True)
+"""
 FAILED = "one_pass .grouped, causal mask, fp32, head dim 16. on emulated failed its trial on this GPU: "
 
 
@@ -50,26 +56,28 @@ def on(as_installed: None) -> Iterator[None]:
 
 
 @pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The command lines of trials."""
-    stock, lines = subprocess.run, []
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
+    """Those of trials in other processes."""
+    stock, seen = process.command, []
 
-    def run(line: list[str], **options: object) -> object:
-        if first_use.TRIAL in line:
-            lines.append(line)
-        return stock(line, **options)
+    def command(job: str) -> list[str]:
+        seen.append(json.loads(job))
+        return stock(job)
 
-    monkeypatch.setattr(subprocess, "run", run)
-    return lines
+    monkeypatch.setattr(process, "command", command)
+    return seen
 
 
 @pytest.fixture
-def trial_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
-    """Puts a program in the place of the trial's."""
+def trial_is(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]:
+    """Puts a program in the place of the trial's, and another in that of a second trial and of one in this process."""
 
-    def put(code: str) -> None:
-        (tmp_path / "another_trial.py").write_text(code)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    def put(code: str, again: str = "raise RuntimeError('not asked for')", here: str = "1 / 0") -> None:
+        programs = [code, again]
+        monkeypatch.setattr(process, "command", lambda job: [sys.executable, "-c", SAID + programs.pop(0)])
+        (tmp_path / "another_trial.py").write_text(
+            f"from dash_inductor.first_use.known import Verdict\ndef tried(*_): return {here}"
+        )
         monkeypatch.syspath_prepend(tmp_path)
         monkeypatch.delitem(sys.modules, "another_trial", raising=False)
         monkeypatch.setattr(first_use, "TRIAL", "another_trial")
@@ -90,15 +98,15 @@ def assert_left(said: str) -> None:
     """One warning, the reason in the decision, stock's gradients."""
     with pytest.warns(InternalErrorWarning, match=f"please report: UnfitKernelError: {FAILED}{re.escape(said)}"):
         assert_right(attend(), attention(causal=True), INPUTS, GRAD_OUT)
-    (decision,) = decisions()
+    decision = decisions()[-1]
     assert not decision.rewritten and said in str(decision.reason)
 
 
-def test_a_kernel_that_works_is_tried_once_and_used(processes):
+def test_a_kernel_that_works_is_tried_once_and_used(jobs):
     assert_rewritten()
     assert_rewritten()
-    ((_, _, module, job),) = processes
-    assert module == "dash_inductor.reproduce.trial" and Kind(**json.loads(job)["kind"]) == CAUSAL
+    (job,) = jobs
+    assert Kind(**job["kind"]) == CAUSAL
     assert len(decisions()) == 2  # the trial's own is none
 
 
@@ -129,8 +137,8 @@ def test_a_long_sequence_has_a_kind_of_its_own():
     (kind,) = kinds_of(resolution)
     assert kind == LONG and kinds_of(resolve(replace(problem, q_len=64, kv_len=64), Config(), resolution.target)) != [kind]
     with tables_used() as tables:
-        verdict = trial.tried(kind, "cpu", settings_for(kind, resolution))
-        trial.tried(CAUSAL, "cpu", settings_for(kind, resolution))
+        verdict = trial.tried(kind, "cpu", settings_for(kind, resolution.settings))
+        trial.tried(CAUSAL, "cpu", settings_for(kind, resolution.settings))
     long, *_, short = tables
     assert verdict.fit and len(long) < len(short) and long[:5] == short[:5]
 
@@ -143,77 +151,128 @@ def test_a_gradient_that_is_no_number_is_wrong():
 @pytest.mark.parametrize(
     ("code", "said"),
     [
-        ("import os; os.abort()", "the process that tried it ended with status -6: without a word"),
-        ("raise RuntimeError('no such module')", "the process that tried it ended with status 1: RuntimeError: no such module"),
-        ("import time; time.sleep(60)", "it did not end in 2 s"),
-        ('print(\'verdict: {"fit": false, "said": "dq is 1.0e+00 off"}\')', "dq is 1.0e+00 off"),
+        ("at('launched'); os.abort()", "the process that tried it ended with status -6: without a word, launched"),
+        ("at('launched'); raise RuntimeError('no')", "the process that tried it ended with status 1: RuntimeError: no, launched"),
+        ("at('launched'); time.sleep(60)", "it did not end in 1 s, launched"),
+        ("verdict(False, 'dq is 1.0e+00 off')", "dq is 1.0e+00 off"),
     ],
     ids=["fault", "error", "hangs", "wrong"],
 )
-def test_what_fails_leaves_attention_to_stock(code, said, trial_is, monkeypatch):
-    """What is compiled when the kernel works again is rewritten: no cache has the graph that was left."""
-    monkeypatch.setattr(first_use, "MOST_SECONDS", 2)
+def test_what_fails_once_it_is_launched_leaves_attention_to_stock(code, said, trial_is, monkeypatch):
+    """Whoever comes later reads that. What is compiled when the kernel works again is rewritten: no cache has the graph."""
+    monkeypatch.setattr(first_use, "SECONDS", (1, 1))
     trial_is(code)
     assert_left(said)
-    trial_is('print(\'verdict: {"fit": true, "said": ""}\\ngoodbye\')')
+    trial_is("raise RuntimeError('not asked for')")
+    first_use._verdict.cache_clear()
+    kind = settings_for(CAUSAL, Config(emulate=True))
+    assert first_use._verdict(CAUSAL, "cpu", kind, False).fit is False
+    trial_is("verdict(True)")
     first_use._verdict.cache_clear()
     assert_rewritten()
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "at('started'); os.abort()",
+        "raise RuntimeError('no such module')",
+        "at('compiled'); time.sleep(60)",
+        "at('launched'); verdict(None, 'OutOfMemoryError: CUDA out of memory')",
+    ],
+    ids=["fault", "error", "hangs", "memory"],
+)
+def test_what_says_nothing_of_the_kernel_is_tried_again(code, trial_is, monkeypatch):
+    """By another process, which has more time, and then by this one."""
+    monkeypatch.setattr(first_use, "SECONDS", (1, 2))
+    trial_is(code, again="time.sleep(1.5); verdict(True)")
+    assert_rewritten()
+    first_use._verdict.cache_clear()
+    trial_is(code, again="os.abort()", here="Verdict(True, '')")
+    assert_rewritten()
+    first_use._verdict.cache_clear()
+    trial_is(code, again="os.abort()", here="Verdict(False, 'dq is off')")
+    assert_left("dq is off")
+
+
+def test_without_an_answer_always_raises(trial_is):
+    """With the words of all that was tried, and whatever `on_unsupported` says."""
+    trial_is("os.abort()", again="raise RuntimeError('no room')", here="Verdict(None, 'OutOfMemoryError')")
+    said = "the process that tried it ended with status 1: RuntimeError: no room; here: OutOfMemoryError"
+    with pytest.raises(BackendCompilerFailed, match=f"could not be tried on this GPU: {said}"):
+        attend()
+
+
+def test_without_an_answer_auto_takes_what_has_run_on_such_a_gpu(monkeypatch, caplog):
+    """With a warning. Any other is declined, which is no bug of it."""
+    h200 = replace(CAUSAL, arch=90, dtype="bf16", head_dim=128, value_dim=128, block_m=64, block_n=128)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H200")
+    monkeypatch.setattr(target, "is_there", lambda device: True)
+    monkeypatch.setattr(first_use, "_tried", lambda *_: Verdict(None, "no room"))
+    monkeypatch.setattr(known, "file_of", lambda *_: Path(known.cache_dir(), "trials", "one.json"))
+    auto, device = Config(guard="auto"), torch.device("cuda", 0)
+    first_use.require_fit_kinds([h200], device, auto)
+    (said,) = [message for message in caplog.messages if "used untried" in message]
+    assert "(no room): such a kernel has run on a GPU of this model" in said
+    others = {"dtype": "fp32", "mask": "block_mask", "head_dim": 96, "long_schedule": "shift", "dropout": "flash"}
+    h200 = replace(h200, kernel="gluon")
+    for name, value in others.items():
+        first_use._verdict.cache_clear()
+        with pytest.raises(Declined, match="its kernel could not be tried on this GPU: no room"):
+            first_use.require_fit_kinds([replace(h200, **{name: value})], device, auto)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
+    first_use._verdict.cache_clear()
+    with pytest.raises(Declined):
+        first_use.require_fit_kinds([h200], device, auto)
+
+
+def test_a_process_that_is_not_safe_tries_nothing(trial_is, monkeypatch):
+    monkeypatch.setattr(first_use, "_is_safe_here", lambda device: False)
+    trial_is("os.abort()", again="os.abort()", here="Verdict(True, '')")
+    with pytest.raises(BackendCompilerFailed, match="could not be tried"):
+        attend()
+
+
 def test_an_error_if_so_asked(trial_is):
-    trial_is("import os; os.abort()")
+    trial_is("at('launched'); os.abort()")
     dash_inductor.configure(on_unsupported="error")
     with pytest.raises(BackendCompilerFailed, match=FAILED):
         attend()
     dash_inductor.configure(on_unsupported="fallback")
 
 
-@pytest.mark.parametrize("fit", [True, False])
-def test_where_no_other_process_gets_the_gpu_this_one_tries(fit, trial_is):
-    trial_is(
-        "def tried(*_):\n"
-        "    from dash_inductor.first_use.verdict import Verdict\n"  # which imports torch: not in the other process
-        f"    return Verdict({fit}, 'tried here')\n"
-        'if __name__ == \'__main__\': print(\'verdict: {"fit": null, "said": "busy or unavailable"}\')\n'
-    )
-    if fit:
-        assert_rewritten()
-    else:
-        assert_left("tried here")
-
-
 def test_another_process_on_the_machine_knows(monkeypatch):
     """Unless it is always to be tried, or is another kind."""
     settings = Config(template="one_pass", guard="off", emulate=True)
-    verdicts = [Verdict(True, "right", judged=True), Verdict(False, "wrong", judged=True)]
-    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: verdicts.pop())
+    verdicts = [Verdict(True, "right"), Verdict(False, "wrong")]
+    monkeypatch.setattr(first_use, "_tried", lambda *_: verdicts.pop())
     for kind, fit in ((CAUSAL, False), (CAUSAL, False), (BLOCK_MASK, True)):
         assert first_use._verdict(kind, "cpu", settings, False).fit is fit
         first_use._verdict.cache_clear()
-    verdicts += [Verdict(True, "right", judged=True)]
+    verdicts += [Verdict(True, "right")]
     assert first_use._verdict(CAUSAL, "cpu", settings, True).fit
 
 
 def test_nobody_relies_on_what_says_nothing_of_the_kernel(monkeypatch):
-    """A trial that was too slow, or found no memory, is none for other processes."""
+    """A trial that found no memory is none for processes that start later."""
     settings = Config(template="one_pass", guard="off", emulate=True)
-    verdicts = [Verdict(True, "right", judged=True), Verdict(False, "it did not end in 180 s")]
-    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: verdicts.pop())
-    for fit in (False, True):
+    verdicts = [Verdict(True, "right"), Verdict(None, "no room")]
+    monkeypatch.setattr(first_use, "_tried", lambda *_: verdicts.pop())
+    for fit in (None, True):
         assert first_use._verdict(CAUSAL, "cpu", settings, False).fit is fit
         first_use._verdict.cache_clear()
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path, caplog):
     (tmp_path / "file").touch()
-    monkeypatch.setattr(first_use, "cache_dir", lambda: str(tmp_path / "file"))
-    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: Verdict(True, "right", judged=True))
+    monkeypatch.setattr(known, "cache_dir", lambda: str(tmp_path / "file"))
+    monkeypatch.setattr(first_use, "_tried", lambda *_: Verdict(True, "right"))
     assert_rewritten()
     assert "what came out of a trial cannot be kept" in caplog.text
 
 
 def test_off_and_under_emulation_nothing_is_tried(monkeypatch):
-    monkeypatch.setattr(first_use, "_tried_by_another", lambda *_: 1 / 0)
+    monkeypatch.setattr(first_use, "_tried", lambda *_: 1 / 0)
     for guard in ("off", "auto"):
         dash_inductor.configure(guard=guard)
         assert_rewritten()
@@ -226,11 +285,11 @@ def test_what_is_tried_has_the_tile_of_its_kind(changes_scores, monkeypatch):
     resolution = resolve(replace(plain, changes_scores=changes_scores), Config(template="one_pass"), target)
     (kind,) = kinds_of(resolution)
 
-    def launches(kind: Kind, inputs: object) -> list[tuple[torch.Tensor, ...]]:
-        found.append(resolve(plain, settings_for(kind, resolution), target).tile)
+    def launches(kind: Kind, inputs: object, stage: object) -> list[tuple[torch.Tensor, ...]]:
+        found.append(resolve(plain, settings_for(kind, resolution.settings), target).tile)
         return [(torch.ones(1),) * 3]
 
-    monkeypatch.setattr(trial, "_attention", lambda *_: ([], (torch.ones(1),) * 3))
+    monkeypatch.setattr(trial, "attention", lambda *_: ([], (torch.ones(1),) * 3))
     monkeypatch.setattr(trial, "_launches", launches)
     assert trial.tried(kind, "cpu", Config()).fit
     assert found == [resolution.tile] and found[0].block_m == (64 if changes_scores else 128)
