@@ -66,7 +66,7 @@ def file_of(kind: Kind, device: str) -> Path:
 def read(file: Path) -> Verdict | None:
     """What a file says of a kernel that was tried; None where there is none, or it is damaged."""
     try:
-        with file.open(encoding="utf-8") as found:
+        with open(os.open(file, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as found:  # a FIFO must not block
             if not stat.S_ISREG(os.fstat(found.fileno()).st_mode):
                 return None
             verdict = Verdict.of_text(found.read(MOST_BYTES))

@@ -11,7 +11,7 @@ import torch
 import triton
 
 PACKAGES = ("dash_inductor", "dash_inductor.lowering", "dash_inductor.templates")
-SUFFIXES = (".py", ".jinja", ".toml")
+SUFFIXES = (".py", ".jinja", ".toml", ".json")
 
 
 @functools.cache

@@ -88,11 +88,10 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
     before, pairs = kernels_in(caches), pairs_of(stages)
     commands = [child("prepare", device=device, pairs=[asdict(pair) for pair in pairs[n::jobs]]) for n in range(jobs)]
     asked = {stage.task for stage in stages}
-    commands += [
-        child(task, device=device)
-        for of, task in (("schedules", "prepare launches"), ("training", "prepare training"))
-        if of in asked
-    ]
+    for stage in stages:
+        if stage.task in ("schedules", "training"):
+            of_variants = {name: path for name, path in stage.arguments.items() if name == "variants"}
+            commands.append(child(f"prepare {stage.task}", device=device, **of_variants))
     running = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for command in commands]
     for process in running:
         assert process.stdout

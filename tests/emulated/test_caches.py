@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -20,9 +21,15 @@ import caching
 import pytest
 import torch
 from caching import COLD, WARM, Step, named, result, step, train
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
 
 import dash_inductor
+from dash_inductor.first_use import verdict as first_use
+from dash_inductor.first_use.kind import Kind
+from dash_inductor.first_use.known import Verdict
+from dash_inductor.rewrite.declined import InternalErrorWarning
 
 ROOT = Path(dash_inductor.__file__).parents[1]
 LEVELS: list[dict[str, Any]] = [{"sms": 6, "guarantee": level} for level in ("run", "device", "batch")]
@@ -209,3 +216,53 @@ def test_two_processes_that_write_one_folder_at_once(tmp_path):
     (third,) = python({"folder": str(folder)})()
     assert third.found == WARM
     assert third.same(first)
+
+
+class GraphsAlone(Folder):
+    """The cache of joint graphs is off."""
+
+    def step(self, **arguments: Any) -> Step:
+        with functorch_config.patch(enable_autograd_cache=False):
+            return super().step(**arguments)
+
+
+class Anew(Remote):
+    """None finds anything."""
+
+    def step(self, **arguments: Any) -> Step:
+        return step(self.own(), **arguments)
+
+
+@pytest.mark.parametrize(("way", "hits"), [(Folder, 1), (Anew, 0), (GraphsAlone, 0), (Remote, 1), (Artifacts, 1)])
+def test_the_guard_holds_on_every_way_in(way, hits, tmp_path, monkeypatch):
+    """What was compiled untried is tried by a process that asks for it; if it is unfit, the process has stock's gradients."""
+    tried = []
+
+    def comes_to(fit: bool) -> None:
+        def trial(kind: Kind, *_: object) -> Verdict:
+            tried.append(kind)
+            return Verdict(fit, "it is wrong here")
+
+        tried.clear()
+        first_use._verdict.cache_clear()
+        monkeypatch.setattr(first_use, "_tried", trial)
+
+    comes_to(False)
+    found = way(tmp_path)
+    untried = found.step(sms=6)
+    assert tried == []
+    comes_to(True)
+    right = found.step(sms=6, guard="always")
+    assert len(tried) == len(set(tried)) >= 1 and right.same(untried) and right.autograd_hits == hits
+    comes_to(False)
+    with pytest.warns(InternalErrorWarning, match="failed its trial on this GPU: it is wrong here"):
+        wrong = found.step(sms=6, guard="always")
+    assert tried and not any(decision["family"] for decision in wrong.decisions)
+    with dash_inductor.config.within(replace(dash_inductor.config.current(), enabled=False)):
+        stock = train(named("stock"))
+    assert wrong.gradient == stock.flatten().tolist() != right.gradient
+    comes_to(False)
+    with pytest.raises(BackendCompilerFailed, match="it is wrong here"):
+        found.step(sms=6, guard="always", on_unsupported="error")
+    comes_to(False)
+    assert found.step(sms=6).same(untried) and tried == []

@@ -54,8 +54,8 @@ def test_digest_is_of_the_contents(tree):
 
 def test_digest_sees_each_file(tree):
     before = digest(tree)
-    files = [path for path in tree.rglob("*") if path.suffix in (".py", ".jinja", ".toml")]
-    assert {path.suffix for path in files} == {".py", ".jinja", ".toml"}
+    files = [path for path in tree.rglob("*") if path.suffix in (".py", ".jinja", ".toml", ".json")]
+    assert {path.suffix for path in files} == {".py", ".jinja", ".toml", ".json"}
     seen = {before}
     for path in files:
         content = path.read_bytes()

@@ -18,6 +18,7 @@ from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.lowering import gluon
 from dash_inductor.qualify import prepare, stages
+from dash_inductor.qualify.child import TASKS
 from dash_inductor.qualify.contenders import GLUON_ONLY
 from dash_inductor.qualify.kernels import CASES, Case
 from dash_inductor.qualify.shapes import Shape
@@ -137,3 +138,13 @@ def test_what_a_first_use_tries_is_compiled_too(case: Case, compiled: Callable[[
     torch._dynamo.reset()
     assert prepare._compiled("h200", prepare.Pair(case.name, ""), {}) is None and compiled() == everything
     assert "head dim 512 is outside" in str(prepare._compiled_trial("h200", replace(kind, head_dim=512, value_dim=512), settings))
+
+
+def test_each_process_has_a_task_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all stages; variants are handed on."""
+    tasks: list[dict[str, Any]] = []
+    monkeypatch.setattr(prepare, "child", lambda task, **job: tasks.append({"task": task, **job}) or [sys.executable, "-c", ""])
+    chosen = [replace(stage, arguments={**stage.arguments, "variants": "V"}) for stage in stages.FULL if stage.task == "schedules"]
+    prepare.run([*stages.FULL, *chosen], tmp_path, "h200", tmp_path / "caches", dict(os.environ), 2)
+    assert {job["task"] for job in tasks} == {"prepare", "prepare schedules", "prepare training"} <= set(TASKS)
+    assert [job for job in tasks if "variants" in job] == [{"task": "prepare schedules", "device": "h200", "variants": "V"}]
