@@ -16,6 +16,7 @@ def autoload() -> None:
 
         install.offer_eager()
         if any(name.startswith("DASH_INDUCTOR") for name in os.environ) and not _asked_for(install):
+            install.tell_ranks_off()
             return
         install.want()
     except Exception:

@@ -21,6 +21,7 @@ from .hook import PATCHES
 from .install import eager_backward, forget_limit, is_enabled, watch_limit
 from .joint_pass import PASS, ready
 from .table import COMPILATION
+from .told import tell_off
 
 CUSTOM = "joint_custom_post_pass"
 
@@ -30,6 +31,7 @@ def dash(
 ) -> Any:
     """Compiles `gm` with Inductor; `mode` and `options` are those of torch.compile."""
     if not ready().enabled:
+        tell_off()
         _warn_off("DASH_INDUCTOR=0")
     elif not torch.are_deterministic_algorithms_enabled():
         _warn_off("torch.use_deterministic_algorithms is off")

@@ -18,10 +18,11 @@ from typing import Any
 
 from ..import_hook import after_import, forget_compiled
 from .hook import PATCHES, Hooks
-from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, LIMIT, OUTSIDE
+from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, LIMIT, OFF, OUTSIDE
 
 INDUCTOR = "torch._inductor.compile_fx"
 REGISTRY = "torch.nn.attention"
+DISTRIBUTED = "torch.distributed"
 EAGER = "dash_inductor.hooks.eager:activate"  # by name: it imports Inductor
 
 _wanted = False
@@ -29,6 +30,7 @@ _installed = False
 _eager_backward = Hooks()
 _outside = Hooks()
 _limit = Hooks()
+_off = Hooks()
 _skipped: list[CodeType] = []  # of frames that Dynamo no longer compiles, at its limit of recompilations
 
 
@@ -103,6 +105,11 @@ def _register() -> None:
 
 def _activate() -> Any:
     return pkgutil.resolve_name(EAGER)()
+
+
+def tell_ranks_off() -> None:
+    """Has the ranks of a job know that the package is off in this process, as soon as there is a job."""
+    after_import(DISTRIBUTED, lambda: _off.ask_if(True, *OFF))
 
 
 def is_enabled() -> bool:

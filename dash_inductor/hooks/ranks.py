@@ -1,78 +1,110 @@
-"""The ranks of a job tell each other what their bits depend on. Whoever comes later compares; nobody waits for anybody.
+"""Ranks compare what decides their bits: facts of their processes, verdicts on kernels, and what was decided in graphs.
 
-A collective inside a compilation could hang: ranks need not compile the same graphs, or at the same time. The store that
-torch.distributed began with answers at once.
+A collective inside a compilation could hang: ranks need not compile the same graphs, or at the same time. So each tells a store,
+when it compiles a graph or takes one into use. Decisions are compared between ranks that met the same graph before the pass. A
+graph that another rank does not have is no difference.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
-import torch.distributed as dist
 
+from .. import emulation
 from ..config import current
+from ..decision import Decision
 from ..devices import target
 from ..devices.cost_files import digest_of
+from ..first_use import verdict
+from ..first_use.kind import Kind
+from ..first_use.known import Verdict
 from ..first_use.machine import machine
 from ..rewrite.stock_ops import active_implementation, is_strict
+from .told import SECONDS, SWITCH, Rank, this_rank
 
-KEY = "dash_inductor/rank"
+# Of a decision: what names its place, says why, or is an estimate.
+NO_BITS = ("source", "module", "graph", "joint", "kinds", "candidates", "reason", "remedy", "predicted_us", "step_ns")
 
 log = logging.getLogger("dash_inductor")
-_told: Any = None  # the store that knows this rank's
+_verdicts: dict[str, str] = {}  # of kinds of kernels, those that this process came to
+_warned: set[str] = set()
 
 
 class RanksDifferError(RuntimeError):
     """Ranks compile under what makes their bits differ, at a level of guarantee that promises more."""
 
 
-def compare_once(device: torch.device) -> None:
-    """Tells the default process group, if there is one, and compares with those who told before.
+def compare(found: Sequence[Decision] = (), *, is_backward: bool = False) -> None:
+    """Tells the default process group, if there is one, what decides bits here, and the decisions of a graph; looks at what others
+    found.
 
     Raises:
-        RanksDifferError: there is a difference, under guarantee "device" or "batch". Under "run" it is a warning in the log.
+        RanksDifferError: there is a difference, under guarantee "device" or "batch". Under "run" it is a warning, once.
     """
-    global _told
-    if not (dist.is_available() and dist.is_initialized() and target.is_there(device)):
+    device = torch.device("cpu" if emulation.active() else "cuda")
+    if verdict.is_trial.get() or not target.is_there(device):
         return
     try:
-        store = dist.distributed_c10d._get_default_store()
-        if store is _told:
+        rank = this_rank()
+        if rank is None:
             return
-        differences = compare(store, dist.get_rank(), dist.get_world_size(), facts(device))
+        _tell(rank, device, found, is_backward)
+        differences, silent = rank.differences(), rank.silent()
     except Exception as error:  # of a store that is gone, or of no torch that is known: nothing else depends on it
-        log.warning("ranks cannot be compared: %s", error)
+        _warn_once(f"ranks cannot be compared: {error}")
         return
+    if silent:
+        told = f"{'ranks' if len(silent) > 1 else 'rank'} {', '.join(map(str, silent))}"
+        log.warning("%s told nothing in %.0f s: without dash_inductor, or with nothing compiled, bits may be others", told, SECONDS)
     if differences:
         message = f"dash_inductor: ranks differ, and so may their bits: {'; '.join(differences)}"
         if current().guarantee != "run":
             raise RanksDifferError(message)
-        log.warning(message)
-    _told = store
+        _warn_once(message)
+
+
+def _tell(rank: Rank, device: torch.device, found: Sequence[Decision], is_backward: bool) -> None:
+    rank.tell_facts(facts(device))
+    for kind, said in _verdicts.items():
+        rank.tell(f"verdict/{kind}", {f"the verdict on {kind}": said})
+    for joint in dict.fromkeys(decision.joint for decision in found if decision.joint):
+        of_graph = [decision for decision in found if decision.joint == joint]
+        rank.tell(f"graph/{joint}/{'backward' if is_backward else 'forward'}", _bits(of_graph))
+
+
+def _bits(decisions: Sequence[Decision]) -> dict[str, str]:
+    """What decides bits in the decisions of one graph, by name."""
+    return {
+        f"{name} of attention {n} ({decision.op} of {decision.shape})": str(value)
+        for n, decision in enumerate(decisions)
+        for name, value in asdict(decision).items()
+        if name not in NO_BITS
+    }
 
 
 def facts(device: torch.device) -> dict[str, str]:
-    """What decides bits, by name."""
+    """What decides bits in this process, by name."""
     torch_s = {"mode": "strict" if is_strict() else "warn_only", "flash attention": active_implementation() or "torch's"}
     settings = current()
     ours = {name: str(value) for name, value in settings.deciding()} | {
         "cost file": digest_of(settings.costs)[:16] or "the package's"
     }
-    return machine(device) | ours | torch_s
+    return {SWITCH: "on"} | machine(device) | ours | torch_s
 
 
-def compare(store: dist.Store, rank: int, world_size: int, mine: dict[str, str]) -> list[str]:
-    """Tells the store, and returns how those who told before differ."""
-    store.set(f"{KEY}{rank}", json.dumps(mine))
-    differences = []
-    for other in range(world_size):
-        key = f"{KEY}{other}"
-        if other == rank or not store.check([key]):
-            continue
-        theirs = json.loads(store.get(key))
-        names = [name for name in {**theirs, **mine} if theirs.get(name) != mine.get(name)]
-        differences += [f"{name} is {mine.get(name)} on rank {rank} and {theirs.get(name)} on rank {other}" for name in names]
-    return differences
+def _note_verdict(kind: Kind, said: Verdict) -> None:
+    """Kernels that could not be tried are used, or not, as others are: that alone decides bits."""
+    used = said.fit if said.fit is not None else verdict.has_run(kind, "cuda")
+    _verdicts[str(kind)] = "that it is used" if used else f"that it is not ({said.said})"
+
+
+verdict.followers.add(_note_verdict)
+
+
+def _warn_once(message: str) -> None:
+    if message not in _warned:
+        _warned.add(message)
+        log.warning(message)

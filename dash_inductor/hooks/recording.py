@@ -23,6 +23,7 @@ from ..first_use.verdict import is_trial, require_fit_kinds
 from ..rewrite.stock_ops import active_implementation
 from ..rewrite.varlen import LOGSUMEXP
 from ..templates.tiles import EMULATED
+from . import ranks
 
 DYNAMO = "torch._dynamo.symbolic_convert"
 GONE = (
@@ -44,13 +45,17 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
     if context is not None:
         setattr(context, COMPILED, name)  # a backward that is compiled late has the forward's context, and no Dynamo around it
     found = decisions_in(getattr(graph, "source_code", ""))
+    is_backward = bool(options["is_backward"])
     if not found:
+        if torch.are_deterministic_algorithms_enabled():
+            ranks.compare()
         return
     _require_fit(graph, found)
     _require_implementations(graph, found)
     compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
     _warn_whatever_settings_say(found)
-    taken = take(found, compile_id=compile_id, compiled=name, is_backward=bool(options["is_backward"]))
+    ranks.compare(found, is_backward=is_backward)
+    taken = take(found, compile_id=compile_id, compiled=name, is_backward=is_backward)
     trace_structured(
         "artifact",
         metadata_fn=lambda: {"name": "dash_inductor", "encoding": "json"},

@@ -54,6 +54,23 @@ COMPILATION = (
         around("dash_inductor.hooks.recording:post_compile"),
     ),
 )
+# Where the package is off, DASH_INDUCTOR=0: other ranks' bits may be other ones.
+OFF = (
+    Hook(
+        "torch.distributed.distributed_c10d",
+        "init_process_group",
+        "tells the ranks of a job that the package is off in this one",
+        around("dash_inductor.hooks.told:after_begin"),
+        needed=False,
+    ),
+    Hook(
+        "torch.distributed",
+        "init_process_group",
+        "is the same function under its other name",
+        around("dash_inductor.hooks.told:after_begin"),
+        needed=False,
+    ),
+)
 # When the first graph is met in deterministic mode: our lowerings need the whole of Inductor.
 LOWERING = (
     Hook(
@@ -112,4 +129,4 @@ OFFERED = (
     Hook("torch._inductor.config", "joint_custom_post_pass", "runs the pass, and keys caches, under backend='dash'"),
     Hook("torch.nn.attention", "register_flash_attention_impl", "lists DASH for eager training", needed=False),
 )
-HOOKS = (*EVERYBODY, *COMPILATION, *LOWERING, *EAGER_BACKWARD, *OUTSIDE, *LIMIT, *OFFERED)
+HOOKS = (*EVERYBODY, *COMPILATION, *LOWERING, *EAGER_BACKWARD, *OUTSIDE, *LIMIT, *OFF, *OFFERED)

@@ -87,7 +87,6 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
     unpack(folder, caches, device)
     before, pairs = kernels_in(caches), pairs_of(stages)
     commands = [child("prepare", device=device, pairs=[asdict(pair) for pair in pairs[n::jobs]]) for n in range(jobs)]
-    asked = {stage.task for stage in stages}
     for stage in stages:
         if stage.task in ("schedules", "training"):
             of_variants = {name: path for name, path in stage.arguments.items() if name == "variants"}

@@ -20,14 +20,14 @@ from torch._ops import OpOverloadPacket
 
 import dash_inductor
 from dash_inductor.cli.main import main
-from dash_inductor.hooks import joint_pass
+from dash_inductor.hooks import install, joint_pass
 from dash_inductor.hooks.backend import CUSTOM
 from dash_inductor.hooks.hook import Hook
-from dash_inductor.hooks.table import HOOKS, LIMIT
+from dash_inductor.hooks.table import HOOKS, LIMIT, OFF
 
 pytestmark = pytest.mark.usefixtures("switched_off")
 KEEPING = (list, dict, OpOverloadPacket)  # what has ours inside
-PATCHED = [hook for hook in HOOKS if hook.put]
+PATCHED = [hook for hook in HOOKS if hook.put and hook not in OFF]
 SEVERAL = pytest.mark.skipif(torch.__version__ < "2.13", reason="torch 2.11 and 2.12 take one custom pass")
 
 
@@ -85,6 +85,17 @@ def test_disable_restores_every_place():
     assert ours_in_torch() == {hook.place for hook in LIMIT}  # for as long as Dynamo keeps the graph
     torch._dynamo.reset()
     assert (with_backend, ours_in_torch(), [contents(hook) for hook in PATCHED]) == (1, set(), before)
+
+
+def test_where_the_package_is_off_a_job_is_told():
+    """Nothing else is filled."""
+    assert ours_in_torch() == set()
+    install.tell_ranks_off()
+    try:
+        assert ours_in_torch() == {hook.place for hook in OFF}
+    finally:
+        install._off.ask_if(False)
+    assert ours_in_torch() == set()
 
 
 @pytest.mark.parametrize("way", ["enable", "dash"])
