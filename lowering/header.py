@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -56,7 +56,7 @@ def record(decision: Decision) -> None:
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
     mark = _mark_of(V.graph.current_node)
-    kinds = tuple(asdict(kind) for kind in kinds_of(mark.resolution)) if mark.resolution else ()
+    kinds = tuple(kind.text() for kind in kinds_of(mark.resolution)) if mark.resolution else ()
     decision = replace(decision, source=mark.source, module=mark.module, joint=mark.joint, kinds=kinds)
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph = root_graph()

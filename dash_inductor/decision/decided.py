@@ -81,7 +81,7 @@ class Decision:
         dropout: the probability by which its forward dropped; None for none, and of an op that stays.
         reads_in_place: inputs of the graph that our backward reads and PyTorch's would not, too large to be copied: whoever
             writes to one between forward and backward gets PyTorch's error of a tensor that was modified.
-        kinds: of its kernels, as fields of `first_use.kind.Kind`: what is tried before it is used.
+        kinds: of its kernels, what is tried before it is used: the text of `first_use.kind.Kind`.
         joint: a digest of the graph in which it was met, before the pass; "" where it was met elsewhere. Ranks with one digest
             compile one graph.
         graph: the compiled graph that holds it; None until one is taken into use, and of a declined call of eager training.
@@ -122,7 +122,7 @@ class Decision:
     candidates: tuple[Candidate, ...] = field(default=(), repr=False)
     dropout: float | None = None
     reads_in_place: tuple[str, ...] = ()
-    kinds: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    kinds: tuple[str, ...] = field(default=(), repr=False)
     joint: str = field(default="", repr=False)
     graph: Graph | None = None
 

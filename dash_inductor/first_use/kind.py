@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import json
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config import OFF, TRITON, Config
@@ -29,6 +30,15 @@ class Kind:
     block: int | None = None  # rows and keys of a block of the mask, at most
     long_schedule: str | None = None  # the family, where one row of its table serves all chains: where sequences are long
     dropout: str | None = None  # whose random bits drop elements
+
+    def text(self) -> str:
+        """Its fields, as JSON."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def of_text(text: str) -> Kind:
+        """The kind whose text this is."""
+        return Kind(**json.loads(text))
 
     def __str__(self) -> str:
         dims = self.head_dim if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"

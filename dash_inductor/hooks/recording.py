@@ -69,7 +69,7 @@ def _require_fit(graph: Any, found: Sequence[Decision]) -> None:
     Raises:
         UnfitKernelError, Declined, UntriedKernelError: as `first_use.verdict.require_fit_kinds`.
     """
-    kinds = [Kind(**fields) for decision in found for fields in decision.kinds]
+    kinds = [Kind.of_text(text) for decision in found for text in decision.kinds]
     if kinds:
         gpus = [torch.device("cuda", index) for index in sorted(graph.device_idxs)] or [torch.device("cuda")]
         for device in [torch.device("cpu")] if kinds[0].arch == EMULATED else gpus:
