@@ -76,7 +76,7 @@ def require_fit_kinds(kinds: Sequence[Kind], device: torch.device, settings: Con
     """
     settings = settings or current()
     guard = settings.guard
-    if not target.is_there(device) or not (guard == ALWAYS or (guard == AUTO and device.type == "cuda")):
+    if not target.is_there(device) or not _is_asked(guard, device):
         return
     index = torch.cuda.current_device() if device.type == "cuda" and device.index is None else device.index
     name = str(torch.device(device.type, index))
@@ -92,6 +92,10 @@ def require_fit_kinds(kinds: Sequence[Kind], device: torch.device, settings: Con
         if verdict.fit is False:
             instead = "" if kind.kernel == TRITON else f"; kernel={TRITON!r} takes another kernel"
             raise UnfitKernelError(f"{kind} failed its trial on this GPU: {verdict.said}{instead}")
+
+
+def _is_asked(guard: str, device: torch.device) -> bool:
+    return guard == ALWAYS or (guard == AUTO and device.type == "cuda")
 
 
 @functools.cache

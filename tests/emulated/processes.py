@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import dash_inductor
@@ -31,8 +31,12 @@ def script(command: Sequence[str], folder: Path, seed: int) -> str:
     return result.stdout
 
 
-def ranks(count: int, command: Sequence[str], folder: Path, timeout: float = 900) -> list[tuple[int, str, float]]:
+def ranks(
+    count: int, command: Sequence[str], folder: Path, timeout: float = 900, own: Mapping[int, Mapping[str, str]] | None = None
+) -> list[tuple[int, str, float]]:
     """Of `count` ranks, processes of `python command...`: exit status, output, and seconds from the first one's end to its own.
+
+    own: by rank, variables of its own.
 
     Raises:
         AssertionError: one of them is still there `timeout` seconds later; all are killed then.
@@ -43,6 +47,7 @@ def ranks(count: int, command: Sequence[str], folder: Path, timeout: float = 900
     try:
         for rank in range(count):
             environ = environment(folder, seed=0) | {"RANK": str(rank), "WORLD_SIZE": str(count), "GLOO_SOCKET_IFNAME": "lo"}
+            environ |= (own or {}).get(rank, {})
             with (folder / f"{rank}.log").open("wb") as log:
                 children.append(
                     subprocess.Popen([sys.executable, *command], env=environ, cwd=folder, stdout=log, stderr=subprocess.STDOUT)
