@@ -1,7 +1,7 @@
 """Kernels with one synchronisation weakened: does the executor see it?
 
-A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a wait
-that always passes. Each is executed beside the unbroken kernel, in one case or in several of the same kernel. A silent one may be
+A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a scope
+narrowed to the CTA, a wait that always passes. Each is executed beside the unbroken kernel, in one case or in several of the same kernel. A silent one may be
 redundant: then other sites, which still stand, give the same order, and with all of them gone more is found than without those
 others alone. Or nothing is seen even with all of its opcode gone together, or of barriers of a warp with others. What stays is a
 hole: of the cases, whose threads do not come there, or of the executor.
@@ -10,6 +10,7 @@ hole: of the cases, whose threads do not come there, or of the executor.
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ WAYS = {  # how an instruction is weakened -> the beginnings of its opcode
     "pass": ("mbarrier.try_wait",),
     "one more": ("mbarrier.init",),
     "relax": ("ld.global.acquire", "ld.acquire", "red.release"),
+    "narrow": ("ld.", "st.", "atom.", "red.", "fence.acq_rel", "fence.sc", "membar"),
 }
+WIDE = re.compile(r"\.(cluster|gpu|gl|sys)\b")  # scopes
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ class Site:
         elif self.way == "relax":
             for order in ("acquire", "release"):
                 found.opcode = found.opcode.replace(order, "relaxed")
+        elif self.way == "narrow":
+            found.opcode = WIDE.sub(".cta", found.opcode)
         else:
             found.opcode, found.operands = "mov.pred", [found.operands[0], "-1"]
 
@@ -99,6 +104,7 @@ def sites(kernel: Kernel) -> list[Site]:
         for way, opcodes in WAYS.items()
         if instruction.opcode.startswith(opcodes)
         if way != "one more" or str(instruction.operands[-1]).isdigit()
+        if way != "narrow" or WIDE.search(instruction.opcode)
     ]
 
 
@@ -151,7 +157,7 @@ def all_judged(cases: Sequence[Prepared]) -> Iterator[Verdict]:
         verdict.was_reached = any(case.programs[_main(case)].was_reached(site.number) for case in cases)
         if verdict.silent and verdict.was_reached:
             if idle[_opcode(site)]:
-                verdict.redundant = f"every {_opcode(site)} may go"
+                verdict.redundant = f"every {_opcode(site)} may be weakened"
             elif site in between_lanes:
                 verdict.redundant = f"{len(between_lanes)} bar.warp.sync may go at once"
             elif _opcode(site) == "bar.warp.sync":  # needed once those are gone, which the choice tried one after the other
