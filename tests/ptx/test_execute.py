@@ -2,10 +2,12 @@
 
 import contextlib
 import copy
+import inspect
+import itertools
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from dash_inductor.codegen.mods import SCORE_MODS
 from dash_inductor.schedule import packing
+from dash_inductor.templates.gluon import walk
 
 from . import __main__ as command
 from . import machine as executor
@@ -27,6 +30,7 @@ from .parse import Kernel, Memory, parse
 ONE_PASS = {"template": "one_pass", "kernel": "triton"}
 BY_GLUON = {"kernel": "gluon", "template": "one_pass"}
 IN_GLUON = {"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}
+IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 CASES = {
     # Two SMs are left to one pass: one of two workers has two chains.
     "sm_80": Case("a100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
@@ -39,6 +43,7 @@ CASES = {
     # KV tile is the first of two Q tiles' ranks, so both warps that add store.
     "Gluon in parts": Case("h100", 640, 640, heads=1, mask_mod="causal", block=256, in_bands=True, settings=BY_GLUON),
     "Gluon of 256": Case("h100", 192, 192, heads=1, head_dim=256, mask="causal", settings=IN_GLUON),
+    "Gluon in a queue": Case("h100", 512, 512, heads=1, mask="causal", settings=IN_A_QUEUE | {"sm_reserve": 130}),
 }
 PREPARED: dict[str, Prepared] = {}
 
@@ -85,7 +90,6 @@ def test_one_row_for_all_chains(kernel: str, monkeypatch: pytest.MonkeyPatch) ->
 
 SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
 MOVED = {"guarantee": "batch"}
-IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
     "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked", settings=ONE_PASS),
@@ -126,6 +130,7 @@ OTHERS = {
     "Gluon, masks of query heads that share keys": Case(
         "h100", 200, 200, heads=4, kv_heads=2, attention="head-mask", settings=BY_GLUON | {"guarantee": "batch"}
     ),
+    "table": Case("h100", 384, 384, heads=1, mask="causal", dynamic=True, settings=ONE_PASS),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
 
@@ -197,30 +202,46 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
 
 
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
+# Nor does anybody give up a wait, and report to the host where it stood.
 # Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go: the last wait for them, after
 # which shared memory could be used again, orders nothing, nor do the waits of Gluon's warp that loads for the chain's end, of
 # grad_out and of Q. Nor does the fence between proxies in the wait for the part before, whose sums TMA does not touch. Before the
 # wait for K and V at head dim 64 Triton puts a barrier, but each thread waits by itself. At head dim 256 a barrier stands between
 # stores to one place of dQ, which the barrier of the warp that adds orders, as the end of grad_out does P's: Triton would put one
 # there.
+NO_BRANCH = ["delete: barrier.sync: no thread comes there"] * 2
+NO_REPORT = [f"narrow: {opcode}: no thread comes there" for opcode in ("st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.b32")]
 HOLES = {
-    "sm_80": [],
-    "sm_90": [],
-    "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT"],
-    "Gluon": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
+    "sm_80": NO_REPORT,
+    "sm_90": NO_REPORT,
+    "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT", *NO_REPORT * 2],
+    "Gluon": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT * 2],
     "Gluon in parts": [
         *["delete: bar.sync: SILENT"] * 2,
-        *["delete: barrier.sync: no thread comes there"] * 2,
+        *NO_BRANCH,
         "delete: fence.proxy.async.global: SILENT",
+        *NO_REPORT * 3,
     ],
-    "Gluon of 256": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
+    "Gluon of 256": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT],
+    "Gluon in a queue": [*NO_BRANCH, *NO_REPORT * 2],
+}
+# Of the kernels that run before: for preprocess, tables and lists. That which reads a block mask has a barrier as its last statement.
+HOLES_BEFORE = {
+    "sm_80": [],
+    "sm_90": [],
+    "table": [],
+    "masked": [],
+    "parts": ["delete: bar.sync: SILENT"],
+    "Gluon in parts": ["delete: bar.sync: SILENT"],
 }
 
 
 def in_two_orders(case: Case) -> list[Prepared]:
     """Unbroken and executed, in two schedules: under one of them the last addition of a chain has no successor. Under a block mask
-    there is one alone."""
-    orders = ("auto",) if case.is_flex else ("ascending", "descending")
+    there is one alone, and where the case names one."""
+    orders = (case.settings.get("schedule", "auto"),)
+    if not case.is_flex and "schedule" not in case.settings:
+        orders = ("ascending", "descending")
     cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in orders]
     assert not any(unexplained(unbroken.races) or unbroken.fault for unbroken in (each.run() for each in cases))
     return cases
@@ -231,9 +252,58 @@ def in_two_orders(case: Case) -> list[Prepared]:
 def test_every_mutant_is_seen_or_redundant(name: str, record_property: Callable[[str, object], None]) -> None:
     """Of the main kernel."""
     verdicts = list(mutants.all_judged(in_two_orders(CASES[name])))
-    assert [re.sub(r" \(.*?\)", "", verdict.line()) for verdict in verdicts if verdict.is_hole] == HOLES[name]
+    assert holes(verdicts) == sorted(HOLES[name])
     record_property(f"mutants of {name} seen", sum(not verdict.silent for verdict in verdicts))
     record_property(f"mutants of {name} redundant", sum(verdict.silent for verdict in verdicts))
+
+
+def holes(verdicts: Iterable[mutants.Verdict]) -> list[str]:
+    """Without lines of PTX."""
+    return sorted(re.sub(r" \(.*?\)", "", verdict.line()) for verdict in verdicts if verdict.is_hole)
+
+
+def with_blocks_listed_twice(case: Prepared) -> Prepared:
+    """Blocks that are listed as full stand among the partial ones too: nothing changes, but two threads write one place."""
+    made = copy.copy(case)
+    made.inputs = case.inputs | {name: tensor.clone() for name, tensor in case.inputs.items() if name in ("list4", "list5")}
+    count, listed, full_count, full = (made.inputs[f"list{n}"] for n in range(4, 8))
+    for at in itertools.product(*map(range, count.shape)):
+        end = int(count[at] + full_count[at])
+        listed[at][int(count[at]) : end] = full[at][: int(full_count[at])]
+        count[at] = end
+    return made
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", HOLES_BEFORE)
+def test_every_mutant_of_the_kernels_before_is_seen_or_redundant(name: str) -> None:
+    first = Prepared((CASES | OTHERS)[name])
+    cases = [first, with_blocks_listed_twice(first)] if first.case.is_flex else [first]
+    assert not any(unexplained(unbroken.races) or unbroken.fault for unbroken in (each.run() for each in cases))
+    before = [kernel for kernel in mutants.kernels(first)[:-1] if kernel.name.startswith("triton_tem")]  # not Inductor's own
+    assert holes(verdict for kernel in before for verdict in mutants.all_judged(cases, kernel)) == HOLES_BEFORE[name]
+
+
+# In `chain_in_queue` each partition of the Gluon kernel writes a row, and reads it behind the second barrier. Before that the eight
+# warps that multiply come to another barrier of Triton's, and the warp that loads to three of its own. Those that add come to none.
+@pytest.fixture(scope="module")
+def short_queue() -> Prepared:
+    made = Prepared(replace(CASES["Gluon in a queue"], q_len=384, kv_len=384))
+    assert not made.run().races
+    return made
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize(("partition", "others"), [(0, 1), (1, 3), (2, 0), (3, 0)])
+def test_the_second_barrier_of_a_queue(partition: int, others: int, short_queue: Prepared) -> None:
+    case = short_queue
+    line = inspect.getsource(walk).partition("barrier()  # all of them read what each has written")[0].count("\n") + 1
+    deleted = [site for site in mutants.sites(mutants.main_kernel(case)) if site.way == "delete"]
+    site = [site for site in deleted if f"walk.py:{line})" in site.text][partition]
+    alike = [other for other in deleted if other.number > site.number and other.text.split()[0] == site.text.split()[0]][:others]
+    races = mutants.judged([case], [site, *alike]).races
+    assert any(kind == "read after write" and at.startswith("ld.global.b32") for kind, at, _ in races)
+    assert not others or mutants.judged([case], alike).silent
 
 
 HEAD = ".visible .entry k(\n.param .u64 .ptr .global .align 1 k_param_0\n)\n.reqntid 32\n{\n.reg .b32 %r<4>;\n"

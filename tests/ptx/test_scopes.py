@@ -72,17 +72,10 @@ RELAXED, SEEN = "@%p1 red.relaxed.{}.global.add.u32 [%rd1+4], %r3", "ld.relaxed.
 SECOND = f"WAIT:\n{SEEN.format('gpu')};\nsetp.eq.s32 %p3, %r4, 0;\n@%p3 bra WAIT;\n{{}}"
 
 
-def told(tell: str, ask: str, **fields: Any) -> set[str]:
+def told(tell: str, ask: str, **given: Any) -> set[str]:
     """Where races were found, in five interleavings: at the data, or where they are told."""
-    fields = {
-        "who": "%ctaid.x",
-        "reader": 1,
-        "count": 1,
-        "threads": 32,
-        "cluster": 1,
-        "between": NOTHING,
-        "behind": NOTHING,
-    } | fields
+    fields: dict[str, Any] = {"who": "%ctaid.x", "reader": 1, "count": 1, "threads": 32, "cluster": 1}
+    fields |= {"between": NOTHING, "behind": NOTHING} | given
     ctas = -(-(fields["reader"] + 1) // fields["cluster"]) * fields["cluster"] if "cta" in fields["who"] else 1
     text = TOLD.format(tell=tell, ask=ask, **fields)
     races = [race for seed in range(5) for race in executed(text, [torch.zeros(2, dtype=torch.int32)], ctas, seed)]
@@ -190,8 +183,8 @@ def test_narrowed_scopes_of_our_kernels_are_seen(record_property: Callable[[str,
     assert seen >= 10
 
 
-# As flash attention 3 adds dQ, but for the pipeline around it: each CTA waits for its turn at a semaphore, has the copy engine add its
-# part, waits, and counts itself at the semaphore. The fence of global memory is not there; with it, the wait alone is to be judged.
+# As flash attention 3 adds dQ, but for the pipeline around it. Each CTA waits for its turn at a semaphore, has the copy engine add
+# its part, waits, and counts itself there. The fence of global memory is ours: so the wait is all that is judged.
 IN_TURN = """.visible .entry k(
 .param .u64 .ptr .global .align 1 k_param_0,
 .param .u64 .ptr .global .align 1 k_param_1,
