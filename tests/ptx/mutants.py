@@ -153,7 +153,7 @@ def is_wrong(prepared: Prepared, result: Result) -> bool:
 
 
 def all_judged(cases: Sequence[Prepared], kernel: Kernel | None = None) -> Iterator[Verdict]:
-    """The verdict of each mutant of a kernel, else of the main one. For a silent one, other sites are searched for what replaces it."""
+    """Each mutant's verdict, of the main kernel if none is named. For a silent one, others are searched for what replaces it."""
     search = _Search(cases, kernel or main_kernel(cases[0]))
     idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
     verdicts = [judged(cases, [site]) for site in search.sites]

@@ -225,7 +225,7 @@ HOLES = {
     "Gluon of 256": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT],
     "Gluon in a queue": [*NO_BRANCH, *NO_REPORT * 2],
 }
-# Of the kernels that run before: for preprocess, tables and lists. That which reads a block mask has a barrier as its last statement.
+# Of the kernels that run before: for preprocess, tables and lists. The one that reads a block mask ends with a barrier.
 HOLES_BEFORE = {
     "sm_80": [],
     "sm_90": [],
@@ -239,9 +239,8 @@ HOLES_BEFORE = {
 def in_two_orders(case: Case) -> list[Prepared]:
     """Unbroken and executed, in two schedules: under one of them the last addition of a chain has no successor. Under a block mask
     there is one alone, and where the case names one."""
-    orders = (case.settings.get("schedule", "auto"),)
-    if not case.is_flex and "schedule" not in case.settings:
-        orders = ("ascending", "descending")
+    is_free = not case.is_flex and "schedule" not in case.settings
+    orders = ["ascending", "descending"] if is_free else [case.settings.get("schedule", "auto")]
     cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in orders]
     assert not any(unexplained(unbroken.races) or unbroken.fault for unbroken in (each.run() for each in cases))
     return cases
