@@ -11,8 +11,8 @@ store in flight. `Races` compares these with clocks.Clocks, whose docstring has 
     atomics, ordered accesses    of both sides make no race, if the scope of each has the other's thread.     8.7
     additions of floats          count as plain reads and writes all the same: unordered ones give other bits.
 
-A race is found whatever order the two happened to run in. Per CTA the last reading warp of a granule of global memory is kept. But
-reads that are ordered are not kept: of one and a write that comes later, nothing is found.
+A race is found whatever order the two happened to run in, but for these of global memory, where per CTA the last reading warp of a
+granule is kept: nothing is found of a read, and a write behind it by the same CTA, nor of an ordered read and a write behind it.
 """
 
 from __future__ import annotations

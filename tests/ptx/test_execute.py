@@ -30,7 +30,6 @@ from .parse import Kernel, Memory, parse
 ONE_PASS = {"template": "one_pass", "kernel": "triton"}
 BY_GLUON = {"kernel": "gluon", "template": "one_pass"}
 IN_GLUON = {"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}
-IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 CASES = {
     # Two SMs are left to one pass: one of two workers has two chains.
     "sm_80": Case("a100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
@@ -43,7 +42,6 @@ CASES = {
     # KV tile is the first of two Q tiles' ranks, so both warps that add store.
     "Gluon in parts": Case("h100", 640, 640, heads=1, mask_mod="causal", block=256, in_bands=True, settings=BY_GLUON),
     "Gluon of 256": Case("h100", 192, 192, heads=1, head_dim=256, mask="causal", settings=IN_GLUON),
-    "Gluon in a queue": Case("h100", 512, 512, heads=1, mask="causal", settings=IN_A_QUEUE | {"sm_reserve": 130}),
 }
 PREPARED: dict[str, Prepared] = {}
 
@@ -90,6 +88,7 @@ def test_one_row_for_all_chains(kernel: str, monkeypatch: pytest.MonkeyPatch) ->
 
 SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
 MOVED = {"guarantee": "batch"}
+IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 OTHERS = {
     "varlen": Case("rtx5090", 160, 160, kv_heads=1, head_dim=128, mask="causal", attention="varlen", settings=ONE_PASS),
     "masked": Case("rtx4090", 160, 160, batch=2, kv_heads=1, mask="causal", attention="masked", settings=ONE_PASS),
@@ -223,7 +222,6 @@ HOLES = {
         *NO_REPORT * 3,
     ],
     "Gluon of 256": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT],
-    "Gluon in a queue": [*NO_BRANCH, *NO_REPORT * 2],
 }
 # Of the kernels that run before: for preprocess, tables and lists. The one that reads a block mask ends with a barrier.
 HOLES_BEFORE = {
@@ -238,9 +236,8 @@ HOLES_BEFORE = {
 
 def in_two_orders(case: Case) -> list[Prepared]:
     """Unbroken and executed, in two schedules: under one of them the last addition of a chain has no successor. Under a block mask
-    there is one alone, and where the case names one."""
-    is_free = not case.is_flex and "schedule" not in case.settings
-    orders = ["ascending", "descending"] if is_free else [case.settings.get("schedule", "auto")]
+    there is one alone."""
+    orders = ("auto",) if case.is_flex else ("ascending", "descending")
     cases = [Prepared(replace(case, settings=case.settings | {"schedule": order})) for order in orders]
     assert not any(unexplained(unbroken.races) or unbroken.fault for unbroken in (each.run() for each in cases))
     return cases
@@ -283,26 +280,40 @@ def test_every_mutant_of_the_kernels_before_is_seen_or_redundant(name: str) -> N
     assert holes(verdict for kernel in before for verdict in mutants.all_judged(cases, kernel)) == HOLES_BEFORE[name]
 
 
-# In `chain_in_queue` each partition of the Gluon kernel writes a row, and reads it behind the second barrier. Before that the eight
-# warps that multiply come to another barrier of Triton's, and the warp that loads to three of its own. Those that add come to none.
 @pytest.fixture(scope="module")
-def short_queue() -> Prepared:
-    made = Prepared(replace(CASES["Gluon in a queue"], q_len=384, kv_len=384))
+def queue() -> Prepared:
+    """Of one head, by two workers."""
+    settings = IN_A_QUEUE | {"sm_reserve": 130}
+    made = Prepared(Case("h100", 384, 384, heads=1, mask="causal", settings=settings))
     assert not made.run().races
     return made
 
 
+def barriers_of_chain_in_queue(case: Prepared, remark: str) -> list[mutants.Site]:
+    """Of each partition of the Gluon kernel, the one that this remark stands behind."""
+    line = inspect.getsource(walk).partition(f"barrier()  # {remark}")[0].count("\n") + 1
+    found = [site for site in mutants.sites(mutants.main_kernel(case)) if f"walk.py:{line})" in site.text]
+    assert len(found) == 4
+    return found
+
+
+# A partition reads behind the second barrier the row that it wrote before. The eight warps that multiply come to another barrier of
+# Triton's first, and the warp that loads to three of its own. Those that add come to none.
 @pytest.mark.every_case
 @pytest.mark.parametrize(("partition", "others"), [(0, 1), (1, 3), (2, 0), (3, 0)])
-def test_the_second_barrier_of_a_queue(partition: int, others: int, short_queue: Prepared) -> None:
-    case = short_queue
-    line = inspect.getsource(walk).partition("barrier()  # all of them read what each has written")[0].count("\n") + 1
-    deleted = [site for site in mutants.sites(mutants.main_kernel(case)) if site.way == "delete"]
-    site = [site for site in deleted if f"walk.py:{line})" in site.text][partition]
-    alike = [other for other in deleted if other.number > site.number and other.text.split()[0] == site.text.split()[0]][:others]
-    races = mutants.judged([case], [site, *alike]).races
+def test_the_second_barrier_of_a_queue(partition: int, others: int, queue: Prepared) -> None:
+    site = barriers_of_chain_in_queue(queue, "all of them read what each has written")[partition]
+    behind = [other for other in mutants.sites(mutants.main_kernel(queue)) if other.number > site.number and other.way == "delete"]
+    alike = [other for other in behind if other.text.split()[0] == site.text.split()[0]][:others]
+    races = mutants.judged([queue], [site, *alike]).races
     assert any(kind == "read after write" and at.startswith("ld.global.b32") for kind, at, _ in races)
-    assert not others or mutants.judged([case], alike).silent
+    assert not others or mutants.judged([queue], alike).silent
+
+
+def test_the_first_barrier_of_a_queue_is_a_hole(queue: Prepared) -> None:
+    """Before it a partition read the row of its last chain. The executor finds nothing of a write to global memory that comes
+    behind a read by the same CTA."""
+    assert mutants.judged([queue], barriers_of_chain_in_queue(queue, "all threads have read the row of the chain before")).silent
 
 
 HEAD = ".visible .entry k(\n.param .u64 .ptr .global .align 1 k_param_0\n)\n.reqntid 32\n{\n.reg .b32 %r<4>;\n"
