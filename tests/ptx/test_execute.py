@@ -2,13 +2,13 @@
 
 import contextlib
 import copy
-import inspect
 import itertools
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from dash_inductor.codegen.mods import SCORE_MODS
 from dash_inductor.schedule import packing
-from dash_inductor.templates.gluon import walk
 
 from . import __main__ as command
 from . import machine as executor
@@ -291,7 +290,8 @@ def queue() -> Prepared:
 
 def barriers_of_chain_in_queue(case: Prepared, remark: str) -> list[mutants.Site]:
     """Of each partition of the Gluon kernel, the one that this remark stands behind."""
-    line = inspect.getsource(walk).partition(f"barrier()  # {remark}")[0].count("\n") + 1
+    source = (Path(__file__).parents[2] / "templates" / "gluon" / "walk.py").read_text()
+    line = source.partition(f"barrier()  # {remark}")[0].count("\n") + 1
     found = [site for site in mutants.sites(mutants.main_kernel(case)) if f"walk.py:{line})" in site.text]
     assert len(found) == 4
     return found
