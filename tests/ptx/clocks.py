@@ -10,7 +10,11 @@ with sections of the PTX ISA 9.2:
     release              an atomic or store with .release or .acq_rel leaves its thread's clock at the flag. 8.8
     acquire              a load or atomic with .acquire or .acq_rel takes the clocks that stand there. 8.8
     fence.acq_rel, .sc   makes a release of the relaxed write behind it, an acquire of the relaxed read before it. 8.8
-    mbarrier             an arrival leaves its thread's clock, a wait that succeeds takes all of the phase's. 9.7.13.15
+    scope                a clock passes from one thread to another only if the scope of each operation that hands it on has both
+                         threads: of release and acquire, or the fences in their place, and of write and read. 8.5, 8.7, 8.9.4
+    atomics              pass on what stood at the flag before them, if the write before them and they have such scopes. 8.9.2
+    mbarrier             an arrival leaves its thread's clock, a wait that succeeds takes all of the phase's. Threads of other CTAs
+                         cannot come to it here, so any scope has all of them. 9.7.13.15
     fence.proxy.async    what the thread knows of now, and did, may be seen by the async proxy, in its space. 8.6, 9.7.13.4
     cp.async             its writes are its thread's, at the time of the wait for its group. 9.7.9.25.3
     cp.async.bulk        its writes are the bulk column's, known with the phase that they complete. 9.7.9.25.4, 9.7.13.15
@@ -29,6 +33,23 @@ import numpy as np
 
 WARP = 32
 SHARED, GLOBAL = 0, 1  # spaces
+EVERYWHERE = 1 << 30  # CTAs, more than a launch has
+
+
+def morally_strong(cta: Any, reach: Any, other: Any, others_reach: Any) -> Any:
+    """Whether operations of two CTAs are strong, and the scope of each has the other CTA; `Clocks.reach` has the numbers. 8.7"""
+    least = np.minimum(reach, others_reach)
+    return (least > 0) & (cta // np.maximum(least, 1) == other // np.maximum(least, 1))
+
+
+class Order(NamedTuple):
+    """How an access of global memory is ordered: relaxed, acquire, ...; and its scope: cta, cluster, gpu, sys."""
+
+    kind: str
+    scope: str
+
+
+WEAK = Order("weak", "")
 
 
 class Clock(NamedTuple):
@@ -38,19 +59,30 @@ class Clock(NamedTuple):
     fenced: np.ndarray
 
 
-class Clocks:
-    """The clocks of all threads of a launch. `t` are thread numbers within a CTA."""
+class Flag(NamedTuple):
+    """A word by which threads synchronise: who wrote it last, as CTA and reach, and what was released there."""
 
-    def __init__(self, ctas: int, threads: int, is_local: bool) -> None:
+    writer: tuple[int, int]
+    released: dict[tuple[int, int], Clock]  # by CTA and reach
+
+
+class Clocks:
+    """The clocks of all threads of a launch. `t` are thread numbers within a CTA.
+
+    `reach` has of a scope how many CTAs are in it, side by side: 0 of weak accesses. The host, which .sys has too, is not executed.
+    """
+
+    def __init__(self, ctas: int, threads: int, is_local: bool, cluster: int = 1) -> None:
+        self.reach = {"": 0, "cta": 1, "cluster": cluster} | dict.fromkeys(("gpu", "gl", "sys"), EVERYWHERE)
         self.threads, self.warps, self.is_local = threads, threads // WARP, is_local
         self.columns = self.warps + 1
         self.now = 1
         shape = (1 if is_local else ctas) * threads, (1 if is_local else ctas) * self.columns
         self.known, self.fenced = np.zeros(shape, np.int32), np.zeros((2, *shape), np.int32)
         self.own_fence = np.zeros((2, shape[0]), np.int32)  # when the thread fenced its own accesses last
-        self.flags: dict[int, Clock] = {}  # by address
-        self.seen: dict[int, Clock] = {}  # row -> of the flags that it read without acquiring
-        self.offered: dict[int, Clock] = {}  # row -> its clock at its last fence
+        self.flags: dict[int, Flag] = {}  # by address
+        self.seen: dict[int, dict[tuple[int, int], Clock]] = {}  # row -> of the flags that it read without acquiring
+        self.offered: dict[int, dict[int, Clock]] = {}  # row -> reach -> its clock at its last fence of that scope
 
     def begin(self, cta: Any) -> None:
         """A CTA that takes over the rows of the one before it."""
@@ -126,28 +158,43 @@ class Clocks:
         self.now += 1
         return self.of(cta, thread)
 
-    def fence(self, cta: Any, t: np.ndarray) -> None:
-        for thread in t:
-            row = self.row(cta) + int(thread)
-            if row in self.seen:
-                self.learn(cta, np.array([thread]), self.seen.pop(row))
+    def fence(self, cta: Any, t: np.ndarray, scope: str) -> None:
+        for thread in t.tolist():
+            row = self.row(cta) + thread
+            self._take(cta, thread, self.seen.get(row, {}), scope)
             if not self.is_local:
-                self.offered[row] = self.of(cta, int(thread))
+                self.offered.setdefault(row, {})[self.reach[scope]] = self.of(cta, thread)
 
-    def acquire(self, cta: Any, t: np.ndarray, flags: np.ndarray, order: str) -> None:
-        """Reads of flags, in this order of memory."""
-        for thread, flag in zip(t.tolist(), flags.tolist(), strict=True):
-            clock = self.flags.get(flag)
-            if clock and order in ("acquire", "acq_rel"):
+    def _take(self, cta: Any, thread: int, released: dict[tuple[int, int], Clock], scope: str) -> None:
+        for source, clock in released.items():
+            if morally_strong(cta.number, self.reach[scope], *source):
                 self.learn(cta, np.array([thread]), clock)
-            elif clock:
-                row = self.row(cta) + thread
-                self.seen[row] = self.join(self.seen.get(row), clock)  # type: ignore[assignment]
 
-    def release(self, cta: Any, t: np.ndarray, flags: np.ndarray, order: str) -> None:
-        """Writes of flags. A chain of atomics goes on with what earlier ones released: 8.8."""
-        self.now += 1
+    def _add(self, to: dict[tuple[int, int], Clock], more: dict[tuple[int, int], Clock]) -> None:
+        for source, clock in more.items():
+            to[source] = self.join(to.get(source), clock)  # type: ignore[assignment]
+
+    def acquire(self, cta: Any, t: np.ndarray, flags: np.ndarray, order: Order) -> None:
+        """Reads of flags."""
         for thread, flag in zip(t.tolist(), flags.tolist(), strict=True):
-            offered = self.of(cta, thread) if order in ("release", "acq_rel") else self.offered.get(self.row(cta) + thread)
-            if offered:
-                self.flags[flag] = self.join(self.flags.get(flag), offered)  # type: ignore[assignment]
+            found = self.flags.get(flag)
+            if not found or not morally_strong(cta.number, self.reach[order.scope], *found.writer):
+                continue
+            if order.kind in ("acquire", "acq_rel"):
+                self._take(cta, thread, found.released, order.scope)
+            else:
+                self._add(self.seen.setdefault(self.row(cta) + thread, {}), found.released)
+
+    def release(self, cta: Any, t: np.ndarray, flags: np.ndarray, order: Order, is_atomic: bool) -> None:
+        """Writes of flags. A chain of atomics goes on with what earlier ones released, a store begins anew: 8.9.2."""
+        self.now += 1
+        reach = self.reach[order.scope]
+        for thread, flag in zip(t.tolist(), flags.tolist(), strict=True):
+            before, released = self.flags.get(flag), {}
+            if is_atomic and before and morally_strong(cta.number, reach, *before.writer):
+                released = before.released
+            offered = dict(self.offered.get(self.row(cta) + thread, {}))
+            if order.kind in ("release", "acq_rel"):
+                offered[reach] = self.of(cta, thread)
+            self._add(released, {(cta.number, each): clock for each, clock in offered.items()})
+            self.flags[flag] = Flag((cta.number, reach), released)

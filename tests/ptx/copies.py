@@ -198,15 +198,30 @@ class Copies(Accesses):
             found, offset, target, inside = self._box(number, handle, place, address)
             if adds and found.dtype != torch.float32:
                 raise self.fault(number, f"no semantics for an addition of {found.dtype}")
-            index = self.races.granules(offset, found.size)
-            self.races.async_read(self, number, slice(thread, thread + 1), index)
-            of = self.global_at(number, target[inside], found.size, False)
-            data = self.shared_views[found.size][offset // found.size][inside]
-            departure = Departure(index, partial(self._box_lands, number, thread, of, data, adds))
-            self.open_bulk.setdefault(thread, []).append(departure)
-            self.machine.flying.append(partial(_landed, departure))
+            self._departs(number, thread, offset, inside, target[inside], found.size, adds)
 
-    def _box_lands(self, number: int, thread: int, of: np.ndarray, data: np.ndarray, adds: bool) -> None:
+    def add_bulk(self, number: int, s: Any, source: np.ndarray, to: np.ndarray, count: np.ndarray, mask: Any) -> None:
+        """Adds `count` bytes of fp32 to global memory."""
+        for thread, address, target, size in self._each(s, mask, source, to, count):
+            if (address | target | size) % 16:
+                raise self.fault(number, "a bulk copy whose addresses or size are no multiple of 16 bytes")
+            words = np.arange(0, size, 4)
+            offset = self.shared_at(number, address + words, 4)
+            self._departs(number, thread, offset, np.ones(words.size, bool), target + words, 4, True)
+
+    def _departs(
+        self, number: int, thread: int, offset: np.ndarray, inside: np.ndarray, target: np.ndarray, size: int, adds: bool
+    ) -> None:
+        """Elements of shared memory, of which those `inside` are on their way to `target`."""
+        index = self.races.granules(offset, size)
+        self.races.async_read(self, number, slice(thread, thread + 1), index)
+        of = self.global_at(number, target, size, False)
+        data = self.shared_views[size][offset // size][inside]
+        departure = Departure(index, partial(self._lands, number, thread, of, data, adds))
+        self.open_bulk.setdefault(thread, []).append(departure)
+        self.machine.flying.append(partial(_landed, departure))
+
+    def _lands(self, number: int, thread: int, of: np.ndarray, data: np.ndarray, adds: bool) -> None:
         size, t = data.itemsize, np.full(of.shape, thread)
         view = self.memory.views[size]
         if adds:

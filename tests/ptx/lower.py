@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from . import arithmetic, tensor_cores
+from .clocks import WEAK, Order
 from .parse import Instruction, Kernel, Memory, Operand, Vector
 
 PARAMETERS = 1 << 30  # where the addresses of parameters begin, of 32 bits: only those of tensor descriptors are taken
@@ -31,7 +32,7 @@ DTYPES = {
 }
 DTYPES |= {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "uint16", "pred": "bool"}
 DTYPES |= {"f16x2": "uint32", "bf16x2": "uint32", "f32x2": "uint64", "s16x2": "uint32", "u16x2": "uint32"}
-SCOPE = {**vars(arithmetic), **{kind: getattr(np, dtype) for kind, dtype in DTYPES.items()}}  # what blocks may name
+SCOPE = {**vars(arithmetic), "Order": Order, **{kind: getattr(np, dtype) for kind, dtype in DTYPES.items()}}  # what blocks may name
 FILES = {"bool": "P", "uint16": "H", "uint32": "W", "uint64": "D"}
 STORED = {"pred": "bool"} | {f"{kind}{bits}": f"uint{bits}" for bits in (16, 32, 64) for kind in "busf"}
 SPECIAL = re.compile(
@@ -463,13 +464,20 @@ effect(
     r"cp(?P<adds>\.reduce)?\.async\.bulk\.tensor\.[1-5]d\.global\.shared::cta(\.add)?(\.tile)?\.bulk_group",
     "c.store_box({here}, {address:1}, {descriptor:0}, {place:0}, bool('{adds}'), {mask})",
 )
+effect(
+    r"cp\.reduce\.async\.bulk\.global\.shared::cta\.bulk_group\.add\.f32",
+    "c.add_bulk({here}, {address:1}, {address:0}, {count:2}, {mask})",
+)
 effect(r"cp\.async\.bulk\.commit_group", "c.commit_bulk({here}, {mask})")
 effect(r"cp\.async\.bulk\.wait_group(?P<reads>\.read)?", "c.wait_bulk({here}, {mask}, {number:0}, bool('{reads}'))")
 effect(
     r"fence\.proxy\.async(\.(?P<space>shared::cta|shared::cluster|global))?|fence\.mbarrier_init\.release\.cluster",
     "c.races.proxy_fence(c, c.masked(s, {mask}), '{space}')",
 )
-effect(r"fence\.(acq_rel|sc)\.(cta|gpu|sys|cluster)|membar\.(gl|cta|sys)", "c.races.fence(c, c.masked(s, {mask}))")
+effect(
+    r"(fence\.(acq_rel|sc)(?!\.gl)|membar(?!\.(gpu|cluster)))\.(?P<scope>cta|cluster|gpu|gl|sys)",
+    "c.races.fence(c, c.masked(s, {mask}), '{scope}')",
+)
 row(
     r"mbarrier\.(try_wait|test_wait)\.parity\.shared(::cta)?\.b64", "c.wait_barrier({here}, {address:1}, {mask}, {count:2})", "pred"
 )
@@ -591,16 +599,19 @@ def load_parameter(b: _Block, o: list[Operand], kind: str) -> None:
     b.write(o[0], kind, f"np.uint64(c.parameters[{number}]).astype({kind})")
 
 
-def order_and_space(words: str, default: str) -> tuple[str, str]:
+def order_and_space(words: str, default: str) -> tuple[Order, str]:
+    """The scope of an atomic that names none is the GPU's, that of a volatile access the system's: atom, red, ld, st in 9.7."""
     found = opcode_words(words)
-    return next((order for order in ORDERS if order in found), default), "shared" if "shared" in found else "global"
+    order = next((order for order in ORDERS if order in found), default)
+    scope = next((scope for scope in ("cta", "cluster", "gpu", "sys") if scope in found), "sys" if order == "volatile" else "gpu")
+    return WEAK if order == "weak" else Order(order, scope), "shared" if "shared" in found else "global"
 
 
 @semantics(rf"ld{SCOPES}{ELEMENTS}")
 def load(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> None:
     order, space = order_and_space(words, "weak")
     kind, used = f"{'s' if kind[0] == 's' else 'u'}{kind[1:]}", b.instruction.used_bytes.bit_length()
-    given = f"{b.address(o[1])}, {b.mask()}, {DTYPES[kind]!r}, {int(count or 1)}, {space!r}, {order!r}, {used}"
+    given = f"{b.address(o[1])}, {b.mask()}, {DTYPES[kind]!r}, {int(count or 1)}, {space!r}, {order}, {used}"
     b.unpack(items(o[0]), kind, f"c.load({b.number}, s, {given})")
 
 
@@ -608,7 +619,7 @@ def load(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> None
 def store(b: _Block, o: list[Operand], words: str, count: str, kind: str) -> None:
     order, space = order_and_space(words, "weak")
     values = b.pack(items(o[1]), f"u{kind[1:]}")
-    b.line(f"c.store({b.number}, s, {b.address(o[0])}, {b.mask()}, {values}, {space!r}, {order!r})")
+    b.line(f"c.store({b.number}, s, {b.address(o[0])}, {b.mask()}, {values}, {space!r}, {order})")
 
 
 @semantics(
@@ -621,7 +632,7 @@ def atomic(b: _Block, o: list[Operand], op: str, words: str, what: str, count: s
         raise b.unknown()
     first = 1 if op == "atom" else 0
     given = [b.pack(items(x), kind) for x in o[first + 1 :]]
-    call = f"c.atomic({b.number}, s, {b.address(o[first])}, {b.mask()}, [{', '.join(given)}], {what!r}, {order!r}, {kind!r})"
+    call = f"c.atomic({b.number}, s, {b.address(o[first])}, {b.mask()}, [{', '.join(given)}], {what!r}, {order}, {kind!r})"
     if op == "atom":
         b.unpack(items(o[0]), {"f32": "u32", "f64": "u64"}.get(kind, kind), call)
     else:

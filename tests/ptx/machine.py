@@ -48,9 +48,11 @@ class Cta(Matmuls):
         self.pc, self.done = np.zeros(n, np.int64), np.zeros(n, bool)
         self.meetings: dict[int, Meeting] = {}
         self.polls = 0
-        lanes = {"laneid": self.tid % 32, "warpid": self.tid // 32, "clusterid": number, "cluster_ctarank": 0}
+        cluster, rank = divmod(number, program.kernel.cluster)
+        lanes = {"laneid": self.tid % 32, "warpid": self.tid // 32, "clusterid": cluster, "cluster_ctarank": rank}
+        lanes |= {"cluster_ctaidx": rank, "cluster_nctaidx": program.kernel.cluster}
         axes = zip("xyz", place, machine.grid, (n, 1, 1), strict=True)
-        self._special = lanes | {name: value for x, at, of, size in axes for name, value in self._axis(x, at, of, size)}
+        self._special = {name: value for x, at, of, size in axes for name, value in self._axis(x, at, of, size)} | lanes
         self.races.begin(self)
 
     def _axis(self, x: str, at: int, of: int, size: int) -> Iterator[tuple[str, Any]]:

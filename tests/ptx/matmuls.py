@@ -15,6 +15,7 @@ import numpy as np
 
 from . import tensor_cores as T
 from .arithmetic import OPERATIONS
+from .clocks import WEAK
 from .copies import Copies
 from .parse import Instruction, Vector, names
 from .shadow import granules
@@ -195,7 +196,7 @@ class Matmuls(Copies):
     # ---- tensor memory
 
     def allocate_tensor_memory(self, number: int, s: Any, address: np.ndarray, mask: Any) -> None:
-        self.store(number, s, address, mask, np.zeros((1, self.tid[s].size), np.uint32), "shared", "weak")
+        self.store(number, s, address, mask, np.zeros((1, self.tid[s].size), np.uint32), "shared", WEAK)
 
     def _cells(self, number: int, s: Any, opcode: str, address: np.ndarray, split: int) -> tuple[np.ndarray, np.ndarray]:
         """[threads, registers]."""

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from .arithmetic import OPERATIONS, by_elements
+from .clocks import Order
 
 GAP, ALIGNED = 512, 512  # bytes between allocations, and of their beginnings, as torch's allocator has them
 INTEGERS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -123,7 +124,7 @@ class Accesses:
         return self.tid[s][self.lanes(s, mask)]
 
     def load(
-        self, number: int, s: Any, address: np.ndarray, mask: Any, kind: str, count: int, space: str, order: str, used: int
+        self, number: int, s: Any, address: np.ndarray, mask: Any, kind: str, count: int, space: str, order: Order, used: int
     ) -> np.ndarray:
         """`count` elements a thread; only the first `used` bytes matter to the kernel, if it is not 0."""
         lanes, dtype = self.lanes(s, mask), np.dtype(kind)
@@ -136,14 +137,14 @@ class Accesses:
             self.races.shared_read(self, number, t, offset, used or size)
         else:
             offset, views = self.global_at(number, address[lanes], size, True), self.memory.views
-            self.races.global_read(self, number, t, offset, size, strong=order != "weak")
-            if order != "weak":
+            self.races.global_read(self, number, t, offset, size, order.scope)
+            if order.scope:
                 self.polls += 1
                 self.races.acquire(self, t, offset, order)
         made[:, lanes] = views[dtype.itemsize][offset // dtype.itemsize + np.arange(count)[:, None]]
         return made
 
-    def store(self, number: int, s: Any, address: np.ndarray, mask: Any, values: np.ndarray, space: str, order: str) -> None:
+    def store(self, number: int, s: Any, address: np.ndarray, mask: Any, values: np.ndarray, space: str, order: Order) -> None:
         lanes = self.lanes(s, mask)
         t, values = self.tid[s][lanes], values[:, lanes]
         if not t.size:
@@ -154,9 +155,9 @@ class Accesses:
             self.races.shared_write(self, number, t, offset, size, values)
         else:
             offset, views = self.global_at(number, address[lanes], size, False), self.memory.views
-            self.races.global_write(self, number, t, offset, size, strong=order != "weak")
-            if order != "weak":
-                self.races.release(self, t, offset, order)
+            self.races.global_write(self, number, t, offset, size, order.scope)
+            if order.scope:
+                self.races.release(self, t, offset, order, is_atomic=False)
             self._wrote(offset, size)
         views[values.itemsize][offset // values.itemsize + np.arange(len(values))[:, None]] = values
 
@@ -165,7 +166,7 @@ class Accesses:
         self.machine.events += 1
 
     def atomic(
-        self, number: int, s: Any, address: np.ndarray, mask: Any, given: list[np.ndarray], what: str, order: str, kind: str
+        self, number: int, s: Any, address: np.ndarray, mask: Any, given: list[np.ndarray], what: str, order: Order, kind: str
     ) -> np.ndarray:
         """What stood there before, as unsigned integers. Additions of floats count as plain accesses: their order decides bits."""
         old = np.zeros(given[0].shape, INTEGERS[given[0].itemsize])
@@ -176,11 +177,12 @@ class Accesses:
         count, size = len(given[0]), given[0].itemsize
         offset = self.global_at(number, address, size * count, True)
         is_float = kind[0] in "fb" and kind not in ("b16", "b32", "b64")
-        self.races.global_read(self, number, t, offset, size * count, strong=not is_float)
-        self.races.global_write(self, number, t, offset, size * count, strong=not is_float)
+        scope = "" if is_float else order.scope
+        self.races.global_read(self, number, t, offset, size * count, scope)
+        self.races.global_write(self, number, t, offset, size * count, scope)
         if not is_float:
             self.races.acquire(self, t, offset, order)
-            self.races.release(self, t, offset, order)
+            self.races.release(self, t, offset, order, is_atomic=True)
         index = offset // size + np.arange(count)[:, None]
         view = self.memory.views[size].view(given[0].dtype)
         if np.unique(index).size == index.size:

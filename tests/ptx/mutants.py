@@ -1,15 +1,16 @@
 """Kernels with one synchronisation weakened: does the executor see it?
 
-A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a wait
-that always passes. Each is executed beside the unbroken kernel, in one case or in several of the same kernel. A silent one may be
-redundant: then other sites, which still stand, give the same order, and with all of them gone more is found than without those
-others alone. Or nothing is seen even with all of its opcode gone together, or of barriers of a warp with others. What stays is a
-hole: of the cases, whose threads do not come there, or of the executor.
+A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a
+scope narrowed to the CTA, a wait that always passes. Each is executed beside the unbroken kernel, in one case or in several of the
+same kernel. A silent one may be redundant: then other sites, which still stand, give the same order, and with all of them gone more
+is found than without those others alone. Or nothing is seen even with all of its opcode weakened together, or of barriers of a warp
+with others. What stays is a hole: of the cases, whose threads do not come there, or of the executor.
 """
 
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,9 @@ WAYS = {  # how an instruction is weakened -> the beginnings of its opcode
     "pass": ("mbarrier.try_wait",),
     "one more": ("mbarrier.init",),
     "relax": ("ld.global.acquire", "ld.acquire", "red.release"),
+    "narrow": ("ld.", "st.", "atom.", "red.", "fence.acq_rel", "fence.sc", "membar"),
 }
+WIDE = re.compile(r"\.(cluster|gpu|gl|sys)\b")  # scopes
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,7 @@ class Site:
     number: int
     way: str
     text: str
+    kernel: str  # its name
 
     def weaken(self, kernel: Kernel) -> None:
         """Edits the instruction."""
@@ -49,6 +53,8 @@ class Site:
         elif self.way == "relax":
             for order in ("acquire", "release"):
                 found.opcode = found.opcode.replace(order, "relaxed")
+        elif self.way == "narrow":
+            found.opcode = WIDE.sub(".cta", found.opcode)
         else:
             found.opcode, found.operands = "mov.pred", [found.operands[0], "-1"]
 
@@ -94,38 +100,44 @@ class Verdict:
 def sites(kernel: Kernel) -> list[Site]:
     """Every synchronisation of a kernel, each way to weaken it."""
     return [
-        Site(number, way, kernel.where(number))
+        Site(number, way, kernel.where(number), kernel.name)
         for number, instruction in enumerate(kernel.instructions)
         for way, opcodes in WAYS.items()
         if instruction.opcode.startswith(opcodes)
         if way != "one more" or str(instruction.operands[-1]).isdigit()
+        if way != "narrow" or WIDE.search(instruction.opcode)
     ]
 
 
+def kernels(prepared: Prepared) -> list[Kernel]:
+    """Those that synchronise, as they were compiled, the one that does so most last. `prepared` must have run."""
+    found = [program.kernel for program in prepared.programs.values()]
+    return sorted((kernel for kernel in found if sites(kernel)), key=lambda kernel: len(sites(kernel)))
+
+
 def main_kernel(prepared: Prepared) -> Kernel:
-    """The kernel with the most synchronisation, as it was compiled. `prepared` must have run."""
-    return prepared.programs[_main(prepared)].kernel
+    return kernels(prepared)[-1]
 
 
-def _main(prepared: Prepared) -> str:
-    return max(prepared.programs, key=lambda ptx: len(sites(prepared.programs[ptx].kernel)))
+def _ptx(prepared: Prepared, name: str) -> str:
+    return next(ptx for ptx, program in prepared.programs.items() if program.kernel.name == name)
 
 
-def edited(prepared: Prepared, change: Callable[[Kernel], None]) -> dict[str, Program]:
-    """The main kernel as `change` leaves it, for `Prepared.run`."""
-    kernel = parse(ptx := _main(prepared))
+def edited(prepared: Prepared, change: Callable[[Kernel], None], name: str = "") -> dict[str, Program]:
+    """A kernel as `change` leaves it, for `Prepared.run`; without a name the main one."""
+    kernel = parse(ptx := _ptx(prepared, name or main_kernel(prepared).name))
     change(kernel)
     return {ptx: Program(kernel)}
 
 
 def judged(cases: Sequence[Prepared], weakened: Sequence[Site], seed: int = 0) -> Verdict:
-    """Executes the main kernel, whose PTX all cases have in common, with these sites weakened: what any case shows."""
+    """Executes one kernel, whose PTX all cases have in common, with these sites weakened: what any case shows."""
 
     def weaken(kernel: Kernel) -> None:
         for site in weakened:
             site.weaken(kernel)
 
-    programs = edited(cases[0], weaken)
+    programs = edited(cases[0], weaken, weakened[0].kernel)
     results = [case.run(seed, edited=programs) for case in cases]
     races = Counter[tuple[str, str, str]]()
     for race in (race for result in results for race in result.races):
@@ -140,18 +152,18 @@ def is_wrong(prepared: Prepared, result: Result) -> bool:
     return any(not error < limit for error in result.errors.values())
 
 
-def all_judged(cases: Sequence[Prepared]) -> Iterator[Verdict]:
-    """Each mutant's verdict. For a silent one, the other sites are searched for what replaces it."""
-    search = _Search(cases)
+def all_judged(cases: Sequence[Prepared], kernel: Kernel | None = None) -> Iterator[Verdict]:
+    """Each mutant's verdict, of the main kernel if none is named. For a silent one, others are searched for what replaces it."""
+    search = _Search(cases, kernel or main_kernel(cases[0]))
     idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
     verdicts = [judged(cases, [site]) for site in search.sites]
     # Triton has one before each copy by TMA, where mostly no lane has anything to say to another: a search for each would be long.
     between_lanes = at_once(cases, [each.site for each in verdicts if _opcode(each.site) == "bar.warp.sync" and each.silent])
     for site, verdict in zip(search.sites, verdicts, strict=True):
-        verdict.was_reached = any(case.programs[_main(case)].was_reached(site.number) for case in cases)
+        verdict.was_reached = any(case.programs[_ptx(case, site.kernel)].was_reached(site.number) for case in cases)
         if verdict.silent and verdict.was_reached:
             if idle[_opcode(site)]:
-                verdict.redundant = f"every {_opcode(site)} may go"
+                verdict.redundant = f"every {_opcode(site)} may be weakened"
             elif site in between_lanes:
                 verdict.redundant = f"{len(between_lanes)} bar.warp.sync may go at once"
             elif _opcode(site) == "bar.warp.sync":  # needed once those are gone, which the choice tried one after the other
@@ -178,8 +190,8 @@ def _by_opcode(every: Sequence[Site]) -> dict[str, list[Site]]:
 class _Search:
     """For what replaces a silent site: a set of others, without all of which it is needed. No execution is made twice."""
 
-    def __init__(self, cases: Sequence[Prepared]) -> None:
-        self.sites = sites(main_kernel(cases[0]))
+    def __init__(self, cases: Sequence[Prepared], kernel: Kernel) -> None:
+        self.sites = sites(kernel)
         self._judged = functools.cache(lambda weakened, seed: judged(cases, sorted(weakened, key=self.sites.index), seed))
 
     def replacing(self, site: Site) -> list[Site]:

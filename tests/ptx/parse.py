@@ -76,6 +76,7 @@ class Kernel:
     name: str
     threads: int  # of a CTA
     default_threads: int = 0  # of the default partition of a warp-specialised kernel; of others all
+    cluster: int = 1  # CTAs of a cluster, side by side
     parameters: dict[str, int] = field(default_factory=dict)  # name -> bytes
     types: dict[str, str] = field(default_factory=dict)  # register -> b16, b32, b64, f32, f64, pred
     instructions: list[Instruction] = field(default_factory=list)
@@ -112,6 +113,8 @@ def parse(text: str) -> Kernel:
     if not (opened and entry and threads):
         raise ValueError("no PTX of a kernel: .entry, .reqntid or its body is missing")
     kernel = Kernel(entry[1], int(threads[1]))
+    if clustered := re.search(r"\.reqnctapercluster\s+(\d+)", head):
+        kernel.cluster = int(clustered[1])
     for kind, name, size in PARAMETER.findall(head[entry.end() :]):
         kernel.parameters[name] = int(size) if size else BYTES[kind]
     statements, declared = _scan(body, head.count("\n") + 3, files)

@@ -8,10 +8,11 @@ store in flight. `Races` compares these with clocks.Clocks, whose docstring has 
     read, then write             the same; lanes of one warp need bar.warp.sync between them.                 8.7.1
     cp.async, cp.async.bulk      nobody may touch the target before the wait.                                 9.7.9.25.1
     wgmma, bulk stores           nobody may write what is read before the wait.                               9.7.15.4, 9.7.9.25.1
-    atomics, ordered accesses    of both sides make no race.                                                  8.7
+    atomics, ordered accesses    of both sides make no race, if the scope of each has the other's thread.     8.7
     additions of floats          count as plain reads and writes all the same: unordered ones give other bits.
 
-A race is found whatever order the two happened to run in. Per CTA the last reading warp of a granule of global memory is kept.
+A race is found whatever order the two happened to run in, but for these of global memory, where per CTA the last reading warp of a
+granule is kept: nothing is found of a read, and a write behind it by the same CTA, nor of an ordered read and a write behind it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from .clocks import GLOBAL, SHARED, WARP, Clock, Clocks
+from .clocks import GLOBAL, SHARED, WARP, Clock, Clocks, morally_strong
 
 MANY = 99  # lanes, warps or CTAs
 Index = np.ndarray
@@ -44,7 +45,7 @@ class Half:
         self.reader = np.zeros((readers, size), np.int16)  # the lane of a warp, or the warp of a CTA
         self.pending_write = np.zeros(size, bool)
         self.pending_read = np.zeros(size, np.int16)
-        self.strong = np.zeros(size, bool)  # written by an atomic or ordered access
+        self.reach = np.zeros(size, np.int32)  # of the writer's scope; 0: it was no atomic or ordered access
 
     def write(self, index: Index, writer: Any, now: int, number: int) -> None:
         self.writer[index], self.stamp[index], self.written_at[index] = writer, now, number
@@ -65,7 +66,7 @@ class Races(Clocks):
     checks = True
 
     def __init__(self, program: Any, memory: Any, ctas: int, shared_bytes: int, is_local: bool) -> None:
-        super().__init__(ctas, program.kernel.threads, is_local)
+        super().__init__(ctas, program.kernel.threads, is_local, program.kernel.cluster)
         self.program, self.memory, self.granule = program, memory, program.granule
         self.found: dict[tuple[str, int, int], list[Any]] = {}
         self._shared_size = -(-shared_bytes // self.granule)
@@ -223,12 +224,12 @@ class Races(Clocks):
     # ---- global memory
 
     def global_read(
-        self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False, bulk: bool = False
+        self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, scope: str = "", bulk: bool = False
     ) -> None:
         h = self.words
         t, index = self._spread(t, offset, size)
-        self._known_global(cta, number, t, index, h, strong, bulk, "read after write")
-        if strong:
+        self._known_global(cta, number, t, index, h, scope, bulk, "read after write")
+        if scope:
             return
         if self.is_local:
             other = (h.reads[0, index] > 0) & (h.reader[0, index] != cta.number % MANY)
@@ -239,11 +240,11 @@ class Races(Clocks):
         h.read_at[index] = number
 
     def global_write(
-        self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, strong: bool = False, bulk: bool = False
+        self, cta: Any, number: int, t: np.ndarray, offset: np.ndarray, size: int, scope: str = "", bulk: bool = False
     ) -> None:
         h = self.words
         t, index = self._spread(t, offset, size)
-        self._known_global(cta, number, t, index, h, strong, bulk, "write after write")
+        self._known_global(cta, number, t, index, h, scope, bulk, "write after write")
         if self.is_local:
             late = (h.reads[0, index] > 0) & (h.reader[0, index] != cta.number % MANY)
         else:
@@ -257,11 +258,9 @@ class Races(Clocks):
             first = index[late][0]
             self.report("write after read", number, h.read_at[first], self.memory.name(int(first) * self.granule))
         h.write(index, cta.number * self.threads + t, self.now, number)
-        h.strong[index] = strong
+        h.reach[index] = self.reach[scope]
 
-    def _known_global(
-        self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half, strong: bool, bulk: bool, kind: str
-    ) -> None:
+    def _known_global(self, cta: Any, number: int, t: np.ndarray, index: Index, h: Half, scope: str, bulk: bool, kind: str) -> None:
         """`bulk`: an access of TMA, through the async proxy."""
         writer = h.writer[index]
         if (writer < 0).all():
@@ -273,8 +272,8 @@ class Races(Clocks):
         if self.is_local:
             known = np.where(others == cta.number, known, 0)
         late = (h.stamp[index] >= known) & (writer >= 0) & (writer != cta.number * self.threads + t)
-        if strong:
-            late &= ~h.strong[index]
+        if scope:
+            late &= ~morally_strong(cta.number, self.reach[scope], others, h.reach[index])
         if late.any():
             first = index[late][0]
             place = f"{self.memory.name(int(first) * self.granule)}, CTA {cta.number} behind CTA {others[late][0]}"

@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import itertools
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -126,6 +128,7 @@ OTHERS = {
     "Gluon, masks of query heads that share keys": Case(
         "h100", 200, 200, heads=4, kv_heads=2, attention="head-mask", settings=BY_GLUON | {"guarantee": "batch"}
     ),
+    "table": Case("h100", 384, 384, heads=1, mask="causal", dynamic=True, settings=ONE_PASS),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
 
@@ -197,23 +200,36 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
 
 
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
+# Nor does anybody give up a wait, and report to the host where it stood.
 # Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go: the last wait for them, after
 # which shared memory could be used again, orders nothing, nor do the waits of Gluon's warp that loads for the chain's end, of
 # grad_out and of Q. Nor does the fence between proxies in the wait for the part before, whose sums TMA does not touch. Before the
 # wait for K and V at head dim 64 Triton puts a barrier, but each thread waits by itself. At head dim 256 a barrier stands between
 # stores to one place of dQ, which the barrier of the warp that adds orders, as the end of grad_out does P's: Triton would put one
 # there.
+NO_BRANCH = ["delete: barrier.sync: no thread comes there"] * 2
+NO_REPORT = [f"narrow: {opcode}: no thread comes there" for opcode in ("st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.b32")]
 HOLES = {
-    "sm_80": [],
-    "sm_90": [],
-    "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT"],
-    "Gluon": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
+    "sm_80": NO_REPORT,
+    "sm_90": NO_REPORT,
+    "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT", *NO_REPORT * 2],
+    "Gluon": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT * 2],
     "Gluon in parts": [
         *["delete: bar.sync: SILENT"] * 2,
-        *["delete: barrier.sync: no thread comes there"] * 2,
+        *NO_BRANCH,
         "delete: fence.proxy.async.global: SILENT",
+        *NO_REPORT * 3,
     ],
-    "Gluon of 256": ["delete: bar.sync: SILENT"] + ["delete: barrier.sync: no thread comes there"] * 2,
+    "Gluon of 256": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT],
+}
+# Of the kernels that run before: for preprocess, tables and lists. The one that reads a block mask ends with a barrier.
+HOLES_BEFORE = {
+    "sm_80": [],
+    "sm_90": [],
+    "table": [],
+    "masked": [],
+    "parts": ["delete: bar.sync: SILENT"],
+    "Gluon in parts": ["delete: bar.sync: SILENT"],
 }
 
 
@@ -231,9 +247,73 @@ def in_two_orders(case: Case) -> list[Prepared]:
 def test_every_mutant_is_seen_or_redundant(name: str, record_property: Callable[[str, object], None]) -> None:
     """Of the main kernel."""
     verdicts = list(mutants.all_judged(in_two_orders(CASES[name])))
-    assert [re.sub(r" \(.*?\)", "", verdict.line()) for verdict in verdicts if verdict.is_hole] == HOLES[name]
+    assert holes(verdicts) == sorted(HOLES[name])
     record_property(f"mutants of {name} seen", sum(not verdict.silent for verdict in verdicts))
     record_property(f"mutants of {name} redundant", sum(verdict.silent for verdict in verdicts))
+
+
+def holes(verdicts: Iterable[mutants.Verdict]) -> list[str]:
+    """Without lines of PTX."""
+    return sorted(re.sub(r" \(.*?\)", "", verdict.line()) for verdict in verdicts if verdict.is_hole)
+
+
+def with_blocks_listed_twice(case: Prepared) -> Prepared:
+    """Blocks that are listed as full stand among the partial ones too: nothing changes, but two threads write one place."""
+    made = copy.copy(case)
+    made.inputs = case.inputs | {name: tensor.clone() for name, tensor in case.inputs.items() if name in ("list4", "list5")}
+    count, listed, full_count, full = (made.inputs[f"list{n}"] for n in range(4, 8))
+    for at in itertools.product(*map(range, count.shape)):
+        end = int(count[at] + full_count[at])
+        listed[at][int(count[at]) : end] = full[at][: int(full_count[at])]
+        count[at] = end
+    return made
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", HOLES_BEFORE)
+def test_every_mutant_of_the_kernels_before_is_seen_or_redundant(name: str) -> None:
+    first = Prepared((CASES | OTHERS)[name])
+    cases = [first, with_blocks_listed_twice(first)] if first.case.is_flex else [first]
+    assert not any(unexplained(unbroken.races) or unbroken.fault for unbroken in (each.run() for each in cases))
+    before = [kernel for kernel in mutants.kernels(first)[:-1] if kernel.name.startswith("triton_tem")]  # not Inductor's own
+    assert holes(verdict for kernel in before for verdict in mutants.all_judged(cases, kernel)) == HOLES_BEFORE[name]
+
+
+@pytest.fixture(scope="module")
+def queue() -> Prepared:
+    """Of one head, by two workers."""
+    settings = IN_A_QUEUE | {"sm_reserve": 130}
+    made = Prepared(Case("h100", 384, 384, heads=1, mask="causal", settings=settings))
+    assert not made.run().races
+    return made
+
+
+def barriers_of_chain_in_queue(case: Prepared, remark: str) -> list[mutants.Site]:
+    """Of each partition of the Gluon kernel, the one that this remark stands behind."""
+    source = (Path(__file__).parents[2] / "templates" / "gluon" / "walk.py").read_text()
+    line = source.partition(f"barrier()  # {remark}")[0].count("\n") + 1
+    found = [site for site in mutants.sites(mutants.main_kernel(case)) if f"walk.py:{line})" in site.text]
+    assert len(found) == 4
+    return found
+
+
+# A partition reads behind the second barrier the row that it wrote before. The eight warps that multiply come to another barrier of
+# Triton's first, and the warp that loads to three of its own. Those that add come to none.
+@pytest.mark.every_case
+@pytest.mark.parametrize(("partition", "others"), [(0, 1), (1, 3), (2, 0), (3, 0)])
+def test_the_second_barrier_of_a_queue(partition: int, others: int, queue: Prepared) -> None:
+    site = barriers_of_chain_in_queue(queue, "all of them read what each has written")[partition]
+    behind = [other for other in mutants.sites(mutants.main_kernel(queue)) if other.number > site.number and other.way == "delete"]
+    alike = [other for other in behind if other.text.split()[0] == site.text.split()[0]][:others]
+    races = mutants.judged([queue], [site, *alike]).races
+    assert any(kind == "read after write" and at.startswith("ld.global.b32") for kind, at, _ in races)
+    assert not others or mutants.judged([queue], alike).silent
+
+
+def test_the_first_barrier_of_a_queue_is_a_hole(queue: Prepared) -> None:
+    """Before it a partition read the row of its last chain. The executor finds nothing of a write to global memory that comes
+    behind a read by the same CTA."""
+    assert mutants.judged([queue], barriers_of_chain_in_queue(queue, "all threads have read the row of the chain before")).silent
 
 
 HEAD = ".visible .entry k(\n.param .u64 .ptr .global .align 1 k_param_0\n)\n.reqntid 32\n{\n.reg .b32 %r<4>;\n"
