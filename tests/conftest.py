@@ -25,7 +25,7 @@ LONGEST = (
     "test_gluon_cubin.py",
 )
 # Where a case takes seconds. `make test` runs the first case of a test there, and `make nightly` the others.
-# Of a test that is marked `every_case`, `make test` runs all.
+# Of a test that is marked `every_case`, `make test` runs all, and a case that is marked `quick` beside the first.
 SLOW = (INTERPRETED, "expect", "ptx")
 
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         )
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if folder_of(item) in SLOW and not any(map(item.get_closest_marker, ("every_case", "nightly"))):
+        if folder_of(item) in SLOW and not any(map(item.get_closest_marker, ("every_case", "nightly", "quick"))):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for of_one_test in cases.values():
         for item in of_one_test[1:]:

@@ -54,7 +54,7 @@ def prepared(name: str) -> Prepared:
     return PREPARED[name]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.quick) if x.startswith("Gluon") else x for x in CASES])
 def test_right_in_one_order(name: str) -> None:
     right_in_one_order(prepared(name))
 
@@ -110,6 +110,7 @@ OTHERS = {
     "varlen, each sequence moved, on sm_80": Case("a100", 200, 200, kv_heads=1, attention="varlen", settings=MOVED),
     "ragged GQA on sm_89": Case("rtx4090", 200, 200, heads=2, kv_heads=1, mask="causal", dtype="fp16"),
     "chains in parts on sm_90": Case("h100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
+    "Gluon of 128": Case("h100", 384, 384, heads=1, head_dim=128, mask="causal", settings=IN_GLUON),
     "Gluon, heads that straddle rounds": Case("h100", 384, 384, heads=3, mask="causal", settings=IN_A_QUEUE),
     "Gluon, documents": Case("h100", 300, 300, heads=1, mask_mod="documents", settings=BY_GLUON),
     "Gluon, blocks of 256": Case("h100", 600, 600, heads=1, head_dim=128, mask_mod="documents", block=256, settings=BY_GLUON),
@@ -134,12 +135,12 @@ OTHERS = {
 
 
 QUICK = (
-    *("varlen", "dropout", "Gluon, heads that straddle rounds", "Gluon of 256, a mask in blocks"),
+    *("varlen", "dropout", "Gluon of 128", "Gluon, heads that straddle rounds", "Gluon of 256, a mask in blocks"),
     "Gluon, masks of query heads that share keys",
 )
 
 
-@pytest.mark.parametrize("name", [pytest.param(x, marks=() if x in QUICK else pytest.mark.nightly) for x in OTHERS])
+@pytest.mark.parametrize("name", [pytest.param(x, marks=pytest.mark.quick if x in QUICK else pytest.mark.nightly) for x in OTHERS])
 def test_other_attentions(name: str) -> None:
     right_in_one_order(Prepared(OTHERS[name]))
 
