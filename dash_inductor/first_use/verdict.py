@@ -38,7 +38,7 @@ FENCED = "3.7.1"  # the first Triton in which a Hopper's wgmma sees what cp.asyn
 
 log = logging.getLogger("dash_inductor")
 is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)  # whether what is compiled now is compiled to be tried
-followers: set[Callable[[Kind, Verdict], None]] = set()  # are told each verdict that this process comes to
+followers: set[Callable[[Kind, str, Verdict], None]] = set()  # are told each verdict that this process comes to, and its device
 
 
 class UnfitKernelError(RuntimeError):
@@ -107,7 +107,7 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
     if verdict.fit is None and not always and has_run(kind, device):
         log.warning("%s is used untried (%s): such a kernel has run on a GPU of this model", kind, verdict.said)
     for follower in followers:
-        follower(kind, verdict)
+        follower(kind, device, verdict)
     return verdict
 
 

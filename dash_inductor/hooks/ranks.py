@@ -95,9 +95,9 @@ def facts(device: torch.device) -> dict[str, str]:
     return {SWITCH: "on"} | machine(device) | ours | torch_s
 
 
-def _note_verdict(kind: Kind, said: Verdict) -> None:
+def _note_verdict(kind: Kind, device: str, said: Verdict) -> None:
     """Kernels that could not be tried are used, or not, as others are: that alone decides bits."""
-    used = said.fit if said.fit is not None else verdict.has_run(kind, "cuda")
+    used = said.fit if said.fit is not None else verdict.has_run(kind, device)
     _verdicts[str(kind)] = "that it is used" if used else f"that it is not ({said.said})"
 
 

@@ -135,7 +135,7 @@ def test_what_of_a_verdict_decides_bits(monkeypatch: pytest.MonkeyPatch, said: V
     monkeypatch.setattr(verdict, "has_run", lambda kind, device: has_run)
     monkeypatch.setattr(ranks, "_verdicts", {})
     assert ranks._note_verdict in verdict.followers
-    ranks._note_verdict(KIND, said)
+    ranks._note_verdict(KIND, "cuda:0", said)
     assert ranks._verdicts == {str(KIND): "that it is used" if used else "that it is not (x)"}
 
 
