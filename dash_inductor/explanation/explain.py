@@ -10,6 +10,7 @@ from .. import __version__, config
 from ..decision import Decision
 from ..devices import device as named_device
 from ..devices.cost_files import has_estimates
+from ..import_hook import NO_TRITON, has_triton
 from ..text import in_one_line
 from .report import Attention, Explanation
 
@@ -49,10 +50,12 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
 
     Raises:
         ValueError: with the remedy, in one line: there is no such device, the model is no module, its forward fails before any
-            graph is found, or the package is switched off.
+            graph is found, the package is switched off, or there is no Triton.
     """
     import torch
 
+    if not has_triton():
+        raise ValueError(NO_TRITON)
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"explain takes a torch.nn.Module and its inputs, not {type(model).__name__}: pass the model itself")
     if device is not None:

@@ -18,6 +18,8 @@ def autoload() -> None:
         if any(name.startswith("DASH_INDUCTOR") for name in os.environ) and not _asked_for(install):
             return
         install.want()
+    except ImportError as error:  # of what emulation needs, and the variables ask for
+        log.error("%s; torch.compile is plain Inductor", error)
     except Exception:
         log.exception("dash_inductor could not be installed; torch.compile is plain Inductor")
 

@@ -16,11 +16,17 @@ import torch._inductor.compile_fx
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from .failures import compile_graph
-from .hook import PATCHES
-from .install import eager_backward, forget_limit, is_enabled, watch_limit
-from .joint_pass import PASS, ready
-from .table import COMPILATION
+from ..import_hook import require_triton
+
+try:
+    from .failures import compile_graph
+    from .hook import PATCHES
+    from .install import eager_backward, forget_limit, is_enabled, watch_limit
+    from .joint_pass import PASS, ready
+    from .table import COMPILATION
+except ImportError:
+    require_triton()
+    raise
 
 CUSTOM = "joint_custom_post_pass"
 

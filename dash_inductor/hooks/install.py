@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from ..import_hook import after_import, forget_compiled
+from ..import_hook import after_import, forget_compiled, has_triton, require_triton
 from .hook import PATCHES, Hooks
 from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, LIMIT, OUTSIDE
 
@@ -38,6 +38,7 @@ def enable(**settings: Any) -> None:
     Raises:
         ValueError: a setting, or a `DASH_INDUCTOR_*` variable, that is not one of the allowed ones.
         RuntimeError: emulation is asked for, and Triton does not interpret in this process.
+        ImportError: there is no Triton.
     """
     from ..config import configure, current
 
@@ -48,6 +49,7 @@ def enable(**settings: Any) -> None:
         return
     if current().emulate:
         prepare_emulation()
+    require_triton()
     want(required=True)
 
 
@@ -102,6 +104,7 @@ def _register() -> None:
 
 
 def _activate() -> Any:
+    require_triton()
     return pkgutil.resolve_name(EAGER)()
 
 
@@ -116,7 +119,7 @@ def is_installed() -> bool:
 
 
 def _install_if_wanted() -> None:
-    if _wanted:
+    if _wanted and has_triton():  # without it nothing could be compiled for a GPU, and on a CPU nothing is rewritten
         install()
 
 
