@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from .. import __version__, config
 from ..decision import Decision
@@ -26,6 +26,7 @@ AUTOTUNES = (
     "torch.set_deterministic_debug_mode does not; TORCHINDUCTOR_DETERMINISTIC=1 does for the process"
 )
 EMULATED, CPU = "emulated", "cpu"
+_LOCK = threading.RLock()  # one at a time: what torch keeps for the whole process is put back as it was
 
 
 def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwargs: Any) -> Explanation:
@@ -66,7 +67,7 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     if not ready().enabled:
         raise ValueError("dash_inductor is switched off by DASH_INDUCTOR=0: unset it to have the model explained")
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
-    with mock.patch.object(config, "_current", replace(config.current(), on_unsupported="fallback")):
+    with _LOCK, config.within(replace(config.current(), on_unsupported="fallback")):
         decisions, traced, where, sms = _decided(model, inputs, kwargs, device)
         guarantee = config.current().guarantee
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -83,7 +84,6 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
 
     from .. import emulation
     from ..codegen.generate import deterministic
-    from ..hooks.hook import PATCHES
     from ..hooks.install import installed
     from . import decisions, gpu_attention
     from .joint_graphs import joint_graphs, line_of
@@ -106,7 +106,8 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     with installed(), leaving_no_trace(), deterministic(warn_only=warn_only):
         if device is not None:
             decisions.require_compiler()
-            with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
+            untouched = config.within(replace(config.current(), enabled=False))  # by the pass, until it is on the GPU
+            with gpu_attention.attention_of(named_device(device)), untouched:
                 traced = traced_on(cpu)
             with inductor_config.patch(deterministic=inductors_own):
                 return decisions.decide_on(device, traced.found, modules), traced, device, named_device(device).sms

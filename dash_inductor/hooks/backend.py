@@ -47,7 +47,7 @@ def dash(
         of_user = options.pop(CUSTOM, getattr(inductor_config, CUSTOM))
         inductor = torch._TorchCompileInductorWrapper(mode, options, None)
         watch_limit()
-        with _patched(), inductor_config.patch({CUSTOM: before(of_user)}), eager_backward():
+        with in_this_thread(of_user), eager_backward():
             return compile_graph(inductor, gm, example_inputs)
     return torch._TorchCompileInductorWrapper(mode, options, None)(gm, example_inputs)
 
@@ -87,10 +87,12 @@ def before(of_user: Any) -> CustomGraphPass:
 
 
 @contextlib.contextmanager
-def _patched() -> Iterator[None]:
+def in_this_thread(of_user: Any) -> Iterator[None]:
+    """Inside, what this thread compiles gets the pass, and then the user's own passes."""
     PATCHES.ask(*COMPILATION)
     try:
-        yield
+        with inductor_config.patch({CUSTOM: before(of_user)}):
+            yield
     finally:
         PATCHES.leave()
 

@@ -22,7 +22,7 @@ from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, LIMIT, OUTSIDE
 
 INDUCTOR = "torch._inductor.compile_fx"
 REGISTRY = "torch.nn.attention"
-EAGER = "dash_inductor.hooks.eager:activate"  # by name: it imports Inductor
+EAGER, HERE = "dash_inductor.hooks.eager:activate", "dash_inductor.hooks.backend:in_this_thread"  # by name: they import Inductor
 
 _wanted = False
 _installed = False
@@ -209,11 +209,11 @@ def _follow_settings() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Inside, the package is in Inductor, whether or not it is enabled."""
-    was_installed = _installed
-    install()
-    try:
+    """Inside, in this thread, the package is in Inductor, whether or not it is enabled."""
+    if _installed:
         yield
-    finally:
-        if not was_installed:
-            uninstall()
+        return
+    from torch._inductor import config
+
+    with pkgutil.resolve_name(HERE)(config.joint_custom_post_pass):
+        yield

@@ -63,10 +63,8 @@ def test_each_way_in_says_a_sentence():
     """Plain torch.compile says nothing."""
     said, stderr = process()
     assert stderr == "" and said["plain"] == [2, 2]
-    assert {name: said[name] for name in ("dash", "enable", "emulate", "eager")} == dict.fromkeys(
-        ("dash", "enable", "emulate", "eager"), ["ImportError", NO_TRITON]
-    )
-    assert said["explain"] == ["ValueError", NO_TRITON]
+    for name in ("dash", "enable", "emulate", "eager", "explain"):
+        assert said[name] == ["ValueError" if name == "explain" else "ImportError", NO_TRITON], name
     env = said["env"]
     assert [problem for problem in env["problems"] if "entry point" not in problem] == [NO_TRITON] and said["status"] == 1
     assert env["versions"]["torch"] == torch.__version__ and env["versions"]["triton"].startswith("cannot be imported")
