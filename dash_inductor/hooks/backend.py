@@ -7,6 +7,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ except ImportError:
     raise
 
 CUSTOM = "joint_custom_post_pass"
+_asked: ContextVar[bool] = ContextVar("asked", default=False)  # whether this thread compiles with the pass
 
 
 def dash(
@@ -64,7 +66,8 @@ dash.reset = _reset  # type: ignore[attr-defined]
 
 
 class Chain(CustomGraphPass):
-    """Passes one after the other, as one: torch 2.11 takes no more."""
+    """Passes one after the other, as one: torch 2.11 takes no more. Ours acts in the thread that asked for it, whose setting torch
+    2.11 gives to every thread."""
 
     def __init__(self, passes: tuple[Any, ...]) -> None:
         self._passes = passes
@@ -72,7 +75,8 @@ class Chain(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Runs them all."""
         for each in self._passes:
-            each(graph)
+            if each is not PASS or _asked.get():
+                each(graph)
 
     def uuid(self) -> Any:
         """Theirs; None, which keeps graphs out of caches, where one has none."""
@@ -80,20 +84,22 @@ class Chain(CustomGraphPass):
         return None if None in uuids else tuple(uuids)
 
 
-def before(of_user: Any) -> CustomGraphPass:
+def before(of_user: Any) -> Chain:
     """Our pass, then the user's own, which may be none, one, or since torch 2.13 a list or tuple of them."""
     passes = of_user if isinstance(of_user, (list, tuple)) else [] if of_user is None else [of_user]
-    return Chain((PASS, *passes)) if passes else PASS
+    return Chain((PASS, *passes))
 
 
 @contextlib.contextmanager
 def in_this_thread(of_user: Any) -> Iterator[None]:
     """Inside, what this thread compiles gets the pass, and then the user's own passes."""
     PATCHES.ask(*COMPILATION)
+    token = _asked.set(True)
     try:
         with inductor_config.patch({CUSTOM: before(of_user)}):
             yield
     finally:
+        _asked.reset(token)
         PATCHES.leave()
 
 

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import ClassMethodDescriptorType, MappingProxyType
 from typing import Any
 
 import torch
@@ -216,8 +216,16 @@ def around_here(owner: Any, name: str, function: Callable[..., Any], *, dynamo: 
 
 def _put_here(owner: Any, name: str, dynamo: bool) -> Undo:
     kept = inspect.getattr_static(owner, name)
-    kind = type(kept) if isinstance(kept, (classmethod, staticmethod, property)) else None
-    stock = kept.fget if kind is property else kept.__func__ if kind else kept
+    shield: Callable[..., Any] = (lambda f: f) if dynamo else functools.partial(torch._dynamo.disable, recursive=False)
+    kind: Callable[..., Any] | None
+    if isinstance(kept, property):
+        kind, stock = property, kept.fget
+    elif isinstance(kept, staticmethod):
+        kind, stock = staticmethod, kept.__func__
+    elif isinstance(kept, (classmethod, ClassMethodDescriptorType)):  # the latter is of C
+        kind, stock = classmethod, shield(lambda cls, *args, **kwargs: kept.__get__(None, cls)(*args, **kwargs))
+    else:
+        kind, stock = None, kept
 
     @functools.wraps(stock)
     def let_through(*args: Any, **kwargs: Any) -> Any:
@@ -225,7 +233,7 @@ def _put_here(owner: Any, name: str, dynamo: bool) -> Undo:
         return stock(*args, **kwargs) if function is None else function(stock, *args, **kwargs)
 
     let_through.dash_inductor = name  # type: ignore[attr-defined]
-    call = let_through if dynamo else torch._dynamo.disable(let_through, recursive=False)
+    call = shield(let_through)
     is_own, ours = name in vars(owner), kind(call) if kind else call
     setattr(owner, name, ours)
 
