@@ -36,7 +36,8 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     set already, for static shapes and whether or not the package is switched on. Nothing changes: parameters, gradients, buffers,
     random numbers, what torch.compile has compiled and `decisions()` stay as they are. Nothing runs, and no memory is allocated
     for tensors: model and inputs may be on the meta device. There is one exception: where the forward reads the value of a
-    tensor between two graphs, and model and inputs have values, the forward runs, without a gradient.
+    tensor between two graphs, and model and inputs have values, the forward runs, without a gradient. Threads that call this take
+    turns; the others go on as before.
 
     Where the forward ends before its end, the report has what was found so far, and what stopped it.
 

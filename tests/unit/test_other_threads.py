@@ -10,9 +10,12 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
 
 from dash_inductor import config
 from dash_inductor.codegen.generate import deterministic
+from dash_inductor.explanation.no_trace import leaving_no_trace
 from dash_inductor.hooks.hook import around_here
 from tests.unit.test_layers import ROOT, SOURCES
 
@@ -145,8 +148,6 @@ def test_blocks_that_overlap():
 
 def test_a_mode_that_is_on_is_left_alone(monkeypatch):
     """Deterministic mode is the process's: what is as it should be is not set again."""
-    import torch
-
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         with monkeypatch.context() as patch:
@@ -158,6 +159,15 @@ def test_a_mode_that_is_on_is_left_alone(monkeypatch):
         assert torch.is_deterministic_algorithms_warn_only_enabled()
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def test_what_another_thread_compiles_stays():
+    frames = CompileCounter()
+    f, x = torch.compile(lambda x: x + 1, backend=frames), torch.ones(2)
+    with leaving_no_trace():
+        in_a_thread(lambda: f(x))
+    f(x)
+    assert frames.frame_count == 1
 
 
 def test_settings_within_are_a_thread_s_own():
