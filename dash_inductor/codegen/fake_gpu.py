@@ -37,9 +37,9 @@ _LOCK = threading.RLock()
 def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
     """Make "cuda:0" the GPU called `device_key` for code generation and compilation, also in a CPU build of torch.
 
-    In this thread alone, and in one thread at a time: what torch remembers about a GPU is the process's, so that it is forgotten
-    before and after. Autograd cannot run on fake CUDA tensors
-    in a CPU build (it aborts the process): trace explicit forward and backward ops.
+    In this thread alone, and in one thread at a time: what torch remembers about a GPU is the process's, and is forgotten before
+    and after. Autograd cannot run on fake CUDA tensors in a CPU build (it aborts the process): trace explicit forward and
+    backward ops.
 
     Raises ValueError for an unknown key, RuntimeError under Triton's interpreter, which compiles nothing.
     """

@@ -185,29 +185,30 @@ def overridden(ops: Mapping[str, OpOverload], function: Callable[..., Any]) -> U
     return undo
 
 
-_here: ContextVar[Mapping[tuple[Any, str], Callable[..., Any]]] = ContextVar("here", default=MappingProxyType({}))
+_here: ContextVar[Mapping[Undo, Callable[..., Any]]] = ContextVar("here", default=MappingProxyType({}))
 _places: dict[tuple[Any, str], tuple[int, Undo]] = {}  # how many stand around one, and what makes it as it was
 _lock = threading.RLock()
 
 
 @contextlib.contextmanager
 def around_here(owner: Any, name: str, function: Callable[..., Any], *, dynamo: bool = True) -> Iterator[None]:
-    """Inside, in this thread alone, a call of the attribute is `function(stock, ...)`. What others call lets them through.
+    """Inside, a call of the attribute in this thread is `function(stock, ...)`; in other threads it is as ever.
 
-    The attribute may be a class's own or an inherited method, of any kind, or a property. dynamo: False keeps Dynamo from tracing
-    the call, but not what it calls.
+    The attribute may be a function of a module, a class's own or inherited method of any kind, or a property.
+
+    dynamo: False keeps Dynamo from tracing the call, but not what stock calls. Before torch 2.15 it cannot trace the call.
     """
     place = owner, name
     with _lock:
         count, undo = _places.get(place) or (0, _put_here(owner, name, dynamo))
         _places[place] = count + 1, undo
-    token = _here.set({**_here.get(), place: function})
+    token = _here.set({**_here.get(), undo: function})
     try:
         yield
     finally:
         _here.reset(token)
         with _lock:
-            count, undo = _places.pop(place)
+            count, _ = _places.pop(place)
             if count > 1:
                 _places[place] = count - 1, undo
             else:
@@ -229,7 +230,7 @@ def _put_here(owner: Any, name: str, dynamo: bool) -> Undo:
 
     @functools.wraps(stock)
     def let_through(*args: Any, **kwargs: Any) -> Any:
-        function = _here.get().get((owner, name))
+        function = _here.get().get(undo)
         return stock(*args, **kwargs) if function is None else function(stock, *args, **kwargs)
 
     let_through.dash_inductor = name  # type: ignore[attr-defined]

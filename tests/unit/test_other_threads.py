@@ -144,6 +144,8 @@ def test_blocks_that_overlap():
     first_ended.set()
     thread.join()
     assert found == ["around second stock, around stock"] and owner.f() == "around stock" and owner.f is not stock
+    with around_here(owner, "f", lambda stock: f"third {stock()}"):
+        assert owner.f() == "third around stock"
 
 
 def test_a_mode_that_is_on_is_left_alone(monkeypatch):
