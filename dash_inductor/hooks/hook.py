@@ -218,6 +218,7 @@ def around_here(owner: Any, name: str, function: Callable[..., Any], *, dynamo: 
 def _put_here(owner: Any, name: str, dynamo: bool) -> Undo:
     kept = inspect.getattr_static(owner, name)
     shield: Callable[..., Any] = (lambda f: f) if dynamo else functools.partial(torch._dynamo.disable, recursive=False)
+    stock: Any
     kind: Callable[..., Any] | None
     if isinstance(kept, property):
         kind, stock = property, kept.fget
