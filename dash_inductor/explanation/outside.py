@@ -24,6 +24,7 @@ from torch._ops import OpOverload
 from torch.autograd import Function
 
 from ..decision import Decision
+from ..hooks import hook
 from ..hooks.hook import around_here
 from ..hooks.outside import OUTSIDE
 from ..rewrite import third_party
@@ -31,7 +32,7 @@ from ..rewrite.declined import decision_of_call, mask_of
 from ..rewrite.stock_ops import implementation_for
 
 Tell = Callable[[Decision], None]
-OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), hook.__file__)  # the last stands around torch's functions
 
 
 _telling: ContextVar[tuple[Tell, Mapping[int, str]] | None] = ContextVar("_telling", default=None)
