@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,20 +53,20 @@ print(json.dumps({**said, "env": json.loads(out.getvalue()), "status": status}))
 """
 
 
-def process(program: str, **variables: str) -> tuple[dict[str, Any], str]:
-    """What each way in says, and what stands on stderr."""
+def process(program: str, **variables: str) -> tuple[dict[str, Any], list[str]]:
+    """What each way in says, and the lines on stderr, but for torch's own warnings, which have its files in them."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("DASH", "TORCH_LOGS", "TRITON"))}
     environ |= {"PYTHONPATH": ".", **variables}
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", program], cwd=root, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout), done.stderr
+    return json.loads(done.stdout), [line for line in done.stderr.splitlines() if not re.match(r"W\d+ .* torch/", line)]
 
 
 def test_each_way_in_says_a_sentence():
     """Plain torch.compile says nothing."""
     said, stderr = process(BEGIN + WAYS_IN + ENV)
-    assert (said["plain"], stderr) == (1, "")
+    assert (said["plain"], stderr) == (1, [])
     for name in ("dash", "enable", "emulate", "eager", "explain"):
         assert said[name] == ["ValueError" if name == "explain" else "ImportError", NO_TRITON], name
     env = said["env"]
@@ -78,7 +79,7 @@ def test_each_way_in_says_a_sentence():
 def test_emulation_that_is_asked_for():
     """One line when torch is imported, and no device in `env`."""
     said, stderr = process(BEGIN + ENV, DASH_INDUCTOR_EMULATE="1")
-    assert stderr.splitlines() == [f"{NO_TRITON}; torch.compile is plain Inductor"]
+    assert stderr == [f"{NO_TRITON}; torch.compile is plain Inductor"]
     assert NO_TRITON in said["env"]["problems"] and said["env"]["gpus"] == []
 
 
