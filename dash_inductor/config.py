@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
 
 from .import_hook import forget_compiled
+from .schedule.costs import MOST_SMS
 from .schedule.families import FAMILIES, GUARANTEES, ROUND_ROBIN
 from .templates.tiles import Template
 
@@ -27,6 +28,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "kernel": (AUTO, TRITON, GLUON),
     "guard": (AUTO, ALWAYS, OFF),
 }
+BOUNDS = {"sm_reserve": (0, MOST_SMS), "segment": (0, 2**31 - 1), "seed": (0, 2**32 - 1), "sms": (1, MOST_SMS)}
 
 
 @dataclass(frozen=True)
@@ -95,14 +97,9 @@ class Config:
             raise ValueError(f"silence={self.silence!r} is not names of ops or namespaces with commas between them")
         if self.costs and not self.costs.endswith(".toml"):
             raise ValueError(f"costs={self.costs!r} is not the path of a cost file, which ends in .toml")
-        if self.sms < 1:
-            raise ValueError(f"sms={self.sms} is not a positive number")
-        if self.seed < 0:
-            raise ValueError(f"seed={self.seed} is negative")
-        if self.sm_reserve < 0:
-            raise ValueError(f"sm_reserve={self.sm_reserve} is negative")
-        if self.segment < 0:
-            raise ValueError(f"segment={self.segment} is negative")
+        for name, (least, most) in BOUNDS.items():
+            if not least <= getattr(self, name) <= most:
+                raise ValueError(f"{name}={getattr(self, name)} is not from {least} to {most}")
         for name, value in (("launch", "chained"), ("template", Template.TWO_PASS.value)):
             if self.sm_reserve and getattr(self, name) == value:
                 raise ValueError(f"{name}={value!r} takes whatever SMs are free: sm_reserve={self.sm_reserve} would not be kept")
@@ -143,8 +140,8 @@ def _parse(name: str, text: str, kind: type, allowed: tuple[str, ...]) -> object
             raise ValueError(f"{name}={text!r} is not one of 0, 1")
         return text == "1"
     if kind is int:
-        if not text.isascii() or not text.isdigit():
-            raise ValueError(f"{name}={text!r} is not a whole number >= 0")
+        if not re.fullmatch("[0-9]{1,20}", text):  # of thousands of digits Python makes no number
+            raise ValueError(f"{name}={text!r} is not a whole number >= 0 of at most 20 digits")
         return int(text)
     if allowed and text not in allowed:
         raise ValueError(f"{name}={text!r} is not one of {', '.join(allowed)}")

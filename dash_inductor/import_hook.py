@@ -1,4 +1,4 @@
-"""What depends on whether a module of torch is imported, without importing it.
+"""What depends on whether a module of torch is imported, or Triton is there, without importing it.
 
 Used by the autoload entry point, which runs at the end of `import torch` and must not import Inductor itself.
 """
@@ -7,12 +7,32 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
 
+NO_TRITON = (
+    "dash_inductor needs Triton, which this Python does not find: on Linux, pip install triton; elsewhere leave attention to "
+    "PyTorch's own kernels, by plain torch.compile"
+)
+
 log = logging.getLogger(__name__)
+
+
+def has_triton() -> bool:
+    """Whether there is a Triton to import; torch has none on macOS and Windows, and its CPU builds bring none."""
+    try:
+        return importlib.util.find_spec("triton") is not None
+    except (ImportError, ValueError):  # of another finder, or of a stand-in without a spec
+        return "triton" in sys.modules
+
+
+def require_triton() -> None:
+    """ImportError, which says so in a sentence, where there is none."""
+    if not has_triton():
+        raise ImportError(NO_TRITON, name="triton") from None
 
 
 def after_import(module_name: str, callback: Callable[[], None], *, required: bool = False) -> None:

@@ -17,8 +17,8 @@ from ..devices import key_for
 from ..devices.cost_files import COSTS_REMEDY, CostFileError, load_costs
 from ..devices.target import stays_stock, target_of
 from ..hooks.install import is_enabled, is_installed
-from ..hooks.joint_pass import SETTINGS, TESTED
-from ..hooks.table import HOOKS
+from ..hooks.table import HOOKS, SETTINGS, TESTED
+from ..import_hook import NO_TRITON, has_triton
 from ..rewrite.declined import REFUSED, why_no_target
 from ..templates import gluon_is_tested, why_no_gluon
 from ..templates.tiles import EMULATED, tile
@@ -89,6 +89,9 @@ def in_torch(problems: list[str]) -> dict[str, Any]:
         problems.append("DASH_INDUCTOR=0 switches everything off: unset it to have attention rewritten")
     elif os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
         problems.append("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps the package off: unset it, or call dash_inductor.enable()")
+    if not has_triton():
+        problems.append(NO_TRITON)
+        return {"attention pass": "off, since there is no Triton", "emulation": "off, since there is no Triton"}
     waiting = "installed as soon as Inductor is imported" if is_enabled() else "off"
     listed = "DASH" in torch.nn.attention.list_flash_attention_impls()
     active = torch.nn.attention.current_flash_attention_impl() == "DASH"
@@ -103,7 +106,7 @@ def in_torch(problems: list[str]) -> dict[str, Any]:
 def hooks(problems: list[str]) -> dict[str, Any]:
     """Every place of torch that this package fills, and whether this torch has it."""
     figures = {}
-    for hook in HOOKS:
+    for hook in HOOKS if has_triton() else ():
         figures[hook.place] = {
             "value": "missing" if hook.is_missing else "patched" if hook.put else "offered by torch",
             "purpose": hook.purpose,
@@ -134,9 +137,10 @@ def gpus(known: list[dict[str, Any]], problems: list[str]) -> list[dict[str, Any
     problems += [f"torch does not see the {gpu['name']}: {why}" for gpu in smi.values() if not seen]
     found = [*seen, *(gpu | {"torch": f"does not see it; {why}"} for gpu in smi.values())]
     with suppress(ValueError):  # a wrong setting, which is among the problems
-        if current().enabled and current().emulate:
+        on = has_triton() and current().enabled
+        if on and current().emulate:
             found.append({"name": "emulated on the CPU"} | _target(torch.device("cpu"), problems))
-        if not found and current().enabled:
+        if on and not found:
             problems.append(
                 "there is no GPU that torch can use, and nothing is emulated: every attention keeps its stock kernel, which is "
                 "deterministic on the CPU; DASH_INDUCTOR_EMULATE=1 emulates a GPU"

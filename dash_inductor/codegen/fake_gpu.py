@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._dynamo.device_interface as device_interface
@@ -28,15 +28,18 @@ from torch._inductor.select_algorithm import TritonTemplate
 from triton.backends.compiler import GPUTarget
 
 from ..devices import NamedDevice, device, target
+from ..hooks.hook import around_here
+
+_LOCK = threading.RLock()
 
 
 @contextmanager
 def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
     """Make "cuda:0" the GPU called `device_key` for code generation and compilation, also in a CPU build of torch.
 
-    The state of torch and Triton that is replaced is the process's, not the thread's; all of it is put back at the
-    end, and nothing that was remembered about one GPU survives into the next. Autograd cannot run on fake CUDA tensors
-    in a CPU build (it aborts the process): trace explicit forward and backward ops.
+    In this thread alone, and in one thread at a time: what torch remembers about a GPU is the process's, and is forgotten before
+    and after. Autograd cannot run on fake CUDA tensors in a CPU build (it aborts the process): trace explicit forward and
+    backward ops.
 
     Raises ValueError for an unknown key, RuntimeError under Triton's interpreter, which compiles nothing.
     """
@@ -46,33 +49,49 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
             "fake_gpu needs Triton's compiler, and TRITON_INTERPRET is set in this process: generate code in a process without it"
         )
     properties = _properties(gpu)
-    interface = _interface(gpu, properties)
-    device_interface.get_interface_for_device("cpu")  # registers torch's own interfaces, which would replace ours
     # torch.cuda.is_available keeps its answer: Inductor makes real CUDA tensors for its patterns where it is true.
-    answers: dict[str, Callable[..., Any]] = {
-        "current_device": lambda: 0,
-        "device_count": lambda: 1,
-        "get_device_capability": lambda device=None: gpu.capability,
-        "get_device_name": lambda device=None: gpu.name,
-        "get_device_properties": lambda device=None: properties,
+    asked: dict[str, Any] = {
+        "current_device": 0,
+        "device_count": 1,
+        "get_device_capability": gpu.capability,
+        "get_device_name": gpu.name,
+        "get_device_properties": properties,
     }
-    interfaces = {"cuda": interface, "cuda:0": interface}
+    interface = {
+        **{name: asked[name] for name in ("current_device", "device_count", "get_device_properties")},
+        "is_available": True,
+        "is_bf16_supported": True,
+        "is_triton_capable": True,
+        "raise_if_triton_unavailable": None,
+        "get_compute_capability": gpu.arch,
+    }
+    worker = {name: asked[name] for name in ("current_device", "get_device_properties")}
+    driver = _Driver(gpu)
+    flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
+    answers = (
+        *((torch.cuda, name, answer) for name, answer in asked.items()),
+        *((device_interface.CudaInterface, name, answer) for name, answer in interface.items()),
+        *((device_interface.CudaInterface.Worker, name, answer) for name, answer in worker.items()),
+        (type(triton.runtime.driver), "active", driver),
+        (triton_helpers, "set_driver_to_gpu", None),
+        (target, "is_there", False),
+    )
     with ExitStack() as stack:
+        stack.enter_context(_LOCK)
         stack.callback(_forget_devices)
-        stack.enter_context(mock.patch.dict(device_interface.device_interfaces, interfaces))
-        for name, answer in answers.items():
-            stack.enter_context(mock.patch.object(torch.cuda, name, answer))
-        stack.enter_context(mock.patch.object(triton.runtime.driver, "_active", _Driver(gpu)))
-        stack.enter_context(mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None))
-        stack.enter_context(mock.patch.object(target, "is_there", lambda device: False))
+        for owner, name, answer in answers:
+            stack.enter_context(around_here(owner, name, functools.partial(_answer, answer)))
+        stack.enter_context(around_here(flex, "_permute_strides", _permuted))
         stack.enter_context(inductor_config.patch(joint_graph_constant_folding=False))  # it would make constants on the GPU
-        flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
-        stack.enter_context(mock.patch.object(flex, "_permute_strides", _permuted))
         _forget_devices()
         yield gpu
 
 
-def _permuted(out: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
+def _answer(answer: Any, *_: Any, **__: Any) -> Any:
+    return answer
+
+
+def _permuted(stock: Any, out: torch.Tensor, strides: tuple[int, ...]) -> torch.Tensor:
     """torch's own copies `out`, which a CPU build refuses for fake CUDA tensors."""
     new, step = [0] * out.dim(), 1
     for dim in get_fill_order(strides):
@@ -131,26 +150,6 @@ def _properties(gpu: NamedDevice) -> types.SimpleNamespace:
         is_integrated=False,
         is_multi_gpu_board=False,
     )
-
-
-def _interface(gpu: NamedDevice, properties: types.SimpleNamespace) -> type:
-    """The device interface Inductor asks in place of torch's for CUDA."""
-
-    class FakeGpuInterface(device_interface.CudaInterface):
-        current_device = staticmethod(lambda: 0)
-        device_count = staticmethod(lambda: 1)
-        is_available = staticmethod(lambda: True)
-        is_bf16_supported = staticmethod(lambda including_emulation=True: True)
-        is_triton_capable = staticmethod(lambda device=None: True)
-        raise_if_triton_unavailable = staticmethod(lambda device=None: None)
-        get_compute_capability = staticmethod(lambda device=None: gpu.arch)
-        get_device_properties = staticmethod(lambda device=None: properties)  # type: ignore[assignment]
-
-        class Worker(device_interface.CudaInterface.Worker):
-            current_device = staticmethod(lambda: 0)
-            get_device_properties = staticmethod(lambda device=None: properties)
-
-    return FakeGpuInterface
 
 
 def _forget_devices() -> None:

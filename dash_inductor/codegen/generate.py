@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
@@ -25,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ..decision import Decision, decisions_in
+from ..hooks.hook import around_here
 from ..hooks.install import installed
 from ..op import SDPA_BACKWARD
 from ..problem import DTYPES
@@ -174,15 +174,19 @@ def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
 
 @contextmanager
 def deterministic(mode: bool = True, *, warn_only: bool = False) -> Iterator[None]:
-    """Deterministic mode, strict unless `warn_only`, or none, and the caller's afterwards."""
-    enabled = torch.are_deterministic_algorithms_enabled()
-    was_warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    with inductor_config.patch(deterministic=inductor_config.deterministic):  # torch.use_... sets it as well
-        torch.use_deterministic_algorithms(mode, warn_only=warn_only)
+    """Deterministic mode, strict unless `warn_only`, or none, and the caller's afterwards.
+
+    The mode is the process's. So it is left alone where it is on as it should be.
+    """
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    with inductor_config.patch(deterministic=mode):  # as torch.use_... sets it
+        if before != (mode, warn_only):
+            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
         try:
             yield
         finally:
-            torch.use_deterministic_algorithms(enabled, warn_only=was_warn_only)
+            if before != (mode, warn_only):
+                torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 class _WrapperReady(BaseException):
@@ -193,11 +197,11 @@ class _WrapperReady(BaseException):
 def _stop_at_wrapper() -> Iterator[None]:
     """Make Inductor raise `_WrapperReady(source)` where it would import the wrapper and compile its kernels."""
 
-    def stop(self: GraphLowering) -> Any:
-        wrapper, _ = self.codegen()
+    def stop(_: Any, lowering: GraphLowering) -> Any:
+        wrapper, _ = lowering.codegen()
         raise _WrapperReady(wrapper.value)
 
-    with mock.patch.object(GraphLowering, "compile_to_module", stop):
+    with around_here(GraphLowering, "compile_to_module", stop):
         yield
 
 

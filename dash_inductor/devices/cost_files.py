@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
+import stat
 import sys
 from collections.abc import Mapping
 from functools import cache
@@ -16,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import GLUON, TRITON
-from ..schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, Q_MATMULS, Costs, TwoPass
+from ..schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, MOST_SMS, Q_MATMULS, Costs, TwoPass
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -37,7 +39,18 @@ GLUON_BY_HEAD_DIM = tuple(OF_GLUON + name for name in ("tflops", "hop_ns", "shif
 CAUSAL, SMALL_TILE = "causal_percent", "small_tile_percent"
 OPTIONAL = (CAUSAL, OF_GLUON + CAUSAL, SMALL_TILE)
 TEXTS = ("gpu", "arch")
-POSITIVE = ("sms", "l2_bytes", "tflops", f"{OF_GLUON}tflops", "two_pass_percent", *OPTIONAL)
+# From and to which value each number goes, by the end of its name; beyond these no GPU is, and sums of them fit into 64 bits.
+RANGES = {
+    "sms": (1, MOST_SMS),
+    "l2_bytes": (1, 2**40),
+    "tflops": (1, 10**6),
+    "_ns": (0, 10**9),
+    "shift_percent": (0, 10**4),
+    SWEEP: (0, 10**4),
+    "_percent": (1, 10**4),
+}
+# Of a file: the time that a key takes to be read grows as the square of its dots, and the stack with the depth of brackets.
+MOST_BYTES, MOST_COLUMNS, MOST_BRACKETS = 1 << 16, 2000, 100
 
 COSTS_REMEDY = "every compilation raises this: name another file, or unset DASH_INDUCTOR_COSTS"
 
@@ -69,43 +82,66 @@ def _shipped(path: Path) -> Mapping[str, Any]:
 def _named(path: str) -> tuple[Mapping[str, Any], str]:
     """What a file of the user's says, and the SHA-256 of its bytes. Once in a process: both are of the same bytes."""
     try:
-        data = Path(path).read_bytes()
+        data = _bytes_of(path)
+        numbers = tomllib.loads(data.decode())
+        if wrong := _what_is_wrong(numbers):
+            raise ValueError(wrong)
     except OSError as error:
         raise CostFileError(f"cost file {path} cannot be read: {error.strerror}") from None
-    try:
-        numbers = tomllib.loads(data.decode())
     except ValueError as error:
         raise CostFileError(f"cost file {path} is damaged: {error}") from None
-    if wrong := _what_is_wrong(numbers):
-        raise CostFileError(f"cost file {path} is damaged: {wrong}")
     return MappingProxyType(numbers), hashlib.sha256(data).hexdigest()
+
+
+def _bytes_of(path: str) -> bytes:
+    """What a file has; ValueError if it is none, such as a pipe, which would not end, or too large for a cost file."""
+
+    def at_once(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe without a writer would wait for one
+
+    with open(path, "rb", opener=at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError("it is not a regular file")
+        data = file.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES} bytes")
+    if max(map(len, data.split(b"\n"))) > MOST_COLUMNS:
+        raise ValueError(f"a line has more than {MOST_COLUMNS} bytes")
+    if data.count(b"[") + data.count(b"{") > MOST_BRACKETS:
+        raise ValueError(f"it opens more than {MOST_BRACKETS} brackets")
+    return data
 
 
 def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
     """The first thing for which a file is no cost file that a user may name."""
-    for name in ("gpu", "arch"):
+    for name in TEXTS:
         if not isinstance(numbers.get(name), str):
             return f"it does not say {name}"
-    if not re.fullmatch(r"sm_\d+", numbers["arch"]):
-        return f"arch = {numbers['arch']!r} is not one such as 'sm_90'"
+    if not re.fullmatch("sm_[0-9]{2,3}", numbers["arch"]):
+        return f"arch = {numbers['arch']!r:.40} is not one such as 'sm_90'"
     by_head_dim = BY_HEAD_DIM + GLUON_BY_HEAD_DIM if numbers["arch"] == "sm_90" else BY_HEAD_DIM
     optional = tuple(name for name in OPTIONAL if name in numbers)
     wanted = {name: numbers.get(name) for name in WHOLE}
     for name in (*by_head_dim, *optional):
-        group = numbers.get(name)
-        entries = group if isinstance(group, dict) else {}
-        others = ["256"] * (name in GLUON_BY_HEAD_DIM or "256" in entries) + ["32"] * ("32" in entries)
-        wanted |= {f"{name}.{up_to}": entries.get(up_to) for up_to in ("64", "128", *others)}
+        entries = numbers.get(name)
+        entries = entries if isinstance(entries, dict) else {}
+        asked = ("64", "128", *(["256"] if name in GLUON_BY_HEAD_DIM else []))
+        if unknown := sorted(set(entries) - {"32", "64", "128", "256"}):
+            return f"{name}.{unknown[0]} is no cost constant"
+        wanted |= {f"{name}.{up_to}": entries.get(up_to) for up_to in (*asked, *(x for x in entries if x not in asked))}
+    if unknown := sorted(set(numbers) - {*TEXTS, *WHOLE, *by_head_dim, *optional}):
+        return f"{unknown[0]} is no cost constant"
     for name, entry in wanted.items():
-        if not isinstance(entry, dict) or not {"value", "estimate", "source"} <= set(entry):
-            return f"{name} has no value, estimate and source"
-        least = int(name.partition(".")[0] in POSITIVE)
-        if type(entry["value"]) is not int or entry["value"] < least:
-            return f"{name} = {entry['value']!r} is not a whole number >= {least}"
+        if not isinstance(entry, dict) or set(entry) != {"value", "estimate", "source"}:
+            return f"{name} has not a value, an estimate and a source"
+        least, most = next(bounds for end, bounds in RANGES.items() if name.partition(".")[0].endswith(end))
+        if type(entry["value"]) is not int or not least <= entry["value"] <= most:
+            return f"{name} = {entry['value']!r:.40} is not a whole number from {least} to {most}"
         if type(entry["estimate"]) is not bool:
-            return f"estimate = {entry['estimate']!r} of {name} is neither true nor false"
-    unknown = sorted(set(numbers) - {"gpu", "arch", *WHOLE, *by_head_dim, *optional})
-    return f"{unknown[0]} is no cost constant" if unknown else None
+            return f"estimate = {entry['estimate']!r:.40} of {name} is neither true nor false"
+        if not isinstance(entry["source"], str):
+            return f"source = {entry['source']!r:.40} of {name} is no text"
+    return None
 
 
 def digest_of(path: str) -> str:

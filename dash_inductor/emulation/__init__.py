@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ..import_hook import after_import
+from ..import_hook import after_import, require_triton
 from .patches import Patches
 from .session import ACTIVE, LAUNCHES, LOCK, Emulation, Launch, Session
 
@@ -76,7 +76,7 @@ def prepare_environment(seed: int = 0, *, sms: int = 6) -> None:
 
     Raises:
         RuntimeError: Triton was imported before and compiles instead of interpreting.
-        ImportError: the packages of the extra `emulate` are missing.
+        ImportError: Triton, or the packages of the extra `emulate` are missing.
     """
     if "triton" not in sys.modules:
         os.environ["TRITON_INTERPRET"] = "1"
@@ -101,6 +101,7 @@ def _enter(emulation: Emulation, *, outermost: bool = False) -> Session:
 
 
 def _require_interpreter() -> None:
+    require_triton()
     missing = [name for name in ("greenlet", "numpy") if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"emulation needs {' and '.join(missing)}: pip install 'dash-inductor[emulate]'")

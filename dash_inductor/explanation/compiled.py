@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copyreg
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
@@ -16,6 +17,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 
 from ..codegen.fake_gpu import fake_gpu
+from ..hooks.hook import around_here
 from .decisions import CUDA, modules_of, move
 from .gpu_attention import attention_of
 
@@ -40,9 +42,8 @@ def compiling_for(key: str, *, moving: Context = contextlib.nullcontext) -> Iter
     with contextlib.ExitStack() as stack:
         stack.enter_context(loading_nothing())
         for name in ("_recursive_joint_graph_passes", "_compile_fx_inner"):
-            moved = _moved(getattr(compile_fx, name), moving)
-            stack.enter_context(mock.patch.object(compile_fx, name, moved))
-        stack.enter_context(mock.patch.object(compile_fx, "compile_fx", _ended(compile_fx.compile_fx)))
+            stack.enter_context(around_here(compile_fx, name, functools.partial(_moved, moving)))
+        stack.enter_context(around_here(compile_fx, "compile_fx", _ended))
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         gpu = stack.enter_context(fake_gpu(key))
         stack.enter_context(attention_of(gpu))
@@ -56,31 +57,24 @@ def loading_nothing() -> Iterator[None]:
     # A CPU build lacks the first, which generated code names. Static launchers load what they launch.
     with (
         mock.patch.object(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, create=True),
-        mock.patch.object(CachingAutotuner, "_make_launchers", lambda self: None),
+        around_here(CachingAutotuner, "_make_launchers", lambda stock, kernel: None),
         inductor_config.patch(compile_threads=1, use_static_triton_launcher=False),
     ):
         yield
 
 
-def _ended(stock: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        stock(*args, **kwargs)
-        raise CompiledError
-
-    return run
+def _ended(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    stock(*args, **kwargs)
+    raise CompiledError
 
 
-def _moved(stock: Callable[..., Any], moving: Context) -> Callable[..., Any]:
+def _moved(moving: Context, stock: Callable[..., Any], gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
     """Moves the graph, and inputs, to the GPU before `stock` takes them."""
-
-    def run(gm: torch.fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with moving():
-            for module in modules_of(gm):
-                move(module)
-            args = torch.utils._pytree.tree_map(on_gpu, args)
-        return stock(gm, *args, **kwargs)
-
-    return run
+    with moving():
+        for module in modules_of(gm):
+            move(module)
+        args = torch.utils._pytree.tree_map(on_gpu, args)
+    return stock(gm, *args, **kwargs)
 
 
 def on_gpu(x: Any) -> Any:

@@ -6,7 +6,6 @@ import operator
 from collections.abc import Container, Iterator
 from dataclasses import replace
 from typing import Any
-from unittest import mock
 
 import torch
 import torch._inductor.config as inductor_config
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..codegen.fake_gpu import fake_gpu
 from ..decision import Decision, decisions_in
+from ..hooks.hook import around_here
 from ..hooks.joint_pass import PASS, decline_if_left_out
 from ..op import MARK, NOTE
 from ..rewrite.declined import noted
@@ -130,15 +130,15 @@ class _Lowered(BaseException):
     """Carries a lowered graph out of Inductor, past the handlers that would report it as a failed compilation."""
 
 
-def _stop(self: GraphLowering) -> Any:
-    raise _Lowered(self)
+def _stop(_: Any, lowering: GraphLowering) -> Any:
+    raise _Lowered(lowering)
 
 
 def _lowered(module: fx.GraphModule) -> Decision:
     """What the lowering of a rewritten attention alone records, which depends on nothing around it."""
     inputs = [x.meta["val"] for x in module.graph.nodes if x.op == "placeholder"]
     mode = next(x.fake_mode for x in inputs if isinstance(x, FakeTensor))
-    with inductor_config.patch(LOWERING), mock.patch.object(GraphLowering, "compile_to_module", _stop):
+    with inductor_config.patch(LOWERING), around_here(GraphLowering, "compile_to_module", _stop):
         try:
             with tracing(None), mode, V.set_fake_mode(mode):
                 compile_fx.compile_fx_inner(module, inputs)

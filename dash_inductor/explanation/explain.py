@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-from unittest import mock
 
 from .. import __version__, config
 from ..decision import Decision
 from ..devices import device as named_device
 from ..devices.cost_files import has_estimates
+from ..import_hook import NO_TRITON, has_triton
 from ..text import in_one_line
 from .report import Attention, Explanation
 
@@ -25,6 +26,7 @@ AUTOTUNES = (
     "torch.set_deterministic_debug_mode does not; TORCHINDUCTOR_DETERMINISTIC=1 does for the process"
 )
 EMULATED, CPU = "emulated", "cpu"
+_LOCK = threading.RLock()  # one at a time: what torch keeps for the whole process is put back as it was
 
 
 def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwargs: Any) -> Explanation:
@@ -34,7 +36,8 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     set already, for static shapes and whether or not the package is switched on. Nothing changes: parameters, gradients, buffers,
     random numbers, what torch.compile has compiled and `decisions()` stay as they are. Nothing runs, and no memory is allocated
     for tensors: model and inputs may be on the meta device. There is one exception: where the forward reads the value of a
-    tensor between two graphs, and model and inputs have values, the forward runs, without a gradient.
+    tensor between two graphs, and model and inputs have values, the forward runs, without a gradient. Threads that call this take
+    turns; the others go on as before.
 
     Where the forward ends before its end, the report has what was found so far, and what stopped it.
 
@@ -49,10 +52,12 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
 
     Raises:
         ValueError: with the remedy, in one line: there is no such device, the model is no module, its forward fails before any
-            graph is found, or the package is switched off.
+            graph is found, the package is switched off, or there is no Triton.
     """
     import torch
 
+    if not has_triton():
+        raise ValueError(NO_TRITON)
     if not isinstance(model, torch.nn.Module):
         raise ValueError(f"explain takes a torch.nn.Module and its inputs, not {type(model).__name__}: pass the model itself")
     if device is not None:
@@ -63,7 +68,7 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     if not ready().enabled:
         raise ValueError("dash_inductor is switched off by DASH_INDUCTOR=0: unset it to have the model explained")
     model = getattr(model, "_orig_mod", model)  # of torch.compile(model)
-    with mock.patch.object(config, "_current", replace(config.current(), on_unsupported="fallback")):
+    with _LOCK, config.within(replace(config.current(), on_unsupported="fallback")):
         decisions, traced, where, sms = _decided(model, inputs, kwargs, device)
         guarantee = config.current().guarantee
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -80,7 +85,6 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
 
     from .. import emulation
     from ..codegen.generate import deterministic
-    from ..hooks.hook import PATCHES
     from ..hooks.install import installed
     from . import decisions, gpu_attention
     from .joint_graphs import joint_graphs, line_of
@@ -103,7 +107,8 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     with installed(), leaving_no_trace(), deterministic(warn_only=warn_only):
         if device is not None:
             decisions.require_compiler()
-            with gpu_attention.attention_of(named_device(device)), PATCHES.paused():
+            untouched = config.within(replace(config.current(), enabled=False))  # by the pass, until it is on the GPU
+            with gpu_attention.attention_of(named_device(device)), untouched:
                 traced = traced_on(cpu)
             with inductor_config.patch(deterministic=inductors_own):
                 return decisions.decide_on(device, traced.found, modules), traced, device, named_device(device).sms

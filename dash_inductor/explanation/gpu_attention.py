@@ -6,10 +6,9 @@ tensors before that of `scaled_dot_product_attention` in aten/src/ATen/native/tr
 
 from __future__ import annotations
 
-import functools
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
@@ -22,6 +21,7 @@ from torch.nn.attention import SDPBackend, flex_attention
 from ..devices import NamedDevice
 from ..emulation.efficient import STOCK, forget_dispatch
 from ..emulation.kernels import implement
+from ..hooks.hook import around_here
 from ..rewrite.stock_ops import CUDNN, EFFICIENT, FLASH, SDPA
 from . import outside
 
@@ -51,7 +51,7 @@ def attention_of(gpu: NamedDevice) -> Iterator[None]:
     try:
         with (
             mock.patch.object(flex_attention, "_validate_device", lambda query, key, value: None),
-            mock.patch.object(torch.autocast, "__init__", _autocast),
+            around_here(torch.autocast, "__init__", _autocast),
             torch.autocast("cpu", torch.get_autocast_dtype("cuda"), enabled=True)
             if torch.is_autocast_enabled("cuda")
             else nullcontext(),
@@ -74,12 +74,8 @@ def taken_for_gpu(on: bool) -> Iterator[None]:
         _thread.on = before
 
 
-_init_autocast = torch.autocast.__init__
-
-
-@functools.wraps(_init_autocast)  # Dynamo looks at the signature
-def _autocast(self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
-    _init_autocast(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+def _autocast(stock: Callable[..., None], self: torch.autocast, device_type: str, *args: Any, **kwargs: Any) -> None:
+    stock(self, "cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
 
 def _attend(

@@ -15,7 +15,6 @@ import itertools
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
@@ -26,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from ..decision import Decision
+from ..hooks.hook import around_here
 from ..rewrite.kept import note_names
 from ..rewrite.varlen import note_used_logsumexps
 from ..text import in_one_line
@@ -269,9 +269,7 @@ def _stop_after_joint_passes() -> Iterator[None]:
         note_names(gm.graph)
         raise _JointReady(gm)
 
-    with contextlib.ExitStack() as stack:
-        for owner, name, around in ((compile_fx, PASSES, stop), (graph_compile, NESTED_PASSES, entered)):
-            stack.enter_context(mock.patch.object(owner, name, functools.partial(around, getattr(owner, name))))
+    with around_here(compile_fx, PASSES, stop), around_here(graph_compile, NESTED_PASSES, entered):
         yield
 
 

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import random
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Iterator
@@ -55,9 +56,11 @@ def leaving_no_trace() -> Iterator[None]:
 def _code_caches_restored() -> Iterator[None]:
     """What Dynamo compiles inside is found by nobody afterwards; what it compiled before, is."""
     before: dict[types.CodeType, list[Any]] = {}
+    here = threading.get_ident()
 
     def remember(code: types.CodeType, new_code: types.CodeType) -> None:
-        before.setdefault(code, _guards(code))
+        if threading.get_ident() == here:
+            before.setdefault(code, _guards(code))
 
     handle = convert_frame.register_bytecode_hook(remember)
     try:

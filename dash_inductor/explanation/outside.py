@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +24,15 @@ from torch._ops import OpOverload
 from torch.autograd import Function
 
 from ..decision import Decision
+from ..hooks import hook
+from ..hooks.hook import around_here
 from ..hooks.outside import OUTSIDE
 from ..rewrite import third_party
 from ..rewrite.declined import decision_of_call, mask_of
 from ..rewrite.stock_ops import implementation_for
 
 Tell = Callable[[Decision], None]
-OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent))
+OURS = (str(Path(torch.__file__).parent), str(Path(__file__).parent), hook.__file__)  # the last stands around torch's functions
 
 
 _telling: ContextVar[tuple[Tell, Mapping[int, str]] | None] = ContextVar("_telling", default=None)
@@ -40,11 +41,10 @@ _telling: ContextVar[tuple[Tell, Mapping[int, str]] | None] = ContextVar("_telli
 @contextlib.contextmanager
 def told(tell: Tell, model: nn.Module) -> Iterator[None]:
     """Tells of each that is called on a tensor with a gradient while nothing is compiled."""
-    stock = Function.__dict__["apply"]
 
     # Dynamo is not to trace this frame, but what it calls.
     @torch._dynamo.disable(recursive=False)
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(stock: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)]
         has_gradient = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
         # AOTAutograd applies torch's own ones while a graph is compiled.
@@ -52,10 +52,10 @@ def told(tell: Tell, model: nn.Module) -> Iterator[None]:
         if telling is not None and third_party.ATTENTION.search(cls.__name__):
             tell, modules = telling
             tell(_decided(cls, args, kwargs, modules))
-        return stock.__get__(None, cls)(*args, **kwargs)
+        return stock(cls, *args, **kwargs)
 
     modules = {id(module): name for name, module in model.named_modules()}
-    with _telling_by((tell, modules)), mock.patch.object(Function, "apply", classmethod(apply)):
+    with _telling_by((tell, modules)), around_here(Function, "apply", apply, dynamo=False):
         yield
 
 

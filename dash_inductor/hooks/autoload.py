@@ -19,6 +19,8 @@ def autoload() -> None:
             install.tell_ranks_off()
             return
         install.want()
+    except ImportError as error:  # of what emulation needs, and the variables ask for
+        log.error("%s; torch.compile is plain Inductor", error)
     except Exception:
         log.exception("dash_inductor could not be installed; torch.compile is plain Inductor")
 

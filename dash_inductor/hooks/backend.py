@@ -7,6 +7,7 @@ import functools
 import sys
 import warnings
 from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -16,14 +17,21 @@ import torch._inductor.compile_fx
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-from .failures import compile_graph
-from .hook import PATCHES
-from .install import eager_backward, forget_limit, is_enabled, watch_limit
-from .joint_pass import PASS, ready
-from .table import COMPILATION
-from .told import tell_off
+from ..import_hook import require_triton
+
+try:
+    from .failures import compile_graph
+    from .hook import PATCHES
+    from .install import eager_backward, forget_limit, is_enabled, watch_limit
+    from .joint_pass import PASS, ready
+    from .table import COMPILATION
+    from .told import tell_off
+except ImportError:
+    require_triton()
+    raise
 
 CUSTOM = "joint_custom_post_pass"
+_asked: ContextVar[bool] = ContextVar("asked", default=False)  # whether this thread compiles with the pass
 
 
 def dash(
@@ -43,7 +51,7 @@ def dash(
         of_user = options.pop(CUSTOM, getattr(inductor_config, CUSTOM))
         inductor = torch._TorchCompileInductorWrapper(mode, options, None)
         watch_limit()
-        with _patched(), inductor_config.patch({CUSTOM: before(of_user)}), eager_backward():
+        with in_this_thread(of_user), eager_backward():
             return compile_graph(inductor, gm, example_inputs)
     return torch._TorchCompileInductorWrapper(mode, options, None)(gm, example_inputs)
 
@@ -60,7 +68,8 @@ dash.reset = _reset  # type: ignore[attr-defined]
 
 
 class Chain(CustomGraphPass):
-    """Passes one after the other, as one: torch 2.11 takes no more."""
+    """Passes one after the other, as one: torch 2.11 takes no more. Ours acts in the thread that asked for it, whose setting torch
+    2.11 gives to every thread."""
 
     def __init__(self, passes: tuple[Any, ...]) -> None:
         self._passes = passes
@@ -68,7 +77,8 @@ class Chain(CustomGraphPass):
     def __call__(self, graph: torch.fx.Graph) -> None:
         """Runs them all."""
         for each in self._passes:
-            each(graph)
+            if each is not PASS or _asked.get():
+                each(graph)
 
     def uuid(self) -> Any:
         """Theirs; None, which keeps graphs out of caches, where one has none."""
@@ -76,18 +86,22 @@ class Chain(CustomGraphPass):
         return None if None in uuids else tuple(uuids)
 
 
-def before(of_user: Any) -> CustomGraphPass:
+def before(of_user: Any) -> Chain:
     """Our pass, then the user's own, which may be none, one, or since torch 2.13 a list or tuple of them."""
     passes = of_user if isinstance(of_user, (list, tuple)) else [] if of_user is None else [of_user]
-    return Chain((PASS, *passes)) if passes else PASS
+    return Chain((PASS, *passes))
 
 
 @contextlib.contextmanager
-def _patched() -> Iterator[None]:
+def in_this_thread(of_user: Any) -> Iterator[None]:
+    """Inside, what this thread compiles gets the pass, and then the user's own passes."""
     PATCHES.ask(*COMPILATION)
+    token = _asked.set(True)
     try:
-        yield
+        with inductor_config.patch({CUSTOM: before(of_user)}):
+            yield
     finally:
+        _asked.reset(token)
         PATCHES.leave()
 
 

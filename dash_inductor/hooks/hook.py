@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import inspect
 import operator
 import pkgutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
+from types import ClassMethodDescriptorType, MappingProxyType
 from typing import Any
 
 import torch
@@ -99,17 +102,6 @@ class Hooks:
             if not self._askers:
                 self._undo()
 
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Inside, torch is as it was."""
-        with self._lock:
-            hooks = [*self._put]
-            self._undo()
-        try:
-            yield
-        finally:
-            self.add(*hooks)
-
     def _undo(self) -> None:
         while self._put:
             _, undo = self._put.popitem()
@@ -190,6 +182,71 @@ def overridden(ops: Mapping[str, OpOverload], function: Callable[..., Any]) -> U
         stock = torch.library.get_kernel(op, dispatch_key)
         library.impl(op, functools.partial(function, op, stock), dispatch_key, with_keyset=True)
     forget()
+    return undo
+
+
+_here: ContextVar[Mapping[Undo, Callable[..., Any]]] = ContextVar("here", default=MappingProxyType({}))
+_places: dict[tuple[Any, str], tuple[int, Undo]] = {}  # how many stand around one, and what makes it as it was
+_lock = threading.RLock()
+
+
+@contextlib.contextmanager
+def around_here(owner: Any, name: str, function: Callable[..., Any], *, dynamo: bool = True) -> Iterator[None]:
+    """Inside, a call of the attribute in this thread is `function(stock, ...)`; in other threads it is as ever.
+
+    The attribute may be a function of a module, a class's own or inherited method of any kind, or a property.
+
+    dynamo: False keeps Dynamo from tracing the call, but not what stock calls. Before torch 2.15 it cannot trace the call.
+    """
+    place = owner, name
+    with _lock:
+        count, undo = _places.get(place) or (0, _put_here(owner, name, dynamo))
+        _places[place] = count + 1, undo
+    token = _here.set({**_here.get(), undo: function})
+    try:
+        yield
+    finally:
+        _here.reset(token)
+        with _lock:
+            count, _ = _places.pop(place)
+            if count > 1:
+                _places[place] = count - 1, undo
+            else:
+                undo()
+
+
+def _put_here(owner: Any, name: str, dynamo: bool) -> Undo:
+    kept = inspect.getattr_static(owner, name)
+    shield: Callable[..., Any] = (lambda f: f) if dynamo else functools.partial(torch._dynamo.disable, recursive=False)
+    stock: Any
+    kind: Callable[..., Any] | None
+    if isinstance(kept, property):
+        kind, stock = property, kept.fget
+    elif isinstance(kept, staticmethod):
+        kind, stock = staticmethod, kept.__func__
+    elif isinstance(kept, (classmethod, ClassMethodDescriptorType)):  # the latter is of C
+        kind, stock = classmethod, shield(lambda cls, *args, **kwargs: kept.__get__(None, cls)(*args, **kwargs))
+    else:
+        kind, stock = None, kept
+
+    @functools.wraps(stock)
+    def let_through(*args: Any, **kwargs: Any) -> Any:
+        function = _here.get().get(undo)
+        return stock(*args, **kwargs) if function is None else function(stock, *args, **kwargs)
+
+    let_through.dash_inductor = name  # type: ignore[attr-defined]
+    call = shield(let_through)
+    is_own, ours = name in vars(owner), kind(call) if kind else call
+    setattr(owner, name, ours)
+
+    def undo() -> None:
+        if vars(owner).get(name) is not ours:
+            return  # somebody stands around ours, which goes on to let everybody through
+        if is_own:
+            setattr(owner, name, kept)
+        else:
+            delattr(owner, name)
+
     return undo
 
 

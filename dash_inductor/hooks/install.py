@@ -16,14 +16,14 @@ from collections.abc import Iterator
 from types import CodeType
 from typing import Any
 
-from ..import_hook import after_import, forget_compiled
+from ..import_hook import after_import, forget_compiled, has_triton, require_triton
 from .hook import PATCHES, Hooks
 from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, LIMIT, OFF, OUTSIDE
 
 INDUCTOR = "torch._inductor.compile_fx"
 REGISTRY = "torch.nn.attention"
 DISTRIBUTED = "torch.distributed"
-EAGER = "dash_inductor.hooks.eager:activate"  # by name: it imports Inductor
+EAGER, HERE = "dash_inductor.hooks.eager:activate", "dash_inductor.hooks.backend:in_this_thread"  # by name: they import Inductor
 
 _wanted = False
 _installed = False
@@ -40,6 +40,7 @@ def enable(**settings: Any) -> None:
     Raises:
         ValueError: a setting, or a `DASH_INDUCTOR_*` variable, that is not one of the allowed ones.
         RuntimeError: emulation is asked for, and Triton does not interpret in this process.
+        ImportError: there is no Triton.
     """
     from ..config import configure, current
 
@@ -50,6 +51,7 @@ def enable(**settings: Any) -> None:
         return
     if current().emulate:
         prepare_emulation()
+    require_triton()
     want(required=True)
 
 
@@ -104,6 +106,7 @@ def _register() -> None:
 
 
 def _activate() -> Any:
+    require_triton()
     return pkgutil.resolve_name(EAGER)()
 
 
@@ -123,7 +126,7 @@ def is_installed() -> bool:
 
 
 def _install_if_wanted() -> None:
-    if _wanted:
+    if _wanted and has_triton():  # without it nothing could be compiled for a GPU, and on a CPU nothing is rewritten
         install()
 
 
@@ -213,11 +216,11 @@ def _follow_settings() -> None:
 
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
-    """Inside, the package is in Inductor, whether or not it is enabled."""
-    was_installed = _installed
-    install()
-    try:
+    """Inside, in this thread, the package is in Inductor, whether or not it is enabled."""
+    if _installed:
         yield
-    finally:
-        if not was_installed:
-            uninstall()
+        return
+    from torch._inductor import config
+
+    with pkgutil.resolve_name(HERE)(config.joint_custom_post_pass):
+        yield

@@ -20,10 +20,7 @@ from ..rewrite.declined import log, report_bug
 from ..rewrite.graph import rewrite, rewritten
 from . import cache_key, failures, ranks
 from .hook import PATCHES
-from .table import HOOKS, LOWERING, RUNS_PASS
-
-TESTED = "2.11", "2.15"  # the first and the last torch that the tests run with
-SETTINGS = ("pattern_matcher", "use_joint_graph_passes")  # the pass is left out where one is off
+from .table import HOOKS, LOWERING, RUNS_PASS, SETTINGS, TESTED
 
 
 class DashPass(CustomGraphPass):

@@ -9,6 +9,9 @@ from .hook import Hook, around, around_entry, dispatched, first_entry, last_memb
 
 FLEX_BACKWARD = "torch:ops.higher_order.flex_attention_backward"
 
+TESTED = "2.11", "2.15"  # the first and the last torch that the tests run with
+SETTINGS = ("pattern_matcher", "use_joint_graph_passes")  # of Inductor: the pass is left out where one is off
+
 RUNS_PASS = Hook(
     "torch._inductor.fx_passes.joint_graph",
     "pass_patterns",

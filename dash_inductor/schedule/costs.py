@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and head-dim entry
 SWEEP_CTAS = 4  # of which one reads each Q tile from memory, and the others hit L2
+MOST_SMS = 1024  # that a setting or a cost file may say; no GPU has 200
 KV_MATMULS, Q_MATMULS = 4, 3  # matmuls per step of two passes: dK/dV 4 (5 if split), dQ 3
 
 

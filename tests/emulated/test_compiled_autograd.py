@@ -78,7 +78,7 @@ def same_with_compiled_autograd(name: str, backend: str = "inductor") -> None:
         expected, decided = train(name, by_compiled_autograd=False, backend=backend)
         actual, again = train(name, by_compiled_autograd=True, backend=backend)
     assert all(torch.equal(x, y) for x, y in zip(actual, expected, strict=True))
-    elsewhere = {"graph": None, "source": None, "module": ""}
+    elsewhere = {"graph": None, "source": None, "module": "", "joint": ""}
     assert replace(again, **elsewhere) == replace(decided, **elsewhere)
     assert again.rewritten == (name not in ("declined", "by hand"))
 

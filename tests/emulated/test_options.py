@@ -30,8 +30,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.checkpoint import checkpoint
 
-from dash_inductor import UnsupportedAttentionError, clear_decisions, decisions, emulation, enabled
-from dash_inductor.hooks.hook import PATCHES
+from dash_inductor import UnsupportedAttentionError, clear_decisions, config, decisions, emulation, enabled
 
 NIGHTLY = os.environ.get("HYPOTHESIS_PROFILE") == "nightly"
 PARTS, EXAMPLES = (8, 250) if NIGHTLY else (1, 10)  # parts can run side by side; examples of each
@@ -316,6 +315,10 @@ def references(step: Step) -> list[list[Tensor | None]]:
     return wide
 
 
+def without_the_pass() -> contextlib.AbstractContextManager[None]:
+    return config.within(replace(config.current(), enabled=False))
+
+
 def fails_alike(step: Step, raised: Exception) -> bool:
     """Whether the same step raises the same without this package's pass: traced alone, or by Inductor under emulation, also where
     it knows head dims, as this package has to."""
@@ -331,7 +334,7 @@ def fails_alike(step: Step, raised: Exception) -> bool:
     )
     for way, device in ways:
         try:
-            with device, deterministic_mode(step.deterministic), PATCHES.paused():
+            with device, deterministic_mode(step.deterministic), without_the_pass():
                 gradients_of(way)
         except Exception as stock:
             if kind(stock) == kind(raised):
@@ -341,7 +344,7 @@ def fails_alike(step: Step, raised: Exception) -> bool:
 
 def are_of_stock(step: Step, actual: dict[int, list[Tensor | None]]) -> bool:
     """Whether Inductor gives some attentions of a step the same under emulation without this package's pass, to the bit."""
-    with deterministic_mode(step.deterministic), emulation.emulate(**step.emulated), PATCHES.paused():
+    with deterministic_mode(step.deterministic), emulation.emulate(**step.emulated), without_the_pass():
         stock = gradients_of(step)
     try:
         torch.testing.assert_close(actual, {index: stock[index] for index in actual}, rtol=0, atol=0, equal_nan=True)

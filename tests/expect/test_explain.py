@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import random
+import threading
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,21 +41,26 @@ from explained import (
 )
 from kernels import assert_expected
 from torch import nn
+from torch._dynamo.device_interface import get_interface_for_device
 from torch._dynamo.testing import CompileCounter
 from torch._dynamo.utils import counters
+from torch._inductor import compile_fx
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention import SDPBackend
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import dash_inductor
 from dash_inductor import config, explain
 from dash_inductor.cli.main import main
-from dash_inductor.devices import device
+from dash_inductor.devices import device, target
 from dash_inductor.explanation import decisions
 from dash_inductor.explanation.gpu_attention import chosen
 from dash_inductor.hooks import install
+from dash_inductor.hooks.backend import CUSTOM
 from dash_inductor.rewrite.varlen import LOGSUMEXP
 
 FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
+OF_A_THREAD = torch.__version__ >= "2.13"  # torch's settings, which torch 2.11 and 2.12 have once in a process
 NO_FP32 = "dtype fp32 is not one of bf16, fp16"
 
 
@@ -257,6 +266,66 @@ def test_nothing_is_left_behind(device):
     explain(Attention(), tokens(torch.float32)[:, :128], device=device)
     torch.compile(Attention(), backend=backend)(x)
     assert shapes and all(type(size) is int for size in shapes)
+
+
+def attention_backward(query: Any, key: Any, value: Any, grad_out: Any) -> Any:
+    out, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(query, key, value)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad_out, query, key, value, out, logsumexp, 0.0, False
+    )
+
+
+@pytest.fixture
+def off_and_strict(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The package is off, the mode deterministic, and an attention that stays would be an error."""
+    was_enabled = install.is_enabled()
+    dash_inductor.disable()
+    monkeypatch.setattr(config, "_current", config.Config(on_unsupported="error"))
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+    if was_enabled:
+        install.want()
+
+
+def test_other_threads_see_nothing_of_it(off_and_strict: None) -> None:
+    """They read what they set, ask their own GPUs, and their graphs go through Inductor's passes as ever."""
+    graph = make_fx(attention_backward, tracing_mode="fake")(*(torch.ones(1, 1, 8, 8) for _ in range(4)))
+    owners = torch._inductor.config, torch._functorch.config, torch._dynamo.config
+    names = ("fx_graph_cache", "deterministic", CUSTOM), ("enable_autograd_cache",), ("recompile_limit", "suppress_errors")
+    own = (False, False, None), (False,), (3, True)
+    ended, seen, readings = threading.Event(), [], Counter[str]()
+
+    def read() -> str:
+        passed = compile_fx._recursive_joint_graph_passes(torch.fx.GraphModule(graph, copy.deepcopy(graph.graph)))
+        values = [[getattr(owner, name) for name in of] for owner, of in zip(owners, names, strict=True)]
+        modes = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        asked = torch.cuda.device_count(), get_interface_for_device("cuda").is_available(), target.is_there(torch.device("cuda"))
+        return repr((config.current(), values if OF_A_THREAD else [], modes, asked, str(passed.graph)))
+
+    def reads() -> None:
+        for owner, of, values in zip(owners, names, own, strict=True):
+            for name, value in zip(of, values, strict=True) if OF_A_THREAD else ():
+                setattr(owner, name, value)
+        seen.append(read())
+        ready.set()
+        while not ended.wait(0.002):
+            try:
+                readings[read()] += 1
+            except BaseException as error:
+                readings[repr(error)] += 1
+
+    read()  # Inductor makes its patterns once, in no thread but one
+    ready, reader = threading.Event(), threading.Thread(target=reads)
+    reader.start()
+    ready.wait()
+    try:
+        reports = [explain(Attention().bfloat16(), tokens(), device=device) for device in ("h100", None)]
+    finally:
+        ended.set()
+        reader.join()
+    assert [report.all_rewritten for report in reports] == [True, False]
+    assert [*readings] == seen and readings.total() > 20, readings
 
 
 def test_many_calls_do_not_reach_the_limit_of_recompilation():

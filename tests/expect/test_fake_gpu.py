@@ -52,9 +52,10 @@ def settings() -> dict[str, object]:
     config = {name: getattr(inductor_config, name) for name in ("fx_graph_cache", "compile_threads", "deterministic")}
     return {
         "interfaces": dict(device_interface.device_interfaces),
+        "interface": [dict(vars(each)) for each in (device_interface.CudaInterface, device_interface.CudaInterface.Worker)],
         "worker properties": dict(device_interface.caching_worker_device_properties),
         "torch.cuda": {name: getattr(torch.cuda, name) for name in names},
-        "driver": triton.runtime.driver._active,
+        "driver": (triton.runtime.driver._active, vars(type(triton.runtime.driver))["active"]),
         "set_driver_to_gpu": triton_helpers.set_driver_to_gpu,
         "compile_to_module": GraphLowering.compile_to_module,
         "inductor config": config,

@@ -7,7 +7,7 @@ import torch._dynamo
 
 import dash_inductor
 from dash_inductor import config
-from dash_inductor.config import CHOICES, Config, configure, current, from_environment, variable
+from dash_inductor.config import BOUNDS, CHOICES, Config, configure, current, from_environment, variable
 
 
 @pytest.fixture(autouse=True)
@@ -76,7 +76,9 @@ def test_every_choice(name, allowed):
         ({"DASH_INDUCTOR_EMULATE": "true"}, "DASH_INDUCTOR_EMULATE='true' is not one of 0, 1"),
         ({"DASH_INDUCTOR_SEED": "-1"}, "DASH_INDUCTOR_SEED='-1' is not a whole number >= 0"),
         ({"DASH_INDUCTOR_SEED": "1.5"}, "DASH_INDUCTOR_SEED='1.5' is not a whole number >= 0"),
-        ({"DASH_INDUCTOR_SMS": "0"}, "DASH_INDUCTOR_SMS=0 is not a positive number"),
+        ({"DASH_INDUCTOR_SMS": "0"}, "DASH_INDUCTOR_SMS=0 is not from 1 to 1024"),
+        ({"DASH_INDUCTOR_SMS": "9" * 20}, "DASH_INDUCTOR_SMS=9{20} is not from 1 to 1024"),
+        ({"DASH_INDUCTOR_SEED": "9" * 5000}, "DASH_INDUCTOR_SEED='9{5000}' is not a whole number >= 0 of at most 20 digits"),
         (
             {"DASH_INDUCTOR_ENABLED": "0"},
             "DASH_INDUCTOR_ENABLED is not a setting; the settings are DASH_INDUCTOR, DASH_INDUCTOR_COSTS, DASH_INDUCTOR_EM",
@@ -99,6 +101,10 @@ def test_the_environment_is_read_once(monkeypatch):
     assert current().sms == 9
     monkeypatch.setenv("DASH_INDUCTOR_SMS", "10")
     assert current().sms == 9
+
+
+def test_every_number_is_bounded():
+    assert set(BOUNDS) == {field.name for field in fields(Config) if type(field.default) is int}
 
 
 def test_frozen():
@@ -126,8 +132,11 @@ NOT_KEPT = "takes whatever SMs are free: sm_reserve=4 would not be kept"
     [
         ({"shedule": "shift"}, "no setting shedule; the settings are enabled, on_unsupported, guarantee, schedule"),
         ({"schedule": "fifo"}, "schedule='fifo' is not one of auto, ascending, descending, shift, symmetric"),
-        ({"sms": 0}, "sms=0"),
-        ({"seed": -1}, "seed=-1"),
+        *(
+            ({name: value}, f"{name}={value} is not from {least} to {most}")
+            for name, (least, most) in BOUNDS.items()
+            for value in (least - 1, most + 1)
+        ),
         ({"seed": 1.5}, "seed=1.5 is not a whole number"),
         ({"sms": "6"}, "sms='6' is not a whole number"),
         ({"sms": True}, "sms=True is not a whole number"),
@@ -135,8 +144,6 @@ NOT_KEPT = "takes whatever SMs are free: sm_reserve=4 would not be kept"
         ({"emulate": 1}, "emulate=1 is not True or False"),
         ({"enabled": "0"}, "enabled='0' is not True or False"),
         ({"schedule": None}, "schedule=None is not one of auto, ascending"),
-        ({"sm_reserve": -1}, "sm_reserve=-1 is negative"),
-        ({"segment": -128}, "segment=-128 is negative"),
         ({"costs": "h100"}, "costs='h100' is not the path of a cost file, which ends in .toml"),
         ({"sm_reserve": 4, "launch": "chained"}, f"launch='chained' {NOT_KEPT}"),
         ({"sm_reserve": 4, "template": "two_pass"}, f"template='two_pass' {NOT_KEPT}"),

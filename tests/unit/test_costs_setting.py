@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -107,15 +110,22 @@ DAMAGED = {
     "nothing": ("", "it does not say gpu"),
     "shipped": (SHIPPED, "it does not say gpu"),
     "arch": (MINE.replace('"sm_90"', '"emulated"'), "arch = 'emulated' is not one such as 'sm_90'"),
-    "cut": (MINE[: MINE.index("launch_ns")], "launch_ns has no value, estimate and source"),
-    "text": (MINE.replace("value = 132", 'value = "132"'), "sms = '132' is not a whole number >= 1"),
-    "bool": (MINE.replace("value = 132", "value = true"), "sms = True is not a whole number >= 1"),
-    "zero": (MINE.replace("value = 132", "value = 0"), "sms = 0 is not a whole number >= 1"),
-    "head dim": (MINE.replace("\ntflops.64", "\ntflops.48"), "tflops.64 has no value, estimate and source"),
+    "cut": (MINE[: MINE.index("launch_ns")], "launch_ns has not a value, an estimate and a source"),
+    "text": (MINE.replace("value = 132", 'value = "132"'), "sms = '132' is not a whole number from 1 to 1024"),
+    "bool": (MINE.replace("value = 132", "value = true"), "sms = True is not a whole number from 1 to 1024"),
+    "zero": (MINE.replace("value = 132", "value = 0"), "sms = 0 is not a whole number from 1 to 1024"),
+    "head dim": (MINE.replace("\ntflops.64", "\ntflops.48"), "tflops.48 is no cost constant"),
     "estimate": (MINE.replace("estimate = false", "estimate = 0", 1), "estimate = 0 of sms is neither true nor false"),
-    "Gluon": (MINE.replace("gluon_hop_ns.256", "gluon_hop_ns.512"), "gluon_hop_ns.256 has no value, estimate and source"),
+    "Gluon": (MINE.replace("gluon_hop_ns.256", "gluon_hop_ns.512"), "gluon_hop_ns.512 is no cost constant"),
     "Gluon elsewhere": (MINE.replace('"sm_90"', '"sm_100"'), "gluon_hop_ns is no cost constant"),
     "unknown": (f"{MINE}hops = 3\n", "hops is no cost constant"),
+    "more": (MINE.replace("value = 132,", "value = 132, unit = 1,"), "sms has not a value, an estimate and a source"),
+    "source": (re.sub(r'source = "[^"]*"', "source = 1", MINE, count=1), "source = 1 of sms is no text"),
+    "digits": (MINE.replace('"sm_90"', f'"sm_{"9" * 99}"'), f"arch = 'sm_{'9' * 36} is not one such as 'sm_90'"),
+    "brackets": ("a =\n" + "[\n" * 30_000, "it opens more than 100 brackets"),
+    "tables": (f"a = {'{a=' * 600}", "it opens more than 100 brackets"),
+    "a long line": (f"{'a.' * 30_000}a = 1", "a line has more than 2000 bytes"),
+    "a long file": (MINE + "# and so on\n" * 6000, "it has more than 65536 bytes"),
 }
 
 
@@ -128,12 +138,68 @@ def test_damage_is_named_with_the_path(text: str, said: str, written: Writer) ->
         assert str(error.value) == f"cost file {path} is damaged: {said}"
 
 
+NUMBERS = [line.partition(" = {")[0] for line in MINE.splitlines() if " = { value = " in line]
+
+
+def with_value(name: str, value: int) -> str:
+    return re.sub(rf"^{re.escape(name)} = {{ value = \d+", f"{name} = {{ value = {value}", MINE, flags=re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_every_number_has_a_least_and_a_most(name: str, written: Writer) -> None:
+    """Beyond them it is refused; at them a schedule is priced, in 64 bits."""
+    with pytest.raises(CostFileError) as error:
+        digest_of(written(with_value(name, 10**18)))
+    bounds = re.fullmatch(rf".*: {re.escape(name)} = \d+ is not a whole number from (\d+) to (\d+)", str(error.value))
+    assert bounds, error.value
+    least, most = map(int, bounds.groups())
+    for refused in (least - 1, most + 1):
+        with pytest.raises(CostFileError, match=f"from {least} to {most}"):
+            digest_of(written(with_value(name, refused)))
+    for value in (least, most):
+        path = written(with_value(name, value))
+        for head_dim, kernel in ((32, TRITON), (64, TRITON), (128, TRITON), (128, GLUON), (256, GLUON)):
+            costs = load_costs(path, block_m=64, block_n=128, head_dim=head_dim, kernel=kernel, mask="causal", small=True)
+            assert 2**20 * max(costs.step_ns, costs.hop_ns, costs.chain_ns, costs.launch_ns) < 2**63
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What takes more than 20 of them ends in a TimeoutError."""
+
+    def late(*_: object) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
+def test_what_is_no_file(kind: str, tmp_path: Path, seconds: None) -> None:
+    """It is not waited for, and not read without end."""
+    path = tmp_path / "costs.toml"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    else:
+        path.mkdir()
+    said = "cannot be read: Is a directory" if kind == "folder" else "is damaged: it is not a regular file"
+    with pytest.raises(CostFileError) as error:
+        digest_of(str(path))
+    assert str(error.value) == f"cost file {path} {said}"
+
+
 def test_what_is_no_toml_and_what_is_not_there(written: Writer, tmp_path: Path) -> None:
     path = written("tflops = ")
     with pytest.raises(CostFileError, match=f"cost file {path} is damaged: Invalid value"):
         digest_of(path)
-    with pytest.raises(CostFileError, match=r"none\.toml cannot be read: No such file or directory"):
-        digest_of(str(tmp_path / "none.toml"))
+    for name, said in (("none.toml", "cannot be read: No such file or directory"), ("\0.toml", "is damaged: embedded null byte")):
+        with pytest.raises(CostFileError, match=said):
+            digest_of(str(tmp_path / name))
 
 
 def test_its_bytes_are_in_the_keys_of_caches(written: Writer) -> None:

@@ -132,7 +132,7 @@ def test_json_has_what_the_text_has(capsys):
             {"DASH_INDUCTOR_SMS": "0"},
             "sms",
             (6, "default"),
-            ["DASH_INDUCTOR_SMS=0 is not a positive number: change it, or unset it"],
+            ["DASH_INDUCTOR_SMS=0 is not from 1 to 1024: change it, or unset it"],
         ),
         (
             {"DASH_INDUCTOR_LAUNCH": "chained", "DASH_INDUCTOR_SM_RESERVE": "2"},
