@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from attention import assert_right, attention, backward, gradients, mutate
 from flex import Attention
@@ -33,6 +34,7 @@ from dash_inductor import decisions, emulation
 from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.emulation.session import LOCK
 from dash_inductor.hooks import ranks
+from dash_inductor.hooks.told import Rank
 from dash_inductor.lowering import kernels
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.declined import InternalErrorWarning
@@ -137,12 +139,10 @@ def test_an_error_if_so_asked(fault, monkeypatch):
 def test_ranks_that_differ_are_an_error_and_no_failure(monkeypatch):
     """It ends the compilation: with stock kernels nobody would know of it."""
     dash_inductor.configure(guarantee="device")
-    monkeypatch.setattr(ranks.dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(ranks.dist.distributed_c10d, "_get_default_store", object)
-    monkeypatch.setattr(ranks, "compare", lambda *_: ["torch is 2.13 on rank 0 and 2.15 on rank 1"])
-    for name in ("get_rank", "get_world_size"):
-        monkeypatch.setattr(ranks.dist, name, int)
-    with pytest.raises(BackendCompilerFailed, match=r"torch is 2\.13 on rank 0 and 2\.15 on rank 1") as caught:
+    store = dist.HashStore()
+    Rank(store, 0, 2).tell_facts(ranks.facts(torch.device("cpu")) | {"torch": "2.0"})
+    monkeypatch.setattr(ranks, "this_rank", lambda rank=Rank(store, 1, 2): rank)
+    with pytest.raises(BackendCompilerFailed, match=r"torch is 2\.0 on rank 0 and .* on rank 1") as caught:
         gradients(compiled(), INPUTS)
     assert isinstance(caught.value.inner_exception, ranks.RanksDifferError) and not decisions()
     dash_inductor.configure(guarantee="run")
