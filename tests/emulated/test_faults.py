@@ -140,8 +140,9 @@ def test_ranks_that_differ_are_an_error_and_no_failure(monkeypatch):
     """It ends the compilation: with stock kernels nobody would know of it."""
     dash_inductor.configure(guarantee="device")
     store = dist.HashStore()
-    Rank(store, 0, 2).tell_facts(ranks.facts(torch.device("cpu")) | {"torch": "2.0"})
-    monkeypatch.setattr(ranks, "this_rank", lambda rank=Rank(store, 1, 2): rank)
+    first, second = Rank(store, 0, 2), Rank(store, 1, 2)
+    first.tell_facts(ranks.facts(torch.device("cpu")) | {"torch": "2.0"})
+    monkeypatch.setattr(ranks, "this_rank", lambda: second)
     with pytest.raises(BackendCompilerFailed, match=r"torch is 2\.0 on rank 0 and .* on rank 1") as caught:
         gradients(compiled(), INPUTS)
     assert isinstance(caught.value.inner_exception, ranks.RanksDifferError) and not decisions()
