@@ -2,8 +2,8 @@
 
     python -m benchmarks.attention.merge FOLDER... --out DIR
 
-DIR gets kernels.jsonl, attention.csv, red_throughput.csv, timings.jsonl, costs.toml (fitted to the timings of all folders),
-summary.txt, pictures and report.md.
+DIR gets kernels.jsonl, attention.csv, red_throughput.csv, timings.jsonl, costs.toml (fitted to the timings of all folders), the
+other tables that a folder has, summary.txt, pictures and report.md.
 Folders of different GPUs, versions or sources are refused, and so are two measurements of the same.
 """
 
@@ -21,7 +21,7 @@ import pandas as pd
 from dash_inductor.first_use.machine import sources_digest
 from dash_inductor.qualify import additions as of_l2
 from dash_inductor.qualify import costs as calibrated
-from dash_inductor.qualify import environment, kernels, rows, runner
+from dash_inductor.qualify import environment, kernel_times, kernels, marks, profiler, rows, runner, schedules, training
 from dash_inductor.qualify.costs import COSTS, TIMINGS
 from dash_inductor.qualify.stages import SUMMARY
 
@@ -29,6 +29,8 @@ from . import report_md, table
 from .plot import plot
 
 REPORT = "report.md"
+OVERLAPS = "overlaps.csv"  # whose module needs a Triton that has Gluon
+ONCE = (schedules.FILE, kernel_times.FILE, marks.FILE, OVERLAPS, profiler.SAMPLES, profiler.ACCOUNT, training.FILE)  # as they are
 SAME = ("gpu", "arch", "sms", "l2_bytes", "torch", "triton", "sources")
 NOT_RUN = "not run: "
 
@@ -67,7 +69,7 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
         raise ValueError(f"nothing was measured in {', '.join(map(str, folders))}")
 
     out.mkdir(parents=True, exist_ok=True)
-    for name in (runner.FILE, of_l2.FILE, kernels.FILE, TIMINGS, COSTS):  # of an earlier merge
+    for name in (runner.FILE, of_l2.FILE, kernels.FILE, TIMINGS, COSTS, *ONCE):  # of an earlier merge
         (out / name).unlink(missing_ok=True)
     written = [out / SUMMARY, out / environment.FILE]
     written[0].write_text(summary, encoding="utf-8")
@@ -86,6 +88,9 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
     if costs is not None:
         (out / COSTS).write_text(costs, encoding="utf-8")
         written.append(out / COSTS)
+    for found in filter(None, (only_one(folders, name) for name in ONCE)):
+        (out / found.name).write_bytes(found.read_bytes())
+        written.append(out / found.name)
     checked = only_one(folders, kernels.FILE)
     findings = kernels.read(checked.parent) if checked else []
     if checked:

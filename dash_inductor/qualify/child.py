@@ -15,7 +15,21 @@ from ..config import current
 from ..devices.cost_files import CostFileError
 from ..devices.target import stays_stock, target_of
 from ..templates.tiles import tile
-from . import additions, costs, environment, gpu_tests, kernel_times, kernels, marks, prepare, profiler, runner, schedules, training
+from . import (
+    additions,
+    costs,
+    environment,
+    gpu_tests,
+    kernel_times,
+    kernels,
+    marks,
+    plots,
+    prepare,
+    profiler,
+    runner,
+    schedules,
+    training,
+)
 
 NO_KERNELS = 4  # exit code, where nothing can be qualified; the last line on stdout says why
 
@@ -77,6 +91,7 @@ TASKS: dict[str, Callable[..., int]] = {
     "profile": lambda folder, seconds: profiler.run(Path(folder), seconds),
     "launch": profiler.launch,
     "training": lambda folder, seconds: training.run(Path(folder), seconds),
+    "plots": plots.run,
     "measure": measure,
     "compile": compile_some,
     "prepare": prepare.compile_pairs,

@@ -1,6 +1,6 @@
 """The stages of a qualification, and how one is run: a process with a time limit, its output in a log, its findings in a folder.
 
-A folder is flat:
+A folder is flat, but for its report:
 
     environment.json  GPU, versions, clocks            summary.txt         what became of each stage
     kernels.jsonl     whether our kernels are right    log.txt             all output
@@ -10,6 +10,7 @@ A folder is flat:
     overlaps.csv      work beside matmuls, in cycles   marks.csv            chains, by the GPU's clock
     training.csv      steps of a layer, seconds of a trial
     timings.jsonl     launches for the cost file       costs.toml          a cost file fitted to them
+    report/           pictures, and all of this in one page
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def _measured(name: str, seconds: int, purpose: str, within: float, part: int = 
 
 GLANCE = "ours,ours-triton,ours-gluon,sdpa-flash,sdpa-cudnn,flex,fa*"
 ENVIRONMENT = Stage("environment", 20, "GPU, versions, clocks", "environment")
+PLOTS = Stage("plots", 10, "pictures and a report of this part", "plots")
 COSTS = Stage("costs", 165, "constants of the cost model", "costs", {"seconds": 150})
 DEFAULT = (
     ENVIRONMENT,
@@ -73,22 +75,24 @@ FULL = (
     replace(ENVIRONMENT, part=1),
     Stage("kernels", 170, "gradients against float64, equal bits in up to 1,000 launches", "kernels", {"seconds": 155}, part=1),
     _measured(
-        *("kinds", 210, "FlexAttention by mask and function, fp16: one pass, two, Gluon, stock", 195, 1),
+        *("kinds", 195, "FlexAttention by mask and function, fp16: one pass, two, Gluon, stock", 180, 1),
         rounds=8, shapes="d128-causal-8192," + ",".join(shape.name for shape in KINDS),
         contenders="flex,ours-triton,ours-two-pass,ours-gluon",
     ),
     _measured("glance", 115, "five shapes against the stock kernels", 100, 1, contenders=GLANCE, rounds=10),
+    replace(PLOTS, part=1),
     replace(ENVIRONMENT, part=2),
     Stage("schedules", 120, "the Gluon kernel alone, by every schedule", "schedules", {"seconds": 95}, part=2),
     Stage("tests", 190, "the repository's tests of a GPU", "tests", {"seconds": 165}, part=2),
     Stage("additions", 40, "what L2 takes", "additions", part=2),
     Stage("kernel times", 40, "each kernel of a backward", "kernel_times", {"seconds": 25}, part=2),
-    _measured("order", 50, "what determinism costs", 40, 2, tuned=True, shapes=TUNED, contenders="ours-unordered"),
+    _measured("order", 40, "what determinism costs", 30, 2, tuned=True, shapes=TUNED, contenders="ours-unordered"),
     _measured(
-        *("two-pass", 40, "one pass or two", 28, 2),
+        *("two-pass", 35, "one pass or two", 23, 2),
         rounds=10, shapes="d64-causal-8192,d128-*-8192,d256-causal-8192,vit-h-14,qwen2.5-7b-alone",
         contenders="ours,ours-one-pass,ours-two-pass",
     ),
+    replace(PLOTS, part=2),
     replace(ENVIRONMENT, part=3),
     Stage("profile", 75, "Nsight Compute: where warps wait, ours and FlashAttention 4's", "profile", {"seconds": 55}, part=3),
     Stage("marks", 25, "the clock at the ends of chains", "marks", part=3),
@@ -99,14 +103,15 @@ FULL = (
         shapes="d128-causal-*,llama3-8b-packed,mistral-7b-v0.3,causal:2x20x20x8192x96,d256-causal-8192", rounds=10,
         contenders="ours,ours-varlen,varlen*,sdpa-flash,flex,fa*",
     ),
-    Stage("costs", 90, "constants of the cost model", "costs", {"seconds": 75}, part=3),
+    Stage("costs", 85, "constants of the cost model", "costs", {"seconds": 70}, part=3),
     _measured(
-        *("table", 45, "all shapes, ours against the others", 30, 3), shapes="*", rounds=15, contenders="ours,sdpa-*,flex,fa*"
+        *("table", 35, "all shapes, ours against the others", 20, 3), shapes="*", rounds=15, contenders="ours,sdpa-*,flex,fa*"
     ),
     _measured(
         *("tuning", 25, "stages, release positions, tiles", 15, 3),
         tuned=True, shapes=TUNED, contenders="ours-*-stages,ours-release-*,ours-two-per-sm,ours-half-q",
     ),
+    replace(PLOTS, part=3),
 )  # fmt: skip
 
 

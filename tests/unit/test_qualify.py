@@ -154,7 +154,15 @@ def test_every_stage_of_a_full_run(part: int, h100: list[str], tmp_path: Path, c
     runs = {row.run for row in read(out / "attention.csv")}
     assert runs == {stage.name for stage in expected if stage.task == "measure"}
     files = {1: {"kernels.jsonl"}, 2: {"gluon_tables.csv", "kernel_times.csv", "red_throughput.csv"}, 3: PART_3}[part]
-    assert {path.name for path in out.iterdir()} == files | {"environment.json", "attention.csv", "summary.txt", "log.txt"}
+    assert {path.name for path in out.iterdir()} == files | {
+        "environment.json",
+        "attention.csv",
+        "summary.txt",
+        "log.txt",
+        "report",
+    }
+    reported = {path.name for path in (out / "report").iterdir()}
+    assert files | {"attention.csv", "report.md"} <= reported and any(name.endswith(".png") for name in reported)
     assert f"Kept in: {out}" in capsys.readouterr().out
 
 
