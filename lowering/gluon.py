@@ -84,7 +84,7 @@ def launch_of(kernel: Any, *arguments: Any) -> Launch:
     *tensors, steps, bits, sums, dq, dk, dv = arguments[:13]
     workers, cooperative, shared_row, round_robin, causal, q_tiles, kv_tiles, bands, sets, least_steps, scale = arguments[13:]
     query = tensors[0]
-    major, minor = torch.cuda.get_device_capability(query.device)
+    major, minor = torch.cuda.get_device_capability(query.device if query.is_cuda else None)  # else of what has no memory
     mask, dtype = "causal" if causal else "full" if steps is None else BLOCK_MASK, dtype_name(query.dtype)
     tile = gluon_tile(10 * major + minor, dtype, query.shape[3])
     report = report_of(f"one_pass in gluon ({mask} mask, {dtype}, head dim {query.shape[3]})")

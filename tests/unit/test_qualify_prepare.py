@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -114,8 +115,13 @@ def test_the_gluon_kernel_of_tensors_without_memory_is_that_of_others(compiled: 
             *(4, True, False, False, True, 0, 0, 1, 1, 0, 0.125),
         )
 
+    def capability(device: torch.device | None = None) -> tuple[int, int]:
+        if device is not None and device.type != "cuda":
+            raise ValueError(f"Expected a cuda device, but got: {device}")  # as torch says where there is one
+        return 9, 0
+
     before = compiled()
-    with fake_gpu("h200"):
+    with fake_gpu("h200"), mock.patch.object(torch.cuda, "get_device_capability", capability):
         launch("meta", 4).compile()
         first = compiled()
         gluon_kernel().sdpa_backward.device_caches.clear()  # of this process
