@@ -135,7 +135,8 @@ def test_what_goes_to_stock(function, inputs, reason, caplog):
         assert [differing(train(function, inputs), expected) for _ in range(2)] == [[], []]
     (decision,) = decisions()
     assert (decision.op, decision.reason) == (str(FLASH_CPU), reason)
-    assert caplog.messages == ["eager call: 0 attentions rewritten, 1 declined", str(decision)]
+    said = [message for message in caplog.messages if "a row of a float mask" not in message]  # once a process
+    assert said == ["eager call: 0 attentions rewritten, 1 declined", str(decision)]
     assert (counters["inductor"]["dash_declined"], rewritten(), launched()) == (1, 0, 0)
 
 

@@ -26,6 +26,8 @@ from dash_inductor.qualify.samples import interleaved, ratios, summary
 from dash_inductor.qualify.shapes import FLEX, HIDDEN, KINDS, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
 from dash_inductor.resolve import resolve
 
+pytestmark = pytest.mark.nightly
+
 
 def test_flop():
     assert SHAPES[0].name == "d128-causal-8192"

@@ -19,6 +19,8 @@ from dash_inductor.qualify.measure import Result, attempt
 from dash_inductor.qualify.rows import OK
 from dash_inductor.qualify.shapes import Shape
 
+pytestmark = pytest.mark.nightly
+
 
 def tried(name: str, shape: Shape = TINY, **changed) -> Result:
     """The contender on the CPU, as if nothing kept it from running there, against float64."""

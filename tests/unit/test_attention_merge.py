@@ -23,6 +23,8 @@ from dash_inductor.qualify.rows import Row, append
 from dash_inductor.qualify.shapes import SHAPES
 from dash_inductor.templates import tiles
 
+pytestmark = pytest.mark.nightly
+
 SAID = {
     "gpu": H100.gpu, "sms": 132, "driver": "580.1", "torch": "2.11.0", "triton": "3.6.0", "arch": 90, "l2_bytes": 50 << 20,
     "sources": sources_digest(), "clocks.sm": "1980",

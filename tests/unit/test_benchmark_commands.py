@@ -5,9 +5,12 @@ import statistics
 from importlib.util import find_spec
 
 import pandas
+import pytest
 
 from benchmarks.block_masks import __main__ as block_masks
 from benchmarks.schedules import __main__ as schedules
+
+pytestmark = pytest.mark.nightly
 
 
 def test_schedules(tmp_path, capsys):

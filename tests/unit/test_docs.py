@@ -21,7 +21,7 @@ from docs.generate import blocks, formulas
 from docs.generate.pictures import PICTURES, path_of
 
 ROOT = Path(__file__).parents[2]
-SLOW = ("commands.md", "performance.md")  # pages that take many seconds to write
+SLOW = ("start.md", "commands.md", "performance.md")  # pages that take many seconds to write
 TRACKED = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 TEXTS = [
     path for path in TRACKED if path.endswith((".md", ".py", ".jinja", ".toml")) and not path.startswith(("tests/", "benchmarks/"))

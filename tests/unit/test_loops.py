@@ -9,6 +9,8 @@ import pytest
 
 from benchmarks import loops
 
+pytestmark = pytest.mark.nightly
+
 TWO = [
     {"cycles": 1615.4, "tensor_cycles": 1000.0, "exposed": {"fence": 400.0, "issue": 200.4, "table entry": 15.0}},
     {"cycles": 1272.0, "tensor_cycles": 1000.0, "exposed": {"fence": 272.0}},

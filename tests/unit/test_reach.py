@@ -18,6 +18,8 @@ from benchmarks.reach.__main__ import MODELS, main
 from benchmarks.reach.calls import Calls, counted
 from benchmarks.reach.model import Call, Model
 
+pytestmark = pytest.mark.nightly
+
 # Of the first measurement by hand, which ours is joined with.
 FIRST_COLUMNS = ["library", "model", "case", "calls", "rewritten", "declined", "not_seen", "reasons"]
 

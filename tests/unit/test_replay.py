@@ -11,6 +11,8 @@ from dash_inductor.sass.cubin import parse
 from dash_inductor.sass.replay import Constants, Replay, pricing, replay_loop, sensitivity
 from dash_inductor.sass.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
 
+pytestmark = pytest.mark.nightly
+
 # Of the kernel for an H100 at d = 128, as cuobjdump prints it.
 SASS = """
         /*2910*/                   S2R R222, SR_TID.X ;                                      /* 0x0000000000de7919 */
