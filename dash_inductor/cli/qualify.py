@@ -9,8 +9,8 @@ in at most 3 minutes more, and writes a cost file of this GPU, which DASH_INDUCT
 depend on the cost file.
 
 --prepare compiles, without a GPU, what the same command would compile on one, and packs it; --prepared begins with that. torch,
-Triton and Python have to be the same. Prepared anew it compiles what is missing, and says how many kernels that were, and what is
-left for the GPU.
+Triton, Python and this package have to be the same. Prepared anew it compiles what is missing, and says how many kernels that were,
+and what is left for the GPU.
 
 --variants names a folder of copies of templates/gluon that are changed: the stage schedules times them beside the kernel as it is,
 and says whose bits are others.

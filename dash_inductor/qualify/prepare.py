@@ -51,7 +51,10 @@ def versions() -> dict[str, str]:
     import torch
     import triton
 
-    return {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version().rpartition(".")[0]}
+    from ..first_use.machine import sources_digest
+
+    python = platform.python_version().rpartition(".")[0]
+    return {"torch": torch.__version__, "triton": triton.__version__, "python": python, "sources": sources_digest()[:16]}
 
 
 def pairs_of(stages: Iterable[Stage]) -> list[Pair]:

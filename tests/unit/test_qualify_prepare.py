@@ -67,7 +67,7 @@ def test_every_graph_of_the_stages_is_compiled_once() -> None:
         assert {(pair.contender, pair.shape) for pair in pairs} == expected
 
 
-@pytest.mark.parametrize("name", ["torch", "triton", "python"])
+@pytest.mark.parametrize("name", ["torch", "triton", "python", "sources"])
 def test_other_versions_are_refused(tmp_path: Path, name: str) -> None:
     about: dict[str, Any] = {"device": "h200", **prepare.versions(), name: "0.1"}
     (tmp_path / prepare.ABOUT).write_text(json.dumps(about))
