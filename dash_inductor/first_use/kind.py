@@ -44,9 +44,8 @@ class Kind:
         dims = self.head_dim if self.head_dim == self.value_dim else f"{self.head_dim}/{self.value_dim}"
         kernel = self.template if self.kernel == TRITON else f"{self.template} in {self.kernel}"
         arch = f"sm_{self.arch}" if isinstance(self.arch, int) else self.arch
-        more = (f", long, {self.long_schedule}" if self.long_schedule else "") + (
-            f", {self.dropout} dropout" if self.dropout else ""
-        )
+        more = f", long, {self.long_schedule}" if self.long_schedule else ""
+        more += f", {self.dropout} dropout" if self.dropout else ""
         return f"{kernel} ({self.launch}, {self.mask} mask{more}, {self.dtype}, head dim {dims}) on {arch}"
 
 

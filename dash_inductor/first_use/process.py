@@ -79,20 +79,21 @@ def tried_by_another(job: str, seconds: float) -> Verdict:
     except OSError as error:
         return Verdict(None, str(error))
     said, errors = _Said(process.stdout), _Said(process.stderr)
+    in_time = True
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
-        ended = f"it did not end in {seconds:.0f} s"
-    else:
-        said.wait()
-        errors.wait()
-        if process.returncode == 0 and said.verdict:
-            return said.verdict
-        ended = f"the process that tried it ended with status {process.returncode}: {errors.last or 'without a word'}"
+        in_time = False
     finally:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)  # with all that it has started
         process.wait()
+    said.wait()
+    errors.wait()
+    if in_time and process.returncode == 0 and said.verdict:
+        return said.verdict
+    status = f"the process that tried it ended with status {process.returncode}: {errors.last or 'without a word'}"
+    ended = status if in_time else f"it did not end in {seconds:.0f} s"
     return Verdict(False if said.stage == LAUNCHED else None, f"{ended}, {said.stage}" if said.stage else ended)
 
 

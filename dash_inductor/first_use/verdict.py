@@ -10,7 +10,7 @@ import json
 import logging
 import pkgutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import asdict
 from importlib.resources import files
@@ -38,7 +38,7 @@ FENCED = "3.7.1"  # the first Triton in which a Hopper's wgmma sees what cp.asyn
 
 log = logging.getLogger("dash_inductor")
 is_trial: ContextVar[bool] = ContextVar("is_trial", default=False)  # whether what is compiled now is compiled to be tried
-followers: set[Callable[[Kind, str, Verdict], None]] = set()  # are told each verdict that this process comes to, and its device
+is_used: dict[Kind, bool] = {}  # of the kinds that this process has asked for, whether their kernels are used
 
 
 class UnfitKernelError(RuntimeError):
@@ -82,16 +82,18 @@ def require_fit_kinds(kinds: Sequence[Kind], device: torch.device, settings: Con
     name = str(torch.device(device.type, index))
     for kind in kinds:
         verdict = _verdict(kind, name, settings_for(kind, settings), guard == ALWAYS)
-        if verdict.fit is None and guard == ALWAYS:
-            raise UntriedKernelError(f"{kind} could not be tried on this GPU: {verdict.said}")
-        if verdict.fit is None and not has_run(kind, name):
-            raise Declined(
-                f"its kernel could not be tried on this GPU: {verdict.said}",
-                "make room for a trial, in a process of its own, and start anew; DASH_INDUCTOR_GUARD=off takes the kernel untried",
-            )
+        is_used[kind] = verdict.fit if verdict.fit is not None else guard == AUTO and has_run(kind, name)
+        if is_used[kind]:
+            continue
         if verdict.fit is False:
             instead = "" if kind.kernel == TRITON else f"; kernel={TRITON!r} takes another kernel"
             raise UnfitKernelError(f"{kind} failed its trial on this GPU: {verdict.said}{instead}")
+        if guard == ALWAYS:
+            raise UntriedKernelError(f"{kind} could not be tried on this GPU: {verdict.said}")
+        raise Declined(
+            f"its kernel could not be tried on this GPU: {verdict.said}",
+            "make room for a trial, in a process of its own, and start anew; DASH_INDUCTOR_GUARD=off takes the kernel untried",
+        )
 
 
 def _is_asked(guard: str, device: torch.device) -> bool:
@@ -106,8 +108,6 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
         verdict = known.alone(file, always, sum(SECONDS), lambda: _tried(kind, device, settings))
     if verdict.fit is None and not always and has_run(kind, device):
         log.warning("%s is used untried (%s): such a kernel has run on a GPU of this model", kind, verdict.said)
-    for follower in followers:
-        follower(kind, device, verdict)
     return verdict
 
 

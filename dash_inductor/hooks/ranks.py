@@ -19,8 +19,6 @@ from ..decision import Decision
 from ..devices import target
 from ..devices.cost_files import digest_of
 from ..first_use import verdict
-from ..first_use.kind import Kind
-from ..first_use.known import Verdict
 from ..first_use.machine import machine
 from ..rewrite.stock_ops import active_implementation, is_strict
 from .told import SECONDS, SWITCH, Rank, this_rank
@@ -29,7 +27,6 @@ from .told import SECONDS, SWITCH, Rank, this_rank
 NO_BITS = ("source", "module", "graph", "joint", "kinds", "candidates", "reason", "remedy", "predicted_us", "step_ns")
 
 log = logging.getLogger("dash_inductor")
-_verdicts: dict[str, str] = {}  # of kinds of kernels, those that this process came to
 _warned: set[str] = set()
 
 
@@ -68,8 +65,8 @@ def compare(found: Sequence[Decision] = (), *, is_backward: bool = False) -> Non
 
 def _tell(rank: Rank, device: torch.device, found: Sequence[Decision], is_backward: bool) -> None:
     rank.tell_facts(facts(device))
-    for kind, said in _verdicts.items():
-        rank.tell(f"verdict/{kind}", {f"the verdict on {kind}": said})
+    for kind, is_used in verdict.is_used.items():
+        rank.tell(f"verdict/{kind.text()}", {f"that {kind} is used": str(is_used)})
     for joint in dict.fromkeys(decision.joint for decision in found if decision.joint):
         of_graph = [decision for decision in found if decision.joint == joint]
         rank.tell(f"graph/{joint}/{'backward' if is_backward else 'forward'}", _bits(of_graph))
@@ -93,15 +90,6 @@ def facts(device: torch.device) -> dict[str, str]:
         "cost file": digest_of(settings.costs)[:16] or "the package's"
     }
     return {SWITCH: "on"} | machine(device) | ours | torch_s
-
-
-def _note_verdict(kind: Kind, device: str, said: Verdict) -> None:
-    """Kernels that could not be tried are used, or not, as others are: that alone decides bits."""
-    used = said.fit if said.fit is not None else verdict.has_run(kind, device)
-    _verdicts[str(kind)] = "that it is used" if used else f"that it is not ({said.said})"
-
-
-verdict.followers.add(_note_verdict)
 
 
 def _warn_once(message: str) -> None:

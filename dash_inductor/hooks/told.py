@@ -46,8 +46,9 @@ class Rank:
 
     def tell_facts(self, mine: Mapping[str, str]) -> None:
         """What decides bits in this process."""
-        self.tell(FACTS, mine)
-        self._store.set(f"{TOLD}/{self.rank}", "")
+        if FACTS not in self._told:
+            self.tell(FACTS, mine)
+            self._store.set(f"{TOLD}/{self.rank}", "")
 
     def differences(self) -> list[str]:
         """Those that ranks have written down, each once."""

@@ -154,6 +154,8 @@ def _launches(kind: Kind, inputs: list[Tensor], stage: Callable[[str], None]) ->
         with compiling_launches():
             compiled = compiled_for(kind, inputs)
         stage(COMPILED)
+        if inputs[0].is_cuda:
+            torch.cuda.synchronize()  # what fails on the GPU until here is none of the kernel's
         stage(LAUNCHED)
         return [tuple(compiled(list(inputs))) for _ in range(LAUNCHES)]
 

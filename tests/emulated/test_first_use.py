@@ -216,6 +216,7 @@ def test_without_an_answer_auto_takes_what_has_run_on_such_a_gpu(monkeypatch, ca
     monkeypatch.setattr(known, "file_of", lambda *_: Path(known.cache_dir(), "trials", "one.json"))
     auto, device = Config(guard="auto"), torch.device("cuda", 0)
     first_use.require_fit_kinds([h200], device, auto)
+    assert first_use.is_used[h200]
     (said,) = [message for message in caplog.messages if "used untried" in message]
     assert "(no room): such a kernel has run on a GPU of this model" in said
     others = {"dtype": "fp32", "mask": "block_mask", "head_dim": 96, "long_schedule": "shift", "dropout": "flash"}
@@ -224,6 +225,7 @@ def test_without_an_answer_auto_takes_what_has_run_on_such_a_gpu(monkeypatch, ca
         first_use._verdict.cache_clear()
         with pytest.raises(Declined, match="its kernel could not be tried on this GPU: no room"):
             first_use.require_fit_kinds([replace(h200, **{name: value})], device, auto)
+        assert not first_use.is_used[replace(h200, **{name: value})]
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: "NVIDIA H100 80GB HBM3")
     first_use._verdict.cache_clear()
     with pytest.raises(Declined):

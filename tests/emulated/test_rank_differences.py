@@ -25,7 +25,7 @@ def job(folder: Path, what: str) -> list[dict[str, Any]]:
         ("schedule", "schedule is auto on rank 0 and ascending on rank 1"),
         ("torch", "torch is "),
         ("cost file", "cost file is the package's on rank 0 and another on rank 1"),
-        ("verdict", "is that it is used on rank 0 and that it is not (it is wrong here) on rank 1"),
+        ("verdict", "is used is True on rank 0 and False on rank 1"),
         ("off", "DASH_INDUCTOR is off on rank 1 and on on rank 0"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.soak import __main__ as command
+from tests.soak import verdicts
 from tests.soak.__main__ import INTERLEAVING, KILLED, KINDS, OTHER_SMS, SMS, Device, Fault, Run, draw_faults, main, parting, soak
 
 STEPS = 60  # of the shortened one
@@ -88,3 +89,9 @@ def test_a_process_that_hangs(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(command, "SECONDS_A_STEP", 0)
     assert soak(tmp_path / "soak", 5, 2, "device", []) == 1
     assert "soak: no end after 1 s: ranks [0, 1] hang\nstep 1" in capsys.readouterr().err
+
+
+@pytest.mark.nightly
+def test_ranks_whose_trials_say_something_else():
+    """Both ends come about in these starts: equal bits, and an error before a backward."""
+    assert verdicts.main(["--steps", "40"]) == 0

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.config import GLUON, Config
 from dash_inductor.devices.target import Target
 from dash_inductor.lowering import gluon
 from dash_inductor.qualify import marks, schedules
@@ -38,7 +37,7 @@ def test_marks_are_read_chain_by_chain() -> None:
 
 
 def test_the_copy_notes_four_times_and_is_the_kernel_else(tmp_path: Path) -> None:
-    """It is compiled; its last store of a mark is the only one of 64 bits that is not the kernel's."""
+    """The kernel itself reads no clock, and stores no pairs of 64 bits."""
     kernel = marks.marked(tmp_path / "marked")
     kernel.MEMORY[:] = [torch.empty(1, dtype=torch.int32, device="meta")]
     heads, length = 2, 512
@@ -68,7 +67,3 @@ def test_every_shape_that_is_timed_has_room(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(marks, "MOST_CHAINS", 1)
     with pytest.raises(ValueError, match="more than the 1 that it can note"):
         marks.require_room((None, key, *[None] * 4, table))
-
-
-def test_settings_of_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert schedules.resolution(128, "causal", H200).settings == Config(kernel=GLUON, template="one_pass")

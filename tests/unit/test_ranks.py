@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,6 @@ from dash_inductor.decision import Decision
 from dash_inductor.devices import target
 from dash_inductor.first_use import verdict
 from dash_inductor.first_use.kind import Kind
-from dash_inductor.first_use.known import Verdict
 from dash_inductor.hooks import ranks, told
 from dash_inductor.hooks.told import Rank
 
@@ -36,12 +36,10 @@ class Job:
         self.ranks = [Rank(self.store, rank, count) for rank in range(count)]
         self._monkeypatch = monkeypatch
 
-    def compile(
-        self, rank: int, *found: Decision, facts: dict[str, str] | None = None, verdicts: dict[str, str] | None = None
-    ) -> None:
-        """What a rank does when it takes a graph with these attentions into use."""
-        self._monkeypatch.setattr(ranks, "facts", lambda device: FACTS | (facts or {}))
-        self._monkeypatch.setattr(ranks, "_verdicts", verdicts or {})
+    def compile(self, rank: int, *found: Decision, **has: dict[Any, Any]) -> None:
+        """What a rank does when it takes a graph with these attentions into use. has: its own facts, and kinds."""
+        self._monkeypatch.setattr(ranks, "facts", lambda device: FACTS | has.get("facts", {}))
+        self._monkeypatch.setattr(verdict, "is_used", has.get("used", {}))
         self._monkeypatch.setattr(ranks, "this_rank", lambda: self.ranks[rank])
         ranks.compare(found)
 
@@ -62,7 +60,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
     "schedule": ({"facts": {"schedule": "shift"}}, "schedule is auto on rank 0 and shift on rank 2"),
     "torch": ({"facts": {"torch": "2.14"}}, "torch is 2.13 on rank 0 and 2.14 on rank 2"),
     "cost file": ({"facts": {"cost file": "ab"}}, "cost file is the package's on rank 0 and ab on rank 2"),
-    "verdict": ({"verdicts": {"one_pass": "not used"}}, "the verdict on one_pass is used on rank 0 and not used on rank 2"),
+    "verdict": ({"used": {KIND: False}}, f"that {re.escape(str(KIND))} is used is True on rank 0 and False on rank 2"),
     "off": ({"facts": {told.SWITCH: "off", "torch": "None"}}, "DASH_INDUCTOR is on on rank 0 and off on rank 2"),
 }
 
@@ -71,7 +69,7 @@ DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
 def test_every_rank_is_told(job: Job, name: str) -> None:
     """The one that differs at once, the others when they compile again."""
     others, said = DIFFERENCES[name]
-    usual = {"verdicts": {"one_pass": "used"}}
+    usual = {"used": {KIND: True}}
     job.compile(0, **usual)
     job.compile(1, **usual)
     for rank in (2, 0, 1, 2):
@@ -93,8 +91,9 @@ def test_what_is_no_difference(job: Job, caplog: pytest.LogCaptureFixture) -> No
     rank that is dead, or takes long: it has told nothing."""
     for n in range(3):
         job.compile(0, replace(ATTENTION, joint=f"stage {n}", q_len=n))
-        job.compile(1, replace(ATTENTION, joint=f"other {n}", q_len=2 * n), verdicts={"one_pass": "used"})
-    job.compile(0)
+        job.compile(1, replace(ATTENTION, joint=f"other {n}", q_len=2 * n), used={KIND: True})
+    # Of one name, and another tile.
+    job.compile(0, used={replace(KIND, block_m=64): False})
     job.compile(0, replace(ATTENTION, joint=""))
     job.compile(1, replace(ATTENTION, joint="", family="descending"))
     assert not caplog.messages
@@ -121,22 +120,6 @@ def test_a_rank_that_tells_nothing_is_named_once(
     job.compile(0)
     assert [message for message in caplog.messages if message.startswith("rank 2 told nothing in 120 s")] == caplog.messages
     assert len(caplog.messages) == 1
-
-
-@pytest.mark.parametrize(
-    ("said", "has_run", "used"),
-    [
-        *((Verdict(True, ""), False, True), (Verdict(False, "x"), True, False)),
-        *((Verdict(None, "x"), True, True), (Verdict(None, "x"), False, False)),
-    ],
-)
-def test_what_of_a_verdict_decides_bits(monkeypatch: pytest.MonkeyPatch, said: Verdict, has_run: bool, used: bool) -> None:
-    """Whether the kernel is used."""
-    monkeypatch.setattr(verdict, "has_run", lambda kind, device: has_run)
-    monkeypatch.setattr(ranks, "_verdicts", {})
-    assert ranks._note_verdict in verdict.followers
-    ranks._note_verdict(KIND, "cuda:0", said)
-    assert ranks._verdicts == {str(KIND): "that it is used" if used else "that it is not (x)"}
 
 
 def test_facts_are_the_settings_and_the_machine() -> None:
