@@ -105,7 +105,8 @@ def _verdict(kind: Kind, device: str, settings: Config, always: bool) -> Verdict
     file = known.file_of(kind, device)
     verdict = None if always else known.read(file)
     if verdict is None:
-        verdict = known.alone(file, always, sum(SECONDS), lambda: _tried(kind, device, settings))
+        # Who waits does so for longer than others take, so that no bits hang on who came first.
+        verdict = known.alone(file, always, 2 * sum(SECONDS), lambda: _tried(kind, device, settings))
     if verdict.fit is None and not always and has_run(kind, device):
         log.warning("%s is used untried (%s): such a kernel has run on a GPU of this model", kind, verdict.said)
     return verdict
