@@ -139,6 +139,8 @@ def chosen_stages(args: argparse.Namespace) -> list[Stage]:
         raise CommandError("--full keeps what it finds: give --out DIR")
     if args.full and (args.shapes or args.contenders):
         raise CommandError("--full has shapes and contenders of its own: leave out --shapes and --contenders")
+    if args.variants and not args.full:
+        raise CommandError("--variants is of --full")
     if args.variants and not args.variants.is_dir():
         raise CommandError(f"--variants {args.variants}: there is no such folder")
     if args.write:

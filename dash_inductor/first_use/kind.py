@@ -32,7 +32,7 @@ class Kind:
     dropout: str | None = None  # whose random bits drop elements
 
     def text(self) -> str:
-        """Its fields, as JSON."""
+        """The fields, as JSON."""
         return json.dumps(asdict(self))
 
     @staticmethod

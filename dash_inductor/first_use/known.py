@@ -40,7 +40,7 @@ class Verdict:
     said: str
 
     def text(self) -> str:
-        """As JSON."""
+        """JSON, which `of_text` reads."""
         return json.dumps({"version": VERSION, **asdict(self)})
 
     @staticmethod

@@ -287,8 +287,9 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     attend = _flex_attention(shape, device) if shape.flex else _scaled_dot_product_attention(shape)
     if packed:
         attend = _packed(shape, device, _torch_varlen(shape))
-    on_gpu = device.type == "cuda" or emulation.active()
-    arch = target_of(device if on_gpu else torch.device("cuda"), current()).arch  # of one that is not there (prepare.py)
+    # For a GPU that is not there (prepare.py) inputs are on the CPU.
+    is_there = device.type == "cuda" or emulation.active()
+    arch = target_of(device if is_there else torch.device("cuda"), current()).arch
     if variant is not None and not variant.changes(arch, shape.head_dim):
         raise RefusedError(f"{variant.name} changes nothing at head dim {shape.head_dim} on {arch}")
     torch._dynamo.reset()

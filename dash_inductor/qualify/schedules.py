@@ -12,6 +12,7 @@ import csv
 import functools
 import hashlib
 import importlib.util
+import re
 import statistics
 import sys
 import time
@@ -85,7 +86,7 @@ def kernel_in(folder: Path) -> ModuleType:
     """
     if not (folder / "launch.py").is_file():
         raise ValueError(f"{folder} is no copy of templates/gluon: it has no launch.py")
-    name = f"{templates.__name__}.{folder.name}"
+    name = f"{templates.__name__}.variant_{re.sub(r'[^0-9A-Za-z]', '_', folder.name)}"  # beside the package's own
     found = importlib.util.spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
     assert found and found.loader
     sys.modules[name] = package = importlib.util.module_from_spec(found)
@@ -197,7 +198,7 @@ def shape_of(head_dim: int, mask: str) -> Shape:
 
 
 def resolution(head_dim: int, mask: str, target: Target) -> Resolution:
-    """Of a shape that is timed."""
+    """What the package would choose for a shape that is timed."""
     heads = HIDDEN // head_dim
     problem = Problem(mask, BATCH, heads, heads, LENGTH, LENGTH, head_dim, "bf16")
     return resolve(problem, Config(kernel=GLUON, template="one_pass"), target)

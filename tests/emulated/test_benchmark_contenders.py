@@ -73,7 +73,7 @@ def test_flex_attention(name):
 
 @pytest.mark.parametrize("name", ["documents", "both directions, documents"])
 def test_packed_sequences(name):
-    """Of documents alone, by torch's attention of packed sequences."""
+    """Documents alone, by torch's attention of packed sequences."""
     shape = replace(FLEX["documents"], mask="causal" if name == "documents" else "full", heads=2)
     ours, flex = (tried(name, shape) for name in ("ours-varlen", "ours"))
     assert (ours.status, ours.same_bits) == (OK, True) and ours.error <= max(2 * flex.error, FP32_ERROR)

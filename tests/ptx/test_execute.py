@@ -282,7 +282,7 @@ def test_every_mutant_of_the_kernels_before_is_seen_or_redundant(name: str) -> N
 
 @pytest.fixture(scope="module")
 def queue() -> Prepared:
-    """Of one head, by two workers."""
+    """One head, by two workers."""
     settings = IN_A_QUEUE | {"sm_reserve": 130}
     made = Prepared(Case("h100", 384, 384, heads=1, mask="causal", settings=settings))
     assert not made.run().races
@@ -290,7 +290,7 @@ def queue() -> Prepared:
 
 
 def barriers_of_chain_in_queue(case: Prepared, remark: str) -> list[mutants.Site]:
-    """Of each partition of the Gluon kernel, the one that this remark stands behind."""
+    """For each partition of the Gluon kernel, the one that this remark stands behind."""
     source = (Path(__file__).parents[2] / "templates" / "gluon" / "walk.py").read_text()
     line = source.partition(f"barrier()  # {remark}")[0].count("\n") + 1
     found = [site for site in mutants.sites(mutants.main_kernel(case)) if f"walk.py:{line})" in site.text]

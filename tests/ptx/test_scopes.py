@@ -99,7 +99,7 @@ def test_release_and_acquire_need_scopes_with_both_ctas(release: str, acquire: s
 @pytest.mark.every_case
 @pytest.mark.parametrize(("reader", "passes"), [(1, True), (2, False), (3, False)])
 def test_a_cluster_is_a_scope(reader: int, passes: bool) -> None:
-    """Of two CTAs, of which the first tells CTA 1, and CTAs 2 and 3 of another one."""
+    """Two CTAs, of which the first tells CTA 1, and CTAs 2 and 3 of another one."""
     found = told(RELEASE.format("cluster"), ACQUIRE.format("cluster"), cluster=2, reader=reader)
     assert found == (set() if passes else {"data", "flag"})
 

@@ -120,7 +120,7 @@ def test_one_thread_alone():
 
 
 def test_blocks_that_overlap():
-    """Of two threads, the first to begin ends first; somebody else stands around both, and is not thrown out."""
+    """The first of two threads to begin ends first; somebody else stands around both, and is not thrown out."""
     owner: Any = ModuleType("owner")
     owner.f = lambda: "stock"
     first, second = (around_here(owner, "f", lambda stock, name=name: f"{name} {stock()}") for name in ("first", "second"))

@@ -277,6 +277,7 @@ def test_a_cost_file_of_another_gpu(
     ("words", "message"),
     [
         ("--part 1", "--part is of --full"),
+        ("--variants .", "--variants is of --full"),
         ("--full", "--full keeps what it finds: give --out DIR"),
         ("--full --out x --shapes llama3-8b", "--full has shapes and contenders of its own"),
         ("--write mine", "--write mine: a cost file ends in .toml"),

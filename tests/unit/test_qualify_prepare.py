@@ -101,7 +101,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], in
 
 
 def test_the_gluon_kernel_of_tensors_without_memory_is_that_of_others(compiled: Callable[[], int]) -> None:
-    """Its place in Triton's cache is the same; that of another shape is another."""
+    """They share a place in Triton's cache; another shape has another."""
 
     def launch(device: str, heads: int) -> gluon.Launch:
         def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -147,7 +147,7 @@ def test_what_a_first_use_tries_is_compiled_too(case: Case, compiled: Callable[[
 
 
 def test_each_process_has_a_task_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all stages; variants are handed on."""
+    """For all stages; variants are handed on."""
     tasks: list[dict[str, Any]] = []
     monkeypatch.setattr(prepare, "child", lambda task, **job: tasks.append({"task": task, **job}) or [sys.executable, "-c", ""])
     chosen = [replace(stage, arguments={**stage.arguments, "variants": "V"}) for stage in stages.FULL if stage.task == "schedules"]

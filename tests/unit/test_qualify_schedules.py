@@ -114,14 +114,14 @@ def test_variants_take_turns_with_the_chosen_schedule(launched: list[tuple[Any, 
 
 
 def test_a_variant_is_a_copy_of_the_kernel(tmp_path: Path) -> None:
-    folder = tmp_path / "late"
+    folder = tmp_path / "gluon"  # the name of the package's own
     shutil.copytree(Path(templates.__file__).parent / "gluon", folder)
     with (folder / "launch.py").open("a") as file:
         file.write("\nOPTIONS = {**OPTIONS, 'num_warps': 4}\n")
     found = schedules.variants(str(tmp_path))
-    assert list(found) == [schedules.COMMITTED, "late"]
-    assert found["late"].OPTIONS["num_warps"] == 4 != found[schedules.COMMITTED].OPTIONS["num_warps"]
-    assert found["late"].sdpa_backward is not found[schedules.COMMITTED].sdpa_backward
+    assert list(found) == [schedules.COMMITTED, "gluon"] and found[schedules.COMMITTED] is templates.gluon_kernel()
+    assert found["gluon"].OPTIONS["num_warps"] == 4 != found[schedules.COMMITTED].OPTIONS["num_warps"]
+    assert found["gluon"].sdpa_backward is not found[schedules.COMMITTED].sdpa_backward
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty is no copy of templates/gluon"):
         schedules.variants(str(tmp_path))
