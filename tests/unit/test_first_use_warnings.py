@@ -11,6 +11,7 @@ from dash_inductor import templates
 from dash_inductor.config import Config
 from dash_inductor.devices.target import Target
 from dash_inductor.first_use import verdict
+from dash_inductor.first_use.kind import Kind
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 
@@ -75,10 +76,10 @@ def test_a_kernel_that_fails_its_trial(monkeypatch, kernel, remedy):
     """Of Gluon's the error says that there is another."""
     failed = verdict.Verdict(fit=False, said="dq is 0.5 off")
     monkeypatch.setattr(verdict.target, "is_there", lambda device: True)
-    monkeypatch.setattr(verdict, "kinds_of", lambda resolution: [SimpleNamespace(kernel=kernel)])
-    monkeypatch.setattr(verdict, "settings_for", lambda kind, resolution: Config())
+    kind = Kind("one_pass", kernel, "grouped", 90, "bf16", 64, 64, "causal", 128, 128)
     monkeypatch.setattr(verdict, "_verdict", lambda *_: failed)
-    resolution = SimpleNamespace(settings=Config(guard="always"), lacks_gluon=False)
+    monkeypatch.setattr(verdict, "is_used", {})
     with pytest.raises(verdict.UnfitKernelError) as raised:
-        verdict.require_fit(resolution, torch.device("cpu"))
-    assert str(raised.value).endswith(f" failed its trial on this GPU: dq is 0.5 off{remedy}")
+        verdict.require_fit_kinds([kind], torch.device("cpu"), Config(guard="always"))
+    assert str(raised.value) == f"{kind} failed its trial on this GPU: dq is 0.5 off{remedy}"
+    assert verdict.is_used == {kind: False}
