@@ -43,7 +43,7 @@ class Kind:
         """One of them."""
         sizes = (batch, heads, heads, length, length, head_dim, self.dtype)
         others = self.others | (BLOCKS if self.mask == BLOCK_MASK else {})
-        return Problem(self.mask, *sizes, stock=self.stock, **others)
+        return Problem(self.mask, *sizes, stock=self.stock, is_flex=self.stock is FLEX, **others)
 
 
 FA3 = Stock(Kernel.FLASH, strict=True, implementation="FA3", called=True)  # its op, called with deterministic=True
@@ -54,17 +54,17 @@ KINDS = (
     Kind("SDPA", "full", STRICT),
     Kind("SDPA, causal", "causal", STRICT),
     Kind("SDPA in fp16, causal", "causal", STRICT, "fp16"),
-    Kind("SDPA under masks", BLOCK_MASK, EFFICIENT, others={"mods": MASK}),
-    Kind("packed sequences", BLOCK_MASK, STRICT, others={"mods": MASK}),
-    Kind("FlexAttention", "full", FLEX, others={"mods": 0}),
-    Kind("FlexAttention, causal", "causal", FLEX, others={"mods": 1}),
-    Kind("FlexAttention in fp16, causal", "causal", FLEX, "fp16", others={"mods": 1}),
-    Kind("FlexAttention, documents or a window", BLOCK_MASK, FLEX, others={"mods": MASK}),
-    Kind("FlexAttention, ALiBi", "full", FLEX, others={"mods": ALIBI, "changes_scores": True}),
-    Kind("FlexAttention, ALiBi, causal", BLOCK_MASK, FLEX, others={"mods": ALIBI, "changes_scores": True}),
-    Kind("FlexAttention, soft-cap, window", BLOCK_MASK, FLEX, others={"mods": SOFT_CAP + MASK, "changes_scores": True}),
+    Kind("SDPA under masks", BLOCK_MASK, EFFICIENT, others={"function_ops": MASK}),
+    Kind("packed sequences", BLOCK_MASK, STRICT, others={"function_ops": MASK}),
+    Kind("FlexAttention", "full", FLEX),
+    Kind("FlexAttention, causal", "causal", FLEX, others={"function_ops": 1}),
+    Kind("FlexAttention in fp16, causal", "causal", FLEX, "fp16", others={"function_ops": 1}),
+    Kind("FlexAttention, documents or a window", BLOCK_MASK, FLEX, others={"function_ops": MASK}),
+    Kind("FlexAttention, ALiBi", "full", FLEX, others={"function_ops": ALIBI, "changes_scores": True}),
+    Kind("FlexAttention, ALiBi, causal", BLOCK_MASK, FLEX, others={"function_ops": ALIBI, "changes_scores": True}),
+    Kind("FlexAttention, soft-cap, window", BLOCK_MASK, FLEX, others={"function_ops": SOFT_CAP + MASK, "changes_scores": True}),
     Kind("FA3 with deterministic=True, causal", "causal", FA3, head_dims=(64, 128)),
-    Kind("FA3 with deterministic=True, a window", BLOCK_MASK, FA3, head_dims=(64, 128), others={"mods": MASK}),
+    Kind("FA3 with deterministic=True, a window", BLOCK_MASK, FA3, head_dims=(64, 128), others={"function_ops": MASK}),
     Kind("SDPA with FA4 active, full", "full", FA4, head_dims=(64, 128)),
     Kind("SDPA with FA4 active, causal", "causal", FA4, head_dims=(64, 128)),
 )

@@ -22,7 +22,7 @@ from .templates.tiles import Tile
 # What an operation of functions costs, in FLOP of our matmuls: an SM does 128 of them in a clock, its tensor cores 4,096 FLOP, of
 # which the kernel gets about 0.4. In two passes, ours or stock's, it is as much, though they call functions twice: by the replay,
 # for sm_90, ALiBi takes 750 to 1,190 cycles for 64 x 128 elements in any of the kernels, which is 1.6 to 2.9 times what this says.
-MOD_FLOP = 13
+FUNCTION_FLOP = 13
 OF_COST_FILE = "predicted by our cost file"
 TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
 
@@ -73,7 +73,7 @@ def of_stock(problem: Problem, target: Target) -> Price | None:
 
 def function_share(problem: Problem, target: Target) -> float:
     """What functions of the scores, of a mask, and dropout take, in parts of what our Triton kernel takes without them."""
-    return (problem.mods or 0) * MOD_FLOP / (FLOP_PER_ELEMENT * _head_dim(problem, target))
+    return problem.function_ops * FUNCTION_FLOP / (FLOP_PER_ELEMENT * _head_dim(problem, target))
 
 
 def is_small(problem: Problem, target: Target, tile: Tile) -> bool:

@@ -26,8 +26,8 @@ class Problem:
 
     mask: full, causal or block_mask, with `block_size` rows and keys to a block, of which there are `masks`: one for each batch
     element and head that has a mask of its own. dtype: bf16, fp16, fp32, or torch's name of another. scale: of the scores, None for
-    1 / sqrt(head_dim). mods: how many operations functions do for an element of the scores; None where there are none. value_dim:
-    None for head_dim. stock: what it would keep; None where that is ruled out.
+    1 / sqrt(head_dim). value_dim: None for head_dim. stock: what it would keep; None where that is ruled out. is_flex: whether the
+    graph has it as FlexAttention's op. function_ops: how many operations functions and dropout do for an element of the scores.
     dropout: what its forward dropped, a Dropout (dash_inductor/dropout); None where it dropped nothing. segments: of the queries;
     dk and dv are those of each, in fp32; 0 where they are not asked for in segments. changes_scores: whether a function makes
     something of the scores. Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
@@ -44,9 +44,10 @@ class Problem:
     scale: float | None = None
     block_size: tuple[int, int] | None = None
     masks: Any = 1
-    mods: int | None = None
     value_dim: int | None = None
     stock: Stock | None = None
+    is_flex: bool = False
+    function_ops: int = 0
     dropout: Any = None
     segments: int = 0
     changes_scores: bool = False
@@ -67,18 +68,23 @@ class Problem:
 
     @property
     def head_dims(self) -> tuple[int, int]:
-        """Of query and key, and of value."""
+        """The head dim of query and key, and that of value."""
         return self.head_dim, self.head_dim if self.value_dim is None else self.value_dim
 
     @property
     def softmax_scale(self) -> float:
-        """Of the scores."""
+        """Factor on Q K^T before softmax."""
         return 1 / math.sqrt(self.head_dim) if self.scale is None else self.scale
 
     @property
     def group(self) -> int:
         """Query heads per kv head."""
         return int(self.heads // self.kv_heads)
+
+    @property
+    def is_lowered_as_flex(self) -> bool:
+        """Whether it reaches the lowering as FlexAttention's op: the pass writes masks in blocks, functions and dropout so."""
+        return self.is_flex or self.mask == BLOCK_MASK or self.changes_scores or self.dropout is not None
 
     @property
     def kv_heads_total(self) -> Any:

@@ -36,6 +36,7 @@ class Resolution:
 
     one_pass, two_pass: the tiles of the templates that it takes, None for one that it does not; both where sizes known at run time
         decide.
+    kernel: TRITON or GLUON: that of one pass; two passes are TRITON.
     costs: those of one pass, with two_pass in them where sizes decide; None under two passes.
     choice: of a grouped launch of one pass, for sizes that are known.
     """
@@ -45,6 +46,7 @@ class Resolution:
     target: Target
     one_pass: Tile | None
     two_pass: TwoPassTile | None
+    kernel: str = TRITON
     costs: Costs | None = None
     choice: ScheduleChoice | None = None
 
@@ -64,13 +66,8 @@ class Resolution:
 
     @property
     def tile_text(self) -> str:
-        """As a decision has it."""
+        """Tile sizes as reports show them."""
         return " or ".join(str(tile) for tile in (self.one_pass, self.two_pass) if tile)
-
-    @property
-    def kernel(self) -> str:
-        """TRITON or GLUON: that of one pass, if it takes one."""
-        return TRITON if self.one_pass is None else kernel_for(self.problem, self.settings, self.target)
 
     @property
     def lacks_gluon(self) -> bool:
@@ -121,9 +118,14 @@ class Resolution:
         return self.choice.plan(), self.choice.time_ns
 
     @property
+    def row_copies(self) -> int:
+        """How many rows of a round robin a CTA writes for itself: of the Gluon kernel each partition has its own."""
+        return tiles.GLUON_PARTITIONS if self.kernel == GLUON else 1
+
+    @property
     def schedule_ints(self) -> int:
         """Ints of memory that the schedule takes, for sizes that are known."""
-        return schedule_ints(self.schedule[0], tiles.GLUON_PARTITIONS if self.kernel == GLUON else 1)
+        return schedule_ints(self.schedule[0], self.row_copies)
 
     def workspace_bytes(self, q_tiles: Any, schedule_ints: Any) -> Any:
         """Memory beside inputs and outputs, for so many Q tiles of all query heads and ints of the schedule; sizes may be symbolic.
@@ -146,7 +148,9 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         raise declined
     kernel = kernel_for(problem, settings, target)
     try:
-        one_pass, two_pass = _tiles(template_for(problem, settings, target), problem, settings, target)
+        template = template_for(problem, settings, target, kernel)
+        one_pass = None if template == Template.TWO_PASS else _one_pass_tile(problem, target, kernel)
+        two_pass = None if template == Template.ONE_PASS else _two_pass_tile(problem, target)
     except NoTile as no_tile:
         raise Declined(str(no_tile), no_tile.remedy) from None
     tile = one_pass or two_pass
@@ -162,7 +166,7 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if declined := problem.why_no_table(one_pass):
         raise declined
     costs = _costs_with_functions(problem, target, one_pass, two_pass, kernel)
-    resolution = Resolution(problem, settings, target, one_pass, two_pass, costs)
+    resolution = Resolution(problem, settings, target, one_pass, two_pass, kernel, costs)
     if reason := _why_no_schedule(resolution):
         raise Declined(reason, DEFAULTS)
     if not problem.is_static or problem.mask == BLOCK_MASK:
@@ -193,17 +197,12 @@ def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
     return is_faster and problem.mask != BLOCK_MASK and not problem.why_no_gluon() and settings.template != Template.TWO_PASS
 
 
-def _tiles(template: Template, problem: Problem, settings: Config, target: Target) -> tuple[Tile | None, TwoPassTile | None]:
-    one_pass = None
-    if template != Template.TWO_PASS:
-        of = target.arch, problem.dtype, *problem.head_dims
-        if kernel_for(problem, settings, target) == GLUON:
-            one_pass = tiles.gluon_tile(*of)
-        else:
-            one_pass = tiles.tile(*of)
-            if _needs_small(problem, one_pass):
-                one_pass = tiles.tile(*of, small=True)
-    return one_pass, None if template == Template.ONE_PASS else _two_pass_tile(problem, target)
+def _one_pass_tile(problem: Problem, target: Target, kernel: str) -> Tile:
+    of = target.arch, problem.dtype, *problem.head_dims
+    if kernel == GLUON:
+        return tiles.gluon_tile(*of)
+    tile = tiles.tile(*of)
+    return tiles.tile(*of, small=True) if _needs_small(problem, tile) else tile
 
 
 def _needs_small(problem: Problem, tile: Tile) -> bool:
@@ -224,14 +223,14 @@ def mask_block(target: Target, settings: Config, head_dims: tuple[int, int]) -> 
     return (32, 64) if takes_two else (32, 32)
 
 
-def template_for(problem: Problem, settings: Config, target: Target) -> Template:
+def template_for(problem: Problem, settings: Config, target: Target, kernel: str) -> Template:
     """One pass, two, or by size; Declined where the settings cannot be met.
 
     Bits differ between the two. So sizes and the number of SMs decide under the guarantee `run` alone, for graphs of one shape as
     for graphs of any; under `device` and `batch` settings and compile-time facts do.
     """
-    if problem.mods is not None or problem.mask == BLOCK_MASK:
-        return _template_of_flex(problem, settings, target)
+    if problem.is_lowered_as_flex:
+        return _template_of_flex(problem, settings, target, kernel)
     if settings.kernel == GLUON:  # asked for, which no sizes overrule
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
@@ -244,20 +243,20 @@ def template_for(problem: Problem, settings: Config, target: Target) -> Template
         return Template.TWO_PASS
     if settings.guarantee == "run":
         return Template.ONE_PASS if target.reserved_sms else Template.BY_SIZE  # plain launches would take the reserved SMs
-    if kernel_for(problem, settings, target) == GLUON:
+    if kernel == GLUON:
         return Template.ONE_PASS
     percent, estimate = two_pass_percent(target.key, most)
     return Template.TWO_PASS if percent * (100 + two_pass_margin(estimate)) < 100 * 100 else Template.ONE_PASS
 
 
-def _template_of_flex(problem: Problem, settings: Config, target: Target) -> Template:
+def _template_of_flex(problem: Problem, settings: Config, target: Target, kernel: str) -> Template:
     """One pass, or two where they are faster and for larger head dims; Declined where the settings cannot be met."""
     if settings.kernel == GLUON and (declined := problem.why_no_gluon()):
         raise declined
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
         raise Declined(reason, DEFAULTS)
-    if kernel_for(problem, settings, target) == GLUON:
+    if kernel == GLUON:
         return Template.ONE_PASS
     takes_two = settings.template == Template.TWO_PASS
     if not takes_two:
@@ -286,8 +285,7 @@ def _two_passes_are_faster(problem: Problem, settings: Config, target: Target) -
     if not _may_take_two(problem, settings, target):
         return False
     two, margin = of_two_passes(problem, target), two_pass_margin(two_pass_percent(target.key, max(problem.head_dims))[1])
-    one_pass, _ = _tiles(Template.ONE_PASS, problem, settings, target)
-    assert one_pass
+    one_pass = _one_pass_tile(problem, target, TRITON)
     return two.tflops * 100 > of_one_pass(problem, target, one_pass, TRITON).tflops * (100 + margin)
 
 
@@ -329,7 +327,7 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
         """Times the longest chain that the work must be, for one pass to be as fast."""
         return math.ceil(workers * other.tflops / one.tflops)
 
-    takes_two = (problem.mods is not None or problem.mask == BLOCK_MASK) and _may_take_two(problem, settings, target)
+    takes_two = problem.is_lowered_as_flex and _may_take_two(problem, settings, target)
     stock = _stock_that_shares(problem, target, tile)
     if stock and not (takes_two and two.tflops > stock.tflops) and chains < least(stock):
         raise LeftToStock(
@@ -372,15 +370,16 @@ def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
         takes_two = choice.family == TWO_PASS
         if choice.family in ROUND_ROBIN and (reason := why_no_round_robin(tiled.geometry, choice.family)):
             raise Declined(reason, DEFAULTS)
-    two_pass = resolution.two_pass if takes_two else None
-    return replace(resolution, one_pass=None if takes_two else one_pass, two_pass=two_pass, choice=choice)
+    if takes_two:
+        return replace(resolution, one_pass=None, kernel=TRITON, choice=choice)
+    return replace(resolution, two_pass=None, choice=choice)
 
 
 def _costs_with_functions(problem: Problem, target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str) -> Costs:
     """The costs of a tile step beside what functions take."""
     of = target, one_pass, two_pass, kernel, problem.mask
     costs = _costs(*of, kernel == TRITON and is_small(problem, target, one_pass))
-    if not problem.mods or kernel == GLUON:  # whose mask function is asked before the launch
+    if not problem.function_ops or kernel == GLUON:  # whose mask function is asked before the launch
         return costs
     return replace(costs, step_ns=costs.step_ns + round(_costs(*of, False).step_ns * function_share(problem, target)))
 

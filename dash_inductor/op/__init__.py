@@ -18,11 +18,11 @@ score_mod, its derivative (joint) and mask_mod are graphs. Where the pass puts s
 or a varlen attention, score_mod is the identity, and the lists of the block mask are None: its blocks are those of its matrix
 (`MaskArguments`), or without one those of mask_mod.
 
-    dash::rewritten(grad_out, mask, stock, *, at_load=None, mods=None) -> grad_out
+    dash::rewritten(grad_out, mask, stock, *, at_load=None, function_ops=0) -> grad_out
 
 is grad_out itself, on its way into such a node that becomes kernels of ours. It puts into the text of the graph what the joint
-graph proved of the mask, and the op that the node stands for, None for itself; of another op `Problem.mods` too, since a second
-tracing may simplify the functions, which would then count as less.
+graph proved of the mask, and the op that the node stands for, None for itself; of another op `Problem.function_ops` too,
+since a second tracing may simplify the functions, which would then count as less.
 
     dash::sum_in_order(x, dims, keepdim, dtype) -> x summed along these dims
 
@@ -145,7 +145,7 @@ torch.library.register_fake(
     "dash::random_state", lambda seed, offset, like: torch.empty(2, dtype=torch.int64, device=like.device), lib=_library
 )
 RANDOM_STATE = torch.ops.dash.random_state.default
-_OF_REWRITTEN = ", str mask, str? stock, *, str? at_load=None, int? mods=None"
+_OF_REWRITTEN = ", str mask, str? stock, *, str? at_load=None, int function_ops=0"
 for _name, _others in (("note", ", str decision"), ("rewritten", _OF_REWRITTEN), ("keep", "")):
     _library.define(f"{_name}(Tensor x{_others}) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(_name, lambda x, *_, **__: x.clone(), "CompositeExplicitAutograd")

@@ -82,8 +82,8 @@ def say_rewritten(node: fx.Node, mark: Mark) -> None:
     arguments = FlexArguments(*node.args)
     name = "grad_logsumexp" if arguments.grad_out is None else "grad_out"
     grad = getattr(arguments, name)
-    mods = mark.resolution.problem.mods if mark.resolution and mark.stock else None
-    options: dict[str, Any] = {name: x for name, x in (("at_load", mark.at_load), ("mods", mods)) if x is not None}
+    function_ops = mark.resolution.problem.function_ops if mark.resolution and mark.stock else 0
+    options: dict[str, Any] = {name: x for name, x in (("at_load", mark.at_load), ("function_ops", function_ops)) if x}
     with node.graph.inserting_before(node):
         said = node.graph.call_function(REWRITTEN, (grad, mark.mask, mark.stock or None), options)
     said.meta = {key: value for key, value in grad.meta.items() if key != MARK}

@@ -56,7 +56,11 @@ def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
     blocks = {"block_size": (arguments.mask.q_block, arguments.mask.kv_block), "masks": _masks(arguments, node)}
     dropout = Dropout(*arguments.kernel_options[DROPOUT]) if DROPOUT in arguments.kernel_options else None
     changes_scores = not is_identity(_graph(node, arguments.score_mod))
-    others: dict[str, Any] = {"mods": said.kwargs.get("mods"), "dropout": dropout, "changes_scores": changes_scores}
+    others: dict[str, Any] = {
+        "function_ops": said.kwargs.get("function_ops", 0),
+        "dropout": dropout,
+        "changes_scores": changes_scores,
+    }
     problem = Problem.of(query, key, value, mask=kind, scale=arguments.scale, **others | (blocks if kind == BLOCK_MASK else {}))
     return Mark(_resolved(problem, settings, query), stock, mask, at_load=said.kwargs.get("at_load"))
 

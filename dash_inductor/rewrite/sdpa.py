@@ -91,13 +91,11 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if stock.trains_mask and (declined := why_too_many((*query.shape[:3], key.shape[2]))):
         raise declined
     block_size = mask_block(target, settings, (query.shape[3], value.shape[3])) if mask == BLOCK_MASK else None
-    mods = None if scores is None else scores.operations
-    if dropout:
-        mods = (mods or 0) + OPERATIONS[dropout.generator]
+    function_ops = (scores.operations if scores else 0) + (OPERATIONS[dropout.generator] if dropout else 0)
     others = {
         "block_size": block_size,
         "masks": function.masks(*query.shape[:2]) if function else 1,
-        "mods": mods,
+        "function_ops": function_ops,
         "stock": _kept(stock, mask),
         "dropout": dropout,
         "changes_scores": scores is not None,

@@ -169,10 +169,10 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
     scores: OfFlashAttn | None = node.meta.get(SCORES)
-    mods = scores and scores.function(0).operations
+    function_ops = scores.function(0).operations if scores else 0
     block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
     stock = node.meta[KEPT] if CALLED in node.meta else stock_of(VARLEN, named)
-    others = {"block_size": block_size, "mods": mods, "changes_scores": scores is not None, "stock": stock}
+    others = {"block_size": block_size, "function_ops": function_ops, "changes_scores": scores is not None, "stock": stock}
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
     if is_moved(settings):
         rows, keys = (moved_length(x.shape[0], cu_q, block) for x, block in zip((query, key), block_size, strict=True))

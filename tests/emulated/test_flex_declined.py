@@ -209,7 +209,7 @@ def test_settings_of_inductor(name):
 
 def test_fp32_on_a_gpu():
     """No tile of a GPU takes it."""
-    problem = Problem("block_mask", 1, 2, 2, 256, 256, 64, "fp32", block_size=(128, 128), mods=1)
+    problem = Problem("block_mask", 1, 2, 2, 256, 256, 64, "fp32", block_size=(128, 128), function_ops=1)
     with pytest.raises(ValueError, match="dtype fp32 is not one of bf16, fp16"):
         resolve(problem, Config(), Target("h100", 90, 132))
 

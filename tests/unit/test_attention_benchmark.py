@@ -71,7 +71,7 @@ def test_flop_of_models_with_flex_attention():
 def test_ours_takes_models_with_flex_attention(shape, key):
     """They have KV tiles enough, and head dims of one pass."""
     sizes = (shape.batch, shape.heads, shape.kv_heads, shape.length, shape.length, shape.head_dim)
-    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), mods=2, stock=Stock(Kernel.FLEX, strict=True))
+    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), function_ops=2, stock=Stock(Kernel.FLEX, strict=True))
     assert resolve(problem, Config(), Target(key, device(key).arch, device(key).sms)).family == "descending"
 
 

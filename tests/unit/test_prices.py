@@ -62,11 +62,11 @@ def test_a_price_depends_on_no_size() -> None:
 
 
 def test_functions_cost_all_of_them_time() -> None:
-    few = Problem("full", 1, 8, 8, 4096, 4096, 128, "bf16", mods=0, stock=Stock(Kernel.FLEX, strict=False))
+    few = Problem("full", 1, 8, 8, 4096, 4096, 128, "bf16", is_flex=True, stock=Stock(Kernel.FLEX, strict=False))
     found = resolve(few, Config(template="one_pass"), TARGETS["h100"])
     assert found.one_pass
     times = []
-    for problem in (few, replace(few, mods=50)):
+    for problem in (few, replace(few, function_ops=50)):
         speeds = [of_one_pass(problem, TARGETS["h100"], found.one_pass, "triton"), of_two_passes(problem, TARGETS["h100"])]
         times.append([1 / each.tflops for each in (*speeds, of_stock(problem, TARGETS["h100"])) if each])
     more = [with_ - without for without, with_ in zip(*times, strict=True)]
@@ -74,7 +74,9 @@ def test_functions_cost_all_of_them_time() -> None:
 
 
 def test_both_prices_are_in_the_reason() -> None:
-    alibi = Problem("full", 2, 8, 8, 4096, 4096, 128, "bf16", mods=10, changes_scores=True, stock=Stock(Kernel.FLEX, strict=False))
+    alibi = Problem(
+        "full", 2, 8, 8, 4096, 4096, 128, "bf16", function_ops=10, changes_scores=True, stock=Stock(Kernel.FLEX, strict=False)
+    )
     target = replace(TARGETS["h100"], sms=128, reserved_sms=4)  # which two passes would take
     with pytest.raises(LeftToStock) as refused:
         resolve(alibi, Config(), target)
@@ -110,6 +112,6 @@ def test_flash_attention_4s_figures_are_those_of_the_gpu() -> None:
 def test_the_mask_of_a_block_mask_is_not_asked() -> None:
     """Two of other blocks and contents have one price."""
     one = Problem(
-        BLOCK_MASK, 2, 8, 8, 4096, 4096, 64, "bf16", block_size=(128, 128), mods=3, stock=Stock(Kernel.FLEX, strict=False)
+        BLOCK_MASK, 2, 8, 8, 4096, 4096, 64, "bf16", block_size=(128, 128), function_ops=3, stock=Stock(Kernel.FLEX, strict=False)
     )
     assert of_stock(one, TARGETS["h100"]) == of_stock(replace(one, block_size=(256, 128), masks=16), TARGETS["h100"])

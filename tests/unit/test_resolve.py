@@ -10,7 +10,7 @@ from dash_inductor.devices.cost_files import arch_of, known_devices, load_costs,
 from dash_inductor.devices.target import Target
 from dash_inductor.dropout import FLASH, Dropout
 from dash_inductor.problem import Problem
-from dash_inductor.resolve import resolve
+from dash_inductor.resolve import kernel_for, resolve
 from dash_inductor.resolve import template_for as template_of_problem
 from dash_inductor.schedule.families import MONOTONE
 from dash_inductor.schedule.formulas import time_of
@@ -23,7 +23,12 @@ BY_SIZE = "by_size"
 def template_for(settings: Config, device: str, head_dim: int, mask: str, reserved_sms: int = 0) -> str:
     """The template of an attention of that head dim and mask on a device."""
     problem = Problem(mask, 1, 1, 1, 64, 64, head_dim, "bf16")
-    return template_of_problem(problem, settings, Target(device, arch_of(device), 132, reserved_sms))
+    return template_of(problem, settings, Target(device, arch_of(device), 132, reserved_sms))
+
+
+def template_of(problem: Problem, settings: Config, target: Target) -> str:
+    """The template of any attention."""
+    return template_of_problem(problem, settings, target, kernel_for(problem, settings, target))
 
 
 @pytest.mark.parametrize(
@@ -100,7 +105,7 @@ def test_a_head_dim_that_nothing_takes(settings, dims, text):
 @pytest.mark.parametrize(("dims", "template"), [((192, 128), "two_pass"), ((64, 129), "two_pass"), ((128, 64), BY_SIZE)])
 def test_the_larger_head_dim_decides(dims, template):
     problem = Problem("full", 1, 1, 1, 64, 64, dims[0], "bf16", value_dim=dims[1])
-    assert template_of_problem(problem, Config(), Target("h100", 90, 132)) == template
+    assert template_of(problem, Config(), Target("h100", 90, 132)) == template
     asked = Config(template="one_pass")
     if template == "two_pass":
         with pytest.raises(ValueError, match=f"head dim {dims[0]}/{dims[1]} {MORE} template='one_pass' asks for"):
@@ -269,10 +274,10 @@ def test_no_tile(find, arguments, message):
     ("others", "rows"),
     [
         ({"mask": "full"}, 128),
-        ({"mask": "block_mask", "block_size": (128, 128), "mods": 9}, 128),
-        ({"mask": "block_mask", "block_size": (64, 128), "mods": 9}, 64),
-        ({"mask": "block_mask", "block_size": (128, 128), "mods": 9, "changes_scores": True}, 64),
-        ({"mask": "full", "mods": 9, "dropout": Dropout(0.1, FLASH)}, 64),
+        ({"mask": "block_mask", "block_size": (128, 128), "function_ops": 9}, 128),
+        ({"mask": "block_mask", "block_size": (64, 128), "function_ops": 9}, 64),
+        ({"mask": "block_mask", "block_size": (128, 128), "function_ops": 9, "changes_scores": True}, 64),
+        ({"mask": "full", "function_ops": 9, "dropout": Dropout(0.1, FLASH)}, 64),
         ({"mask": "full", "value_dim": 32}, 64),
         ({"mask": "full", "head_dim": 128}, 64),
     ],

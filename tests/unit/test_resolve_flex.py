@@ -26,7 +26,9 @@ def problem(mask: str = BLOCK_MASK, **others: Any) -> Problem:
     """Of one kv head, 4096 queries and keys: 32 chains, functions of 5 operations; under warn_only, where stock's is as it is."""
     block_size = (128, 128) if mask == BLOCK_MASK else None
     sizes = (1, 1, 1, 4096, 4096, 64, "bf16")
-    return replace(Problem(mask, *sizes, block_size=block_size, mods=5, stock=Stock(Kernel.FLEX, strict=False)), **others)
+    return replace(
+        Problem(mask, *sizes, block_size=block_size, is_flex=True, function_ops=5, stock=Stock(Kernel.FLEX, strict=False)), **others
+    )
 
 
 def resolved(device: str = "h100", settings: dict[str, Any] | None = None, mask: str = BLOCK_MASK, **others: Any) -> Resolution:
@@ -99,7 +101,11 @@ def test_sms_that_are_reserved_are_not_taken_by_two_passes():
         ("h100", {"head_dim": 128}, "two_pass"),
         ("h100", {"head_dim": 64}, "one_pass"),
         ("h100", {"head_dim": 32}, "one_pass"),
-        ("h100", {"head_dim": 64, "changes_scores": True, "mods": 10}, "two_pass"),  # its tile of one pass is the smaller one
+        (
+            "h100",
+            {"head_dim": 64, "changes_scores": True, "function_ops": 10},
+            "two_pass",
+        ),  # its tile of one pass is the smaller one
         ("h100", {"head_dim": 128, "segments": 2}, "one_pass"),  # which two passes do not have
         ("a100", {"head_dim": 64}, "two_pass"),
         ("b200", {"head_dim": 64}, "one_pass"),
@@ -156,7 +162,7 @@ def test_the_gluon_kernel_takes_256_in_one_pass(mask: str) -> None:
 
 def test_an_sdpa_of_few_chains_is_never_left():
     """Without a mask: ours may have two passes."""
-    assert resolved(mask="full", mods=None, stock=None).template in ("one_pass", "two_pass")
+    assert resolved(mask="full", is_flex=False, function_ops=0, stock=None).template in ("one_pass", "two_pass")
 
 
 @pytest.mark.parametrize("device", ["h100", "b200"])
