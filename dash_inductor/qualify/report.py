@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..config import AUTO, GLUON, TRITON
-from ..decision import Decision
 from ..schedule import TWO_PASS
 from ..templates.tiles import padded
 from .contenders import BASELINE, Contender
@@ -52,8 +51,8 @@ def _measured(shape: Shape, result: Result, times: Mapping[str, Sequence[float]]
         cells |= {"peak_bytes": result.peak_bytes, "same_bits": result.same_bits, "error": result.error}
         decision = result.prepared.decision
         if decision is not None:
-            cells |= {"schedule": decision.schedule, "launch": _launch(decision), "tile": decision.tile or ""}
-            cells |= {"workspace_bytes": decision.workspace_bytes}
+            cells |= {"schedule": decision.schedule, "kernel": decision.kernel or "", "launch": decision.launch or ""}
+            cells |= {"tile": decision.tile or "", "workspace_bytes": decision.workspace_bytes}
             cells |= {"predicted_ms": None if decision.predicted_us is None else decision.predicted_us / 1000}
     return cells
 
@@ -109,11 +108,11 @@ def kernels(rows: Iterable[Row]) -> list[dict[str, str]]:
     ratios_of: dict[int, list[float]] = {}
     for (run, shape, contender), row in timed.items():
         others = (timed.get((run, shape, name)) for name in ("ours-triton", "ours"))
-        other = next((other for other in others if other and not _is_gluon(other)), None)
+        other = next((other for other in others if other and other.kernel != GLUON), None)
         if contender == "ours-gluon" and other:
             ratios_of.setdefault(row.head_dim, []).append((row.median_ms or 0) / (other.median_ms or 1))
     faster = {head_dim: max(ratios) < 1 and head_dim not in faulty for head_dim, ratios in ratios_of.items()}
-    chosen = {row.head_dim: _is_gluon(row) for row in rows if row.contender == "ours"}
+    chosen = {row.head_dim: row.kernel == GLUON for row in rows if row.contender == "ours"}
     return [
         {
             "d": str(head_dim),
@@ -123,15 +122,6 @@ def kernels(rows: Iterable[Row]) -> list[dict[str, str]]:
         }
         for head_dim, ratios in sorted(ratios_of.items())
     ]
-
-
-def _launch(decision: Decision) -> str:
-    """With the kernel, for which rows have no column."""
-    return f"{decision.launch}, Gluon" if decision.kernel == GLUON else decision.launch or ""
-
-
-def _is_gluon(row: Row) -> bool:
-    return row.launch.endswith("Gluon")
 
 
 def targets(rows: Iterable[Row]) -> list[dict[str, str]]:
@@ -162,7 +152,7 @@ def _target(name: str, wanted: str, worst: float | None, is_met: Callable[[float
 
 def has_order(row: Row) -> bool:
     """Whether `ours-unordered` is the same kernel without its order: one pass by Triton."""
-    return not row.schedule.startswith(TWO_PASS) and not _is_gluon(row)
+    return not row.schedule.startswith(TWO_PASS) and row.kernel != GLUON
 
 
 @dataclass(frozen=True)
@@ -190,6 +180,6 @@ def predictions(rows: Iterable[Row]) -> list[Prediction]:
     found: dict[tuple[str, str], Prediction] = {}
     for row in rows:
         if row.status == OK and row.predicted_ms and row.median_ms:
-            schedule = f"{row.schedule}, Gluon" if _is_gluon(row) else row.schedule
+            schedule = f"{row.schedule}, Gluon" if row.kernel == GLUON else row.schedule
             found.setdefault((row.shape, schedule), Prediction(row.shape, schedule, row.predicted_ms, row.median_ms))
     return list(found.values())

@@ -28,6 +28,7 @@ class Row:
         speedup: time of `baseline` over this time, round by round.
         price: this time over that of `twin`, the same but for determinism, round by round.
         peak_bytes: most memory held at a time beside inputs and outputs; workspace_bytes: what the package says it needs.
+        kernel: of one pass, TRITON or GLUON; empty for what is not ours.
         error: worst relative error of dq, dk, dv (Frobenius norm) against fp32.
         sm_mhz: the SM clock right after the repetitions.
     """
@@ -71,6 +72,7 @@ class Row:
     same_bits: bool | None = None
     error: float | None = None
     schedule: str = ""
+    kernel: str = ""
     launch: str = ""
     tile: str = ""
     predicted_ms: float | None = None

@@ -29,7 +29,7 @@ KNOWN = STOCK | who.tuned()
 COMMON = {"run": "test", "environment": H100, "baseline": who.BASELINE}
 DECISION = Decision(
     op="op", device="h100", dtype="bf16", mask="causal", batch=2, heads=16, kv_heads=16, q_len=8192, kv_len=8192, head_dim=128,
-    tile="64x128x128", family="descending", roles=4, heads_in_flight=32, launch="grouped", predicted_us=2500.0,
+    tile="64x128x128", family="descending", roles=4, heads_in_flight=32, kernel="triton", launch="grouped", predicted_us=2500.0,
     workspace_bytes=1 << 27,
 )  # fmt: skip
 

@@ -367,7 +367,7 @@ def test_the_kernel_to_use():
         (line,) = kernels([ours, gluon, other, replace(gluon, shape="other", status=status)])
         assert (line["shapes"], line["use"]) == ("1", "kernel='auto'")
     # Where ours is the kernel in Gluon, it is beside the kernel of Triton by name.
-    ours, triton = replace(ours, launch="grouped, Gluon"), replace(ours, contender="ours-triton")
+    ours, triton = replace(ours, kernel="gluon"), replace(ours, contender="ours-triton")
     for ms, use in ((1.8, "kernel='auto'"), (2.1, "kernel='triton'")):
         (line,) = kernels([ours, triton, replace(gluon, median_ms=ms)])
         assert (line["time by gluon / by triton"], line["use"]) == (f"{ms / 2:.3f} to {ms / 2:.3f}", use)
@@ -446,7 +446,7 @@ def test_predictions():
         (found,) = predictions([replace(ours, median_ms=ms)])
         assert (found.held, found.ratio) == (held, pytest.approx(ms / 2.5))
     assert predictions([replace(ours, status="wrong: dq")]) == []
-    gluon = replace(ours, contender="ours-gluon", launch="grouped, Gluon", predicted_ms=2.2, median_ms=2.0)  # of a price of its own
+    gluon = replace(ours, contender="ours-gluon", kernel="gluon", predicted_ms=2.2, median_ms=2.0)  # of a price of its own
     assert [(each.schedule, each.predicted_ms) for each in predictions([ours, gluon])] == [
         (ours.schedule, 2.5),
         (f"{ours.schedule}, Gluon", 2.2),
