@@ -11,17 +11,15 @@ from torch._inductor.ir import Pointwise, TensorBox
 from torch._inductor.lowering import expand, full_like, register_lowering
 from torch._inductor.virtualized import V, ops
 
-from dash_inductor.config import GLUON
-from dash_inductor.op import MARK, REWRITTEN, FlexArguments, Mark, MaskArguments
+from dash_inductor.op import MARK, REWRITTEN, FlexArguments, Mark
 from dash_inductor.problem import BLOCK_MASK
 from dash_inductor.resolve import Resolution
 
-from . import block_mask, captured, gluon, header, one_pass, two_pass
+from . import captured, header
 from .buffers import in_memory, with_aligned_rows
 from .inputs import Inputs
-from .kernels import Gradients
-from .lower import decision, preprocessed
-from .mods import Mods, mods_of
+from .lower import decision, gradients, preprocessed
+from .mods import mods_of
 
 
 @register_lowering(REWRITTEN, type_promotion_kind=None)
@@ -60,19 +58,10 @@ def _lower(
     if broadcast:  # the same keys for the whole batch
         key, value = (in_memory(expand(TensorBox(x), [batch, *x.get_size()[1:]])) for x in (key, value))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
-    if resolution.one_pass is None:
-        gradients = two_pass.gradients(inputs, mods, arguments.mask if masked else None)
-    else:
-        gradients = _of_one_pass(inputs, arguments.mask if masked else None, mods)
-    header.record(decision(inputs, gradients, mark))
-    dk, dv = (summed_over_batch(x) if broadcast else x for x in (gradients.dk, gradients.dv))
-    return gradients.dq, dk, dv, captured.gradients(arguments, mods)
-
-
-def _of_one_pass(inputs: Inputs, mask: MaskArguments | None, mods: Mods) -> Gradients:
-    if inputs.resolution.kernel == GLUON:
-        return gluon.gradients(inputs) if mask is None else gluon.gradients_in_blocks(inputs, mask, mods)
-    return one_pass.gradients(inputs, mods) if mask is None else block_mask.gradients(inputs, mask, mods)
+    found = gradients(inputs, mods, arguments.mask if masked else None)
+    header.record(decision(inputs, found, mark))
+    dk, dv = (summed_over_batch(x) if broadcast else x for x in (found.dk, found.dv))
+    return found.dq, dk, dv, captured.gradients(arguments, mods)
 
 
 def summed_over_batch(x: TensorBox) -> TensorBox:

@@ -9,17 +9,18 @@ from torch._inductor.lowering import register_lowering
 from torch._inductor.virtualized import V
 from torch.utils._sympy.functions import CeilDiv
 
-from dash_inductor.config import GLUON, current
+from dash_inductor.config import current
 from dash_inductor.decision import Decision, size_text, sizes_in_text
 from dash_inductor.devices.target import target_of
-from dash_inductor.op import SDPA_BACKWARD, Mark
+from dash_inductor.op import SDPA_BACKWARD, Mark, MaskArguments
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import Resolution, resolve
 
-from . import gluon, kernels, one_pass, two_pass
+from . import kernels, one_pass, two_pass
 from .buffers import contiguous, empty, in_memory, traced_gradients, with_aligned_rows
 from .header import mark_in_force, record
 from .inputs import Inputs
+from .mods import NONE, Mods
 
 
 @register_lowering(SDPA_BACKWARD, type_promotion_kind=None)
@@ -42,12 +43,15 @@ def lower(
     query, key, value, grad_out, out = (with_aligned_rows(x) for x in (query, key, value, grad_out, out))
     neg_lse, delta = preprocessed(resolution, out, grad_out, in_memory(logsumexp))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
-    if resolution.one_pass is None:
-        gradients = two_pass.gradients(inputs)
-    else:
-        gradients = (gluon if resolution.kernel == GLUON else one_pass).gradients(inputs)
-    record(decision(inputs, gradients, mark))
-    return gradients.dq, gradients.dk, gradients.dv
+    found = gradients(inputs)
+    record(decision(inputs, found, mark))
+    return found.dq, found.dk, found.dv
+
+
+def gradients(inputs: Inputs, mods: Mods = NONE, mask: MaskArguments | None = None) -> kernels.Gradients:
+    """dq, dk, dv by the template that was resolved. mask: that in blocks, if there is one."""
+    template = two_pass if inputs.resolution.one_pass is None else one_pass
+    return template.gradients(inputs, mods, mask)
 
 
 def _resolved(mask: str, scale: float | None) -> Resolution:
@@ -80,10 +84,10 @@ def preprocessed(
     return neg_lse, delta
 
 
-def decision(inputs: Inputs, gradients: kernels.Gradients, mark: Mark) -> Decision:
+def decision(inputs: Inputs, found: kernels.Gradients, mark: Mark) -> Decision:
     """What generated code records."""
     resolution = inputs.resolution
-    workspace_bytes = resolution.workspace_bytes(inputs.query_heads_total * inputs.n_q, gradients.schedule_ints)
+    workspace_bytes = resolution.workspace_bytes(inputs.query_heads_total * inputs.n_q, found.schedule_ints)
     return Decision(
         op=mark.stock or str(V.graph.current_node.target).removesuffix(".default"),
         device=resolution.target.key,
@@ -99,5 +103,5 @@ def decision(inputs: Inputs, gradients: kernels.Gradients, mark: Mark) -> Decisi
         candidates=() if resolution.choice is None else resolution.choice.considered,
         workspace_bytes=size_text(workspace_bytes),
         **sizes_in_text(inputs.query.get_size(), inputs.key.get_size(), inputs.value.get_size()),
-        **gradients.schedule,
+        **found.schedule,
     )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from dataclasses import fields as fields_of
+from dataclasses import is_dataclass
 from typing import Any, Protocol
 
 import sympy
@@ -30,8 +33,16 @@ def fields(rule: Rule, name: str, *sizes: sympy.Expr) -> dict[str, sympy.Expr]:
     if all(size.is_Integer for size in sizes):
         return {field: sympy.Integer(rule(index, *map(int, sizes))) for index, field in enumerate(rule.FIELDS)}
     name = f"dash_{name}_{hashlib.sha256(repr(rule).encode()).hexdigest()[:16]}"
-    source = f"from {type(rule).__module__} import {type(rule).__name__}\n\n{name} = {rule!r}\n"
-    add_to_header(root_graph(), source)
+    imports = dict.fromkeys(f"from {each.__module__} import {each.__name__}\n" for each in _classes(rule))
+    add_to_header(root_graph(), f"{''.join(imports)}\n{name} = {rule!r}\n")
     evaluated = classmethod(lambda cls, index, *known: value(index, *known))
     function = type(name, (sympy.Function,), {"eval": evaluated, "is_integer": True, "is_nonnegative": True})
     return {field: function(sympy.Integer(index), *sizes) for index, field in enumerate(rule.FIELDS)}
+
+
+def _classes(value: Any) -> Iterator[type]:
+    """The classes that the repr of a dataclass calls: its own, and those of fields."""
+    if is_dataclass(value):
+        yield type(value)
+        for field in fields_of(value):
+            yield from _classes(getattr(value, field.name))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from dataclasses import dataclass, field
 
 import sympy
 import torch
@@ -21,38 +20,16 @@ from dash_inductor.schedule.choice import RunTimeChoice
 from dash_inductor.schedule.packing import FAMILY_CODES, is_too_large, may_share_row, most_ints, pack_shared, row_ints, table_ints
 from dash_inductor.templates.tiles import Template, Tile
 
-from . import kernels
-from .header import add_to_header, root_graph
+from . import kernels, run_time
+from .header import root_graph
 from .inputs import Inputs
+from .walk import Walk
 
 TABLE_BLOCK = 1024  # table entries written by one program
-IMPORTS = """from dash_inductor.schedule import Costs, TwoPass
-from dash_inductor.schedule.choice import RunTimeChoice
-"""
 
 
-@dataclass(frozen=True)
-class KernelTable:
-    """`table` is int32 [table_ints]; `workers` CTAs are launched.
-
-    round_robin: whether the workers may have to write their rows themselves, into `row_ints` of int32.
-    shared_row: whether one row serves all chains.
-    is_two_pass: 1 for sizes that take two passes instead, else 0; then no worker is launched, and the table means nothing.
-    record: what a `Decision` says of the schedule.
-    """
-
-    table: TensorBox
-    table_ints: sympy.Expr | int
-    workers: sympy.Expr | int
-    round_robin: bool = False
-    shared_row: bool = False
-    row_ints: sympy.Expr | int = 0
-    is_two_pass: sympy.Expr | int = 0
-    record: dict[str, object] = field(default_factory=dict)
-
-
-def kernel_table(inputs: Inputs, tile: Tile) -> KernelTable:
-    """The schedule of one pass: a constant if sizes are known, made once for all attentions of a graph that got the same.
+def from_table(inputs: Inputs, tile: Tile) -> Walk:
+    """The walk by a table int32 [ints]: a constant if sizes are known, made once for all attentions of a graph that got the same.
 
     It is written at run time where it is too large and chains share no row.
     """
@@ -70,16 +47,16 @@ def kernel_table(inputs: Inputs, tile: Tile) -> KernelTable:
     return known[key]
 
 
-def _constant_table(inputs: Inputs, plan: Plan, *, shared_row: bool) -> KernelTable:
-    ints = pack_shared(plan) if shared_row else pack_plan(plan)
-    return KernelTable(
-        table=_constant(ints, inputs.device),
-        table_ints=len(ints),
+def _constant_table(inputs: Inputs, plan: Plan, *, shared_row: bool) -> Walk:
+    ints, own_ints = pack_shared(plan) if shared_row else pack_plan(plan), row_ints(plan)
+    return Walk(
+        [_constant(ints, inputs.device)],
         workers=plan.workers,
-        round_robin=isinstance(plan, RoundRobinPlan),
-        shared_row=shared_row,
-        row_ints=row_ints(plan),
+        ints=len(ints) + inputs.resolution.row_copies * own_ints,
         record=_record(inputs),
+        own_ints=own_ints,
+        shared_row=shared_row,
+        round_robin=isinstance(plan, RoundRobinPlan),
     )
 
 
@@ -96,12 +73,12 @@ def _record(inputs: Inputs) -> dict[str, object]:
     }
 
 
-def _large_table(inputs: Inputs, tile: Tile, plan: Plan) -> KernelTable:
+def _large_table(inputs: Inputs, tile: Tile, plan: Plan) -> Walk:
     """The same ints as the constant's, written before each launch."""
     choice = FAMILY_CODES.index(plan.family), plan.roles, plan.heads_in_flight, int(plan.order.mirrored)
     ints = table_ints(plan)
     scalars = tuple(map(sympy.Integer, choice))
-    return KernelTable(_written(inputs, tile, scalars, sympy.Integer(ints)), ints, plan.workers, record=_record(inputs))
+    return Walk([_written(inputs, tile, scalars, sympy.Integer(ints))], plan.workers, ints, _record(inputs))
 
 
 def _constant(ints: list[int], device: torch.device) -> TensorBox:
@@ -119,26 +96,37 @@ def _constant(ints: list[int], device: torch.device) -> TensorBox:
     return tables[name, device]
 
 
-def _chosen_at_run_time(inputs: Inputs, tile: Tile) -> KernelTable:
+def _chosen_at_run_time(inputs: Inputs, tile: Tile) -> Walk:
     resolution = inputs.resolution
     costs = resolution.costs
     assert costs
-    sizes = inputs.q_len, inputs.kv_len, inputs.kv_heads_total
     n_q, n_kv = CeilDiv(inputs.q_len, tile.block_m), CeilDiv(inputs.kv_len, tile.block_n)
-    chosen = _run_time_choice(inputs, tile, sizes)
+    rule = RunTimeChoice(
+        mask=resolution.problem.mask,
+        group=resolution.problem.group,
+        head_dim=tile.mean_dim,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        costs=costs,
+        guarantee=resolution.settings.guarantee,
+        family=resolution.family,
+        chained=resolution.chained,
+    )
+    chosen = run_time.fields(rule, "choice", inputs.q_len, inputs.kv_len, inputs.kv_heads_total)
     is_two_pass = chosen["is_two_pass"] if resolution.template == Template.BY_SIZE else 0
     # One grouped launch serves all sizes: a CTA without a role ends at once.
     workers = (n_kv * inputs.kv_heads_total if resolution.chained else costs.workers) * (1 - is_two_pass)
     table_ints = most_ints(n_q, n_kv)
     scalars = tuple(chosen[name] for name in ("family", "roles", "heads_in_flight", "mirrored"))
-    return KernelTable(
-        table=_written(inputs, tile, scalars, table_ints, 1 - is_two_pass),
-        table_ints=table_ints,
+    own_ints = costs.workers * n_q if resolution.may_round_robin else 0
+    return Walk(
+        [_written(inputs, tile, scalars, table_ints, 1 - is_two_pass)],
         workers=workers,
-        round_robin=resolution.may_round_robin,
-        row_ints=costs.workers * n_q if resolution.may_round_robin else 0,
-        is_two_pass=is_two_pass,
+        ints=table_ints + resolution.row_copies * own_ints,
         record={"family": Template.BY_SIZE.value, "launch": resolution.settings.launch},
+        own_ints=own_ints,
+        round_robin=resolution.may_round_robin,
+        is_two_pass=is_two_pass,
     )
 
 
@@ -161,30 +149,3 @@ def _written(
             **{name.upper(): code for code, name in enumerate(FAMILY_CODES)},
         },
     )
-
-
-def _run_time_choice(inputs: Inputs, tile: Tile, sizes: tuple[sympy.Expr, ...]) -> dict[str, sympy.Expr]:
-    """The fields of the choice, each a call of one object of the generated module, which remembers sizes that it has seen."""
-    resolution = inputs.resolution
-    assert resolution.costs
-    rule = RunTimeChoice(
-        mask=resolution.problem.mask,
-        group=resolution.problem.group,
-        head_dim=tile.mean_dim,
-        block_m=tile.block_m,
-        block_n=tile.block_n,
-        costs=resolution.costs,
-        guarantee=resolution.settings.guarantee,
-        family=resolution.family,
-        chained=resolution.chained,
-    )
-    name = f"dash_choice_{hashlib.sha256(repr(rule).encode()).hexdigest()[:16]}"
-    add_to_header(root_graph(), f"{IMPORTS}{name} = {rule!r}\n")
-
-    def evaluate(cls: type, index: sympy.Integer, *values: sympy.Expr) -> sympy.Integer | None:
-        """The field for sizes that are known, which Inductor asks for as a hint."""
-        return sympy.Integer(rule(int(index), *map(int, values))) if all(value.is_Integer for value in values) else None
-
-    attributes = {"eval": classmethod(evaluate), "is_integer": True, "is_nonnegative": True}
-    function = type(name, (sympy.Function,), attributes)
-    return {field: function(sympy.Integer(index), *sizes) for index, field in enumerate(RunTimeChoice.FIELDS)}

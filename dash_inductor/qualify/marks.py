@@ -22,6 +22,7 @@ from torch import Tensor
 from .. import templates
 from ..config import GLUON, Config
 from ..devices.target import target_of
+from ..lowering.launch.gluon import Operands
 from . import schedules
 from .runner import say
 
@@ -114,12 +115,12 @@ def run(folder: Path) -> int:
 def chains(kernel: Any, head_dim: int, mask: str) -> list[Mark]:
     """Those of one launch of what `marked` has."""
     target = target_of(torch.device("cuda"), Config(kernel=GLUON))
-    place, arguments = next(schedules.schedules(schedules.resolution(head_dim, mask, target), "cuda"))
-    require_room(arguments)
-    memory = torch.zeros(arguments[13] * PER_CTA, dtype=torch.int64, device="cuda")
+    place, operands = next(schedules.schedules(schedules.resolution(head_dim, mask, target), "cuda"))
+    require_room(operands)
+    memory = torch.zeros(operands.workers * PER_CTA, dtype=torch.int64, device="cuda")
     kernel.MEMORY[:] = [memory.view(torch.int32)]
     for _ in range(3):  # the last is kept: the first compiles
-        schedules.launched(kernel, arguments)
+        schedules.launched(kernel, operands)
     found = list(marks_of(memory.cpu(), place))
     say(f"  {place}, medians in ns: {', '.join(f'{name} {value:.0f}' for name, value in spent(found).items())}")
     return found
@@ -149,10 +150,10 @@ def marks_of(memory: Tensor, place: schedules.Timed) -> Iterator[Mark]:
             yield Mark(place.head_dim, place.mask, place.family, cta, chain, *times)
 
 
-def require_room(arguments: Sequence[Any]) -> None:
+def require_room(operands: Operands) -> None:
     """ValueError for a table by which a CTA may have more chains than it can note."""
-    heads = arguments[1].shape[0] * arguments[1].shape[1]
-    _roles, heads_in_flight, slots = arguments[6][:3].tolist()
+    heads = operands.key.shape[0] * operands.key.shape[1]
+    _roles, heads_in_flight, slots = operands.table[:3].tolist()
     if (most := -(-heads // heads_in_flight) * slots) > MOST_CHAINS:
         raise ValueError(f"a CTA has {most} chains, more than the {MOST_CHAINS} that it can note")
 

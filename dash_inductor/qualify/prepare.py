@@ -158,7 +158,7 @@ def compile_schedules(device: str, variants: str = "") -> int:
     from ..codegen.fake_gpu import fake_gpu
     from ..config import GLUON, Config
     from ..devices.target import target_of
-    from ..lowering.gluon import compile_launch
+    from ..lowering.launch.gluon import compile_launch
     from . import marks, schedules
 
     with tempfile.TemporaryDirectory() as copies, fake_gpu(device):
@@ -168,16 +168,16 @@ def compile_schedules(device: str, variants: str = "") -> int:
         target = target_of(torch.device("cuda"), Config(kernel=GLUON))
         for head_dim, mask in schedules.SHAPES:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                for _, arguments in schedules.schedules(schedules.resolution(head_dim, mask, target), "cpu"):
+                for _, operands in schedules.schedules(schedules.resolution(head_dim, mask, target), "cpu"):
                     for kernel in kernels:
-                        compile_launch(kernel, *arguments)
+                        compile_launch(kernel, operands)
     return 0
 
 
 def compile_training(device: str) -> int:
     """Compiles training steps, but for their kernels at lengths that vary."""
     from ..explanation.compiled import CompiledError, compiling_for
-    from ..lowering.gluon import compiling_launches
+    from ..lowering.launch.gluon import compiling_launches
     from . import training
 
     for mode, way in itertools.product(training.MODES, training.WAYS):
@@ -190,7 +190,7 @@ def compile_training(device: str) -> int:
 def _compiled(device: str, pair: Pair, trials: dict[Any, Any]) -> str | None:
     """Why a graph has no kernels, None where they are compiled. Adds the kinds that would be tried, with their settings."""
     from ..explanation.compiled import CompiledError, compiling_for
-    from ..lowering.gluon import compiling_launches
+    from ..lowering.launch.gluon import compiling_launches
     from . import contenders as who
     from .inputs import random_inputs
     from .kernels import CASES
@@ -238,7 +238,7 @@ def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
     from ..codegen.generate import deterministic
     from ..explanation.compiled import loading_nothing, on_gpu
     from ..hooks.install import installed
-    from ..lowering.gluon import compiling_launches
+    from ..lowering.launch.gluon import compiling_launches
     from ..reproduce.trial import as_tried, attention, compiled_for
     from .contenders import first_line
 

@@ -98,9 +98,9 @@ def launch(head_dim: int, mask: str, contender: str, launches: int) -> int:
             backward()
     else:
         target = target_of(torch.device("cuda"), Config(kernel=GLUON))
-        _, arguments = next(schedules.schedules(schedules.resolution(head_dim, mask, target), "cuda"))
+        _, operands = next(schedules.schedules(schedules.resolution(head_dim, mask, target), "cuda"))
         for _ in range(launches):
-            schedules.launched(gluon_kernel(), arguments)
+            schedules.launched(gluon_kernel(), operands)
     torch.cuda.synchronize()
     return 0
 

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,7 +27,7 @@ from torch import Tensor
 from .. import templates
 from ..config import GLUON, Config
 from ..devices.target import Target, target_of
-from ..lowering import gluon
+from ..lowering.launch import gluon
 from ..problem import Problem
 from ..reference import LOG2E
 from ..resolve import Resolution, resolve
@@ -127,7 +126,7 @@ def measured(
     assert found.choice
     tables = dict(schedules(found, device))
     launches: dict[Timed, Callable[[], Gradients]] = {
-        place: functools.partial(launched, kernels[COMMITTED], arguments) for place, arguments in tables.items()
+        place: functools.partial(launched, kernels[COMMITTED], operands) for place, operands in tables.items()
     }
     as_chosen = (place for place in tables if (place.family, place.roles, place.heads_in_flight) == found.choice.candidate[:3])
     chosen = next(as_chosen, next(iter(tables)))  # the first, where it is none that is timed
@@ -184,10 +183,10 @@ def _others(shape: Shape, device: str) -> Iterator[tuple[str, Callable[[], Gradi
             say(f"  {name}: {refused}")
 
 
-def launched(kernel: ModuleType, arguments: tuple[Any, ...]) -> Gradients:
+def launched(kernel: ModuleType, operands: gluon.Operands) -> Gradients:
     """dq, dk, dv of a launch, which overwrites those of the last one."""
-    gluon.launch_of(kernel, *arguments).run()
-    return arguments[10:13]
+    gluon.launch_of(kernel, operands).run()
+    return operands.dq, operands.dk, operands.dv
 
 
 def shape_of(head_dim: int, mask: str) -> Shape:
@@ -204,8 +203,8 @@ def resolution(head_dim: int, mask: str, target: Target) -> Resolution:
     return resolve(problem, Config(kernel=GLUON, template="one_pass"), target)
 
 
-def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, tuple[Any, ...]]]:
-    """Each candidate of a resolution, and the arguments of its launch, as the op has them. Gradients are full of NaN before."""
+def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, gluon.Operands]]:
+    """Each candidate of a resolution, and what its launch is given. Gradients are full of NaN before."""
     assert found.choice and found.one_pass
     problem, tile = found.problem, found.one_pass
     generator = torch.Generator(device).manual_seed(0)
@@ -234,8 +233,9 @@ def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, tuple[Any
         workers = candidate.roles * candidate.heads_in_flight
         variant = MIRRORED if candidate.mirrored else COMMITTED
         place = Timed(variant, problem.head_dim, problem.mask, candidate.family, candidate.roles, candidate.heads_in_flight)
-        inputs = query, key, value, grad_out, *padded, table, None, None, None
-        yield place, (*inputs, dq, dk, dv, workers, True, False, False, causal, 0, 0, 1, 1, 0, scale)
+        tensors = query, key, value, grad_out, *padded, table, None, None, None, dq, dk, dv
+        numbers = {"block_m": tile.block_m, "block_n": tile.block_n, "causal": causal, "scale": scale}
+        yield place, gluon.Operands(*tensors, workers, cooperative=True, **numbers)
 
 
 def apart(a: Tensor, b: Tensor) -> float:

@@ -30,7 +30,7 @@ from ..first_use.known import Verdict
 from ..first_use.process import LAUNCHED, STAGE, VERDICT
 from ..first_use.verdict import is_trial
 from ..hooks.install import installed
-from ..lowering.gluon import compiling_launches
+from ..lowering.launch.gluon import compiling_launches
 from ..op import SDPA_BACKWARD
 from ..problem import BLOCK_MASK
 from ..reference import LOG2E

@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from dash_inductor import emulation, enabled
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.emulation.deadlock import DeadlockError
-from dash_inductor.lowering import block_mask
+from dash_inductor.lowering import listed
 from dash_inductor.reference import reference
 from dash_inductor.schedule import Explicit, Geometry, parts
 
@@ -35,7 +35,7 @@ INTERLEAVINGS = [(0, None), (1, 1), (2, 3)]
 def always_banded(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few chains are, and however short."""
     monkeypatch.setattr(parts, "LEAST_BANDED", 1)
-    monkeypatch.setattr(block_mask, "LEAST_STEPS", 1)
+    monkeypatch.setattr(listed, "LEAST_STEPS", 1)
 
 
 CASES = {
@@ -178,7 +178,7 @@ def of_documents_made_in_the_graph(query: Tensor, key: Tensor, value: Tensor, id
 @pytest.mark.nightly
 def test_one_graph_cuts_as_a_graph_of_each_length_does(always_banded: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chains that are few, and, of the longest sequence, whole ones."""
-    for module in (parts, block_mask):
+    for module in (parts, listed):
         monkeypatch.setattr(module, "FEW_CHAINS", 8)
     in_one_graph = compiled(of_documents_made_in_the_graph, dynamic=True)
     for index, length in enumerate((100, 150)):

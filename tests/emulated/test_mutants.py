@@ -10,7 +10,8 @@ from torch._inductor.codegen.common import WorkspaceZeroMode
 from dash_inductor import enabled
 from dash_inductor.emulation import emulate
 from dash_inductor.emulation.deadlock import DeadlockError
-from dash_inductor.lowering import one_pass, table
+from dash_inductor.lowering import table
+from dash_inductor.lowering.launch import triton
 from dash_inductor.schedule import pack_plan
 
 pytestmark = pytest.mark.usefixtures("rewriting")
@@ -108,7 +109,7 @@ def test_old_memory_survives(cause, wrong, monkeypatch):
     if cause == "first adds":
         mutate(monkeypatch, "ONE_PASS", "first_adds", {FIRST_STORES: FIRST_ADDS})
     else:
-        monkeypatch.setattr(one_pass, "WorkspaceZeroMode", SimpleNamespace(ZERO_ON_CALL=WorkspaceZeroMode.UNINITIALIZED))
+        monkeypatch.setattr(triton, "WorkspaceZeroMode", SimpleNamespace(ZERO_ON_CALL=WorkspaceZeroMode.UNINITIALIZED))
     with emulate():
         gradients = compiled(backward())(*exact(1, 1, 64, 64, 16))
     for name, grad in zip(("dq", "dk", "dv"), gradients, strict=True):

@@ -19,7 +19,8 @@ from dash_inductor.cli.main import main
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.codegen.generate import deterministic, generate
 from dash_inductor.hooks.install import installed
-from dash_inductor.lowering import gluon, table
+from dash_inductor.lowering import table
+from dash_inductor.lowering.launch import gluon
 from dash_inductor.sass.replay import replay
 from dash_inductor.schedule.parts import LEAST_STEPS, Parts
 from dash_inductor.templates.tiles import gluon_tile
@@ -45,7 +46,7 @@ def test_launch(dynamic):
     assert float(launch["scale"]) == 64**-0.5
     assert int(launch["workers"]) <= 132
     assert code.main_kernel is None  # no other kernel multiplies
-    assert "import dash_inductor.lowering.gluon" in code.source
+    assert "import dash_inductor.lowering.launch.gluon" in code.source
     # dk and dv are returned as the op wrote them; the epilogue reads dq's scratch.
     returns = [ast.unparse(node) for node in ast.walk(ast.parse(code.source)) if isinstance(node, ast.Return)]
     (returned,) = [text for text in returns if f"{launch['dk']}, {launch['dv']}" in text]
@@ -100,8 +101,8 @@ def test_auto_goes_by_architecture_dtype_and_head_dim(changes, is_gluon):
 
 def test_nothing_is_launched_where_two_passes_are():
     """Then no CTA of the Gluon kernel has work: its table, which nobody has written, is not looked at."""
-    workers, others = 0, (True, False, True, True, 0, 0, 1, 1, 0, 1.0)
-    gluon.launch(*[None] * 13, workers, *others)
+    numbers = {"block_m": 128, "block_n": 128, "causal": True, "scale": 1.0}
+    gluon.sdpa_backward_gluon(*gluon.Operands(*[None] * 13, workers=0, cooperative=True, **numbers))
 
 
 @pytest.mark.parametrize(("version", "is_gluon"), [("3.9.1", True), ("3.10.0+git", False), ("4.0.0", False)])

@@ -13,7 +13,7 @@ from test_on_gpu import GRADIENTS, assert_same_bits, attention, error, gradients
 
 import dash_inductor
 from dash_inductor.lowering.dq import in_accumulator_order
-from dash_inductor.lowering.gluon import launch
+from dash_inductor.lowering.launch.gluon import Operands, sdpa_backward_gluon
 from dash_inductor.reference import LOG2E, reference
 from dash_inductor.schedule import MONOTONE, Geometry, make_order, pack
 from dash_inductor.templates.tiles import gluon_tile
@@ -133,7 +133,8 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
         dk, dv = torch.full_like(key, torch.nan), torch.full_like(value, torch.nan)
         workers = schedule.roles * heads_in_flight
         tensors = query, key, value, grad_out, neg_lse, delta, table, None, None, None, dq, dk, dv
-        launch(*tensors, workers, True, False, False, causal, 0, 0, 1, 1, 0, scale)
+        numbers = {"block_m": shape.block_m, "block_n": shape.block_n, "causal": causal, "scale": scale}
+        sdpa_backward_gluon(*Operands(*tensors, workers, cooperative=True, **numbers))
         dq = dq.view(*query.shape[:2], -1, shape.block_m * head_dim)[..., order].flatten(2, 3)
         return (dq[:, :, :q_len] * scale).to(query.dtype), dk, dv
 

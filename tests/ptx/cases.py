@@ -24,8 +24,9 @@ from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, attention_ba
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
 from dash_inductor.dropout import EFFICIENT, FLASH, Dropout, kept
 from dash_inductor.first_use.verdict import FENCED
-from dash_inductor.lowering import block_mask, gluon, table
+from dash_inductor.lowering import listed, table
 from dash_inductor.lowering.failed_waits import failed_waits
+from dash_inductor.lowering.launch import gluon
 from dash_inductor.schedule import parts
 
 from .graphs import flash_backward, masked_backward, varlen_backward
@@ -217,7 +218,7 @@ class Prepared:
 
         def launch_gluon(*arguments: Any) -> None:
             with session.ops:  # what it allocates lies in the arena
-                gluon.launch(*arguments)
+                gluon.sdpa_backward_gluon(*arguments)
 
         return {
             aten._scaled_dot_product_flash_attention.default: flash,
@@ -311,7 +312,7 @@ def _banded(always: bool) -> Iterator[None]:
     if not always:
         yield
         return
-    patched = (parts, "LEAST_BANDED"), (block_mask, "LEAST_STEPS"), (gluon, "LEAST_STEPS")
+    patched = (parts, "LEAST_BANDED"), (listed, "LEAST_STEPS")
     with ExitStack() as stack:
         for module, name in patched:
             stack.enter_context(mock.patch.object(module, name, 1))

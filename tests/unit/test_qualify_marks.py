@@ -10,7 +10,7 @@ import torch
 
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.devices.target import Target
-from dash_inductor.lowering import gluon
+from dash_inductor.lowering.launch import gluon
 from dash_inductor.qualify import marks, schedules
 
 H200 = Target("h200", 90, 132)
@@ -44,9 +44,10 @@ def test_the_copy_notes_four_times_and_is_the_kernel_else(tmp_path: Path) -> Non
     q, k, v, do, dk, dv = (torch.empty(1, heads, length, 128, dtype=torch.bfloat16, device="meta") for _ in range(6))
     rows, dq = torch.empty(heads * length, device="meta"), torch.empty(heads, length * 128, device="meta")
     table = torch.empty(8, dtype=torch.int32, device="meta")
-    arguments = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv, 1, True, False, False, True, 0, 0, 1, 1, 0, 1.0
+    tensors = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv
+    operands = gluon.Operands(*tensors, 1, cooperative=True, block_m=64, block_n=128, causal=True, scale=1.0)
     with fake_gpu("h200"):
-        ptx = gluon.launch_of(kernel, *arguments).compile().asm["ptx"]
+        ptx = gluon.launch_of(kernel, operands).compile().asm["ptx"]
     assert ptx.count("%globaltimer") == ptx.count("%clock64") == ptx.count("st.global.v2.b64") == len(marks.PLACES)
 
 
@@ -63,7 +64,7 @@ def test_every_shape_that_is_timed_has_room(monkeypatch: pytest.MonkeyPatch) -> 
         heads = schedules.HIDDEN // head_dim
         key = SimpleNamespace(shape=(schedules.BATCH, heads))
         table = torch.tensor(schedules.pack_plan(choice.plan()))
-        marks.require_room((None, key, *[None] * 4, table))
+        marks.require_room(SimpleNamespace(key=key, table=table))
     monkeypatch.setattr(marks, "MOST_CHAINS", 1)
     with pytest.raises(ValueError, match="more than the 1 that it can note"):
-        marks.require_room((None, key, *[None] * 4, table))
+        marks.require_room(SimpleNamespace(key=key, table=table))

@@ -17,7 +17,7 @@ import triton
 
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.lowering import gluon
+from dash_inductor.lowering.launch import gluon
 from dash_inductor.qualify import prepare, stages
 from dash_inductor.qualify.child import TASKS
 from dash_inductor.qualify.contenders import GLUON_ONLY
@@ -110,10 +110,9 @@ def test_the_gluon_kernel_of_tensors_without_memory_is_that_of_others(compiled: 
         q, k, v, do, dk, dv = (empty(2, 512, heads, 64).transpose(1, 2) for _ in range(6))
         rows, dq = empty(2 * heads * 512, dtype=torch.float32), empty(2 * heads, 512 * 64, dtype=torch.float32)
         table = empty(8, dtype=torch.int32)
-        return gluon.launch_of(
-            *(gluon_kernel(), q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv),
-            *(4, True, False, False, True, 0, 0, 1, 1, 0, 0.125),
-        )
+        tensors = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv
+        numbers = {"block_m": 128, "block_n": 128, "causal": True, "scale": 0.125}
+        return gluon.launch_of(gluon_kernel(), gluon.Operands(*tensors, 4, cooperative=True, **numbers))
 
     def capability(device: torch.device | None = None) -> tuple[int, int]:
         if device is not None and device.type != "cuda":

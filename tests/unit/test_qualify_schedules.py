@@ -14,14 +14,13 @@ import torch
 from dash_inductor import templates
 from dash_inductor.config import GLUON, Config
 from dash_inductor.devices.target import Target
-from dash_inductor.lowering import gluon
+from dash_inductor.lowering.launch import gluon
 from dash_inductor.problem import Problem
 from dash_inductor.qualify import schedules
 from dash_inductor.resolve import resolve
 from dash_inductor.schedule.packing import pack_plan
 
 H200 = Target("h200", 90, 132)
-SCHEMA = torch.ops.dash.sdpa_backward_gluon.default._schema
 
 
 class Watch:
@@ -37,15 +36,15 @@ class Watch:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
-    """The arguments of each launch, on a CPU; gradients are others by a table of WRONG_ROLES roles, or by OTHER."""
-    asked: list[tuple[Any, ...]] = []
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[gluon.Operands]:
+    """What each launch is given, on a CPU; gradients are others by a table of WRONG_ROLES roles, or by OTHER."""
+    asked: list[gluon.Operands] = []
 
-    def launch_of(kernel: object, *arguments: Any) -> SimpleNamespace:
+    def launch_of(kernel: object, operands: gluon.Operands) -> SimpleNamespace:
         def run() -> None:
-            asked.append(arguments)
-            for x in arguments[10:13]:
-                x.fill_(1.0 if arguments[6][0] == WRONG_ROLES or kernel is OTHER else 2.0)
+            asked.append(operands)
+            for x in (operands.dq, operands.dk, operands.dv):
+                x.fill_(1.0 if operands.table[0] == WRONG_ROLES or kernel is OTHER else 2.0)
 
         return SimpleNamespace(run=run)
 
@@ -70,10 +69,10 @@ def test_every_candidate_is_launched_with_its_own_table(launched: list[tuple[Any
     assert choice
     expected = [each for each in choice.considered if not each.family.endswith("round_robin")]
     assert [(row.family, row.roles, row.heads_in_flight) for row in rows] == [tuple(each[:3]) for each in expected]
-    for candidate, arguments in zip(expected, launched, strict=False):
+    for candidate, operands in zip(expected, launched, strict=False):
         plan = schedules.replace(choice, candidate=candidate).plan()
-        assert arguments[6].tolist() == pack_plan(plan) and arguments[13] == candidate.roles * candidate.heads_in_flight
-        assert len(arguments) == len(SCHEMA.arguments) and arguments[17] == (mask == "causal")
+        assert operands.table.tolist() == pack_plan(plan) and operands.workers == candidate.roles * candidate.heads_in_flight
+        assert operands.causal == (mask == "causal")
     assert len({row.digest for row in rows}) == len({row.roles == WRONG_ROLES for row in rows})
     assert bool(far) == (len({row.digest for row in rows}) > 1)
     assert all(row.min_ms <= row.median_ms <= row.max_ms and row.sm_mhz == 1800 for row in rows)

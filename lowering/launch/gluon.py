@@ -1,0 +1,214 @@
+"""The launch of one pass by the Gluon kernel.
+
+Inductor's templates are Triton's, so the launch is a custom op that writes into Inductor's buffers: they are planned, and dq's
+epilogue fuses, as with a template. The op builds TMA descriptors of its tensors, and zeroes semaphores, at every launch.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch._inductor.ir import TensorBox
+from torch._inductor.lowering import empty_strided, fallback_handler
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.utils._pytree import tree_map_only
+
+from dash_inductor.problem import BLOCK_MASK, dtype_name
+from dash_inductor.schedule.parts import FEW_CHAINS
+from dash_inductor.templates import gluon_kernel
+from dash_inductor.templates.tiles import Tile
+
+from ..failed_waits import INTS, report_of
+from ..header import add_to_header, root_graph
+from ..inputs import Inputs
+from ..mods import Mods
+from ..walk import Walk
+
+SM_90 = 9, 0
+
+
+class Operands(NamedTuple):
+    """What the op is given, in its order.
+
+    query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
+    padded to whole Q tiles with -inf and 0; table int32; dq fp32 [B * H, Q tiles, elements of a Q tile], each tile in accumulator
+    order, not scaled; block_m queries and block_n keys of a tile. cooperative: whether the CTAs must be resident together.
+    shared_row: whether the table has one row for all chains; round_robin: whether it may be that of a round robin. Under a mask in
+    blocks the table, `steps` and `bits` are those of `block_lists.Rows`, and a block has q_tiles x kv_tiles tiles. Where chains are
+    in parts, in at most `bands` and `sets`, sums is fp32 [elements], and bands are for masks whose longest chain has `least_steps`.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    grad_out: Tensor
+    neg_lse: Tensor
+    delta: Tensor
+    table: Tensor
+    steps: Tensor | None
+    bits: Tensor | None
+    sums: Tensor | None
+    dq: Tensor
+    dk: Tensor
+    dv: Tensor
+    workers: int
+    cooperative: bool
+    block_m: int
+    block_n: int
+    causal: bool
+    scale: float
+    shared_row: bool = False
+    round_robin: bool = False
+    q_tiles: int = 0
+    kv_tiles: int = 0
+    bands: int = 1
+    sets: int = 1
+    least_steps: int = 0
+
+
+class Launch(NamedTuple):
+    """A launch of the kernel: with `arguments`, by so many CTAs, resident together if it is cooperative."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    workers: int
+    cooperative: bool
+
+    def run(self) -> None:
+        """Launch it on the current device."""
+        self.kernel.sdpa_backward[(self.workers,)](*self.arguments, **self._options())
+
+    def compile(self) -> Any:
+        """What it would run, as Triton keeps it in its cache; the tensors need no memory."""
+        return self.kernel.sdpa_backward.warmup(*self.arguments, grid=(self.workers,), **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return self.kernel.OPTIONS | {"launch_cooperative_grid": self.cooperative}
+
+
+def launch_of(kernel: Any, x: Operands) -> Launch:
+    """The launch of a kernel's module, such as `gluon_kernel()`; ValueError for a GPU or sizes that it is not made for."""
+    if torch.cuda.get_device_capability(x.query.device if x.query.is_cuda else None) != SM_90:  # else of what has no memory
+        raise ValueError("the Gluon kernel is made for sm_90")
+    mask, dtype = "causal" if x.causal else "full" if x.steps is None else BLOCK_MASK, dtype_name(x.query.dtype)
+    report = report_of(f"one_pass in gluon ({mask} mask, {dtype}, head dim {x.query.shape[3]})")
+    if report is None:
+        report = x.query.new_zeros(INTS, dtype=torch.int32)
+    lists = None
+    if x.steps is not None:
+        parts = x.bands, x.sets, FEW_CHAINS, x.least_steps, x.sums
+        lists = kernel.Lists(x.steps, x.bits, x.q_tiles, x.kv_tiles, *parts)
+    of_kernel = kernel.arguments(
+        *(x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.table, x.dq, x.dk, x.dv),
+        report=report,
+        block_m=x.block_m,
+        block_n=x.block_n,
+        workers=x.workers,
+        causal=x.causal,
+        shared_row=x.shared_row,
+        round_robin=x.round_robin,
+        scale=x.scale,
+        lists=lists,
+    )
+    return Launch(kernel, of_kernel, x.workers, x.cooperative)
+
+
+def sdpa_backward_gluon(*operands: Any) -> None:
+    """Launches the kernel on the device of `query`; ValueError as `launch_of`, and for a Triton that it is not written for."""
+    x = Operands(*operands)
+    if x.workers == 0:  # two passes are launched instead
+        return
+    with torch.cuda.device(x.query.device):
+        launch_of(gluon_kernel(), x).run()
+
+
+sdpa_backward_gluon.__signature__ = inspect.signature(Operands).replace(return_annotation=None)  # type: ignore[attr-defined]
+_schema = torch.library.infer_schema(sdpa_backward_gluon, mutates_args=("sums", "dq", "dk", "dv"))
+_library = torch.library.Library("dash", "FRAGMENT")
+_library.define(f"sdpa_backward_gluon{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
+_library.impl("sdpa_backward_gluon", sdpa_backward_gluon, "CUDA")
+SDPA_BACKWARD_GLUON = torch.ops.dash.sdpa_backward_gluon.default
+
+_compiles: ContextVar[bool] = ContextVar("compiles", default=False)
+
+
+@contextmanager
+def compiling_launches() -> Iterator[None]:
+    """Inside, the kernel is compiled for each launch in code that is generated, and not first when that runs."""
+    token = _compiles.set(True)
+    try:
+        yield
+    finally:
+        _compiles.reset(token)
+
+
+def compile_launch(kernel: Any, operands: Operands) -> None:
+    """Compiles what `launch_of` would launch, for tensors without memory, and the hints of sizes."""
+
+    def hinted(size: Any) -> Any:
+        return size.node.hint if isinstance(size, torch.SymInt) else size
+
+    def without_memory(x: Tensor) -> Tensor:
+        return torch.empty_strided([*map(hinted, x.shape)], [*map(hinted, x.stride())], dtype=x.dtype, device="meta")
+
+    with unset_fake_temporarily():
+        launch_of(kernel, tree_map_only(Tensor, without_memory, Operands(*map(hinted, operands)))).compile()
+
+
+def _on_fake_tensors(*operands: Any) -> None:
+    if _compiles.get():
+        compile_launch(gluon_kernel(), Operands(*operands))
+
+
+torch.library.register_fake("dash::sdpa_backward_gluon", _on_fake_tensors, lib=_library)
+
+
+def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBox, dv: TensorBox) -> TensorBox:
+    """dk; scratch, fp32 [B * H, Q tiles, elements of a Q tile] for dq, and dv are filled.
+
+    The kernel calls no function of `mods`: the bits of the lists have what they say.
+    """
+    _, dk_meta, _ = inputs.gradients
+    dk = empty_strided(*dk_meta, dtype=inputs.dtype, device=inputs.device)
+    rows, parts = walk.blocks, walk.parts
+    operands_of: Any = Operands  # which holds IR here
+    table, *steps = walk.tensors
+    operands = operands_of(
+        query=inputs.query,
+        key=inputs.key,
+        value=inputs.value,
+        grad_out=inputs.grad_out,
+        neg_lse=inputs.neg_lse,
+        delta=inputs.delta,
+        table=table,
+        steps=steps[0] if steps else None,
+        bits=rows.bits if rows else None,
+        sums=parts.sums if parts else None,
+        dq=scratch,
+        dk=dk,
+        dv=dv,
+        workers=walk.workers,
+        cooperative=not inputs.resolution.chained,
+        block_m=tile.block_m,
+        block_n=tile.block_n,
+        causal=inputs.resolution.problem.mask == "causal",
+        scale=inputs.scale,
+        shared_row=walk.shared_row,
+        round_robin=walk.round_robin,
+        q_tiles=rows.q_tiles if rows else 0,
+        kv_tiles=rows.kv_tiles if rows else 0,
+        bands=parts.bands if parts else 1,
+        sets=parts.sets if parts else 1,
+        least_steps=parts.least_steps if parts else 0,
+    )
+    add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
+    # Inductor runs the op once on fake tensors, but for a constant, such as the table, which it passes as it is.
+    with mock.patch.object(V.fake_mode, "allow_non_fake_inputs", True):
+        fallback_handler(SDPA_BACKWARD_GLUON, add_to_fallback_set=False)(*operands)
+    return dk
