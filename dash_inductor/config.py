@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields, replace
 
 from .import_hook import forget_compiled
 from .schedule.costs import MOST_SMS
-from .schedule.families import FAMILIES, GUARANTEES, ROUND_ROBIN
+from .schedule.families import GUARANTEES, MONOTONE, REGISTER
 from .templates.tiles import Template
 
 PREFIX = "DASH_INDUCTOR"
@@ -22,7 +22,7 @@ BATCH_INVARIANT = "torch._inductor.config.batch_invariant"
 CHOICES: dict[str, tuple[str, ...]] = {
     "on_unsupported": ("fallback", "warn", "error"),
     "guarantee": GUARANTEES,
-    "schedule": ("auto", *FAMILIES, *ROUND_ROBIN),
+    "schedule": ("auto", *REGISTER),
     "launch": ("grouped", "chained"),
     "template": ("auto", Template.ONE_PASS.value, Template.TWO_PASS.value),
     "kernel": (AUTO, TRITON, GLUON),
@@ -103,8 +103,8 @@ class Config:
         for name, value in (("launch", "chained"), ("template", Template.TWO_PASS.value)):
             if self.sm_reserve and getattr(self, name) == value:
                 raise ValueError(f"{name}={value!r} takes whatever SMs are free: sm_reserve={self.sm_reserve} would not be kept")
-        if self.launch == "chained" and self.schedule not in ("auto", "ascending", "descending"):
-            raise ValueError(f"launch='chained' takes schedule ascending or descending, not {self.schedule!r}")
+        if self.launch == "chained" and self.schedule not in ("auto", *MONOTONE):
+            raise ValueError(f"launch='chained' takes schedule {' or '.join(MONOTONE)}, not {self.schedule!r}")
         if self.template == Template.TWO_PASS and self.schedule != "auto":
             raise ValueError(f"template='two_pass' takes schedule auto, not {self.schedule!r}")
         if self.kernel == GLUON and self.template == Template.TWO_PASS:

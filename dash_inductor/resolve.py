@@ -19,9 +19,9 @@ from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
 from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
 from .schedule.costs import two_pass_margin
-from .schedule.families import may_round_robin, why_impossible
+from .schedule.families import OF_LISTS, REGISTER, default_family, may_round_robin, why_impossible
 from .schedule.formulas.chained import chained_plan, chained_time
-from .schedule.packing import schedule_ints, why_no_round_robin
+from .schedule.packing import is_too_large, schedule_ints, why_no_round_robin
 from .templates import gluon_is_tested, tiles
 from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Template, Tile, TwoPassTile
 
@@ -88,9 +88,9 @@ class Resolution:
         """
         forced = self.settings.schedule
         if self.problem.mask == BLOCK_MASK:
-            return "descending"
+            return OF_LISTS
         if forced == "auto" and self.chained:
-            return "ascending" if self.problem.mask == "full" else "descending"
+            return default_family(self.problem.mask)
         return forced
 
     @property
@@ -253,8 +253,8 @@ def _template_of_flex(problem: Problem, settings: Config, target: Target, kernel
     """One pass, or two where they are faster and for larger head dims; Declined where the settings cannot be met."""
     if settings.kernel == GLUON and (declined := problem.why_no_gluon()):
         raise declined
-    if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", "descending"):
-        reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in descending order"
+    if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", OF_LISTS):
+        reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in {OF_LISTS} order"
         raise Declined(reason, DEFAULTS)
     if kernel == GLUON:
         return Template.ONE_PASS
@@ -355,7 +355,12 @@ def _why_no_schedule(resolution: Resolution) -> str | None:
     problem, settings = resolution.problem, resolution.settings
     if problem.mask == BLOCK_MASK:
         return None
-    return why_impossible(problem.mask, settings.guarantee, settings.schedule)
+    if reason := why_impossible(problem.mask, settings.guarantee, settings.schedule):
+        return reason
+    forced = REGISTER.get(settings.schedule)
+    if forced and not forced.on_device and not problem.is_static:
+        return f"schedule={forced.name!r} takes sizes that are known when compiling: no kernel writes its table"
+    return None
 
 
 def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
@@ -368,6 +373,8 @@ def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
     else:
         choice = choose(tiled, costs, settings.guarantee, settings.schedule)
         takes_two = choice.family == TWO_PASS
+        if not takes_two and not REGISTER[choice.family].on_device and is_too_large(choice.plan()):
+            raise Declined(f"schedule={choice.family!r} has a table that is too large for a constant", DEFAULTS)
         if choice.family in ROUND_ROBIN and (reason := why_no_round_robin(tiled.geometry, choice.family)):
             raise Declined(reason, DEFAULTS)
     if takes_two:

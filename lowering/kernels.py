@@ -19,6 +19,7 @@ from torch._inductor.codegen.triton import texpr
 from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate, TritonTemplateKernel
 from torch._inductor.virtualized import V
 
+from dash_inductor.schedule.packing import FAMILY_CODES
 from dash_inductor.templates import source
 
 from . import load_check
@@ -47,12 +48,18 @@ class Kernel(TritonTemplateKernel):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.extra_template_env_fns += [self.scalar, self.failed_wait, self.begin_functions, self.function]
+        self.extra_template_env_fns += [self.scalar, self.failed_wait, self.begin_functions, self.function, self.family_codes]
 
     def scalar(self, index: int) -> str:
         """The kernel's name for the `index`-th scalar; the wrapper computes it from the run-time sizes."""
         expression = sympy.sympify(self.call_sizes[1 + index])
         return texpr(self.rename_indexing(V.graph.sizevars.lookup_precomputed_size(expression)))
+
+    def family_codes(self, *known: str) -> dict[str, int]:
+        """The numbers by which a kernel that writes tables is told the family; ValueError where it does not know all of them."""
+        if {*known} != {*FAMILY_CODES}:
+            raise ValueError(f"{self.template} knows the families {', '.join(known)}, not {', '.join(FAMILY_CODES)}")
+        return {name: code for code, name in enumerate(FAMILY_CODES)}
 
     def failed_wait(self, half: str) -> str:
         """The kernel's name for the high or low half of the address to which it reports a wait that gave up; 0 without one."""

@@ -146,6 +146,5 @@ def _written(
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "CAUSAL": inputs.resolution.problem.mask != "full",
-            **{name.upper(): code for code, name in enumerate(FAMILY_CODES)},
         },
     )

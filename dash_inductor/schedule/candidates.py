@@ -7,7 +7,7 @@ from functools import cache, cached_property
 from typing import Any, NamedTuple
 
 from .costs import SWEEP_CTAS, Costs, TwoPass
-from .families import MONOTONE, ROUND_ROBIN, TWO_PASS, why_impossible
+from .families import REGISTER, ROUND_ROBIN, TWO_PASS, default_family, tried_families, why_impossible
 from .formulas import formula_for
 from .formulas.formula import Formula
 from .packing import MOST_CONSTANT_INTS, ROUND_ROBIN_MAX_N_Q, most_ints
@@ -29,7 +29,7 @@ class Candidate(NamedTuple):
     roles: int
     heads_in_flight: int
     ns: int | None
-    stride: int = 0  # 0 unless the family is shift or shift_round_robin
+    stride: int = 0  # 0 unless the family has one
     mirrored: bool = False
     is_default: bool = False
 
@@ -48,7 +48,7 @@ class Candidate(NamedTuple):
 @cache
 def formula_of(family: str, mask: str) -> Formula | None:
     """The formula of a family, or of two passes, under a mask; None where there is none."""
-    from .formulas import two_pass  # as in `formula_for`
+    from .formulas import two_pass  # sympy takes long to make formulas, and nobody waits before a choice is made
 
     if family == TWO_PASS:
         return two_pass.FULL if mask == "full" else two_pass.CAUSAL
@@ -74,7 +74,7 @@ class CandidateBuilder:
         """Heads in flight whose roles are spread over all their tiles: as many as L2 holds in four fifths of its bytes; or,
         if more, those without which workers would idle."""
         per_head = self.problem.q_len * (self.problem.head_dim * self.problem.group * BYTES_PER_ELEMENT)
-        units = self._units("ascending" if self.problem.mask == "full" else "symmetric")
+        units = min(family.units(self.n_kv) for family in tried_families(self.problem.mask))
         return max(1, self.costs.l2_bytes * 4 // 5 // per_head, self.workers // units)
 
     @cached_property
@@ -91,7 +91,7 @@ class CandidateBuilder:
         """As many roles as fit and divide the chains evenly into passes, and as many heads in flight as then fit."""
         units = self._units(family)
         passes = _ceil_div(units, self.workers)
-        if family == "shift":  # whose roles must not outnumber the Q tiles
+        if REGISTER[family].roles_at_most_q_tiles:
             passes = max(passes, _ceil_div(self.n_kv, self.n_q))
         roles = _ceil_div(units, passes)
         return family, roles, min(self.heads, self.workers // roles)
@@ -103,10 +103,10 @@ class CandidateBuilder:
         Where roles are spread over a head's tiles, passes come first: of placements that take as long the one with fewer heads in
         flight keeps less in L2. Mirrored orders: by rounds alone, one role per worker; trailing chains are short.
         """
-        if family not in MONOTONE:
+        if not REGISTER[family].is_monotone:
             yield from self._by_passes(family)
         yield from self._by_rounds(family)
-        if family in MONOTONE and not self._mirrored(family):
+        if REGISTER[family].is_monotone and not self._mirrored(family):
             yield from self._by_passes(family)
 
     def _by_rounds(self, family: str) -> Iterator[Place]:
@@ -124,13 +124,13 @@ class CandidateBuilder:
             yield family, _ceil_div(units, _ceil_div(units, width)), min(most, self.workers // width)
 
     def _most_in_flight(self, family: str) -> int:
-        return min(self.heads, self.workers, self.max_heads_in_step if family in MONOTONE else self.max_heads_spread)
+        return min(self.heads, self.workers, self.max_heads_in_step if REGISTER[family].is_monotone else self.max_heads_spread)
 
     def round_robin(self, family: str) -> Place:
         """The units of all heads in one queue of as many workers as there are."""
         units = self._units(family)
         workers = min(self.workers, self.heads * units)
-        if units > self.n_q and self.problem.mask == "full":  # no more roles of one head than Q tiles
+        if units > self.n_q and REGISTER[family].roles_at_most_q_tiles:
             workers = min(workers, self.n_q)
         return family, workers, 1
 
@@ -141,7 +141,7 @@ class CandidateBuilder:
             yield family, 1, in_flight
 
     def formula(self, family: str) -> Formula | None:
-        """Of a family, or of two passes, under this problem's mask."""
+        """The formula of a family, or of two passes, under this problem's mask."""
         return formula_of(family, self.problem.mask) if self.has_formulas or family == TWO_PASS else None
 
     def candidate(self, family: str, roles: int, in_flight: int, is_default: bool) -> Candidate:
@@ -149,7 +149,7 @@ class CandidateBuilder:
         if family == TWO_PASS:
             assert self.costs.two_pass
             return Candidate(TWO_PASS, 0, 0, two_pass_ns(self.problem, self.costs.two_pass), is_default=is_default)
-        stride = self.n_q // min(self.n_kv, roles) if family.startswith("shift") else 0
+        stride = self.n_q // min(self.n_kv, roles) if REGISTER[family].has_stride else 0
         sizes = self.n_q, self.n_kv, self.geometry.ratio, self.heads, roles, in_flight
         step_ns = self._step_ns(family, roles, in_flight)
         formula = self.formula(family)
@@ -159,16 +159,16 @@ class CandidateBuilder:
         return Candidate(family, roles, in_flight, time.ns if time else None, stride, self._mirrored(family), is_default)
 
     def _step_ns(self, family: str, roles: int, in_flight: int) -> int:
-        if family not in MONOTONE:
+        if not REGISTER[family].is_monotone:
             return self.costs.shifted_step_ns
         return self.costs.step_ns if in_flight <= self.max_heads_spread else self.costs.swept_step_ns(roles)
 
     def _units(self, family: str) -> int:
         """What roles take: chains, or pairs of them."""
-        return _ceil_div(self.n_kv, 2) if family.startswith("symmetric") else self.n_kv
+        return REGISTER[family].units(self.n_kv)
 
     def _mirrored(self, family: str) -> bool:
-        return family == "descending" and self.problem.mask != "full"
+        return self.problem.mask in REGISTER[family].mirrors_under
 
 
 def candidates(problem: TiledProblem, costs: Costs, guarantee: str, family: str = "auto") -> tuple[Candidate, ...]:
@@ -186,23 +186,26 @@ def candidates(problem: TiledProblem, costs: Costs, guarantee: str, family: str 
 
 def _places(builder: CandidateBuilder, guarantee: str, family: str) -> Iterator[Place]:
     """Candidates without their times, some more than once."""
-    full = builder.problem.mask == "full"
+    mask = builder.problem.mask
     if family in ROUND_ROBIN:
         yield builder.round_robin(family)
         return
-    own = family if family != "auto" else "ascending" if full else "descending"
+    own = default_family(mask) if family == "auto" else family
     yield builder.default(own)
-    if own == "ascending" and not full:
+    if formula_of(own, mask) is None:  # placements that nothing tells apart
         return
     yield from builder.grouped(own)
-    if family in ("shift", "symmetric"):
+    if not REGISTER[own].is_monotone:
         return
     free = family == "auto" and guarantee == "run"  # bits may depend on the SM count and the heads
-    if free and builder.has_small_table:
-        yield from builder.grouped("shift" if full else "symmetric")
+    tried = tried_families(mask) if free else []
+    for other in tried:
+        if other.queue_of is None and builder.has_small_table:
+            yield from builder.grouped(other.name)
     yield from builder.alone(own)
-    if free:  # late, so that heads stay whole where that is as fast
-        yield builder.round_robin("shift_round_robin" if full else "symmetric_round_robin")
+    for other in tried:  # late, so that heads stay whole where that is as fast
+        if other.queue_of is not None:
+            yield builder.round_robin(other.name)
     if free and builder.costs.two_pass:
         yield TWO_PASS, 0, 0
 

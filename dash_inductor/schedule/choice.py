@@ -8,7 +8,7 @@ from functools import cached_property, lru_cache
 
 from .candidates import Candidate, candidates, two_pass_ns
 from .costs import Costs, TwoPass
-from .families import MONOTONE, TWO_PASS
+from .families import REGISTER, TWO_PASS
 from .formulas.chained import chained_plan, chained_time
 from .geometry import Geometry, check_count
 from .orders.monotone import Ascending
@@ -42,7 +42,7 @@ class ScheduleChoice:
         plan = self.plan()
         if plan.steps > SIMULATED_STEPS:
             return None
-        step_ns = self.costs.step_ns if self.family in MONOTONE else self.costs.shifted_step_ns
+        step_ns = self.costs.step_ns if REGISTER[self.family].is_monotone else self.costs.shifted_step_ns
         return simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=self.costs.hop_ns).makespan_ns
 
     def plan(self) -> Plan:

@@ -18,16 +18,18 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any
 
-from .families import FAMILIES, MONOTONE, ROUND_ROBIN, TWO_PASS
+from .families import MONOTONE, REGISTER, TWO_PASS
 from .geometry import Geometry
 from .orders.base import Order
+from .orders.monotone import Ascending
 from .placement import GroupedPlan, Plan, RoundRobinPlan
 
 HEADER = 8
 MAX_N_KV = 32767  # a rank takes the upper half of a signed 32-bit entry
 MAX_N_Q = 65534  # a Q tile takes the lower half; with so many of each an index of the table fits 32 bits
 MOST_CONSTANT_INTS = 2**21  # of a constant table with a row for each chain
-FAMILY_CODES = (*FAMILIES, *ROUND_ROBIN, TWO_PASS)  # a family as the kernel that writes tables takes it
+# Those whose table the kernel of templates/table.py.jinja writes, which takes a family by its place here; and two passes.
+FAMILY_CODES = (*(name for name, family in REGISTER.items() if family.on_device), TWO_PASS)
 ROUND_ROBIN_MAX_N_Q = 4096  # a worker of a round robin computes its row at once
 as_if_long: ContextVar[bool] = ContextVar("as_if_long", default=False)  # whether every table counts as too large; set by trials
 
@@ -57,7 +59,7 @@ def pack_plan(plan: Plan) -> list[int]:
     _check(g)
     if reason := why_no_round_robin(g, plan.family):
         raise ValueError(reason)
-    slots = 2 if plan.order.name == "symmetric" else 1
+    slots = REGISTER[plan.family].chains_of_unit
     return [plan.workers, plan.heads_in_flight, slots, 0, g.n_kv, g.steps(0), plan.units, g.kv_len]
 
 
@@ -65,7 +67,7 @@ def why_no_round_robin(g: Geometry, family: str) -> str | None:
     """Why the workers of a round robin could not compute their rows; None if they can."""
     if g.n_q > ROUND_ROBIN_MAX_N_Q:
         return f"q_len {g.q_len} makes {g.n_q} Q tiles of block_m {g.block_m}; {family} takes at most {ROUND_ROBIN_MAX_N_Q}"
-    if family == "symmetric_round_robin" and not g.is_triangle:
+    if "full" not in REGISTER[family].masks and not g.is_triangle:
         return f"{family} needs a triangle: equal lengths and block_n a multiple of block_m, got {g}"
     return None
 
@@ -153,7 +155,7 @@ def pack_shared(plan: Plan) -> list[int]:
     """
     order, g = plan.order, plan.order.geometry
     _check(g)
-    begin = g.ratio if plan.family == MONOTONE[0] and g.is_causal else 0
+    begin = g.ratio if isinstance(order, Ascending) and g.is_causal else 0
     table = [order.roles, plan.heads_in_flight, len(order.slots), int(order.mirrored), g.n_kv, begin, 0, g.kv_len]
     return [*table, *(j for row in order.slots for j in row), *map(g.steps, range(g.n_kv)), *order.visits(0)]
 

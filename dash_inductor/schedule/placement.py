@@ -6,13 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
-from .families import FAMILIES, MONOTONE, ROUND_ROBIN
+from .families import FAMILIES, MONOTONE, REGISTER, ROUND_ROBIN
 from .geometry import Geometry, check_count, check_range
 from .orders.base import Order
-from .orders.monotone import Ascending, Descending
-from .orders.shift import Shift
-from .orders.symmetric import Symmetric
 
 
 class Plan(ABC):
@@ -141,7 +139,7 @@ class RoundRobinPlan(Plan):
         for name in ("heads", "workers", "group"):
             check_count(name, getattr(self, name))
         roles, most = self.order.roles, min(self.units, self.workers)
-        if isinstance(self.order, Shift | Symmetric) and roles != most:
+        if self._has_first_pass and roles != most:
             raise ValueError(f"roles must be {most} (all units of a head, or workers), got {roles}")
 
     @property
@@ -161,16 +159,22 @@ class RoundRobinPlan(Plan):
 
     def order_of(self, head: int) -> Order:
         """The order of a head; the same for all that begin at the same place of a round."""
-        if not isinstance(self.order, Shift | Symmetric):
+        if not self._has_first_pass:
             return self.order
-        first_pass_roles = min(self.order.roles, self.workers - head * self.units % self.workers)
-        return self._by_first_pass_roles.setdefault(first_pass_roles, replace(self.order, first_pass_roles=first_pass_roles))
+        order: Any = self.order  # which has that field
+        first_pass_roles = min(order.roles, self.workers - head * self.units % self.workers)
+        return self._by_first_pass_roles.setdefault(first_pass_roles, replace(order, first_pass_roles=first_pass_roles))
 
     def tasks(self, worker: int) -> Iterator[tuple[int, int]]:
         """(head, chain) of the worker: every item of the queue that it takes."""
         for item in range(worker, self.heads * self.units, self.workers):
             head, unit = divmod(item, self.units)
             yield from ((head, j) for j in self._units[unit])
+
+    @property
+    def _has_first_pass(self) -> bool:
+        """Whether a head may begin with fewer roles."""
+        return self.family in ROUND_ROBIN
 
     @cached_property
     def _units(self) -> list[list[int]]:
@@ -191,21 +195,21 @@ def make_order(family: str, geometry: Geometry, roles: int, *, stride: int | Non
     >>> make_order("descending", Geometry(6, 6, 1, 2, "causal"), 2, mirrored=True).passes
     2
     """
-    if family not in FAMILIES:
+    known, given = REGISTER.get(family), dict[str, Any]()
+    if known is None or known.queue_of is not None:
         raise ValueError(f"family must be one of {', '.join(FAMILIES)}, got {family!r}")
-    if stride is not None and family != "shift":
-        raise ValueError(f"stride is for shift, not for {family}")
     if stride is not None:
+        if not known.has_stride:
+            raise ValueError(
+                f"stride is for {' and '.join(name for name in FAMILIES if REGISTER[name].has_stride)}, not for {family}"
+            )
         check_count("stride", stride)
-    if mirrored and family not in MONOTONE:
-        raise ValueError(f"mirrored is for {' and '.join(MONOTONE)}, not for {family}")
-    if family == "ascending":
-        return Ascending(geometry, roles, mirrored)
-    if family == "descending":
-        return Descending(geometry, roles, mirrored)
-    if family == "shift":
-        return Shift(geometry, roles) if stride is None else Shift(geometry, roles, stride)
-    return Symmetric(geometry, roles)
+        given["stride"] = stride
+    if mirrored:
+        if not known.is_monotone:
+            raise ValueError(f"mirrored is for {' and '.join(MONOTONE)}, not for {family}")
+        given["mirrored"] = True
+    return known.order(geometry, roles, **given)
 
 
 def place_heads(
@@ -230,6 +234,6 @@ def place_heads(
     if heads_in_flight != 1:
         raise ValueError(f"heads_in_flight must be 1 for {family}, whose heads stand in one queue, got {heads_in_flight}")
     check_count("roles", roles)
-    units = geometry.n_kv if family == "shift_round_robin" else -(-geometry.n_kv // 2)
+    units = REGISTER[family].units(geometry.n_kv)
     order = make_order(ROUND_ROBIN[family], geometry, min(units, roles), stride=stride, mirrored=mirrored)
     return RoundRobinPlan(order, heads, roles, group)

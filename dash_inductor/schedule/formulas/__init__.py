@@ -1,29 +1,18 @@
-"""The makespan of each family in closed form (docs/schedules.md says how exact), one module per family."""
+"""The makespan of each family in closed form (docs/schedules.md says how exact): what its record's `formulas` makes."""
 
 from __future__ import annotations
 
 from functools import cache
 
-from ..families import MONOTONE
-from ..orders.shift import Shift
+from ..families import REGISTER
 from ..placement import GroupedPlan, Plan
 from .formula import Formula, Time
 
 
 @cache
 def formula_for(family: str, mask: str) -> Formula | None:
-    """The formula of a family under a mask that it serves, None where there is none; a causal descending order is mirrored."""
-    from . import monotone, shift, symmetric  # sympy takes long to make them: nobody waits for it before a choice is made
-
-    full = mask == "full"
-    if family in MONOTONE:
-        return monotone.FULL if full else monotone.MIRRORED if family == "descending" else None
-    return {
-        "shift": shift.GROUPED,
-        "shift_round_robin": shift.ROUND_ROBIN,
-        "symmetric": symmetric.GROUPED,
-        "symmetric_round_robin": symmetric.ROUND_ROBIN,
-    }.get(family)
+    """The formula of a family under a mask, None where there is none; a causal descending order is mirrored."""
+    return REGISTER[family].formulas().get(mask)
 
 
 def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:
@@ -43,11 +32,13 @@ def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:
         return Time(plan.rounds * (plan.steps // plan.heads) * step_ns, True)
     if not (g.is_triangle or g.mask == "full"):
         return None
-    if order.name in MONOTONE and isinstance(plan, GroupedPlan):
+    if (family := REGISTER.get(plan.family)) is None:
+        return None
+    if family.is_monotone and isinstance(plan, GroupedPlan):
         alone = order.passes == plan.rounds == 1  # nothing that could be mirrored
         if order.mirrored if g.mask == "full" else not (order.mirrored or alone):
             return None
-    if isinstance(order, Shift) and hop_ns > order.stride * step_ns * plan.group:  # its stride need not be the largest
+    if family.has_stride and hop_ns > getattr(order, "stride", 1) * step_ns * plan.group:  # which need not be the largest
         return None
     formula = formula_for(plan.family, g.mask)
     sizes = g.n_q, g.n_kv, g.ratio, plan.heads, plan.roles, plan.heads_in_flight

@@ -8,6 +8,7 @@ from functools import lru_cache
 from ..costs import Costs
 from ..families import MONOTONE
 from ..geometry import Geometry, check_count
+from ..orders.monotone import Ascending
 from ..placement import GroupedPlan, Plan, make_order
 from ..tiled_problem import TiledProblem
 
@@ -33,7 +34,7 @@ def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, resident: int | 
     check_count("hop_ns", hop_ns, least=0)
     order = plan.order_of(0)
     g = order.geometry
-    ascending = order.name == MONOTONE[0]
+    ascending = isinstance(order, Ascending)
     if order.name not in MONOTONE or g.blocks is not None or not (ascending or g.window is None):
         raise ValueError(f"no recursion for family {order.name!r} with mask={g.mask!r}, window={g.window}")
     group_step_ns = step_ns * plan.group

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from ..family import Family
 from .base import InPasses
+
+if TYPE_CHECKING:
+    from ..formulas.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -65,3 +70,38 @@ class Descending(Monotone):
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
         return tuple(reversed(self.geometry.tiles(j)))
+
+
+def _formulas() -> Mapping[str, Formula]:
+    from ..formulas import monotone  # as all of them: sympy takes long to make formulas, and nobody waits before a choice is made
+
+    return {"full": monotone.FULL}
+
+
+def _formulas_of_descending() -> Mapping[str, Formula]:
+    from ..formulas import monotone
+
+    return {**_formulas(), "causal": monotone.MIRRORED}
+
+
+ASCENDING = Family(
+    "ascending",
+    Ascending,
+    masks=("full", "causal"),
+    colour="#4c78a8",
+    default_under=("full",),
+    is_monotone=True,
+    on_device=True,
+    formulas=_formulas,
+)
+DESCENDING = Family(
+    "descending",
+    Descending,
+    masks=("full", "causal"),
+    colour="#54a24b",
+    default_under=("causal",),
+    is_monotone=True,
+    mirrors_under=("causal",),
+    on_device=True,
+    formulas=_formulas_of_descending,
+)

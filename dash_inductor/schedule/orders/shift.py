@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from ..family import Family
 from ..geometry import check_range
 from .base import InPasses, ring
+
+if TYPE_CHECKING:
+    from ..formulas.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -39,3 +45,29 @@ class Shift(InPasses):
     def visits(self, j: int) -> tuple[int, ...]:
         """Q tiles of chain j in visiting order."""
         return ring(self.pass_and_role(j)[1], self.stride, 0, self.geometry.n_q)
+
+
+def _formulas() -> Mapping[str, Formula]:
+    from ..formulas import shift
+
+    return {"full": shift.GROUPED}
+
+
+def _formulas_of_queue() -> Mapping[str, Formula]:
+    from ..formulas import shift
+
+    return {"full": shift.ROUND_ROBIN}
+
+
+SHIFT = Family(
+    "shift",
+    Shift,
+    masks=("full",),
+    colour="#f2a541",
+    tried_under=("full",),
+    roles_at_most_q_tiles=True,
+    has_stride=True,
+    on_device=True,
+    formulas=_formulas,
+)
+SHIFT_ROUND_ROBIN = replace(SHIFT, name="shift_round_robin", queue_of="shift", formulas=_formulas_of_queue)

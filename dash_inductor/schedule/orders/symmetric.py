@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from ..family import Family
 from ..geometry import check_count
 from .base import InPasses, ring
+
+if TYPE_CHECKING:
+    from ..formulas.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -63,3 +69,28 @@ class Symmetric(InPasses):
         rect = g.n_q - r0
         stride = max(1, min(self.most_stride or g.ratio, rect // active))
         return ring(a, stride, r0, g.n_q) + tuple(range(g.first_q_tile(j), r0))
+
+
+def _formulas() -> Mapping[str, Formula]:
+    from ..formulas import symmetric
+
+    return {"causal": symmetric.GROUPED}
+
+
+def _formulas_of_queue() -> Mapping[str, Formula]:
+    from ..formulas import symmetric
+
+    return {"causal": symmetric.ROUND_ROBIN}
+
+
+SYMMETRIC = Family(
+    "symmetric",
+    Symmetric,
+    masks=("causal",),
+    colour="#c2185b",
+    tried_under=("causal",),
+    chains_of_unit=2,
+    on_device=True,
+    formulas=_formulas,
+)
+SYMMETRIC_ROUND_ROBIN = replace(SYMMETRIC, name="symmetric_round_robin", queue_of="symmetric", formulas=_formulas_of_queue)
