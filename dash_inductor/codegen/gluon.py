@@ -34,7 +34,7 @@ def compile_gluon(
     bands: int = 1,
     sets: int = 1,
 ) -> CompiledKernel:
-    """The kernel of an attention, as the op of lowering/gluon.py launches it on [B, H, S, D] views of [B, S, H, D]. mask: full,
+    """The kernel of an attention, as the op of lowering/launch/gluon.py launches it on [B, H, S, D] views of [B, S, H, D]. mask: full,
     causal, or block_mask for any other, whose chains may be in parts, of so many bands and sets.
 
     Raises:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ..templates.tiles import tiles_of
-from .cost_files import arch_of, numbers_of
+from .cost_files import MEMORY, STANDS_IN, arch_of, known_devices, numbers_of
 
 KIB, GIB = 1 << 10, 1 << 30
 
@@ -91,7 +91,7 @@ class NamedDevice:
 
     @property
     def l2_bytes(self) -> int:
-        """Of all of its L2 cache."""
+        """The size of its L2 cache, in bytes."""
         return int(numbers_of(self.key)["l2_bytes"]["value"])
 
     @property
@@ -105,18 +105,12 @@ class NamedDevice:
         return LIMITS[self.arch]
 
 
-# Memory: NVIDIA H100 Tensor Core GPU Architecture (SXM5), NVIDIA H200 data sheet, NVIDIA A100 Tensor Core GPU Architecture (SXM4
-# 80 GB), NVIDIA Blackwell Tuning Guide, NVIDIA Ada GPU Architecture, NVIDIA L40S data sheet, NVIDIA RTX Blackwell GPU Architecture.
-_KNOWN = (
-    NamedDevice("h100", "NVIDIA H100 80GB HBM3", 80 * GIB),
-    NamedDevice("h200", "NVIDIA H200", 141 * GIB),
-    NamedDevice("a100", "NVIDIA A100-SXM4-80GB", 80 * GIB),
-    NamedDevice("b200", "NVIDIA B200", 180 * GIB),
-    NamedDevice("rtx4090", "NVIDIA GeForce RTX 4090", 24 * GIB),
-    NamedDevice("l40s", "NVIDIA L40S", 48 * GIB),
-    NamedDevice("rtx5090", "NVIDIA GeForce RTX 5090", 32 * GIB),
-)
-DEVICES: dict[str, NamedDevice] = {known.key: known for known in _KNOWN}
+# By key: each cost file beside this module that names a GPU.
+DEVICES: dict[str, NamedDevice] = {
+    key: NamedDevice(key, numbers_of(key)["gpu"], numbers_of(key)[MEMORY]["value"] * GIB)
+    for key in known_devices()
+    if "gpu" in numbers_of(key)
+}
 
 
 def device(key: str) -> NamedDevice:
@@ -144,11 +138,11 @@ def key_for(gpu_name: str, arch: int) -> str | None:
     if "MIG" in words or "LAPTOP" in words:
         return None
     words = [*words, *map("".join, pairwise(words))]  # RTX 4090
-    return next((known.key for known in _KNOWN if known.key.upper() in words and known.arch == arch), None)
+    return next((known.key for known in DEVICES.values() if known.key.upper() in words and known.arch == arch), None)
 
 
 def stand_in(arch: int) -> str:
-    """The key whose cost file serves an unknown GPU: that of the first of its architecture, else of the one whose tiles it takes.
+    """The key whose cost file serves an unknown GPU: one of its architecture, else of the one whose tiles it takes.
 
     Raises:
         ValueError: there is no tile for it.
@@ -157,4 +151,5 @@ def stand_in(arch: int) -> str:
     ('h100', 'rtx4090', 'a100')
     """
     alike = tiles_of(arch)
-    return next(known.key for like in (arch, alike) for known in _KNOWN if known.arch == like)
+    serving = [known for known in DEVICES.values() if numbers_of(known.key).get(STANDS_IN)]
+    return next(known.key for like in (arch, alike) for known in serving if known.arch == like)

@@ -39,9 +39,13 @@ GLUON_BY_HEAD_DIM = tuple(OF_GLUON + name for name in ("tflops", "hop_ns", "shif
 CAUSAL, SMALL_TILE = "causal_percent", "small_tile_percent"
 OPTIONAL = (CAUSAL, OF_GLUON + CAUSAL, SMALL_TILE)
 TEXTS = ("gpu", "arch")
+MEMORY = "memory_gib"
+STANDS_IN = "stands_in"  # whether the file serves GPUs of its architecture that have none; read of files beside this module alone
+OF_BOARD = (*TEXTS, MEMORY, STANDS_IN)  # what a file says of a GPU beside its costs
 # From and to which value each number goes, by the end of its name; beyond these no GPU is, and sums of them fit into 64 bits.
 RANGES = {
     "sms": (1, MOST_SMS),
+    MEMORY: (1, 2**20),
     "l2_bytes": (1, 2**40),
     "tflops": (1, 10**6),
     "_ns": (0, 10**9),
@@ -65,7 +69,7 @@ def known_devices() -> tuple[str, ...]:
 
 
 def numbers_of(device: str) -> Mapping[str, Any]:
-    """What the cost file of a device says: `arch`, and (value, source, estimate) by name; also `gpu` in a file that the user names.
+    """What the cost file of a device says: `arch`, `gpu` of one that exists, and (value, source, estimate) by name.
 
     Raises:
         CostFileError: a file that the user names cannot be read, or is no cost file.
@@ -119,9 +123,11 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
             return f"it does not say {name}"
     if not re.fullmatch("sm_[0-9]{2,3}", numbers["arch"]):
         return f"arch = {numbers['arch']!r:.40} is not one such as 'sm_90'"
+    if type(numbers.get(STANDS_IN, True)) is not bool:
+        return f"{STANDS_IN} = {numbers[STANDS_IN]!r:.40} is neither true nor false"
     by_head_dim = BY_HEAD_DIM + GLUON_BY_HEAD_DIM if numbers["arch"] == "sm_90" else BY_HEAD_DIM
     optional = tuple(name for name in OPTIONAL if name in numbers)
-    wanted = {name: numbers.get(name) for name in WHOLE}
+    wanted = {name: numbers.get(name) for name in (*WHOLE, *([MEMORY] if MEMORY in numbers else []))}
     for name in (*by_head_dim, *optional):
         entries = numbers.get(name)
         entries = entries if isinstance(entries, dict) else {}
@@ -129,7 +135,7 @@ def _what_is_wrong(numbers: Mapping[str, Any]) -> str | None:
         if unknown := sorted(set(entries) - {"32", "64", "128", "256"}):
             return f"{name}.{unknown[0]} is no cost constant"
         wanted |= {f"{name}.{up_to}": entries.get(up_to) for up_to in (*asked, *(x for x in entries if x not in asked))}
-    if unknown := sorted(set(numbers) - {*TEXTS, *WHOLE, *by_head_dim, *optional}):
+    if unknown := sorted(set(numbers) - {*OF_BOARD, *WHOLE, *by_head_dim, *optional}):
         return f"{unknown[0]} is no cost constant"
     for name, entry in wanted.items():
         if not isinstance(entry, dict) or set(entry) != {"value", "estimate", "source"}:
@@ -169,7 +175,7 @@ def has_estimates(device: str, kernel: str = TRITON) -> bool:
     >>> has_estimates("h100")
     True
     """
-    left_out = (*TEXTS, *OPTIONAL, SWEEP, OF_GLUON + SWEEP, *(() if kernel == GLUON else GLUON_BY_HEAD_DIM))
+    left_out = (*OF_BOARD, *OPTIONAL, SWEEP, OF_GLUON + SWEEP, *(() if kernel == GLUON else GLUON_BY_HEAD_DIM))
     numbers = {name: entry for name, entry in numbers_of(device).items() if name not in left_out}
     for name, head_dim in (("two_pass_percent", "256"), ("tflops", "32")):
         numbers[name] = {d: entry for d, entry in numbers.get(name, {}).items() if d != head_dim}
@@ -192,7 +198,7 @@ def _entries(device: str, head_dim: int, kernel: str = TRITON) -> dict[str, dict
         found: dict[str, Any] = entry[str(next((up_to for up_to in smaller if head_dim <= up_to), largest))]
         return found
 
-    entries = {name: of(entry) for name, entry in numbers_of(device).items() if name not in TEXTS}
+    entries = {name: of(entry) for name, entry in numbers_of(device).items() if name not in OF_BOARD}
     if kernel == GLUON:
         own = (*GLUON_BY_HEAD_DIM, OF_GLUON + CAUSAL)
         entries = {name: entry for name, entry in entries.items() if name not in OPTIONAL or name in own}

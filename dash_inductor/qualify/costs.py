@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ..config import TRITON, Config, current
 from ..devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
-from ..devices.cost_files import OF_GLUON, TEXTS, numbers_of
+from ..devices.cost_files import OF_GLUON, numbers_of
 from ..devices.target import Target, target_of
 from ..first_use.machine import sources_digest
 from ..hooks.install import enabled
@@ -298,7 +298,7 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
         measured[name] = max(0, round(statistics.fmean(values.values()))), f"{source}: {each}"
     now: dict[str, dict[str, Any]] = {}
     for name, own in numbers.items():
-        if name not in TEXTS:
+        if isinstance(own, dict):  # not what it says of the GPU
             now |= {name: own} if "value" in own else {f"{name}.{d}": each for d, each in own.items()}
     followed: dict[str, tuple[int, str]] = {}
     if session.sms != now["sms"]["value"]:

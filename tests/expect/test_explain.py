@@ -391,7 +391,7 @@ def test_command_of_one_that_is_deterministic(monkeypatch, capsys):
         (["explained:tensor_as_inputs"], "not (GPT, Tensor)"),
         (["explained:nothing"], "no function 'nothing'"),
         (["no_such_module:f"], "no module 'no_such_module'"),
-        (["explained:gpt", "--device", "h900"], "the known ones are h100, h200, a100, b200, rtx4090, l40s, rtx5090"),
+        (["explained:gpt", "--device", "h900"], "the known ones are a100, b200, h100, h200, l40s, rtx4090, rtx5090"),
         (["explained:wrong_shape", "--device", "h100"], "a and b must have same reduction dim, but got [512, 3] X [64, 192]"),
     ],
 )

@@ -168,7 +168,7 @@ def test_refused_under_the_interpreter(monkeypatch):
 
 def test_unknown_device():
     with pytest.raises(
-        ValueError, match="unknown device 'h101': the known ones are h100, h200, a100, b200, rtx4090, l40s, rtx5090"
+        ValueError, match="unknown device 'h101': the known ones are a100, b200, h100, h200, l40s, rtx4090, rtx5090"
     ):
         device("h101")
 
@@ -202,7 +202,7 @@ SIZES = ["--q-len", "256", "--kv-len", "256", "--batch", "1", "--heads", "4", "-
     [
         (
             ["codegen", "--device", "h101", *SIZES],
-            "there is no cost file for 'h101'; take one of h100, h200, a100, b200, rtx4090, l40s, rtx5090",
+            "there is no cost file for 'h101'; take one of a100, b200, h100, h200, l40s, rtx4090, rtx5090",
         ),
         (["codegen", "--device", "h100", *SIZES, "--kv-heads", "3"], "3 does not divide 4"),
         (["codegen", "--device", "h100", *SIZES, "--batch", "0"], "must be at least 1"),

@@ -14,6 +14,7 @@ import pytest
 from dash_inductor import __version__, config
 from dash_inductor.cli import demo
 from dash_inductor.cli import main as cli
+from dash_inductor.devices.cost_files import known_devices
 from tests.unit.expected_text import assert_expected
 
 ROOT = Path(__file__).parents[2]
@@ -112,8 +113,7 @@ SIZES = "--q-len 64 --kv-len 64 --batch 1 --heads 1 --head-dim 64"
         ),
         (
             f"choose --device gh200 {SIZES}",
-            " choose: error: argument --device: there is no cost file for 'gh200'; take one of a100, b200, emulated, h100, "
-            "h200, l40s, rtx4090, rtx5090",
+            f" choose: error: argument --device: there is no cost file for 'gh200'; take one of {', '.join(known_devices())}",
         ),
         (f"choose --device h100 {SIZES} --batch 0", " choose: error: argument --batch: must be at least 1, got 0"),
     ],

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dash_inductor.config import GLUON, TRITON, Config
+from dash_inductor.devices import DEVICES, LIMITS, key_for
 from dash_inductor.devices.cost_files import (
     BY_HEAD_DIM,
     FOLDER,
@@ -32,14 +33,20 @@ from dash_inductor.schedule.simulator import simulate
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_known_devices() -> None:
-    assert known_devices() == ("a100", "b200", "emulated", "h100", "h200", "l40s", "rtx4090", "rtx5090")
+def test_a_gpu_is_its_file() -> None:
+    """A name, an architecture and memory, all with a source; one file of each architecture serves GPUs that have none."""
+    assert set(known_devices()) == {*DEVICES, "emulated"}
+    serving = [known.arch for known in DEVICES.values() if numbers_of(known.key).get("stands_in")]
+    assert sorted(serving) == sorted({known.arch for known in DEVICES.values()})
+    for known in DEVICES.values():
+        assert key_for(known.name, known.arch) == known.key and known.arch in LIMITS
 
 
 @pytest.mark.parametrize("device", known_devices())
 def test_every_number_has_a_source(device: str) -> None:
     numbers = tomllib.loads((FOLDER / f"{device}.toml").read_text())
     assert isinstance(numbers.pop("arch"), str)
+    assert isinstance(numbers.pop("gpu", ""), str) and isinstance(numbers.pop("stands_in", True), bool)
     for per_head_dim in (*BY_HEAD_DIM, *GLUON_BY_HEAD_DIM, *OPTIONAL):
         numbers.update({f"{per_head_dim}.{d}": entry for d, entry in numbers.pop(per_head_dim, {}).items()})
     for name, entry in numbers.items():
@@ -125,9 +132,7 @@ def test_sms_and_ctas_per_sm() -> None:
 
 
 def test_bad_input_is_named() -> None:
-    with pytest.raises(
-        ValueError, match="no cost file for device 'mi300'; known: a100, b200, emulated, h100, h200, l40s, rtx4090, rtx5090"
-    ):
+    with pytest.raises(ValueError, match=f"no cost file for device 'mi300'; known: {', '.join(known_devices())}"):
         load_costs("mi300", block_m=64, block_n=128, head_dim=64)
     with pytest.raises(ValueError, match="sms must be at least 1, got 0"):
         load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=0)

@@ -35,7 +35,7 @@ from dash_inductor.hooks import cache_key, ranks
 
 GPU = "NVIDIA H100 80GB HBM3"
 SHIPPED = (FOLDER / "h100.toml").read_text()
-MINE = f'gpu = "{GPU}"\n{SHIPPED}'.replace("launch_ns = { value = ", "launch_ns = { value = 9")
+MINE = SHIPPED.replace("launch_ns = { value = ", "launch_ns = { value = 9")
 CPU = torch.device("cpu")
 Writer = Callable[..., str]
 
@@ -108,19 +108,20 @@ def test_a_file_of_before_masks_had_a_price_is_still_read(written: Writer) -> No
 
 DAMAGED = {
     "nothing": ("", "it does not say gpu"),
-    "shipped": (SHIPPED, "it does not say gpu"),
+    "no GPU": (MINE.replace("gpu = ", "# "), "it does not say gpu"),
+    "whether": (MINE.replace("stands_in = true", "stands_in = 1"), "stands_in = 1 is neither true nor false"),
     "arch": (MINE.replace('"sm_90"', '"emulated"'), "arch = 'emulated' is not one such as 'sm_90'"),
     "cut": (MINE[: MINE.index("launch_ns")], "launch_ns has not a value, an estimate and a source"),
     "text": (MINE.replace("value = 132", 'value = "132"'), "sms = '132' is not a whole number from 1 to 1024"),
     "bool": (MINE.replace("value = 132", "value = true"), "sms = True is not a whole number from 1 to 1024"),
     "zero": (MINE.replace("value = 132", "value = 0"), "sms = 0 is not a whole number from 1 to 1024"),
     "head dim": (MINE.replace("\ntflops.64", "\ntflops.48"), "tflops.48 is no cost constant"),
-    "estimate": (MINE.replace("estimate = false", "estimate = 0", 1), "estimate = 0 of sms is neither true nor false"),
+    "estimate": (MINE.replace("estimate = false", "estimate = 0", 1), "estimate = 0 of memory_gib is neither true nor false"),
     "Gluon": (MINE.replace("gluon_hop_ns.256", "gluon_hop_ns.512"), "gluon_hop_ns.512 is no cost constant"),
     "Gluon elsewhere": (MINE.replace('"sm_90"', '"sm_100"'), "gluon_hop_ns is no cost constant"),
     "unknown": (f"{MINE}hops = 3\n", "hops is no cost constant"),
     "more": (MINE.replace("value = 132,", "value = 132, unit = 1,"), "sms has not a value, an estimate and a source"),
-    "source": (re.sub(r'source = "[^"]*"', "source = 1", MINE, count=1), "source = 1 of sms is no text"),
+    "source": (re.sub(r'source = "[^"]*"', "source = 1", MINE, count=1), "source = 1 of memory_gib is no text"),
     "digits": (MINE.replace('"sm_90"', f'"sm_{"9" * 99}"'), f"arch = 'sm_{'9' * 36} is not one such as 'sm_90'"),
     "brackets": ("a =\n" + "[\n" * 30_000, "it opens more than 100 brackets"),
     "tables": (f"a = {'{a=' * 600}", "it opens more than 100 brackets"),

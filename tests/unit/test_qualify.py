@@ -268,7 +268,7 @@ def test_a_cost_file_of_another_gpu(
     h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "costs.toml"
-    path.write_text(f'gpu = "NVIDIA H200"\n{(FOLDER / "h100.toml").read_text()}')
+    path.write_text((FOLDER / "h100.toml").read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA H200", 1))
     monkeypatch.setattr(config, "_current", config.Config(costs=str(path)))
     assert refused(capsys) == f"cost file {path} is of NVIDIA H200 (sm_90), and this device is {GPU} (sm_90)"
 
