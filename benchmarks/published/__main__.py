@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
+from benchmarks.machine_code.replay.pricing import LAW
 from dash_inductor.cli.console import table
-from dash_inductor.sass.replay.pricing import LAW
 
 from . import loops
 from .errors import Row, errors, rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dash_inductor.sass.replay.pricing import LAW, ClockLaw
+from benchmarks.machine_code.replay.pricing import LAW, ClockLaw
 
 from .loops import Loop
 from .model import LONG, Figure, fit, predicted

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
-from dash_inductor.sass.replay import Replay, loops_in, replay_loop
-from dash_inductor.sass.replay.operations import Operation
+from benchmarks.machine_code.replay import Replay, loops_in, replay_loop
+from benchmarks.machine_code.replay.operations import Operation
 
 from .kernels import KERNELS, Kernel
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dash_inductor.sass.replay.pricing import ClockLaw, tensor_share
+from benchmarks.machine_code.replay.pricing import ClockLaw, tensor_share
 
 from .kernels import KERNELS, Kernel
 from .loops import Loop

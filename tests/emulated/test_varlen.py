@@ -25,7 +25,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import clear_decisions, decisions, disable, enabled
-from dash_inductor.codegen.generate import deterministic
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.decision import Kernel, Stock
 from dash_inductor.emulation import emulate
 from dash_inductor.hooks import install, recording

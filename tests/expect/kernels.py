@@ -11,11 +11,12 @@ from typing import Any
 import expecttest
 import torch
 
+from benchmarks.machine_code.flex import flex_backward
+from benchmarks.machine_code.gates import Rules, figures
+from benchmarks.machine_code.generate import Generated, attention_backward, compile_kernel
 from dash_inductor import enabled
-from dash_inductor.codegen.flex import FlexAttention, flex_backward
-from dash_inductor.codegen.generate import Generated, attention_backward, compile_kernel
+from dash_inductor.codegen.flex import FlexAttention
 from dash_inductor.devices import device
-from dash_inductor.sass.gates import Rules, figures
 from dash_inductor.templates.tiles import Template, tile, two_pass_tile
 
 GLUON_OP = "torch.ops.dash.sdpa_backward_gluon.default"

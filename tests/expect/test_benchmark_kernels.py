@@ -12,13 +12,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
+from benchmarks.machine_code.cubin import CubinReport, disassemble, inspect, main_loops, parse
+from benchmarks.machine_code.flex import flex_backward
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.flex import FlexAttention, flex_backward
+from dash_inductor.codegen.flex import FlexAttention
 from dash_inductor.qualify import overlaps
 from dash_inductor.qualify.additions import BLOCK, OPERATIONS, add_tiles
 from dash_inductor.qualify.contenders import contenders
 from dash_inductor.qualify.variants import VARIANTS, Variant
-from dash_inductor.sass.cubin import CubinReport, disassemble, inspect, main_loops, parse
 from dash_inductor.schedule import MASKS
 
 pytestmark = pytest.mark.nightly

@@ -8,8 +8,8 @@ from typing import Any
 import kernels
 import pytest
 
+from benchmarks.machine_code.generate import Generated
 from dash_inductor import enabled
-from dash_inductor.codegen.generate import Generated
 from dash_inductor.config import current
 from dash_inductor.devices import device
 from dash_inductor.devices.target import Target

@@ -20,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import decompose
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor import enabled
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 
 RANKS, LENGTH = 4, 1024
 aten = torch.ops.aten

@@ -8,8 +8,8 @@ import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from dash_inductor.sass import cubin
-from dash_inductor.sass.cubin import CubinReport, inspect, main_loops, natural_loops, parse
+from benchmarks.machine_code import cubin
+from benchmarks.machine_code.cubin import CubinReport, inspect, main_loops, natural_loops, parse
 
 POINTERS = {"x": "*bf16", "y": "*bf16", "out": "*fp32", "counter": "*i32", "steps": "i32"}
 

@@ -4,7 +4,7 @@ import pytest
 import triton
 from kernels import MAIN, PREPROCESS, TWO_PASS, broken_gates, generated, generated_flex, kernel
 
-from dash_inductor.codegen.generate import Generated
+from benchmarks.machine_code.generate import Generated
 
 nightly = pytest.mark.nightly
 FULL, DYNAMIC = {"mask": "full"}, {"kv_heads": 4, "dynamic": True}

@@ -14,9 +14,9 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.hints import DeviceProperties
 
-from dash_inductor.cli.main import main
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.generate import Generated, compile_kernel, generate
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.generate import Generated, compile_kernel, generate
 from dash_inductor.devices import DEVICES, device, key_for
 
 aten = torch.ops.aten
@@ -222,7 +222,7 @@ def test_codegen_from_an_emulating_process():
     """A child without the interpreter does the work, and its answer and exit code are passed on."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "dash_inductor", "codegen", "--device", "h100", *SIZES, *arguments]
+        command = [sys.executable, "-m", "benchmarks.machine_code", "codegen", "--device", "h100", *SIZES, *arguments]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "DASH_INDUCTOR_EMULATE": "1"}
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 

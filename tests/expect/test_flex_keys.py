@@ -13,8 +13,8 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.machine_code import flex
 from dash_inductor import enabled
-from dash_inductor.codegen import flex
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.rewrite import flex as rewrite
 
@@ -30,7 +30,7 @@ def key(settings: dict[str, Any] | None = None, **sizes: Any) -> str:
             return compiled_fx_graph_hash(module, inputs, {}, ())[0]
 
     all_sizes = {"length": 4096, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 64, "mask_mod": "none"} | sizes
-    with enabled(**(settings or {})), mock.patch("dash_inductor.codegen.flex.generate", hashed):
+    with enabled(**(settings or {})), mock.patch("benchmarks.machine_code.flex.generate", hashed):
         return flex.flex_backward("h100", flex.FlexAttention(**all_sizes))
 
 

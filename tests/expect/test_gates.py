@@ -12,13 +12,13 @@ import pytest
 import triton
 
 from benchmarks import loops
+from benchmarks.machine_code import gates, serial
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.cubin import inspect
+from benchmarks.machine_code.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
+from benchmarks.machine_code.generate import compile_kernel
 from dash_inductor import enabled
-from dash_inductor.cli.main import main
-from dash_inductor.codegen.generate import compile_kernel
 from dash_inductor.devices.cost_files import numbers_of
-from dash_inductor.sass import gates, serial
-from dash_inductor.sass.cubin import inspect
-from dash_inductor.sass.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import HALF_DTYPES
 

@@ -14,7 +14,8 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.virtualized import V
 
 import dash_inductor
-from dash_inductor.codegen.generate import deterministic, generate
+from benchmarks.machine_code.generate import generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.lowering import kernels as templates
 from dash_inductor.lowering import table
 from dash_inductor.lowering.load_check import Checked

@@ -14,13 +14,14 @@ from kernels import gluon_launches as launches
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.generate import generate
+from benchmarks.machine_code.replay import replay
 from dash_inductor import enabled, templates
-from dash_inductor.cli.main import main
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
-from dash_inductor.codegen.generate import deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.hooks.install import installed
 from dash_inductor.lowering import gluon, table
-from dash_inductor.sass.replay import replay
 from dash_inductor.schedule.parts import LEAST_STEPS, Parts
 from dash_inductor.templates.tiles import gluon_tile
 

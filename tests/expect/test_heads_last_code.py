@@ -11,7 +11,8 @@ from stock_ops import causal, dense_efficient, dense_flash, efficient, flash, ja
 from torch import Tensor
 
 import dash_inductor
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from benchmarks.machine_code.generate import Generated, generate
+from dash_inductor.codegen.mode import deterministic
 
 EFFICIENT, FLASH = (f"aten._{name}_attention_backward.default" for name in ("efficient", "flash"))
 UNEQUAL = {"q_len": 64, "kv_len": 65}

@@ -10,13 +10,13 @@ import pytest
 import triton
 from kernels import compiled, generated
 
-from dash_inductor.cli.main import main
+from benchmarks.machine_code import gates
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.gates import Cell, judged
+from benchmarks.machine_code.replay import Replay, pricing, replay
+from benchmarks.machine_code.replay.constants import Constants
 from dash_inductor.config import GLUON
 from dash_inductor.devices.cost_files import load_tflops, load_two_pass, numbers_of
-from dash_inductor.sass import gates
-from dash_inductor.sass.gates import Cell, judged
-from dash_inductor.sass.replay import Replay, pricing, replay
-from dash_inductor.sass.replay.constants import Constants
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Template
 

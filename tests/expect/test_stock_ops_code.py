@@ -7,8 +7,9 @@ from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 
 import dash_inductor
+from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.devices import target
 from dash_inductor.rewrite import probe
 

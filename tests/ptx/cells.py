@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine_code import gates
 from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.console import progress, table
 from dash_inductor.devices import device
-from dash_inductor.sass import gates
 from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
 
 from . import mutants

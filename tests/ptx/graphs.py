@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, deterministic, generate
+from benchmarks.machine_code.generate import Generated, generate
+from dash_inductor.codegen.flex import TORCH_DTYPES
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.stock_ops import VARLEN
 

@@ -8,14 +8,15 @@ import pandas
 import pytest
 
 from benchmarks.block_masks import __main__ as block_masks
-from benchmarks.schedules import __main__ as schedules
+from benchmarks.schedules import report as schedules
+from benchmarks.schedules.__main__ import main
 
 pytestmark = pytest.mark.nightly
 
 
 def test_schedules(tmp_path, capsys):
     """A few lines of the file, and a summary of them."""
-    assert schedules.main(["--every", "440"]) == 0
+    assert main(["grid", "--every", "440"]) == 0
     shown = capsys.readouterr().out
     rows = [schedules.row(point) for point in itertools.islice(schedules.points(), 0, None, 440)]
     schedules.write(schedules.table_of(rows), tmp_path / "schedules.csv")

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
-from dash_inductor.devices import LIMITS, occupancy, stand_in
-from dash_inductor.lowering.load_check import Checked, check, expect
-from dash_inductor.sass.gates import (
+from benchmarks.machine_code.gates import (
     DEVICES,
     FLEX_SHAPES,
     GLUON_FLEX_SHAPES,
@@ -25,6 +23,8 @@ from dash_inductor.sass.gates import (
     Rules,
     cells,
 )
+from dash_inductor.devices import LIMITS, occupancy, stand_in
+from dash_inductor.lowering.load_check import Checked, check, expect
 from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, gluon_tile, tile, two_pass_tile
 
 # Of the kernel for an H100 at d = 64, full, as Triton 3.7.1 compiles it.

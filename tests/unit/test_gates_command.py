@@ -2,7 +2,7 @@
 
 import pytest
 
-from dash_inductor.cli.main import main
+from benchmarks.machine_code.__main__ import main
 
 
 def test_a_selection_without_a_kernel(capsys, monkeypatch):
@@ -14,5 +14,5 @@ def test_a_selection_without_a_kernel(capsys, monkeypatch):
         main(["gates", *chosen])
     assert stopped.value.code == 2
     reason = "one pass takes head dims up to 128, Gluon is for sm_90 and head dims 64, 128 and 256"
-    line = f"python -m dash_inductor gates: error: no kernel has all that was asked for: {reason}\n"
+    line = f"python -m benchmarks.machine_code gates: error: no kernel has all that was asked for: {reason}\n"
     assert capsys.readouterr() == ("", line)

@@ -18,16 +18,13 @@ OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "file
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
     *("devices", "reference", "prices", "resolve", "first_use", "op", "lowering", "parallel", "rewrite", "hooks", "codegen"),
-    *("sass", "explanation", "reproduce", "qualify", "cli", "__main__"),
+    *("explanation", "reproduce", "qualify", "cli", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
-    "dash_inductor.cli.codegen": "the command line does without torch",
-    "dash_inductor.cli.compare": "matplotlib may be missing",
     "dash_inductor.cli.demo": "the command line does without torch",
     "dash_inductor.cli.env": "torch may be missing, or fail when it is imported",
     "dash_inductor.cli.qualify": "the command line does without torch",
-    "dash_inductor.cli.simulate": "matplotlib may be missing",
     "dash_inductor.emulation": "emulation imports Triton when it starts",
     "dash_inductor.explanation.explain": "the command line does without torch",
     "dash_inductor.hooks.joint_pass": "the lowering needs the whole of Inductor",
@@ -38,7 +35,6 @@ LAZY = {
     "dash_inductor.qualify.prepare": "its child processes alone need the whole of Inductor",
     "dash_inductor.schedule.candidates": "formulas are made when a choice is",
     "dash_inductor.schedule.formulas": "formulas are made when a choice is",
-    "dash_inductor.sass.gates": "the command line does without torch",
 }
 
 

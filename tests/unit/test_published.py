@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine_code.replay.pricing import LAW
 from benchmarks.published import extract, loops
 from benchmarks.published.__main__ import main, summaries
 from benchmarks.published.errors import errors, rows
@@ -21,7 +22,6 @@ from benchmarks.published.model import (
     makespan,
     splits,
 )
-from dash_inductor.sass.replay.pricing import LAW
 
 pytestmark = pytest.mark.nightly
 KNOWN = loops.read()

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from dash_inductor.cli.main import main
-from dash_inductor.sass.cubin import parse
-from dash_inductor.sass.replay import Constants, Replay, pricing, replay_loop, sensitivity
-from dash_inductor.sass.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.cubin import parse
+from benchmarks.machine_code.replay import Constants, Replay, pricing, replay_loop, sensitivity
+from benchmarks.machine_code.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
 
 pytestmark = pytest.mark.nightly
 

@@ -5,8 +5,8 @@ import statistics
 
 import pytest
 
-from benchmarks.schedules.__main__ import RESULTS
 from benchmarks.schedules.grid import Point, periodic_makespan, points, row
+from benchmarks.schedules.report import RESULTS
 from dash_inductor.schedule import Costs, Geometry, GroupedPlan, RoundRobinPlan, Symmetric, simulate
 
 

@@ -1,4 +1,4 @@
-"""`python -m dash_inductor simulate` and `compare`, their numbers held against a replay of the printed tasks."""
+"""`python -m benchmarks.schedules simulate` and `compare`, their numbers held against a replay of the printed tasks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dash_inductor.cli.main import main
+from benchmarks.schedules.__main__ import main
 from dash_inductor.schedule import FAMILIES, ROUND_ROBIN
 
 EXAMPLE = (
@@ -195,7 +195,7 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
         main(arguments(EXAMPLE, **change))
     captured = capsys.readouterr()
     assert exit.value.code == 2 and captured.out == ""
-    assert re.fullmatch(rf"python -m dash_inductor simulate: error: {re.escape(message)}.*\n", captured.err), captured.err
+    assert re.fullmatch(rf"python -m benchmarks.schedules simulate: error: {re.escape(message)}.*\n", captured.err), captured.err
 
 
 def test_it_runs_as_a_module_without_torch(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_it_runs_as_a_module_without_torch(tmp_path: Path) -> None:
     for name in ("torch", "triton", "numpy", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
     environment = {"PYTHONPATH": f"{tmp_path}:."}
-    command = [sys.executable, "-m", "dash_inductor", *EXAMPLE.split()]
+    command = [sys.executable, "-m", "benchmarks.schedules", *EXAMPLE.split()]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["makespan_ns"] == 36000
@@ -211,12 +211,12 @@ def test_it_runs_as_a_module_without_torch(tmp_path: Path) -> None:
         [*command, "--plot", "x.png"], capture_output=True, text=True, env=environment, cwd=Path(__file__).parents[3]
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "python -m dash_inductor simulate: error: plot needs matplotlib: pip install 'dash-inductor[cli]'\n"
+    assert done.stderr == "python -m benchmarks.schedules simulate: error: plot needs matplotlib: pip install matplotlib\n"
 
 
 def test_whoever_reads_may_stop_early() -> None:
     """As `head` does, which closes the pipe."""
-    command = [sys.executable, "-m", "dash_inductor", *EXAMPLE.split(), "--json"]
+    command = [sys.executable, "-m", "benchmarks.schedules", *EXAMPLE.split(), "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
     ) as process:
@@ -266,4 +266,4 @@ def test_compare_names_what_cannot_be(change: dict[str, object], message: str, c
     with pytest.raises(SystemExit) as exit:
         main(arguments(COMPARE, mask="causal", **change))
     assert exit.value.code == 2
-    assert capsys.readouterr().err == f"python -m dash_inductor compare: error: {message}\n"
+    assert capsys.readouterr().err == f"python -m benchmarks.schedules compare: error: {message}\n"

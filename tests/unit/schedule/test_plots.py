@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dash_inductor.cli.main import main
+from benchmarks.schedules.__main__ import main
 from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Ascending, Geometry, GroupedPlan, Simulation, simulate
 
 matplotlib = pytest.importorskip("matplotlib")
@@ -15,7 +15,7 @@ from matplotlib.collections import LineCollection, PolyCollection  # noqa: E402
 from matplotlib.colors import to_hex, to_rgb  # noqa: E402
 from matplotlib.image import imread  # noqa: E402
 
-from dash_inductor.cli import plots  # noqa: E402
+from benchmarks.schedules import plots  # noqa: E402
 
 COSTS = {"compute_ns": 800, "reduce_ns": 200, "sync_ns": 550}
 

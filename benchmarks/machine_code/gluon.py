@@ -6,14 +6,16 @@ import inspect
 
 import torch
 
-from ..devices import device
-from ..problem import BLOCK_MASK
-from ..schedule.packing import HEADER
-from ..schedule.parts import FEW_CHAINS, LEAST_STEPS
-from ..templates import gluon_kernel
-from ..templates.tiles import gluon_tile
-from .fake_gpu import fake_gpu
-from .generate import TORCH_DTYPES, CompiledKernel, require_sizes
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.codegen.flex import TORCH_DTYPES
+from dash_inductor.devices import device
+from dash_inductor.problem import BLOCK_MASK
+from dash_inductor.schedule.packing import HEADER
+from dash_inductor.schedule.parts import FEW_CHAINS, LEAST_STEPS
+from dash_inductor.templates import gluon_kernel
+from dash_inductor.templates.tiles import gluon_tile
+
+from .generate import CompiledKernel, require_sizes
 
 BLOCK = 128  # rows and keys of a block of a mask
 

@@ -1,4 +1,4 @@
-"""Pictures of schedules, by matplotlib (the extra `cli`)."""
+"""Pictures of schedules, by matplotlib."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..schedule import FAMILIES, ROUND_ROBIN, Simulation
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Simulation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ValueError("plot needs matplotlib: pip install 'dash-inductor[cli]'") from None
+        raise ValueError("plot needs matplotlib: pip install matplotlib") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

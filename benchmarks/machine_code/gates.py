@@ -11,10 +11,10 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..devices import LIMITS, device, occupancy
-from ..problem import BLOCK_MASK
-from ..schedule.parts import BANDS
-from ..templates.tiles import (
+from dash_inductor.devices import LIMITS, device, occupancy
+from dash_inductor.problem import BLOCK_MASK
+from dash_inductor.schedule.parts import BANDS
+from dash_inductor.templates.tiles import (
     GLUON_CONSUMERS,
     GLUON_HEAD_DIMS,
     HALF_DTYPES,
@@ -28,11 +28,12 @@ from ..templates.tiles import (
     tiles_of,
     two_pass_tile,
 )
+
 from .cubin import inspect
 from .replay import Replay, replay
 
 if TYPE_CHECKING:
-    from ..codegen.generate import CompiledKernel, Generated
+    from .generate import CompiledKernel, Generated
 
 Number = TypeVar("Number", int, float)
 DEVICES = {"sm_80": "a100", "sm_89": "rtx4090", "sm_90": "h100", "sm_100": "b200", "sm_120": "rtx5090"}
@@ -327,9 +328,11 @@ def predicted_cycles(values: Mapping[str, Any]) -> str | None:
 
 def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
     """The code of a cell's backward; stock's own if not `rewrite`, of a FlexAttention alone."""
-    from ..codegen.flex import FlexAttention, flex_backward
-    from ..codegen.generate import attention_backward
-    from ..hooks.install import enabled
+    from dash_inductor.codegen.flex import FlexAttention
+    from dash_inductor.hooks.install import enabled
+
+    from .flex import flex_backward
+    from .generate import attention_backward
 
     key = DEVICES[cell.arch]
     sizes: dict[str, Any] = {
@@ -349,7 +352,7 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
 
 def instructions_of_stock(cell: Cell) -> int:
     """In the two loops of stock's kernel of a FlexAttention."""
-    from ..codegen.generate import compile_kernel
+    from .generate import compile_kernel
 
     (source,) = (text for text in generated(cell, rewrite=False).kernels.values() if "tl.dot(" in text)
     compiled = compile_kernel(source, DEVICES[cell.arch])
@@ -358,8 +361,8 @@ def instructions_of_stock(cell: Cell) -> int:
 
 def compiled(cell: Cell) -> CompiledKernel:
     """The main kernel of a cell."""
-    from ..codegen.generate import compile_kernel
-    from ..codegen.gluon import compile_gluon
+    from .generate import compile_kernel
+    from .gluon import compile_gluon
 
     if cell.template == GLUON:
         sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES.get(cell.shape, {"mask": BLOCK_MASK})

@@ -23,19 +23,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from ..decision import Decision, decisions_in
-from ..hooks.hook import around_here
-from ..hooks.install import installed
-from ..op import SDPA_BACKWARD
-from ..problem import DTYPES
-from ..schedule import MASKS
-from ..templates.tiles import HALF_DTYPES, Template
-from .fake_gpu import fake_gpu
+from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.codegen.flex import TORCH_DTYPES
+from dash_inductor.codegen.mode import deterministic
+from dash_inductor.decision import Decision, decisions_in
+from dash_inductor.hooks.hook import around_here
+from dash_inductor.hooks.install import installed
+from dash_inductor.op import SDPA_BACKWARD
+from dash_inductor.schedule import MASKS
+from dash_inductor.templates.tiles import HALF_DTYPES, Template
+
 from .graph_text import graph_text
 
 TEMPLATE = re.compile(r"^# dash_inductor template: (\w+)$", re.MULTILINE)  # as lowering/kernels.py writes it
 MULTIPLY = {"one_pass": Template.ONE_PASS, "block_mask": Template.ONE_PASS, "two_pass": Template.TWO_PASS}  # of them by name
-TORCH_DTYPES = {ours: getattr(torch, name.removeprefix("torch.")) for name, ours in DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -170,23 +171,6 @@ def compile_kernel(kernel_source: str, device: str) -> CompiledKernel:
         kernel.precompile(warm_cache_only=True)
         binary = kernel.compile_results[0].kernel
     return CompiledKernel(binary.asm["ptx"], binary.asm["cubin"], binary.metadata)
-
-
-@contextmanager
-def deterministic(mode: bool = True, *, warn_only: bool = False) -> Iterator[None]:
-    """Deterministic mode, strict unless `warn_only`, or none, and the caller's afterwards.
-
-    The mode is the process's. So it is left alone where it is on as it should be.
-    """
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    with inductor_config.patch(deterministic=mode):  # as torch.use_... sets it
-        if before != (mode, warn_only):
-            torch.use_deterministic_algorithms(mode, warn_only=warn_only)
-        try:
-            yield
-        finally:
-            if before != (mode, warn_only):
-                torch.use_deterministic_algorithms(before[0], warn_only=before[1])
 
 
 class _WrapperReady(BaseException):

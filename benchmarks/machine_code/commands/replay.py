@@ -12,11 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..sass.replay import Replay, Sensitivity, loops_of, replay_loop, sensitivity
-from ..sass.replay.constants import CONSTANTS, Constants
-from ..sass.replay.machine import Event
-from .arguments import add_json
-from .console import print_json, table
+from dash_inductor.cli.arguments import add_json
+from dash_inductor.cli.console import print_json, table
+
+from ..replay import Replay, Sensitivity, loops_of, replay_loop, sensitivity
+from ..replay.constants import CONSTANTS, Constants
+from ..replay.machine import Event
 
 HIDDEN = ("arithmetic", "mufu", "constant", "shared load", "store")  # kinds that a trace leaves out
 WORTH_SHOWING = 15  # clocks that a guess moves

@@ -14,14 +14,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..codegen.mods import MASK_MODS, SCORE_MODS
-from ..devices import DEVICES, device
-from ..sass import gates
-from ..sass.replay import SMALLEST
-from ..schedule import MASKS
-from ..templates.tiles import HALF_DTYPES, Template, gluon_tile, tile, two_pass_tile
-from .arguments import add_attention, add_json
-from .console import code, print_json, section
+from dash_inductor.cli.arguments import add_attention, add_json
+from dash_inductor.cli.console import code, print_json, section
+from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
+from dash_inductor.devices import DEVICES, device
+from dash_inductor.schedule import MASKS
+from dash_inductor.templates.tiles import HALF_DTYPES, Template, gluon_tile, tile, two_pass_tile
+
+from .. import gates
+from ..replay import SMALLEST
 
 GLUON_OP = "torch.ops.dash.sdpa_backward_gluon.default"  # which launches the Gluon kernel
 # Figures of the whole kernel; all others are of its main loop.
@@ -68,9 +69,11 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     import torch
     import triton
 
-    from ..codegen.flex import FlexAttention, flex_backward
-    from ..codegen.generate import CompiledKernel, attention_backward, compile_kernel
-    from ..codegen.gluon import compile_gluon, gluon_source
+    from dash_inductor.codegen.flex import FlexAttention
+
+    from ..flex import flex_backward
+    from ..generate import CompiledKernel, attention_backward, compile_kernel
+    from ..gluon import compile_gluon, gluon_source
 
     heads = {"heads": args.heads, "kv_heads": args.heads if args.kv_heads is None else args.kv_heads}
     sizes: dict[str, Any] = {

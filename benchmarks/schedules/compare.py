@@ -9,9 +9,10 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..schedule import FAMILIES, ROUND_ROBIN, Geometry, make_order
-from .arguments import add_json, at_least
-from .console import print_json, table
+from dash_inductor.cli.arguments import add_json, at_least
+from dash_inductor.cli.console import print_json, table
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Geometry, make_order
+
 from .simulate import COSTS, add_problem, bound, geometry_of, kv_heads, plan_of, run
 
 EXAMPLES = (

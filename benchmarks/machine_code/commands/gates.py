@@ -10,10 +10,11 @@ import argparse
 from collections.abc import Mapping
 from typing import Any
 
-from ..sass.gates import CHOICES, Cell, cells, judged, predicted_cycles
-from ..templates.tiles import GLUON_HEAD_DIMS, ONE_PASS_HEAD_DIM, dims_text
-from .arguments import add_json
-from .console import CommandError, print_json, progress, table
+from dash_inductor.cli.arguments import add_json
+from dash_inductor.cli.console import CommandError, print_json, progress, table
+from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, ONE_PASS_HEAD_DIM, dims_text
+
+from ..gates import CHOICES, Cell, cells, judged, predicted_cycles
 
 EXAMPLES = ("--arch sm_90 --dtype bf16 --head-dim 128", "--arch sm_80 --template two_pass --head-dim 64 --json")
 

@@ -11,7 +11,9 @@ import argparse
 import math
 from typing import Any, NamedTuple
 
-from ..schedule import (
+from dash_inductor.cli.arguments import add_json, at_least
+from dash_inductor.cli.console import print_json, section
+from dash_inductor.schedule import (
     FAMILIES,
     MASKS,
     MONOTONE,
@@ -25,10 +27,8 @@ from ..schedule import (
     place_heads,
     simulate,
 )
-from ..schedule.formulas import time_of
-from ..schedule.geometry import check_range
-from .arguments import add_json, at_least
-from .console import print_json, section
+from dash_inductor.schedule.formulas import time_of
+from dash_inductor.schedule.geometry import check_range
 
 WINDOW = "window:"
 MOST_STEPS = 2**20  # half a minute's work

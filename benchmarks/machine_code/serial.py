@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..devices import SCHEDULERS
-from ..schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, Q_MATMULS
-from ..templates.tiles import AnyTile, Tile
+from dash_inductor.devices import SCHEDULERS
+from dash_inductor.schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, Q_MATMULS
+from dash_inductor.templates.tiles import AnyTile, Tile
 
 # Of the tensor cores, dense, in bf16: FlashAttention-4 (arXiv 2603.05451), section 2. NVIDIA's 2,250 TFLOPS of 148 SMs are that
 # at 1.856 GHz.
@@ -47,7 +47,7 @@ class SerialStep:
 def serial_step(tile: AnyTile, instructions: int, num_warps: int) -> SerialStep:
     """The step of a kernel with so many instructions in its main loops.
 
-    >>> from ..templates.tiles import tile, two_pass_tile
+    >>> from dash_inductor.templates.tiles import tile, two_pass_tile
     >>> serial_step(tile(100, "bf16", 128), 550, 8)
     SerialStep(issue=1100.0, matmuls=1280.0, additions=1024.0, elements=4096, flop=5242880)
     >>> serial_step(two_pass_tile(100, "bf16", 128), 888, 8)
