@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.cubin import parse
-from benchmarks.machine_code.replay import Constants, Replay, pricing, replay_loop, sensitivity
+from benchmarks.machine_code.replay import Constants, Replay, replay_loop, sensitivity
 from benchmarks.machine_code.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
 
 pytestmark = pytest.mark.nightly
@@ -320,24 +320,6 @@ def test_json():
     figures = replayed(*CHAIN).as_dict()
     assert figures["estimate"] is True and "trace" not in figures
     assert json.loads(json.dumps(figures))["exposed"] == figures["exposed"]
-
-
-def test_prices():
-    """Tensor cores that work half of the time: at the clock of that share. A hop is of the same clock."""
-    half = 2 * 80 * 128 * 128 * 5
-    loop = Replay(2 * half / 4096, half / 4096, {}, 1280, 2 * half / 4096, half, 400)
-    ghz = pricing.LAW.idle - pricing.LAW.slope / 2
-    assert pricing.tflops([loop], 132) == pytest.approx(4096 / 2 * 132 * ghz / 1000)
-    assert pricing.hop_ns([loop]) == pytest.approx(1280 / ghz)
-    assert pricing.two_pass_percent([loop, loop], [loop]) == 200
-
-
-def test_a_hand_over_by_tma():
-    """As in a loop with the same operations, whose additions have as many bytes; but there the fence runs beside them."""
-    step = ((POLL, 0, 7, 0), ("FENCE.VIEW.ASYNC.G", 0, 7, 1), (ADD, 7, 1, 1), *[(ADD, 7, 1, 0)] * 15, "MEMBAR.ALL.GPU", RELEASE, S)
-    found = replayed(*step, WAIT, warps=4, gpu_fence=1)
-    assert found.handover_cycles == pytest.approx(pricing.handover_by_tma(32 << 10, Constants(gpu_fence=1)), rel=0.02)
-    assert pricing.handover_by_tma(32 << 10) == 20 + 1024 + 270 + 300 + 135 + 270
 
 
 def test_the_list_of_constants(capsys):
