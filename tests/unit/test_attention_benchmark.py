@@ -11,20 +11,14 @@ from attention_results import COMMON, DECISION, PACKED, STOCK, TINY, TINY_FLEX, 
 
 from benchmarks.attention import plot as pictures
 from benchmarks.attention import report_md
-from benchmarks.attention.table import read, rows_in, table_of, typed
-from dash_inductor.config import Config
-from dash_inductor.decision import Kernel, Stock
-from dash_inductor.devices import device
-from dash_inductor.devices.target import Target
-from dash_inductor.problem import BLOCK_MASK, Problem
+from benchmarks.attention.table import read, table_of
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.inputs import Reference, random_inputs
 from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
-from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, shown, targets
-from dash_inductor.qualify.rows import OK, append, cells_of
+from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, targets
+from dash_inductor.qualify.rows import OK, append
 from dash_inductor.qualify.samples import interleaved, ratios, summary
-from dash_inductor.qualify.shapes import FLEX, HIDDEN, KINDS, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
-from dash_inductor.resolve import resolve
+from dash_inductor.qualify.shapes import FLEX, MASKS, MODELS, SHAPES, SWEEP, Shape
 
 pytestmark = pytest.mark.nightly
 
@@ -55,39 +49,6 @@ def test_flop_of_what_is_visible(shape):
     """Of a causal mask the diagonal counts half, as in half of all pairs."""
     pairs = visible(shape).sum().item() - (shape.length / 2 if shape.causal else 0)
     assert shape.flop == 5 * 2 * shape.batch * shape.heads * pairs * shape.head_dim
-
-
-def test_flop_of_models_with_flex_attention():
-    """Of 8192 tokens, a window of 4096 hides a triangle of the causal mask that is a quarter as large, less its diagonal."""
-    flop = {shape.name: shape.flop for shape in FLEX}
-    a_pair = 10 * 2 * 32 * 128
-    assert flop["gemma2-27b-global"] == a_pair * 8192**2 // 2
-    assert flop["gemma2-27b-local"] == flop["gemma2-27b-global"] - a_pair * 4096 * 4097 // 2
-    assert all(shape.flex for shape in FLEX) and not any(shape.flex for shape in (*SWEEP, *MODELS))
-
-
-@pytest.mark.parametrize("key", ["h100", "a100", "b200"])
-@pytest.mark.parametrize("shape", FLEX, ids=lambda shape: shape.name)
-def test_ours_takes_models_with_flex_attention(shape, key):
-    """They have KV tiles enough, and head dims of one pass."""
-    sizes = (shape.batch, shape.heads, shape.kv_heads, shape.length, shape.length, shape.head_dim)
-    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), mods=2, stock=Stock(Kernel.FLEX, strict=True))
-    assert resolve(problem, Config(), Target(key, device(key).arch, device(key).sms)).family == "descending"
-
-
-def test_the_sweep():
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(SWEEP) + len(MODELS) + len(FLEX) + len(KINDS)
-    assert {(s.head_dim, s.mask, s.length) for s in SWEEP} == {
-        (d, mask, 512 << n) for d in (64, 128, 256) for mask in ("full", "causal") for n in range(7)
-    }
-    for shape in SWEEP:
-        assert shape.tokens == max(TOKENS, shape.length)
-        assert shape.heads * shape.head_dim == HIDDEN and shape.kv_heads == shape.heads
-    assert {(s.head_dim, s.mask, s.batch, s.heads, s.length) for s in KINDS} == {
-        (d, "causal", 2, 2048 // d, 8192) for d in (64, 128)
-    }
-    assert set(QUICK) < set(SHAPES)
-    assert any(shape.heads > shape.kv_heads for shape in QUICK)
 
 
 @pytest.mark.parametrize(
@@ -267,12 +228,6 @@ def test_a_contender_that_took_no_turns_has_a_time_and_no_ratio():
     assert (slow.median_ms, slow.rounds, slow.speedup, baseline.speedup) == (900.0, 1, None, 1.0)
 
 
-def test_rows_that_were_not_run():
-    rows = not_run(SHAPES[3], STOCK.values(), "not run: the time limit", **COMMON)
-    assert [row.contender for row in rows] == list(STOCK)
-    assert {(row.status, row.shape) for row in rows} == {("not run: the time limit", SHAPES[3].name)}
-
-
 def test_csv_round_trip(tmp_path):
     path = tmp_path / "table.csv"
     strange = replace(flagship_rows()[1], note='says "a, b"\nand more', same_bits=False, error=0.25)
@@ -318,23 +273,6 @@ def test_csv_of_another_kind(text, tmp_path):
         with pytest.raises(ValueError, match="columns"):
             use(path)
     assert path.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("name", "cell"), [("sms", "many"), ("sms", ""), ("deterministic", "yes"), ("times_ms", "2.0 x"), ("error", "x")]
-)
-def test_cells_of_another_kind(name, cell, tmp_path):
-    path = tmp_path / "table.csv"
-    append(path, flagship_rows()[:1])
-    cells = pandas.read_csv(path, dtype=str, keep_default_na=False)
-    cells.assign(**{name: cell}).to_csv(path, index=False)
-    with pytest.raises(ValueError, match=rf"column {name}: .*{cell[-1:]}"):
-        read(path)
-
-
-def test_errors_that_are_not_numbers_are_shown():
-    _, ours, _, absent = flagship_rows()
-    assert [line["error"] for line in shown([ours, replace(ours, error=math.nan), absent])] == ["2.0e-03", "nan", ""]
 
 
 def test_targets():
@@ -393,47 +331,6 @@ def test_pictures(synthetic, tmp_path):
     written = pictures.plot(read(synthetic), tmp_path)
     assert [path.name for path in written] == ["attention.png", "models.png", "flex.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
-
-
-def test_what_is_drawn(synthetic):
-    pytest.importorskip("matplotlib")
-    table = read(synthetic)
-    rows = table[(table["status"] == OK) & table["shape"].isin([shape.name for shape in SWEEP if shape.head_dim == 128])]
-    names = [who.BASELINE, "ours", "ours-unordered"]
-    figure = pictures._sweep(rows, names)
-    assert len(figure.axes) == 2 * 3
-    throughput, price, _ = figure.axes[:3]
-    assert [line.get_label() for line in throughput.lines] == names
-    assert [line.get_linestyle() for line in throughput.lines] == ["-", "-", "--"]
-    assert [line.get_label() for line in price.lines] == ["ours"]  # the baseline's twin is not in the table
-    causal = rows[rows["shape"].str.startswith("d128-causal") & (rows["contender"] == "ours")].sort_values("length")
-    assert throughput.lines[1].get_xydata() == pytest.approx(causal[["length", "tflops"]].to_numpy())
-    models = pictures._models(table[(table["status"] == OK) & table["shape"].isin([shape.name for shape in MODELS])], names)
-    bars = models.axes[0].containers
-    assert [bar.get_label() for bar in bars] == names and [len(bar) for bar in bars] == [len(MODELS)] * 3
-    assert [bar[0].get_hatch() or "" for bar in bars] == ["", "", "//"]
-
-
-def test_only_trusted_times_are_drawn(tmp_path, monkeypatch):
-    Figure = pytest.importorskip("matplotlib.figure").Figure
-    drawn = []
-    monkeypatch.setattr(pictures, "_sweep", lambda rows, names: (drawn.extend(rows["contender"]), Figure())[1])
-    _, ours, *_ = rows = flagship_rows()
-    pictures.plot(table_of([*rows, replace(ours, contender="wrong", status="wrong: dq")]), tmp_path)
-    assert drawn == [row.contender for row in rows[:3]]
-
-
-def test_no_pictures_without_matplotlib(synthetic, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
-    assert pictures.plot(read(synthetic), tmp_path) == []
-    assert list(tmp_path.iterdir()) == [synthetic]
-
-
-def test_rows_of_a_table():
-    """There and back, but for the digits of the file."""
-    rows = flagship_rows((2.0, 4.0, 3.0))
-    assert rows_in(table_of(rows)) == rows_in(typed(map(cells_of, rows)))
-    assert [row.speedup for row in rows_in(table_of(rows))] == [1.0, 3.0, pytest.approx(6.0), None]
 
 
 def test_predictions():

@@ -127,10 +127,6 @@ def test_the_report_says_first_what_went_wrong(parts):
     assert "| speedup over sdpa-flash-strict, d128-causal-8192 | at least 2.5 | 2.4 | MISSED |" in text
 
 
-def test_a_run_in_which_nothing_went_wrong(parts):
-    assert "## What went wrong\n\nNo row says so.\n" in (merged(parts[:1]) / "report.md").read_text()
-
-
 def test_timings_of_two_folders_are_fitted_together(parts):
     keep(parts[2], 64)
     numbers = tomllib.loads((merged(parts) / "costs.toml").read_text())
@@ -164,41 +160,3 @@ def test_folders_that_are_none(parts, capsys):
     assert "part3 has no environment.json: it is no folder of" in refused(parts, capsys)
     (parts[2] / "environment.json").write_text("{}")
     assert "does not say gpu, arch, sms" in refused(parts, capsys)
-
-
-def more_rows(parts: list[Path]) -> None:
-    append(parts[2] / "attention.csv", timed("order", FLAGSHIP, result("ours", 2.7), baseline="ours"))
-
-
-def more_additions(parts: list[Path]) -> None:
-    (parts[1] / "red_throughput.csv").write_bytes((parts[0] / "red_throughput.csv").read_bytes())
-
-
-@pytest.mark.parametrize(
-    ("again", "message"),
-    [
-        (more_rows, "ours at d128-causal-8192 of run 'order' was measured twice, in "),
-        (more_additions, "measured twice: "),
-        (lambda parts: keep(parts[0], 128), "holds timings of launches that another folder has as well"),
-    ],
-    ids=["rows", "additions", "timings"],
-)
-def test_what_was_measured_twice(again, message, parts, capsys):
-    again(parts)
-    assert message in refused(parts, capsys)
-
-
-def test_rows_of_another_gpu_than_the_folder(parts, capsys):
-    path = parts[0] / "attention.csv"
-    path.write_text(path.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA H20"))
-    assert "has rows of gpu NVIDIA H20, and the folder is of NVIDIA H100" in refused(parts, capsys)
-
-
-def test_an_output_folder_that_is_an_input(parts, capsys):
-    assert "is one of the folders that are merged" in refused([*parts, parts[0].parent / "merged"], capsys)
-
-
-def test_a_run_in_which_nothing_was_measured(parts, capsys):
-    (parts[0] / "attention.csv").unlink()
-    (parts[0] / "red_throughput.csv").unlink()
-    assert "nothing was measured in" in refused(parts[:1], capsys)

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
-import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,13 +93,6 @@ def test_the_price_of_two_passes(percent: int, monkeypatch: pytest.MonkeyPatch) 
 def test_times_that_do_not_grow_are_refused() -> None:
     with pytest.raises(ValueError, match="4000 tiles took 900 ns, and 1000 took 1000"):
         percent_of(TwoPassTiming(1000, 1000), TwoPassTiming(4000, 900), step_ns=2000)
-
-
-def test_constants_that_cannot_be_are_refused() -> None:
-    """Timings that get shorter with every hop."""
-    odd = [replace(t, ns=t.ns - 3 * TRUTH["hop_ns"] * (t.roles - 1)) if t.family == "ascending" else t for t in runs(0)]
-    with pytest.raises(ValueError, match=r"the fit gives hop_ns = -3000\.0: the timings are too noisy, or too few"):
-        fit(odd)
 
 
 H100 = Target("h100", 90, 132)
@@ -270,15 +259,6 @@ def test_timings_of_something_else_are_refused(
             (tmp_path / "timings.jsonl").write_text(text)
         with pytest.raises(ValueError, match=message):
             calibrate.run(tmp_path, FOREVER, 0)
-
-
-def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes come and go, also where nothing can be compiled; what they say to the environment is theirs."""
-    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
-    start = time.monotonic()
-    calibrate.compile_first(calibrate.launches_of(H100, 64)[:3], 2, 1.0)
-    assert time.monotonic() - start < 60 and not multiprocessing.active_children()
-    assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ
 
 
 def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path) -> None:

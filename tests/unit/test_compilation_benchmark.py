@@ -60,14 +60,3 @@ def test_the_command(monkeypatch, capsys):
     (line,) = (line for line in said.splitlines() if line.split()[:2] == [EMPTY, "CPU"])
     # without: 1, 7, 9; with: 103, 105, 111; differences 102, 98, 102
     assert line.split()[3:] == ["7.00", "105.00", "+102.00"]
-
-
-@pytest.mark.nightly
-def test_a_model_of_one_layer():
-    """It compiles, and out of caches it comes sooner."""
-    seconds = {}
-    for package in (WITHOUT, WITH):
-        with compilation.tempfile.TemporaryDirectory() as folder:
-            for caches in (EMPTY, FULL):
-                seconds[package, caches] = compiled(1, package, caches, folder)["cpu"]
-    assert all(seconds[package, FULL] < seconds[package, EMPTY] for package in (WITHOUT, WITH))

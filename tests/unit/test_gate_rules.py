@@ -113,17 +113,6 @@ def test_gates_of_gluon():
     assert rules.violated(good | {"warp_syncs": 1}) == diverged
 
 
-def test_prefetching_where_three_stages_fit():
-    """An SM of 100 KiB holds them to 64 columns, and to more where value has fewer than query."""
-    late = GOOD | {"hgmma": 0, "hmma": 80, "red": 0, "copies_ahead": -3}
-    sentence = ["nothing is prefetched: the first wait is for 3 groups of copies of the step before"]
-    for arch in (86, 89, 120):
-        for dims, broken in (((64, None), True), ((64, 32), True), ((128, 64), True), ((128, None), False), ((96, None), False)):
-            assert Rules(arch, tile(arch, "bf16", *dims)).violated(late) == sentence * broken
-    for arch in (80, 87):
-        assert Rules(arch, tile(arch, "bf16", 128)).violated(late) == sentence
-
-
 def test_a_flex_attention_beside_stock():
     """397 instructions are 0.70 of 567.1; what a table allows of LDL and STL is no spill."""
     assert Rules(90, TILE, stock_instructions=568).violated(GOOD) == []

@@ -45,11 +45,6 @@ def test_cycles_are_of_each_loop_and_causes_of_all(keep):
     assert causes == {"tensor cores": "2000", "fence": "672", "issue": "200", "the rest": "15"}
 
 
-def test_a_loop_that_was_not_replayed_has_no_cycles(keep):
-    keep("3.7.1", row(replays=()))
-    assert loops.results()[0]["cycles"] == ""
-
-
 def test_a_table_has_a_line_for_an_attention(keep):
     """Of all Tritons, the oldest first, or one figure where they agree."""
     keep("3.7.1", row(registers=255), row(shape="causal"), row("gluon"), row(shape="flex"))
@@ -57,12 +52,6 @@ def test_a_table_has_a_line_for_an_attention(keep):
     head, _, full, causal = loops.table("one pass").splitlines()
     assert head == "| head dim | attention | cycles (estimate) | instructions | local accesses | registers | shared memory |"
     assert (full, causal) == ("| 64 | full | 1615 | 10 | 10 | 250 / 255 | 10 |", "| 64 | causal | 1615 | 10 | 10 | 10 | 10 |")
-
-
-def test_causes_are_of_one_triton(keep):
-    for triton, clocks in (("3.6.0", 1.0), ("3.7.1", 2.0), ("3.9.0", 3.0)):
-        keep(triton, row("gluon", replays=[TWO[0] | {"exposed": {"issue": clocks}}]))
-    assert loops.table("causes").splitlines()[2:] == ["| Gluon | 64 | full | 1000 | 0 | 2 | 0 | 0 | 0 | 0 | 0 |"]
 
 
 def test_the_share_of_stock_is_for_as_many_elements(keep):

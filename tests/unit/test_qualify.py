@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from test_calibration import pretended as pretended_ns
 
 from benchmarks.attention import merge
 from dash_inductor import config
-from dash_inductor.cli import env_torch, qualify
+from dash_inductor.cli import env_torch
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.devices.cost_files import FOLDER, has_estimates, require_of
@@ -410,26 +410,3 @@ def test_a_case_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_what_speaks_against_a_kernel(status: str, is_wrong: bool) -> None:
     assert replace(kernels.Finding(CASE.name, OK), status=status).is_wrong == is_wrong
-
-
-def test_cases_are_of_every_template_and_mask() -> None:
-    settings = [(case.settings.get("template"), case.shape.mask, case.shape.flex) for case in kernels.CASES.values()]
-    for template in ("one_pass", "two_pass"):
-        assert {("full", False), ("causal", False)} <= {(mask, flex) for own, mask, flex in settings if own == template}
-    assert any(flex for *_, flex in settings) and qualify.SHIPPED == FOLDER
-
-
-def test_kernels_of_a_backward_are_told_apart_by_their_place() -> None:
-    """Two have one name. Backwards that differ are an error; columns are those of the results."""
-    backward = [("main", 37.0), ("main", 3500.0), ("convert", 70.0)]
-    events = [(name, us + n) for n in range(kernel_times.LAUNCHES) for name, us in backward]
-    found = kernel_times.in_order(events)
-    assert [name for name, _ in found] == ["main", "main", "convert"]
-    assert [min(times) for _, times in found] == [37.0, 3500.0, 70.0] and all(
-        len(times) == kernel_times.LAUNCHES for _, times in found
-    )
-    for wrong in (events[:-1], [], [*events[1:], ("other", 1.0)]):
-        with pytest.raises(ValueError, match="not 20 times the same"):
-            kernel_times.in_order(wrong)
-    with (FOLDER.parents[1] / "benchmarks/results/h200/kernel_times.csv").open() as file:
-        assert file.readline().strip().split(",") == [each.name for each in fields(kernel_times.KernelTime)]

@@ -77,16 +77,6 @@ def test_a_wait_for_a_matmul():
     assert slower.cycles - found.cycles == 100
 
 
-def test_shared_memory_bounds_a_matmul():
-    """64 rows of A and 8 of B, 16 elements of 2 bytes: 18 clocks at 128 bytes a clock, of which 4 are work."""
-    narrow = "HGMMA.64x8x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"
-    found = replayed(narrow, narrow)
-    assert (found.cycles, found.tensor_cycles) == (4 * 18, 4 * 4)
-    assert found.exposed == {"shared memory of matmuls": 4 * 14}
-    registers = "HGMMA.64x8x16.F32.BF16 R24, R64, gdesc[UR4], R24, gsb0"
-    assert replayed(registers, registers).exposed == {}
-
-
 @pytest.mark.parametrize(("left", "latency", "waits"), [(0, 270, True), (1, 270, False), (1, 900, True), (4, 900, False)])
 def test_a_wait_for_copies(left, latency, waits):
     """Groups under way hide the trip to L2, as long as their steps take: one about 260 clocks."""
@@ -94,28 +84,6 @@ def test_a_wait_for_copies(left, latency, waits):
     found = replayed(*step, l2_latency=latency)
     assert (found.exposed.get("loads", 0) > 100) == waits
     assert (next(iter(found.exposed)) == "loads") == waits
-
-
-MMA = "HMMA.16816.F32.BF16 R4, R8, R12, R4"  # 4,096 FLOP of one warp
-
-
-def test_synchronous_matmuls():
-    """Each scheduler's tensor core takes them at 62.9 % of a wgmma's 1,024 FLOP a clock: 6.36 clocks, issued on whole ones."""
-    found = replayed(*[MMA] * 16, BARRIER)
-    assert found.flop == 16 * 8 * 4096
-    assert found.cycles == pytest.approx(2 * 16 * 7 + 20, abs=8)
-    assert found.tensor_cycles == found.flop / 4096 and not found.exposed
-    assert "what its synchronous matmuls wait for is not told apart" in found.notes
-    assert replayed(*[MMA.replace("16816", "1688")] * 32, BARRIER).cycles == pytest.approx(2 * 32 * 4 + 20, abs=8)
-    assert replayed(*[MMA] * 16, BARRIER, synchronous_share=1).cycles == pytest.approx(2 * 16 * 4 + 20, abs=8)
-    assert replayed(*[MMA] * 16, BARRIER, ctas=2).cycles == pytest.approx(2 * 16 * 7, abs=8)  # the other CTA's barrier is hidden
-
-
-def test_copies_share_the_way_from_l2():
-    """4096 bytes a step: 128 clocks at 32 bytes a clock, nothing else."""
-    step = (COPY, "LDGDEPBAR", "DEPBAR.LE SB0, 0x8", S)
-    assert replayed(*step).cycles == pytest.approx(128, abs=3)
-    assert replayed(*step, l2_bandwidth=16).cycles == pytest.approx(256, abs=3)
 
 
 def test_a_barrier_waits_for_the_last_warp():
@@ -140,20 +108,6 @@ def test_warpgroups_that_take_turns():
     assert at_once.cycles < found.cycles - 30
 
 
-def test_barriers_are_of_one_cta():
-    """A second CTA's matmuls run while the first one is at its barrier."""
-    alone, beside = (replayed(S, WAIT, BARRIER, ctas=number) for number in (1, 2))
-    assert beside.cycles < alone.cycles - 20
-    assert beside.flop == alone.flop and beside.tensor_cycles == pytest.approx(alone.tensor_cycles, rel=0.02)
-    assert beside.tensor_cycles + sum(beside.exposed.values()) == pytest.approx(beside.cycles)
-
-
-def test_a_barrier_of_a_warpgroup_leaves_the_other_alone():
-    """The first group's matmul runs while the second one is at its own barrier."""
-    apart, together = (replayed(f"BAR.SYNC.DEFER_BLOCKING 0x1, {threads}", S, WAIT) for threads in ("0x80", "0x100"))
-    assert apart.cycles < together.cycles - 20
-
-
 def test_additions_press_back():
     """16 of 512 bytes by 8 warps are 65,536 bytes: 2,048 clocks at 32 bytes a clock, whatever is buffered."""
     step = [(ADD, 7, 0, 0)] * 16
@@ -161,22 +115,6 @@ def test_additions_press_back():
     assert found.cycles == pytest.approx(2048, abs=2)
     assert next(iter(found.exposed)) == "additions"
     assert replayed(*step, S, ("MOV R1, R2", 7, 7, 1), addition_bandwidth=64).cycles == pytest.approx(1024, abs=2)
-
-
-@pytest.mark.parametrize(("vector", "clocks"), [("x4", 1024), ("x2", 512), ("", 256)])
-def test_additions_by_width(vector, clocks):
-    """16 of 8 warps, of four, two or one value a lane, at 64 bytes a clock."""
-    add = ADD.replace("F32x4", f"F32{vector}")
-    assert replayed(*[(add, 7, 0, 0)] * 16, S, ("MOV R1, R2", 7, 7, 1), addition_bandwidth=64).cycles == pytest.approx(
-        clocks, abs=4
-    )
-
-
-@pytest.mark.parametrize(("matrices", "clocks"), [(".4", 256), (".2", 128), ("", 64)])
-def test_matrices_from_shared_memory_by_width(matrices, clocks):
-    """Eight loads of 8 warps at 128 bytes a clock, before the matmuls' own 8,192 bytes; no number means one matrix."""
-    loads = [f"LDSM.16.M88{matrices} R4, [R8]"] * 8
-    assert replayed(*loads, BARRIER, S, shared_bandwidth=8).cycles == pytest.approx(16 * (clocks + 64), rel=0.02)
 
 
 def test_a_fence_waits_for_additions():
@@ -207,12 +145,6 @@ def test_each_cause(line, cause):
     assert found.exposed[cause] > 15, found.exposed
 
 
-def test_mufu_is_shared_by_the_warps_of_a_scheduler():
-    """Eight exp2 of two warps a scheduler, eight clocks each."""
-    step = (BARRIER, *["MUFU.EX2 R87, R87"] * 8, S)
-    assert replayed(*step, mufu=32).cycles - replayed(*step, mufu=16).cycles == pytest.approx(256, abs=40)
-
-
 CHAIN = ((POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), (ADD, 7, 1, 0), "MEMBAR.ALL.GPU", RELEASE, S, WAIT)
 LATE = ("MEMBAR.ALL.GPU", RELEASE, *CHAIN[:3], S, WAIT)  # released before its additions, a step hands over those of the step before
 
@@ -224,18 +156,6 @@ def test_handover():
     assert slower.handover_cycles - found.handover_cycles == pytest.approx(250, abs=30)
     assert found.chained_cycles >= found.cycles
     assert replayed(*LATE).handover_cycles > found.handover_cycles
-
-
-def test_no_handover():
-    """Without a poll, or without a release."""
-    assert replayed(S, WAIT).handover_cycles is None
-    found = replayed((POLL, 0, 7, 0), (S, 7, 7, 1), WAIT)
-    assert found.handover_cycles is None and found.chained_cycles == found.cycles
-
-
-def test_a_chain_waits_for_hops_longer_than_its_step():
-    found = replayed(*LATE, l2_latency=2000)
-    assert min(found.handover_cycles, found.chained_cycles) > found.cycles
 
 
 def opcodes(step: list[Operation], warp: int, edge: bool) -> list[str]:
@@ -275,12 +195,6 @@ def test_a_loop_that_ptxas_rotated():
         assert rotated(other) == other
 
 
-def test_a_step_ends_at_the_branch_back():
-    """What stands behind it is rare code that the compiler has moved there."""
-    step = loop("@P1 BRA 0x30", S, "@P0 BRA 0x0", "NOP", "BRA 0x10")
-    assert opcodes(step, 0, False) == ["BRA", "HGMMA", "BRA"]
-
-
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
@@ -309,17 +223,6 @@ def test_sensitivity():
     assert found["gpu_fence"].halved == pytest.approx(cycles - 150, abs=2)
     assert found["gpu_fence"].doubled == pytest.approx(cycles + 300, abs=2)
     assert found["addition_buffer"].halved == found["addition_buffer"].doubled == cycles
-
-
-def test_replays_are_equal():
-    step = (*CHAIN, COPY, "LDGDEPBAR", "DEPBAR.LE SB0, 0x2", BARRIER)
-    assert replayed(*step) == replayed(*step)
-
-
-def test_json():
-    figures = replayed(*CHAIN).as_dict()
-    assert figures["estimate"] is True and "trace" not in figures
-    assert json.loads(json.dumps(figures))["exposed"] == figures["exposed"]
 
 
 def test_the_list_of_constants(capsys):
