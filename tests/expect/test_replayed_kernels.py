@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import re
@@ -18,7 +17,6 @@ from benchmarks.machine_code.gates import Cell, judged
 from benchmarks.machine_code.replay import Replay, replay
 from benchmarks.machine_code.replay.constants import Constants
 from dash_inductor.devices.cost_files import numbers_of
-from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Template
 
 pytestmark = pytest.mark.nightly
@@ -59,26 +57,6 @@ def test_two_passes(head_dim):
     kv, q = replay(cubin(Template.TWO_PASS, head_dim, "causal"), 2)
     assert (kv.flop, q.flop) == (8 * 64 * 128 * head_dim, 6 * 64 * 128 * head_dim)
     assert kv.handover_cycles is q.handover_cycles is None
-
-
-def test_a_tile_that_the_diagonal_crosses():
-    """Its mask is applied to S before exp2."""
-    (off,), (on,) = (replay(cubin(Template.ONE_PASS, 128, "causal"), edge=edge) for edge in (False, True))
-    assert on.cycles > off.cycles * 1.015  # 1.018 with Triton 3.9
-
-
-@pytest.mark.parametrize("template", [Template.ONE_PASS, Template.TWO_PASS])
-def test_two_stages_wait_for_their_loads(monkeypatch, template):
-    """The same kernel with a stage less is slower, and by its loads, where additions are too fast to hide that."""
-    fast_additions = Constants(addition_bandwidth=64)
-    (three,) = replay(cubin(template, 128, "causal"), constants=fast_additions)
-    table = tiles._TILES if template == Template.ONE_PASS else tiles._TWO_PASS_TILES
-    monkeypatch.setitem(table, (90, 128), dataclasses.replace(table[90, 128], num_stages=2))
-    (two,) = replay(cubin(template, 128, "causal", cached=False), constants=fast_additions)
-    # In parts of its matmuls' time, which is the same by every Triton.
-    assert two.cycles - three.cycles > 0.3 * three.tensor_cycles
-    assert next(iter(two.exposed)) == "loads"
-    assert three.exposed.get("loads", 0) < 100 < two.exposed["loads"]
 
 
 def test_gates_and_codegen_print_it(capsys):

@@ -1,6 +1,5 @@
 """Who is timed by the attention benchmark: what needs a GPU or a package says so, and what does not runs here."""
 
-import contextlib
 import sys
 import types
 import warnings
@@ -129,22 +128,6 @@ def test_a_shape_that_sdpa_refuses(name, said, monkeypatch):
 def test_a_shape_that_only_flex_attention_takes(name, shape, reason):
     result = tried(name, shape)
     assert result.status.startswith(f"refused: {reason}") and result.prepared is None
-
-
-@pytest.mark.parametrize(("name", "kv_heads"), [("sdpa-efficient-strict", 4), ("sdpa-flash", 2), ("sdpa-cudnn", 2)])
-def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monkeypatch):
-    """On the CPU other kernels take the place of these backends."""
-    asked, sdpa = [], F.scaled_dot_product_attention
-
-    def recorded(query, key, value, **options):
-        asked.append((key.shape[1], value.shape[1], options["enable_gqa"]))
-        return sdpa(query, key, value, **options)
-
-    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", contextlib.nullcontext)
-    result = tried(name)
-    assert asked == [(kv_heads, kv_heads, kv_heads == 2)]
-    assert (result.status, result.note) == (OK, "K and V expanded" if kv_heads == 4 else "") and result.error < 1e-5
 
 
 @pytest.mark.parametrize("shape", [TINY, replace(TINY, mask="full"), *TINY_FLEX.values()], ids=["causal", "full", *TINY_FLEX])

@@ -61,19 +61,6 @@ def test_clock(busy, spins, late, monkeypatch):
     assert device.log == ["flush", "spin", "event", "launch", "event", "synchronize"] * len(spins)
 
 
-def test_poison_fills_what_is_free(monkeypatch):
-    blocks = [("inactive", 512), ("active_allocated", 1024), ("inactive", 2 << 20)]
-    segments = [{"blocks": [{"state": state, "size": size}]} for state, size in blocks]
-    filled = []
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    monkeypatch.setattr(torch, "full", lambda size, value, dtype, device: filled.append((size, value, dtype, device)))
-    clock.poison()
-    assert filled == [((2 << 20,), 0xFF, torch.uint8, "cuda"), ((512,), 0xFF, torch.uint8, "cuda")]
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):
-        assert torch.tensor([0xFF] * 8, dtype=torch.uint8).view(dtype).isnan().all()
-
-
 class Watch:
     """Every launch takes 2 ms."""
 

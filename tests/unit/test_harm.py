@@ -103,13 +103,6 @@ def test_a_pass_that_corrupts_a_node_differs(no_caches, monkeypatch):
     assert lines({"SDPA": {"on, without": without, "on, with": corrupted}})[0][DIFFERS] == 1
 
 
-def test_a_process_in_another_setting_is_refused(no_caches):
-    with pytest.raises(RuntimeError, match="not installed"):
-        list(outcomes(CASES, SETTINGS["on, with"]))
-    with dash_inductor.enabled(), pytest.raises(RuntimeError, match="should not be"):
-        list(outcomes(CASES, SETTINGS["on, without"]))
-
-
 def test_the_page_says_what_failed_and_what_differs():
     text = page({"SDPA": {"on, without": [PASSED, FAILED | {"case": "y"}], "on, with": [FAILED, FAILED | {"case": "y"}]}}, every=3)
     assert "| SDPA | deterministic mode on | 2 | 0 | 0 | 1 | 1 |" in text

@@ -54,12 +54,6 @@ def test_a_table_has_a_line_for_an_attention(keep):
     assert (full, causal) == ("| 64 | full | 1615 | 10 | 10 | 250 / 255 | 10 |", "| 64 | causal | 1615 | 10 | 10 | 10 | 10 |")
 
 
-def test_the_share_of_stock_is_for_as_many_elements(keep):
-    keep("3.7.1", row(shape="flex", tile="128x128x64", stock_instructions=8))
-    (line,) = loops.table("flex").splitlines()[2:]
-    assert line.startswith("| 64 | none, no mask | 1615 | 0.62 | 10 | 8 |")
-
-
 def test_what_is_kept_has_every_loop_of_each_triton():
     """Where one is missing, a table's figures would be of other Tritons than the page says."""
     kernels: dict[str, list[tuple[str, ...]]] = {}

@@ -16,7 +16,7 @@ from dash_inductor.devices import DEVICES, device
 from dash_inductor.devices.stock_kernels import FLEX, PUBLISHED
 from dash_inductor.devices.target import Target
 from dash_inductor.prices import TIE, of_one_pass, of_stock, of_two_passes
-from dash_inductor.problem import BLOCK_MASK, Problem
+from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200"
@@ -105,11 +105,3 @@ def test_flash_attention_4s_figures_are_those_of_the_gpu() -> None:
         flop = 10 * 128 * 128 * figure.head_dim * tiles * 2 * 2048 // figure.head_dim
         shape = f"d{figure.head_dim}-{figure.mask}-{figure.length}"
         assert flop / us[shape] * 1e6 / 1e12 == pytest.approx(figure.tflops, rel=0.001)
-
-
-def test_the_mask_of_a_block_mask_is_not_asked() -> None:
-    """Two of other blocks and contents have one price."""
-    one = Problem(
-        BLOCK_MASK, 2, 8, 8, 4096, 4096, 64, "bf16", block_size=(128, 128), mods=3, stock=Stock(Kernel.FLEX, strict=False)
-    )
-    assert of_stock(one, TARGETS["h100"]) == of_stock(replace(one, block_size=(256, 128), masks=16), TARGETS["h100"])

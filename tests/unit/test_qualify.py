@@ -178,24 +178,6 @@ def test_folders_of_the_parts_merge(h100: list[str], tmp_path: Path, capsys: pyt
     assert "## What went wrong\n\nNo row says so.\n" in report and "| two passes, d = 256 | refused: declined: no tile |" in report
 
 
-def test_what_a_stage_leaves_the_next_one_has(
-    h100: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """And what a stage itself may begin within is longer by as much."""
-    seen: list[stages.Stage] = []
-    run = stages.run
-    monkeypatch.setattr(stages, "run", lambda stage, *others: (seen.append(stage), run(stage, *others))[1])
-    monkeypatch.setattr(stages.time, "monotonic", lambda: 0.0)  # no stage takes any time
-    assert main(["qualify"]) == 0
-    environment, kernels_, glance = stages.DEFAULT
-    assert glance.job
-    assert [stage.seconds for stage in seen] == [20, 20 + 70, 20 + 70 + 75]
-    assert seen[1].arguments["seconds"] == kernels_.arguments["seconds"] + 20
-    assert seen[2].job and seen[2].job.seconds == (glance.job.seconds or 0) + 90
-    assert "at most 20 s for environment, 70 s for kernels, 75 s for glance" in capsys.readouterr().err
-    assert stages.with_spare(environment, -3) == environment
-
-
 def test_a_cost_file_that_is_written(h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is one for the setting `costs`, and nothing takes it until then."""
     path = tmp_path / "mine.toml"
@@ -305,11 +287,6 @@ def test_each_part_is_within_its_time(capsys: pytest.CaptureFixture[str]) -> Non
         assert within is None or within <= stage.seconds - 10
         if stage.job:
             assert stage.job.chosen()
-
-
-def test_stages_run_alone(h100: list[str], tmp_path: Path) -> None:
-    assert main(["qualify", "--full", "--stages", "additions,two-pass", "--out", str(tmp_path)]) == 0
-    assert h100 == ["environment", "additions", "measure"]
 
 
 def ended(program: str, seconds: float) -> tuple[tuple[str, int | None], str, list[str]]:

@@ -14,14 +14,10 @@ from torch.nn import functional as F
 from torch.nn.attention import flex_attention, varlen
 
 from benchmarks.reach import measure, page, report
-from benchmarks.reach.__main__ import MODELS
 from benchmarks.reach.calls import Calls, counted
 from benchmarks.reach.model import Call, Model
 
 pytestmark = pytest.mark.nightly
-
-# Of the first measurement by hand, which ours is joined with.
-FIRST_COLUMNS = ["library", "model", "case", "calls", "rewritten", "declined", "not_seen", "reasons"]
 
 
 class Attends(nn.Module):
@@ -67,20 +63,6 @@ def model(make: Callable[[str], Call], library: str = "torch.nn", name: str = "t
     return Model(library, name, make)
 
 
-def attends(case: str) -> Call:
-    return Call(Attends(by_hand), (torch.randn(2, 2, 8, 16),))
-
-
-def test_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The columns of the first measurement stand first; what is not seen is what is called and not decided on."""
-    report_of_none = measure.Explanation("h100", (), "run", False, {})
-    monkeypatch.setattr(measure.dash_inductor, "explain", lambda *_, **__: report_of_none, raising=False)
-    row = measure.measured(model(attends), "plain", 60)
-    assert (row["calls"], row["not_seen"], row["rewritten"], row["declined"]) == (1, 1, 0, 0)
-    assert [name for name in report.COLUMNS if name in FIRST_COLUMNS] == FIRST_COLUMNS
-    assert set(row) - {"seconds"} <= set(report.COLUMNS) and report.key_of(row) == ("torch.nn", "tiny", "plain")
-
-
 def fails(case: str) -> Call:
     raise ValueError("no such size\nand more")
 
@@ -101,13 +83,6 @@ def dies(case: str) -> Call:
 def test_a_case_that_fails_is_a_row(make: Callable[[str], Call], limit: float, failure: str) -> None:
     row = measure.measured(model(make), "plain", limit)
     assert (row["failure"], report.key_of(row)) == (failure, ("torch.nn", "tiny", "plain"))
-
-
-def test_every_case_has_a_key_of_its_own() -> None:
-    keys = [(one.library, one.name, case) for one in MODELS for case in one.cases]
-    assert len(keys) == len(set(keys))
-    names = {(one.library, one.name) for one in MODELS}
-    assert all((one.library, one.better) in names for one in MODELS if one.better)
 
 
 FIGURES = {"declined": 0, "not_seen": 0, "left_to_stock": 0, "third_party": 0, "reasons": {}, "remedies": {}, "written_out": {}}
@@ -134,15 +109,6 @@ def test_the_csv_has_all_that_is_measured(rows: list[dict[str, Any]]) -> None:
     for row, measured in zip(rows, ROWS, strict=True):
         for name, value in measured.items():
             assert row[name] == ("" if value is None else value), name
-
-
-def test_totals(rows: list[dict[str, Any]]) -> None:
-    *_, of_all = report.totals(rows)
-    assert of_all == {
-        **{"library": "all", "calls": "7", "rewritten": "3 (43 %)", "declined": "3 (43 %)", "not seen": "1 (14 %)"},
-        **{"models whole": "1 of 2", "failed": "1"},
-    }
-    assert [line["calls"] for line in report.reasons(rows)] == ["2", "1"]
 
 
 def test_the_part_of_models(rows: list[dict[str, Any]]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.cubin import parse
-from benchmarks.machine_code.replay import Constants, Replay, replay_loop, sensitivity
+from benchmarks.machine_code.replay import Constants, Replay, replay_loop
 from benchmarks.machine_code.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
 
 pytestmark = pytest.mark.nightly
@@ -32,7 +32,6 @@ SASS = """
 S = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"  # 32 clocks of work and of shared memory, for each warpgroup
 WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
 COPY = "LDGSTS.E.BYPASS.128 [R45+0xd000], desc[UR20][R42.64], P0"
-BARRIER = "BAR.SYNC.DEFER_BLOCKING 0x0"
 ADD = "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR24][R202.64], R36"
 POLL, RELEASE = "LDG.E.STRONG.GPU R24, desc[UR24][R152.64]", "REDG.E.ADD.S32.STRONG.GPU desc[UR24][R24.64], R27"
 
@@ -86,26 +85,7 @@ def test_a_wait_for_copies(left, latency, waits):
     assert (next(iter(found.exposed)) == "loads") == waits
 
 
-def test_a_barrier_waits_for_the_last_warp():
-    """One warp loads something: all are blamed on that, and on the barrier itself."""
-    alone = replayed(S, WAIT, BARRIER)
-    assert alone.exposed["matmul latency"] == pytest.approx(28, abs=3)
-    assert alone.exposed["barrier"] == pytest.approx(20, abs=3)
-    late = replayed("@P1 BRA 0x30", (POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), S, WAIT, BARRIER)
-    assert late.exposed["poll"] > 200
-    assert late.cycles - alone.cycles > 200
-
-
 MINE, OTHERS = "BAR.SYNC.DEFER_BLOCKING R13, 0x100", "BAR.ARV R14, 0x100"  # numbers of barriers in registers: turns
-
-
-def test_warpgroups_that_take_turns():
-    """Each awaits the other one's arrival before its matmul: a turn is a matmul's 32 clocks, its report's 28, a barrier's 20."""
-    found = replayed(MINE, S, WAIT, OTHERS)
-    assert found.cycles == pytest.approx(2 * (32 + 28 + 20), abs=8)
-    assert replayed(MINE, S, WAIT, OTHERS, barrier=120).cycles == pytest.approx(found.cycles + 200, abs=2)
-    at_once = replayed(MINE, S, OTHERS, WAIT)  # the other one's matmul may be issued while this one's runs
-    assert at_once.cycles < found.cycles - 30
 
 
 def test_additions_press_back():
@@ -215,35 +195,8 @@ def test_what_cannot_be_replayed(lines, settings, message):
         replayed(*lines, **settings)
 
 
-def test_sensitivity():
-    """Guesses alone; a fence moves a loop that is nothing but a fence."""
-    found = {guess.name: guess for guess in sensitivity(loop("MEMBAR.ALL.GPU", S, WAIT))}
-    assert "tensor_flop" not in found and "l2_latency" not in found
-    cycles = replayed("MEMBAR.ALL.GPU", S, WAIT).cycles
-    assert found["gpu_fence"].halved == pytest.approx(cycles - 150, abs=2)
-    assert found["gpu_fence"].doubled == pytest.approx(cycles + 300, abs=2)
-    assert found["addition_buffer"].halved == found["addition_buffer"].doubled == cycles
-
-
 def test_the_list_of_constants(capsys):
     assert main(["replay", "--constants", "--json", "--set", "barrier=30"]) == 0
     listed = json.loads(capsys.readouterr().out)["constants"]
     assert listed["barrier"]["value"] == 30 and listed["barrier"]["guess"] is True
     assert all(constant["unit"] and constant["source"] for constant in listed.values())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "name a cubin, or ask for --constants"),
-        (["nowhere.cubin"], "nowhere.cubin: No such file or directory"),
-        ([__file__], "test_replay.py: no machine code that cuobjdump can read\n"),
-        (["--constants", "--set", "barrier"], "--set takes NAME=VALUE with a number, not 'barrier'"),
-        (["--constants", "--set", "smem=3"], "unknown constant 'smem'"),
-    ],
-)
-def test_bad_arguments(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["replay", *arguments])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err

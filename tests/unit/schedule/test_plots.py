@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +10,8 @@ from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Ascending, Geometry, G
 
 matplotlib = pytest.importorskip("matplotlib")
 
-from matplotlib.collections import LineCollection, PolyCollection  # noqa: E402
-from matplotlib.colors import to_hex, to_rgb  # noqa: E402
+from matplotlib.collections import PolyCollection  # noqa: E402
+from matplotlib.colors import to_rgb  # noqa: E402
 from matplotlib.image import imread  # noqa: E402
 
 from benchmarks.schedules import plots  # noqa: E402
@@ -49,17 +48,6 @@ def test_the_chart_shows_every_compute_reduction_and_wait(overlap: bool) -> None
     assert drawn["reduce"] == expected(found.turn_ns, found.end_ns)
     assert drawn["wait"] == expected(found.ready_ns, found.turn_ns)
     assert len(drawn["wait"]) == len(found.waits) > 0
-
-
-def test_the_critical_path_runs_from_0_to_the_makespan() -> None:
-    found = simulated()
-    lines = [a for a in plots.gantt(found, title="t").axes[0].collections if isinstance(a, LineCollection)]
-    stays, hops = (a for a in lines if to_hex(a.get_color()[0]) == plots.CRITICAL)
-    ends = sorted(tuple(map(tuple, segment)) for segment in [*stays.get_segments(), *hops.get_segments()])
-    assert ends[0][0][0] == 0 and ends[-1][1][0] == pytest.approx(found.makespan_ns / 1000)
-    for (_, before), (after, _) in pairwise(ends):
-        assert before == pytest.approx(after)
-    assert len(hops.get_segments()) == 2  # from chain 0 to chain 1 to chain 2
 
 
 def shows(path: Path, colour: str) -> bool:
