@@ -115,15 +115,6 @@ def test_the_cost_file_of_a_b200(head_dim):
     assert tflops["estimate"] and percent["estimate"]
 
 
-def test_another_order_of_dq_than_of_tensor_memory(monkeypatch):
-    """That of wgmma takes dQ through shared memory in every step."""
-    entry = dataclasses.replace(tiles._TILES[100, 128], accumulator=tiles.Fragments(4, 32))
-    monkeypatch.setitem(tiles._TILES, (100, 128), entry)
-    row = judged(Cell("sm_100", ONE_PASS, "bf16", 128, "causal"), replayed=False)
-    assert row["shuffle_barriers"] > 10
-    assert f"dQ goes through shared memory: {row['shuffle_barriers']} barriers before it is added" in row["gates"]
-
-
 @pytest.mark.parametrize(
     ("arch", "template", "dims", "stages"),
     [
@@ -181,11 +172,6 @@ def test_a_tile_that_is_too_large(monkeypatch, capsys, sizes, sentences):
     row = refused(monkeypatch, capsys, *sizes)
     assert row["tile"] == "x".join(map(str, sizes[:3]))
     assert {sentence.format(**row) for sentence in sentences} < set(row["gates"])
-
-
-def test_a_tile_that_does_not_compile(monkeypatch, capsys):
-    (sentence,) = refused(monkeypatch, capsys, 64, 128, 128, 6, 2)["gates"]
-    assert sentence.startswith("it does not compile: ") and "num_warps must be a power of 2" in sentence
 
 
 @pytest.mark.parametrize("template", [ONE_PASS, TWO_PASS])

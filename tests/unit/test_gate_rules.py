@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ from benchmarks.machine_code.gates import (
     GLUON_FLEX_SHAPES,
     GLUON_SHAPES,
     HEAD_DIMS,
-    MOST_INSTRUCTIONS,
-    MOST_LOCAL,
     PARTS_SHAPES,
     SHAPES,
     Cell,
@@ -141,29 +138,6 @@ def test_every_cell_of_the_tables():
         Cell("sm_90", "one_pass", "fp16", 96, "full"),
         Cell("sm_90", "one_pass", "fp16", 96, "full", 64),
     ]
-
-
-def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
-    cell = Cell("sm_90", "one_pass", "fp16", 128, "causal")
-    for version, most in (("3.6.0", 572), ("3.7.1", 560), ("3.8.0", 569), ("3.9.0", 642), ("3.10.0", None)):
-        monkeypatch.setattr("triton.__version__", version)
-        assert cell.rules.most_instructions == most
-    monkeypatch.setattr("triton.__version__", "3.7.1")
-    for change in (
-        {"arch": "sm_80"},
-        {"template": "two_pass"},
-        {"head_dim": 96},
-        {"value_dim": 64},
-        {"shape": "causal-dynamic-gqa"},
-    ):
-        assert cell.rules.most_instructions == 560 and replace(cell, **change).rules.most_instructions is None
-    soft_cap = replace(cell, shape="flex-window-soft-cap")
-    assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [9, 0, 0]
-    assert soft_cap.rules.share_of_stock == 0.70
-    monkeypatch.setattr("triton.__version__", "3.8.0")
-    assert [replace(soft_cap, arch="sm_120", head_dim=head_dim).rules.most_local for head_dim in (64, 128)] == [1, 0]
-    listed = {shape for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values() for shape in by_shape}
-    assert listed <= {*SHAPES, *FLEX_SHAPES, *PARTS_SHAPES}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.cubin import parse
 from benchmarks.machine_code.replay import Constants, Replay, replay_loop
-from benchmarks.machine_code.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
+from benchmarks.machine_code.replay.operations import ControlCode, Operation, control_codes, decoded, step_of
 
 pytestmark = pytest.mark.nightly
 
@@ -107,24 +107,6 @@ def test_a_fence_waits_for_additions():
     assert replayed(*copies, gpu_fence_of_copies=1).cycles > replayed(*copies).cycles + 20
 
 
-@pytest.mark.parametrize(
-    ("line", "cause"),
-    [
-        ("LDG.E R1, desc[UR24][R186.64]", "table entry"),
-        ("LDS.64 R56, [R23+UR5]", "shared memory"),
-        ("LDC.64 R54, c[0x0][0x230]", "constants"),
-        ("FENCE.VIEW.ASYNC.S", "fence"),
-        ("MUFU.EX2 R87, R87", "mufu"),
-        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R1", "mbarrier"),
-        (POLL, "poll"),
-    ],
-)
-def test_each_cause(line, cause):
-    """The result of an operation is waited for before the matmul."""
-    found = replayed((line, 0, 7, 0), (S, 7, 7, 1), WAIT, RELEASE)
-    assert found.exposed[cause] > 15, found.exposed
-
-
 CHAIN = ((POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), (ADD, 7, 1, 0), "MEMBAR.ALL.GPU", RELEASE, S, WAIT)
 LATE = ("MEMBAR.ALL.GPU", RELEASE, *CHAIN[:3], S, WAIT)  # released before its additions, a step hands over those of the step before
 
@@ -163,16 +145,6 @@ def test_what_a_warp_does_in_a_step():
     assert opcodes(step, 0, False) == always
     assert opcodes(step, 2, False) == [*always[:2], "LDG", "BRA", *always[2:]]
     assert opcodes(step, 0, True) == [*always[:3], "FSEL", *always[3:]]
-
-
-def test_a_loop_that_ptxas_rotated():
-    """Its first block is that which comes second: the one behind the jump is entered, and jumps back to it."""
-    step = loop("NOP", "BRA 0x50", "MUFU.EX2 R1, R1", "IADD3 R1, R1, 0x1, RZ", "BRA 0x0", S, "@P1 BRA 0x20")
-    step = step[:-1]  # ends with its own branch back
-    assert [operation.base for operation in rotated(step)] == ["MUFU", "IADD3", "BRA", "NOP", "BRA", "HGMMA", "BRA"]
-    assert opcodes(rotated(step), 0, False) == ["MUFU", "IADD3", "BRA", "NOP", "BRA", "HGMMA", "BRA"]
-    for other in (loop("NOP", "@P1 BRA 0x40", "MUFU.EX2 R1, R1", "BRA 0x0", S), loop(S, "NOP")):
-        assert rotated(other) == other
 
 
 @pytest.mark.parametrize(

@@ -71,28 +71,6 @@ def replayed(workers: list[list[list[int]]], compute: int, reduce: int, sync: in
     return max(end for parts in added.values() for end, _ in parts)
 
 
-def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(capsys, EXAMPLE.split())
-    workers = found.pop("workers")
-    assert found == {
-        "family": "symmetric",
-        "roles": 4,
-        "heads_in_flight": 2,
-        "stride": None,
-        "mirrored": False,
-        "makespan_ns": 36000,
-        "formula_ns": 36000,
-        "formula": "exact",
-        "lower_bound_ns": 36000,
-        "residency": 4,
-        "steps": 288,
-        "waits": 0,
-        "wait_ns": 0,
-        "utilization": 1.0,
-    }
-    assert len(workers) == 8 and workers[0][:3] == [[0, 0, 6, 0], [0, 0, 7, 0], [0, 0, 8, 1]]
-
-
 @pytest.mark.parametrize("seed", range(150))
 def test_anyone_can_replay_what_it_prints(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     rng = random.Random(seed)
