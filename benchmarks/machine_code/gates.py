@@ -304,7 +304,7 @@ def figures(compiled: CompiledKernel, rules: Rules) -> dict[str, int | bool | No
 
 
 def replays(compiled: CompiledKernel, rules: Rules) -> tuple[Replay, ...]:
-    """Of each main loop; errors are those of `replay`."""
+    """A replay of each main loop; errors are those of `replay`."""
     warps, tma_bytes = compiled.metadata.num_warps, 0
     if rules.is_gluon:  # TMA writes Q, grad_out, lse and delta of a Q tile, and reads dQ
         warps, tma_bytes = GLUON_CONSUMERS, rules.tile.block_m * ((2 * 2 + 4) * rules.tile.block_d + 2 * 4)

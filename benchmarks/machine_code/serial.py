@@ -71,7 +71,7 @@ def serial_step(tile: AnyTile, instructions: int, num_warps: int) -> SerialStep:
 
 
 def tflops(steps: Sequence[SerialStep], sms: int) -> float:
-    """Of one pass on a whole GPU, in the mean of some kernels of one tile."""
+    """TFLOPS of one pass on a whole GPU, in the mean of some kernels of one tile."""
     return sum(step.flop for step in steps) * sms * CLOCK_GHZ / sum(step.clocks for step in steps) / 1000
 
 

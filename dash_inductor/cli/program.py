@@ -46,7 +46,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """As a shell starts it."""
+        """What a shell starts it by."""
         return f"python -m {self.module}"
 
     def run(self) -> NoReturn:
@@ -88,7 +88,7 @@ class Program:
         return code
 
     def parser(self) -> argparse.ArgumentParser:
-        """Of its command line, with a parser for each command."""
+        """The parser of its command line, with one for each command."""
         epilog = _examples(self.name, self.examples)
         parser = _Parser(prog=self.name, description=self.description, epilog=epilog, formatter_class=_Formatter)
         parser.add_argument("--version", action="version", version=f"dash-inductor {__version__}")

@@ -47,7 +47,7 @@ class Pair:
 
 
 def versions() -> dict[str, str]:
-    """Of what caches depend on."""
+    """Versions that caches depend on, by name."""
     import torch
     import triton
 

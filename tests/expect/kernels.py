@@ -38,14 +38,14 @@ def _generated(
 
 
 def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached: bool = True, **sizes: Any) -> Generated:
-    """Of SIZES, where `sizes` has no others, by Triton kernels unless `settings` has another; not cached under a patch, which is in
-    no key."""
+    """The code for SIZES, where `sizes` has no others, by Triton kernels unless `settings` has another; under a patch, which is in no
+    key, not cached."""
     function = _generated if cached else _generated.__wrapped__
     return function(attention_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
 
 
 def generated_flex(key: str = "h100", settings: dict[str, Any] | None = None, **sizes: Any) -> Generated:
-    """Of a FlexAttention of FLEX_SIZES, where `sizes` has no others, as `generated`."""
+    """The code of a FlexAttention of FLEX_SIZES, where `sizes` has no others, as `generated`."""
     return _generated(_flex_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((FLEX_SIZES | sizes).items())))
 
 

@@ -95,7 +95,7 @@ CASES = list(product(range(RANKS), (by_flash, by_efficient), (False, True)))
     indirect=["rank"],
 )
 def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monkeypatch):
-    """Its own block is causal. Of others a plain ring takes those before it, a balanced one half the keys or half the queries."""
+    """A rank's own block is causal. A plain ring takes the blocks before it, a balanced one half the keys or half the queries."""
     monkeypatch.setattr(ring._cp_options, "enable_load_balance", balanced)
     with enabled(), deterministic():
         generated = generate(by_ops(function), arguments, "h100")

@@ -320,7 +320,7 @@ def test_a_faster_stock_is_nothing_to_warn_of(h100):
 
 
 def test_a_cost_file_of_another_gpu_is_an_error(tmp_path):
-    """Of the compilation, not a reason to decline, nor a bug to report."""
+    """The compilation raises it: it is no reason to decline, nor a bug to report."""
     path = tmp_path / "costs.toml"
     path.write_text(f'gpu = "NVIDIA H200"\n{(FOLDER / "h100.toml").read_text()}')
     said = rf"cost file {path} is of NVIDIA H200 \(sm_90\), and this device is NVIDIA H100 80GB HBM3 \(sm_90\)"

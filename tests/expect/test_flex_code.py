@@ -55,7 +55,7 @@ def test_a_flex_attention_without_functions_and_mask_has_the_dense_kernel() -> N
 
 
 def wrapper(code: Generated) -> str:
-    """Its lines about kernels and workspaces, kernels by their templates' names, without the stream."""
+    """The wrapper's lines about kernels and workspaces, kernels by their templates' names, without the stream."""
     body = code.source[code.source.index("def call(") :]
     lines = [line.strip() for line in body.splitlines() if re.search(r"\.run\(|^ *(del )?workspace_", line)]
     names = {name: match[1] if (match := TEMPLATE.search(source)) else "pointwise" for name, source in code.kernels.items()}

@@ -71,7 +71,7 @@ def test_one_pass(cell):
 
 
 def test_the_gluon_kernel():
-    """Of Hopper's head dims, and shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
+    """Hopper's head dims have it, in shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
     every = cells(template=[gates.GLUON])
     assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", head_dim) for head_dim in (64, 128, 256)}
     assert len(every) == 3 * len(HALF_DTYPES) * len((*gates.GLUON_SHAPES, *gates.GLUON_FLEX_SHAPES, *gates.PARTS_SHAPES))
@@ -200,7 +200,7 @@ def test_cells_of_a_template_are_of_triton(shape):
 
 
 def test_codegen_shows_every_kernel_with_matmuls(capsys, tmp_path):
-    """Of any length one pass and two, each held against its own rules; their cubins are written."""
+    """For any length there are one pass and two, each held against its own rules; their cubins are written."""
     with enabled(kernel="triton"):
         assert main(["codegen", *SHORT, "h100", "--dynamic", "--json", "--cubin", str(tmp_path / "main.cubin")]) == 0
     report = json.loads(capsys.readouterr().out)

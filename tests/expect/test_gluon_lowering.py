@@ -267,7 +267,7 @@ def test_codegen_shows_two_passes_behind_it(tmp_path, capsys):
 
 
 def test_codegen_shows_it(tmp_path, capsys):
-    """Its own source, its launch, and what eight of its warps do in the main loop."""
+    """The command has its own source, its launch, and what eight of its warps do in the main loop."""
     sizes = ["--batch", "1", "--q-len", "2048", "--kv-len", "2048", "--heads", "8", "--head-dim", "128", "--mask", "causal"]
     with enabled(kernel="gluon"):
         assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "kernel.cubin")]) == 0

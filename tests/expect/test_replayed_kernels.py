@@ -28,7 +28,7 @@ OFF = 0.03  # what the files may be off the replay: rounding, and what a patch r
 
 
 def cubin(template: str, head_dim: int, shape: str, cached: bool = True) -> bytes:
-    """As `gates` compiles it."""
+    """The kernel as `gates` compiles it."""
     code = generated(settings={"template": template}, cached=cached, head_dim=head_dim, **gates.SHAPES[shape])
     (name,) = code.templates
     return compiled(code.kernels[name], "h100").cubin
@@ -42,7 +42,7 @@ def replays(template: str, head_dim: int) -> list[Replay]:
 
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_one_pass(head_dim):
-    """Its matmuls alone, what they cost beside, and a release that comes in time for a shift schedule."""
+    """The figures are of its matmuls alone, what they cost beside, and a release that comes in time for a shift schedule."""
     for step in replays(Template.ONE_PASS, head_dim):
         assert step.flop == 10 * ROWS[head_dim] * 128 * head_dim
         assert step.tensor_cycles == pytest.approx(step.flop / 4096)

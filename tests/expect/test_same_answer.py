@@ -50,7 +50,7 @@ FLEX = ["codegen", "--device=b200", "--q-len=4096", "--kv-len=4096", "--batch=1"
 
 
 def test_codegen_shows_flex_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its time depends on the mask, so the decision has that of a visited tile: more of one whose functions do more."""
+    """The time depends on the mask, so the decision has that of a visited tile: more of one whose functions do more."""
     found = []
     for functions in (["--mask-mod=causal"], ["--mask-mod=documents", "--score-mod=alibi"]):
         assert main([*FLEX, "--heads=16", *functions, "--json"]) == 0

@@ -23,7 +23,7 @@ def tensors(kv_len: int = 8200) -> list[Tensor]:
 
 
 def code(*attentions, inputs=tensors, dynamic: bool = False) -> Generated:
-    """Of them all in one graph."""
+    """The code of them all in one graph."""
 
     def backward(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> list[Tensor]:
         return [gradient for attention in attentions for gradient in attention(query, key, value, grad_out)]

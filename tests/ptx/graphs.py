@@ -57,7 +57,7 @@ def flash_backward(
 
 
 def as_if_asked() -> AbstractContextManager[Any]:
-    """As where a GPU has said that it drops what our kernels do."""
+    """Forwards are taken as where a GPU has said that it drops what our kernels do."""
     return mock.patch.object(sdpa, "why_bits_unknown", lambda *_: None)
 
 

@@ -67,7 +67,7 @@ def test_timings_that_say_too_little_are_refused() -> None:
 
 @pytest.mark.parametrize("percent", [90, 100, 131])
 def test_the_price_of_two_passes(percent: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of launches as the cost model has them, with something that every launch costs beside."""
+    """Launches are as the cost model has them, with something that every launch costs beside."""
     monkeypatch.setattr("dash_inductor.devices.cost_files.two_pass_percent", lambda device, head_dim: (percent, False))
     two = load_two_pass("h100", block_m=64, block_n=64, kv_rows=128, q_rows=128, head_dim=128)
     tile = tiles.tile(90, "bf16", 128)

@@ -236,7 +236,7 @@ def script(folder: Path, guard: str) -> subprocess.CompletedProcess:
 
 
 def test_a_script(tmp_path):
-    """Its functions are imported from its file, with its settings and arguments, and without what is under its guard."""
+    """Functions of a script are imported from its file, with its settings and arguments, and without what is under its guard."""
     done = script(tmp_path, guard="    ")
     assert done.returncode == 0 and "step: identical, 2 runs in 2 processes" in done.stdout, done.stderr
 

@@ -97,7 +97,7 @@ def test_gates_of_other_architectures_and_of_two_passes():
 
 
 def test_gates_of_gluon():
-    """Its main loop neither loads nor adds, has no fence for the whole GPU, idle or not, waits for all matmuls once, and its
+    """The main loop neither loads nor adds, has no fence for the whole GPU, idle or not, waits for all matmuls once, and its
     warps do not diverge."""
     rules = Rules(90, gluon_tile(90, "bf16", 64), is_gluon=True)
     good = GOOD | {"ldgsts": 0, "red": 0, "copies_ahead": None, "idle_fences": None, "idle_additions": None, "warp_syncs": 0}

@@ -71,7 +71,7 @@ def imports(path: Path, tree: ast.AST | None = None) -> Iterator[str]:
 
 
 def modules_in(names: Iterator[str]) -> set[str]:
-    """Of these names the modules of the project, or those that have them."""
+    """The modules of the project among these names, or those that have them."""
     ours = {name if name in NAMES else name.rpartition(".")[0] for name in names if name.partition(".")[0] == "dash_inductor"}
     assert ours <= NAMES, ours - NAMES
     return ours
@@ -108,7 +108,7 @@ def test_imports_in_functions_are_named():
 
 @pytest.mark.parametrize("path", modules("dash_inductor/schedule"), ids=name_of)
 def test_schedules_are_pure(path):
-    """Of the project they import each other alone, of others Python's own modules and sympy; they open no file."""
+    """They import each other, Python's own modules and sympy alone, and open no file."""
     for name in imports(path):
         top = name.partition(".")[0]
         assert name.startswith("dash_inductor.schedule") or top == "sympy" or top in sys.stdlib_module_names, name

@@ -18,7 +18,7 @@ TWO = [
 
 
 def row(template: str = "one_pass", shape: str = "full", *, replays: Any = None, **changed: Any) -> dict[str, Any]:
-    """As `gates --json` prints it."""
+    """A row as `gates --json` prints it."""
     figures: dict[str, Any] = dict.fromkeys(loops.FIGURES, 10) | {"tile": "64x128x64", "stock_instructions": None}
     cell = {"template": template, "shape": shape, "head_dim": 64, "value_dim": None}
     return cell | figures | {"predicted_cycles": TWO[:1] if replays is None else replays, "gates": []} | changed
@@ -46,7 +46,7 @@ def test_cycles_are_of_each_loop_and_causes_of_all(keep):
 
 
 def test_a_table_has_a_line_for_an_attention(keep):
-    """Of all Tritons, the oldest first, or one figure where they agree."""
+    """A line has the figures of all Tritons, the oldest first, or one where they agree."""
     keep("3.7.1", row(registers=255), row(shape="causal"), row("gluon"), row(shape="flex"))
     keep("3.6.0", row(registers=250), row(shape="causal"))
     head, _, full, causal = loops.table("one pass").splitlines()

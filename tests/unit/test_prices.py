@@ -37,7 +37,7 @@ def test_no_row_of_the_table_is_taken_where_stock_is_faster(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["h100", "h200"])
 def test_no_shape_is_taken_where_stock_is_faster(key: str) -> None:
-    """Of a grid of torch's own attentions: few chains, too, of which `resolve` has a rule."""
+    """Shapes are a grid of torch's own attentions: few chains, too, of which `resolve` has a rule."""
     kinds = [kind for kind in prices.KINDS if kind.stock.implementation is None]
     for kind, heads, length in itertools.product(kinds, (1, 4, 32), (1024, 8192)):
         for head_dim in kind.head_dims:

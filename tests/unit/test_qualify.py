@@ -349,7 +349,7 @@ CASE = next(iter(kernels.CASES.values()))
 
 
 def test_a_case_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its last line is the finding; what ends without one, or does not end, is one as well."""
+    """The last line of its process is the finding; what ends without one, or does not end, is one as well."""
     found = kernels.Finding(CASE.name, OK, {"dq": 0.001}, 0.01, 20, "descending", 2.0)
     answers = iter(
         [

@@ -99,7 +99,7 @@ ROWS = [{"better": "", "version": "5.0", "stopped": None, **row} for row in (WHO
 
 @pytest.fixture
 def rows(tmp_path: Any) -> list[dict[str, Any]]:
-    """As the CSV has them."""
+    """Rows as the CSV has them."""
     file = tmp_path / "rows.csv"
     file.write_text(report.csv_of(ROWS))
     return report.read(file)

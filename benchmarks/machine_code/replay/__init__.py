@@ -26,7 +26,7 @@ SMALLEST = 8  # clocks of a cause that is worth a word
 
 @dataclass(frozen=True)
 class Replay:
-    """Of one main loop: an SM's clocks for a step of a CTA in its steady state, all of them estimates."""
+    """What a step of one main loop takes: an SM's clocks for a step of a CTA in its steady state, all of them estimates."""
 
     cycles: float
     tensor_cycles: float  # of its matmuls alone
@@ -170,7 +170,7 @@ def _notes(loop: Sequence[Operation], tma_bytes: int) -> tuple[str, ...]:
 
 
 def _flop(loop: Sequence[Operation], warps: int, edge: bool) -> int:
-    """Of a step of a CTA: an HGMMA is of a warpgroup, an HMMA of a warp."""
+    """FLOP of a step of a CTA: an HGMMA is of a warpgroup, an HMMA of a warp."""
     issued = step_of(loop, 0, edge)
     return sum(operation.flop * (warps if operation.base == "HMMA" else warps // WARPGROUP) for operation in issued)
 

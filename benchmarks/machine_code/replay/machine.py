@@ -96,7 +96,7 @@ class Warp:
 
     @property
     def group(self) -> int:
-        """Its warpgroup."""
+        """The warpgroup that the warp belongs to."""
         return self.number // WARPGROUP
 
     @property
@@ -318,7 +318,7 @@ class StreamingMultiprocessor:
             warp.barrier.release = self.time + self.constants.barrier
 
     def _take_turns(self, warp: Warp, operation: Operation) -> None:
-        """Of two warpgroups whose matmuls take turns, the first at once: BAR.SYNC waits for the other one's BAR.ARV."""
+        """Let two warpgroups' matmuls take turns, the first at once: BAR.SYNC waits for the other one's BAR.ARV."""
         gives = operation.opcode.startswith("BAR.ARV")
         taker = 1 - warp.group if gives else warp.group
         name = "given" if gives else "taken"

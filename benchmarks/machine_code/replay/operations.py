@@ -117,7 +117,7 @@ class Operation(Instruction):
 
     @property
     def flop(self) -> int:
-        """Of a matmul, of one warpgroup or one warp; 0 of what is none."""
+        """FLOP of a matmul, of one warpgroup or one warp; 0 where the operation is none."""
         if self.kind not in MATMULS:
             return 0
         m, n, k = self.shape

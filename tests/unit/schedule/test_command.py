@@ -151,7 +151,7 @@ def test_what_cannot_be_is_one_line_and_exit_code_2(
 
 
 def test_it_runs_as_a_module_without_torch(tmp_path: Path) -> None:
-    """As a laptop would; the plot apart, nothing but the standard library and sympy is needed."""
+    """A laptop can run it: the plot apart, nothing but the standard library and sympy is needed."""
     for name in ("torch", "triton", "numpy", "matplotlib"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
     environment = {"PYTHONPATH": f"{tmp_path}:."}
@@ -167,7 +167,7 @@ def test_it_runs_as_a_module_without_torch(tmp_path: Path) -> None:
 
 
 def test_whoever_reads_may_stop_early() -> None:
-    """As `head` does, which closes the pipe."""
+    """`head` does, which closes the pipe."""
     command = [sys.executable, "-m", "benchmarks.schedules", *EXAMPLE.split(), "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3]
