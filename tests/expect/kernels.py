@@ -38,8 +38,10 @@ def _generated(
 
 
 def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached: bool = True, **sizes: Any) -> Generated:
-    """The code for SIZES, where `sizes` has no others, by Triton kernels unless `settings` has another; under a patch, which is in no
-    key, not cached."""
+    """The code for SIZES, where `sizes` has no others, by Triton kernels unless `settings` has another.
+
+    It is not cached under a patch, which is in no key.
+    """
     function = _generated if cached else _generated.__wrapped__
     return function(attention_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
 
