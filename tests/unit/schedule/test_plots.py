@@ -1,18 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from benchmarks.schedules.__main__ import main
 from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Ascending, Geometry, GroupedPlan, Simulation, simulate
 
 matplotlib = pytest.importorskip("matplotlib")
 
 from matplotlib.collections import PolyCollection  # noqa: E402
-from matplotlib.colors import to_rgb  # noqa: E402
-from matplotlib.image import imread  # noqa: E402
 
 from benchmarks.schedules import plots  # noqa: E402
 
@@ -48,22 +42,6 @@ def test_the_chart_shows_every_compute_reduction_and_wait(overlap: bool) -> None
     assert drawn["reduce"] == expected(found.turn_ns, found.end_ns)
     assert drawn["wait"] == expected(found.ready_ns, found.turn_ns)
     assert len(drawn["wait"]) == len(found.waits) > 0
-
-
-def shows(path: Path, colour: str) -> bool:
-    return bool((np.abs(imread(path)[:, :, :3] - to_rgb(colour)) < 0.01).all(axis=2).any())
-
-
-def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each kind has its colour in the picture."""
-    words = "--mask causal --heads 4 --workers 8 --compute-ns 800 --reduce-ns 200 --sync-ns 550 --kv-tiles 8"
-    chart = tmp_path / "gantt.png"
-    assert main(["simulate", *words.split(), *f"--q-tiles 16 --family descending --roles 4 --plot {chart}".split()]) == 0
-    assert all(shows(chart, colour) for colour in (plots.COMPUTE, plots.REDUCE, plots.WAIT, plots.CRITICAL))
-    assert not shows(chart, plots.LINES["descending"])
-    chart = tmp_path / "compare.svg"
-    assert main(["compare", *words.split(), "--every", "4", "--plot", str(chart)]) == 0
-    assert all(f'id="{name}"' in chart.read_text() or plots.LINES[name] in chart.read_text() for name in ("ascending", "symmetric"))
 
 
 def test_every_family_has_a_line_of_its_own() -> None:
