@@ -10,22 +10,6 @@ AS_IS = variants.Variant("as-is", "as it is")
 KERNEL = AS_IS.source()
 
 
-def functions(source: str) -> dict[str, str]:
-    """Parts of a template by the name of the function that each defines; "" is what stands before the first."""
-    parts = source.split("@triton.jit\ndef ")
-    return {"": parts[0], **{part.split("(")[0]: part.rstrip() for part in parts[1:]}}
-
-
-@pytest.mark.parametrize("template", variants.TEMPLATES)
-def test_without_order(template):
-    before, after = (functions(variant.source(template)) for variant in (AS_IS, variants.UNORDERED))
-    assert list(before) == list(after)
-    assert {name for name in before if before[name] != after[name]} == {"wait", "release"}
-    for name in ("wait", "release"):
-        signature = before[name].split("\n")[0]
-        assert after[name] == f"{signature}\n    pass"
-
-
 @pytest.mark.parametrize("lacking", ["def wait(", "def release("])
 def test_a_template_that_the_edit_does_not_fit(lacking):
     with pytest.raises(ValueError, match="template"):

@@ -126,6 +126,15 @@ def test_errors(words, message, capsys):
     assert refused(capsys, *words.split()) == message
 
 
+def test_gates_of_no_kernel(capsys):
+    """A command whose errors are mostly of our making says in one line what is the user's."""
+    with pytest.raises(SystemExit, match="2"):
+        MACHINE_CODE.main(["gates", "--arch", "sm_100", "--template", "one_pass", "--head-dim", "192", "--head-dim", "256"])
+    reason = "one pass takes head dims up to 128, Gluon is for sm_90 and head dims 64, 128 and 256"
+    line = f"python -m benchmarks.machine_code gates: error: no kernel has all that was asked for: {reason}\n"
+    assert capsys.readouterr() == ("", line)
+
+
 @pytest.mark.parametrize(
     ("program", "line"), [(PROGRAM, f"choose {SIZES}"), (PROGRAM, "explain train:setup"), (MACHINE_CODE, f"codegen {SIZES}")]
 )
