@@ -55,7 +55,7 @@ test-gpu: $(VENV)/installed
 	$(PYTEST) tests/gpu
 
 # A minute of the fast tests, before `make test`. Left out of tests/unit: what starts processes, or computes for seconds.
-SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands by_hand check commands costs_setting docs env gluon_protocol h800 hooks install \
+SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands by_hand check commands costs_setting docs env gluon_protocol hooks install \
 	lost_device processes qualify qualify_runner selection trace wheel
 QUICK_EMULATED := tests/emulated/test_op.py
 test-quick: $(VENV)/installed
@@ -68,13 +68,13 @@ gates: $(VENV)/installed
 	$(MAKE) --jobs=2 --output-sync $(TRITONS:%=gates-%)
 
 gates-%: $(VENV)/triton-%
-	PYTHONPATH=$< $(BIN)/python -m dash_inductor gates --no-cycles $(GATES)
+	PYTHONPATH=$< $(BIN)/python -m benchmarks.machine_code gates --no-cycles $(GATES)
 
 FIGURES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 192 256) --json
 figures: $(TRITONS:%=$(VENV)/triton-%)
 	rm -rf build/loops && mkdir -p build/loops
 	for triton in "" $(TRITONS:%=$(VENV)/triton-%); do \
-		PYTHONPATH=$$triton $(BIN)/python -m dash_inductor gates $(FIGURES) > build/loops/loops$${triton##*-}.json || exit 1; done
+		PYTHONPATH=$$triton $(BIN)/python -m benchmarks.machine_code gates $(FIGURES) > build/loops/loops$${triton##*-}.json || exit 1; done
 	$(BIN)/python -m benchmarks.loops build/loops/*.json
 	$(BIN)/python -m docs.generate
 

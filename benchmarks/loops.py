@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dash_inductor.sass.gates import FLEX_SHAPES, GLUON, IN_PARTS, SHAPES, STOCK_ELEMENTS, predicted_cycles
+from benchmarks.machine_code.gates import FLEX_SHAPES, GLUON, IN_PARTS, SHAPES, STOCK_ELEMENTS, predicted_cycles
 from dash_inductor.templates.tiles import Template, dims_text
 
 from .markdown import markdown

@@ -1,1 +1,1 @@
-"""The schedule that is chosen against the lower bound and against the schedules of the DASH paper, in the cost model."""
+"""Schedules in the cost model: replayed, drawn, and held against the lower bound and the schedules of the DASH paper."""

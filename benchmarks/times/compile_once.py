@@ -51,7 +51,7 @@ with WATCH.left_out():
     from torch._dynamo.utils import counters
     from torch.nn import functional as F
 
-    from dash_inductor.codegen.generate import deterministic
+    from dash_inductor.codegen.mode import deterministic
     from dash_inductor.explanation.compiled import CompiledError, compiling_for
 
 # As Llama 3 8B, without its embedding and with a smaller vocabulary; nothing has memory.

@@ -1,1 +1,1 @@
-"""One module per command of `python -m dash_inductor`; plots and tables on the terminal."""
+"""One module per command of `python -m dash_inductor`, and tables on the terminal."""

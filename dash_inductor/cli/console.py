@@ -17,7 +17,7 @@ from typing import IO, Any, NoReturn
 
 from ..text import GAP, LEAST_WIDTH, WIDTH, listed, rendered
 
-PROGRAM = "python -m dash_inductor"
+PACKAGE = "dash_inductor"  # which Python starts as a program
 
 
 class CommandError(ValueError):
@@ -25,8 +25,8 @@ class CommandError(ValueError):
 
 
 def fail(command: str, message: object) -> NoReturn:
-    """Print an error in one line on stderr, and end with status 2. `command` is "" where it is not known."""
-    print(f"{f'{PROGRAM} {command}'.rstrip()}: error: {' '.join(str(message).split())}", file=sys.stderr)
+    """Print an error of the command, named as a shell starts it, in one line on stderr, and end with status 2."""
+    print(f"{command}: error: {' '.join(str(message).split())}", file=sys.stderr)
     sys.exit(2)
 
 

@@ -1,4 +1,4 @@
-"""What Inductor generates for a FlexAttention on a GPU that is not there."""
+"""A FlexAttention for a GPU that is not there: its functions, its tensors and its mask."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import BlockMask
 
-from ..hooks.install import installed
-from .generate import TORCH_DTYPES, Generated, deterministic, generate, require_sizes
+from ..problem import DTYPES
 from .mods import MASK_MODS, SCORE_MODS
 
+TORCH_DTYPES = {ours: getattr(torch, name.removeprefix("torch.")) for name, ours in DTYPES.items()}
 OPTIONS = {"BACKEND": "AUTO", "PRESCALE_QK": False, "ROWS_GUARANTEED_SAFE": False, "BLOCKS_ARE_CONTIGUOUS": False}
 OPTIONS |= {"WRITE_DQ": True, "OUTPUT_LOGSUMEXP": True, "OUTPUT_MAX": False}
 
@@ -74,27 +74,6 @@ class FlexAttention:
             lists, block = (num, indices, None, None) * 2, 1 << 30
         parts: list[Any] = [(self.length, self.length), *lists, (block, block), MASK_MODS[self.mask_mod]]
         return BlockMask(*parts)
-
-
-def flex_backward(device: str, attention: FlexAttention, *, rewrite: bool = True) -> Generated:
-    """The code of a FlexAttention's backward in deterministic mode; not `rewrite`: as stock has it, in no such mode.
-
-    Raises ValueError for sizes that no attention has.
-    """
-    a = attention
-    require_sizes([a.length, a.block, a.mask_heads, a.dim_of_value], a.batch, a.heads, a.kv_heads, a.head_dim, a.dtype)
-    functions = attention.functions()
-
-    def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
-        *grads, of_captures = torch.ops.higher_order.flex_attention_backward(
-            *(query, key, value, out, logsumexp, grad_out, None, *functions, attention.mask(lists).as_tuple()),
-            *(attention.head_dim**-0.5, OPTIONS | dict(attention.kernel_options or {}), (slopes,), (documents,)),
-        )
-        return *grads, *(of_captures if attention.trained else [])
-
-    with installed(), deterministic(rewrite):
-        return generate(backward, attention.tensors, device)
 
 
 def _empty(*size: int, dtype: torch.dtype = torch.float32) -> Tensor:

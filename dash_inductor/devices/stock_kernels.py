@@ -20,7 +20,7 @@ class Speed:
 
 # FlexAttention's backward on sm_90, by padded head dim up to, and whether there is a mask. At 128: whole backwards on an H200
 # (benchmarks/results/h200/triton/attention.csv) less 131 us for a copy of grad_out and delta, tiles on the diagonal counted whole.
-# At 64 full: that at 128 by the ratio of both loops' replayed cycles (`dash_inductor/sass/replay`), 5,018 and 3,336 a step of
+# At 64 full: that at 128 by the ratio of both loops' replayed cycles (`benchmarks/machine_code/replay`), 5,018 and 3,336 a step of
 # 64 x 128; masked: between 296, as 128's masked to full, and 340, by whole backwards of 2,048 positions beside ours in that file.
 # At 32: 64's, by the ratio of our own (h200.toml).
 _REPLAYED = "estimated from an H200's at head dim 128"

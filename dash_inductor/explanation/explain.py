@@ -84,7 +84,7 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
     from torch._inductor import config as inductor_config
 
     from .. import emulation
-    from ..codegen.generate import deterministic
+    from ..codegen.mode import deterministic
     from ..hooks.install import installed
     from . import decisions, gpu_attention
     from .joint_graphs import joint_graphs, line_of

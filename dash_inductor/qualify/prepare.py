@@ -47,7 +47,7 @@ class Pair:
 
 
 def versions() -> dict[str, str]:
-    """Of what caches depend on."""
+    """Versions that caches depend on, by name."""
     import torch
     import triton
 
@@ -235,7 +235,7 @@ def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
 
     from .. import config
     from ..codegen.fake_gpu import fake_gpu
-    from ..codegen.generate import deterministic
+    from ..codegen.mode import deterministic
     from ..explanation.compiled import loading_nothing, on_gpu
     from ..hooks.install import installed
     from ..lowering.launch.gluon import compiling_launches

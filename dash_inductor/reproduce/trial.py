@@ -21,8 +21,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask
 
 from .. import config, emulation
-from ..codegen.flex import OPTIONS, FlexAttention
-from ..codegen.generate import TORCH_DTYPES, deterministic
+from ..codegen.flex import OPTIONS, TORCH_DTYPES, FlexAttention
+from ..codegen.mode import deterministic
 from ..config import Config
 from ..dropout import FLASH, Dropout, kept
 from ..first_use.kind import Kind, is_small

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks import loops
 from benchmarks.reach import page
-from dash_inductor.cli.main import COMMANDS
+from dash_inductor.cli.main import PROGRAM
 
 from .formulas import latex
 
@@ -75,7 +75,11 @@ def _printed(command: str) -> tuple[str, ...]:
 def commands(_: str) -> str:
     """A row per command."""
     return "\n".join(
-        ["| command | what it shows |", "| --- | --- |", *(f"| `{name}` | {what} |" for name, (_, what) in COMMANDS.items())]
+        [
+            "| command | what it shows |",
+            "| --- | --- |",
+            *(f"| `{name}` | {what} |" for name, (_, what) in PROGRAM.commands.items()),
+        ]
     )
 
 

@@ -25,7 +25,7 @@ from torch.nn.attention.varlen import AuxRequest, varlen_attn
 from torch.utils.checkpoint import checkpoint
 
 from dash_inductor import clear_decisions, decisions, disable, enabled
-from dash_inductor.codegen.generate import deterministic
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.decision import Kernel, Stock
 from dash_inductor.emulation import emulate
 from dash_inductor.hooks import install, recording
@@ -55,7 +55,7 @@ class Packed:
 
     @property
     def lengths(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Of queries and keys."""
+        """Those of queries and of keys."""
         return self.queries, self.keys or self.queries
 
     def tensors(self) -> list[Tensor]:
@@ -65,7 +65,7 @@ class Packed:
         return [normal(*shape, self.head_dim, dtype=self.dtype, seed=seed) for seed, shape in enumerate(shapes)]
 
     def offsets(self) -> list[Tensor]:
-        """Of queries and keys."""
+        """Those of queries and of keys."""
         return [torch.tensor([0, *accumulate(x)], dtype=torch.int32) for x in self.lengths]
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, cu_q: Tensor, cu_k: Tensor, *longest: int) -> Any:
@@ -146,7 +146,7 @@ def test_right_in_every_interleaving(name, attention):
 
 
 def test_what_the_stock_op_leaves_unwritten_does_no_harm():
-    """Of tokens of no sequence out and logsumexp are NaN in deterministic mode."""
+    """Tokens of no sequence have NaN in out and logsumexp in deterministic mode."""
     attention = ATTENTIONS["empty sequences, tokens of no sequence"]
     *inputs, _ = attention.tensors()
     with emulate():
@@ -186,7 +186,7 @@ def test_three_lengths_through_one_graph(dynamic):
 
 @pytest.mark.parametrize("level", ["run", "batch"])
 def test_one_table_for_all_layers(level):
-    """Of two windows there are two."""
+    """Two windows have two."""
     causal, window = Packed((64,)), Packed((64,), window=(8, 0))
     offsets = causal.offsets()
 
@@ -261,7 +261,7 @@ def test_reasons(attention, settings, expected):
 
 @pytest.mark.parametrize("warn_only", [False, True])
 def test_the_mode_is_asked_with_the_attention(warn_only, monkeypatch):
-    """Of it depends whether a faster stock kernel may be kept."""
+    """Whether a faster stock kernel may be kept depends on it."""
     asked = []
     monkeypatch.setattr(rewriting, "resolve", lambda problem, *others: asked.append(problem.stock) or resolve(problem, *others))
     with deterministic(warn_only=warn_only):
@@ -365,7 +365,7 @@ def test_torch_leaves_that_gradient_out():
 
 
 def takes_flash(**named: Any) -> bool:
-    """Of an op with these arguments, the tensors of a GPU."""
+    """Whether an op with these arguments does, with tensors of a GPU."""
     with FakeTensorMode():
         on_gpu = {name: torch.empty(200, 2, 16, device="cuda") for name in ("query", "key", "value")}
     return rewriting._takes_flash(on_gpu | named)
@@ -407,7 +407,7 @@ def test_the_provider_of_cudnn_frontend_aligns_masks_otherwise(monkeypatch, wind
 
 
 def test_without_emulation_the_cpu_has_no_kernel():
-    """As before, also after an emulation has ended."""
+    """There is none before an emulation, and none after it has ended."""
     tensors = SHORT.tensors()[:3]
     with emulate():
         SHORT.function()(*tensors)

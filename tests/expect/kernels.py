@@ -11,11 +11,12 @@ from typing import Any
 import expecttest
 import torch
 
+from benchmarks.machine_code.flex import flex_backward
+from benchmarks.machine_code.gates import Rules, figures
+from benchmarks.machine_code.generate import Generated, attention_backward, compile_kernel
 from dash_inductor import enabled
-from dash_inductor.codegen.flex import FlexAttention, flex_backward
-from dash_inductor.codegen.generate import Generated, attention_backward, compile_kernel
+from dash_inductor.codegen.flex import FlexAttention
 from dash_inductor.devices import device
-from dash_inductor.sass.gates import Rules, figures
 from dash_inductor.templates.tiles import Template, tile, two_pass_tile
 
 GLUON_OP = "torch.ops.dash.sdpa_backward_gluon.default"
@@ -37,14 +38,16 @@ def _generated(
 
 
 def generated(key: str = "h100", settings: dict[str, Any] | None = None, cached: bool = True, **sizes: Any) -> Generated:
-    """Of SIZES, where `sizes` has no others, by Triton kernels unless `settings` has another; not cached under a patch, which is in
-    no key."""
+    """The code for SIZES, where `sizes` has no others, by Triton kernels unless `settings` has another.
+
+    It is not cached under a patch, which is in no key.
+    """
     function = _generated if cached else _generated.__wrapped__
     return function(attention_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((SIZES | sizes).items())))
 
 
 def generated_flex(key: str = "h100", settings: dict[str, Any] | None = None, **sizes: Any) -> Generated:
-    """Of a FlexAttention of FLEX_SIZES, where `sizes` has no others, as `generated`."""
+    """The code of a FlexAttention of FLEX_SIZES, where `sizes` has no others, as `generated`."""
     return _generated(_flex_backward, key, tuple(sorted((settings or {}).items())), tuple(sorted((FLEX_SIZES | sizes).items())))
 
 

@@ -5,20 +5,15 @@ import importlib
 from pathlib import Path
 
 import pytest
-import torch
 import triton
 from kernels import MAIN, compiled, generated, kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
 
-from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.flex import FlexAttention, flex_backward
-from dash_inductor.qualify import overlaps
-from dash_inductor.qualify.additions import BLOCK, OPERATIONS, add_tiles
+from benchmarks.machine_code.cubin import CubinReport, inspect
 from dash_inductor.qualify.contenders import contenders
 from dash_inductor.qualify.variants import VARIANTS, Variant
-from dash_inductor.sass.cubin import CubinReport, disassemble, inspect, main_loops, parse
 from dash_inductor.schedule import MASKS
 
 pytestmark = pytest.mark.nightly
@@ -82,15 +77,6 @@ def test_only_the_unordered_kernel_has_no_semaphores():
         assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases), name
 
 
-@pytest.mark.parametrize(("name", "waits", "releases"), [("as-is", 2, 3), ("unordered", 0, 0)])
-def test_semaphores_of_flex_attention(name, waits, releases):
-    """Of dQ, and of dK and dV: these 512 chains are in parts."""
-    with BY_NAME[name].applied():
-        code = flex_backward("h100", FlexAttention(length=4096, heads=16, kv_heads=16, head_dim=64, mask_mod="documents"))
-    ptx = compiled(kernel(code, MAIN)[1], "h100").ptx
-    assert (ptx.count("ld.global.acquire.gpu"), ptx.count("red.release.gpu")) == (waits, releases)
-
-
 @pytest.mark.parametrize(("kernel", "kind"), [("triton", ASTSource), ("gluon", GluonASTSource)])
 def test_a_wait_alone(kernel, kind, tmp_path, monkeypatch):
     """The program by which tests/gpu bounds a wait compiles, and the bound is in it."""
@@ -104,38 +90,3 @@ def test_a_wait_alone(kernel, kind, tmp_path, monkeypatch):
     binary = triton.compile(kind(fn=function, signature=signature, constexprs={}), target=GPUTarget("cuda", 90, 32))
     assert binary.asm["ptx"].count("ld.global.acquire.gpu.b32") == 1 and binary.asm["ptx"].count(str(1 << 25)) == 2
     assert binary.asm["ptx"].count("st.relaxed.sys.global.v4.b32") == 1
-
-
-@pytest.mark.parametrize("warps", [8, 4])
-@pytest.mark.parametrize("operation", OPERATIONS)
-def test_additions(operation, warps):
-    """Nothing but vectors of four: RED, or stores, or loads and stores."""
-    signature = {name: "constexpr" if name.isupper() else "*fp32" if name == "memory" else "i32" for name in add_tiles.arg_names}
-    source = ASTSource(
-        fn=add_tiles,
-        signature=signature,
-        constexprs={"OPERATION": OPERATIONS.index(operation), "BLOCK": BLOCK},
-        attrs={(0,): [["tt.divisibility", 16]]},
-    )
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": warps})
-    sass = disassemble(binary.asm["cubin"])
-    vectors = BLOCK // (32 * warps) // 4
-    kinds = ("REDG.E.ADD.F32x4", "REDG", "STG.E.128", "STG", "LDG.E.128", "LDG", "ATOMG", "STL")
-    red, store, load = operation == "red", operation != "red", operation == "load add store"
-    assert [sass.count(kind) for kind in kinds] == [vectors * red] * 2 + [vectors * store] * 2 + [vectors * load] * 2 + [0, 0]
-
-
-@pytest.mark.parametrize("n", range(len(overlaps.WITH)))
-def test_work_beside_a_matmul_is_in_its_loop(n):
-    """The loads, stores and the fence that its name says, for each matmul of 8 instructions, and none else."""
-    with fake_gpu("h200"):
-        arguments = overlaps.arguments(torch.empty(1, dtype=torch.int64, device="meta"), n)
-        binary = overlaps.multiply.warmup(*arguments, grid=(1,), num_warps=8)
-    (loop,) = main_loops(parse(disassemble(binary.asm["cubin"])))
-    opcodes = [instruction.base for instruction in loop]
-    matmuls, left = divmod(opcodes.count("HGMMA"), 8)
-    assert matmuls >= 1 and left == 0
-    beside = overlaps.WITH[n]
-    assert opcodes.count("LDS") == matmuls * 16 * ("loads" in beside)
-    assert opcodes.count("STSM") == matmuls * 8 * ("stores" in beside)
-    assert opcodes.count("FENCE") == matmuls * ("fence" in beside) and opcodes.count("LDL") == 0

@@ -8,8 +8,8 @@ from typing import Any
 import kernels
 import pytest
 
+from benchmarks.machine_code.generate import Generated
 from dash_inductor import enabled
-from dash_inductor.codegen.generate import Generated
 from dash_inductor.config import current
 from dash_inductor.devices import device
 from dash_inductor.devices.target import Target
@@ -47,7 +47,7 @@ def grids(code: Generated, length: int) -> dict[str, int]:
 @pytest.mark.parametrize(("key", "head_dim"), [("rtx4090", 128), ("h100", 64), ("h100", 128)])
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_one_or_the_other_is_launched(key: str, head_dim: int, mask: str, settings: dict[str, str]) -> None:
-    """As a graph of that very length would have it. One pass is by Gluon on an H100."""
+    """The one that a graph of that very length would have. One pass is by Gluon on an H100."""
     settings = settings | {"kernel": "auto"}
     code = generated(key, settings=settings, head_dim=head_dim, mask=mask)
     assert (kernels.GLUON_OP in code.source) == (key == "h100")
@@ -74,7 +74,7 @@ def test_one_or_the_other_is_launched(key: str, head_dim: int, mask: str, settin
     ("key", "head_dim"), [pytest.param("h100", 64, marks=pytest.mark.nightly), ("h100", 128), ("a100", 128), ("b200", 64)]
 )
 def test_the_gates(key: str, head_dim: int) -> None:
-    """Of two passes that write where one would: dq^T at a head dim of 128 on Hopper, dq elsewhere."""
+    """They pass for two passes that write where one would: dq^T at a head dim of 128 on Hopper, dq elsewhere."""
     code = generated(key, head_dim=head_dim)
     assert list(code.templates.values()) == [ONE_PASS, TWO_PASS]
     for name in code.templates:

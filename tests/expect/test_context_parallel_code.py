@@ -20,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import decompose
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor import enabled
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 
 RANKS, LENGTH = 4, 1024
 aten = torch.ops.aten
@@ -94,7 +95,7 @@ CASES = list(product(range(RANKS), (by_flash, by_efficient), (False, True)))
     indirect=["rank"],
 )
 def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monkeypatch):
-    """Its own block is causal. Of others a plain ring takes those before it, a balanced one half the keys or half the queries."""
+    """A rank's own block is causal. A plain ring takes the blocks before it, a balanced one half the keys or half the queries."""
     monkeypatch.setattr(ring._cp_options, "enable_load_balance", balanced)
     with enabled(), deterministic():
         generated = generate(by_ops(function), arguments, "h100")

@@ -20,10 +20,11 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.machine_code import flex
+from benchmarks.machine_code.generate import generate
 from dash_inductor.cli.main import main
-from dash_inductor.codegen import flex
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.generate import deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.config import current
 from dash_inductor.decision import Declined
 from dash_inductor.devices import target as target_module
@@ -221,7 +222,7 @@ def flex_generated(change: Change | None = None, make: Callable[..., Any] = gene
     def changed(backward: Attention, arguments: Callable[[], Sequence[Tensor]], device: str) -> Any:
         return make(backward, (lambda: change(*arguments())) if change else arguments, device)
 
-    with mock.patch("dash_inductor.codegen.flex.generate", changed):
+    with mock.patch("benchmarks.machine_code.flex.generate", changed):
         return flex.flex_backward("h100", flex.FlexAttention(**(FLEX | sizes)))
 
 
@@ -319,7 +320,7 @@ def test_a_faster_stock_is_nothing_to_warn_of(h100):
 
 
 def test_a_cost_file_of_another_gpu_is_an_error(tmp_path):
-    """Of the compilation, not a reason to decline, nor a bug to report."""
+    """The compilation raises it: it is no reason to decline, nor a bug to report."""
     path = tmp_path / "costs.toml"
     path.write_text(f'gpu = "NVIDIA H200"\n{(FOLDER / "h100.toml").read_text()}')
     said = rf"cost file {path} is of NVIDIA H200 \(sm_90\), and this device is NVIDIA H100 80GB HBM3 \(sm_90\)"

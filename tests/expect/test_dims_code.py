@@ -4,7 +4,7 @@ import pytest
 import triton
 from kernels import MAIN, PREPROCESS, TWO_PASS, broken_gates, generated, generated_flex, kernel
 
-from dash_inductor.codegen.generate import Generated
+from benchmarks.machine_code.generate import Generated
 
 nightly = pytest.mark.nightly
 FULL, DYNAMIC = {"mask": "full"}, {"kv_heads": 4, "dynamic": True}
@@ -12,7 +12,7 @@ RAGGED = {"kv_heads": 4, "q_len": 8159, "kv_len": 8159}
 
 
 def assert_no_broken_gate(code: Generated, key: str, word: str, dims: tuple[int, int]) -> None:
-    most_local = 8 if max(dims) > 128 and triton.__version__.startswith("3.9") else 0  # as sass/gates.py lists
+    most_local = 8 if max(dims) > 128 and triton.__version__.startswith("3.9") else 0  # as benchmarks/machine_code/gates.py lists
     row, sentences = broken_gates(code, key, kernel(code, word)[0], *dims, most_local=most_local)
     assert sentences == []
     assert row["ldgsts"] > 0

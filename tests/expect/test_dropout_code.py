@@ -15,8 +15,9 @@ import triton
 from kernels import MAIN, TWO_PASS, broken_gates, kernel
 from torch import Tensor
 
+from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor import enabled
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.first_use.kind import Kind
 from dash_inductor.hooks.install import installed
 from dash_inductor.reproduce import trial

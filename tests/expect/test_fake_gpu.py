@@ -14,10 +14,9 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.runtime import triton_helpers
 from torch._inductor.runtime.hints import DeviceProperties
 
-from dash_inductor.cli.main import main
+from benchmarks.machine_code.generate import compile_kernel, generate
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.generate import Generated, compile_kernel, generate
-from dash_inductor.devices import DEVICES, device, key_for
+from dash_inductor.devices import DEVICES, key_for
 
 aten = torch.ops.aten
 TARGETS = {"h100": "sm_90a", "h200": "sm_90a", "a100": "sm_80", "b200": "sm_100a"}
@@ -90,34 +89,6 @@ def test_pointwise(key):
     assert compiled.metadata.shared == 0
 
 
-@pytest.mark.parametrize("key", DEVICES)
-def test_grouped_query_attention(key):
-    generated = generate(attention, grouped_heads, key)
-    assert "aten._scaled_dot_product_flash_attention_backward.default(grad_out_1" in generated.graph
-    assert "getitem_10: bfloat16[2, 2, 1024, 64] = getitem(" in generated.graph
-    assert len(generated.kernels) == 2
-    assert all(len(lines) == 1 for lines in generated.launches.values())
-
-
-def test_kernels_launched_twice():
-    def twice(x, y):
-        return aten.add.Tensor(aten.mm.default(x, x), 1), aten.add.Tensor(aten.mm.default(y, y), 1)
-
-    generated = generate(twice, pair, "h100")
-    launches = [line for lines in generated.launches.values() for line in lines]
-    assert len(launches) == 2
-    assert all(generated.source.count(line) == 1 for line in launches)
-
-
-def test_symbolic_lengths():
-    generated = generate(attention, grouped_heads, "h100", dynamic_dims=(2,))
-    first, second, *_ = generated.graph.splitlines()
-    assert (first, second) == ("query_1: bfloat16[2, 8, s0, 64]", "key_1: bfloat16[2, 2, s0, 64]")
-    static = generate(attention, grouped_heads, "h100")
-    assert all("1048576" not in line for lines in generated.launches.values() for line in lines)
-    assert all("1048576" in line for lines in static.launches.values() for line in lines)
-
-
 def test_generation_is_a_function_of_the_device():
     """No cache carries an answer from one GPU to another, or from one graph to the next."""
     first = {key: generate(attention, grouped_heads, key).source for key in DEVICES}
@@ -166,13 +137,6 @@ def test_refused_under_the_interpreter(monkeypatch):
         pass
 
 
-def test_unknown_device():
-    with pytest.raises(
-        ValueError, match="unknown device 'h101': the known ones are a100, b200, h100, h200, l40s, rtx4090, rtx5090"
-    ):
-        device("h101")
-
-
 @pytest.mark.parametrize(
     ("name", "arch", "key"),
     [
@@ -197,32 +161,11 @@ def test_key_for(name, arch, key):
 SIZES = ["--q-len", "256", "--kv-len", "256", "--batch", "1", "--heads", "4", "--head-dim", "64"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (
-            ["codegen", "--device", "h101", *SIZES],
-            "there is no cost file for 'h101'; take one of a100, b200, h100, h200, l40s, rtx4090, rtx5090",
-        ),
-        (["codegen", "--device", "h100", *SIZES, "--kv-heads", "3"], "3 does not divide 4"),
-        (["codegen", "--device", "h100", *SIZES, "--batch", "0"], "must be at least 1"),
-        (["codegen", "--device", "h100", *SIZES, "--batch", "two"], "must be an integer, got 'two'"),
-        (["codegen", "--device", "h100"], "the following arguments are required"),
-    ],
-)
-def test_bad_arguments_are_one_line(argv, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(argv)
-    assert stopped.value.code == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert message in error
-
-
 def test_codegen_from_an_emulating_process():
     """A child without the interpreter does the work, and its answer and exit code are passed on."""
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
-        command = [sys.executable, "-m", "dash_inductor", "codegen", "--device", "h100", *SIZES, *arguments]
+        command = [sys.executable, "-m", "benchmarks.machine_code", "codegen", "--device", "h100", *SIZES, *arguments]
         environment = {**os.environ, "TRITON_INTERPRET": "1", "DASH_INDUCTOR_EMULATE": "1"}
         return subprocess.run(command, env=environment, capture_output=True, text=True)
 
@@ -232,12 +175,3 @@ def test_codegen_from_an_emulating_process():
     assert report["hgmma"] > 0
     assert "tl.dot(" in report["source"]
     assert run("--batch", "0").returncode == 2
-
-
-def test_wrapper_without_kernels():
-    def only_matmul(x, y):
-        return (aten.mm.default(x, y),)
-
-    generated = generate(only_matmul, pair, "a100")
-    assert isinstance(generated, Generated)
-    assert (generated.kernels, generated.launches, generated.main_kernel) == ({}, {}, None)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from kernels import FLEX_SIZES, MAIN, PREPROCESS, TWO_PASS, assert_expected, generated, generated_flex, kernel, text
 
+from benchmarks.machine_code import flex
+from benchmarks.machine_code.cubin import disassemble, main_loops, parse
+from benchmarks.machine_code.generate import TEMPLATE, Generated, compile_kernel, generate
 from dash_inductor import enabled
-from dash_inductor.codegen import flex
-from dash_inductor.codegen.generate import TEMPLATE, Generated, compile_kernel, generate
-from dash_inductor.sass.cubin import disassemble, main_loops, parse
 
 MATRIX, RANKS, ROWS = (f"template: block_{name}\n" for name in ("matrix", "ranks", "rows"))
 ALIBI = {"mask_mod": "documents", "score_mod": "alibi"}
@@ -55,7 +55,7 @@ def test_a_flex_attention_without_functions_and_mask_has_the_dense_kernel() -> N
 
 
 def wrapper(code: Generated) -> str:
-    """Its lines about kernels and workspaces, kernels by their templates' names, without the stream."""
+    """The wrapper's lines about kernels and workspaces, kernels by their templates' names, without the stream."""
     body = code.source[code.source.index("def call(") :]
     lines = [line.strip() for line in body.splitlines() if re.search(r"\.run\(|^ *(del )?workspace_", line)]
     names = {name: match[1] if (match := TEMPLATE.search(source)) else "pointwise" for name, source in code.kernels.items()}
@@ -91,7 +91,7 @@ def test_attentions_of_one_mask_share_rows_and_ranks(monkeypatch: pytest.MonkeyP
 
         return generate(both, arguments, device)
 
-    monkeypatch.setattr("dash_inductor.codegen.flex.generate", twice)
+    monkeypatch.setattr("benchmarks.machine_code.flex.generate", twice)
     with enabled(template="one_pass"):
         code = flex.flex_backward("h100", flex.FlexAttention(**FLEX_SIZES, **ALIBI))
     launched = {}

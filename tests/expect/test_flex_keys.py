@@ -13,9 +13,11 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from benchmarks.machine_code import flex
 from dash_inductor import enabled
-from dash_inductor.codegen import flex
 from dash_inductor.codegen.fake_gpu import fake_gpu
+from dash_inductor.codegen.flex import FlexAttention
+from dash_inductor.codegen.mods import MASK_MODS
 from dash_inductor.rewrite import flex as rewrite
 
 
@@ -30,8 +32,8 @@ def key(settings: dict[str, Any] | None = None, **sizes: Any) -> str:
             return compiled_fx_graph_hash(module, inputs, {}, ())[0]
 
     all_sizes = {"length": 4096, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 64, "mask_mod": "none"} | sizes
-    with enabled(**(settings or {})), mock.patch("dash_inductor.codegen.flex.generate", hashed):
-        return flex.flex_backward("h100", flex.FlexAttention(**all_sizes))
+    with enabled(**(settings or {})), mock.patch("benchmarks.machine_code.flex.generate", hashed):
+        return flex.flex_backward("h100", FlexAttention(**all_sizes))
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -62,6 +64,6 @@ def test_a_proven_mask_is_in_the_key(monkeypatch):
 
 
 def test_functions_and_blocks_are_in_the_key():
-    sizes = [{"mask_mod": mask_mod} for mask_mod in flex.MASK_MODS]
+    sizes = [{"mask_mod": mask_mod} for mask_mod in MASK_MODS]
     keys = [key(**each) for each in (*sizes, sizes[-1] | {"block": 256}, sizes[-1] | {"mask_heads": 16})]
     assert len(set(keys)) == len(keys)

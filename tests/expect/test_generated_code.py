@@ -14,7 +14,8 @@ from torch._inductor.codecache import PyCodeCache
 from torch._inductor.virtualized import V
 
 import dash_inductor
-from dash_inductor.codegen.generate import deterministic, generate
+from benchmarks.machine_code.generate import generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.lowering import kernels as templates
 from dash_inductor.lowering import table
 from dash_inductor.lowering.load_check import Checked
@@ -78,7 +79,7 @@ def test_indices_are_64_bits_wide_where_a_gradient_has_more_elements_than_32_cou
 
 
 def test_occupancy_is_checked_at_load() -> None:
-    """Of the kernel whose CTAs wait for each other; by a line that Inductor's own decorator stands under."""
+    """The kernel whose CTAs wait for each other has the check, by a line that Inductor's own decorator stands under."""
     code = generated(settings=ONE_PASS)
     source = kernel(code, MAIN)[1]
     assert "from dash_inductor.lowering.load_check import expect\n\n@expect(1)\n" in source
@@ -138,7 +139,7 @@ def test_a_long_sequence_has_no_large_constant(family: str, mask: str, monkeypat
 
 
 def test_each_device_has_a_table_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one schedule: a kernel reads the memory of its own GPU."""
+    """Devices have tables of their own even of one schedule: a kernel reads the memory of its own GPU."""
     graph = SimpleNamespace(
         constants={}, add_tensor_constant=lambda tensor, name: SimpleNamespace(get_name=lambda: tensor.device.type)
     )

@@ -10,11 +10,11 @@ import pytest
 import triton
 from torch.torch_version import TorchVersion
 
+from benchmarks.machine_code.cubin import disassemble, indirect_targets, innermost_loops, inspect, parse
+from benchmarks.machine_code.gates import MOST_BARRIERS_OF_GLUON
+from benchmarks.machine_code.gluon import compile_gluon
 from dash_inductor import templates
-from dash_inductor.codegen.gluon import compile_gluon
 from dash_inductor.devices import device
-from dash_inductor.sass.cubin import disassemble, indirect_targets, innermost_loops, inspect, parse
-from dash_inductor.sass.gates import MOST_BARRIERS_OF_GLUON
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.tiles import gluon_tile
 

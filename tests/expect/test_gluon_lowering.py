@@ -14,14 +14,15 @@ from kernels import gluon_launches as launches
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.generate import generate
+from benchmarks.machine_code.replay import replay
 from dash_inductor import enabled, templates
-from dash_inductor.cli.main import main
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
-from dash_inductor.codegen.generate import deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.hooks.install import installed
 from dash_inductor.lowering import table
 from dash_inductor.lowering.launch import gluon
-from dash_inductor.sass.replay import replay
 from dash_inductor.schedule.parts import LEAST_STEPS, Parts
 from dash_inductor.templates.tiles import gluon_tile
 
@@ -267,7 +268,7 @@ def test_codegen_shows_two_passes_behind_it(tmp_path, capsys):
 
 
 def test_codegen_shows_it(tmp_path, capsys):
-    """Its own source, its launch, and what eight of its warps do in the main loop."""
+    """The command has its own source, its launch, and what eight of its warps do in the main loop."""
     sizes = ["--batch", "1", "--q-len", "2048", "--kv-len", "2048", "--heads", "8", "--head-dim", "128", "--mask", "causal"]
     with enabled(kernel="gluon"):
         assert main(["codegen", "--device", "h100", *sizes, "--json", "--cubin", str(tmp_path / "kernel.cubin")]) == 0

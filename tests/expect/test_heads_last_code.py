@@ -11,7 +11,8 @@ from stock_ops import causal, dense_efficient, dense_flash, efficient, flash, ja
 from torch import Tensor
 
 import dash_inductor
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from benchmarks.machine_code.generate import Generated, generate
+from dash_inductor.codegen.mode import deterministic
 
 EFFICIENT, FLASH = (f"aten._{name}_attention_backward.default" for name in ("efficient", "flash"))
 UNEQUAL = {"q_len": 64, "kv_len": 65}
@@ -52,7 +53,7 @@ def test_what_becomes_of_it(attention: Any, sizes: dict[str, int], mask: str, re
     [(dense_efficient, efficient), (partial(dense_flash, is_causal=True), causal), (dense_flash, flash)],
 )
 def test_the_kernels_are_those_of_sdpa(dense: Any, of_sdpa: Any) -> None:
-    """Of the same tensors; gradients are written [B, S, H, D] where they lie, without a copy."""
+    """Both take the same tensors; gradients are written [B, S, H, D] where they lie, without a copy."""
 
     def last(*inputs: Tensor) -> list[Tensor]:
         return [x.permute(0, 2, 1, 3) for x in of_sdpa(*inputs)]

@@ -11,7 +11,8 @@ from torch import Tensor, fx
 from torch._inductor import config as inductor_config
 
 import dash_inductor
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from benchmarks.machine_code.generate import Generated, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.config import Config
 from dash_inductor.decision import Declined
 from dash_inductor.rewrite.back_to_stock import give_back

@@ -12,7 +12,8 @@ from kernels import MAIN, assert_expected, broken_gates, kernel, text
 from torch import Tensor
 
 import dash_inductor
-from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, generate
+from benchmarks.machine_code.generate import TEMPLATE, Generated, generate
+from dash_inductor.codegen.mode import deterministic
 from tests.ptx.graphs import masked_backward
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -16,7 +16,7 @@ from torch.nn.attention import _registry, activate_flash_attention_impl, restore
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from dash_inductor import enabled, explain
-from dash_inductor.codegen.generate import deterministic
+from dash_inductor.codegen.mode import deterministic
 from tests.emulated import flash_attn_stand_in
 
 LENGTH = 512

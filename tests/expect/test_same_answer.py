@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.generate import attention_backward
 from dash_inductor import enabled
-from dash_inductor.cli.main import main
-from dash_inductor.codegen.generate import attention_backward
+from dash_inductor.cli.main import main as of_package
 from dash_inductor.decision import Decision
 
 BASE = {"q_len": 2048, "kv_len": 2048, "batch": 2, "heads": 16, "kv_heads": 16, "head_dim": 128, "mask": "causal"}
@@ -38,7 +39,7 @@ def test_they_say_the_same(device: str, settings: dict, change: dict, capsys: py
     words = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
     with enabled(**settings):
         (decision,) = attention_backward(device, **sizes).decisions
-        main(["choose", f"--device={device}", "--json", *words])
+        of_package(["choose", f"--device={device}", "--json", *words])
     figures = json.loads(capsys.readouterr().out)
     assert figures["declined"] == decision.reason
     if decision.rewritten:
@@ -49,7 +50,7 @@ FLEX = ["codegen", "--device=b200", "--q-len=4096", "--kv-len=4096", "--batch=1"
 
 
 def test_codegen_shows_flex_attention(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its time depends on the mask, so the decision has that of a visited tile: more of one whose functions do more."""
+    """The time depends on the mask, so the decision has that of a visited tile: more of one whose functions do more."""
     found = []
     for functions in (["--mask-mod=causal"], ["--mask-mod=documents", "--score-mod=alibi"]):
         assert main([*FLEX, "--heads=16", *functions, "--json"]) == 0

@@ -7,8 +7,9 @@ from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 
 import dash_inductor
+from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.codegen.generate import Generated, deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.devices import target
 from dash_inductor.rewrite import probe
 
@@ -22,7 +23,7 @@ def tensors(kv_len: int = 8200) -> list[Tensor]:
 
 
 def code(*attentions, inputs=tensors, dynamic: bool = False) -> Generated:
-    """Of them all in one graph."""
+    """The code of them all in one graph."""
 
     def backward(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor) -> list[Tensor]:
         return [gradient for attention in attentions for gradient in attention(query, key, value, grad_out)]

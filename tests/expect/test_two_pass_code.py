@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kernels import PREPROCESS, TWO_PASS, broken_gates, compiled, generated, kernel
 
-from dash_inductor.sass.cubin import inspect
+from benchmarks.machine_code.cubin import inspect
 
 two_passes = partial(generated, settings={"template": "two_pass"})
 

@@ -12,8 +12,9 @@ import torch
 from kernels import broken_gates
 from torch import Tensor
 
+from benchmarks.machine_code.generate import TEMPLATE, Generated, generate
 from dash_inductor import enabled
-from dash_inductor.codegen.generate import TEMPLATE, Generated, deterministic, generate
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.hooks.install import install, is_enabled, uninstall
 from dash_inductor.rewrite.stock_ops import VARLEN
 

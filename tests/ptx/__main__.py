@@ -13,9 +13,9 @@ import sys
 import time
 from typing import Any, NoReturn
 
+from benchmarks.machine_code.commands.codegen import add_attention_of_gpu
 from dash_inductor.cli.arguments import at_least
-from dash_inductor.cli.codegen import add_attention_of_gpu
-from dash_inductor.cli.console import print_json, progress, section
+from dash_inductor.cli.console import fail, print_json, progress, section
 from dash_inductor.config import CHOICES
 
 from . import mutants
@@ -29,13 +29,7 @@ HOUR, BYTES = 3600, 1 << 31  # the most seconds without --long, and of tensors a
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        fail(message)
-
-
-def fail(message: object) -> NoReturn:
-    """One line, and status 2."""
-    print(f"{PROGRAM}: error: {' '.join(str(message).split())}", file=sys.stderr)
-    sys.exit(2)
+        fail(PROGRAM, message)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -153,7 +147,7 @@ def main() -> int:
     try:
         figures = report(args)
     except (ValueError, MemoryError, NotImplementedError) as error:
-        fail(error)
+        fail(PROGRAM, error)
     if args.json:
         print_json(figures)
     else:

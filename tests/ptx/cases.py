@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
 from torch.torch_version import TorchVersion
 
+from benchmarks.machine_code.flex import flex_backward
+from benchmarks.machine_code.generate import Generated, attention_backward, require_sizes
 from dash_inductor import enabled
-from dash_inductor.codegen.flex import FlexAttention, flex_backward
-from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, attention_backward, require_sizes
+from dash_inductor.codegen.flex import TORCH_DTYPES, FlexAttention
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
 from dash_inductor.dropout import EFFICIENT, FLASH, Dropout, kept
 from dash_inductor.first_use.verdict import FENCED

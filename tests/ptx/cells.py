@@ -1,4 +1,4 @@
-"""Executes every kernel that `dash-inductor gates` compiles, packed sequences, masks and Gluon, at small sizes: `make execute`.
+"""Executes every kernel that `make gates` compiles, packed sequences, masks and Gluon, at small sizes: `make execute`.
 
 One interleaving of each is executed with races; of a tenth, always the same, five, whose bits must agree, and the redundant
 barriers of their main kernels are counted. Results are kept in build/execute, by Triton's version and the sources, and a run goes
@@ -23,10 +23,10 @@ from typing import Any
 
 import torch
 
+from benchmarks.machine_code import gates
 from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.console import progress, table
 from dash_inductor.devices import device
-from dash_inductor.sass import gates
 from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
 
 from . import mutants
@@ -137,9 +137,9 @@ def _found(prepared: Prepared, results: list[Result]) -> dict[str, Any]:
 
 
 def fingerprint() -> str:
-    """Of the sources that results depend on."""
+    """A digest of the sources that results depend on."""
     made = hashlib.sha256()
-    for folder in ("dash_inductor", "lowering", "templates", "tests/ptx"):
+    for folder in ("dash_inductor", "lowering", "templates", "benchmarks/machine_code", "tests/ptx"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.suffix in (".py", ".jinja", ".toml") and not path.name.startswith("test_"):
                 made.update(path.read_bytes())

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import varlen
 
-from dash_inductor.codegen.generate import TORCH_DTYPES, Generated, deterministic, generate
+from benchmarks.machine_code.generate import Generated, generate
+from dash_inductor.codegen.flex import TORCH_DTYPES
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.stock_ops import VARLEN
 
@@ -55,7 +57,7 @@ def flash_backward(
 
 
 def as_if_asked() -> AbstractContextManager[Any]:
-    """As where a GPU has said that it drops what our kernels do."""
+    """Forwards are taken as where a GPU has said that it drops what our kernels do."""
     return mock.patch.object(sdpa, "why_bits_unknown", lambda *_: None)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dash_inductor.sass import gates
+from benchmarks.machine_code import gates
 
 from . import cells
 from .cases import Case

@@ -28,8 +28,9 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import decompose
 from torch.nn.attention.flex_attention import create_block_mask
 
-from dash_inductor.codegen.flex import OPTIONS, FlexAttention, flex_backward
-from dash_inductor.codegen.generate import generate
+from benchmarks.machine_code.flex import flex_backward
+from benchmarks.machine_code.generate import generate
+from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from tests.ptx.cases import unexplained
 from tests.ptx.launch import Session, call
 from tests.ptx.lower import Program

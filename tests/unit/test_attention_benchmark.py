@@ -11,20 +11,14 @@ from attention_results import COMMON, DECISION, PACKED, STOCK, TINY, TINY_FLEX, 
 
 from benchmarks.attention import plot as pictures
 from benchmarks.attention import report_md
-from benchmarks.attention.table import read, rows_in, table_of, typed
-from dash_inductor.config import Config
-from dash_inductor.decision import Kernel, Stock
-from dash_inductor.devices import device
-from dash_inductor.devices.target import Target
-from dash_inductor.problem import BLOCK_MASK, Problem
+from benchmarks.attention.table import read, table_of
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.inputs import Reference, random_inputs
 from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
-from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, shown, targets
-from dash_inductor.qualify.rows import OK, append, cells_of
+from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, targets
+from dash_inductor.qualify.rows import OK, append
 from dash_inductor.qualify.samples import interleaved, ratios, summary
-from dash_inductor.qualify.shapes import FLEX, HIDDEN, KINDS, MASKS, MODELS, QUICK, SHAPES, SWEEP, TOKENS, Shape
-from dash_inductor.resolve import resolve
+from dash_inductor.qualify.shapes import FLEX, MASKS, MODELS, SHAPES, SWEEP, Shape
 
 pytestmark = pytest.mark.nightly
 
@@ -48,46 +42,6 @@ def visible(shape: Shape) -> torch.Tensor:
         return document[m] == document[n] and near and (n <= m or not shape.causal)
 
     return torch.tensor([[sees(m, n) for n in range(shape.length)] for m in range(shape.length)])
-
-
-@pytest.mark.parametrize("shape", TINY_FLEX.values(), ids=TINY_FLEX)
-def test_flop_of_what_is_visible(shape):
-    """Of a causal mask the diagonal counts half, as in half of all pairs."""
-    pairs = visible(shape).sum().item() - (shape.length / 2 if shape.causal else 0)
-    assert shape.flop == 5 * 2 * shape.batch * shape.heads * pairs * shape.head_dim
-
-
-def test_flop_of_models_with_flex_attention():
-    """Of 8192 tokens, a window of 4096 hides a triangle of the causal mask that is a quarter as large, less its diagonal."""
-    flop = {shape.name: shape.flop for shape in FLEX}
-    a_pair = 10 * 2 * 32 * 128
-    assert flop["gemma2-27b-global"] == a_pair * 8192**2 // 2
-    assert flop["gemma2-27b-local"] == flop["gemma2-27b-global"] - a_pair * 4096 * 4097 // 2
-    assert all(shape.flex for shape in FLEX) and not any(shape.flex for shape in (*SWEEP, *MODELS))
-
-
-@pytest.mark.parametrize("key", ["h100", "a100", "b200"])
-@pytest.mark.parametrize("shape", FLEX, ids=lambda shape: shape.name)
-def test_ours_takes_models_with_flex_attention(shape, key):
-    """They have KV tiles enough, and head dims of one pass."""
-    sizes = (shape.batch, shape.heads, shape.kv_heads, shape.length, shape.length, shape.head_dim)
-    problem = Problem(BLOCK_MASK, *sizes, "bf16", block_size=(128, 128), function_ops=2, stock=Stock(Kernel.FLEX, strict=True))
-    assert resolve(problem, Config(), Target(key, device(key).arch, device(key).sms)).family == "descending"
-
-
-def test_the_sweep():
-    assert len({shape.name for shape in SHAPES}) == len(SHAPES) == len(SWEEP) + len(MODELS) + len(FLEX) + len(KINDS)
-    assert {(s.head_dim, s.mask, s.length) for s in SWEEP} == {
-        (d, mask, 512 << n) for d in (64, 128, 256) for mask in ("full", "causal") for n in range(7)
-    }
-    for shape in SWEEP:
-        assert shape.tokens == max(TOKENS, shape.length)
-        assert shape.heads * shape.head_dim == HIDDEN and shape.kv_heads == shape.heads
-    assert {(s.head_dim, s.mask, s.batch, s.heads, s.length) for s in KINDS} == {
-        (d, "causal", 2, 2048 // d, 8192) for d in (64, 128)
-    }
-    assert set(QUICK) < set(SHAPES)
-    assert any(shape.heads > shape.kv_heads for shape in QUICK)
 
 
 @pytest.mark.parametrize(
@@ -189,15 +143,6 @@ def test_reference(shape, monkeypatch):
             assert math.isnan(reference.errors(tuple(changed))[name])
 
 
-def test_inputs_are_those_of_models():
-    inputs = random_inputs(TINY, "cpu", torch.bfloat16)
-    for x, heads in ((inputs.query, 4), (inputs.key, 2), (inputs.value, 2), (inputs.grad_out, 4)):
-        assert x.shape == (2, heads, 37, 16)
-        assert x.transpose(1, 2).is_contiguous()
-        assert abs(x.float().std().item() - 1) < 0.1
-    assert all(x.is_leaf and x.requires_grad for x in inputs.leaves) and not inputs.grad_out.requires_grad
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_same_bits(dtype):
     x = torch.tensor([[1.0, math.nan], [0.0, 2.0]], dtype=dtype)
@@ -261,18 +206,6 @@ def test_a_time_that_the_mask_decides_is_not_predicted():
     assert f"| {FLEX[1].name} | " in text and f"| {FLEX[1].name} | descending" not in text.partition("predictions")[2]
 
 
-def test_a_contender_that_took_no_turns_has_a_time_and_no_ratio():
-    results = [result(who.BASELINE, 6.0, 12.0), result("sdpa-efficient-strict", 900.0)]
-    baseline, slow = rows_of(SHAPES[0], results, mhz=None, **COMMON)
-    assert (slow.median_ms, slow.rounds, slow.speedup, baseline.speedup) == (900.0, 1, None, 1.0)
-
-
-def test_rows_that_were_not_run():
-    rows = not_run(SHAPES[3], STOCK.values(), "not run: the time limit", **COMMON)
-    assert [row.contender for row in rows] == list(STOCK)
-    assert {(row.status, row.shape) for row in rows} == {("not run: the time limit", SHAPES[3].name)}
-
-
 def test_csv_round_trip(tmp_path):
     path = tmp_path / "table.csv"
     strange = replace(flagship_rows()[1], note='says "a, b"\nand more', same_bits=False, error=0.25)
@@ -308,33 +241,6 @@ def test_a_file_that_was_cut_off_in_its_last_row(note, tmp_path):
     path.write_bytes(both[:20])  # in the header
     append(path, [first])
     assert path.read_bytes() == whole
-
-
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", "a,b"])
-def test_csv_of_another_kind(text, tmp_path):
-    path = tmp_path / "other.csv"
-    path.write_text(text)
-    for use in (read, lambda path: append(path, flagship_rows())):
-        with pytest.raises(ValueError, match="columns"):
-            use(path)
-    assert path.read_text() == text
-
-
-@pytest.mark.parametrize(
-    ("name", "cell"), [("sms", "many"), ("sms", ""), ("deterministic", "yes"), ("times_ms", "2.0 x"), ("error", "x")]
-)
-def test_cells_of_another_kind(name, cell, tmp_path):
-    path = tmp_path / "table.csv"
-    append(path, flagship_rows()[:1])
-    cells = pandas.read_csv(path, dtype=str, keep_default_na=False)
-    cells.assign(**{name: cell}).to_csv(path, index=False)
-    with pytest.raises(ValueError, match=rf"column {name}: .*{cell[-1:]}"):
-        read(path)
-
-
-def test_errors_that_are_not_numbers_are_shown():
-    _, ours, _, absent = flagship_rows()
-    assert [line["error"] for line in shown([ours, replace(ours, error=math.nan), absent])] == ["2.0e-03", "nan", ""]
 
 
 def test_targets():
@@ -393,47 +299,6 @@ def test_pictures(synthetic, tmp_path):
     written = pictures.plot(read(synthetic), tmp_path)
     assert [path.name for path in written] == ["attention.png", "models.png", "flex.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in written)
-
-
-def test_what_is_drawn(synthetic):
-    pytest.importorskip("matplotlib")
-    table = read(synthetic)
-    rows = table[(table["status"] == OK) & table["shape"].isin([shape.name for shape in SWEEP if shape.head_dim == 128])]
-    names = [who.BASELINE, "ours", "ours-unordered"]
-    figure = pictures._sweep(rows, names)
-    assert len(figure.axes) == 2 * 3
-    throughput, price, _ = figure.axes[:3]
-    assert [line.get_label() for line in throughput.lines] == names
-    assert [line.get_linestyle() for line in throughput.lines] == ["-", "-", "--"]
-    assert [line.get_label() for line in price.lines] == ["ours"]  # the baseline's twin is not in the table
-    causal = rows[rows["shape"].str.startswith("d128-causal") & (rows["contender"] == "ours")].sort_values("length")
-    assert throughput.lines[1].get_xydata() == pytest.approx(causal[["length", "tflops"]].to_numpy())
-    models = pictures._models(table[(table["status"] == OK) & table["shape"].isin([shape.name for shape in MODELS])], names)
-    bars = models.axes[0].containers
-    assert [bar.get_label() for bar in bars] == names and [len(bar) for bar in bars] == [len(MODELS)] * 3
-    assert [bar[0].get_hatch() or "" for bar in bars] == ["", "", "//"]
-
-
-def test_only_trusted_times_are_drawn(tmp_path, monkeypatch):
-    Figure = pytest.importorskip("matplotlib.figure").Figure
-    drawn = []
-    monkeypatch.setattr(pictures, "_sweep", lambda rows, names: (drawn.extend(rows["contender"]), Figure())[1])
-    _, ours, *_ = rows = flagship_rows()
-    pictures.plot(table_of([*rows, replace(ours, contender="wrong", status="wrong: dq")]), tmp_path)
-    assert drawn == [row.contender for row in rows[:3]]
-
-
-def test_no_pictures_without_matplotlib(synthetic, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "find_spec", lambda name: None)
-    assert pictures.plot(read(synthetic), tmp_path) == []
-    assert list(tmp_path.iterdir()) == [synthetic]
-
-
-def test_rows_of_a_table():
-    """There and back, but for the digits of the file."""
-    rows = flagship_rows((2.0, 4.0, 3.0))
-    assert rows_in(table_of(rows)) == rows_in(typed(map(cells_of, rows)))
-    assert [row.speedup for row in rows_in(table_of(rows))] == [1.0, 3.0, pytest.approx(6.0), None]
 
 
 def test_predictions():

@@ -11,7 +11,6 @@ from attention_results import H100, KNOWN, result
 from benchmarks.attention.merge import main
 from benchmarks.attention.table import read
 from dash_inductor.devices.calibration import NAMES
-from dash_inductor.devices.cost_files import tomllib
 from dash_inductor.devices.target import Target
 from dash_inductor.first_use.machine import sources_digest
 from dash_inductor.qualify import additions as of_l2
@@ -127,17 +126,6 @@ def test_the_report_says_first_what_went_wrong(parts):
     assert "| speedup over sdpa-flash-strict, d128-causal-8192 | at least 2.5 | 2.4 | MISSED |" in text
 
 
-def test_a_run_in_which_nothing_went_wrong(parts):
-    assert "## What went wrong\n\nNo row says so.\n" in (merged(parts[:1]) / "report.md").read_text()
-
-
-def test_timings_of_two_folders_are_fitted_together(parts):
-    keep(parts[2], 64)
-    numbers = tomllib.loads((merged(parts) / "costs.toml").read_text())
-    assert [numbers["tflops"][d]["value"] for d in ("64", "128")] == [692, 692]
-    assert not numbers["two_pass_percent"]["64"]["estimate"] and numbers["hop_ns"]["value"] == 1500
-
-
 def test_a_row_that_was_not_run_gives_way(parts):
     """The table went on in a fourth folder."""
     rest = parts[0].parent / "rest"
@@ -157,48 +145,3 @@ def test_folders_that_do_not_go_together(parts, name, capsys):
     other = "NVIDIA H200" if name == "gpu" else "2.12.0"
     (parts[1] / "environment.json").write_text(json.dumps({**SAID, name: other}))
     assert f"do not go together: {name} is {SAID[name]} and {other}" in refused(parts, capsys)
-
-
-def test_folders_that_are_none(parts, capsys):
-    (parts[2] / "environment.json").unlink()
-    assert "part3 has no environment.json: it is no folder of" in refused(parts, capsys)
-    (parts[2] / "environment.json").write_text("{}")
-    assert "does not say gpu, arch, sms" in refused(parts, capsys)
-
-
-def more_rows(parts: list[Path]) -> None:
-    append(parts[2] / "attention.csv", timed("order", FLAGSHIP, result("ours", 2.7), baseline="ours"))
-
-
-def more_additions(parts: list[Path]) -> None:
-    (parts[1] / "red_throughput.csv").write_bytes((parts[0] / "red_throughput.csv").read_bytes())
-
-
-@pytest.mark.parametrize(
-    ("again", "message"),
-    [
-        (more_rows, "ours at d128-causal-8192 of run 'order' was measured twice, in "),
-        (more_additions, "measured twice: "),
-        (lambda parts: keep(parts[0], 128), "holds timings of launches that another folder has as well"),
-    ],
-    ids=["rows", "additions", "timings"],
-)
-def test_what_was_measured_twice(again, message, parts, capsys):
-    again(parts)
-    assert message in refused(parts, capsys)
-
-
-def test_rows_of_another_gpu_than_the_folder(parts, capsys):
-    path = parts[0] / "attention.csv"
-    path.write_text(path.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA H20"))
-    assert "has rows of gpu NVIDIA H20, and the folder is of NVIDIA H100" in refused(parts, capsys)
-
-
-def test_an_output_folder_that_is_an_input(parts, capsys):
-    assert "is one of the folders that are merged" in refused([*parts, parts[0].parent / "merged"], capsys)
-
-
-def test_a_run_in_which_nothing_was_measured(parts, capsys):
-    (parts[0] / "attention.csv").unlink()
-    (parts[0] / "red_throughput.csv").unlink()
-    assert "nothing was measured in" in refused(parts[:1], capsys)

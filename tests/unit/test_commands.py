@@ -11,68 +11,70 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.machine_code.__main__ import PROGRAM as MACHINE_CODE
+from benchmarks.schedules.__main__ import PROGRAM as SCHEDULES
 from dash_inductor import __version__, config
 from dash_inductor.cli import demo
-from dash_inductor.cli import main as cli
+from dash_inductor.cli.main import PROGRAM, main
+from dash_inductor.cli.program import EMULATING, Program
 from dash_inductor.devices.cost_files import known_devices
-from tests.unit.expected_text import assert_expected
 
 ROOT = Path(__file__).parents[2]
-EXAMPLES = [f"{name} {words}".strip() for name, (module, _) in cli.COMMANDS.items() for words in module.EXAMPLES]
+COMMANDS = [(program, name) for program in (PROGRAM, MACHINE_CODE, SCHEDULES) for name in program.commands]
+EXAMPLES = [(program, f"{name} {words}".strip()) for program, name in COMMANDS for words in program.commands[name][0].EXAMPLES]
 # Those that neither compile nor need a GPU nor a file, and that take no seconds.
-CHEAP = [line for line in EXAMPLES if line.split()[0] in ("choose", "compare", "env", "simulate") or line == "replay --constants"]
+CHEAP = [
+    (program, line)
+    for program, line in EXAMPLES
+    if line.split()[0] in ("choose", "compare", "env", "simulate") or line == "replay --constants"
+]
 
 
 @pytest.fixture(autouse=True)
 def default_settings(monkeypatch):
     monkeypatch.setattr(config, "_current", config.Config())
-    for name in cli.EMULATING:  # else another process is started
+    for name in EMULATING:  # else another process is started
         monkeypatch.delenv(name, raising=False)
 
 
 def refused(capsys, *words: str) -> str:
     """What the command line says on its way out, in one line, with status 2."""
     with pytest.raises(SystemExit) as stopped:
-        cli.main(words)
+        main(words)
     out, err = capsys.readouterr()
     assert (stopped.value.code, out, err.count("\n")) == (2, "", 1)
     return err.removeprefix("python -m dash_inductor").removesuffix("\n")
 
 
-@pytest.mark.parametrize("name", ["", *cli.COMMANDS])
-def test_help(name, monkeypatch, capsys):
-    """It fits 80 columns."""
+@pytest.mark.parametrize(("program", "name"), [*COMMANDS, (PROGRAM, ""), (MACHINE_CODE, ""), (SCHEDULES, "")])
+def test_help(program, name, monkeypatch, capsys):
+    """It fits 80 columns, says what for in two paragraphs or more, and has examples."""
     monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as stopped:
-        cli.main([*name.split(), "--help"])
+        program.main([*name.split(), "--help"])
     text = capsys.readouterr().out
     assert stopped.value.code == 0 and max(map(len, text.splitlines())) <= 80
-    assert_expected(text, f"help_{name or 'of_all'}")
+    assert f"examples:\n  {program.name} {name}".rstrip() in text
+    if name:
+        module, purpose = program.commands[name]
+        assert len(purpose) < 75 and len(module.__doc__) > 150 and len(module.__doc__.split("\n\n")) >= 2
+        assert "--json" in text or name == "grid"
+    else:
+        assert all(f"  {each} " in text for each in program.commands)
 
 
-@pytest.mark.parametrize("name", cli.COMMANDS)
-def test_every_command_explains_itself(name):
-    module, purpose = cli.COMMANDS[name]
-    description, options = (
-        module.__doc__,
-        cli._parser().parse_args(shlex.split(f"{name} {module.EXAMPLES[0]}")).parser.format_help(),
-    )
-    assert len(purpose) < 75 and len(description) > 150 and len(description.split("\n\n")) >= 2
-    assert "--json" in options
-
-
-@pytest.mark.parametrize("line", EXAMPLES)
-def test_examples_are_commands(line):
-    args, unknown = cli._parser().parse_known_args(shlex.split(line))
+@pytest.mark.parametrize(("program", "line"), EXAMPLES)
+def test_examples_are_commands(program: Program, line):
+    args, unknown = program.parser().parse_known_args(shlex.split(line))
     assert args.command == line.split()[0] and not unknown
 
 
-@pytest.mark.parametrize("line", CHEAP)
-def test_examples_run(line, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize(("program", "line"), CHEAP)
+def test_examples_run(program, line, tmp_path, monkeypatch, capsys):
     """Where they write a file it is there."""
     monkeypatch.chdir(tmp_path)
     words = shlex.split(line)
-    assert cli.main(words) in ((0, 1) if words[0] == "env" else (0,))
+    assert program.main(words) in ((0, 1) if words[0] == "env" else (0,))
     out = capsys.readouterr().out
     if "--json" in words:
         json.loads(out)
@@ -82,17 +84,17 @@ def test_examples_run(line, tmp_path, monkeypatch, capsys):
 
 
 def test_there_are_cheap_examples():
-    assert {line.split()[0] for line in CHEAP} == {"choose", "compare", "env", "replay", "simulate"}
+    assert {line.split()[0] for _, line in CHEAP} == {"choose", "compare", "env", "replay", "simulate"}
 
 
 def test_alone_it_prints_its_help(capsys):
-    assert cli.main([]) == 0
-    assert capsys.readouterr().out == cli._parser().format_help()
+    assert main([]) == 0
+    assert capsys.readouterr().out == PROGRAM.parser().format_help()
 
 
 def test_version(capsys):
     with pytest.raises(SystemExit) as stopped:
-        cli.main(["--version"])
+        main(["--version"])
     assert (stopped.value.code, capsys.readouterr().out) == (0, f"dash-inductor {__version__}\n")
 
 
@@ -103,7 +105,9 @@ SIZES = "--q-len 64 --kv-len 64 --batch 1 --heads 1 --head-dim 64"
     ("words", "message"),
     [
         ("chose", ": error: there is no command 'chose'; did you mean choose?"),
-        ("frobnicate", f": error: there is no command 'frobnicate'; the commands are {', '.join(cli.COMMANDS)}"),
+        ("frobnicate", f": error: there is no command 'frobnicate'; the commands are {', '.join(PROGRAM.commands)}"),
+        ("gates", ": error: gates runs from a checkout of the repository: python -m benchmarks.machine_code gates"),
+        ("compare", ": error: compare runs from a checkout of the repository: python -m benchmarks.schedules compare"),
         ("--jsn", ": error: unrecognized arguments: --jsn; python -m dash_inductor --help has examples"),
         ("env --jsn", " env: error: unrecognized arguments: --jsn; python -m dash_inductor env --help has examples"),
         (
@@ -122,9 +126,20 @@ def test_errors(words, message, capsys):
     assert refused(capsys, *words.split()) == message
 
 
-@pytest.mark.parametrize("line", [f"choose {SIZES}", f"codegen {SIZES}", "explain train:setup"])
-def test_a_device_in_any_case(line):
-    assert cli._parser().parse_args([*line.split(), "--device", "H100"]).device == "h100"
+def test_gates_of_no_kernel(capsys):
+    """A command whose errors are mostly of our making says in one line what is the user's."""
+    with pytest.raises(SystemExit, match="2"):
+        MACHINE_CODE.main(["gates", "--arch", "sm_100", "--template", "one_pass", "--head-dim", "192", "--head-dim", "256"])
+    reason = "one pass takes head dims up to 128, Gluon is for sm_90 and head dims 64, 128 and 256"
+    line = f"python -m benchmarks.machine_code gates: error: no kernel has all that was asked for: {reason}\n"
+    assert capsys.readouterr() == ("", line)
+
+
+@pytest.mark.parametrize(
+    ("program", "line"), [(PROGRAM, f"choose {SIZES}"), (PROGRAM, "explain train:setup"), (MACHINE_CODE, f"codegen {SIZES}")]
+)
+def test_a_device_in_any_case(program, line):
+    assert program.parser().parse_args([*line.split(), "--device", "H100"]).device == "h100"
 
 
 @pytest.mark.parametrize(
@@ -140,12 +155,15 @@ def test_a_wrong_variable(name, value, message, monkeypatch, capsys):
     assert refused(capsys, "choose", "--device", "h100", *SIZES.split()).startswith(f" choose: error: {message}")
 
 
-@pytest.mark.parametrize("line", ["qualify", "demo", f"codegen --device h100 {SIZES}", "gates"])
-def test_without_torch_there_is_one_line(line, tmp_path):
+@pytest.mark.parametrize(
+    ("program", "line"),
+    [(PROGRAM, "qualify"), (PROGRAM, "demo"), (MACHINE_CODE, f"codegen --device h100 {SIZES}"), (MACHINE_CODE, "gates")],
+)
+def test_without_torch_there_is_one_line(program, line, tmp_path):
     for name in ("torch", "triton"):
         (tmp_path / f"{name}.py").write_text(f"raise ImportError('lib{name}.so cannot be opened')")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("DASH_INDUCTOR")}
-    command = [sys.executable, "-m", "dash_inductor", *line.split()]
+    command = [sys.executable, "-m", program.module, *line.split()]
     done = subprocess.run(command, cwd=ROOT, env=environment | {"PYTHONPATH": f"{tmp_path}:."}, capture_output=True, text=True)
     opening = f"{demo.OPENING}\n" if line == "demo" else ""  # which comes before torch is imported
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, opening, 1), done.stderr
@@ -154,9 +172,9 @@ def test_without_torch_there_is_one_line(line, tmp_path):
 
 def test_choose_marks_what_it_takes(capsys):
     """Candidates come by time, and one of them is the schedule above."""
-    assert cli.main(["choose", "--device", "H100", *f"{SIZES} --json".split()]) == 0
+    assert main(["choose", "--device", "H100", *f"{SIZES} --json".split()]) == 0
     chosen = json.loads(capsys.readouterr().out)
-    cli.main(["choose", "--device", "H100", *SIZES.split()])
+    main(["choose", "--device", "H100", *SIZES.split()])
     head, *lines = capsys.readouterr().out.partition("fastest first")[2].strip().splitlines()
     rows = [line for line in lines[1:] if line.split()][: len(chosen["candidates"])]
     times = [float(line.removesuffix("chosen").split()[-1]) for line in rows]

@@ -38,36 +38,3 @@ def test_a_child_that_compiled_something_else_is_refused(package, caches, monkey
         assert env["TORCH_DEVICE_BACKEND_AUTOLOAD"] == ("1" if package == WITH else "0")
         assert env["TORCHINDUCTOR_CACHE_DIR"] == "/folder" and env["TRITON_CACHE_DIR"].startswith("/folder/")
         assert not {"DASH_INDUCTOR_SCHEDULE", "TORCHINDUCTOR_FORCE_DISABLE_CACHES"} & set(env)
-
-
-def test_the_command(monkeypatch, capsys):
-    """Both take turns, each with a folder of its own, empty and then full; differences are within a repetition."""
-    calls = []
-
-    def instead(layers, package, caches, folder):
-        calls.append((layers, package, caches, folder))
-        cpu = len(calls) + (100.0 if package == WITH else 0)
-        return {"wall": 2 * cpu, "cpu": cpu}
-
-    monkeypatch.setattr(compilation, "compiled", instead)
-    compilation.main(["--layers", "4", "--repetitions", "3"])
-    assert [call[1] for call in calls[::2]] == [WITHOUT, WITH, WITH, WITHOUT, WITHOUT, WITH]
-    assert [call[2] for call in calls] == [EMPTY, FULL] * 6
-    assert [a[3] for a in calls[::2]] == [b[3] for b in calls[1::2]]
-    assert len({call[3] for call in calls}) == 6 and {call[0] for call in calls} == {4}
-    said = capsys.readouterr().out
-    assert "4 layers, medians of 3" in said
-    (line,) = (line for line in said.splitlines() if line.split()[:2] == [EMPTY, "CPU"])
-    # without: 1, 7, 9; with: 103, 105, 111; differences 102, 98, 102
-    assert line.split()[3:] == ["7.00", "105.00", "+102.00"]
-
-
-@pytest.mark.nightly
-def test_a_model_of_one_layer():
-    """It compiles, and out of caches it comes sooner."""
-    seconds = {}
-    for package in (WITHOUT, WITH):
-        with compilation.tempfile.TemporaryDirectory() as folder:
-            for caches in (EMPTY, FULL):
-                seconds[package, caches] = compiled(1, package, caches, folder)["cpu"]
-    assert all(seconds[package, FULL] < seconds[package, EMPTY] for package in (WITHOUT, WITH))

@@ -86,11 +86,11 @@ def test_figures_wrap_beside_their_names():
 
 
 def test_an_error_is_one_line(capsys):
-    for command, message in (("choose", ValueError("two\n  lines")), ("", "none")):
+    for command, message in (("program choose", ValueError("two\n  lines")), ("program", "none")):
         with pytest.raises(SystemExit) as stopped:
             console.fail(command, message)
         assert stopped.value.code == 2
-    assert capsys.readouterr() == ("", "python -m dash_inductor choose: error: two lines\npython -m dash_inductor: error: none\n")
+    assert capsys.readouterr() == ("", "program choose: error: two lines\nprogram: error: none\n")
 
 
 def test_json_is_json(capsys):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable, Iterable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from torch._inductor import config as inductor_config
 
 import dash_inductor
 from benchmarks.harm import __main__ as harm
-from benchmarks.harm import torch_tests
 from benchmarks.harm.case import Case
 from benchmarks.harm.compare import DIFFERS, FAILED_THE_SAME, REWRITTEN, SAME, verdicts
 from benchmarks.harm.measure import outcomes
@@ -84,13 +82,6 @@ def in_this_process(mode: str, *, installed: bool, cases: Iterable[Case] = CASES
         return list(outcomes(cases, setting))
 
 
-@pytest.mark.nightly  # C++ is compiled
-@pytest.mark.parametrize("mode", ["off", "on"])
-def test_a_slice(mode, no_caches):
-    without, with_package = (in_this_process(mode, installed=installed) for installed in (False, True))
-    assert verdicts(without, with_package) == {"sdpa": SAME, "matmuls": SAME, "refused": FAILED_THE_SAME}
-
-
 def operands_swapped(graph: fx.Graph) -> None:
     node = next(iter(graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)), None)
     if node is not None:
@@ -112,77 +103,12 @@ def test_a_pass_that_corrupts_a_node_differs(no_caches, monkeypatch):
     assert lines({"SDPA": {"on, without": without, "on, with": corrupted}})[0][DIFFERS] == 1
 
 
-def test_a_process_in_another_setting_is_refused(no_caches):
-    with pytest.raises(RuntimeError, match="not installed"):
-        list(outcomes(CASES, SETTINGS["on, with"]))
-    with dash_inductor.enabled(), pytest.raises(RuntimeError, match="should not be"):
-        list(outcomes(CASES, SETTINGS["on, without"]))
-
-
 def test_the_page_says_what_failed_and_what_differs():
     text = page({"SDPA": {"on, without": [PASSED, FAILED | {"case": "y"}], "on, with": [FAILED, FAILED | {"case": "y"}]}}, every=3)
     assert "| SDPA | deterministic mode on | 2 | 0 | 0 | 1 | 1 |" in text
     assert "| SDPA | ValueError |  | deterministic mode on | y |" in text
     assert "| SDPA | deterministic mode on | x | passed | ValueError |" in text
     assert "one case of 3" in text
-
-
-def test_outcomes_of_torchs_tests(tmp_path, monkeypatch):
-    """A failure is told by its exception; what is skipped is no case."""
-    file = tmp_path / "outcomes"
-    monkeypatch.setenv(torch_tests.OUTCOMES, str(file))
-    crash = SimpleNamespace(reprcrash=SimpleNamespace(message="ValueError: no\nwhy"))
-    for name, when, outcome, said in (
-        ("a", "setup", "passed", None),
-        ("a", "call", "passed", None),
-        ("b", "setup", "skipped", None),
-        ("c", "call", "failed", crash),
-    ):
-        report = SimpleNamespace(
-            nodeid=name, when=when, outcome=outcome, longrepr=said, passed=outcome == "passed", skipped=outcome == "skipped"
-        )
-        torch_tests.pytest_runtest_logreport(report)
-    assert [json.loads(line) for line in file.read_text().splitlines()] == [
-        {"case": "a", "outcome": "passed"},
-        {"case": "c", "outcome": "ValueError"},
-    ]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["everything"], "no suite is called 'everything'"),
-        (["--torch-tests", "nowhere"], "no test file"),
-        (["--every", "0"], "1 or more"),
-    ],
-)
-def test_arguments_that_make_no_sense(arguments, message, capsys):
-    with pytest.raises(SystemExit) as ended:
-        harm.main(arguments)
-    assert ended.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-SEES_THE_PACKAGE = """
-import torch
-from torch._inductor import compile_fx
-from torch._inductor.codegen import common
-
-def test_mode():
-    pass
-
-def test_package():
-    assert "dash_inductor" not in common.custom_backend_passes
-"""
-
-
-@pytest.mark.nightly
-def test_torchs_test_files(tmp_path, capsys):
-    (tmp_path / "test_of_torch.py").write_text(SEES_THE_PACKAGE)
-    file = tmp_path / "outcomes.json"
-    found = harm._torch_file(tmp_path / "test_of_torch.py")
-    file.write_text(json.dumps(found))
-    assert [(row["cases"], row[SAME], row[DIFFERS]) for row in lines({"test_of_torch.py": found})] == [(2, 1, 1), (2, 1, 1)]
 
 
 @pytest.mark.nightly

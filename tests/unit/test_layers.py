@@ -18,16 +18,13 @@ OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "file
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
     *("devices", "reference", "prices", "resolve", "first_use", "op", "lowering", "parallel", "rewrite", "hooks", "codegen"),
-    *("sass", "explanation", "reproduce", "qualify", "cli", "__main__"),
+    *("explanation", "reproduce", "qualify", "cli", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
-    "dash_inductor.cli.codegen": "the command line does without torch",
-    "dash_inductor.cli.compare": "matplotlib may be missing",
     "dash_inductor.cli.demo": "the command line does without torch",
     "dash_inductor.cli.env": "torch may be missing, or fail when it is imported",
     "dash_inductor.cli.qualify": "the command line does without torch",
-    "dash_inductor.cli.simulate": "matplotlib may be missing",
     "dash_inductor.emulation": "emulation imports Triton when it starts",
     "dash_inductor.explanation.explain": "the command line does without torch",
     "dash_inductor.hooks.joint_pass": "the lowering needs the whole of Inductor",
@@ -40,7 +37,6 @@ LAZY = {
     "dash_inductor.schedule.orders.monotone": "formulas are made when a choice is",
     "dash_inductor.schedule.orders.shift": "formulas are made when a choice is",
     "dash_inductor.schedule.orders.symmetric": "formulas are made when a choice is",
-    "dash_inductor.sass.gates": "the command line does without torch",
 }
 
 
@@ -77,7 +73,7 @@ def imports(path: Path, tree: ast.AST | None = None) -> Iterator[str]:
 
 
 def modules_in(names: Iterator[str]) -> set[str]:
-    """Of these names the modules of the project, or those that have them."""
+    """The modules of the project among these names, or those that have them."""
     ours = {name if name in NAMES else name.rpartition(".")[0] for name in names if name.partition(".")[0] == "dash_inductor"}
     assert ours <= NAMES, ours - NAMES
     return ours
@@ -114,7 +110,7 @@ def test_imports_in_functions_are_named():
 
 @pytest.mark.parametrize("path", modules("dash_inductor/schedule"), ids=name_of)
 def test_schedules_are_pure(path):
-    """Of the project they import each other alone, of others Python's own modules and sympy; they open no file."""
+    """They import each other, Python's own modules and sympy alone, and open no file."""
     for name in imports(path):
         top = name.partition(".")[0]
         assert name.startswith("dash_inductor.schedule") or top == "sympy" or top in sys.stdlib_module_names, name

@@ -18,7 +18,7 @@ TWO = [
 
 
 def row(template: str = "one_pass", shape: str = "full", *, replays: Any = None, **changed: Any) -> dict[str, Any]:
-    """As `gates --json` prints it."""
+    """A row as `gates --json` prints it."""
     figures: dict[str, Any] = dict.fromkeys(loops.FIGURES, 10) | {"tile": "64x128x64", "stock_instructions": None}
     cell = {"template": template, "shape": shape, "head_dim": 64, "value_dim": None}
     return cell | figures | {"predicted_cycles": TWO[:1] if replays is None else replays, "gates": []} | changed
@@ -45,30 +45,13 @@ def test_cycles_are_of_each_loop_and_causes_of_all(keep):
     assert causes == {"tensor cores": "2000", "fence": "672", "issue": "200", "the rest": "15"}
 
 
-def test_a_loop_that_was_not_replayed_has_no_cycles(keep):
-    keep("3.7.1", row(replays=()))
-    assert loops.results()[0]["cycles"] == ""
-
-
 def test_a_table_has_a_line_for_an_attention(keep):
-    """Of all Tritons, the oldest first, or one figure where they agree."""
+    """A line has the figures of all Tritons, the oldest first, or one where they agree."""
     keep("3.7.1", row(registers=255), row(shape="causal"), row("gluon"), row(shape="flex"))
     keep("3.6.0", row(registers=250), row(shape="causal"))
     head, _, full, causal = loops.table("one pass").splitlines()
     assert head == "| head dim | attention | cycles (estimate) | instructions | local accesses | registers | shared memory |"
     assert (full, causal) == ("| 64 | full | 1615 | 10 | 10 | 250 / 255 | 10 |", "| 64 | causal | 1615 | 10 | 10 | 10 | 10 |")
-
-
-def test_causes_are_of_one_triton(keep):
-    for triton, clocks in (("3.6.0", 1.0), ("3.7.1", 2.0), ("3.9.0", 3.0)):
-        keep(triton, row("gluon", replays=[TWO[0] | {"exposed": {"issue": clocks}}]))
-    assert loops.table("causes").splitlines()[2:] == ["| Gluon | 64 | full | 1000 | 0 | 2 | 0 | 0 | 0 | 0 | 0 |"]
-
-
-def test_the_share_of_stock_is_for_as_many_elements(keep):
-    keep("3.7.1", row(shape="flex", tile="128x128x64", stock_instructions=8))
-    (line,) = loops.table("flex").splitlines()[2:]
-    assert line.startswith("| 64 | none, no mask | 1615 | 0.62 | 10 | 8 |")
 
 
 def test_what_is_kept_has_every_loop_of_each_triton():

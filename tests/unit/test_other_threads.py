@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.testing import CompileCounter
 
 from dash_inductor import config
-from dash_inductor.codegen.generate import deterministic
+from dash_inductor.codegen.mode import deterministic
 from dash_inductor.explanation.no_trace import leaving_no_trace
 from dash_inductor.hooks.hook import around_here
 from tests.unit.test_layers import ROOT, SOURCES

@@ -16,7 +16,7 @@ from dash_inductor.devices import DEVICES, device
 from dash_inductor.devices.stock_kernels import FLEX, PUBLISHED
 from dash_inductor.devices.target import Target
 from dash_inductor.prices import TIE, of_one_pass, of_stock, of_two_passes
-from dash_inductor.problem import BLOCK_MASK, Problem
+from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200"
@@ -37,7 +37,7 @@ def test_no_row_of_the_table_is_taken_where_stock_is_faster(key: str) -> None:
 
 @pytest.mark.parametrize("key", ["h100", "h200"])
 def test_no_shape_is_taken_where_stock_is_faster(key: str) -> None:
-    """Of a grid of torch's own attentions: few chains, too, of which `resolve` has a rule."""
+    """Shapes are a grid of torch's own attentions: few chains, too, of which `resolve` has a rule."""
     kinds = [kind for kind in prices.KINDS if kind.stock.implementation is None]
     for kind, heads, length in itertools.product(kinds, (1, 4, 32), (1024, 8192)):
         for head_dim in kind.head_dims:
@@ -112,6 +112,6 @@ def test_flash_attention_4s_figures_are_those_of_the_gpu() -> None:
 def test_the_mask_of_a_block_mask_is_not_asked() -> None:
     """Two of other blocks and contents have one price."""
     one = Problem(
-        BLOCK_MASK, 2, 8, 8, 4096, 4096, 64, "bf16", block_size=(128, 128), function_ops=3, stock=Stock(Kernel.FLEX, strict=False)
+        "block_mask", 2, 8, 8, 4096, 4096, 64, "bf16", block_size=(128, 128), function_ops=3, stock=Stock(Kernel.FLEX, strict=False)
     )
     assert of_stock(one, TARGETS["h100"]) == of_stock(replace(one, block_size=(256, 128), masks=16), TARGETS["h100"])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import torch
 
 from dash_inductor.codegen.fake_gpu import fake_gpu
@@ -49,22 +47,3 @@ def test_the_copy_notes_four_times_and_is_the_kernel_else(tmp_path: Path) -> Non
     with fake_gpu("h200"):
         ptx = gluon.launch_of(kernel, operands).compile().asm["ptx"]
     assert ptx.count("%globaltimer") == ptx.count("%clock64") == ptx.count("st.global.v2.b64") == len(marks.PLACES)
-
-
-def test_a_kernel_that_is_not_as_the_edits_have_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marks, "EDITS", {"walk.py": [("nothing has this", "")]})
-    with pytest.raises(ValueError, match=r"walk\.py has 0 times, not once: nothing has this"):
-        marks.marked(tmp_path / "marked")
-
-
-def test_every_shape_that_is_timed_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    for head_dim, mask in schedules.SHAPES:
-        choice = schedules.resolution(head_dim, mask, H200).choice
-        assert choice
-        heads = schedules.HIDDEN // head_dim
-        key = SimpleNamespace(shape=(schedules.BATCH, heads))
-        table = torch.tensor(schedules.pack_plan(choice.plan()))
-        marks.require_room(SimpleNamespace(key=key, table=table))
-    monkeypatch.setattr(marks, "MOST_CHAINS", 1)
-    with pytest.raises(ValueError, match="more than the 1 that it can note"):
-        marks.require_room(SimpleNamespace(key=key, table=table))

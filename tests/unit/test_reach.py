@@ -13,15 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention, varlen
 
-from benchmarks.reach import libraries, measure, page, report
-from benchmarks.reach.__main__ import MODELS, main
+from benchmarks.reach import measure, page, report
 from benchmarks.reach.calls import Calls, counted
 from benchmarks.reach.model import Call, Model
 
 pytestmark = pytest.mark.nightly
-
-# Of the first measurement by hand, which ours is joined with.
-FIRST_COLUMNS = ["library", "model", "case", "calls", "rewritten", "declined", "not_seen", "reasons"]
 
 
 class Attends(nn.Module):
@@ -63,50 +59,8 @@ def test_attention_by_hand_is_told_by_its_line() -> None:
     assert line == f"test_reach.py:{by_hand.__code__.co_firstlineno + 1}" and calls.count == 1
 
 
-def test_what_needs_no_gradient_is_no_call() -> None:
-    assert calls_of(lambda q, k, v: by_hand(k, k, v) + F.scaled_dot_product_attention(k, k, v)).count == 0
-
-
-def test_multihead_attention_is_one_call() -> None:
-    def attention(**options: Any) -> Call:
-        with torch.device("meta"):
-            layer, x = nn.MultiheadAttention(16, 2, batch_first=True), torch.randn(2, 8, 16)
-            return Call(layer, (x, x, x), options)
-
-    with_weights, without = counted(attention()), counted(attention(need_weights=False))
-    assert (with_weights.count, with_weights.of_torch) == (1, 0)
-    assert (without.count, without.of_torch) == (1, 1)
-
-
-def test_tensors_without_values_answer_no() -> None:
-    def asks(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v) if (k > 0).all() or 3 in k else by_hand(q, k, v)
-
-    assert calls_of(asks).of_torch == 0
-
-
-def test_functions_are_put_back() -> None:
-    before = flex_attention.flex_attention, varlen.varlen_attn
-    calls_of(lambda q, k, v: flex_attention.flex_attention(q, k, v))
-    assert (flex_attention.flex_attention, varlen.varlen_attn) == before
-
-
 def model(make: Callable[[str], Call], library: str = "torch.nn", name: str = "tiny") -> Model:
     return Model(library, name, make)
-
-
-def attends(case: str) -> Call:
-    return Call(Attends(by_hand), (torch.randn(2, 2, 8, 16),))
-
-
-def test_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The columns of the first measurement stand first; what is not seen is what is called and not decided on."""
-    report_of_none = measure.Explanation("h100", (), "run", False, {})
-    monkeypatch.setattr(measure.dash_inductor, "explain", lambda *_, **__: report_of_none, raising=False)
-    row = measure.measured(model(attends), "plain", 60)
-    assert (row["calls"], row["not_seen"], row["rewritten"], row["declined"]) == (1, 1, 0, 0)
-    assert [name for name in report.COLUMNS if name in FIRST_COLUMNS] == FIRST_COLUMNS
-    assert set(row) - {"seconds"} <= set(report.COLUMNS) and report.key_of(row) == ("torch.nn", "tiny", "plain")
 
 
 def fails(case: str) -> Call:
@@ -131,25 +85,6 @@ def test_a_case_that_fails_is_a_row(make: Callable[[str], Call], limit: float, f
     assert (row["failure"], report.key_of(row)) == (failure, ("torch.nn", "tiny", "plain"))
 
 
-def test_a_library_that_is_not_installed_is_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(libraries.LIBRARIES, "absent", libraries.Library("no_such_module", "no-such-package"))
-    assert measure.measured(model(attends, "absent"), "plain", 60)["failure"] == measure.NOT_INSTALLED
-
-
-def test_every_case_has_a_key_of_its_own() -> None:
-    keys = [(one.library, one.name, case) for one in MODELS for case in one.cases]
-    assert len(keys) == len(set(keys))
-    names = {(one.library, one.name) for one in MODELS}
-    assert all((one.library, one.better) in names for one in MODELS if one.better)
-
-
-def test_only_known_libraries(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list", "timm"]) == 0
-    assert all(line.startswith("timm, ") for line in capsys.readouterr().out.splitlines())
-    with pytest.raises(SystemExit, match="2"):
-        main(["tim"])
-
-
 FIGURES = {"declined": 0, "not_seen": 0, "left_to_stock": 0, "third_party": 0, "reasons": {}, "remedies": {}, "written_out": {}}
 WHOLE = {"library": "transformers", "model": "A [sdpa]", "case": "plain", "calls": 2, "rewritten": 2, **FIGURES}
 REASONS = {"dropout_p=0.1: its bits; and more": 1, "it is no call of attention (2)": 2}
@@ -164,7 +99,7 @@ ROWS = [{"better": "", "version": "5.0", "stopped": None, **row} for row in (WHO
 
 @pytest.fixture
 def rows(tmp_path: Any) -> list[dict[str, Any]]:
-    """As the CSV has them."""
+    """Rows as the CSV has them."""
     file = tmp_path / "rows.csv"
     file.write_text(report.csv_of(ROWS))
     return report.read(file)
@@ -174,25 +109,6 @@ def test_the_csv_has_all_that_is_measured(rows: list[dict[str, Any]]) -> None:
     for row, measured in zip(rows, ROWS, strict=True):
         for name, value in measured.items():
             assert row[name] == ("" if value is None else value), name
-
-
-def test_totals(rows: list[dict[str, Any]]) -> None:
-    *_, of_all = report.totals(rows)
-    assert of_all == {
-        **{"library": "all", "calls": "7", "rewritten": "3 (43 %)", "declined": "3 (43 %)", "not seen": "1 (14 %)"},
-        **{"models whole": "1 of 2", "failed": "1"},
-    }
-    assert [line["calls"] for line in report.reasons(rows)] == ["2", "1"]
-
-
-def test_rows_beside_earlier_ones(rows: list[dict[str, Any]], tmp_path: Any) -> None:
-    """Of which only the first columns are known, and not all cases."""
-    file = tmp_path / "first.csv"
-    file.write_text(f"{','.join(FIRST_COLUMNS)}\ntransformers,A [sdpa],plain,2,0,2,0,why (2)\ntimm,C,plain,1,1,0,0,\n")
-    assert report.changes(rows, report.read(file)) == [
-        {"case": "1 cases", "before": "0 of 2", "now": "2 of 2"},
-        {"case": "transformers, A [sdpa], plain", "before": "0 of 2", "now": "2 of 2"},
-    ]
 
 
 def test_the_part_of_models(rows: list[dict[str, Any]]) -> None:

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from dash_inductor.cli.main import main
-from dash_inductor.sass.cubin import parse
-from dash_inductor.sass.replay import Constants, Replay, pricing, replay_loop, sensitivity
-from dash_inductor.sass.replay.operations import ControlCode, Operation, control_codes, decoded, rotated, step_of
+from benchmarks.machine_code.__main__ import main
+from benchmarks.machine_code.cubin import parse
+from benchmarks.machine_code.replay import Constants, Replay, replay_loop
+from benchmarks.machine_code.replay.operations import ControlCode, Operation, control_codes, decoded, step_of
 
 pytestmark = pytest.mark.nightly
 
@@ -32,7 +32,6 @@ SASS = """
 S = "HGMMA.64x64x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"  # 32 clocks of work and of shared memory, for each warpgroup
 WAIT = "WARPGROUP.DEPBAR.LE gsb0, 0x0"
 COPY = "LDGSTS.E.BYPASS.128 [R45+0xd000], desc[UR20][R42.64], P0"
-BARRIER = "BAR.SYNC.DEFER_BLOCKING 0x0"
 ADD = "REDG.E.ADD.F32x4.FTZ.RN.STRONG.GPU desc[UR24][R202.64], R36"
 POLL, RELEASE = "LDG.E.STRONG.GPU R24, desc[UR24][R152.64]", "REDG.E.ADD.S32.STRONG.GPU desc[UR24][R24.64], R27"
 
@@ -77,16 +76,6 @@ def test_a_wait_for_a_matmul():
     assert slower.cycles - found.cycles == 100
 
 
-def test_shared_memory_bounds_a_matmul():
-    """64 rows of A and 8 of B, 16 elements of 2 bytes: 18 clocks at 128 bytes a clock, of which 4 are work."""
-    narrow = "HGMMA.64x8x16.F32.BF16 R24, gdesc[UR4], RZ, !UPT, gsb0"
-    found = replayed(narrow, narrow)
-    assert (found.cycles, found.tensor_cycles) == (4 * 18, 4 * 4)
-    assert found.exposed == {"shared memory of matmuls": 4 * 14}
-    registers = "HGMMA.64x8x16.F32.BF16 R24, R64, gdesc[UR4], R24, gsb0"
-    assert replayed(registers, registers).exposed == {}
-
-
 @pytest.mark.parametrize(("left", "latency", "waits"), [(0, 270, True), (1, 270, False), (1, 900, True), (4, 900, False)])
 def test_a_wait_for_copies(left, latency, waits):
     """Groups under way hide the trip to L2, as long as their steps take: one about 260 clocks."""
@@ -96,62 +85,7 @@ def test_a_wait_for_copies(left, latency, waits):
     assert (next(iter(found.exposed)) == "loads") == waits
 
 
-MMA = "HMMA.16816.F32.BF16 R4, R8, R12, R4"  # 4,096 FLOP of one warp
-
-
-def test_synchronous_matmuls():
-    """Each scheduler's tensor core takes them at 62.9 % of a wgmma's 1,024 FLOP a clock: 6.36 clocks, issued on whole ones."""
-    found = replayed(*[MMA] * 16, BARRIER)
-    assert found.flop == 16 * 8 * 4096
-    assert found.cycles == pytest.approx(2 * 16 * 7 + 20, abs=8)
-    assert found.tensor_cycles == found.flop / 4096 and not found.exposed
-    assert "what its synchronous matmuls wait for is not told apart" in found.notes
-    assert replayed(*[MMA.replace("16816", "1688")] * 32, BARRIER).cycles == pytest.approx(2 * 32 * 4 + 20, abs=8)
-    assert replayed(*[MMA] * 16, BARRIER, synchronous_share=1).cycles == pytest.approx(2 * 16 * 4 + 20, abs=8)
-    assert replayed(*[MMA] * 16, BARRIER, ctas=2).cycles == pytest.approx(2 * 16 * 7, abs=8)  # the other CTA's barrier is hidden
-
-
-def test_copies_share_the_way_from_l2():
-    """4096 bytes a step: 128 clocks at 32 bytes a clock, nothing else."""
-    step = (COPY, "LDGDEPBAR", "DEPBAR.LE SB0, 0x8", S)
-    assert replayed(*step).cycles == pytest.approx(128, abs=3)
-    assert replayed(*step, l2_bandwidth=16).cycles == pytest.approx(256, abs=3)
-
-
-def test_a_barrier_waits_for_the_last_warp():
-    """One warp loads something: all are blamed on that, and on the barrier itself."""
-    alone = replayed(S, WAIT, BARRIER)
-    assert alone.exposed["matmul latency"] == pytest.approx(28, abs=3)
-    assert alone.exposed["barrier"] == pytest.approx(20, abs=3)
-    late = replayed("@P1 BRA 0x30", (POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), S, WAIT, BARRIER)
-    assert late.exposed["poll"] > 200
-    assert late.cycles - alone.cycles > 200
-
-
 MINE, OTHERS = "BAR.SYNC.DEFER_BLOCKING R13, 0x100", "BAR.ARV R14, 0x100"  # numbers of barriers in registers: turns
-
-
-def test_warpgroups_that_take_turns():
-    """Each awaits the other one's arrival before its matmul: a turn is a matmul's 32 clocks, its report's 28, a barrier's 20."""
-    found = replayed(MINE, S, WAIT, OTHERS)
-    assert found.cycles == pytest.approx(2 * (32 + 28 + 20), abs=8)
-    assert replayed(MINE, S, WAIT, OTHERS, barrier=120).cycles == pytest.approx(found.cycles + 200, abs=2)
-    at_once = replayed(MINE, S, OTHERS, WAIT)  # the other one's matmul may be issued while this one's runs
-    assert at_once.cycles < found.cycles - 30
-
-
-def test_barriers_are_of_one_cta():
-    """A second CTA's matmuls run while the first one is at its barrier."""
-    alone, beside = (replayed(S, WAIT, BARRIER, ctas=number) for number in (1, 2))
-    assert beside.cycles < alone.cycles - 20
-    assert beside.flop == alone.flop and beside.tensor_cycles == pytest.approx(alone.tensor_cycles, rel=0.02)
-    assert beside.tensor_cycles + sum(beside.exposed.values()) == pytest.approx(beside.cycles)
-
-
-def test_a_barrier_of_a_warpgroup_leaves_the_other_alone():
-    """The first group's matmul runs while the second one is at its own barrier."""
-    apart, together = (replayed(f"BAR.SYNC.DEFER_BLOCKING 0x1, {threads}", S, WAIT) for threads in ("0x80", "0x100"))
-    assert apart.cycles < together.cycles - 20
 
 
 def test_additions_press_back():
@@ -163,22 +97,6 @@ def test_additions_press_back():
     assert replayed(*step, S, ("MOV R1, R2", 7, 7, 1), addition_bandwidth=64).cycles == pytest.approx(1024, abs=2)
 
 
-@pytest.mark.parametrize(("vector", "clocks"), [("x4", 1024), ("x2", 512), ("", 256)])
-def test_additions_by_width(vector, clocks):
-    """16 of 8 warps, of four, two or one value a lane, at 64 bytes a clock."""
-    add = ADD.replace("F32x4", f"F32{vector}")
-    assert replayed(*[(add, 7, 0, 0)] * 16, S, ("MOV R1, R2", 7, 7, 1), addition_bandwidth=64).cycles == pytest.approx(
-        clocks, abs=4
-    )
-
-
-@pytest.mark.parametrize(("matrices", "clocks"), [(".4", 256), (".2", 128), ("", 64)])
-def test_matrices_from_shared_memory_by_width(matrices, clocks):
-    """Eight loads of 8 warps at 128 bytes a clock, before the matmuls' own 8,192 bytes; no number means one matrix."""
-    loads = [f"LDSM.16.M88{matrices} R4, [R8]"] * 8
-    assert replayed(*loads, BARRIER, S, shared_bandwidth=8).cycles == pytest.approx(16 * (clocks + 64), rel=0.02)
-
-
 def test_a_fence_waits_for_additions():
     quiet = replayed("MEMBAR.ALL.GPU", S, WAIT)
     assert next(iter(quiet.exposed)) == "membar"
@@ -187,30 +105,6 @@ def test_a_fence_waits_for_additions():
     assert after.cycles == pytest.approx(256 + 270 + 32 + 28, abs=10)  # 8,192 bytes, and the last one's acknowledgement
     copies = (COPY, "MEMBAR.ALL.GPU", S, WAIT)
     assert replayed(*copies, gpu_fence_of_copies=1).cycles > replayed(*copies).cycles + 20
-
-
-@pytest.mark.parametrize(
-    ("line", "cause"),
-    [
-        ("LDG.E R1, desc[UR24][R186.64]", "table entry"),
-        ("LDS.64 R56, [R23+UR5]", "shared memory"),
-        ("LDC.64 R54, c[0x0][0x230]", "constants"),
-        ("FENCE.VIEW.ASYNC.S", "fence"),
-        ("MUFU.EX2 R87, R87", "mufu"),
-        ("SYNCS.PHASECHK.TRANS64.TRYWAIT P1, [UR4], R1", "mbarrier"),
-        (POLL, "poll"),
-    ],
-)
-def test_each_cause(line, cause):
-    """The result of an operation is waited for before the matmul."""
-    found = replayed((line, 0, 7, 0), (S, 7, 7, 1), WAIT, RELEASE)
-    assert found.exposed[cause] > 15, found.exposed
-
-
-def test_mufu_is_shared_by_the_warps_of_a_scheduler():
-    """Eight exp2 of two warps a scheduler, eight clocks each."""
-    step = (BARRIER, *["MUFU.EX2 R87, R87"] * 8, S)
-    assert replayed(*step, mufu=32).cycles - replayed(*step, mufu=16).cycles == pytest.approx(256, abs=40)
 
 
 CHAIN = ((POLL, 0, 7, 0), ("IADD3 R1, R1, 0x1, RZ", 7, 7, 1), (ADD, 7, 1, 0), "MEMBAR.ALL.GPU", RELEASE, S, WAIT)
@@ -224,18 +118,6 @@ def test_handover():
     assert slower.handover_cycles - found.handover_cycles == pytest.approx(250, abs=30)
     assert found.chained_cycles >= found.cycles
     assert replayed(*LATE).handover_cycles > found.handover_cycles
-
-
-def test_no_handover():
-    """Without a poll, or without a release."""
-    assert replayed(S, WAIT).handover_cycles is None
-    found = replayed((POLL, 0, 7, 0), (S, 7, 7, 1), WAIT)
-    assert found.handover_cycles is None and found.chained_cycles == found.cycles
-
-
-def test_a_chain_waits_for_hops_longer_than_its_step():
-    found = replayed(*LATE, l2_latency=2000)
-    assert min(found.handover_cycles, found.chained_cycles) > found.cycles
 
 
 def opcodes(step: list[Operation], warp: int, edge: bool) -> list[str]:
@@ -265,22 +147,6 @@ def test_what_a_warp_does_in_a_step():
     assert opcodes(step, 0, True) == [*always[:3], "FSEL", *always[3:]]
 
 
-def test_a_loop_that_ptxas_rotated():
-    """Its first block is that which comes second: the one behind the jump is entered, and jumps back to it."""
-    step = loop("NOP", "BRA 0x50", "MUFU.EX2 R1, R1", "IADD3 R1, R1, 0x1, RZ", "BRA 0x0", S, "@P1 BRA 0x20")
-    step = step[:-1]  # ends with its own branch back
-    assert [operation.base for operation in rotated(step)] == ["MUFU", "IADD3", "BRA", "NOP", "BRA", "HGMMA", "BRA"]
-    assert opcodes(rotated(step), 0, False) == ["MUFU", "IADD3", "BRA", "NOP", "BRA", "HGMMA", "BRA"]
-    for other in (loop("NOP", "@P1 BRA 0x40", "MUFU.EX2 R1, R1", "BRA 0x0", S), loop(S, "NOP")):
-        assert rotated(other) == other
-
-
-def test_a_step_ends_at_the_branch_back():
-    """What stands behind it is rare code that the compiler has moved there."""
-    step = loop("@P1 BRA 0x30", S, "@P0 BRA 0x0", "NOP", "BRA 0x10")
-    assert opcodes(step, 0, False) == ["BRA", "HGMMA", "BRA"]
-
-
 @pytest.mark.parametrize(
     ("lines", "settings", "message"),
     [
@@ -301,64 +167,8 @@ def test_what_cannot_be_replayed(lines, settings, message):
         replayed(*lines, **settings)
 
 
-def test_sensitivity():
-    """Guesses alone; a fence moves a loop that is nothing but a fence."""
-    found = {guess.name: guess for guess in sensitivity(loop("MEMBAR.ALL.GPU", S, WAIT))}
-    assert "tensor_flop" not in found and "l2_latency" not in found
-    cycles = replayed("MEMBAR.ALL.GPU", S, WAIT).cycles
-    assert found["gpu_fence"].halved == pytest.approx(cycles - 150, abs=2)
-    assert found["gpu_fence"].doubled == pytest.approx(cycles + 300, abs=2)
-    assert found["addition_buffer"].halved == found["addition_buffer"].doubled == cycles
-
-
-def test_replays_are_equal():
-    step = (*CHAIN, COPY, "LDGDEPBAR", "DEPBAR.LE SB0, 0x2", BARRIER)
-    assert replayed(*step) == replayed(*step)
-
-
-def test_json():
-    figures = replayed(*CHAIN).as_dict()
-    assert figures["estimate"] is True and "trace" not in figures
-    assert json.loads(json.dumps(figures))["exposed"] == figures["exposed"]
-
-
-def test_prices():
-    """Tensor cores that work half of the time: at the clock of that share. A hop is of the same clock."""
-    half = 2 * 80 * 128 * 128 * 5
-    loop = Replay(2 * half / 4096, half / 4096, {}, 1280, 2 * half / 4096, half, 400)
-    ghz = pricing.LAW.idle - pricing.LAW.slope / 2
-    assert pricing.tflops([loop], 132) == pytest.approx(4096 / 2 * 132 * ghz / 1000)
-    assert pricing.hop_ns([loop]) == pytest.approx(1280 / ghz)
-    assert pricing.two_pass_percent([loop, loop], [loop]) == 200
-
-
-def test_a_hand_over_by_tma():
-    """As in a loop with the same operations, whose additions have as many bytes; but there the fence runs beside them."""
-    step = ((POLL, 0, 7, 0), ("FENCE.VIEW.ASYNC.G", 0, 7, 1), (ADD, 7, 1, 1), *[(ADD, 7, 1, 0)] * 15, "MEMBAR.ALL.GPU", RELEASE, S)
-    found = replayed(*step, WAIT, warps=4, gpu_fence=1)
-    assert found.handover_cycles == pytest.approx(pricing.handover_by_tma(32 << 10, Constants(gpu_fence=1)), rel=0.02)
-    assert pricing.handover_by_tma(32 << 10) == 20 + 1024 + 270 + 300 + 135 + 270
-
-
 def test_the_list_of_constants(capsys):
     assert main(["replay", "--constants", "--json", "--set", "barrier=30"]) == 0
     listed = json.loads(capsys.readouterr().out)["constants"]
     assert listed["barrier"]["value"] == 30 and listed["barrier"]["guess"] is True
     assert all(constant["unit"] and constant["source"] for constant in listed.values())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "name a cubin, or ask for --constants"),
-        (["nowhere.cubin"], "nowhere.cubin: No such file or directory"),
-        ([__file__], "test_replay.py: no machine code that cuobjdump can read\n"),
-        (["--constants", "--set", "barrier"], "--set takes NAME=VALUE with a number, not 'barrier'"),
-        (["--constants", "--set", "smem=3"], "unknown constant 'smem'"),
-    ],
-)
-def test_bad_arguments(arguments, message, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["replay", *arguments])
-    assert stopped.value.code == 2
-    assert message in capsys.readouterr().err

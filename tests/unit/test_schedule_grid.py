@@ -5,8 +5,9 @@ import statistics
 
 import pytest
 
-from benchmarks.schedules.__main__ import RESULTS
+from benchmarks.schedules.__main__ import main
 from benchmarks.schedules.grid import Point, periodic_makespan, points, row
+from benchmarks.schedules.report import RESULTS
 from dash_inductor.schedule import Costs, Geometry, GroupedPlan, RoundRobinPlan, Symmetric, simulate
 
 
@@ -49,3 +50,12 @@ def test_a_schedule_that_settles_is_simulated_in_part(heads: int, hop_ns: int) -
         for plan in (RoundRobinPlan(Symmetric(grid, min(pairs, 5)), heads, 5), GroupedPlan(Symmetric(grid, 2), heads, 2)):
             whole = simulate(plan, compute_ns=10, reduce_ns=0, sync_ns=hop_ns).makespan_ns
             assert periodic_makespan(plan, costs) == whole
+
+
+@pytest.mark.nightly
+def test_the_command(lines: list[dict], capsys: pytest.CaptureFixture[str]) -> None:
+    """A few points, and a summary of them that the file gives too."""
+    assert main(["grid", "--every", "440"]) == 0
+    some = lines[::440]
+    (of_all,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("all "))
+    assert of_all.split()[:3] == ["all", str(len(some)), f"{statistics.fmean(line['chosen'] / line['bound'] for line in some):.3f}"]

@@ -1,21 +1,14 @@
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
-
-import numpy as np
 import pytest
 
-from dash_inductor.cli.main import main
 from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Ascending, Geometry, GroupedPlan, Simulation, simulate
 
 matplotlib = pytest.importorskip("matplotlib")
 
-from matplotlib.collections import LineCollection, PolyCollection  # noqa: E402
-from matplotlib.colors import to_hex, to_rgb  # noqa: E402
-from matplotlib.image import imread  # noqa: E402
+from matplotlib.collections import PolyCollection  # noqa: E402
 
-from dash_inductor.cli import plots  # noqa: E402
+from benchmarks.schedules import plots  # noqa: E402
 
 COSTS = {"compute_ns": 800, "reduce_ns": 200, "sync_ns": 550}
 
@@ -49,60 +42,6 @@ def test_the_chart_shows_every_compute_reduction_and_wait(overlap: bool) -> None
     assert drawn["reduce"] == expected(found.turn_ns, found.end_ns)
     assert drawn["wait"] == expected(found.ready_ns, found.turn_ns)
     assert len(drawn["wait"]) == len(found.waits) > 0
-
-
-def test_the_critical_path_runs_from_0_to_the_makespan() -> None:
-    found = simulated()
-    lines = [a for a in plots.gantt(found, title="t").axes[0].collections if isinstance(a, LineCollection)]
-    stays, hops = (a for a in lines if to_hex(a.get_color()[0]) == plots.CRITICAL)
-    ends = sorted(tuple(map(tuple, segment)) for segment in [*stays.get_segments(), *hops.get_segments()])
-    assert ends[0][0][0] == 0 and ends[-1][1][0] == pytest.approx(found.makespan_ns / 1000)
-    for (_, before), (after, _) in pairwise(ends):
-        assert before == pytest.approx(after)
-    assert len(hops.get_segments()) == 2  # from chain 0 to chain 1 to chain 2
-
-
-def test_a_range_of_time() -> None:
-    found = simulated()
-    figure = plots.gantt(found, title="t", from_ns=2000, to_ns=4000)
-    assert figure.axes[0].get_xlim() == (2, 4)
-    seen = [step for step in range(len(found.steps)) if found.start_ns[step] < 4000 and found.end_ns[step] > 2000]
-    assert len(spans(figure)["compute"]) == len(seen) < len(found.steps)
-
-
-def test_text_only_where_it_can_be_read() -> None:
-    large = simulate(GroupedPlan(Ascending(Geometry(50, 20, 1, 1, "full"), 20), 5, 5), **COSTS)
-    assert len(plots.gantt(simulated(), title="t").axes[0].texts) == 36 + 6  # Q tiles and chains
-    assert not plots.gantt(large, title="t").axes[0].texts
-    assert not plots.gantt(large, title="t", to_ns=5000).axes[0].texts  # rows are too low
-    few = simulate(GroupedPlan(Ascending(Geometry(200, 4, 1, 1, "full"), 4), 2, 2), **COSTS)
-    assert not plots.gantt(few, title="t").axes[0].texts  # steps are too narrow
-    assert plots.gantt(few, title="t", to_ns=9000).axes[0].texts
-
-
-def shows(path: Path, colour: str) -> bool:
-    return bool((np.abs(imread(path)[:, :, :3] - to_rgb(colour)) < 0.01).all(axis=2).any())
-
-
-def test_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each kind has its colour in the picture."""
-    words = "--mask causal --heads 4 --workers 8 --compute-ns 800 --reduce-ns 200 --sync-ns 550 --kv-tiles 8"
-    chart = tmp_path / "gantt.png"
-    assert main(["simulate", *words.split(), *f"--q-tiles 16 --family descending --roles 4 --plot {chart}".split()]) == 0
-    assert all(shows(chart, colour) for colour in (plots.COMPUTE, plots.REDUCE, plots.WAIT, plots.CRITICAL))
-    assert not shows(chart, plots.LINES["descending"])
-    chart = tmp_path / "compare.svg"
-    assert main(["compare", *words.split(), "--every", "4", "--plot", str(chart)]) == 0
-    assert all(f'id="{name}"' in chart.read_text() or plots.LINES[name] in chart.read_text() for name in ("ascending", "symmetric"))
-
-
-def test_a_line_per_family() -> None:
-    rows = [
-        {"kv_tiles": 2, "lower_bound_ns": 10, "families": {"shift": {"makespan_ns": 10}, "ascending": {"makespan_ns": 12}}},
-        {"kv_tiles": 4, "lower_bound_ns": 20, "families": {"ascending": {"makespan_ns": 25}}},
-    ]
-    lines = {line.get_label(): line.get_xydata().tolist() for line in plots.over_bound(rows, title="t").axes[0].lines}
-    assert lines["shift"] == [[2, 1]] and lines["ascending"] == [[2, 1.2], [4, 1.25]] and "symmetric" not in lines
 
 
 def test_every_family_has_a_line_of_its_own() -> None:
