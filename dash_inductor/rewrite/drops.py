@@ -23,13 +23,13 @@ from ..dropout import MOST_SCORES, Dropout, kept
 from ..op import random_state
 from .declined import DROPOUT
 from .probe import REPORT
-from .stock_ops import EFFICIENT, FLASH, SdpaBackward
+from .stock_ops import SDPA_OPS, SdpaBackward
 
 aten = torch.ops.aten
 
 ITS_OWN = "its random bits have a layout that only the stock op knows"
 NOT_ASKED = "whether its random bits are ours is asked of the GPU before its first use, and there is none here"
-GENERATORS = {EFFICIENT: OF_EFFICIENT, FLASH: OF_FLASH}
+GENERATORS = {op: known.generator for op, known in SDPA_OPS.items() if known.generator}
 SHAPES = ((2, 2, 70, 165), (1, 3, 131, 132))  # [B, H, S_q, S_k]: more than a tile of any kernel, and no multiple of one
 SEED = 2**41 + 3 * 2**20 + 5  # both words of the key count
 ALLOWED = 0.03  # by which logsumexp may be off, and what is kept, of the whole: bf16 rounds by 0.004, several times

@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..decision import Declined, is_of_torch
 from ..devices import target
 from ..reference import LOG2E
-from .stock_ops import CUDNN, EFFICIENT, SDPA, SdpaBackward, active_implementation, forward_of, implementation_of
+from .stock_ops import PADDED, SDPA, SDPA_OPS, SdpaBackward, active_implementation, forward_of, implementation_of
 
 aten = torch.ops.aten
 
@@ -58,10 +58,8 @@ def _of_flash_attn_3(
     return out.transpose(1, 2), lse.unsqueeze(-1)
 
 
-FORWARDS: dict[str, Callable[..., Any]] = {
-    str(EFFICIENT): aten._scaled_dot_product_efficient_attention.default,
-    str(CUDNN): aten._scaled_dot_product_cudnn_attention.default,
-}
+FORWARDS: dict[str, Callable[..., Any]] = {str(op): known.forward for op, known in SDPA_OPS.items() if known.forward}
+IS_PADDED = {str(op) for op, known in SDPA_OPS.items() if known.logsumexp == PADDED}
 OF_PACKAGES: dict[str, Callable[..., Any]] = {"FA2": _of_flash_attn, "FA3": _of_flash_attn_3}
 
 
@@ -132,7 +130,7 @@ def _probed_once(op: str, kind: str, dtype: str, device: str, implementation: st
     with _disable_current_modes(), torch.no_grad(), torch.random.fork_rng(forked):
         forward = forward_asked(op)
         assert forward
-        return probe(forward, kind, getattr(torch, dtype), torch.device(device), padded=op == str(EFFICIENT))
+        return probe(forward, kind, getattr(torch, dtype), torch.device(device), padded=op in IS_PADDED)
 
 
 def probe(forward: Callable[..., Any], kind: str, dtype: torch.dtype, device: torch.device, *, padded: bool) -> str | None:

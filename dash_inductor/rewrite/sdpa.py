@@ -34,10 +34,8 @@ from .probe import line_at_load, why_distrusted
 from .score_function import ScoreFunction
 from .stock_ops import (
     EFFICIENT,
-    FLASH,
-    ON_CPU,
-    ON_GPU,
     SDPA,
+    SDPA_OPS,
     UNSUPPORTED,
     SdpaBackward,
     contract_logsumexp,
@@ -118,7 +116,7 @@ def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
 
 
 def _wrong_op(op: OpOverload, device: torch.device) -> Declined | None:
-    if op in (ON_CPU if device.type == "cpu" else ON_GPU):
+    if device.type in SDPA_OPS[op].devices:
         return None
     return Declined(f"{op} on device {device.type}", "take flash or memory-efficient attention (torch.nn.attention.sdpa_kernel)")
 
@@ -128,7 +126,7 @@ def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None, ScoreFunction 
     q_len, kv_len = stock.query.meta["val"].shape[2], stock.key.meta["val"].shape[2]
     if stock.window is not None:
         return BLOCK_MASK, stock.window, stock.scores
-    top_left = stock.is_causal and stock.op is not FLASH and q_len != kv_len  # flash aligns at the last query and key
+    top_left = stock.is_causal and not SDPA_OPS[stock.op].ends_aligned and q_len != kv_len
     if stock.attn_mask is None and not top_left:
         return "causal" if stock.is_causal else "full", None, stock.scores
     if stock.attn_mask is not None:

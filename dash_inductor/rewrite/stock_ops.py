@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ from torch._ops import OpOverload
 from torch.nn.attention import varlen
 
 from ..decision import Stock, kernel_of, serves
+from ..dropout import EFFICIENT as OF_EFFICIENT
+from ..dropout import FLASH as OF_FLASH
 from ..op import FLEX_BACKWARD, FlexArguments
 from .mask_function import MaskFunction
 from .nodes import call
@@ -28,8 +30,6 @@ FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 EFFICIENT = aten._scaled_dot_product_efficient_attention_backward.default
 CUDNN = aten._scaled_dot_product_cudnn_attention_backward.default
 SDPA = aten.scaled_dot_product_attention.default  # which torch makes one of these of, or matmuls
-ON_GPU = (FLASH, EFFICIENT, CUDNN)
-ON_CPU = (FLASH_CPU, EFFICIENT)  # this one under emulation
 # Below the ops of SDPA, and what SDPA becomes for jagged tensors: [B, S, H, D] or, of sequences one after the other, [S, H, D].
 HEADS_LAST = (aten._flash_attention_backward.default, aten._efficient_attention_backward.default)
 CUDNN_JAGGED = aten._cudnn_attention_backward.default
@@ -42,7 +42,51 @@ UNSUPPORTED = {
     ),
     CUDNN_JAGGED: JAGGED,
 }
-SDPA_TARGETS = [FLASH, FLASH_CPU, EFFICIENT, CUDNN, *UNSUPPORTED]
+ROWS, PADDED, COLUMN = "[B, H, S_q]", "[B, H, S_q], padded to a multiple of 32 rows", "[B, H, S_q, 1]"  # of a logsumexp
+
+
+@dataclass(frozen=True)
+class StockOp:
+    """What tells one backward of SDPA from the others. A new one is a record in SDPA_OPS.
+
+    Attributes:
+        devices: types of devices on which SDPA takes it.
+        logsumexp: which of ROWS, PADDED and COLUMN its forward leaves.
+        forward: the op that the probe asks before a backward is rewritten; None for one whose forward is known.
+        names: what it calls arguments that have another name here.
+        trains_mask: whether its fourth gradient is that of the mask.
+        ends_aligned: whether its causal mask puts the last query in line with the last key, not the first with the first.
+        generator: whose random bits its forward drops by, of dash_inductor/dropout; None where only the op knows them.
+    """
+
+    devices: tuple[str, ...]
+    logsumexp: str
+    forward: OpOverload | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    trains_mask: bool = False
+    ends_aligned: bool = False
+    generator: str | None = None
+
+
+SDPA_OPS: dict[OpOverload, StockOp] = {
+    FLASH: StockOp(
+        ("cuda",),
+        ROWS,
+        ends_aligned=True,
+        generator=OF_FLASH,
+    ),
+    FLASH_CPU: StockOp(("cpu",), ROWS),
+    EFFICIENT: StockOp(
+        ("cuda", "cpu"),  # the CPU's under emulation
+        PADDED,
+        forward=aten._scaled_dot_product_efficient_attention.default,
+        names={"grad_out": "grad_out_", "attn_mask": "attn_bias"},
+        trains_mask=True,
+        generator=OF_EFFICIENT,
+    ),
+    CUDNN: StockOp(("cuda",), COLUMN, forward=aten._scaled_dot_product_cudnn_attention.default, names={"attn_mask": "attn_bias"}),
+}
+SDPA_TARGETS = [*SDPA_OPS, *UNSUPPORTED]
 assert varlen  # importing it registers the op
 VARLEN = torch.ops.torch_attn._varlen_attn_backward.default
 # Backwards of packages, by what their arguments are called: of the interface files of flash_attn 2.8.3, and of hopper/ in
@@ -97,8 +141,9 @@ class SdpaBackward:
 
 
 def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
-    """Reads a node of FLASH, FLASH_CPU, EFFICIENT or CUDNN."""
-    named = arguments(node)
+    """Reads a node of one of SDPA_OPS."""
+    named, known = arguments(node), SDPA_OPS[node.target]  # type: ignore[index]
+    named = {**named, **{ours: named[theirs] for ours, theirs in known.names.items()}}
     return SdpaBackward(
         node=node,
         op=node.target,  # type: ignore[arg-type]
@@ -106,11 +151,13 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         kept=node.meta.get(KEPT),
         window=node.meta.get(WINDOW),
         scores=node.meta.get(SCORES),
-        grad_out=named["grad_out_" if node.target is EFFICIENT else "grad_out"],
-        attn_mask=named.get("attn_bias", named.get("attn_mask")),
+        attn_mask=named.get("attn_mask"),
         random=(named.get("philox_seed", named.get("rng_state")), named.get("philox_offset", named.get("unused"))),
-        trains_mask=node.target is EFFICIENT and named["attn_bias"] is not None and _takes_fourth(node),
-        **{name: named[name] for name in ("query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")},
+        trains_mask=known.trains_mask and named["attn_mask"] is not None and _takes_fourth(node),
+        **{
+            name: named[name]
+            for name in ("grad_out", "query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")
+        },
     )
 
 
@@ -157,7 +204,8 @@ def _takes_fourth(node: fx.Node) -> bool:
 
 def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
     """The logsumexp that `dash::sdpa_backward` takes, [B, H, S_q]; what that needs is inserted where `graph` inserts now."""
-    if stock.op is EFFICIENT:  # its rows are padded to a multiple of 32
+    layout = SDPA_OPS[stock.op].logsumexp
+    if layout == PADDED:
         length = stock.query.meta["val"].shape[2]
         if not isinstance(length, int):
             length = call(graph, aten.sym_size.int, stock.query, 2)
@@ -166,7 +214,7 @@ def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
             # As an output of the forward it would guard on whether it is dense: on lengths that are multiples.
             rows.meta["partitioner_tag"] = "must_be_in_backward"
         return rows
-    if stock.op is CUDNN:  # [B, H, S_q, 1]
+    if layout == COLUMN:
         return call(graph, aten.squeeze.dim, stock.logsumexp, 3)
     return stock.logsumexp
 
