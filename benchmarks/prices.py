@@ -111,7 +111,7 @@ def row(name: str, problem: Problem, target: Target) -> Row:
 
 
 def rows(key: str) -> Iterator[Row]:
-    """Of all kinds and head dims on a GPU of the package's cost files."""
+    """A row for each kind and head dim, on a GPU of the package's cost files."""
     known = device(key)
     for kind in KINDS:
         for head_dim in kind.head_dims:
@@ -119,7 +119,7 @@ def rows(key: str) -> Iterator[Row]:
 
 
 def line(row: Row) -> dict[str, object]:
-    """As the table has it."""
+    """The row as a line of the table."""
     ratio = "not known" if row.ratio is None else f"{row.ratio:.2f}"
     stock = "" if row.stock is None else f"{row.stock.tflops:.0f}"
     own = {"attention": row.kind, "d": row.head_dim, "takes": row.kernel}

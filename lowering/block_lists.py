@@ -44,7 +44,7 @@ class Rows:
 
     @property
     def ints(self) -> sympy.Expr:
-        """Of memory, with the matrix and the ranks."""
+        """Ints of memory, with the matrix and the ranks."""
         z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
         lists = z * h * (2 * kv_blocks * q_blocks + kv_blocks * self.bands + q_blocks) + CeilDiv(z * h * kv_blocks * q_blocks, 4)
         return lists + (0 if self.bits is None else sympy_product(self.bits.get_size()))
@@ -81,7 +81,7 @@ class Lists:
 
     @property
     def ints(self) -> sympy.Expr:
-        """Of memory, with the matrix."""
+        """Ints of memory, with the matrix."""
         z, h, kv_blocks, q_blocks = map(sympy.sympify, self.rows.get_size())
         return z * h * (2 * kv_blocks * q_blocks + kv_blocks + q_blocks) + CeilDiv(z * h * kv_blocks * q_blocks, 4)
 
@@ -89,8 +89,8 @@ class Lists:
 def rows_of_mask(
     inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, in_parts: bool = False, with_bits: bool = False
 ) -> Rows:
-    """Of one pass, made once for all attentions of a graph that have the same mask, tile and lengths. `in_parts`: in bands, but
-    where the query heads of a group have masks of their own. Segments of an attention are rows of their own."""
+    """The rows of one pass, made once for all attentions of a graph with the same mask, tile and lengths. `in_parts`: in bands, but where
+    the query heads of a group have masks of their own. Segments of an attention are rows of their own."""
     group, segments = inputs.resolution.problem.group, max(1, inputs.resolution.problem.segments)
 
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
@@ -130,7 +130,7 @@ def _bits(inputs: Inputs, mods: Mods, tile: Tile, matrix: TensorBox, rows: Rows)
 
 
 def lists_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: TwoPassTile) -> Lists:
-    """Of two passes, as `rows_of_mask`."""
+    """The lists of two passes, made as `rows_of_mask` makes its own."""
 
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Lists:
         rows, steps = _listed_by(matrix, inputs.n_q, q_block // tile.block_m, of_queries=False)

@@ -28,7 +28,7 @@ Element = Callable[[Index], OpsValue]
 
 
 def gradients(arguments: FlexArguments, mods: Mods) -> tuple[TensorBox | None, ...]:
-    """Of each capture, contiguous; None for one that needs none."""
+    """The gradient of each capture, contiguous; None for one that needs none."""
     found: list[TensorBox | None] = []
     for number, capture in enumerate(arguments.score_mod_captures):
         shares = [share for share in mods.shares if share.capture == number]

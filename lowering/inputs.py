@@ -58,12 +58,12 @@ class Inputs:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of query, key, value and grad_out."""
+        """The dtype of query, key, value and grad_out."""
         return self.query.get_dtype()
 
     @property
     def key_gradients_dtype(self) -> torch.dtype:
-        """Of dk and dv."""
+        """The dtype of dk and dv."""
         return torch.float32 if self.resolution.problem.segments else self.dtype
 
     @property
@@ -95,7 +95,7 @@ class Inputs:
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """Factor on Q K^T before softmax."""
         return self.resolution.problem.softmax_scale
 
     def constants(self, tile: AnyTile) -> dict[str, object]:

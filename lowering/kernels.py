@@ -147,7 +147,7 @@ class LazySource:
         return TritonTemplate._template_from_string(self._source)
 
     def render(self, **names: Any) -> str:
-        """As Jinja's."""
+        """The source for these variables, as Jinja's `render`."""
         return self._compiled.render(**names)
 
 
@@ -168,7 +168,7 @@ def programs(count: Any, *scalars: Any, cdiv: Any = None, min: Any = None, max: 
 
 
 def _template(name: str, *parts: str) -> KernelTemplate:
-    """Of the files of `parts`, or of the one that has its name."""
+    """The template made of the files of `parts`, or of the one that has its name."""
     # From 2.13 on a template may leave its inputs' layouts open; ours reads their strides.
     frozen = "always_freeze_layout" in inspect.signature(TritonTemplate.__init__).parameters
     return KernelTemplate(

@@ -111,7 +111,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
 
 
 def _shares(arguments: FlexArguments) -> list[Share]:
-    """Of the captures with a gradient. That of a learnt mask, [B, H, S_q, S_k], is the score's."""
+    """The shares of the captures with a gradient. That of a learnt mask, [B, H, S_q, S_k], is the score's."""
     graph = arguments.joint.graph_module.graph
     if LEARNT not in arguments.kernel_options:
         return shares_of(graph)

@@ -94,7 +94,7 @@ def _neighbours(axes: Sequence[int]) -> tuple[tuple[int, int], ...]:
 
 @register_lowering(SUM_IN_ORDER, type_promotion_kind=None)
 def lower(x: TensorBox, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> TensorBox:
-    """Its last two axes are those of queries and keys."""
+    """Sums over axes of a tensor, whose last two are those of queries and keys."""
     in_memory = ExternKernel.require_contiguous(x)
     size = list(in_memory.get_size())
     kept = [axis for axis in range(len(size)) if axis not in dims]

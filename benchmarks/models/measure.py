@@ -97,7 +97,7 @@ def _measured(family: Family, case: str) -> dict[str, Any]:
 
 
 def _errors(actual: Gradients, expected: Gradients) -> list[float]:
-    """Of each gradient, relative to its largest element, or to the largest of all where it is 0 but for rounding."""
+    """The error of each gradient, relative to its largest element, or to the largest of all where it is 0 but for rounding."""
     largest = {name: x.abs().max().item() for name, x in expected.items()}
     of_all = max(largest.values())
     scale = {name: own if own > ZERO * of_all else of_all for name, own in largest.items()}
@@ -143,7 +143,7 @@ def as_on_a_gpu() -> Iterator[None]:
 
 
 def config_of(family: Family) -> Any:
-    """As its class has it but for sizes."""
+    """The configuration that its class has, but for sizes."""
     return getattr(transformers, family.config)(**family.sizes)
 
 

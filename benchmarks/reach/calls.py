@@ -83,7 +83,7 @@ def _line() -> str:
 
 
 def counted(call: Call) -> Calls:
-    """Of one forward. FlexAttention and `varlen_attn` compute nothing: on a CPU they do not train."""
+    """The calls of one forward. FlexAttention and `varlen_attn` compute nothing: on a CPU they do not train."""
     calls = Calls()
 
     def stand_in(query: Tensor, key: Tensor, value: Tensor, *_: Any, **options: Any) -> Any:

@@ -40,7 +40,7 @@ SQUARE = {"image_size": 224, "patch_size": 16, "num_classes": 10}
 
 
 def version(library: str) -> str | None:
-    """Of what is installed; None if it is not."""
+    """The version that is installed; None if the library is not."""
     module, package = LIBRARIES[library]
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         return None

@@ -131,7 +131,7 @@ def chosen(choice: ScheduleChoice, enough: int) -> int:
 
 
 def periodic_makespan(plan: Plan, costs: Costs) -> int:
-    """As simulate(), from fewer heads where the schedule settles.
+    """The makespan of simulate(), from fewer heads where the schedule settles.
 
     After `period` heads the queue of units begins anew at worker 0, and when each worker is then free decides all that follows;
     the same delay for all delays it by that. So if one more period leaves all workers later by the same time, so does every other.

@@ -36,7 +36,7 @@ def rule(mask: str, guarantee: str) -> RunTimeChoice:
 
 
 def first_ms(mask: str, guarantee: str) -> float:
-    """Of a process of its own, the median of some; importing the package is part of it."""
+    """The median over some processes of their own, in ms; importing the package is part of it."""
     command = [sys.executable, "-c", FIRST.format(mask=mask, guarantee=guarantee)]
     environment = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
     return statistics.median(

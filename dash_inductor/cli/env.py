@@ -136,7 +136,7 @@ def _version(package: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """Of a checkout; None where the package is installed."""
+    """The commit of a checkout; None where the package is installed."""
     if not (ROOT / ".git").exists() or not (ROOT / "pyproject.toml").exists():
         return None
     commit = _answer("git", "-C", str(ROOT), "rev-parse", "--short", "HEAD").strip()

@@ -34,7 +34,7 @@ HEAD_DIM = 128  # of the tile that is shown
 
 
 def versions() -> dict[str, Any]:
-    """Of torch and of what came with it."""
+    """The versions of torch and of what came with it."""
     figures: dict[str, Any] = {
         "torch": torch.__version__,
         "torch commit": torch.version.git_version,

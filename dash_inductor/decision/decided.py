@@ -141,7 +141,7 @@ class Decision:
 
     @property
     def shape(self) -> str:
-        """Its sizes in one line."""
+        """Sizes of the attention in one line."""
         if self.as_given:
             return f"{self.as_given} {self.dtype}"
         heads = f"{self.heads}" if self.heads == self.kv_heads else f"{self.heads}/{self.kv_heads}"
@@ -156,7 +156,7 @@ class Decision:
 
     @property
     def schedule(self) -> str:
-        """Its family, roles and heads in flight in one line."""
+        """Family, roles and heads in flight in one line."""
         if self.family == TWO_PASS:  # no sum crosses a CTA
             return f"{TWO_PASS} (deterministic by construction)"
         return f"{self.family}" if self.roles is None else f"{self.family} (A={self.roles}, G={self.heads_in_flight})"

@@ -81,12 +81,12 @@ class NamedDevice:
 
     @property
     def arch(self) -> int:
-        """As Triton counts it: 90 for compute capability 9.0."""
+        """The architecture as Triton counts it: 90 for compute capability 9.0."""
         return int(arch_of(self.key))
 
     @property
     def sms(self) -> int:
-        """Its SMs."""
+        """The number of SMs."""
         return int(numbers_of(self.key)["sms"]["value"])
 
     @property

@@ -226,7 +226,7 @@ def two_pass_percent(device: str, head_dim: int) -> tuple[int, bool]:
 
 
 def load_tflops(device: str, head_dim: int, kernel: str = TRITON, *, mask: str = "full", small: bool = False) -> float:
-    """Of one pass by TRITON or GLUON on the whole of a GPU, for a padded head dim; mask and small as `load_costs` has them.
+    """TFLOPS of one pass by TRITON or GLUON on a whole GPU, for a padded head dim; mask and small are those of `load_costs`.
 
     >>> load_tflops("h100", head_dim=128), load_tflops("h100", head_dim=128, kernel=GLUON)
     (406.0, 673.0)

@@ -32,7 +32,7 @@ class Dropout:
 
     @property
     def threshold(self) -> int:
-        """Of EFFICIENT the least word that is kept; of FLASH the largest byte that is."""
+        """The least word that EFFICIENT keeps, or the largest byte that FLASH keeps."""
         if self.generator == FLASH:
             keep = 1 - torch.tensor(self.p, dtype=torch.float32)
             return math.floor(keep.item() * 255)

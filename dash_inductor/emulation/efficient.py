@@ -73,7 +73,7 @@ def forward(
     *,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """As on a GPU: out is [B, S, H, D] in memory; logsumexp is 0 in rows that see no key, and +inf in those of the padding.
+    """What the op gives on a GPU: out is [B, S, H, D] in memory; logsumexp is 0 in rows that see no key, +inf in the padding.
 
     Seed and offset are drawn by torch's generator of the CPU; the offset is a multiple of 4, as that of a GPU's generator.
     """

@@ -92,7 +92,7 @@ class Attention:
         return self.decision.op
 
     def row(self) -> dict[str, Any]:
-        """Its fields, as JSON has them."""
+        """The fields, as JSON has them."""
         d = self.decision
         names = "op", "rewritten", "reason", "remedy", "shape", "dtype", "mask"
         sizes = "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim"
@@ -302,7 +302,7 @@ def _schedule_of(candidate: dict[str, Any]) -> str:
 
 
 def _bytes(size: int | str | None) -> str:
-    """As people read it."""
+    """A number of bytes as people read it."""
     if not isinstance(size, int):
         return f"{size} bytes"
     for unit, of in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -53,7 +53,7 @@ class CacheKey(CustomGraphModulePass):
         """Nothing."""
 
     def uuid(self) -> Any:
-        """As `uuid`."""
+        """The same as `uuid`."""
         return uuid()
 
 

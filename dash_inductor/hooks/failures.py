@@ -133,7 +133,7 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 
 def _without_cache(compiled: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """As a function that AOTAutograd's cache does not take: the key is that of the graph that did not compile."""
+    """A compilation that AOTAutograd's cache does not take: the key is that of the graph that did not compile."""
 
     def run(inputs: Any) -> Any:
         return compiled(inputs)

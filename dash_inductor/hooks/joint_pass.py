@@ -27,7 +27,7 @@ class DashPass(CustomGraphPass):
     """The pass: does nothing, and costs nothing, unless deterministic mode is on. Raises what is wrong with the settings."""
 
     def __call__(self, graph: fx.Graph) -> None:
-        """As a custom pass of Inductor, whose uuid is in the keys of its caches."""
+        """Runs the pass. Inductor calls it as a custom pass, whose uuid is in the keys of its caches."""
         self.apply(graph)
 
     def uuid(self) -> Any:

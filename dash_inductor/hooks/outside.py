@@ -112,7 +112,7 @@ def _is_skipped(frames: Sequence[FrameType]) -> bool:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Of this thread, innermost first."""
+    """The frames of this thread, innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         yield frame

@@ -73,7 +73,7 @@ class Share:
 
 
 def shares_of(derivative: fx.Graph) -> list[Share]:
-    """Of each capture with a gradient, in the order of the captures.
+    """The shares of each capture with a gradient, in the order of the captures.
 
     Raises:
         Declined: for a gradient that is no such sum, or an index that is not read.

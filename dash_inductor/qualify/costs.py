@@ -85,7 +85,7 @@ def run(folder: Path, seconds: float, jobs: int) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """Of what a file of timings is: its first line."""
+    """What a file of timings is of: its first line."""
 
     key: str
     gpu: str

@@ -17,7 +17,7 @@ CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "power.draw
 
 @dataclass(frozen=True)
 class Environment:
-    """As rows say it."""
+    """Where something was measured, as rows say it."""
 
     gpu: str
     sms: int
@@ -27,7 +27,7 @@ class Environment:
 
 
 def environment() -> Environment:
-    """Of the current CUDA device."""
+    """The environment of the current CUDA device."""
     import torch
     import triton
 

@@ -63,7 +63,7 @@ def _interruptible() -> None:
 
 
 def _pytest(deadline: float, *arguments: str) -> int:
-    """Its exit code; each test is named as it ends. Past the deadline it is interrupted, and says what failed until then."""
+    """The exit code of pytest, which names each test as it ends, and is interrupted at the deadline."""
     environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *arguments]
     process = subprocess.Popen(command, env=environ, cwd=ROOT, preexec_fn=_interruptible)

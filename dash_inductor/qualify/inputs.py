@@ -55,7 +55,7 @@ class Reference:
 
     @classmethod
     def of(cls, shape: Shape, inputs: Inputs, dtype: torch.dtype) -> Reference:
-        """Of the first pair and the last, computed in `dtype`."""
+        """The gradients of the first pair and the last, computed in `dtype`."""
         pairs = sorted({(0, 0), (shape.batch - 1, shape.kv_heads - 1)})
         return cls({pair: _gradients(shape, inputs, *pair, dtype) for pair in pairs})
 

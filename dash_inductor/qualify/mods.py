@@ -51,7 +51,7 @@ def score_mod(shape: Shape, device: torch.device) -> Mod | None:
 
 
 def alibi_slopes(shape: Shape) -> Tensor:
-    """Of each query head, fp32."""
+    """The slope of each query head, fp32."""
     import torch
 
     return 2 ** (-8 * torch.arange(1, shape.heads + 1, dtype=torch.float32) / shape.heads)

@@ -176,7 +176,7 @@ class Prediction:
 
 
 def predictions(rows: Iterable[Row]) -> list[Prediction]:
-    """Of each shape, schedule and kernel of ours that was timed and is right, once."""
+    """A prediction for each shape, schedule and kernel of ours that was timed and is right."""
     found: dict[tuple[str, str], Prediction] = {}
     for row in rows:
         if row.status == OK and row.predicted_ms and row.median_ms:

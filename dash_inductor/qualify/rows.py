@@ -120,7 +120,7 @@ def read(path: Path) -> list[Row]:
 
 
 def read_cells(path: Path) -> list[dict[str, str]]:
-    """As `read`, but the text of every cell by its column, "" of an empty one."""
+    """The rows of `read` as text: every cell by its column, "" for an empty one."""
     data = _whole_rows(path.read_bytes())
     if not data.startswith(_HEADER):
         raise ValueError(f"{path} has not the columns of an attention table")

@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
                     self.operations[at] = replace(self.operations[at], source=user, lines=lines)
 
     def _place(self) -> tuple[str | None, list[str], bool, bool]:
-        """Of the operation that runs now: the user's line, lines below it, whether it is a backward's, whether they are known."""
+        """Where the operation that runs now comes from: the user's line, lines below it, whether it is a backward's and known."""
         stack = list(frames(sys._getframe(2)))
         calls = (self.wrappers[code.co_filename].stacks_at(number) for code, number in stack if code.co_filename in self.wrappers)
         stacks = next(calls, None)

@@ -100,7 +100,7 @@ def require_last_dim(out: fx.Node) -> None:
 
 
 def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
-    """Of each a gradient in its backward, the exponentials of its scores, and what becomes of it."""
+    """For each attention: a gradient in its backward, the exponentials of its scores, and what becomes of it."""
     exponentials = softmaxes(graph)
     if not exponentials or not any(node.target in BATCHED for node in graph.nodes):
         return

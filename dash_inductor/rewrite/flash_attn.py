@@ -99,7 +99,7 @@ def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
 
 
 def _sizes(named: Mapping[str, Any], q_len: Any, kv_len: Any) -> dict[str, Any]:
-    """As `varlen.window_of` takes them."""
+    """The sides of the window, as `varlen.window_of` takes them."""
     return {"window_size": [named[side] for side in SIDES], "is_causal": _is_causal(named), "max_q": q_len, "max_k": kv_len}
 
 

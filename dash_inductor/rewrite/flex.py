@@ -128,9 +128,10 @@ def _why_no_backend(arguments: FlexArguments, mask_mod: fx.GraphModule, settings
 
 
 def _flash_is_deterministic(arch: int | str, arguments: FlexArguments, mask_mod: fx.GraphModule) -> bool:
-    """As `create_flex_flash_attention_backward_kernel` in torch's flex_flash_attention.py has it, in either mode.
+    """Whether its backward is deterministic, in either mode.
 
-    Without a mask, or on sm_100 with an order of dQ's sums in the block mask, which may have one since torch 2.13.
+    By `create_flex_flash_attention_backward_kernel` in torch's flex_flash_attention.py: without a mask, or on
+    sm_100 with an order of dQ's sums in the block mask, which may have one since torch 2.13.
     """
     (output,) = (n for n in mask_mod.graph.nodes if n.op == "output")
     if getattr(output.args[0], "target", None) is torch.ops.aten.full.default:

@@ -80,7 +80,7 @@ def digest(graph: fx.Graph) -> str:
 
 
 def _of_matmuls(graph: fx.Graph, settings: Config, keeper: kept.Keeper) -> dict[fx.Node, Declined | None]:
-    """Of each SDPA that torch made matmuls of, by its softmax, why it is declined; None where it is rewritten."""
+    """Why each SDPA that torch made matmuls of is declined, by its softmax; None where it is rewritten."""
     try:
         found = [call for _, call in math_path.found(graph)]
     except Exception:  # told where it is met again

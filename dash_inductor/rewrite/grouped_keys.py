@@ -50,7 +50,7 @@ def repeated(backward: fx.Node, x: fx.Node, output: int) -> Repeated | None:
 
 
 def _source(x: fx.Node) -> fx.Node | None:
-    """Of x = view(clone(expand(unsqueeze(source, 2)))), [B, H_kv, S, D] -> [B, H_kv * G, S, D]; the clone may be missing."""
+    """The source of x = view(clone(expand(unsqueeze(source, 2)))), [B, H_kv, S, D] -> [B, H_kv * G, S, D]; clone may be missing."""
     if x.target not in VIEWS:
         return None
     expanded: Any = x.args[0]

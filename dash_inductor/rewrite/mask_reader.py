@@ -181,7 +181,7 @@ class Reader:
         return self._of_element(self._capture(node, index), dtype)
 
     def _exact(self, x: Any, index: Index, dtype: torch.dtype) -> Bias:
-        """Of an argument of an op that returns the dtype."""
+        """The value of an argument, exact in the dtype that the op returns."""
         if not isinstance(x, fx.Node):
             return _of_number(x, dtype)
         visible, bias = self._biased(x, _broadcast(x, index))
@@ -294,7 +294,7 @@ class Reader:
         return None
 
     def _viewed(self, source: fx.Node, value: Tensor, index: Index) -> tuple[fx.Node, Index] | None:
-        """Of a view that adds or drops dimensions of one element."""
+        """The value through a view that adds or drops dimensions of one element."""
         own = [(size, i) for size, i in zip(value.shape, index, strict=True) if not _is_one(size)]
         sizes = [size for size in source.meta["val"].shape if not _is_one(size)]
         if len(own) != len(sizes) or any(size != other for size, (other, _) in zip(sizes, own, strict=True)):

@@ -48,7 +48,7 @@ SDPA = (F.scaled_dot_product_attention, aten.scaled_dot_product_attention, aten.
 
 
 def calls(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Iterator[WithoutOp]:
-    """Of each call through which a gradient flows: a gradient in its backward, its softmax, and what becomes of it. why: by the
+    """For each call through which a gradient flows: a gradient in its backward, its softmax, and what becomes of it. why: by the
     softmax, why one is not rewritten that could have been."""
     for gradient, call in found(graph):
         bug = why.get(call.softmax)
@@ -196,13 +196,13 @@ class Call:
 
     @property
     def given_mask(self) -> torch.Tensor | None:
-        """As the user gave it."""
+        """The mask as the user gave it."""
         given = _only(n for n in self._to_scores if not self.has(n) and is_tensor(n)) if self._function in SDPA else None
         return None if given is None else given.meta["val"]
 
     @property
     def dtype(self) -> str:
-        """Of what it returns: it may compute in another."""
+        """The dtype of what it returns: it may compute in another."""
         if self.with_values is None:
             return UNKNOWN
         after = reached([self.with_values], lambda node: (x for x in node.users if self.has(x) and is_tensor(x)))
@@ -211,7 +211,7 @@ class Call:
 
     @property
     def head_dims(self) -> tuple[int | str, int | str]:
-        """Of query and key, and of value."""
+        """The head dim of query and key, and that of value."""
         with_keys, with_values = self.with_keys, self.with_values
         of_query = UNKNOWN if with_keys is None else size_text(with_keys.all_input_nodes[0].meta["val"].shape[-1])
         return of_query, UNKNOWN if with_values is None else size_text(with_values.meta["val"].shape[-1])

@@ -146,8 +146,8 @@ def _in_four(graph: fx.Graph, x: fx.Node) -> fx.Node:
 
 
 def _mask_in_four(graph: fx.Graph, mask: fx.Node, like: fx.Node, trains: bool) -> fx.Node:
-    """Of as many batches as the scores, or one; of another shape it may have fewer dimensions. One that trains has all elements, as
-    its gradient has."""
+    """The mask with as many batches as the scores, or one, where it had fewer dimensions. One that trains has all elements, as its
+    gradient has."""
     scores = like.meta["val"].shape
     if trains:
         sizes = [x if isinstance(x, int) else call(graph, aten.sym_size.int, like, dim) for dim, x in enumerate(scores)]
@@ -169,7 +169,7 @@ def _reshaped(graph: fx.Graph, x: fx.Node, shape: Sequence[Any]) -> fx.Node:
 
 
 def _source(called: Call, x: Any) -> Any:
-    """Of a view."""
+    """The tensor that a view shows."""
     return x.args[0] if isinstance(x, fx.Node) and called.has(x) and x.target in VIEWS else x
 
 
@@ -191,7 +191,7 @@ def _given(called: Call, matmul: fx.Node, argument: int) -> Given:
 
 
 def _transposed(x: fx.Node) -> list[int]:
-    """Its dims, the last two exchanged."""
+    """The sizes of a tensor, the last two exchanged."""
     dims = len(x.meta["val"].shape)
     return [*range(dims - 2), dims - 1, dims - 2]
 

@@ -9,7 +9,9 @@ from torch import Tensor
 
 
 class Offsets(NamedTuple):
-    """Of sequence i, counted from 1, `begin[i - 1]` is the first token and `end[i]` the one after the last; int32 [sequences + 1].
+    """Where sequences begin and end, int32 [sequences + 1].
+
+    Of sequence i, counted from 1, `begin[i - 1]` is the first token and `end[i]` the one after the last.
 
     They may hold anything: whatever is looked up by them is clamped first.
     """
@@ -75,7 +77,7 @@ def moved_length(length: Any, cu_seqlens: Tensor, block: int) -> Any:
 
 
 def _places(at: InPlace, source: InPlace) -> tuple[Tensor, Tensor]:
-    """Of each token in the layout `at`, its place in another, and whether it has none; clamped then."""
+    """For each token in the layout `at`: its place in another, and whether it has none; clamped then."""
     token = torch.arange(at.length, dtype=torch.int32, device=at.offsets.begin.device)
     number = at.offsets.sequence(token)
     begin, end = at.offsets.bounds(number)

@@ -18,7 +18,7 @@ _TORCH = str(Path(torch.__file__).parent)
 
 
 class Origin(NamedTuple):
-    """Of a call of attention: its source line and module, as a decision has them, and the user's stack."""
+    """Where a call of attention comes from: its source line and module, as a decision has them, and the user's stack."""
 
     source: str | None = None
     module: str = ""
@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
 
 def origin_of(node: fx.Node) -> Origin:
-    """Of the call that the node belongs to."""
+    """The origin of the call that the node belongs to."""
     nodes = list(_of_one_call(node))
     found = (next(filter(None, map(of, nodes)), None) for of in (_source, _module, lambda node: node.stack_trace))
     return Origin(**{name: value for name, value in zip(Origin._fields, found, strict=True) if value})

@@ -169,7 +169,7 @@ def probe(forward: Callable[..., Any], kind: str, dtype: torch.dtype, device: to
 
 
 def _modified(scores: Tensor, kind: str) -> Tensor:
-    """As flash_attn makes them of scores."""
+    """The scores after what flash_attn makes of them."""
     if SOFT_CAP in kind:
         scores = CAP * (scores / CAP).tanh()
     if ALIBI in kind:

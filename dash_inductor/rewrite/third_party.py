@@ -41,7 +41,7 @@ NAMED = {
 
 
 def attentions(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Iterator[WithoutOp]:
-    """Of each a gradient, its node, and what becomes of it. why: of those that could have been rewritten, why they are not."""
+    """For each attention: a gradient, its node, and what becomes of it. why: by node, why one that could be is not rewritten."""
     found = [node for node in graph.nodes if (op := op_of(node)) is not None and says_attention(op)]
     if not found:
         return
@@ -79,7 +79,7 @@ def arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def decision_of_function(name: str, named: Mapping[str, Any], source: str | None, module: str) -> Decision:
-    """Of an autograd function of another package that is in no graph, its arguments by their names, and where it is called."""
+    """What is said of an autograd function of another package that is in no graph. named: its arguments."""
     broken = "torch.compile breaks the graph at this autograd function, so that no pass sees its backward"
     implementation = NAMED.get(name.rpartition(".")[0])
     declined = _as_called(broken, named.get(FLAG), implementation, None, OURS)

@@ -186,7 +186,7 @@ def is_moved(settings: Config) -> bool:
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:
-    """As the op decides: since torch 2.15 by an argument, in 2.14 by the problem, before by the GPU."""
+    """Whether the op takes flash attention: since torch 2.15 an argument decides, in 2.14 the problem, before the GPU."""
     if "backend" in named:
         return named["backend"] == FLASH
     query, key, value, max_q = (value_of(named[name]) for name in ("query", "key", "value", "max_q"))
@@ -313,7 +313,7 @@ def places(
 
 
 def block_matrix(first: Tensor, last: Tensor, length: Any, keys: int) -> Tensor:
-    """As `MaskArguments` has it, of the intervals of queries, for `length` keys in blocks of `keys`.
+    """The matrix of `MaskArguments`, of the intervals of queries, for `length` keys in blocks of `keys`.
 
     A block that lies between the keys of its queries, and in none of their intervals, is 1 as well.
     """

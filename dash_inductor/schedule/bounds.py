@@ -29,7 +29,7 @@ def lower_bound(geometry: Geometry, *, heads: int, workers: int, step_ns: int, h
 
 
 def _packing(lengths: list[int], heads: int, workers: int) -> int:
-    """Of the workers * m + 1 longest chains some worker gets m + 1, at best the shortest of them."""
+    """A bound by packing: of the workers * m + 1 longest chains some worker gets m + 1, at best the shortest of them."""
     ordered = sorted(lengths, reverse=True)
     sums = [0, *accumulate(ordered)]
 

@@ -34,7 +34,7 @@ class Candidate(NamedTuple):
     is_default: bool = False
 
     def row(self) -> dict[str, Any]:
-        """Its fields as reports show them: what it has not is None, and its time is in microseconds."""
+        """The fields as reports show them: what it has not is None, and its time is in microseconds."""
         return {
             "family": self.family,
             "roles": self.roles or None,
@@ -88,7 +88,7 @@ class CandidateBuilder:
         return most_ints(self.n_q, self.n_kv) <= MOST_CONSTANT_INTS
 
     def default(self, family: str) -> Place:
-        """As many roles as fit and divide the chains evenly into passes, and as many heads in flight as then fit."""
+        """The placement with as many roles as fit and divide the chains evenly, and as many heads in flight as then fit."""
         units = self._units(family)
         passes = _ceil_div(units, self.workers)
         if REGISTER[family].roles_at_most_q_tiles:

@@ -90,7 +90,7 @@ def weight(candidate: Candidate, costs: Costs) -> int:
 
 @lru_cache(1024)
 def choose_chained(problem: TiledProblem, costs: Costs, family: str) -> str:
-    """Of a chained launch: `family`, or "two_pass" where `costs` have it and it is faster by the margin."""
+    """What a chained launch takes: `family`, or "two_pass" where `costs` have it and it is faster by the margin."""
     two = two_pass_ns(problem, costs.two_pass) if costs.two_pass else None
     if two is None or costs.two_pass is None:
         return family

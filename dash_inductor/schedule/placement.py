@@ -75,7 +75,7 @@ class GroupedPlan(Plan):
 
     @classmethod
     def fit(cls, order: Order, heads: int, workers: int, group: int = 1) -> GroupedPlan:
-        """As many heads in flight as `workers` CTAs allow; ValueError where the roles of one head are more than that."""
+        """The plan with as many heads in flight as `workers` CTAs allow; ValueError where one head's roles are more."""
         check_count("heads", heads)
         check_count("workers", workers)
         check_range("roles", order.roles, workers, "workers")
@@ -144,7 +144,7 @@ class RoundRobinPlan(Plan):
 
     @property
     def family(self) -> str:
-        """Its name."""
+        """The family's name."""
         return f"{self.order.name}_round_robin"
 
     @cached_property

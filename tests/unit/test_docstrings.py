@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import inspect
@@ -31,6 +32,18 @@ def module(path: Path) -> str:
 def test_examples(name: str) -> None:
     results = doctest.testmod(importlib.import_module(name))
     assert results.attempted and not results.failed
+
+
+SOURCES = [path for folder in ("dash_inductor", "lowering", "templates", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=str)
+def test_a_docstring_says_what_it_is_of_in_its_first_words(path: Path) -> None:
+    """One that begins with "Of" or "As" can be read by who knows the thing alone."""
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(ast.parse(path.read_text())):
+        text = ast.get_docstring(node) if isinstance(node, documented) else None
+        assert text is None or text.split()[0] not in ("Of", "As", "Its"), text
 
 
 def test_every_family_has_an_example() -> None:
