@@ -89,8 +89,10 @@ class Lists:
 def rows_of_mask(
     inputs: Inputs, mask: MaskArguments, mods: Mods, tile: Tile, *, in_parts: bool = False, with_bits: bool = False
 ) -> Rows:
-    """The rows of one pass, made once for all attentions of a graph with the same mask, tile and lengths. `in_parts`: in bands, but where
-    the query heads of a group have masks of their own. Segments of an attention are rows of their own."""
+    """The rows of one pass, made once for all attentions of a graph with the same mask, tile and lengths.
+
+    in_parts: in bands, but where the query heads of a group have masks of their own. Segments of an attention are rows of their own.
+    """
     group, segments = inputs.resolution.problem.group, max(1, inputs.resolution.problem.segments)
 
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
