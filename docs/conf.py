@@ -26,6 +26,7 @@ version = release = dash_inductor.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 include_patterns = ["*.md"]
+exclude_patterns = ["rfc.md"]  # a text for PyTorch's issue tracker
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
