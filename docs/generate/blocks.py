@@ -4,6 +4,7 @@
 <!-- output: python -m dash_inductor --help -->       what a command prints, in 100 columns
 <!-- head: options | python -m dash_inductor --help -->   the same, up to the line with these words
 <!-- commands: -->                                    a table of the commands
+<!-- make: -->                                        the commands of the Makefile, as its first lines say
 <!-- beside others: -->                               backwards of the first page, measured on an H200
 <!-- ran: -->                                         what was timed, ran, was executed or is unverified, by kernel and GPU
 <!-- executed: -->                                    what `make execute` executed last, as each Triton compiles it
@@ -31,7 +32,7 @@ from . import results
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
-NAMES = "formula|output|head|commands|beside others|ran|executed|measured|families|loops|reach"
+NAMES = "formula|output|head|commands|make|beside others|ran|executed|measured|families|loops|reach"
 BLOCK = re.compile(rf"(<!-- ({NAMES}):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -79,11 +80,19 @@ def commands(_: str) -> str:
     return results.table(("command", "what it shows"), [[f"`{name}`", what] for name, (_, what) in COMMANDS.items()])
 
 
+def makefile(_: str) -> str:
+    """A line per sentence of the Makefile's first comment that begins with a command."""
+    comment = [line[2:] for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("# make ")]
+    sentences = (sentence for line in comment for sentence in re.split(r"(?<=[.]) +(?=make )", line))
+    return "\n".join(re.sub(r"^(make [^:]+):", r"- `\1`:", sentence) for sentence in sentences)
+
+
 WRITERS = {
     "formula": latex,
     "output": output,
     "head": head,
     "commands": commands,
+    "make": makefile,
     "beside others": results.beside_others,
     "ran": results.ran,
     "executed": results.executed,

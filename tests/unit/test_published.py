@@ -1,4 +1,4 @@
-"""The replay against published speeds: the errors that docs/performance.md promises, and the clock law that follows from them."""
+"""The replay against published speeds: its errors, and the clock law that follows from them."""
 
 from __future__ import annotations
 

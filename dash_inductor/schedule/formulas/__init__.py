@@ -1,4 +1,4 @@
-"""The makespan of each family in closed form (docs/schedules.md says how exact), one module per family."""
+"""The makespan of each family in closed form (docs/times.md says how exact), one module per family."""
 
 from __future__ import annotations
 
