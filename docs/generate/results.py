@@ -19,7 +19,7 @@ Row = dict[str, str]
 
 # The backwards of the first page: what it calls them, and what `qualify` does.
 COMPARED = {
-    "PyTorch's flash attention, strict mode": "sdpa-flash-strict",
+    "PyTorch, strict mode": "sdpa-flash-strict",
     "FlexAttention": "flex",
     "dash-inductor": "ours-gluon",
     "FlashAttention 4, deterministic": "fa4-deterministic",
