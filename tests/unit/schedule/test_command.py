@@ -260,7 +260,14 @@ def test_compare_prints_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"every": 7}, "every must be at most kv-tiles, got 7 and 6"), ({"kv_group": 3}, "kv-group must divide heads, got 3 and 8")],
+    [
+        ({"every": 7}, "every must be at most kv-tiles, got 7 and 6"),
+        ({"kv_group": 3}, "kv-group must divide heads, got 3 and 8"),
+        (
+            {"kv_tiles": 100_000},
+            "heads x q-tiles x kv-tiles of all lengths must be at most 1048576, got 5333413333600000: take a larger every",
+        ),
+    ],
 )
 def test_compare_names_what_cannot_be(change: dict[str, object], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit:
