@@ -54,8 +54,8 @@ LEGEND = """\
   and there was no data race. On the GPU itself they are unverified.
 - *unverified*: compiled at most.
 
-Masks are full, causal, or *in blocks*, which is any other. Numbers are head dims. Nothing that is timed or ran had dropout or a function
-of the scores."""
+Masks are full, causal, or *in blocks*, which is any other. Numbers are head dims. Nothing that is timed or ran had dropout or a
+function of the scores."""
 
 
 def ran(_: str) -> str:
