@@ -7,8 +7,9 @@
 # make soak: a small model trained twice, the second time with killed ranks, wiped caches and other SM counts, bit for bit the same. STEPS=50: shorter.
 # make reach: which attentions of ten libraries' models would be rewritten on an H100; LIBRARIES=timm: of one. Goes on where it ended.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
-# make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver.
+# make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver, and its words.
 # make dist: the wheel and the source archive in dist/, checked as PyPI checks them, and the wheel tried in an environment of its own.
+# make dist PUBLISH=v0.2.0: the same for that tag, refused where the metadata has placeholders or is of another version.
 # make test TORCH=2.15.0: the same on that torch, in .venv-2.15.0, with the Triton it pins. TORCH=nightly: the newest of NIGHTLY's index.
 PYTHON ?= python3
 TORCH ?=
@@ -116,6 +117,7 @@ docs: $(VENV)/installed-docs
 	$(BIN)/python -m sphinx --builder html --fail-on-warning --keep-going --quiet --doctree-dir build/doctrees docs site
 
 docs-check: docs $(VENV)/installed-docs-check
+	$(BIN)/python -m docs.words
 	$(BIN)/python -m pytest tests/site
 
 lint: $(VENV)/installed-lint
@@ -123,7 +125,9 @@ lint: $(VENV)/installed-lint
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+PUBLISH ?=
 dist: $(VENV)/installed-dist
+	$(if $(PUBLISH),$(PYTHON) .ci/publishable.py $(PUBLISH))
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/python -m twine check --strict dist/*

@@ -9,11 +9,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Literal, TypedDict
 
 from .import_hook import forget_compiled
 from .schedule.costs import MOST_SMS
 from .schedule.families import GUARANTEES, MONOTONE, REGISTER
 from .templates.tiles import Template
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's, from Python 3.11 on
 
 PREFIX = "DASH_INDUCTOR"
 TRITON, GLUON = "triton", "gluon"
@@ -29,6 +33,26 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "guard": (AUTO, ALWAYS, OFF),
 }
 BOUNDS = {"sm_reserve": (0, MOST_SMS), "segment": (0, 2**31 - 1), "seed": (0, 2**32 - 1), "sms": (1, MOST_SMS)}
+
+
+class Settings(TypedDict, total=False):
+    """The keywords of `configure`, for type checkers: a wrong name or value is an error before anything runs."""
+
+    enabled: bool
+    on_unsupported: Literal["fallback", "warn", "error"]
+    guarantee: Literal["run", "device", "batch"]
+    schedule: Literal["auto", "ascending", "descending", "shift", "symmetric", "shift_round_robin", "symmetric_round_robin"]
+    launch: Literal["grouped", "chained"]
+    template: Literal["auto", "one_pass", "two_pass"]
+    kernel: Literal["auto", "triton", "gluon"]
+    sm_reserve: int
+    segment: int
+    emulate: bool
+    seed: int
+    sms: int
+    guard: Literal["auto", "always", "off"]
+    costs: str
+    silence: str
 
 
 @dataclass(frozen=True)
@@ -181,7 +205,7 @@ def within(settings: Config) -> Iterator[None]:
         _within.reset(outer)
 
 
-def configure(**settings: object) -> Config:
+def configure(**settings: Unpack[Settings]) -> Config:
     """Changes settings, for graphs compiled afterwards; Dynamo forgets what it compiled. Returns the settings before.
 
     Raises:
@@ -192,7 +216,7 @@ def configure(**settings: object) -> Config:
     unknown = sorted(set(settings) - {f.name for f in fields(Config)})
     if unknown:
         raise ValueError(f"no setting {', '.join(unknown)}; the settings are {', '.join(f.name for f in fields(Config))}")
-    _current = replace(before, **settings)  # type: ignore[arg-type]
+    _current = replace(before, **settings)
     if _current != before:
         forget_compiled()
         for follow in followers:

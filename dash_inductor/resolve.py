@@ -324,15 +324,15 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
     chains, workers = problem.kv_heads_total * problem.chains_of_work(tile), target.sms * tile.ctas_per_sm
 
     def least(other: Price) -> int:
-        """Times the longest chain that the work must be, for one pass to be as fast."""
+        """CTAs, with a chain as long as the longest each, that the work must be enough for, for one pass to be as fast."""
         return math.ceil(workers * other.tflops / one.tflops)
 
     takes_two = problem.is_lowered_as_flex and _may_take_two(problem, settings, target)
     stock = _stock_that_shares(problem, target, tile)
     if stock and not (takes_two and two.tflops > stock.tflops) and chains < least(stock):
         raise LeftToStock(
-            f"few KV tiles: all the work is {chains} times that of the longest chain, and one pass needs {least(stock)} times to "
-            f"be as fast as stock's kernel, deterministic too: {stock}; ours {one}",
+            f"few KV tiles: one pass has work for {chains} CTAs, and needs work for {least(stock)} to be as fast as stock's "
+            f"kernel, deterministic too: {stock}; ours {one}",
             OURS,
         )
     return _two_pass_tile(problem, target) if takes_two and chains < least(two) else None

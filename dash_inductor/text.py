@@ -52,9 +52,10 @@ def _wrapped(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool])
 def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
     """Name and figure, line by line; long figures wrap beside their names.
 
-    >>> print(listed({"family": "shift", "makespan ns": 36000, "formula": None}))
+    >>> print(listed({"family": "shift", "makespan ns": 36000, "step ns": [1771, 1328], "formula": None}))
     family       shift
     makespan ns  36,000
+    step ns      1,771 and 1,328
     formula      -
     """
     longest = max(map(len, figures), default=0)
@@ -69,6 +70,8 @@ def listed(figures: Mapping[str, object], width: int = WIDTH) -> str:
 def _figure(value: object) -> str:
     if value is None:
         return "-"
+    if isinstance(value, (list, tuple)):
+        return " and ".join(map(_figure, value))
     return f"{value:,}" if type(value) is int else str(value)
 
 

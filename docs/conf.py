@@ -26,6 +26,7 @@ version = release = dash_inductor.__version__
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 include_patterns = ["*.md"]
+exclude_patterns = ["rfc.md"]  # a text for PyTorch's issue tracker
 myst_enable_extensions = ["dollarmath"]
 myst_fence_as_directive = ["math"]
 myst_heading_anchors = 3
@@ -83,7 +84,8 @@ def add_recipes(_app: Sphinx, page: str, source: list[str]) -> None:
     for path in sorted((DOCS / "recipes").glob("*.py")) if page == "recipes" else ():
         tree = ast.parse(path.read_text())
         code = f"```{{literalinclude}} recipes/{path.name}\n:language: python\n:lines: {tree.body[1].lineno}-\n```"
-        source[0] += f"\n## `{path.name}`\n\n{ast.get_docstring(tree)}\n\n{code}\n"
+        closed = f"<details><summary>The script</summary>\n\n{code}\n\n</details>"  # eight of them are eighteen screens
+        source[0] += f"\n## `{path.name}`\n\n{ast.get_docstring(tree)}\n\n{closed}\n"
 
 
 def mend_fields(_app: Sphinx, what: str, _name: str, documented: Any, _options: Any, lines: list[str]) -> None:

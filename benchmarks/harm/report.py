@@ -54,8 +54,8 @@ def lines(outcomes: Outcomes) -> list[dict[str, Any]]:
     rows = []
     for suite, pair, found in _compared(outcomes):
         counts = Counter(found.values())
-        kinds = (SAME, REWRITTEN, FAILED_THE_SAME, DIFFERS)
-        rows.append({"suite": suite, "compared": pair, "cases": len(found), **{kind: counts[kind] for kind in kinds}})
+        row = {"suite": suite, "compared": pair, DIFFERS: counts[DIFFERS], "cases": len(found)}
+        rows.append(row | {kind: counts[kind] for kind in (SAME, REWRITTEN, FAILED_THE_SAME)})
     return rows
 
 

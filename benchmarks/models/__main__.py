@@ -1,6 +1,6 @@
 """Trains transformers' models at toy size in the emulation, and writes which attentions were rewritten, how right and how equal.
 
-A process per family. A page needs the rows of all families: those of families that are not named come from --json.
+A process per family. --keep needs the rows of all families: those of families that are not named come from --json.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from dash_inductor.cli.console import table
 
 from .families import FAMILIES
-from .report import line, page
+from .report import keep, line
 
 ROOT = Path(__file__).parents[2]
 Rows = list[dict[str, Any]]
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1 if a row failed, and 2 for arguments that make no sense."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.models", description=__doc__)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help=f"those to train (default all): {', '.join(FAMILIES)}")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the page, such as docs/models.md")
+    parser.add_argument("--keep", action="store_true", help="keep what was found in benchmarks/results/models")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows here")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), metavar="N", help="families at a time (default %(default)s)")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # where a process of one family writes
@@ -47,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.json is not None:
                 args.json.write_text(json.dumps(rows, indent=1) + "\n")
     table("Models", [line(row) for row in rows])
-    if args.out is not None:
-        args.out.write_text(page(rows))
+    if args.keep:
+        keep(rows)
     return int(any("failure" in row for row in rows))
 
 

@@ -14,7 +14,7 @@ from dash_inductor.cli.console import print_json, table
 from dash_inductor.schedule import Geometry
 from dash_inductor.schedule.families import REGISTER
 
-from .simulate import COSTS, add_problem, bound, geometry_of, kv_heads, plan_of, run
+from .simulate import COSTS, MOST_STEPS, add_problem, bound, geometry_of, kv_heads, plan_of, run
 
 EXAMPLES = (
     f"--mask causal --heads 8 --kv-tiles 6 --workers 12 {COSTS}",
@@ -36,7 +36,14 @@ def main(args: argparse.Namespace) -> int:
     """Print a row per number of KV tiles, and draw the chart where one is asked for; ValueError for what cannot be."""
     if args.every > args.kv_tiles:
         raise ValueError(f"every must be at most kv-tiles, got {args.every} and {args.kv_tiles}")
-    rows = [compare(args, n_kv) for n_kv in range(args.every, args.kv_tiles + 1, args.every)]
+    lengths = range(args.every, args.kv_tiles + 1, args.every)
+    many = len(lengths)
+    steps = args.heads * args.ratio * args.every**2 * (many * (many + 1) * (2 * many + 1) // 6)
+    if steps > MOST_STEPS:
+        raise ValueError(
+            f"heads x q-tiles x kv-tiles of all lengths must be at most {MOST_STEPS}, got {steps}: take a larger every"
+        )
+    rows = [compare(args, n_kv) for n_kv in lengths]
     if args.plot is not None:
         from .plots import over_bound, save
 

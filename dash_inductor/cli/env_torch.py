@@ -31,6 +31,12 @@ MODES = (
     "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
 )
 HEAD_DIM = 128  # of the tile that is shown
+PAIRS = {
+    "2.11": "3.6.0",
+    "2.13": "3.7.1",
+    "2.14": "3.8.0",
+    "2.15": "3.9.0",
+}  # torch, and the Triton whose compiled kernels are checked
 
 
 def versions() -> dict[str, Any]:
@@ -45,11 +51,23 @@ def versions() -> dict[str, Any]:
         import triton
 
         figures["triton"] = triton.__version__
+        figures["torch and triton"] = pair(torch.__version__, triton.__version__)
         figures["ptxas"] = triton.knobs.nvidia.ptxas.version
     except Exception as error:
         figures.setdefault("triton", f"cannot be imported ({error})")
         figures["ptxas"] = "none"
     return {name: str(figure) for name, figure in figures.items()}
+
+
+def pair(torch_version: str, triton_version: str) -> str:
+    """Whether the two are a pair of PAIRS.
+
+    >>> pair("2.13.0+cpu", "3.7.1"), pair("2.13.0", "3.9.0").partition(":")[0]
+    ('a tested pair', 'untested pair')
+    """
+    if PAIRS.get(".".join(torch_version.split(".")[:2])) == triton_version:
+        return "a tested pair"
+    return f"untested pair: take {', '.join(f'torch {one} with {other}' for one, other in PAIRS.items())}"
 
 
 def modes() -> dict[str, Any]:

@@ -14,11 +14,16 @@ import sys
 import warnings
 from collections.abc import Iterator
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..import_hook import after_import, forget_compiled, has_triton, require_triton
 from .hook import PATCHES, Hooks
 from .table import COMPILATION, EAGER_BACKWARD, EVERYBODY, LIMIT, OFF, OUTSIDE
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # typing's, from Python 3.11 on
+
+    from ..config import Settings
 
 INDUCTOR = "torch._inductor.compile_fx"
 REGISTRY = "torch.nn.attention"
@@ -34,7 +39,7 @@ _off = Hooks()
 _skipped: list[CodeType] = []  # of frames that Dynamo no longer compiles, at its limit of recompilations
 
 
-def enable(**settings: Any) -> None:
+def enable(**settings: Unpack[Settings]) -> None:
     """Rewrites attention in every graph compiled from now on; `settings` are those of `Config`.
 
     Raises:
@@ -69,7 +74,7 @@ def disable() -> None:
 
 
 @contextlib.contextmanager
-def enabled(**settings: Any) -> Iterator[None]:
+def enabled(**settings: Unpack[Settings]) -> Iterator[None]:
     """`enable(**settings)` inside the block; settings and state as before after it.
 
     Backwards are compiled together with their forwards, inside the block: they may run after it, and more than once.

@@ -229,7 +229,7 @@ def _compile(launches: Sequence[Launch]) -> None:
 
 
 def _settings_of(launch: Launch) -> Any:
-    forced = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family, "kernel": TRITON}
+    forced: dict[str, Any] = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family, "kernel": TRITON}
     return enabled(guarantee="run", on_unsupported="error", costs="", **forced)
 
 

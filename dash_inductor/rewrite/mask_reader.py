@@ -86,7 +86,7 @@ def tell_of_least_rows() -> None:
     """Once, since what a mask of floats has in memory is known at run time only."""
     log.info(
         "a row of a float mask that has the least number of its dtype everywhere gets gradients of zero, as one of -inf does; "
-        "stock's forward averages the values there (docs/guarantees.md)"
+        "stock's forward averages the values there (docs/cases.md)"
     )
 
 

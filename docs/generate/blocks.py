@@ -4,33 +4,36 @@
 <!-- output: python -m dash_inductor --help -->       what a command prints, in 100 columns
 <!-- head: options | python -m dash_inductor --help -->   the same, up to the line with these words
 <!-- commands: -->                                    a table of the commands
+<!-- make: -->                                        the commands of the Makefile, as its first lines say
+<!-- beside others: -->                               backwards of the first page, measured on an H200
+<!-- ran: -->                                         what was timed, ran, was executed or is unverified, by kernel and GPU
 <!-- executed: -->                                    what `make execute` executed last, as each Triton compiles it
 <!-- measured: h200/gluon -->                         backwards that `qualify` timed on a GPU, of benchmarks/results
+<!-- families: -->                                    what `python -m benchmarks.models` found last
 <!-- loops: gluon -->                                what `make figures` kept last, a table of benchmarks/loops.py
 <!-- reach: models -->                                what `make reach` found last, of models or of recipes
 """
 
 from __future__ import annotations
 
-import csv
 import functools
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks import loops
 from benchmarks.reach import page
 from dash_inductor.cli.main import PROGRAM
 
+from . import results
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
-BLOCK = re.compile(r"(<!-- (formula|output|head|commands|executed|measured|loops|reach):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+NAMES = "formula|output|head|commands|make|beside others|ran|executed|measured|families|loops|reach"
+BLOCK = re.compile(rf"(<!-- ({NAMES}):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -74,60 +77,14 @@ def _printed(command: str) -> tuple[str, ...]:
 
 def commands(_: str) -> str:
     """A row per command."""
-    return "\n".join(
-        [
-            "| command | what it shows |",
-            "| --- | --- |",
-            *(f"| `{name}` | {what} |" for name, (_, what) in PROGRAM.commands.items()),
-        ]
-    )
+    return results.table(("command", "what it shows"), [[f"`{name}`", what] for name, (_, what) in PROGRAM.commands.items()])
 
 
-def executed(_: str) -> str:
-    """A row per Triton and architecture, of benchmarks/results/executed."""
-    columns = (
-        "triton",
-        "kernels",
-        "cells",
-        "with races",
-        "fence left out",
-        "bad",
-        "steps",
-        "seconds",
-        "error, bf16",
-        "error, fp16",
-        "bar.sync",
-        "redundant",
-        "commit",
-    )
-    rows = [row for path in sorted((RESULTS / "executed").glob("*.csv")) for row in csv.DictReader(path.read_text().splitlines())]
-    return _table(columns, [[row[name] for name in columns] for row in rows])
-
-
-def measured(folder: str) -> str:
-    """A row per shape and contender with a time, of a folder in benchmarks/results."""
-    columns = ("shape", "contender", "same bits", "ms", "20 % to 80 %", "TFLOPS", "as fast as strict mode")
-    rows = csv.DictReader((RESULTS / folder / "attention.csv").read_text().splitlines())
-    timed = [row for row in rows if row["status"] == "ok" and row["median_ms"] and row["contender"] != "ours-unordered"]
-
-    def cells(row: dict[str, str]) -> list[str]:
-        median, low, high, tflops, speedup = (float(row[name]) for name in ("median_ms", "p20_ms", "p80_ms", "tflops", "speedup"))
-        same = {"True": "yes", "False": "no"}[row["same_bits"]]
-        return [
-            row["shape"],
-            row["contender"],
-            same,
-            f"{median:.3f}",
-            f"{low:.3f} to {high:.3f}",
-            f"{tflops:.0f}",
-            f"{speedup:.2f}",
-        ]
-
-    return _table(columns, map(cells, timed))
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
+def makefile(_: str) -> str:
+    """A line per sentence of the Makefile's first comment that begins with a command."""
+    comment = [line[2:] for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("# make ")]
+    sentences = (sentence for line in comment for sentence in re.split(r"(?<=[.]) +(?=make )", line))
+    return "\n".join(re.sub(r"^(make [^:]+):", r"- `\1`:", sentence) for sentence in sentences)
 
 
 WRITERS = {
@@ -135,8 +92,12 @@ WRITERS = {
     "output": output,
     "head": head,
     "commands": commands,
-    "executed": executed,
-    "measured": measured,
+    "make": makefile,
+    "beside others": results.beside_others,
+    "ran": results.ran,
+    "executed": results.executed,
+    "measured": results.measured,
+    "families": results.families,
     "loops": loops.table,
     "reach": page.section,
 }

@@ -9,6 +9,8 @@ from pathlib import Path
 from benchmarks.block_masks.grid import plan_of
 from dash_inductor.schedule import Geometry, GroupedPlan, Simulation, make_order, simulate
 
+from .results import compared
+
 FOLDER = Path(__file__).parents[1] / "pictures"
 STEP, HOP = 10, 8  # ns of a step and of a hop to another CTA, in all pictures
 WIDTH = 720
@@ -60,9 +62,11 @@ class Drawing:
             head = f"{x - sign * dx - dy:g},{y - sign * dy - dx:g} {x:g},{y:g} {x - sign * dx + dy:g},{y - sign * dy + dx:g}"
             self.parts.append(f'<polyline points="{head}" class="line"/>')
 
-    def svg(self, height: int) -> str:
-        """The whole picture."""
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" class="drawing">'
+    def svg(self, height: int, width: int = WIDTH) -> str:
+        """The whole picture; a narrow one fits a phone, and is not enlarged."""
+        kind = "drawing" if width == WIDTH else "drawing narrow"
+        size = "" if width == WIDTH else f' width="{width}"'
+        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"{size} class="{kind}">'
         return "\n".join([head, f"<style>{STYLE}</style>", *self.parts, "</svg>\n"])
 
 
@@ -193,7 +197,34 @@ def legend(drawing: Drawing, top: float, *names: str) -> int:
     return 70
 
 
-PICTURES: dict[str, Callable[[], str]] = {"tiles": tiles, "step": step, "schedules": schedules, "documents": documents}
+def measured() -> str:
+    """The times of the first page's table, a bar each."""
+    drawing, width, left, height = Drawing(), 486, 246, 30
+    rows = [(shown, float(row["median_ms"]), row["same_bits"] == "True") for shown, _, row in compared()]
+    scale = (width - left - 44) / max(ms for _, ms, _ in rows)
+    drawing.text(8, 18, "Backward of attention on an H200, in ms")
+    for place, (shown, ms, same) in enumerate(rows):
+        y = 32 + height * place
+        drawing.text(left - 10, y + 16, shown, "right")
+        drawing.box(left, y, scale * ms, height - 8, "blue" if same else "sand")
+        drawing.text(left + scale * ms + 8, y + 16, f"{ms:.2f}")
+    end = 32 + height * len(rows) + 8
+    for x, kind, said in (
+        (8, "blue", "the same bits in every launch"),
+        (236, "sand", "bits differ from launch to launch"),
+    ):
+        drawing.box(x, end, 14, 14, kind)
+        drawing.text(x + 20, end + 12, said)
+    return drawing.svg(end + 24, width)
+
+
+PICTURES: dict[str, Callable[[], str]] = {
+    "measured": measured,
+    "tiles": tiles,
+    "step": step,
+    "schedules": schedules,
+    "documents": documents,
+}
 
 
 def path_of(name: str) -> Path:

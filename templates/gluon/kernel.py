@@ -15,7 +15,7 @@ Under a round robin each of them writes the rows of its worker's chains for itse
                            and adds else, waits until that is done, and releases the step's semaphore
     add_in_order  1 warp   the same for every other step: dQ has two places, and each of these warps one
 
-At head dim 128 one warp alone takes longer for all that than a step does (measured on an H200: docs/kernel.md).
+At head dim 128 one warp alone takes longer for all that than a step does (measured on an H200: docs/gluon.md).
 
 So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU; but for the end of a
 part of a chain, whose dK and dV they add to those of the parts before it.

@@ -1,4 +1,4 @@
-"""Transformers' models, compiled as a whole at toy size: what docs/models.md says of each row."""
+"""Transformers' models, compiled as a whole at toy size: what benchmarks/results/models says of each row."""
 
 import pytest
 

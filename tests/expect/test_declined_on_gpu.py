@@ -245,7 +245,7 @@ def in_fp32(*inputs: Tensor) -> Sequence[Tensor]:
 TRAINED = {"score_mod": "alibi", "trained": True}
 NO_MULTIPLE = "BLOCK_SIZE ({0}, {0}) is no multiple of the tile's 64 x 128".format
 FEW = (
-    "few KV tiles: all the work is 17 times that of the longest chain, and one pass needs 115 times to be as fast as stock's "
+    "few KV tiles: one pass has work for 17 CTAs, and needs work for 115 to be as fast as stock's "
     "kernel, deterministic too: 312 TFLOPS, estimated from an H200's at head dim 128; ours 350 TFLOPS, predicted by our cost file"
 )
 RESERVED = partial(install.enabled, sm_reserve=4)  # which two passes would take

@@ -66,7 +66,7 @@ def test_codegen_shows_flex_attention(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--heads=2", "--mask-mod=causal"], "few KV tiles: all the work is 34 times that of the longest chain"),
+        (["--heads=2", "--mask-mod=causal"], "few KV tiles: one pass has work for 34 CTAs"),
         (["--heads=3", "--kv-heads=2", "--mask-mod=causal"], "kv_heads must divide heads, and 2 does not divide 3"),
         (["--heads=16", "--score-mod=soft-cap", "--dynamic"], "--mask-mod and --score-mod take one length, known when compiling"),
     ],

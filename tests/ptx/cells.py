@@ -213,7 +213,7 @@ def _errors(rows: list[dict[str, Any]], dtype: str) -> list[float]:
 
 
 def write(triton: str, rows: list[dict[str, Any]]) -> Path:
-    """The lines of a summary in the CSV file that docs/guarantees.md shows, with the commit; others stay there."""
+    """The lines of a summary in the CSV file that docs/executions.md shows, with the commit; others stay there."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     path = RESULTS / f"triton-{triton}.csv"
     path.parent.mkdir(parents=True, exist_ok=True)

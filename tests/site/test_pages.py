@@ -17,6 +17,8 @@ SITE = Path(__file__).parents[2] / "site"
 PAGES = sorted(path.name for path in SITE.glob("*.html")) or ["index.html"]  # which is missing where nobody ran `make docs`
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 WIDTHS = {"desktop": 1280, "phone": 390}
+SCREEN, SCREENS = 800, 8  # pixels, and how many a page may have on a desktop
+EVIDENCE = ("kernel-figures.html", "models.html")  # written by the code, as long as it is
 # Of text and what is behind it, by WCAG 2.1: (L1 + 0.05) / (L2 + 0.05) of relative luminances; level AA asks for 4.5. Drawings are
 # left out: what is behind their texts is no ancestor of them.
 CONTRAST = """
@@ -53,6 +55,20 @@ for (let box = document.querySelector("article"); box; box = box.parentElement)
     if (["auto", "scroll"].includes(getComputedStyle(box).overflowX)) boxes.push(box);
 return Math.max(document.documentElement.scrollWidth - innerWidth, ...boxes.map(box => box.scrollWidth - box.clientWidth));
 """
+# Columns of tables that end behind the edge of the box that scrolls them, by the table's heads.
+CUT_OFF = """
+const found = [];
+for (const table of document.querySelectorAll("article table")) {
+    let box = table;
+    while (box && !["auto", "scroll"].includes(getComputedStyle(box).overflowX)) box = box.parentElement;
+    const edge = box ? box.getBoundingClientRect().right + 1 : innerWidth;
+    const heads = [...table.querySelectorAll("thead th")].slice(0, arguments[0]);
+    const cut = heads.filter(head => head.getBoundingClientRect().right > edge).map(head => head.innerText);
+    if (cut.length) found.push(cut.join(" | "));
+}
+return found;
+"""
+DECIDING = {"desktop": 99, "phone": 3}  # columns: all, and those that come first
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -118,3 +134,28 @@ def test_page(browser: Any, address: str, page: str, width: str, theme: str) -> 
     assert browser.execute_script(MISSING) == [] and browser.execute_script(DRAWN)
     assert browser.execute_script(SIDEWAYS) <= 0, "the page scrolls sideways"
     assert browser.execute_script(CONTRAST) == []
+    assert browser.execute_script(CUT_OFF, DECIDING[width]) == []
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_a_length(browser: Any, address: str, page: str) -> None:
+    open_on_a_desktop(browser, f"{address}/{page}")
+    height = browser.execute_script("return document.querySelector('article').getBoundingClientRect().height")
+    assert height <= SCREENS * SCREEN or page in EVIDENCE
+
+
+def test_the_first_two_screens(browser: Any, address: str) -> None:
+    """The line of use, the chart, the table of times with its command, and what has run where."""
+    open_on_a_desktop(browser, f"{address}/index.html")
+    ends = browser.execute_script(
+        "return [...document.querySelectorAll('article pre, article .picture, article table')].slice(0, 5)"
+        ".map(part => [part.tagName, part.getBoundingClientRect().bottom])"
+    )
+    assert [tag for tag, _ in ends] == ["PRE", "DIV", "TABLE", "PRE", "TABLE"]
+    assert max(bottom for _, bottom in ends) <= 2 * SCREEN
+
+
+def open_on_a_desktop(browser: Any, url: str) -> None:
+    metrics = {"width": WIDTHS["desktop"], "height": SCREEN, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    browser.get(url)

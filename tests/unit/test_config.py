@@ -1,13 +1,14 @@
 """Settings: what is allowed, where they come from, and what changing them does."""
 
 from dataclasses import FrozenInstanceError, fields
+from typing import get_args, get_type_hints
 
 import pytest
 import torch._dynamo
 
 import dash_inductor
 from dash_inductor import config
-from dash_inductor.config import BOUNDS, CHOICES, Config, configure, current, from_environment, variable
+from dash_inductor.config import BOUNDS, CHOICES, Config, Settings, configure, current, from_environment, variable
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +58,12 @@ def test_every_setting_has_a_variable():
         "flash_attn,fla::chunk",
     )
     assert from_environment(environ) == Config(*values)
+
+
+def test_type_checkers_know_every_setting_and_value():
+    hints = get_type_hints(Settings)
+    assert set(hints) == {field.name for field in fields(Config)}
+    assert {name: get_args(hint) for name, hint in hints.items() if get_args(hint)} == CHOICES
 
 
 @pytest.mark.parametrize(("name", "allowed"), CHOICES.items())

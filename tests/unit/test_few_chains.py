@@ -87,8 +87,8 @@ def test_where_two_passes_may_not_be_taken(kernel, sizes, head_dim, times):
     if times is None:
         assert said == "one_pass"
         return
-    few = f"few KV tiles: all the work is {times[0]} times that of the longest chain, and one pass needs {times[1]} times to be "
-    assert said.startswith(f"{few}as fast as stock's kernel, deterministic too: ")
+    few = f"few KV tiles: one pass has work for {times[0]} CTAs, and needs work for {times[1]} to be as fast as stock's kernel, "
+    assert said.startswith(f"{few}deterministic too: ")
 
 
 STOCKS = [(Kernel.FLASH, OF_7B), (Kernel.EFFICIENT, (1, 71, 1, 1024)), (Kernel.FLEX, OF_7B)]

@@ -74,7 +74,7 @@ def test_the_reason_why_few_chains_are_left():
     (prices,) = re.findall(r"TFLOPS, ([^;]+); ours", str(refused.value))
     assert prices == "as our own two passes, for want of a figure" and refused.value.remedy.startswith("none needed: ")
     number = least("b200")
-    assert f"work is 1 times that of the longest chain, and one pass needs {number} times to be as fast" in str(refused.value)
+    assert f"one pass has work for 1 CTAs, and needs work for {number} to be as fast" in str(refused.value)
 
 
 @pytest.mark.parametrize("settings", [{"template": "one_pass"}, {"schedule": "descending"}, {"kernel": "triton"}], ids=str)

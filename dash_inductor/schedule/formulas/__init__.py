@@ -1,4 +1,4 @@
-"""The makespan of each family in closed form (docs/schedules.md says how exact): what its record's `formulas` makes."""
+"""The makespan of each family in closed form (docs/times.md says how exact): what its record's `formulas` makes."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def by_formula(plan: Plan, step_ns: int, hop_ns: int) -> Time:
 
 
 def is_exact(plan: Plan, step_ns: int, hop_ns: int) -> bool:
-    """As docs/schedules.md has it."""
+    """As docs/times.md has it."""
     order, n, tau = plan.order, plan.order.geometry.n_kv, step_ns * plan.group
     if isinstance(order, Shift):
         return hop_ns <= order.stride * tau
@@ -135,7 +135,7 @@ def test_plans_without_a_time() -> None:
 
 
 # How far a bound lies above the simulation where it is not exact, on average and at most, over the grid below. Measured; a
-# form that gets better, or worse, is to change its figures here and in docs/schedules.md.
+# form that gets better, or worse, is to change its figures here and in docs/times.md.
 BOUNDS = {
     "ascending, roles do not divide n": (1.005, 1.037),
     "shift, a hop of more steps than the stride": (1.069, 1.309),
