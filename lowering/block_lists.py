@@ -91,7 +91,7 @@ def rows_of_mask(
 ) -> Rows:
     """The rows of one pass, made once for all attentions of a graph with the same mask, tile and lengths.
 
-    in_parts: in bands, but where the query heads of a group have masks of their own. Segments of an attention are rows of their own.
+    in_parts: in bands, but where query heads of a group have masks of their own. Segments of an attention are rows of their own.
     """
     group, segments = inputs.resolution.problem.group, max(1, inputs.resolution.problem.segments)
 

@@ -343,7 +343,8 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
         "dtype": cell.dtype,
     }
     of_flex = cell.shape in ALL_FLEX_SHAPES
-    with enabled(kernel="triton", template="auto" if of_flex else cell.template):
+    template: Any = "auto" if of_flex else cell.template
+    with enabled(kernel="triton", template=template):
         if of_flex:
             attention = FlexAttention(length=LENGTH, **({"kv_heads": HEADS} | sizes | ALL_FLEX_SHAPES[cell.shape]))
             return flex_backward(key, attention, rewrite=rewrite)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dash_inductor.cli.arguments import add_json, at_least
 from dash_inductor.cli.console import print_json, table
-from dash_inductor.schedule import Geometry
+from dash_inductor.schedule import Geometry, make_order
 from dash_inductor.schedule.families import REGISTER
 
 from .simulate import COSTS, MOST_STEPS, add_problem, bound, geometry_of, kv_heads, plan_of, run
@@ -87,7 +87,9 @@ def roles_of(family: str, geometry: Geometry, workers: int) -> list[int]:
     ([3, 2, 1], [])
     """
     known, units = REGISTER[family], REGISTER[family].units(geometry.n_kv)
-    if geometry.mask not in known.masks:
+    try:
+        make_order(known.queue_of or family, geometry, 1)
+    except ValueError:  # of a mask or a window that it does not serve
         return []
     if known.queue_of:
         return [min(workers, geometry.n_q) if known.roles_at_most_q_tiles and units > geometry.n_q else workers]

@@ -27,12 +27,13 @@ from pathlib import Path
 from benchmarks import loops
 from benchmarks.reach import page
 from dash_inductor.cli.main import PROGRAM
+from dash_inductor.schedule.families import REGISTER
 
 from . import results
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
-NAMES = "formula|output|head|commands|make|beside others|ran|executed|measured|families|loops|reach"
+NAMES = "formula|output|head|commands|make|beside others|ran|executed|measured|families|schedules|loops|reach"
 BLOCK = re.compile(rf"(<!-- ({NAMES}):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
@@ -87,7 +88,15 @@ def makefile(_: str) -> str:
     return "\n".join(re.sub(r"^(make [^:]+):", r"- `\1`:", sentence) for sentence in sentences)
 
 
+def schedules(_: str) -> str:
+    """A row per family of schedules."""
+    depend = {True: "lengths and tiles", False: "lengths, tiles and the number of SMs"}
+    rows = [[f"`{name}`", " and ".join(known.masks), depend[known.is_monotone]] for name, known in REGISTER.items()]
+    return results.table(("family", "masks", "bits depend on"), rows)
+
+
 WRITERS = {
+    "schedules": schedules,
     "formula": latex,
     "output": output,
     "head": head,

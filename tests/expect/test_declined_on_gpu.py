@@ -322,12 +322,13 @@ def test_a_faster_stock_is_nothing_to_warn_of(h100):
 def test_a_cost_file_of_another_gpu_is_an_error(tmp_path):
     """The compilation raises it: it is no reason to decline, nor a bug to report."""
     path = tmp_path / "costs.toml"
-    path.write_text(f'gpu = "NVIDIA H200"\n{(FOLDER / "h100.toml").read_text()}')
+    text = (FOLDER / "h100.toml").read_text()
+    path.write_text(text.replace("NVIDIA H100 80GB HBM3", "NVIDIA H200"))
     said = rf"cost file {path} is of NVIDIA H200 \(sm_90\), and this device is NVIDIA H100 80GB HBM3 \(sm_90\)"
     with install.enabled(costs=str(path)), deterministic(), pytest.raises(CostFileError, match=said):
         generate(flash, tensors, "h100")
     path = path.with_stem("mine")
-    path.write_text(f'gpu = "NVIDIA H100 80GB HBM3"\n{(FOLDER / "h100.toml").read_text()}')
+    path.write_text(text)
     with install.enabled(costs=str(path)), deterministic():
         (decision,) = generate(flash, tensors, "h100").decisions
     assert decision.rewritten and decision.device == str(path)

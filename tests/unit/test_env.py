@@ -68,7 +68,7 @@ def test_the_text(tmp_path):
 
 def test_what_is_wrong_is_named_with_its_remedy(monkeypatch, capsys):
     monkeypatch.setattr(config, "_current", None)
-    variables = {"DASH_INDUCTOR_SEEED": "1", "DASH_INDUCTOR_SCHEDULE": "shft", "DASHINDUCTOR_SMS": "9", "DASH_INDUCTOR_XYZ": ""}
+    variables = {"DASH_INDUCTOR_SEEED": "1", "DASH_INDUCTOR_LAUNCH": "gruoped", "DASHINDUCTOR_SMS": "9", "DASH_INDUCTOR_XYZ": ""}
     for name, value in {**variables, "DASH_INDUCTOR_GUARANTEE": "batch"}.items():
         monkeypatch.setenv(name, value)
     assert main(["env"]) == 1

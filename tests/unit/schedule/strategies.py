@@ -21,6 +21,7 @@ from dash_inductor.schedule import (
     make_order,
     simulate,
 )
+from dash_inductor.schedule.families import REGISTER
 
 CAUSAL = MASKS[1:]
 
@@ -57,21 +58,19 @@ def block_masks(draw: st.DrawFn, n_kv: int = 7, n_q: int = 9) -> Geometry:
 def schedules(draw: st.DrawFn, family: str | None = None) -> Order:
     """Any family with any number of roles and any stride that it takes; or steps placed one by one."""
     family = family or draw(st.sampled_from((*FAMILIES, "explicit")))
-    if family == "shift":
+    known = REGISTER.get(family)
+    if known and known.masks == ("full",):
         geometry = draw(geometries(("full",)))
-    elif family == "symmetric":
+    elif known and known.masks == ("causal",):
         geometry = draw(triangles() | geometries(CAUSAL, window=False))
     else:
         geometry = draw(triangles() | geometries() | block_masks())
-    most = -(-geometry.n_kv // 2) if family == "symmetric" else geometry.n_kv
-    if family == "shift":
-        most = min(most, geometry.n_q)
-    roles = draw(st.integers(1, most))
-    if family == "explicit":
+    most = known.units(geometry.n_kv) if known else geometry.n_kv
+    roles = draw(st.integers(1, min(most, geometry.n_q) if known and known.roles_at_most_q_tiles else most))
+    if known is None:
         return explicit(draw(st.randoms(use_true_random=False)), geometry, roles)
-    stride = draw(st.none() | st.integers(1, geometry.n_q // roles)) if family == "shift" else None
-    monotone = family in ("ascending", "descending")
-    return make_order(family, geometry, roles, stride=stride, mirrored=monotone and draw(st.booleans()))
+    stride = draw(st.none() | st.integers(1, geometry.n_q // roles)) if known.has_stride else None
+    return make_order(family, geometry, roles, stride=stride, mirrored=known.is_monotone and draw(st.booleans()))
 
 
 @st.composite

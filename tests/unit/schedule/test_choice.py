@@ -9,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from dash_inductor.devices.cost_files import load_costs, load_two_pass
-from dash_inductor.schedule import FAMILIES, MASKS, MONOTONE, ROUND_ROBIN, Costs, GroupedPlan, TiledProblem, place_heads, simulate
+from dash_inductor.schedule import MASKS, MONOTONE, Costs, GroupedPlan, TiledProblem, place_heads, simulate
 from dash_inductor.schedule.candidates import candidates
 from dash_inductor.schedule.choice import SIMULATED_STEPS, RunTimeChoice, choose
+from dash_inductor.schedule.families import REGISTER
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 from dash_inductor.schedule.packing import FAMILY_CODES
 
@@ -112,7 +113,7 @@ def test_every_family_is_chosen_somewhere() -> None:
     even = replace(H100, shift_percent=0)
     drawn = [problem for mask in MASKS for problem in problems(80, 3, mask)]
     seen = Counter(choose(problem, costs).family for problem in drawn for costs in (H100, even, TWO_PASS))
-    assert set(seen) == {*FAMILIES, *ROUND_ROBIN, "two_pass"}
+    assert set(seen) == {name for name, known in REGISTER.items() if known.default_under or known.tried_under} | {"two_pass"}
     for problem in problems(40, 4, "causal"):
         grouped, dealt = (choose(problem, even, family=family).time_ns for family in ("symmetric", "symmetric_round_robin"))
         assert grouped >= dealt

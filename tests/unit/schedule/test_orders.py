@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from dash_inductor.schedule import (
     FAMILIES,
+    Ascending,
     Descending,
     Explicit,
     Geometry,
@@ -30,7 +31,7 @@ def clocks_of(s: Order) -> dict[tuple[int, int], int]:
     if isinstance(s, Explicit):
         return {(i, j): clock for j, steps in enumerate(s.steps) for i, clock in steps}
     n_q, clocks = s.geometry.n_q, {}
-    if isinstance(s, Symmetric):  # the step on the worker, through both chains of a pair
+    if not isinstance(s, Ascending | Descending | Shift):  # the step on the worker, under symmetric through both chains of a pair
         pairs = [list(s.steps_of(u)) for u in range(s.units)]
         width = max(map(len, pairs))  # the same start of a pass for every role
         return {step: s.pass_and_role(u)[0] * width + t for u, steps in enumerate(pairs) for t, step in enumerate(steps)}

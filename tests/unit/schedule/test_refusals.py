@@ -11,6 +11,7 @@ import pytest
 
 from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.schedule import (
+    FAMILIES,
     Ascending,
     Geometry,
     GroupedPlan,
@@ -83,7 +84,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: make_order("shift", FULL, 3, stride=0), "stride must be a positive int, got 0"),
     (lambda: make_order("ascending", FULL, 1, stride=2), "stride is for shift, not for ascending"),
     (lambda: make_order("shift", FULL, 1, mirrored=True), "mirrored is for ascending and descending, not for shift"),
-    (lambda: make_order("zigzag", FULL, 1), "must be one of ascending, descending, shift, symmetric, got 'zigzag'"),
+    (lambda: make_order("zigzag", FULL, 1), f"must be one of {', '.join(FAMILIES)}, got 'zigzag'"),
     # Plans and tables
     (lambda: plan(0, 1), "heads must be a positive int, got 0"),
     (lambda: plan(2, 3), "heads_in_flight must be in 1..2 (heads), got 3"),
