@@ -13,7 +13,9 @@ from functools import cache
 
 import numpy as np
 
-from dash_inductor.schedule import Explicit, Geometry, GroupedPlan, simulate
+from benchmarks.schedules.explicit import Explicit
+from benchmarks.schedules.simulator import simulate
+from dash_inductor.schedule import Geometry, GroupedPlan
 from dash_inductor.schedule.parts import WHOLE, PartCosts, part_makespan, parts_for
 
 TILES = 32  # each way

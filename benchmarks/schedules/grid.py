@@ -8,20 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from dash_inductor.schedule import (
-    MONOTONE,
-    Costs,
-    Geometry,
-    Plan,
-    RoundRobinPlan,
-    Shift,
-    Simulation,
-    Symmetric,
-    TiledProblem,
-    lower_bound,
-    make_order,
-    simulate,
-)
+from benchmarks.schedules.bounds import lower_bound
+from benchmarks.schedules.simulator import Simulation, simulate
+from dash_inductor.schedule import MONOTONE, Costs, Geometry, Plan, RoundRobinPlan, Shift, Symmetric, TiledProblem, make_order
 from dash_inductor.schedule.choice import ScheduleChoice, choose
 from dash_inductor.schedule.formulas import time_of
 from dash_inductor.schedule.formulas.chained import monotone_makespan

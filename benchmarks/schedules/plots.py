@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dash_inductor.schedule import Simulation
+from benchmarks.schedules.simulator import Simulation
 from dash_inductor.schedule.families import REGISTER
 
 if TYPE_CHECKING:

@@ -11,21 +11,11 @@ import argparse
 import math
 from typing import Any, NamedTuple
 
+from benchmarks.schedules.bounds import lower_bound
+from benchmarks.schedules.simulator import Simulation, simulate
 from dash_inductor.cli.arguments import add_json, at_least
 from dash_inductor.cli.console import print_json, section
-from dash_inductor.schedule import (
-    MASKS,
-    MONOTONE,
-    ROUND_ROBIN,
-    Geometry,
-    GroupedPlan,
-    Plan,
-    Simulation,
-    lower_bound,
-    make_order,
-    place_heads,
-    simulate,
-)
+from dash_inductor.schedule import MASKS, MONOTONE, ROUND_ROBIN, Geometry, GroupedPlan, Plan, make_order, place_heads
 from dash_inductor.schedule.families import REGISTER
 from dash_inductor.schedule.formulas import time_of
 from dash_inductor.schedule.geometry import check_range

@@ -12,18 +12,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks.schedules.simulator import simulate
 from dash_inductor.cli.console import table
-from dash_inductor.schedule import (
-    Ascending,
-    Descending,
-    Geometry,
-    GroupedPlan,
-    Plan,
-    RoundRobinPlan,
-    Shift,
-    Symmetric,
-    simulate,
-)
+from dash_inductor.schedule import Ascending, Descending, Geometry, GroupedPlan, Plan, RoundRobinPlan, Shift, Symmetric
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 
 STEPS, REPETITIONS = 2**18, 5

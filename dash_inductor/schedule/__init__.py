@@ -3,19 +3,15 @@
 Names below need Python alone; `choice`, `candidates` and `formulas` are modules of their own, since they need sympy.
 """
 
-from .bounds import lower_bound
 from .costs import Costs, TwoPass
 from .families import FAMILIES, GUARANTEES, MONOTONE, ROUND_ROBIN, TWO_PASS
 from .geometry import MASKS, Geometry
 from .orders.base import Order
-from .orders.explicit import Explicit
 from .orders.monotone import Ascending, Descending
 from .orders.shift import Shift
 from .orders.symmetric import Symmetric
 from .packing import pack, pack_plan
 from .placement import GroupedPlan, Plan, RoundRobinPlan, make_order, place_heads
-from .simulator import Deadlock, Simulation, simulate
-from .steps import ScheduleError, Step, Steps, unroll
 from .tiled_problem import TiledProblem
 
 __all__ = [
@@ -27,27 +23,18 @@ __all__ = [
     "TWO_PASS",
     "Ascending",
     "Costs",
-    "Deadlock",
     "Descending",
-    "Explicit",
     "Geometry",
     "GroupedPlan",
     "Order",
     "Plan",
     "RoundRobinPlan",
-    "ScheduleError",
     "Shift",
-    "Simulation",
-    "Step",
-    "Steps",
     "Symmetric",
     "TiledProblem",
     "TwoPass",
-    "lower_bound",
     "make_order",
     "pack",
     "pack_plan",
     "place_heads",
-    "simulate",
-    "unroll",
 ]

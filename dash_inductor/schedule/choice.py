@@ -8,16 +8,13 @@ from functools import cached_property, lru_cache
 
 from .candidates import Candidate, candidates, two_pass_ns
 from .costs import Costs, TwoPass
-from .families import REGISTER, TWO_PASS
+from .families import TWO_PASS
 from .formulas.chained import chained_plan, chained_time
 from .geometry import Geometry, check_count
 from .orders.monotone import Ascending
 from .packing import FAMILY_CODES
 from .placement import GroupedPlan, Plan, place_heads
-from .simulator import simulate
 from .tiled_problem import TiledProblem
-
-SIMULATED_STEPS = 20_000  # a forced family without a formula is simulated up to this size
 
 
 @dataclass(frozen=True)
@@ -34,16 +31,10 @@ class ScheduleChoice:
         """A family's name, or "two_pass"."""
         return self.candidate.family
 
-    @cached_property
+    @property
     def time_ns(self) -> int | None:
-        """By the formula, else by simulation; None when it has no formula here and is too large to simulate."""
-        if self.candidate.ns is not None:
-            return self.candidate.ns
-        plan = self.plan()
-        if plan.steps > SIMULATED_STEPS:
-            return None
-        step_ns = self.costs.step_ns if REGISTER[self.family].is_monotone else self.costs.shifted_step_ns
-        return simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=self.costs.hop_ns).makespan_ns
+        """The time by the formula; None where there is none."""
+        return self.candidate.ns
 
     def plan(self) -> Plan:
         """The order placed for all heads; of two passes the order of their sums."""

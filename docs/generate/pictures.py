@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 
 from benchmarks.block_masks.grid import plan_of
-from dash_inductor.schedule import Geometry, GroupedPlan, Simulation, make_order, simulate
+from benchmarks.schedules.simulator import Simulation, simulate
+from dash_inductor.schedule import Geometry, GroupedPlan, make_order
 
 from .results import compared
 

@@ -19,12 +19,13 @@ from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
+from benchmarks.schedules.explicit import Explicit
 from dash_inductor import emulation, enabled
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.lowering import listed
 from dash_inductor.reference import reference
-from dash_inductor.schedule import Explicit, Geometry, parts
+from dash_inductor.schedule import Geometry, parts
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.schedules.simulator import simulate
 from dash_inductor.config import GLUON
 from dash_inductor.devices.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
 from dash_inductor.devices.cost_files import (
@@ -24,7 +25,7 @@ from dash_inductor.devices.cost_files import (
 )
 from dash_inductor.devices.target import Target
 from dash_inductor.qualify import costs as calibrate
-from dash_inductor.schedule import Geometry, GroupedPlan, make_order, simulate
+from dash_inductor.schedule import Geometry, GroupedPlan, make_order
 from dash_inductor.templates import tiles
 
 WORKERS = 24

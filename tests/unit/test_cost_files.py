@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.schedules.simulator import simulate
 from dash_inductor.config import GLUON, TRITON, Config
 from dash_inductor.devices import DEVICES, LIMITS, key_for
 from dash_inductor.devices.cost_files import (
@@ -27,7 +28,6 @@ from dash_inductor.schedule import MASKS
 from dash_inductor.schedule.candidates import CandidateBuilder
 from dash_inductor.schedule.families import MONOTONE
 from dash_inductor.schedule.placement import place_heads
-from dash_inductor.schedule.simulator import simulate
 
 ROOT = Path(__file__).parents[2]
 

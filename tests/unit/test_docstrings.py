@@ -47,7 +47,7 @@ def test_a_docstring_says_what_it_is_of_in_its_first_words(path: Path) -> None:
 
 
 def test_every_family_has_an_example() -> None:
-    for family in ("Ascending", "Descending", "Shift", "Symmetric", "Explicit"):
+    for family in ("Ascending", "Descending", "Shift", "Symmetric"):
         assert ">>>" in getattr(dash_inductor.schedule, family).__doc__
 
 

@@ -8,7 +8,8 @@ import pytest
 from benchmarks.schedules.__main__ import main
 from benchmarks.schedules.grid import Point, periodic_makespan, points, row
 from benchmarks.schedules.report import RESULTS
-from dash_inductor.schedule import Costs, Geometry, GroupedPlan, RoundRobinPlan, Symmetric, simulate
+from benchmarks.schedules.simulator import simulate
+from dash_inductor.schedule import Costs, Geometry, GroupedPlan, RoundRobinPlan, Symmetric
 
 
 @pytest.fixture(scope="module")

@@ -6,21 +6,10 @@ import random
 
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import (
-    FAMILIES,
-    MASKS,
-    Explicit,
-    Geometry,
-    GroupedPlan,
-    Order,
-    Plan,
-    RoundRobinPlan,
-    ScheduleError,
-    Shift,
-    Symmetric,
-    make_order,
-    simulate,
-)
+from benchmarks.schedules.explicit import Explicit
+from benchmarks.schedules.simulator import simulate
+from benchmarks.schedules.steps import ScheduleError
+from dash_inductor.schedule import FAMILIES, MASKS, Geometry, GroupedPlan, Order, Plan, RoundRobinPlan, Shift, Symmetric, make_order
 from dash_inductor.schedule.families import REGISTER
 
 CAUSAL = MASKS[1:]

@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.block_masks.grid import order_of, plan_of
-from dash_inductor.schedule import Ascending, Deadlock, Descending, Geometry, GroupedPlan, Simulation, simulate
+from benchmarks.schedules.simulator import Deadlock, Simulation, simulate
+from dash_inductor.schedule import Ascending, Descending, Geometry, GroupedPlan
 
 from .strategies import block_masks
 

@@ -3,7 +3,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, Shift, lower_bound, simulate
+from benchmarks.schedules.bounds import lower_bound
+from benchmarks.schedules.simulator import simulate
+from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, Shift
 
 from .strategies import plans, schedules
 

@@ -3,7 +3,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, RoundRobinPlan, make_order, simulate
+from benchmarks.schedules.simulator import simulate
+from dash_inductor.schedule import Ascending, Geometry, GroupedPlan, Plan, RoundRobinPlan, make_order
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 
 from .strategies import geometries

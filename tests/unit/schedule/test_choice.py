@@ -8,10 +8,11 @@ from dataclasses import replace
 
 import pytest
 
+from benchmarks.schedules.simulator import simulate
 from dash_inductor.devices.cost_files import load_costs, load_two_pass
-from dash_inductor.schedule import MASKS, MONOTONE, Costs, GroupedPlan, TiledProblem, place_heads, simulate
+from dash_inductor.schedule import MASKS, MONOTONE, Costs, GroupedPlan, TiledProblem, place_heads
 from dash_inductor.schedule.candidates import candidates
-from dash_inductor.schedule.choice import SIMULATED_STEPS, RunTimeChoice, choose
+from dash_inductor.schedule.choice import RunTimeChoice, choose
 from dash_inductor.schedule.families import REGISTER
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 from dash_inductor.schedule.packing import FAMILY_CODES
@@ -56,7 +57,10 @@ def test_what_is_chosen_can_run_in_the_time_it_says(mask: str, costs: Costs) -> 
             assert family in ("auto", choice.family)
             step_ns = costs.step_ns if choice.family in MONOTONE else costs.shifted_step_ns
             ns = simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=costs.hop_ns).makespan_ns
-            assert choice.time_ns is not None and choice.time_ns >= ns  # test_formulas says when they are equal
+            if choice.time_ns is None:  # no formula
+                assert mask == "causal" and (q_len != kv_len or family == "ascending")
+            else:
+                assert choice.time_ns >= ns  # test_formulas says when they are equal
 
 
 @pytest.mark.parametrize(
@@ -90,14 +94,6 @@ def test_the_rule_is_the_first_minimum_of_weighted_times(mask: str, how: dict[st
             "is_two_pass": two,
         }
     assert near > 5 or costs != NEAR or how
-
-
-def test_large_plans_without_a_formula_are_not_simulated() -> None:
-    few, many = (
-        choose(TiledProblem(384, 384, heads, 1, 64, 16, 32, "causal"), EMULATED, family="ascending") for heads in (100, 200)
-    )
-    assert few.plan().steps <= SIMULATED_STEPS < many.plan().steps
-    assert few.candidate.ns is None and few.time_ns is not None and many.time_ns is None
 
 
 def test_the_default_wins_unless_beaten_by_two_percent() -> None:
@@ -144,12 +140,10 @@ def test_stronger_guarantees_do_not_depend_on_heads_or_device(guarantee: str, ma
         assert families == {"ascending" if mask == "full" else "descending"}
 
 
-def test_a_forced_family_without_a_formula_is_replayed_while_small() -> None:
-    small, large = (TiledProblem(s, s, 4, 1, 64, 16, 32, "causal") for s in (256, 8192))
-    choice = choose(small, EMULATED, family="ascending")
-    assert choice.time_ns == simulate(choice.plan(), compute_ns=1000, reduce_ns=0, sync_ns=750).makespan_ns
+def test_a_forced_family_without_a_formula_has_no_time() -> None:
+    choice = choose(TiledProblem(256, 256, 4, 1, 64, 16, 32, "causal"), EMULATED, family="ascending")
+    assert choice.time_ns is None
     assert (choice.candidate.roles, choice.candidate.heads_in_flight) == (4, 1)  # 8 chains in two passes
-    assert choose(large, EMULATED, family="ascending").time_ns is None
 
 
 def test_heads_in_flight_stay_within_l2_unless_workers_would_idle() -> None:

@@ -1,4 +1,4 @@
-"""A family is a record: one that is registered is chosen, timed and packed, by what its record says."""
+"""A family is a record: one that is registered is chosen, simulated and packed, by what its record says."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import pytest
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
+from benchmarks.schedules.bounds import lower_bound
+from benchmarks.schedules.simulator import simulate
+from benchmarks.schedules.steps import unroll
 from dash_inductor.config import CHOICES, Config
 from dash_inductor.decision import Declined
 from dash_inductor.devices.cost_files import load_costs
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
-from dash_inductor.schedule import Geometry, TiledProblem, lower_bound, pack_plan, simulate, unroll
+from dash_inductor.schedule import Geometry, TiledProblem, pack_plan
 from dash_inductor.schedule.choice import choose
 from dash_inductor.schedule.families import REGISTER, default_family, tried_families, why_impossible
 from dash_inductor.schedule.family import Family
@@ -49,10 +52,10 @@ def test_one_that_is_registered_can_be_forced(own: Family, mask: str) -> None:
     problem = TiledProblem(256, 256, 2, 1, 64, 16, 32, mask)
     chosen = choose(problem, costs, family=own.name)
     plan = chosen.plan()
-    assert [each.family for each in chosen.considered] == [own.name] and chosen.considered[0].ns is None  # it has no formula
-    assert chosen.time_ns == simulate(plan, compute_ns=costs.shifted_step_ns, reduce_ns=0, sync_ns=costs.hop_ns).makespan_ns
-    geometry, workers = plan.order.geometry, {"heads": 2, "workers": plan.workers}
-    assert chosen.time_ns >= lower_bound(geometry, **workers, step_ns=costs.shifted_step_ns, hop_ns=costs.hop_ns)
+    assert [(each.family, each.ns) for each in chosen.considered] == [(own.name, None)]  # it has no formula
+    geometry, workers, pace = plan.order.geometry, {"heads": 2, "workers": plan.workers}, {"step_ns": 1000, "hop_ns": 750}
+    ends = simulate(plan, compute_ns=pace["step_ns"], reduce_ns=0, sync_ns=pace["hop_ns"]).makespan_ns
+    assert ends >= lower_bound(geometry, **workers, **pace)
     first = plan.order.visits(0)
     assert [entry & 0xFFFF for entry in pack_plan(plan)[-geometry.n_kv * len(first) :][: len(first)]] == list(first)
     assert len(unroll(plan)) == plan.steps

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from benchmarks.schedules.simulator import simulate
 from dash_inductor.schedule import (
     MONOTONE,
     Ascending,
@@ -19,7 +20,6 @@ from dash_inductor.schedule import (
     Symmetric,
     make_order,
     place_heads,
-    simulate,
 )
 from dash_inductor.schedule.formulas import formula_for, time_of
 from dash_inductor.schedule.formulas.chained import monotone_makespan

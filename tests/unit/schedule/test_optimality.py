@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 from ortools.sat.python import cp_model
 
-from dash_inductor.schedule import Geometry, GroupedPlan, Shift, Symmetric, lower_bound, simulate
+from benchmarks.schedules.bounds import lower_bound
+from benchmarks.schedules.simulator import simulate
+from dash_inductor.schedule import Geometry, GroupedPlan, Shift, Symmetric
 
 STEP = 4
 

@@ -5,19 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import (
-    FAMILIES,
-    Ascending,
-    Descending,
-    Explicit,
-    Geometry,
-    GroupedPlan,
-    Order,
-    Shift,
-    Symmetric,
-    make_order,
-    unroll,
-)
+from benchmarks.schedules.explicit import Explicit
+from benchmarks.schedules.steps import unroll
+from dash_inductor.schedule import FAMILIES, Ascending, Descending, Geometry, GroupedPlan, Order, Shift, Symmetric, make_order
 
 from .positions import shift_step, symmetric_step
 from .strategies import block_masks, geometries, schedules, triangles

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from benchmarks.block_masks.__main__ import RESULTS
 from benchmarks.block_masks.grid import FEW_CHAINS, few_chains, plan_of
-from dash_inductor.schedule import Geometry, simulate
+from benchmarks.schedules.simulator import simulate
+from dash_inductor.schedule import Geometry
 from dash_inductor.schedule.parts import FEW_CHAINS as MOST
 from dash_inductor.schedule.parts import WHOLE, PartCosts, Parts, RunTimeParts, _tickets, part_makespan, parts_for
 

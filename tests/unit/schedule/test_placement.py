@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import Ascending, Descending, Geometry, GroupedPlan, RoundRobinPlan, Shift, Symmetric, simulate
+from benchmarks.schedules.simulator import simulate
+from dash_inductor.schedule import Ascending, Descending, Geometry, GroupedPlan, RoundRobinPlan, Shift, Symmetric
 
 from .strategies import plans, residency, round_robin
 

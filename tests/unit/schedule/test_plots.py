@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Ascending, Geometry, GroupedPlan, Simulation, simulate
+from benchmarks.schedules.simulator import Simulation, simulate
+from dash_inductor.schedule import FAMILIES, ROUND_ROBIN, Ascending, Geometry, GroupedPlan
 
 matplotlib = pytest.importorskip("matplotlib")
 

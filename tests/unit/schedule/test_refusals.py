@@ -9,20 +9,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.schedules.bounds import lower_bound
+from benchmarks.schedules.simulator import simulate
 from dash_inductor.devices.cost_files import load_costs
-from dash_inductor.schedule import (
-    FAMILIES,
-    Ascending,
-    Geometry,
-    GroupedPlan,
-    RoundRobinPlan,
-    Shift,
-    TiledProblem,
-    lower_bound,
-    make_order,
-    pack,
-    simulate,
-)
+from dash_inductor.schedule import FAMILIES, Ascending, Geometry, GroupedPlan, RoundRobinPlan, Shift, TiledProblem, make_order, pack
 from dash_inductor.schedule.choice import choose
 from dash_inductor.schedule.formulas.chained import monotone_makespan
 

@@ -8,21 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dash_inductor.schedule import (
-    Ascending,
-    Deadlock,
-    Descending,
-    Explicit,
-    Geometry,
-    GroupedPlan,
-    Plan,
-    ScheduleError,
-    Shift,
-    Steps,
-    Symmetric,
-    simulate,
-    unroll,
-)
+from benchmarks.schedules.explicit import Explicit
+from benchmarks.schedules.simulator import Deadlock, simulate
+from benchmarks.schedules.steps import ScheduleError, Steps, unroll
+from dash_inductor.schedule import Ascending, Descending, Geometry, GroupedPlan, Plan, Shift, Symmetric
 
 from .strategies import check, plans, residency, round_robin, schedules, wild
 

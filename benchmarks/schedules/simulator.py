@@ -10,8 +10,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import NamedTuple
 
-from .geometry import check_count
-from .placement import Plan
+from dash_inductor.schedule.geometry import check_count
+from dash_inductor.schedule.placement import Plan
+
 from .steps import ScheduleError, Steps, unroll
 
 
@@ -128,9 +129,9 @@ def simulate(
 
     Raises Deadlock naming the cycle if workers wait for each other, ValueError naming a cost that is no nonnegative int. O(steps).
 
-    >>> from .geometry import Geometry
-    >>> from .orders.monotone import Ascending
-    >>> from .placement import GroupedPlan
+    >>> from dash_inductor.schedule.geometry import Geometry
+    >>> from dash_inductor.schedule.orders.monotone import Ascending
+    >>> from dash_inductor.schedule.placement import GroupedPlan
     >>> plan = GroupedPlan(Ascending(Geometry(6, 6, 1, 2, "full"), roles=3), heads=1, heads_in_flight=1)
     >>> simulate(plan, compute_ns=10, reduce_ns=0, sync_ns=4).makespan_ns  # 6 steps of 10 and 2 hops of 4
     68

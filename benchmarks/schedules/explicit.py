@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..geometry import Geometry
-from .base import Order
+from dash_inductor.schedule.geometry import Geometry
+from dash_inductor.schedule.orders.base import Order
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from .geometry import Geometry, check_count
+from dash_inductor.schedule.geometry import Geometry, check_count
 
 
 def lower_bound(geometry: Geometry, *, heads: int, workers: int, step_ns: int, hop_ns: int) -> int:

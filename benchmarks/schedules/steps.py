@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import accumulate, chain, pairwise, repeat
 from typing import NamedTuple
 
-from .orders.base import Order
-from .placement import Plan
+from dash_inductor.schedule.orders.base import Order
+from dash_inductor.schedule.placement import Plan
 
 
 class ScheduleError(ValueError):
@@ -75,9 +75,9 @@ class Steps:
 def unroll(plan: Plan) -> Steps:
     """The steps of a plan; ScheduleError where a schedule's chains, orders or ranks are not permutations. O(steps).
 
-    >>> from .orders.monotone import Ascending
-    >>> from .geometry import Geometry
-    >>> from .placement import GroupedPlan
+    >>> from dash_inductor.schedule.orders.monotone import Ascending
+    >>> from dash_inductor.schedule.geometry import Geometry
+    >>> from dash_inductor.schedule.placement import GroupedPlan
     >>> steps = unroll(GroupedPlan(Ascending(Geometry(2, 3, 1, 1, "full"), roles=2), heads=1, heads_in_flight=1))
     >>> steps.first, steps.cause
     ([0, 4, 6], [-1, -1, 4, 5, 0, 1])
