@@ -9,12 +9,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
+from .barriers import WARPS
+
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; before
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.8 on; before
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-
-
-WARPS = gl.constexpr(8)  # that multiply
 
 
 @builtin
@@ -167,68 +166,14 @@ def await_all_but_last_read():
 
 
 @gluon.jit
-def _arrive(number):
-    # For the 8 consumer warps: at a named barrier, and waits for nobody. 288 threads: theirs, and the warp that waits.
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _meet(number):
-    # For the warp that waits for the 8 consumer warps at a named barrier.
-    gl.inline_asm_elementwise("bar.sync $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-# The numbers of named barriers begin with 8: Triton takes 0 for the CTA or a partition, and 1 and those after it for partitions, of
-# which there are four.
-
-
-@gluon.jit
-def dq_stored(place):
-    # For the 8 consumer warps: a step's dQ is in this place.
-    _arrive(place + 8)
-
-
-@gluon.jit
-def await_dq(place):
-    # For one warp.
-    _meet(place + 8)
-
-
-@gluon.jit
-def step_read(stage):
-    # For the 8 consumer warps: they have read what a step loaded.
-    _arrive(stage + 10)
-
-
-@gluon.jit
-def await_read(stage):
-    # For one warp.
-    _meet(stage + 10)
-
-
-@gluon.jit
-def do_read(stage):
-    # For the 8 consumer warps: they have read a step's grad_out.
-    _arrive(stage + 13)
-
-
-@gluon.jit
-def await_do_read(stage):
-    # For one warp.
-    _meet(stage + 13)
-
-
-@gluon.jit
 def in_accumulator_order(dq, WIDTH: gl.constexpr):
     # dq [rows, columns], or one of its parts, as rows of WIDTH in the order of `Fragments` in templates/tiles.py, by bits of the
     # accumulator's index: rows are (warp, half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread stores four
     # registers at a time, and neighbours side by side.
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
-    WARPS: gl.constexpr = ROWS // 16
-    bits = dq.reshape([WARPS, 2, 8, 8 // WARPS, COLUMNS * WARPS // 64, 4, 2])
+    BY_ROWS: gl.constexpr = ROWS // 16  # warps
+    bits = dq.reshape([BY_ROWS, 2, 8, WARPS // BY_ROWS, COLUMNS * BY_ROWS // (8 * WARPS), 4, 2])
     return bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS // WIDTH, WIDTH])
 
 

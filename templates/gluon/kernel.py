@@ -50,25 +50,31 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from .add import add_halves_in_order, add_in_order
-from .functions import (
+from .barriers import (
+    DO_READ,
+    DO_STAGES,
+    DQ_STAGES,
+    DQ_STORED,
+    PARTITIONS,
+    Q_STAGES,
+    STEP_READ,
+    THREADS,
     WARPS,
+    new_channel,
+)
+from .functions import (
     async_load,
-    await_do_read,
     await_matmuls,
-    await_read,
     barrier,
-    do_read,
-    dq_stored,
     end_chain,
     in_accumulator_order,
     load_bits,
     probabilities,
     product,
     row_of,
-    step_read,
     thread,
 )
-from .walk import STAGES, Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
+from .walk import Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
 from .wide import consume_wide
 
 PART = gl.constexpr(64)  # rows of Q whose S and dP stand in registers
@@ -76,16 +82,14 @@ WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight war
 
 
 @gluon.jit
-def produce(walk, attention, sources, tiles, barriers):
+def produce(walk, attention, sources, tiles, channels):
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
-    q_full, do_full, kv_full = barriers
+    of_q, of_do, kv_full = channels
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
-    Q_STAGES: gl.constexpr = q_tiles.shape[0]
-    DO_STAGES: gl.constexpr = do_tiles.shape[0]
     count = 0  # of the steps of all chains
     for turn in range(walk.rounds):
         j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, attention, WARPS=1)
@@ -101,49 +105,42 @@ def produce(walk, attention, sources, tiles, barriers):
                 i &= 0xFFFF
                 hq = h * attention.GROUP + of_set * HEADS + step % HEADS
                 first_row = ((z * attention.hkv * attention.GROUP + hq) * attention.nq + i) * BLOCK_M
-                stage = count % Q_STAGES
-                if step >= Q_STAGES:
-                    await_read(stage)
-                arrived = q_full.index(stage)
+                stage = of_q.stage(count)
+                of_q.meet_before(count, step)
+                arrived = of_q.mbarrier(count)
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(q_source, [z, hq, i * BLOCK_M, 0], arrived, q_tiles.index(stage))
                 async_load(neg_lse_source, [first_row], arrived, neg_lse_tiles.index(stage))
-                stage = count % DO_STAGES
-                if step >= DO_STAGES:
-                    await_do_read(stage)
-                arrived = do_full.index(stage)
+                stage = of_do.stage(count)
+                of_do.meet_before(count, step)
+                arrived = of_do.mbarrier(count)
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(do_source, [z, hq, i * BLOCK_M, 0], arrived, do_tiles.index(stage))
                 async_load(delta_source, [first_row], arrived, delta_tiles.index(stage))
                 count += 1
             # The end of the steps that were not waited for: then K and V are free, and every stage.
-            left = gl.minimum(steps, DO_STAGES)
-            for step in range(left):
-                await_do_read((count - left + step) % DO_STAGES)
-            left = gl.minimum(steps, Q_STAGES)
-            for step in range(left):
-                await_read((count - left + step) % Q_STAGES)
+            of_do.meet_last(count, steps)
+            of_q.meet_last(count, steps)
 
 
 @gluon.jit
-def consume(walk, attention, bits, tiles, barriers, outputs):
+def consume(walk, attention, bits, tiles, channels, outputs):
     BITS, first_word = bits
     if attention.BLOCKS:
         first_word += thread()
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, _p_tile, ds_tile, dq_tiles = tiles
-    q_full, do_full, kv_full, dq_taken = barriers
+    of_q, of_do, kv_full, of_dq = channels
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     dtype: gl.constexpr = k_tile.dtype
-    Q_STAGES: gl.constexpr = q_tiles.shape[0]
     PARTS: gl.constexpr = BLOCK_M // PART
     # The rows of S^T and dP^T, keys, are those of dK and dV: their registers are the left operands of the dV and dK matmuls. Two
     # warpgroups share dQ by rows, or by columns where it has 64 rows.
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, PART, 16])
-    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, HEAD_DIM, 16])
-    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * PARTS, 2 // PARTS], [16, HEAD_DIM * PARTS // 2, 16])
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, PART, 16])
+    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HEAD_DIM, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS // 2 * PARTS, 2 // PARTS], [16, HEAD_DIM * PARTS // 2, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, DKV_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k = k_tile.reshape([BLOCK_N, HEAD_DIM])
@@ -165,9 +162,9 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 for step in range(steps):
                     i = next_i & 0xFFFF
-                    q_stage = count % Q_STAGES
-                    stage = count % STAGES
-                    mbarrier.wait(q_full.index(q_stage), (count // Q_STAGES) % 2)
+                    q_stage = of_q.stage(count)
+                    stage = of_do.stage(count)
+                    of_q.wait(count)
                     q = q_tiles.index(q_stage).reshape([BLOCK_M, HEAD_DIM])
                     do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
                     neg_lse = neg_lse_tiles.index(q_stage)
@@ -175,7 +172,7 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                     # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before
                     # dP is waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
                     s_t = product(k, q.slice(0, PART).permute([1, 0]), S_LAYOUT)
-                    mbarrier.wait(do_full.index(stage), (count // STAGES) % 2)
+                    of_do.wait(count)
                     dp_t = product(v_operand, do.slice(0, PART).permute([1, 0]), S_LAYOUT)
                     if PARTS == 2:
                         next_s_t = product(k, q.slice(PART, PART).permute([1, 0]), S_LAYOUT)
@@ -186,9 +183,9 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                     if attention.BLOCKS:
                         has_hidden = hides_some(next_i, j, attention, BLOCK_N)
                         if has_hidden:
-                            word = load_bits(BITS + (first_word + i * (256 * PARTS)))
+                            word = load_bits(BITS + (first_word + i * (THREADS * PARTS)))
                             if PARTS == 2:
-                                next_word = load_bits(BITS + (first_word + i * 512 + 256))
+                                next_word = load_bits(BITS + (first_word + i * (2 * THREADS) + THREADS))
                     s_t = await_matmuls(PARTS, deps=[s_t])
                     p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, attention, S_LAYOUT)
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
@@ -222,15 +219,14 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
-                    # The step that had this place before; it returns at once where there is none.
-                    mbarrier.wait(dq_taken.index(stage), (count // STAGES + 1) % 2)
+                    of_dq.wait_for_stage(count)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
-                    do_read(stage)
-                    dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))
+                    of_do.arrive(count)
+                    dq_tiles.index(of_dq.stage(count)).store(in_accumulator_order(dq, dq_tiles.shape[2]))
                     fence_async_shared()
-                    dq_stored(stage)
+                    of_dq.arrive(count)
                     dk = await_matmuls(0, deps=[dk])
-                    step_read(q_stage)
+                    of_q.arrive(count)
                     count += 1
             end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)
 
@@ -267,14 +263,11 @@ def sdpa_backward(
     DQ_ROWS: gl.constexpr = dq_target.block_shape[0]
     DQ_COLUMNS: gl.constexpr = dq_target.block_shape[1]
     IS_WIDE: gl.constexpr = HEAD_DIM == 256
-    Q_STAGES: gl.constexpr = 2 if IS_WIDE else 3
-    DO_STAGES: gl.constexpr = 1 if IS_WIDE else 2
-    PLACES: gl.constexpr = 1 if IS_WIDE else STAGES  # of dQ
+    FEWER: gl.constexpr = 1 if IS_WIDE else 0  # stages
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_tiles = gl.allocate_shared_memory(dtype, [Q_STAGES, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
-    do_tiles = gl.allocate_shared_memory(dtype, [DO_STAGES, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [Q_STAGES - FEWER, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
+    do_tiles = gl.allocate_shared_memory(dtype, [DO_STAGES - FEWER, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
     ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
@@ -286,19 +279,16 @@ def sdpa_backward(
         third_tile = gl.allocate_shared_memory(gl.float32, [DQ_ROWS, DQ_COLUMNS], dq_target.layout)
         dq_tiles = (first_tile, second_tile, third_tile)
     else:
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
-    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], neg_lse_source.layout)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK_M], delta_source.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], BARRIER)
-    do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    dq_taken = gl.allocate_shared_memory(gl.int64, [PLACES, 1], BARRIER)
-    for stage in gl.static_range(Q_STAGES):
-        mbarrier.init(q_full.index(stage), count=1)
-    for place in gl.static_range(PLACES):
-        mbarrier.init(dq_taken.index(place), count=1)
-    for stage in gl.static_range(DO_STAGES):
-        mbarrier.init(do_full.index(stage), count=1)
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [DQ_STAGES - FEWER, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
+    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_STAGES - FEWER, BLOCK_M], neg_lse_source.layout)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES - FEWER, BLOCK_M], delta_source.layout)
+    of_q = new_channel(STEP_READ, Q_STAGES - FEWER)
+    of_do = new_channel(DO_READ, DO_STAGES - FEWER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    of_dq = new_channel(DQ_STORED, DQ_STAGES - FEWER)
+    of_q.init()
+    of_dq.init()
+    of_do.init()
     mbarrier.init(kv_full, count=1)
     fence_async_shared()
 
@@ -315,7 +305,7 @@ def sdpa_backward(
         chain = (0, 0, 0, TABLE, 0, 0, 0)
         sums = ()
         bits = (TABLE, 0)
-        ROWS += ticket * 4 * attention.nq
+        ROWS += ticket * PARTITIONS * attention.nq
     consumed = Walk(TABLE, ROWS, own_role, first_head, rounds, chain)
     produced = Walk(TABLE, ROWS + attention.nq, own_role, first_head, rounds, chain)
     added = Walk(TABLE, ROWS + 2 * attention.nq, own_role, first_head, rounds, chain)
@@ -324,14 +314,14 @@ def sdpa_backward(
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
     outputs = (DK, DV, dk_strides, dv_strides, sums)
-    loaded = (q_full, do_full, kv_full)
-    barriers = (q_full, do_full, kv_full, dq_taken)
-    adding = (dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT)
+    loaded = (of_q, of_do, kv_full)
+    channels = (of_q, of_do, kv_full, of_dq)
+    adding = (dq_target, dq_tiles, of_dq, WORKSPACE + 2, REPORT)
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket, or a maximum
     if IS_WIDE:
         gl.warp_specialize(
             [
-                (consume_wide, (consumed, attention, bits, tiles, barriers, outputs)),
+                (consume_wide, (consumed, attention, bits, tiles, channels, outputs)),
                 (produce, (produced, attention, sources, loads, loaded)),
                 (add_halves_in_order, (added, attention, adding)),
             ],
@@ -341,7 +331,7 @@ def sdpa_backward(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumed, attention, bits, tiles, barriers, outputs)),
+                (consume, (consumed, attention, bits, tiles, channels, outputs)),
                 (produce, (produced, attention, sources, loads, loaded)),
                 (add_in_order, (added, attention, adding, 0)),
                 (add_in_order, (also_added, attention, adding, 1)),

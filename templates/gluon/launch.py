@@ -7,13 +7,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..tiles import GLUON_PARTITIONS
+from ..tiles import GLUON_CONSUMERS, GLUON_PARTITIONS
 from .kernel import sdpa_backward
 from .walk import Attention
 
 __all__ = ["arguments", "sdpa_backward"]
 
-OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": True}
+OPTIONS: dict[str, Any] = {"num_warps": GLUON_CONSUMERS, "enable_fp_fusion": True}
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes

@@ -6,9 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..positions import straddling_chain, straddling_step
+from .barriers import WARPS
 from .functions import barrier, of_first_lane
-
-STAGES = gl.constexpr(2)  # places of dQ, and of grad_out; Q has another, but at head dim 256
 
 
 class Attention(NamedTuple):
@@ -178,7 +177,7 @@ def chain_in_lists(table, lists, sizes, ticket, attention, BLOCK_N: gl.constexpr
     filled = 1
     before = 0
     if BANDS > 1:
-        any_block = gl.arange(0, lists.most_chains, layout=gl.BlockedLayout([4], [32], [8], [0]))
+        any_block = gl.arange(0, lists.most_chains, layout=gl.BlockedLayout([4], [32], [WARPS], [0]))
         totals = lists.steps + (mask * kv_blocks + any_block) * width + (width - 1)
         longest = of_first_lane(gl.max(gl.load(totals, mask=any_block < kv_blocks, other=0), 0))
         is_part = (steps == 0) & (band == 0)  # zeros are written by who has no steps, once

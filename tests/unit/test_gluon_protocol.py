@@ -31,7 +31,7 @@ def tile_of(head_dim):
 def sources() -> dict[str, str]:
     """Of the functions, the kernel and its launch, in an order in which they make one module."""
     folder = resources.files("dash_inductor.templates")
-    parts = "positions", "gluon/functions", "gluon/walk", "gluon/add", WIDE, "gluon/kernel", "gluon/launch"
+    parts = "positions", "gluon/barriers", "gluon/functions", "gluon/walk", "gluon/add", WIDE, "gluon/kernel", "gluon/launch"
     names = "|".join(part.removeprefix("gluon/") for part in parts)
     imports = rf"from \.+({names}) import (\([^)]*\)|.*)\n"
     texts = {part: re.sub(imports, "", folder.joinpath(f"{part}.py").read_text()) for part in parts}
@@ -278,33 +278,22 @@ def test_tensors_of_another_size_are_refused():
 
 # What a warp does that adds dQ, line by line.
 RANK = "                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)\n"
-SEEN = "                await_dq(PLACE)\n"
-PUT = "                put(dq_target, index, dq_tiles.index(PLACE), rank)\n"
+SEEN = "                of_dq.meet(STAGE)\n"
+PUT = "                put(dq_target, index, dq_tiles.index(STAGE), rank)\n"
 READ = "                await_all_read()\n"
-TAKEN = "                mbarrier.arrive(dq_taken.index(PLACE), count=1)\n"
+TAKEN = "                mbarrier.arrive(of_dq.mbarrier(STAGE), count=1)\n"
 ADDED = "                await_additions()\n"
 RELEASE = "                release(SEMAPHORES + index)\n"
 LAST = "dk = await_matmuls(0, deps=[dk])"
-DQ_STORE = "dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))\n"
+DQ_STORE = "dq_tiles.index(of_dq.stage(count)).store(in_accumulator_order(dq, dq_tiles.shape[2]))\n"
 DV_DONE = "dq, dv = await_matmuls(1, deps=[dq, dv])"
-WAIT_FOR_Q = """                if step >= Q_STAGES:
-                    await_read(stage)
-"""
-WAIT_FOR_DO = """                if step >= DO_STAGES:
-                    await_do_read(stage)
-"""
+WAIT_FOR_Q = "                of_q.meet_before(count, step)\n"
+WAIT_FOR_DO = "                of_do.meet_before(count, step)\n"
 Q_LOADED, DO_LOADED = "arrived, neg_lse_tiles.index(stage))\n", "arrived, delta_tiles.index(stage))\n"
-REST_OF_DO = """            left = gl.minimum(steps, DO_STAGES)
-            for step in range(left):
-                await_do_read((count - left + step) % DO_STAGES)
-"""
-REST_OF_Q = """            left = gl.minimum(steps, Q_STAGES)
-            for step in range(left):
-                await_read((count - left + step) % Q_STAGES)
-"""
+REST_OF_DO = "            of_do.meet_last(count, steps)\n"
+REST_OF_Q = "            of_q.meet_last(count, steps)\n"
 REST = REST_OF_DO + REST_OF_Q  # of a chain
-Q_ARRIVED = "mbarrier.wait(q_full.index(q_stage), (count // Q_STAGES)"
-DQ_FREE = "mbarrier.wait(dq_taken.index(stage), (count // STAGES + 1)"
+PHASE, PHASE_BEFORE = "(count // self.STAGES) % 2", "(count // self.STAGES + 1) % 2"
 BARRIER = "barrier()  # all warps have waited for the matmul that reads the last step's\n"
 MUTANTS = {
     "no wait for the rank": [(RANK, "")],
@@ -314,25 +303,25 @@ MUTANTS = {
     "dq taken before it is seen": [(TAKEN, ""), (SEEN, TAKEN + SEEN)],
     "dq taken before TMA has read it": [(READ + TAKEN, TAKEN + READ)],
     "dq never taken": [(TAKEN, "")],
-    "the other place taken": [("dq_taken.index(PLACE)", "dq_taken.index(1 - PLACE)")],
-    "dq stored over one in use": [(f"{DQ_FREE} % 2)", "pass")],
-    "wrong phase of what was taken": [(DQ_FREE, DQ_FREE.replace("+ 1", "+ 0"))],
-    "one place for dq": [("dq_tiles.index(PLACE)", "dq_tiles.index(0)")],
-    "dq of the other place awaited": [("await_dq(PLACE)", "await_dq(1 - PLACE)")],
-    "steps of the other place": [("if count % STAGES == PLACE:", "if count % STAGES != PLACE:")],
-    "steps of both places": [("if count % STAGES == PLACE:", "if True:")],
+    "the other place taken": [("of_dq.mbarrier(STAGE)", "of_dq.mbarrier(1 - STAGE)")],
+    "dq stored over one in use": [("of_dq.wait_for_stage(count)", "pass")],
+    "wrong phase of what was taken": [(PHASE_BEFORE, PHASE)],
+    "one place for dq": [("dq_tiles.index(STAGE)", "dq_tiles.index(0)")],
+    "dq of the other place awaited": [("of_dq.meet(STAGE)", "of_dq.meet(1 - STAGE)")],
+    "steps of the other place": [("if of_dq.stage(count) == STAGE:", "if of_dq.stage(count) != STAGE:")],
+    "steps of both places": [("if of_dq.stage(count) == STAGE:", "if True:")],
     "two warps of one place": [("(also_added, attention, adding, 1)", "(also_added, attention, adding, 0)")],
     "no fence behind dq": [(f"{DQ_STORE}                    fence_async_shared()", DQ_STORE)],
     "dq said to be stored too early": [
-        (DQ_STORE, f"dq_stored(stage)\n                    {DQ_STORE}"),
-        ("()\n                    dq_stored(stage)\n", "()\n"),
+        (DQ_STORE, f"of_dq.arrive(count)\n                    {DQ_STORE}"),
+        ("()\n                    of_dq.arrive(count)\n", "()\n"),
     ],
-    "dq said to be in the other place": [("dq_stored(stage)", "dq_stored(1 - stage)")],
+    "dq said to be in the other place": [("of_dq.arrive(count)", "of_dq.arrive(count + 1)")],
     "a stage free before its last matmul": [
-        (f"{LAST}\n                    step_read(q_stage)", f"step_read(q_stage)\n                    {LAST}")
+        (f"{LAST}\n                    of_q.arrive(count)", f"of_q.arrive(count)\n                    {LAST}")
     ],
     "grad_out free before its last matmul": [
-        (f"{DV_DONE}\n                    do_read(stage)", f"do_read(stage)\n                    {DV_DONE}")
+        (f"{DV_DONE}\n                    of_do.arrive(count)", f"of_do.arrive(count)\n                    {DV_DONE}")
     ],
     "the first adds": [("if rank == 0:", "if rank < 0:")],
     "the others store": [("if rank == 0:", "if rank >= 0:")],
@@ -341,25 +330,25 @@ MUTANTS = {
     "grad_out over a stage in use": [(WAIT_FOR_DO, ""), (DO_LOADED, DO_LOADED + WAIT_FOR_DO)],
     "K and V over a tile in use": [
         (REST, "            before = steps\n"),
-        ("DO_STAGES: gl.constexpr = do_tiles.shape[0]\n", "DO_STAGES: gl.constexpr = do_tiles.shape[0]\n    before = 0\n"),
+        ("    of_q, of_do, kv_full = channels\n", "    of_q, of_do, kv_full = channels\n    before = 0\n"),
         ("kv_full, v_tile)\n", f"kv_full, v_tile)\n{REST.replace('steps', 'before')}"),
     ],
     "the end of Q's stages never awaited": [(REST_OF_Q, "")],
     "the end of grad_out's stages never awaited": [(REST_OF_DO, "")],
-    "the end of other stages awaited": [(REST_OF_Q, REST_OF_Q.replace("count - left", "count + left"))],
+    "the end of other stages awaited": [(REST_OF_Q, REST_OF_Q.replace("count", "count + 1"))],
     "K and V before they have arrived": [("mbarrier.wait(kv_full, kv_phase)", "pass")],
-    "Q before it has arrived": [(f"{Q_ARRIVED} % 2)", "pass")],
-    "grad_out before it has arrived": [("mbarrier.wait(do_full.index(stage), (count // STAGES) % 2)", "pass")],
-    "wrong phase of the ring": [(Q_ARRIVED, Q_ARRIVED.replace("Q_STAGES", "Q_STAGES + 1"))],
-    "the phase of a ring of two stages": [(Q_ARRIVED, Q_ARRIVED.replace("Q_STAGES", "STAGES"))],
-    "Q loaded into two stages": [(" stage = count % Q_STAGES\n", " stage = count % 2\n")],
-    "Q read from two stages": [("q_stage = count % Q_STAGES", "q_stage = count % 2")],
+    "Q before it has arrived": [("of_q.wait(count)", "pass")],
+    "grad_out before it has arrived": [("of_do.wait(count)", "pass")],
+    "wrong phase of the ring": [(PHASE, PHASE.replace("STAGES", "STAGES + 1"))],
+    "the phase of a ring of two stages": [(PHASE, PHASE.replace("self.STAGES", "2"))],
+    "Q loaded into two stages": [(" stage = of_q.stage(count)\n", " stage = count % 2\n")],
+    "Q read from two stages": [("q_stage = of_q.stage(count)", "q_stage = count % 2")],
     "lse of grad_out's stage": [("neg_lse_tiles.index(q_stage)", "neg_lse_tiles.index(stage)")],
-    "grad_out's stage free for Q": [("step_read(q_stage)", "step_read(stage)")],
+    "grad_out's stage free for Q": [("of_q.arrive(count)", "of_q.arrive(stage)")],
     "bytes that are not counted": [
         (
-            "arrived = q_full.index(stage)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)",
-            "arrived = q_full.index(stage)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2)",
+            "arrived = of_q.mbarrier(count)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)",
+            "arrived = of_q.mbarrier(count)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2)",
         )
     ],
     "no fence before the dq matmul": [("fence_async_shared()\n                    barrier()\n", "barrier()\n")],
@@ -386,12 +375,12 @@ MUTANTS = {
 MUTANTS_IN_A_QUEUE = {
     "the row of another partition": [("(TABLE, ROWS + 2 * attention.nq, own_role", "(TABLE, ROWS, own_role")],
     "one row for both warps that add": [("(TABLE, ROWS + 3 * attention.nq, own_role", "(TABLE, ROWS + 2 * attention.nq, own_role")],
-    "the row of another worker": [("ROWS += ticket * 4 * attention.nq", "ROWS += 0 * ticket")],
+    "the row of another worker": [("ROWS += ticket * PARTITIONS * attention.nq", "ROWS += 0 * ticket")],
     "a chain of a head that begins with the round": [("begin -= head * queue", "begin -= begin")],
     "small chains as long as big ones": [("steps -= j * RATIO", "steps -= 0")],
     "turns of whole heads": [("rounds = gl.cdiv(attention.heads * queue - own_role, roles) * slots", "pass")],
     "places of dq counted anew in each chain": [
-        ("steps * HEADS):\n            if count", "steps * HEADS):\n            count *= step > 0\n            if count")
+        ("steps * HEADS):\n            if of_dq", "steps * HEADS):\n            count *= step > 0\n            if of_dq")
     ],
 }
 MUTANTS_IN_BLOCKS = {
@@ -399,37 +388,37 @@ MUTANTS_IN_BLOCKS = {
     "the first Q tile of a block twice": [("* BLOCKS + turn % BLOCKS +", "* BLOCKS + 0 * turn +")],
     "hidden elements of full blocks alone": [("(~entry & 0x8000) << 1", "(entry & 0x8000) << 1")],
     "the ragged end seen": [("hidden = hidden | ((j + 1) * BLOCK_N > attention.kv_len)", "pass")],
-    "bits of another Q tile": [("load_bits(BITS + (first_word + i * (256 * PARTS)))", "load_bits(BITS + first_word)")],
+    "bits of another Q tile": [("load_bits(BITS + (first_word + i * (THREADS * PARTS)))", "load_bits(BITS + first_word)")],
     "bits of another KV tile": [("(mask * n_kv + chain[0]) * attention.nq", "(mask * n_kv + 0) * attention.nq")],
 }
 HALVES_ADDED, HALVES_TAKEN = "await_additions()\n            ", "mbarrier.arrive(taken, count=1)\n            "
 THIRD = "put(dq_target, 4 * index + 2, third_tile, rank)\n            "
 MUTANTS_OF_256 = {
-    "no wait for the rank": [(f"{RANK.strip()}\n            await_dq(0)", "await_dq(0)")],
+    "no wait for the rank": [(f"{RANK.strip()}\n            of_dq.meet(0)", "of_dq.meet(0)")],
     "a step released before all of it is added": [
         (f"{HALVES_ADDED}{HALVES_TAKEN}{RELEASE.strip()}", f"{RELEASE.strip()}\n            {HALVES_ADDED}{HALVES_TAKEN}")
     ],
     "the place of the first part taken before it is read": [("await_all_but_last_read()\n", "pass\n")],
     "places taken before the second half is read": [(HALVES_ADDED + HALVES_TAKEN, HALVES_TAKEN + HALVES_ADDED)],
-    "the second half added before it is stored": [(f"await_dq(0)\n            {THIRD}", f"{THIRD}await_dq(0)\n            ")],
-    "the first half stored over one in use": [("mbarrier.wait(dq_taken.index(0), 1)", "pass")],
-    "the second half stored over the first": [("mbarrier.wait(dq_taken.index(0), 0)", "pass")],
-    "parts of the second half mixed up": [("dq_tiles[2], dq_tiles[0])", "dq_tiles[0], dq_tiles[2])")],
+    "the second half added before it is stored": [(f"of_dq.meet(0)\n            {THIRD}", f"{THIRD}of_dq.meet(0)\n            ")],
+    "the first half stored over one in use": [("of_dq.wait_for_stage(0)", "pass")],
+    "the second half stored over the first": [("of_dq.wait_for_stage(1)", "pass")],
+    "parts of the second half mixed up": [("dq_tiles[2], dq_tiles[0], of_dq)", "dq_tiles[0], dq_tiles[2], of_dq)")],
     "one half of K for both": [("k.slice(HALF, HALF, dim=1)", "k.slice(0, HALF, dim=1)")],
     "no fence behind dq": [("second_tile.store(second)\n    fence_async_shared()\n", "second_tile.store(second)\n")],
     "grad_out free before its last matmul": [
-        (f"{DV_DONE}\n                    do_read(0)", f"do_read(0)\n                    {DV_DONE}")
+        (f"{DV_DONE}\n                    of_do.arrive(count)", f"of_do.arrive(count)\n                    {DV_DONE}")
     ],
     "grad_out over one in use": [(WAIT_FOR_DO, ""), (DO_LOADED, DO_LOADED + WAIT_FOR_DO)],
     "the end of grad_out never awaited": [(REST_OF_DO, "")],
-    "grad_out before it has arrived": [("mbarrier.wait(do_full.index(0), count % 2)", "pass")],
-    "wrong phase of grad_out": [("mbarrier.wait(do_full.index(0), count % 2)", "mbarrier.wait(do_full.index(0), 1)")],
+    "grad_out before it has arrived": [("of_do.wait(count)", "pass")],
+    "wrong phase of grad_out": [("of_do.wait(count)", "of_do.wait(1)")],
     "a stage free before its last matmul": [
         (
             "dq, dk = await_matmuls(0, deps=[dq, dk])\n",
-            "step_read(stage)\n                    dq, dk = await_matmuls(0, deps=[dq, dk])\n",
+            "of_q.arrive(count)\n                    dq, dk = await_matmuls(0, deps=[dq, dk])\n",
         ),
-        ("dq_tiles[0])\n                    step_read(stage)\n", "dq_tiles[0])\n"),
+        ("dq_tiles[0], of_dq)\n                    of_q.arrive(count)\n", "dq_tiles[0], of_dq)\n"),
     ],
     # The end of grad_out orders as much, and Triton would put a barrier there: the model sees neither.
     "no barrier behind the dv matmul": [("barrier()  # between stores to the first place", "pass  #")],
@@ -445,7 +434,7 @@ MUTANTS_OF_256 = {
     "an entry past the chain": [("gl.minimum(step + 1, steps - 1)", "(step + 2)")],
 }
 MUTANTS_OF_256_IN_BLOCKS = {
-    "bits of the other half of the queries": [("% 128) + thread() // 128", "% 128) + 1 - thread() // 128")],
+    "bits of the other half of the queries": [("% WARPGROUP) + thread() // WARPGROUP", "% WARPGROUP) + 1 - thread() // WARPGROUP")],
     "bits of another Q tile": [("(first_bits + i * (BLOCK_M * BLOCK_N // 16))", "first_bits")],
     "bits of another KV tile": [("(mask * n_kv + chain[0]) * attention.nq", "(mask * n_kv + 0) * attention.nq")],
     "a rank of the KV tile after": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - j % KV_TILES")],
