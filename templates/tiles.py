@@ -112,7 +112,7 @@ class Tile:
 
     @property
     def kinds(self) -> int:
-        """Of CTAs, each with a main loop."""
+        """How many kinds of CTAs there are, each with a main loop of its own."""
         return 1
 
     @property
@@ -156,7 +156,7 @@ class TwoPassTile:
 
     @property
     def kinds(self) -> int:
-        """Of CTAs, each with a main loop."""
+        """How many kinds of CTAs there are, each with a main loop of its own."""
         return 3 if self.split else 2
 
     @property

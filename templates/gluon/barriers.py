@@ -30,7 +30,7 @@ class NamedBarrier(IntEnum):
     DO_READ = 13  # produce waits: the matmuls that read grad_out are complete, so its stage is free
 
 
-# As Triton's functions read them.
+# The same for Triton's functions, which read global constants alone.
 DQ_STORED, STEP_READ, DO_READ = (gl.constexpr(first.value) for first in NamedBarrier)
 
 BOTH_ENDS = 32 * (GLUON_CONSUMERS + 1)  # threads of a named barrier: the eight warps', and those of the warp that waits

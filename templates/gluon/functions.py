@@ -27,8 +27,8 @@ async_add = getattr(tma, "async_atomic_add", None) or _async_add
 
 @builtin
 def await_matmuls(in_flight, deps, _semantic=None):
-    # As warpgroup_mma_wait: all matmuls but the last `in_flight` are complete, for the warpgroup that waits. Triton 3.9 would add a
-    # barrier of all warps behind it; here they meet at `barrier` before they write what another's matmul may read.
+    # Like warpgroup_mma_wait: waits until all matmuls of the own warpgroup but the last `in_flight` are complete. Triton 3.9
+    # would add a barrier of all warps behind it; here they meet at `barrier` before they write what another's matmul may read.
     results = warpgroup_mma_wait(in_flight, deps, _semantic=_semantic)
     first = results[0] if isinstance(results, tuple) else results
     first.handle.set_attr("warpGroupLocal", _semantic.builder.get_unit_attr())
@@ -44,7 +44,7 @@ def product(a, b, LAYOUT: gl.constexpr):
     return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
 
 
-# How additions of one CTA come before those of the next, in the terms of PTX's memory consistency model (PTX ISA 8.9):
+# Why additions of one CTA come before those of the next, in the terms of PTX's memory consistency model (PTX ISA 8.9):
 #   1. The warp `add_in_order` issues a bulk addition, of the async proxy, and waits until it is complete, not just read from shared
 #      memory: `await_additions`. Completion makes it visible to the thread that waited (9.7.9.25.3).
 #   2. bar.warp.sync orders that before lane 0's `release`.
@@ -154,7 +154,7 @@ def await_all_read():
 
 @gluon.jit
 def await_all_but_last_read():
-    # As above, all but the last.
+    # For one warp: TMA has read all of these from shared memory but the last.
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group.read 1; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
         "=r,~{memory}",
@@ -199,7 +199,7 @@ def _hiding(count):
     return "{ .reg .pred seen; .reg .b32 bit;" + lines + "}", ",".join(["=f"] * count + ["f"] * count + ["r"] * count)
 
 
-# Of a part of S^T, 64 queries by 128 keys or by 64.
+# PTX for a thread's elements in a part of S^T: 64 queries by 128 keys, or by 64.
 HIDE, HIDE_OPERANDS = map(gl.constexpr, _hiding(32))
 HIDE_OF_64, HIDE_OPERANDS_OF_64 = map(gl.constexpr, _hiding(16))
 

@@ -1,46 +1,58 @@
 """The one-pass kernel for Hopper, warp-specialised, in Gluon.
 
-The gradients of softmax(SCALE*Q K^T) V, by the matmuls of each tile, transposed so that keys are rows:
+The gradients of softmax(SCALE*Q K^T) V, by five matmuls of each tile, transposed so that keys are rows:
 
-    P^T = exp2(SCALE_LOG2E*K Q^T + NEG_LSE)    dS^T = P^T*(V DO^T - DELTA)    DV = P^T DO    DK = SCALE*dS^T Q    DQ = dS K
+    (1) S^T = K Q^T         P^T = exp2(SCALE_LOG2E*S^T + NEG_LSE)
+    (2) dP^T = V DO^T       dS^T = P^T*(dP^T - DELTA)
+    (3) DV += P^T DO
+    (4) DQ = dS K           added to those of other KV tiles, left unscaled
+    (5) DK += dS^T Q        multiplied with SCALE at the end
 
-DQ is left unscaled. Shapes stand at `sdpa_backward`. The contract is that of `one_pass.py.jinja`: the same table, ticket and
-semaphores, the same sums in the same order. One CTA is four partitions, which walk the table each by itself and meet at barriers.
-Under a round robin each of them writes the rows of its worker's chains for itself.
+Sizes: Z batch entries, HQ query heads, HKV kv heads of GROUP query heads each, Q_LEN queries in NQ tiles of BLOCK_M, KV_LEN keys in
+tiles of BLOCK_N, HEAD_DIM columns. `Attention` in walk.py has those that are known when the kernel runs.
+
+    Q, DO         [Z, HQ, Q_LEN, HEAD_DIM]
+    K, V, DK, DV  [Z, HKV, KV_LEN, HEAD_DIM]
+    NEG_LSE       fp32 [Z*HQ*NQ*BLOCK_M], -logsumexp*log2(e); DELTA the same, rowsum(OUT*DO)
+    DQ            fp32 [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS], a Q tile after the other, each in the order of its accumulator
+    TABLE         int32, the schedule's; under a mask in blocks that of `Lists` in launch.py
+    ROWS          int32 [workers, PARTITIONS, NQ] for a round robin: each partition writes its worker's chains for itself
+    WORKSPACE     int32, zero at first: a ticket, a dummy, a semaphore per (query head, Q tile), per chain if chains are in parts
+    REPORT        int32 [4] of the host's memory, where a wait that gave up says where it stood
+
+The contract is that of `one_pass.py.jinja`: the same table, ticket and semaphores, the same sums in the same order. One CTA is four
+partitions, which walk the table each by itself and meet at barriers.
 
     consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory
     produce       1 warp   TMA loads: K and V once per chain; Q, -lse*log2(e), grad_out and delta once per step, Q up to three steps
                            ahead, grad_out two
     add_in_order  1 warp   dQ from shared memory into global memory, by TMA: it waits for the step's rank, stores if the rank is 0
                            and adds else, waits until that is done, and releases the step's semaphore
-    add_in_order  1 warp   the same for every other step: dQ has two places, and each of these warps one
+    add_in_order  1 warp   the same for every other step: dQ has two stages, and each of these warps one
 
 At head dim 128 one warp alone takes longer for all that than a step does (measured on an H200: docs/kernel.md).
 
-So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU; but for the end of a
-part of a chain, whose dK and dV they add to those of the parts before it.
+So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU. The one exception is
+the end of a part of a chain: they add its dK and dV to those of the parts before it.
 
-    barrier    arrives                     waits         says
-    kv_full    TMA, by bytes               consume       K and V of a chain are there
-    q_full     TMA, by bytes, a stage      consume       Q and -lse*log2(e) of a step are there
-    do_full    TMA, by bytes, a stage      consume       grad_out and delta of a step are there
-    step_read  every thread, a stage       produce       the step's matmuls are complete
-    do_read    every thread, a stage       produce       those that read grad_out are
-    dq_stored  every thread, a place       add_in_order  the step's dQ is in shared memory
-    dq_taken   add_in_order, a place       consume       TMA has read it
+The eight warps meet each other warp at a channel (barriers.py), whose stages have an mbarrier and a named barrier each. They wait
+at the mbarrier, and arrive at the named barrier without meeting each other.
 
-Head dim 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There Q has two
-stages, and grad_out and delta one. dQ comes in two halves, of which the second takes a place of the first: these warps do wait
-for a rank that is half a step late. Barriers of dQ are then
+    channel  other warp    its mbarrier says                         its named barrier says
+    of_q     produce       Q and -lse*log2(e) of a step are there    STEP_READ: the step's matmuls are complete
+    of_do    produce       grad_out and delta of a step are there    DO_READ: the matmuls that read grad_out are complete
+    of_dq    add_in_order  TMA has read the step's dQ                DQ_STORED: the step's dQ is in shared memory
 
-    dq_stored  every thread of consume     add_halves_in_order  a half of the step's dQ is in shared memory
-    dq_taken   add_halves_in_order         consume              of the first half: TMA has read that place; of the second: all is in
-                                                                global memory
+K and V have no stages and one mbarrier, kv_full: those of a chain are there. TMA arrives by bytes at what `produce` loads.
 
-`step_read`, `do_read` and `dq_stored` are named barriers, at which the eight warps arrive without meeting each other; the others
-are mbarriers. Nobody arrives a second time before the first was waited for: step_read and do_read since a stage is loaded again
-in between, dq_stored since dq_taken is waited for in between, dq_taken the other way round, and the others since `produce` waits
-in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
+Head dim 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There each
+channel has one stage less. dQ comes in two halves, of which the second takes a place of the first: these warps do wait for a rank
+that is half a step late. The mbarrier of dQ says of the first half that TMA has read that place, and of the second that all is in
+global memory.
+
+Nobody arrives a second time before the first was waited for. Of STEP_READ and DO_READ this holds since a stage is loaded again in
+between; of DQ_STORED since the eight wait for its mbarrier in between, and the other way round; of the other mbarriers since
+`produce` waits in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
 
 It is written for Triton 3.6 to 3.9.
 """
@@ -171,10 +183,13 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     delta = delta_tiles.index(stage)
                     # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before
                     # dP is waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
+                    # (1) S^T = K Q^T
                     s_t = product(k, q.slice(0, PART).permute([1, 0]), S_LAYOUT)
                     of_do.wait(count)
+                    # (2) dP^T = V DO^T
                     dp_t = product(v_operand, do.slice(0, PART).permute([1, 0]), S_LAYOUT)
                     if PARTS == 2:
+                        # (1) of the second part
                         next_s_t = product(k, q.slice(PART, PART).permute([1, 0]), S_LAYOUT)
                     shift = row_of(neg_lse, 0, ROW_LAYOUT)
                     has_hidden = False
@@ -188,6 +203,7 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                                 next_word = load_bits(BITS + (first_word + i * (2 * THREADS) + THREADS))
                     s_t = await_matmuls(PARTS, deps=[s_t])
                     p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, attention, S_LAYOUT)
+                    # (3) DV += P^T DO
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
                     # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
@@ -195,6 +211,7 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     barrier()  # all warps have waited for the matmul that reads the last step's
                     ds_tile.slice(0, PART, dim=1).store(ds_t)
                     if PARTS == 2:
+                        # (2) of the second part, (5) of the first
                         dp_t = product(v_operand, do.slice(PART, PART).permute([1, 0]), S_LAYOUT)
                         dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice(0, PART), dk, is_async=True)
                         shift = row_of(neg_lse, PART, ROW_LAYOUT)
@@ -209,13 +226,16 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                             attention,
                             S_LAYOUT,
                         )
+                        # (3) of the second part
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
                         dp_t = await_matmuls(2, deps=[dp_t])
                         ds_t = (p_t * (dp_t - row_of(delta, PART, ROW_LAYOUT))).to(dtype)
                         ds_tile.slice(PART, PART, dim=1).store(ds_t)
                     fence_async_shared()
                     barrier()
+                    # (4) DQ = dS K
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
+                    # (5) DK += dS^T Q
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
@@ -252,11 +272,7 @@ def sdpa_backward(
     dv_strides,
     attention,
 ):
-    # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 4, NQ] for a
-    # round robin: a row for each partition of a worker. Under a mask in blocks TABLE and lists are those of `Lists`, and sizes are
-    # TABLE's and the last of lists.steps. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile), and of
-    # chains in parts one per chain. REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
+    # sizes: of TABLE under a mask in blocks, and the last of lists.steps.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]

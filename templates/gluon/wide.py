@@ -1,7 +1,8 @@
 """The warps that multiply at head dim 256: tiles of 64 queries x 64 keys, whose S and dP two warpgroups share by queries.
 
-dK and dV of 256 columns take 128 registers of a thread, so there are no more keys. P goes through shared memory as dS does. dQ is
-made in halves of its columns, each stored in two parts, since there is memory for three parts.
+The numbers of the matmuls, the sizes and the channels are those of kernel.py. dK and dV of 256 columns take 128 registers of a
+thread, so there are no more keys. P goes through shared memory as dS does. dQ is made in halves of its columns, each stored in two
+parts, since there is memory for three parts: two halves a step leave the phase of dQ's channel where it was.
 """
 
 from triton.experimental import gluon
@@ -76,8 +77,10 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     stage = of_q.stage(count)
                     of_q.wait(count)
                     q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                    # (1) S^T = K Q^T
                     s_t = product(k, q.permute([1, 0]), S_LAYOUT)
                     of_do.wait(count)
+                    # (2) dP^T = V DO^T
                     dp_t = product(v, do.permute([1, 0]), S_LAYOUT)
                     shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
                     has_hidden = False
@@ -91,12 +94,15 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     p_tile.store(p_t.to(dtype))
                     fence_async_shared()
                     barrier()
+                    # (3) DV += P^T DO
                     dv = warpgroup_mma(p_tile, do, dv, is_async=True)
                     dp_t = await_matmuls(1, deps=[dp_t])
                     ds_tile.store((p_t * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype))
                     fence_async_shared()
                     barrier()
+                    # (4) DQ = dS K, the first half of its columns
                     dq = product(ds_tile.permute([1, 0]), k.slice(0, HALF, dim=1), DQ_LAYOUT)
+                    # (5) DK += dS^T Q
                     dk = warpgroup_mma(ds_tile, q, dk, is_async=True)
                     # Read under these two matmuls, and never past the chain.
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
@@ -104,7 +110,7 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     of_do.arrive(count)
                     store_half(dq, dq_tiles[0], dq_tiles[1], of_dq)
-                    # Behind dK, which runs while the first half is on its way to global memory.
+                    # (4) the second half, behind (5), which runs while the first half is on its way to global memory.
                     dq = product(ds_tile.permute([1, 0]), k.slice(HALF, HALF, dim=1), DQ_LAYOUT)
                     barrier()  # between stores to the first place: Triton's own would stand behind the waits
                     of_dq.wait_for_stage(1)
