@@ -511,19 +511,20 @@ def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
     return SimpleNamespace(**namespace)
 
 
+def pointer(x: Any) -> Any:
+    """What a kernel is given for an argument."""
+    if isinstance(x, tuple):
+        values = map(pointer, x)
+        return x._make(values) if hasattr(x, "_make") else tuple(values)
+    if not isinstance(x, Tensor):
+        return x
+    return Pointer(x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0), x.storage_offset())
+
+
 def launch(kernel: Callable[..., None], seed: int, programs: int, arguments: Sequence[Any]) -> None:
     """Runs `programs` programs of a kernel in the interleaving of `seed`; raises Deadlock, or what a program raises."""
     global machine
     machine = Machine(seed)
-
-    def pointer(x: Any) -> Any:
-        if isinstance(x, tuple):
-            values = map(pointer, x)
-            return x._make(values) if hasattr(x, "_make") else tuple(values)
-        if not isinstance(x, Tensor):
-            return x
-        return Pointer(x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0), x.storage_offset())
-
     for _ in range(programs):
         machine.partitions.append(Partition(lambda: kernel(*map(pointer, arguments)), (), Cta()))
     machine.run()

@@ -1,6 +1,7 @@
 """The Gluon kernel's source, run on the CPU by gluon_model: right gradients, the same bits in every interleaving, mutants seen."""
 
 import functools
+import random
 import re
 from dataclasses import replace
 from importlib import resources
@@ -9,6 +10,7 @@ import gluon_model
 import pytest
 import torch
 from gluon_model import Deadlock, module_of, words_and_bits
+from schedule.walks import Walks, Work
 from sympy import Integer
 
 from dash_inductor.lowering.dq import in_accumulator_order
@@ -75,24 +77,29 @@ def padded(x, rows, value):
 def lists_of(seen, block_m, block_n, parts=WHOLE):
     """(rows, steps, bits) of a mask [S_q, S_k] in blocks of 128, as the kernels before the launch write them."""
     q_len, kv_len = seen.shape
-    (q_tiles, kv_tiles), (n_q, n_kv) = (BLOCK // block_m, BLOCK // block_n), (-(-q_len // block_m), -(-kv_len // block_n))
+    n_q, n_kv = -(-q_len // block_m), -(-kv_len // block_n)
     blocks = [[seen[i : i + BLOCK, j : j + BLOCK] for i in range(0, q_len, BLOCK)] for j in range(0, kv_len, BLOCK)]
-    rows = torch.full((1, 1, len(blocks), len(blocks[0])), -1, dtype=torch.int32)
-    steps = torch.zeros(1, 1, len(blocks), parts.bands, dtype=torch.int32)
-    for j, row in enumerate(blocks):
-        listed = [i for i, block in enumerate(row) if block.any()]
-        for place, i in enumerate(listed):
-            later = (block for block in range(j + 1, len(blocks)) if blocks[block][i].any())
-            rank = sum(min(kv_tiles, n_kv - block * kv_tiles) for block in later)  # the last KV tile adds first
-            rows[0, 0, j, place] = i | row[i].all() << 15 | rank << 16
-        for i in listed:
-            steps[0, 0, j, parts.band(i, j, len(row), len(blocks)) :] += min(q_tiles, n_q - i * q_tiles)
+    sees = [[bool(block.any()) for block in row] for row in blocks]
+    walks = Walks([[sees]], 1, 1, 1, n_q, n_kv, BLOCK // block_m, BLOCK // block_n, parts)
+    rows = table_of(walks)
+    for j, row in enumerate(walks.lists(sees)):
+        for place, (i, _rank) in enumerate(row):
+            rows[0, 0, j, place] |= blocks[j][i].all() << 15
+    steps = torch.tensor([[walks.steps(sees)]], dtype=torch.int32)
     n, m = torch.arange(n_kv * block_n)[:, None], torch.arange(n_q * block_m)
     thread, bit = words_and_bits(n % block_n, m % 64)
     inside = torch.nn.functional.pad(seen.T, (0, n_q * block_m - q_len, 0, n_kv * block_n - kv_len))
     words = torch.zeros(n_kv, n_q * block_m // 64, 2 * block_n, dtype=torch.int64)
     words.index_put_((n // block_n, m // 64, thread), inside.long() << bit, accumulate=True)
     return rows, steps if parts.bands > 1 else steps[..., 0], words.to(torch.int32)
+
+
+def table_of(walks):
+    """Rows of the masks [MASK_Z, MASK_H, KV blocks, Q blocks], as block_rows.py.jinja writes them where no block is full."""
+    masks = [[walks.lists(mask) for mask in of_batch] for of_batch in walks.masks]
+    n_blocks = len(walks.masks[0][0][0])
+    padded = [[[[i | rank << 16 for i, rank in row] + [-1] * (n_blocks - len(row)) for row in rows] for rows in x] for x in masks]
+    return torch.tensor(padded, dtype=torch.int32)
 
 
 def backward(module, inputs, plan, seed, seen=None, shared_row=False):
@@ -253,6 +260,52 @@ def test_more_heads_in_flight_than_there_are():
     inputs, plan = problem(1, 1, 1, 64, 320, "full", "ascending", 3, 1, 128)
     for grad in backward(module_of(source()), inputs, replace(plan, heads=4, heads_in_flight=4), 0):
         assert grad.isfinite().all()
+
+
+def random_walks(seed):
+    """Masks, sizes and parts at random; query heads with masks of their own are a set each."""
+    draw = random.Random(seed)
+    batch, kv_heads, sets, size = (draw.randint(1, 2) for _ in range(4))
+    n_q, n_kv, q_tiles, kv_tiles = (draw.randint(1, most) for most in (9, 9, 3, 3))
+    n_masks = draw.choice([1, batch]), draw.choice([1, kv_heads * sets]) if size == 1 else 1
+    seen = draw.random()
+
+    def mask():
+        return [[draw.random() < seen for _ in range(0, n_q, q_tiles)] for _ in range(0, n_kv, kv_tiles)]
+
+    masks = [[mask() for _ in range(n_masks[1])] for _ in range(n_masks[0])]
+    parts = Parts(draw.choice([1, 2, 4]), sets)
+    sizes = (batch, kv_heads, sets * size, n_q, n_kv, q_tiles, kv_tiles)
+    return Walks(masks, *sizes, parts, least_steps=draw.randint(0, 12), by_head=parts.bands == 1)
+
+
+def walked(module, expected):
+    """The same by the kernel's own functions, ticket by ticket."""
+    block_n, group, parts = 64, expected.group, expected.parts
+    table = table_of(expected)
+    steps = torch.tensor([[expected.steps(mask) for mask in of_batch] for of_batch in expected.masks], dtype=torch.int32)
+    most_chains = len(expected.masks[0][0])
+    kv_heads = expected.batch * expected.kv_heads
+    sizes = (kv_heads, expected.kv_heads, expected.n_q, expected.n_kv * block_n - 1)
+    attention = module.Attention(*sizes, group, parts.sets, False, False, 0, expected.q_tiles, False, 1.0, 1.0)
+    lists = module.Lists(
+        steps, None, expected.q_tiles, expected.kv_tiles, parts.bands, parts.sets, most_chains, expected.least_steps
+    )
+    of_mask = *map(gluon_model.pointer, (table, lists)), (*table.shape, parts.bands)
+    for ticket in range(parts.units(kv_heads, expected.n_kv, expected.kv_tiles)):
+        found = module.chain_in_lists(*of_mask, ticket, attention, block_n)
+        (j, turns, row, rows, head, of_set, first_rank), _mask, of_chain, place = found
+        heads = group // parts.sets
+        entries = [module.step_of(rows + row, turn, expected.q_tiles) for turn in range(turns)]
+        walk = [(head * group + of_set * heads + n, i & 0xFFFF, rank + first_rank) for i, rank in entries for n in range(heads)]
+        yield Work(head, j, tuple(walk), place, of_chain) if j >= 0 else None
+
+
+def test_who_walks_which_steps():
+    """Under masks in blocks; tests/emulated/test_flex_parts.py holds the Triton kernel against the same oracle."""
+    module = module_of(source())
+    for expected in map(random_walks, range(100)):
+        assert list(walked(module, expected)) == expected.works()
 
 
 def test_tensors_that_tma_cannot_take_are_copied():
