@@ -13,7 +13,8 @@ from types import ModuleType
 def source(*names: str) -> str:
     """The Jinja source of the template `names[0]`, followed by the Triton functions of `names[1:]` that it calls.
 
-    A generated kernel is one file: where a source imports functions of a module here, it gets their text.
+    A generated kernel is one file: where a source imports functions of a module here, or includes a file of macros, it gets their
+    text.
     """
     folder = resources.files(__name__)
 
@@ -21,7 +22,10 @@ def source(*names: str) -> str:
         blocks = folder.joinpath(f"{line[1]}.py").read_text().rstrip().split("\n\n\n")
         return "\n\n\n".join(block for block in blocks if any(f"\ndef {name}(" in block for name in line[2].split(", ")))
 
-    text = "\n\n".join(folder.joinpath(f"{name}.py.jinja").read_text() for name in names)
+    def read(name: str) -> str:
+        return re.sub(r'{%- include "(\w+)" -%}\n', lambda line: read(line[1]), folder.joinpath(f"{name}.py.jinja").read_text())
+
+    text = "\n\n".join(map(read, names))
     return re.sub(r"^from \.(\w+) import (.+)$", functions, text, flags=re.MULTILINE)
 
 

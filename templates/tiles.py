@@ -15,7 +15,7 @@ GLUON_HEAD_DIMS = (64, 128, 256)
 # benchmarks/results has a run on a GPU with right gradients, equal bits over 1,000 launches and less time than the Triton kernel's.
 # It decides bits.
 GLUON_BY_DEFAULT: frozenset[tuple[int | str, str, int]] = frozenset({(90, "bf16", 64), (90, "bf16", 128)})
-GLUON_CONSUMERS = 8  # warps that multiply, as gluon/launch.py has them; others load, poll and release
+GLUON_CONSUMERS = 8  # warps of the Gluon kernel that multiply; others load, poll and release
 GLUON_PARTITIONS = 4  # of a CTA, each of which walks the table by itself
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
@@ -112,7 +112,7 @@ class Tile:
 
     @property
     def kinds(self) -> int:
-        """Of CTAs, each with a main loop."""
+        """How many kinds of CTAs there are, each with a main loop of its own."""
         return 1
 
     @property
@@ -156,7 +156,7 @@ class TwoPassTile:
 
     @property
     def kinds(self) -> int:
-        """Of CTAs, each with a main loop."""
+        """How many kinds of CTAs there are, each with a main loop of its own."""
         return 3 if self.split else 2
 
     @property

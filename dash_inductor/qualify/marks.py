@@ -64,7 +64,7 @@ EDITS: dict[str, Sequence[tuple[str, str]]] = {
         ("LOG2E = 1.4426950408889634\n", "LOG2E = 1.4426950408889634\nMEMORY = []\n"),
     ],
     "kernel.py": [
-        ("        ROWS += ticket * 4 * attention.nq\n", f"        ROWS += ticket * {2 * PER_CTA}\n"),
+        ("        ROWS += ticket * PARTITIONS * attention.nq\n", f"        ROWS += ticket * {2 * PER_CTA}\n"),
         ("            dk = gl.zeros(", "            mark(walk.own_row, turn, 0)\n            dk = gl.zeros("),
         (
             "                    p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",

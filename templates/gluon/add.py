@@ -10,11 +10,10 @@ from .functions import (
     await_additions,
     await_all_but_last_read,
     await_all_read,
-    await_dq,
     release,
     wait_for_rank,
 )
-from .walk import STAGES, chain_of, step_of
+from .walk import chain_of, step_of
 
 
 @gluon.jit
@@ -28,25 +27,25 @@ def put(dq_target, place, dq, rank):
 
 
 @gluon.jit
-def add_in_order(walk, attention, sums, PLACE: gl.constexpr):
-    # The steps whose dQ has this place. They are counted one by one: of a range from (count + PLACE) % STAGES on, Triton 3.6 and
+def add_in_order(walk, attention, sums, STAGE: gl.constexpr):
+    # The steps whose dQ has this stage. They are counted one by one: of a range from (count + STAGE) % STAGES on, Triton 3.6 and
     # 3.7 take the beginning for a constant.
-    dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT = sums
+    dq_target, dq_tiles, of_dq, SEMAPHORES, REPORT = sums
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     count = 0  # of the steps of all chains
     for turn in range(walk.rounds):
         _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
         for step in range(steps * HEADS):
-            if count % STAGES == PLACE:
+            if of_dq.stage(count) == STAGE:
                 i, rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
                 index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
                 rank += first_rank
                 # The rank first: it may have come before dQ is there.
                 wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
-                await_dq(PLACE)
-                put(dq_target, index, dq_tiles.index(PLACE), rank)
+                of_dq.meet(STAGE)
+                put(dq_target, index, dq_tiles.index(STAGE), rank)
                 await_all_read()
-                mbarrier.arrive(dq_taken.index(PLACE), count=1)
+                mbarrier.arrive(of_dq.mbarrier(STAGE), count=1)
                 await_additions()
                 release(SEMAPHORES + index)
             count += 1
@@ -54,10 +53,10 @@ def add_in_order(walk, attention, sums, PLACE: gl.constexpr):
 
 @gluon.jit
 def add_halves_in_order(walk, attention, sums):
-    dq_target, dq_tiles, dq_taken, SEMAPHORES, REPORT = sums
+    dq_target, dq_tiles, of_dq, SEMAPHORES, REPORT = sums
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     first_tile, second_tile, third_tile = dq_tiles
-    taken = dq_taken.index(0)
+    taken = of_dq.mbarrier(0)
     for turn in range(walk.rounds):
         _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
         for step in range(steps * HEADS):
@@ -66,12 +65,12 @@ def add_halves_in_order(walk, attention, sums):
             rank += first_rank
             # The rank first: the second half waits until a part of this one is read.
             wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
-            await_dq(0)
+            of_dq.meet(0)
             put(dq_target, 4 * index, first_tile, rank)
             put(dq_target, 4 * index + 1, second_tile, rank)
             await_all_but_last_read()
             mbarrier.arrive(taken, count=1)  # the second half takes the third place and the first
-            await_dq(0)
+            of_dq.meet(0)
             put(dq_target, 4 * index + 2, third_tile, rank)
             put(dq_target, 4 * index + 3, first_tile, rank)
             await_additions()

@@ -9,12 +9,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
+from .barriers import WARPS
+
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; before
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.8 on; before
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
-
-
-WARPS = gl.constexpr(8)  # that multiply
 
 
 @builtin
@@ -28,8 +27,8 @@ async_add = getattr(tma, "async_atomic_add", None) or _async_add
 
 @builtin
 def await_matmuls(in_flight, deps, _semantic=None):
-    # As warpgroup_mma_wait: all matmuls but the last `in_flight` are complete, for the warpgroup that waits. Triton 3.9 would add a
-    # barrier of all warps behind it; here they meet at `barrier` before they write what another's matmul may read.
+    # Like warpgroup_mma_wait: waits until all matmuls of the own warpgroup but the last `in_flight` are complete. Triton 3.9
+    # would add a barrier of all warps behind it; here they meet at `barrier` before they write what another's matmul may read.
     results = warpgroup_mma_wait(in_flight, deps, _semantic=_semantic)
     first = results[0] if isinstance(results, tuple) else results
     first.handle.set_attr("warpGroupLocal", _semantic.builder.get_unit_attr())
@@ -45,7 +44,7 @@ def product(a, b, LAYOUT: gl.constexpr):
     return warpgroup_mma(a, b, zeros, use_acc=False, is_async=True)
 
 
-# How additions of one CTA come before those of the next, in the terms of PTX's memory consistency model (PTX ISA 8.9):
+# Why additions of one CTA come before those of the next, in the terms of PTX's memory consistency model (PTX ISA 8.9):
 #   1. The warp `add_in_order` issues a bulk addition, of the async proxy, and waits until it is complete, not just read from shared
 #      memory: `await_additions`. Completion makes it visible to the thread that waited (9.7.9.25.3).
 #   2. bar.warp.sync orders that before lane 0's `release`.
@@ -155,7 +154,7 @@ def await_all_read():
 
 @gluon.jit
 def await_all_but_last_read():
-    # As above, all but the last.
+    # For one warp: TMA has read all of these from shared memory but the last.
     gl.inline_asm_elementwise(
         "cp.async.bulk.wait_group.read 1; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
         "=r,~{memory}",
@@ -167,68 +166,14 @@ def await_all_but_last_read():
 
 
 @gluon.jit
-def _arrive(number):
-    # For the 8 consumer warps: at a named barrier, and waits for nobody. 288 threads: theirs, and the warp that waits.
-    gl.inline_asm_elementwise(
-        "bar.arrive $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1
-    )
-
-
-@gluon.jit
-def _meet(number):
-    # For the warp that waits for the 8 consumer warps at a named barrier.
-    gl.inline_asm_elementwise("bar.sync $1, 288; mov.b32 $0, 0;", "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-# The numbers of named barriers begin with 8: Triton takes 0 for the CTA or a partition, and 1 and those after it for partitions, of
-# which there are four.
-
-
-@gluon.jit
-def dq_stored(place):
-    # For the 8 consumer warps: a step's dQ is in this place.
-    _arrive(place + 8)
-
-
-@gluon.jit
-def await_dq(place):
-    # For one warp.
-    _meet(place + 8)
-
-
-@gluon.jit
-def step_read(stage):
-    # For the 8 consumer warps: they have read what a step loaded.
-    _arrive(stage + 10)
-
-
-@gluon.jit
-def await_read(stage):
-    # For one warp.
-    _meet(stage + 10)
-
-
-@gluon.jit
-def do_read(stage):
-    # For the 8 consumer warps: they have read a step's grad_out.
-    _arrive(stage + 13)
-
-
-@gluon.jit
-def await_do_read(stage):
-    # For one warp.
-    _meet(stage + 13)
-
-
-@gluon.jit
 def in_accumulator_order(dq, WIDTH: gl.constexpr):
     # dq [rows, columns], or one of its parts, as rows of WIDTH in the order of `Fragments` in templates/tiles.py, by bits of the
     # accumulator's index: rows are (warp, half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread stores four
     # registers at a time, and neighbours side by side.
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
-    WARPS: gl.constexpr = ROWS // 16
-    bits = dq.reshape([WARPS, 2, 8, 8 // WARPS, COLUMNS * WARPS // 64, 4, 2])
+    BY_ROWS: gl.constexpr = ROWS // 16  # warps
+    bits = dq.reshape([BY_ROWS, 2, 8, WARPS // BY_ROWS, COLUMNS * BY_ROWS // (8 * WARPS), 4, 2])
     return bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS // WIDTH, WIDTH])
 
 
@@ -254,7 +199,7 @@ def _hiding(count):
     return "{ .reg .pred seen; .reg .b32 bit;" + lines + "}", ",".join(["=f"] * count + ["f"] * count + ["r"] * count)
 
 
-# Of a part of S^T, 64 queries by 128 keys or by 64.
+# PTX for a thread's elements in a part of S^T: 64 queries by 128 keys, or by 64.
 HIDE, HIDE_OPERANDS = map(gl.constexpr, _hiding(32))
 HIDE_OF_64, HIDE_OPERANDS_OF_64 = map(gl.constexpr, _hiding(16))
 

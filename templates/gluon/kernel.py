@@ -1,46 +1,58 @@
 """The one-pass kernel for Hopper, warp-specialised, in Gluon.
 
-The gradients of softmax(SCALE*Q K^T) V, by the matmuls of each tile, transposed so that keys are rows:
+The gradients of softmax(SCALE*Q K^T) V, by five matmuls of each tile, transposed so that keys are rows:
 
-    P^T = exp2(SCALE_LOG2E*K Q^T + NEG_LSE)    dS^T = P^T*(V DO^T - DELTA)    DV = P^T DO    DK = SCALE*dS^T Q    DQ = dS K
+    (1) S^T = K Q^T         P^T = exp2(SCALE_LOG2E*S^T + NEG_LSE)
+    (2) dP^T = V DO^T       dS^T = P^T*(dP^T - DELTA)
+    (3) DV += P^T DO
+    (4) DQ = dS K           added to those of other KV tiles, left unscaled
+    (5) DK += dS^T Q        multiplied with SCALE at the end
 
-DQ is left unscaled. Shapes stand at `sdpa_backward`. The contract is that of `one_pass.py.jinja`: the same table, ticket and
-semaphores, the same sums in the same order. One CTA is four partitions, which walk the table each by itself and meet at barriers.
-Under a round robin each of them writes the rows of its worker's chains for itself.
+Sizes: Z batch entries, HQ query heads, HKV kv heads of GROUP query heads each, Q_LEN queries in NQ tiles of BLOCK_M, KV_LEN keys in
+tiles of BLOCK_N, HEAD_DIM columns. `Attention` in walk.py has those that are known when the kernel runs.
+
+    Q, DO         [Z, HQ, Q_LEN, HEAD_DIM]
+    K, V, DK, DV  [Z, HKV, KV_LEN, HEAD_DIM]
+    NEG_LSE       fp32 [Z*HQ*NQ*BLOCK_M], -logsumexp*log2(e); DELTA the same, rowsum(OUT*DO)
+    DQ            fp32 [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS], a Q tile after the other, each in the order of its accumulator
+    TABLE         int32, the schedule's; under a mask in blocks that of `Lists` in launch.py
+    ROWS          int32 [workers, PARTITIONS, NQ] for a round robin: each partition writes its worker's chains for itself
+    WORKSPACE     int32, zero at first: a ticket, a dummy, a semaphore per (query head, Q tile), per chain if chains are in parts
+    REPORT        int32 [4] of the host's memory, where a wait that gave up says where it stood
+
+The contract is that of `one_pass.py.jinja`: the same table, ticket and semaphores, the same sums in the same order. One CTA is four
+partitions, which walk the table each by itself and meet at barriers.
 
     consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory
     produce       1 warp   TMA loads: K and V once per chain; Q, -lse*log2(e), grad_out and delta once per step, Q up to three steps
                            ahead, grad_out two
     add_in_order  1 warp   dQ from shared memory into global memory, by TMA: it waits for the step's rank, stores if the rank is 0
                            and adds else, waits until that is done, and releases the step's semaphore
-    add_in_order  1 warp   the same for every other step: dQ has two places, and each of these warps one
+    add_in_order  1 warp   the same for every other step: dQ has two stages, and each of these warps one
 
 At head dim 128 one warp alone takes longer for all that than a step does (measured on an H200: docs/gluon.md).
 
-So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU; but for the end of a
-part of a chain, whose dK and dV they add to those of the parts before it.
+So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU. The one exception is
+the end of a part of a chain: they add its dK and dV to those of the parts before it.
 
-    barrier    arrives                     waits         says
-    kv_full    TMA, by bytes               consume       K and V of a chain are there
-    q_full     TMA, by bytes, a stage      consume       Q and -lse*log2(e) of a step are there
-    do_full    TMA, by bytes, a stage      consume       grad_out and delta of a step are there
-    step_read  every thread, a stage       produce       the step's matmuls are complete
-    do_read    every thread, a stage       produce       those that read grad_out are
-    dq_stored  every thread, a place       add_in_order  the step's dQ is in shared memory
-    dq_taken   add_in_order, a place       consume       TMA has read it
+The eight warps meet each other warp at a channel (barriers.py), whose stages have an mbarrier and a named barrier each. They wait
+at the mbarrier, and arrive at the named barrier without meeting each other.
 
-Head dim 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There Q has two
-stages, and grad_out and delta one. dQ comes in two halves, of which the second takes a place of the first: these warps do wait
-for a rank that is half a step late. Barriers of dQ are then
+    channel  other warp    its mbarrier says                         its named barrier says
+    of_q     produce       Q and -lse*log2(e) of a step are there    STEP_READ: the step's matmuls are complete
+    of_do    produce       grad_out and delta of a step are there    DO_READ: the matmuls that read grad_out are complete
+    of_dq    add_in_order  TMA has read the step's dQ                DQ_STORED: the step's dQ is in shared memory
 
-    dq_stored  every thread of consume     add_halves_in_order  a half of the step's dQ is in shared memory
-    dq_taken   add_halves_in_order         consume              of the first half: TMA has read that place; of the second: all is in
-                                                                global memory
+K and V have no stages and one mbarrier, kv_full: those of a chain are there. TMA arrives by bytes at what `produce` loads.
 
-`step_read`, `do_read` and `dq_stored` are named barriers, at which the eight warps arrive without meeting each other; the others
-are mbarriers. Nobody arrives a second time before the first was waited for: step_read and do_read since a stage is loaded again
-in between, dq_stored since dq_taken is waited for in between, dq_taken the other way round, and the others since `produce` waits
-in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
+Head dim 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There each
+channel has one stage less. dQ comes in two halves, of which the second takes a place of the first: these warps do wait for a rank
+that is half a step late. The mbarrier of dQ says of the first half that TMA has read that place, and of the second that all is in
+global memory.
+
+Nobody arrives a second time before the first was waited for. Of STEP_READ and DO_READ this holds since a stage is loaded again in
+between; of DQ_STORED since the eight wait for its mbarrier in between, and the other way round; of the other mbarriers since
+`produce` waits in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
 
 It is written for Triton 3.6 to 3.9.
 """
@@ -50,25 +62,31 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from .add import add_halves_in_order, add_in_order
-from .functions import (
+from .barriers import (
+    DO_READ,
+    DO_STAGES,
+    DQ_STAGES,
+    DQ_STORED,
+    PARTITIONS,
+    Q_STAGES,
+    STEP_READ,
+    THREADS,
     WARPS,
+    new_channel,
+)
+from .functions import (
     async_load,
-    await_do_read,
     await_matmuls,
-    await_read,
     barrier,
-    do_read,
-    dq_stored,
     end_chain,
     in_accumulator_order,
     load_bits,
     probabilities,
     product,
     row_of,
-    step_read,
     thread,
 )
-from .walk import STAGES, Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
+from .walk import Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
 from .wide import consume_wide
 
 PART = gl.constexpr(64)  # rows of Q whose S and dP stand in registers
@@ -76,16 +94,14 @@ WORKER_REGISTERS = gl.constexpr(24)  # of the one-warp partitions; the eight war
 
 
 @gluon.jit
-def produce(walk, attention, sources, tiles, barriers):
+def produce(walk, attention, sources, tiles, channels):
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_source, do_source, k_source, v_source, neg_lse_source, delta_source = sources
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles = tiles
-    q_full, do_full, kv_full = barriers
+    of_q, of_do, kv_full = channels
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
-    Q_STAGES: gl.constexpr = q_tiles.shape[0]
-    DO_STAGES: gl.constexpr = do_tiles.shape[0]
     count = 0  # of the steps of all chains
     for turn in range(walk.rounds):
         j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, attention, WARPS=1)
@@ -101,49 +117,42 @@ def produce(walk, attention, sources, tiles, barriers):
                 i &= 0xFFFF
                 hq = h * attention.GROUP + of_set * HEADS + step % HEADS
                 first_row = ((z * attention.hkv * attention.GROUP + hq) * attention.nq + i) * BLOCK_M
-                stage = count % Q_STAGES
-                if step >= Q_STAGES:
-                    await_read(stage)
-                arrived = q_full.index(stage)
+                stage = of_q.stage(count)
+                of_q.meet_before(count, step)
+                arrived = of_q.mbarrier(count)
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(q_source, [z, hq, i * BLOCK_M, 0], arrived, q_tiles.index(stage))
                 async_load(neg_lse_source, [first_row], arrived, neg_lse_tiles.index(stage))
-                stage = count % DO_STAGES
-                if step >= DO_STAGES:
-                    await_do_read(stage)
-                arrived = do_full.index(stage)
+                stage = of_do.stage(count)
+                of_do.meet_before(count, step)
+                arrived = of_do.mbarrier(count)
                 mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)
                 async_load(do_source, [z, hq, i * BLOCK_M, 0], arrived, do_tiles.index(stage))
                 async_load(delta_source, [first_row], arrived, delta_tiles.index(stage))
                 count += 1
             # The end of the steps that were not waited for: then K and V are free, and every stage.
-            left = gl.minimum(steps, DO_STAGES)
-            for step in range(left):
-                await_do_read((count - left + step) % DO_STAGES)
-            left = gl.minimum(steps, Q_STAGES)
-            for step in range(left):
-                await_read((count - left + step) % Q_STAGES)
+            of_do.meet_last(count, steps)
+            of_q.meet_last(count, steps)
 
 
 @gluon.jit
-def consume(walk, attention, bits, tiles, barriers, outputs):
+def consume(walk, attention, bits, tiles, channels, outputs):
     BITS, first_word = bits
     if attention.BLOCKS:
         first_word += thread()
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, _p_tile, ds_tile, dq_tiles = tiles
-    q_full, do_full, kv_full, dq_taken = barriers
+    of_q, of_do, kv_full, of_dq = channels
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     dtype: gl.constexpr = k_tile.dtype
-    Q_STAGES: gl.constexpr = q_tiles.shape[0]
     PARTS: gl.constexpr = BLOCK_M // PART
     # The rows of S^T and dP^T, keys, are those of dK and dV: their registers are the left operands of the dV and dK matmuls. Two
     # warpgroups share dQ by rows, or by columns where it has 64 rows.
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, PART, 16])
-    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [8, 1], [16, HEAD_DIM, 16])
-    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4 * PARTS, 2 // PARTS], [16, HEAD_DIM * PARTS // 2, 16])
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, PART, 16])
+    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HEAD_DIM, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS // 2 * PARTS, 2 // PARTS], [16, HEAD_DIM * PARTS // 2, 16])
     OPERAND: gl.constexpr = gl.DotOperandLayout(0, DKV_LAYOUT, 2)
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k = k_tile.reshape([BLOCK_N, HEAD_DIM])
@@ -165,19 +174,22 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 for step in range(steps):
                     i = next_i & 0xFFFF
-                    q_stage = count % Q_STAGES
-                    stage = count % STAGES
-                    mbarrier.wait(q_full.index(q_stage), (count // Q_STAGES) % 2)
+                    q_stage = of_q.stage(count)
+                    stage = of_do.stage(count)
+                    of_q.wait(count)
                     q = q_tiles.index(q_stage).reshape([BLOCK_M, HEAD_DIM])
                     do = do_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
                     neg_lse = neg_lse_tiles.index(q_stage)
                     delta = delta_tiles.index(stage)
                     # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before
                     # dP is waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
+                    # (1) S^T = K Q^T
                     s_t = product(k, q.slice(0, PART).permute([1, 0]), S_LAYOUT)
-                    mbarrier.wait(do_full.index(stage), (count // STAGES) % 2)
+                    of_do.wait(count)
+                    # (2) dP^T = V DO^T
                     dp_t = product(v_operand, do.slice(0, PART).permute([1, 0]), S_LAYOUT)
                     if PARTS == 2:
+                        # (1) of the second part
                         next_s_t = product(k, q.slice(PART, PART).permute([1, 0]), S_LAYOUT)
                     shift = row_of(neg_lse, 0, ROW_LAYOUT)
                     has_hidden = False
@@ -186,11 +198,12 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                     if attention.BLOCKS:
                         has_hidden = hides_some(next_i, j, attention, BLOCK_N)
                         if has_hidden:
-                            word = load_bits(BITS + (first_word + i * (256 * PARTS)))
+                            word = load_bits(BITS + (first_word + i * (THREADS * PARTS)))
                             if PARTS == 2:
-                                next_word = load_bits(BITS + (first_word + i * 512 + 256))
+                                next_word = load_bits(BITS + (first_word + i * (2 * THREADS) + THREADS))
                     s_t = await_matmuls(PARTS, deps=[s_t])
                     p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, attention, S_LAYOUT)
+                    # (3) DV += P^T DO
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
                     # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
@@ -198,6 +211,7 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                     barrier()  # all warps have waited for the matmul that reads the last step's
                     ds_tile.slice(0, PART, dim=1).store(ds_t)
                     if PARTS == 2:
+                        # (2) of the second part, (5) of the first
                         dp_t = product(v_operand, do.slice(PART, PART).permute([1, 0]), S_LAYOUT)
                         dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice(0, PART), dk, is_async=True)
                         shift = row_of(neg_lse, PART, ROW_LAYOUT)
@@ -212,25 +226,27 @@ def consume(walk, attention, bits, tiles, barriers, outputs):
                             attention,
                             S_LAYOUT,
                         )
+                        # (3) of the second part
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
                         dp_t = await_matmuls(2, deps=[dp_t])
                         ds_t = (p_t * (dp_t - row_of(delta, PART, ROW_LAYOUT))).to(dtype)
                         ds_tile.slice(PART, PART, dim=1).store(ds_t)
                     fence_async_shared()
                     barrier()
+                    # (4) DQ = dS K
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
+                    # (5) DK += dS^T Q
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
-                    # The step that had this place before; it returns at once where there is none.
-                    mbarrier.wait(dq_taken.index(stage), (count // STAGES + 1) % 2)
+                    of_dq.wait_for_stage(count)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
-                    do_read(stage)
-                    dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))
+                    of_do.arrive(count)
+                    dq_tiles.index(of_dq.stage(count)).store(in_accumulator_order(dq, dq_tiles.shape[2]))
                     fence_async_shared()
-                    dq_stored(stage)
+                    of_dq.arrive(count)
                     dk = await_matmuls(0, deps=[dk])
-                    step_read(q_stage)
+                    of_q.arrive(count)
                     count += 1
             end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)
 
@@ -256,25 +272,18 @@ def sdpa_backward(
     dv_strides,
     attention,
 ):
-    # Q, DO [Z, HQ, Q_LEN, HEAD_DIM] and K, V, DK, DV [Z, HKV, KV_LEN, HEAD_DIM]; NEG_LSE, DELTA [Z*HQ*NQ*BLOCK_M] fp32; DQ
-    # [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS] fp32, a Q tile after the other, each in accumulator order. ROWS int32 [workers, 4, NQ] for a
-    # round robin: a row for each partition of a worker. Under a mask in blocks TABLE and lists are those of `Lists`, and sizes are
-    # TABLE's and the last of lists.steps. WORKSPACE, int32 and zero: a ticket, a dummy, a semaphore per (head, Q tile), and of
-    # chains in parts one per chain. REPORT: four int32 of the host's memory, where a wait that gave up says where it stood.
+    # sizes: of TABLE under a mask in blocks, and the last of lists.steps.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
     DQ_ROWS: gl.constexpr = dq_target.block_shape[0]
     DQ_COLUMNS: gl.constexpr = dq_target.block_shape[1]
     IS_WIDE: gl.constexpr = HEAD_DIM == 256
-    Q_STAGES: gl.constexpr = 2 if IS_WIDE else 3
-    DO_STAGES: gl.constexpr = 1 if IS_WIDE else 2
-    PLACES: gl.constexpr = 1 if IS_WIDE else STAGES  # of dQ
+    FEWER: gl.constexpr = 1 if IS_WIDE else 0  # stages
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_tiles = gl.allocate_shared_memory(dtype, [Q_STAGES, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
-    do_tiles = gl.allocate_shared_memory(dtype, [DO_STAGES, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [Q_STAGES - FEWER, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
+    do_tiles = gl.allocate_shared_memory(dtype, [DO_STAGES - FEWER, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
     ds_tile = gl.allocate_shared_memory(dtype, [BLOCK_N, BLOCK_M], DS_LAYOUT)
@@ -286,19 +295,16 @@ def sdpa_backward(
         third_tile = gl.allocate_shared_memory(gl.float32, [DQ_ROWS, DQ_COLUMNS], dq_target.layout)
         dq_tiles = (first_tile, second_tile, third_tile)
     else:
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [STAGES, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
-    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_STAGES, BLOCK_M], neg_lse_source.layout)
-    delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES, BLOCK_M], delta_source.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], BARRIER)
-    do_full = gl.allocate_shared_memory(gl.int64, [DO_STAGES, 1], BARRIER)
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    dq_taken = gl.allocate_shared_memory(gl.int64, [PLACES, 1], BARRIER)
-    for stage in gl.static_range(Q_STAGES):
-        mbarrier.init(q_full.index(stage), count=1)
-    for place in gl.static_range(PLACES):
-        mbarrier.init(dq_taken.index(place), count=1)
-    for stage in gl.static_range(DO_STAGES):
-        mbarrier.init(do_full.index(stage), count=1)
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [DQ_STAGES - FEWER, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
+    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_STAGES - FEWER, BLOCK_M], neg_lse_source.layout)
+    delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES - FEWER, BLOCK_M], delta_source.layout)
+    of_q = new_channel(STEP_READ, Q_STAGES - FEWER)
+    of_do = new_channel(DO_READ, DO_STAGES - FEWER)
+    kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    of_dq = new_channel(DQ_STORED, DQ_STAGES - FEWER)
+    of_q.init()
+    of_dq.init()
+    of_do.init()
     mbarrier.init(kv_full, count=1)
     fence_async_shared()
 
@@ -315,7 +321,7 @@ def sdpa_backward(
         chain = (0, 0, 0, TABLE, 0, 0, 0)
         sums = ()
         bits = (TABLE, 0)
-        ROWS += ticket * 4 * attention.nq
+        ROWS += ticket * PARTITIONS * attention.nq
     consumed = Walk(TABLE, ROWS, own_role, first_head, rounds, chain)
     produced = Walk(TABLE, ROWS + attention.nq, own_role, first_head, rounds, chain)
     added = Walk(TABLE, ROWS + 2 * attention.nq, own_role, first_head, rounds, chain)
@@ -324,14 +330,14 @@ def sdpa_backward(
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
     outputs = (DK, DV, dk_strides, dv_strides, sums)
-    loaded = (q_full, do_full, kv_full)
-    barriers = (q_full, do_full, kv_full, dq_taken)
-    adding = (dq_target, dq_tiles, dq_taken, WORKSPACE + 2, REPORT)
+    loaded = (of_q, of_do, kv_full)
+    channels = (of_q, of_do, kv_full, of_dq)
+    adding = (dq_target, dq_tiles, of_dq, WORKSPACE + 2, REPORT)
     barrier()  # Triton 3.6 hands arguments to partitions where threads may still read the ticket, or a maximum
     if IS_WIDE:
         gl.warp_specialize(
             [
-                (consume_wide, (consumed, attention, bits, tiles, barriers, outputs)),
+                (consume_wide, (consumed, attention, bits, tiles, channels, outputs)),
                 (produce, (produced, attention, sources, loads, loaded)),
                 (add_halves_in_order, (added, attention, adding)),
             ],
@@ -341,7 +347,7 @@ def sdpa_backward(
     else:
         gl.warp_specialize(
             [
-                (consume, (consumed, attention, bits, tiles, barriers, outputs)),
+                (consume, (consumed, attention, bits, tiles, channels, outputs)),
                 (produce, (produced, attention, sources, loads, loaded)),
                 (add_in_order, (added, attention, adding, 0)),
                 (add_in_order, (also_added, attention, adding, 1)),

@@ -7,13 +7,13 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from ..tiles import GLUON_PARTITIONS
+from ..tiles import GLUON_CONSUMERS, GLUON_PARTITIONS
 from .kernel import sdpa_backward
 from .walk import Attention
 
 __all__ = ["arguments", "sdpa_backward"]
 
-OPTIONS: dict[str, Any] = {"num_warps": 8, "enable_fp_fusion": True}
+OPTIONS: dict[str, Any] = {"num_warps": GLUON_CONSUMERS, "enable_fp_fusion": True}
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
@@ -21,13 +21,15 @@ DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by head dim, rows that TMA adds at a 
 
 
 class Lists(NamedTuple):
-    """Of a mask in blocks. Then the table is int32 [MASK_Z, MASK_H, KV blocks, Q blocks], block of Q | full << 15 | rank << 16.
+    """What a launch under a mask in blocks has beside the table, which is int32 [MASK_Z, MASK_H, KV blocks, Q blocks].
 
-    steps: int32 [MASK_Z, MASK_H, KV blocks], Q tiles of a row, or [.., .., .., BANDS], those up to the end of each band. bits:
-    int32, what templates/mask_bits.py.jinja writes. A block is q_tiles x kv_tiles tiles.
+    An entry of the table is a block of Q | full << 15 | rank << 16. A block is q_tiles x kv_tiles tiles.
 
-    A CTA has a chain or, with several bands or sets, a part of one, as in templates/block_mask.py.jinja: then sums is fp32 [chains,
-    2, BLOCK_N * D]. Chains are at most most_chains, and in bands where the longest of a head has least_steps.
+    steps: int32 [MASK_Z, MASK_H, KV blocks], the Q tiles of a row, or [.., .., .., bands], those up to the end of each band. bits:
+    int32, what templates/mask_bits.py.jinja writes.
+
+    A CTA has a chain. With several bands or sets it has a part of one (templates/block_mask.py.jinja), and sums is fp32 [chains, 2,
+    BLOCK_N * D]. There are at most most_chains, and bands only where the longest of a head has least_steps.
     """
 
     steps: Tensor
@@ -144,5 +146,5 @@ def _descriptor(x: Tensor, block: list[int]) -> TensorDescriptor:
 
 @functools.cache
 def _layout(rank: int, bits: int) -> gl.NVMMASharedLayout:
-    """Of a box in shared memory, elements of `bits` bits: rows in chunks of 128 bytes, swizzled, or one row as it is."""
+    """How a box lies in shared memory, its elements `bits` wide: rows in swizzled chunks of 128 bytes, or one row as it is."""
     return gl.NVMMASharedLayout(swizzle_byte_width=128 if rank > 1 else 0, element_bitwidth=bits, rank=rank)

@@ -6,9 +6,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
 from ..positions import straddling_chain, straddling_step
+from .barriers import WARPS
 from .functions import barrier, of_first_lane
-
-STAGES = gl.constexpr(2)  # places of dQ, and of grad_out; Q has another, but at head dim 256
 
 
 class Attention(NamedTuple):
@@ -52,7 +51,7 @@ class Walk(NamedTuple):
 
 @gluon.jit
 def turns_in_table(table, ticket, attention):
-    # Of a worker: its role, its first head and its rounds.
+    # (role, first head, rounds) of the worker that drew `ticket`.
     roles = gl.load(table)
     heads_in_flight = gl.load(table + 1)
     slots = gl.load(table + 2)
@@ -70,8 +69,9 @@ def turns_in_table(table, ticket, attention):
 
 @gluon.jit
 def chain_of(walk, turn, attention, WARPS: gl.constexpr):
-    # Of a worker's turn: KV tile or -1, its steps of a query head, its row's place behind a pointer, the pointer, its kv head, its
-    # set of query heads, and the rank from which its ranks are counted. WARPS: of the partition.
+    # The chain of a worker's turn: its KV tile or -1, its steps of a query head, where its row begins behind a pointer, the
+    # pointer, its kv head, its set of query heads, and the rank from which its ranks are counted. WARPS: how many the partition
+    # has.
     of_set = 0
     rank = 0
     if attention.BLOCKS:
@@ -111,7 +111,8 @@ def chain_in_table(walk, turn):
 
 @gluon.jit
 def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS: gl.constexpr):
-    # Of a head that straddles rounds. The partition writes the chain's row: (Q tile | rank << 16) of each step, as a table has it.
+    # The chain of a head that straddles rounds. The partition writes its row: (Q tile | rank << 16) of each step, as a table has
+    # it.
     table = walk.table
     roles = gl.load(table)
     slots = gl.load(table + 2)
@@ -139,10 +140,10 @@ def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS:
 
 @gluon.jit
 def chain_in_lists(table, lists, sizes, ticket, attention, BLOCK_N: gl.constexpr):
-    # Under a mask in blocks: the chain of a CTA, or its part of one, j = -1 if it has none; the mask's number; how many parts sum
-    # dK and dV, and which of them this is. As in block_mask.py.jinja the last KV tile of a head has the lowest ticket, or of a band
-    # of all heads, and of the KV tiles of a block those after j add first. Query heads of a group may have masks of their own if
-    # each is a set.
+    # Under a mask in blocks: (chain, mask, parts, place). chain: that of a CTA, or its part of one, with j = -1 if it has none.
+    # mask: its number. parts: how many sum dK and dV, of which this one is the place-th. The walk is that of block_mask.py.jinja:
+    # the last KV tile of a head, or of a band of all heads, has the lowest ticket, and the KV tiles of the block after j add
+    # before it does. Query heads of a group may have masks of their own if each is a set.
     mask_z, mask_h, kv_blocks, q_blocks, width = sizes
     GROUP: gl.constexpr = attention.GROUP
     SETS: gl.constexpr = attention.SETS
@@ -178,7 +179,7 @@ def chain_in_lists(table, lists, sizes, ticket, attention, BLOCK_N: gl.constexpr
     filled = 1
     before = 0
     if BANDS > 1:
-        any_block = gl.arange(0, lists.most_chains, layout=gl.BlockedLayout([4], [32], [8], [0]))
+        any_block = gl.arange(0, lists.most_chains, layout=gl.BlockedLayout([4], [32], [WARPS], [0]))
         totals = lists.steps + (mask * kv_blocks + any_block) * width + (width - 1)
         longest = of_first_lane(gl.max(gl.load(totals, mask=any_block < kv_blocks, other=0), 0))
         is_part = (steps == 0) & (band == 0)  # zeros are written by who has no steps, once

@@ -1,33 +1,31 @@
 """The warps that multiply at head dim 256: tiles of 64 queries x 64 keys, whose S and dP two warpgroups share by queries.
 
-dK and dV of 256 columns take 128 registers of a thread, so there are no more keys. P goes through shared memory as dS does. dQ is
-made in halves of its columns, each stored in two parts, since there is memory for three parts.
+The numbers of the matmuls, the sizes and the channels are those of kernel.py. dK and dV of 256 columns take 128 registers of a
+thread, so there are no more keys. P goes through shared memory as dS does. dQ is made in halves of its columns, each stored in two
+parts, since there is memory for three parts: two halves a step leave the phase of dQ's channel where it was.
 """
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
+from .barriers import WARPGROUP, WARPS
 from .functions import (
-    WARPS,
     await_matmuls,
     barrier,
-    do_read,
-    dq_stored,
     end_chain,
     in_accumulator_order,
     load_16_bits,
     probabilities,
     product,
     row_of,
-    step_read,
     thread,
 )
-from .walk import STAGES, chain_of, hides_some, step_of
+from .walk import chain_of, hides_some, step_of
 
 
 @gluon.jit
-def store_half(dq, first_tile, second_tile):
+def store_half(dq, first_tile, second_tile, of_dq):
     # A half of a step's dQ, in two parts.
     ROWS: gl.constexpr = first_tile.shape[0]
     WIDTH: gl.constexpr = first_tile.shape[1]
@@ -35,28 +33,28 @@ def store_half(dq, first_tile, second_tile):
     first_tile.store(first)
     second_tile.store(second)
     fence_async_shared()
-    dq_stored(0)
+    of_dq.arrive(0)
 
 
 @gluon.jit
-def consume_wide(walk, attention, bits, tiles, barriers, outputs):
+def consume_wide(walk, attention, bits, tiles, channels, outputs):
     BITS, first_bits = bits
     if attention.BLOCKS:
         # A word has the bits of a thread in each warpgroup, 16 of each, since each has half of the queries.
         BITS = BITS.to(gl.pointer_type(gl.int16), bitcast=True)
-        first_bits = 2 * (first_bits + thread() % 128) + thread() // 128
+        first_bits = 2 * (first_bits + thread() % WARPGROUP) + thread() // WARPGROUP
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles = tiles
-    q_full, do_full, kv_full, dq_taken = barriers
+    of_q, of_do, kv_full, of_dq = channels
     BLOCK_M: gl.constexpr = q_tiles.shape[3]
     BLOCK_N: gl.constexpr = k_tile.shape[2]
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     HALF: gl.constexpr = HEAD_DIM // 2
     dtype: gl.constexpr = k_tile.dtype
     # Two warpgroups share all of them by columns: S^T and dP^T by queries. By keys there is one tile of 64 for both.
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, BLOCK_M // 2, 16])
-    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HALF, 16])
-    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, HALF // 2, 16])
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS // 2, 2], [16, BLOCK_M // 2, 16])
+    DKV_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS // 2, 2], [16, HALF, 16])
+    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS // 2, 2], [16, HALF // 2, 16])
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k = k_tile.reshape([BLOCK_N, HEAD_DIM])
     v = v_tile.reshape([BLOCK_N, HEAD_DIM])
@@ -76,11 +74,13 @@ def consume_wide(walk, attention, bits, tiles, barriers, outputs):
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 for step in range(steps):
                     i = next_i & 0xFFFF
-                    stage = count % STAGES
-                    mbarrier.wait(q_full.index(stage), (count // STAGES) % 2)
+                    stage = of_q.stage(count)
+                    of_q.wait(count)
                     q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                    # (1) S^T = K Q^T
                     s_t = product(k, q.permute([1, 0]), S_LAYOUT)
-                    mbarrier.wait(do_full.index(0), count % 2)
+                    of_do.wait(count)
+                    # (2) dP^T = V DO^T
                     dp_t = product(v, do.permute([1, 0]), S_LAYOUT)
                     shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
                     has_hidden = False
@@ -94,25 +94,28 @@ def consume_wide(walk, attention, bits, tiles, barriers, outputs):
                     p_tile.store(p_t.to(dtype))
                     fence_async_shared()
                     barrier()
+                    # (3) DV += P^T DO
                     dv = warpgroup_mma(p_tile, do, dv, is_async=True)
                     dp_t = await_matmuls(1, deps=[dp_t])
                     ds_tile.store((p_t * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype))
                     fence_async_shared()
                     barrier()
+                    # (4) DQ = dS K, the first half of its columns
                     dq = product(ds_tile.permute([1, 0]), k.slice(0, HALF, dim=1), DQ_LAYOUT)
+                    # (5) DK += dS^T Q
                     dk = warpgroup_mma(ds_tile, q, dk, is_async=True)
                     # Read under these two matmuls, and never past the chain.
                     next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
-                    mbarrier.wait(dq_taken.index(0), 1)  # of the step before; it returns at once where there is none
+                    of_dq.wait_for_stage(0)  # the first half of the step before has left
                     dq, dv = await_matmuls(1, deps=[dq, dv])
-                    do_read(0)
-                    store_half(dq, dq_tiles[0], dq_tiles[1])
-                    # Behind dK, which runs while the first half is on its way to global memory.
+                    of_do.arrive(count)
+                    store_half(dq, dq_tiles[0], dq_tiles[1], of_dq)
+                    # (4) the second half, behind (5), which runs while the first half is on its way to global memory.
                     dq = product(ds_tile.permute([1, 0]), k.slice(HALF, HALF, dim=1), DQ_LAYOUT)
                     barrier()  # between stores to the first place: Triton's own would stand behind the waits
-                    mbarrier.wait(dq_taken.index(0), 0)
+                    of_dq.wait_for_stage(1)
                     dq, dk = await_matmuls(0, deps=[dq, dk])
-                    store_half(dq, dq_tiles[2], dq_tiles[0])
-                    step_read(stage)
+                    store_half(dq, dq_tiles[2], dq_tiles[0], of_dq)
+                    of_q.arrive(count)
                     count += 1
             end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)

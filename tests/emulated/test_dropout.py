@@ -321,9 +321,9 @@ MUTANTS = {
     "seed": {"seed = tl.load(RANDOM).to": "seed = tl.load(RANDOM + 1).to"},
     "rounds": {"none, none, *key, {{ROUNDS}}": "none, none, *key, {{ROUNDS - 1}}"},
     "threshold": {">= {{THRESHOLD}}": ">= {{THRESHOLD + 2**28}}"},
-    "dropped": {"tl.where(kept, dp_t*DROP_SCALE, 0.0)": "dp_t*DROP_SCALE"},
+    "dropped": {"tl.where({{kept}}, {{dp}}*DROP_SCALE, 0.0)": "{{dp}}*DROP_SCALE"},
     "value": {"tl.where(kept, p_t*DROP_SCALE, 0.0)": "p_t"},
-    "scale": {"tl.where(kept, dp_t*DROP_SCALE, 0.0)": "tl.where(kept, dp_t, 0.0)"},
+    "scale": {"tl.where({{kept}}, {{dp}}*DROP_SCALE, 0.0)": "tl.where({{kept}}, {{dp}}, 0.0)"},
 }
 
 

@@ -74,7 +74,7 @@ MUTANTS = {
     ),
     "a first contributor that adds": (CAUSAL, KERNEL, {STORES: STORES.replace("tl.store", "tl.atomic_add")}, {WRONG}),
     "every block full": (CAUSAL, "BLOCK_ROWS", {"kind == 2": "kind != 0"}, {WRONG}),
-    "a NaN of the derivative": (NOT_FINITE, KERNEL, {"tl.where(p_t == 0.0, 0.0, grad_pre_mod)": "grad_pre_mod"}, {WRONG}),
+    "a NaN of the derivative": (NOT_FINITE, KERNEL, {"tl.where({{p}} == 0.0, 0.0, grad_pre_mod)": "grad_pre_mod"}, {WRONG}),
     "a NaN of rows that are not there": (
         NOT_FINITE,
         KERNEL,

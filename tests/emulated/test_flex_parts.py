@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import FP32_ERROR, compiled, differing, error, mutate, rewritten
-from flex import Attention, alibi, backward_of, causal, documents, everything, ids_of, pictures, window, with_blind_rows
+from attention import FP32_ERROR, TILE, compiled, differing, error, mutate, rewritten
+from flex import (
+    Attention,
+    alibi,
+    backward_of,
+    causal,
+    documents,
+    everything,
+    ids_of,
+    pictures,
+    window,
+    window_by_head,
+    with_blind_rows,
+)
+from recorded_launches import recording
 from tensors import BF16, exact, qkv
 from test_varlen import Packed
 from torch import Tensor
@@ -18,6 +32,7 @@ from torch._inductor.compile_fx import compile_fx_inner
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from traces import WAIT
 
 from benchmarks.schedules.explicit import Explicit
 from dash_inductor import emulation, enabled
@@ -26,6 +41,7 @@ from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.lowering import listed
 from dash_inductor.reference import reference
 from dash_inductor.schedule import Geometry, parts
+from tests.unit.schedule.walks import Walks, Work
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -68,6 +84,51 @@ def test_gradients_are_right_in_any_interleaving(name: str, always_banded: None)
     bound = FP32_ERROR if attention.dtype == torch.float32 else 2**-6
     assert max(error(a, e) for a, e in zip(first, expected, strict=True)) < bound
     assert all(differing(first, other) == [] for other in others)
+
+
+BY_HEAD = replace(CASES["causal"], mask=window_by_head, mask_sizes=(2, 4), batch=2, heads=4, kv_heads=2)
+SEVERAL_TILES = replace(CASES["blocks of several tiles"], mask=window)
+
+
+@pytest.mark.parametrize(
+    ("attention", "cut"),
+    [
+        (replace(CASES["in sets"], mask=documents(90, 30, 40)), True),
+        (CASES["more keys"], True),
+        (SEVERAL_TILES, True),
+        pytest.param(SEVERAL_TILES, False, marks=pytest.mark.quick),
+        pytest.param(BY_HEAD, False, marks=pytest.mark.quick),
+    ],
+    ids=["sets of heads", "more keys", "blocks of several tiles", "whole", "masks by head"],
+)
+def test_who_walks_which_steps(attention: Attention, cut: bool, always_banded: None) -> None:
+    """By ticket: the semaphores and ranks that are waited for. tests/unit/test_gluon_protocol.py has the Gluon kernel's walk."""
+    block_mask = attention.block_mask()
+    assert block_mask is not None
+    q_block, kv_block = block_mask.BLOCK_SIZE
+    with enabled(guarantee="run" if cut else "batch"), recording() as recorder:
+        backward_of(attention.function(block_mask), attention.tensors())()
+    heads, kv_heads = attention.heads, attention.kv_heads or attention.heads
+    n_q, n_kv = -(-attention.q_len // TILE.block_m), -(-(attention.kv_len or attention.q_len) // TILE.block_n)
+    in_parts = parts.parts_for(attention.batch * kv_heads, heads // kv_heads, n_kv) if cut else parts.WHOLE
+    walks = Walks(
+        block_mask.to_dense().mT.bool().tolist(),
+        *(attention.batch, kv_heads, heads // kv_heads, n_q, n_kv, q_block // TILE.block_m, kv_block // TILE.block_n),
+        *(in_parts, 1, in_parts.whole),
+    )
+    chains = attention.batch * heads * n_q
+    expected = [waits_of(work, n_q, n_kv, chains) for work in walks.works()]
+    (launch,) = recorder.launches
+    found = [[(op.place - 2, op.rank) for op in program if op.kind == WAIT] for program in launch.programs]
+    assert found == expected
+
+
+def waits_of(work: Work | None, n_q: int, n_kv: int, chains: int) -> list[tuple[int, int]]:
+    """(Semaphore, rank) of each; the semaphores of chains, `chains` and those after it, order the parts of one."""
+    if work is None:
+        return []
+    of_parts = [(chains + work.head * n_kv + work.j, work.place)] if work.parts > 1 else []
+    return [(head * n_q + i, rank) for head, i, rank in work.steps] + of_parts
 
 
 def compiled_backward(args: list[Tensor], scale: float) -> Any:

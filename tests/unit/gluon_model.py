@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -46,13 +47,10 @@ class Partition(greenlet.greenlet):
 
 
 class Cta:
-    """What the partitions of a CTA have in common: named barriers, for each place of a step's dQ, for each stage of Q, and for each
-    of grad_out."""
+    """What the partitions of a CTA have in common: named barriers, by number."""
 
     def __init__(self) -> None:
-        self.dq = [NamedBarrier(288) for _ in range(2)]
-        self.read = [NamedBarrier(288) for _ in range(3)]
-        self.do = [NamedBarrier(288) for _ in range(2)]
+        self.named: dict[int, NamedBarrier] = defaultdict(lambda: NamedBarrier(288))
 
 
 class Machine:
@@ -144,31 +142,13 @@ class NamedBarrier:
         wait_until(lambda: self.completions > before)
 
 
-def dq_stored(place: int) -> None:
-    Partition.running().cta.dq[place].arrive(256)
+def arrive_at(number: int) -> None:
+    Partition.running().cta.named[number].arrive(256)
     wait_until()
 
 
-def await_dq(place: int) -> None:
-    Partition.running().cta.dq[place].sync(32)
-
-
-def do_read(stage: int) -> None:
-    Partition.running().cta.do[stage].arrive(256)
-    wait_until()
-
-
-def await_do_read(stage: int) -> None:
-    Partition.running().cta.do[stage].sync(32)
-
-
-def step_read(stage: int) -> None:
-    Partition.running().cta.read[stage].arrive(256)
-    wait_until()
-
-
-def await_read(stage: int) -> None:
-    Partition.running().cta.read[stage].sync(32)
+def meet_at(number: int) -> None:
+    Partition.running().cta.named[number].sync(32)
 
 
 class Ring:
@@ -442,6 +422,7 @@ gl = SimpleNamespace(
     **{function.__name__: function for function in OURS},
     **dict.fromkeys(LAYOUTS, anything),
     constexpr=lambda value: value,
+    shared_memory_descriptor=None,
     pointer_type=lambda of: of,
     static_range=range,
     int1=torch.bool,
@@ -473,10 +454,11 @@ mbarrier = SimpleNamespace(
 tma = SimpleNamespace(**{function.__name__: function for function in (async_load, async_store, async_atomic_add)})
 asynchronous = {function.__name__: function for function in (fence_async_shared, warpgroup_mma)}
 hopper = SimpleNamespace(mbarrier=mbarrier, tma=tma, warpgroup_mma_wait=await_matmuls, **asynchronous)
-gluon = SimpleNamespace(jit=lambda function: function, language=gl)
+gluon = SimpleNamespace(jit=lambda function: function, constexpr_function=lambda function: function, language=gl)
 MODULES: dict[str, Any] = {
     "triton": SimpleNamespace(jit=lambda function: function, language=tl),
     "triton.language": tl,
+    "triton.language.core": SimpleNamespace(_aggregate=lambda cls: cls),
     "triton._C.libtriton": SimpleNamespace(ir=None),
     "triton.experimental": SimpleNamespace(gluon=gluon),
     "triton.experimental.gluon": gluon,
@@ -516,8 +498,8 @@ def words_and_bits(n: Tensor, m: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # They are PTX in the kernel's source, or ask Triton for what Gluon does not offer.
-OF_TRITON = (wait_for_rank, release, release_by_warps, dq_stored, await_dq, step_read, await_read, await_additions, await_matmuls)
-OF_TRITON += (thread, of_first_lane, load_bits, hide, do_read, await_do_read, await_all_read, await_all_but_last_read)
+OF_TRITON = (wait_for_rank, release, release_by_warps, arrive_at, meet_at, await_additions, await_matmuls)
+OF_TRITON += (thread, of_first_lane, load_bits, hide, await_all_read, await_all_but_last_read)
 
 
 def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
@@ -529,19 +511,20 @@ def module_of(source: str, **others: Callable[..., None]) -> SimpleNamespace:
     return SimpleNamespace(**namespace)
 
 
+def pointer(x: Any) -> Any:
+    """What a kernel is given for an argument."""
+    if isinstance(x, tuple):
+        values = map(pointer, x)
+        return x._make(values) if hasattr(x, "_make") else tuple(values)
+    if not isinstance(x, Tensor):
+        return x
+    return Pointer(x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0), x.storage_offset())
+
+
 def launch(kernel: Callable[..., None], seed: int, programs: int, arguments: Sequence[Any]) -> None:
     """Runs `programs` programs of a kernel in the interleaving of `seed`; raises Deadlock, or what a program raises."""
     global machine
     machine = Machine(seed)
-
-    def pointer(x: Any) -> Any:
-        if isinstance(x, tuple):
-            values = map(pointer, x)
-            return x._make(values) if hasattr(x, "_make") else tuple(values)
-        if not isinstance(x, Tensor):
-            return x
-        return Pointer(x.as_strided((x.untyped_storage().nbytes() // x.element_size(),), (1,), 0), x.storage_offset())
-
     for _ in range(programs):
         machine.partitions.append(Partition(lambda: kernel(*map(pointer, arguments)), (), Cta()))
     machine.run()

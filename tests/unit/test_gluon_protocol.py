@@ -1,6 +1,7 @@
 """The Gluon kernel's source, run on the CPU by gluon_model: right gradients, the same bits in every interleaving, mutants seen."""
 
 import functools
+import random
 import re
 from dataclasses import replace
 from importlib import resources
@@ -9,6 +10,7 @@ import gluon_model
 import pytest
 import torch
 from gluon_model import Deadlock, module_of, words_and_bits
+from schedule.walks import Walks, Work
 from sympy import Integer
 
 from dash_inductor.lowering.dq import in_accumulator_order
@@ -31,7 +33,7 @@ def tile_of(head_dim):
 def sources() -> dict[str, str]:
     """Of the functions, the kernel and its launch, in an order in which they make one module."""
     folder = resources.files("dash_inductor.templates")
-    parts = "positions", "gluon/functions", "gluon/walk", "gluon/add", WIDE, "gluon/kernel", "gluon/launch"
+    parts = "positions", "gluon/barriers", "gluon/functions", "gluon/walk", "gluon/add", WIDE, "gluon/kernel", "gluon/launch"
     names = "|".join(part.removeprefix("gluon/") for part in parts)
     imports = rf"from \.+({names}) import (\([^)]*\)|.*)\n"
     texts = {part: re.sub(imports, "", folder.joinpath(f"{part}.py").read_text()) for part in parts}
@@ -75,24 +77,29 @@ def padded(x, rows, value):
 def lists_of(seen, block_m, block_n, parts=WHOLE):
     """(rows, steps, bits) of a mask [S_q, S_k] in blocks of 128, as the kernels before the launch write them."""
     q_len, kv_len = seen.shape
-    (q_tiles, kv_tiles), (n_q, n_kv) = (BLOCK // block_m, BLOCK // block_n), (-(-q_len // block_m), -(-kv_len // block_n))
+    n_q, n_kv = -(-q_len // block_m), -(-kv_len // block_n)
     blocks = [[seen[i : i + BLOCK, j : j + BLOCK] for i in range(0, q_len, BLOCK)] for j in range(0, kv_len, BLOCK)]
-    rows = torch.full((1, 1, len(blocks), len(blocks[0])), -1, dtype=torch.int32)
-    steps = torch.zeros(1, 1, len(blocks), parts.bands, dtype=torch.int32)
-    for j, row in enumerate(blocks):
-        listed = [i for i, block in enumerate(row) if block.any()]
-        for place, i in enumerate(listed):
-            later = (block for block in range(j + 1, len(blocks)) if blocks[block][i].any())
-            rank = sum(min(kv_tiles, n_kv - block * kv_tiles) for block in later)  # the last KV tile adds first
-            rows[0, 0, j, place] = i | row[i].all() << 15 | rank << 16
-        for i in listed:
-            steps[0, 0, j, parts.band(i, j, len(row), len(blocks)) :] += min(q_tiles, n_q - i * q_tiles)
+    sees = [[bool(block.any()) for block in row] for row in blocks]
+    walks = Walks([[sees]], 1, 1, 1, n_q, n_kv, BLOCK // block_m, BLOCK // block_n, parts)
+    rows = table_of(walks)
+    for j, row in enumerate(walks.lists(sees)):
+        for place, (i, _rank) in enumerate(row):
+            rows[0, 0, j, place] |= blocks[j][i].all() << 15
+    steps = torch.tensor([[walks.steps(sees)]], dtype=torch.int32)
     n, m = torch.arange(n_kv * block_n)[:, None], torch.arange(n_q * block_m)
     thread, bit = words_and_bits(n % block_n, m % 64)
     inside = torch.nn.functional.pad(seen.T, (0, n_q * block_m - q_len, 0, n_kv * block_n - kv_len))
     words = torch.zeros(n_kv, n_q * block_m // 64, 2 * block_n, dtype=torch.int64)
     words.index_put_((n // block_n, m // 64, thread), inside.long() << bit, accumulate=True)
     return rows, steps if parts.bands > 1 else steps[..., 0], words.to(torch.int32)
+
+
+def table_of(walks):
+    """Rows of the masks [MASK_Z, MASK_H, KV blocks, Q blocks], as block_rows.py.jinja writes them where no block is full."""
+    masks = [[walks.lists(mask) for mask in of_batch] for of_batch in walks.masks]
+    n_blocks = len(walks.masks[0][0][0])
+    padded = [[[[i | rank << 16 for i, rank in row] + [-1] * (n_blocks - len(row)) for row in rows] for rows in x] for x in masks]
+    return torch.tensor(padded, dtype=torch.int32)
 
 
 def backward(module, inputs, plan, seed, seen=None, shared_row=False):
@@ -255,6 +262,52 @@ def test_more_heads_in_flight_than_there_are():
         assert grad.isfinite().all()
 
 
+def random_walks(seed):
+    """Masks, sizes and parts at random; query heads with masks of their own are a set each."""
+    draw = random.Random(seed)
+    batch, kv_heads, sets, size = (draw.randint(1, 2) for _ in range(4))
+    n_q, n_kv, q_tiles, kv_tiles = (draw.randint(1, most) for most in (9, 9, 3, 3))
+    n_masks = draw.choice([1, batch]), draw.choice([1, kv_heads * sets]) if size == 1 else 1
+    seen = draw.random()
+
+    def mask():
+        return [[draw.random() < seen for _ in range(0, n_q, q_tiles)] for _ in range(0, n_kv, kv_tiles)]
+
+    masks = [[mask() for _ in range(n_masks[1])] for _ in range(n_masks[0])]
+    parts = Parts(draw.choice([1, 2, 4]), sets)
+    sizes = (batch, kv_heads, sets * size, n_q, n_kv, q_tiles, kv_tiles)
+    return Walks(masks, *sizes, parts, least_steps=draw.randint(0, 12), by_head=parts.bands == 1)
+
+
+def walked(module, expected):
+    """The same by the kernel's own functions, ticket by ticket."""
+    block_n, group, parts = 64, expected.group, expected.parts
+    table = table_of(expected)
+    steps = torch.tensor([[expected.steps(mask) for mask in of_batch] for of_batch in expected.masks], dtype=torch.int32)
+    most_chains = len(expected.masks[0][0])
+    kv_heads = expected.batch * expected.kv_heads
+    sizes = (kv_heads, expected.kv_heads, expected.n_q, expected.n_kv * block_n - 1)
+    attention = module.Attention(*sizes, group, parts.sets, False, False, 0, expected.q_tiles, False, 1.0, 1.0)
+    lists = module.Lists(
+        steps, None, expected.q_tiles, expected.kv_tiles, parts.bands, parts.sets, most_chains, expected.least_steps
+    )
+    of_mask = *map(gluon_model.pointer, (table, lists)), (*table.shape, parts.bands)
+    for ticket in range(parts.units(kv_heads, expected.n_kv, expected.kv_tiles)):
+        found = module.chain_in_lists(*of_mask, ticket, attention, block_n)
+        (j, turns, row, rows, head, of_set, first_rank), _mask, of_chain, place = found
+        heads = group // parts.sets
+        entries = [module.step_of(rows + row, turn, expected.q_tiles) for turn in range(turns)]
+        walk = [(head * group + of_set * heads + n, i & 0xFFFF, rank + first_rank) for i, rank in entries for n in range(heads)]
+        yield Work(head, j, tuple(walk), place, of_chain) if j >= 0 else None
+
+
+def test_who_walks_which_steps():
+    """Under masks in blocks; tests/emulated/test_flex_parts.py holds the Triton kernel against the same oracle."""
+    module = module_of(source())
+    for expected in map(random_walks, range(100)):
+        assert list(walked(module, expected)) == expected.works()
+
+
 def test_tensors_that_tma_cannot_take_are_copied():
     (query, key, value, grad_out, *rest), plan = problem(*CASES[0])
     odd = torch.nn.functional.pad(key, (0, 1))[..., :-1]  # rows at odd multiples of 2 bytes
@@ -278,33 +331,22 @@ def test_tensors_of_another_size_are_refused():
 
 # What a warp does that adds dQ, line by line.
 RANK = "                wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)\n"
-SEEN = "                await_dq(PLACE)\n"
-PUT = "                put(dq_target, index, dq_tiles.index(PLACE), rank)\n"
+SEEN = "                of_dq.meet(STAGE)\n"
+PUT = "                put(dq_target, index, dq_tiles.index(STAGE), rank)\n"
 READ = "                await_all_read()\n"
-TAKEN = "                mbarrier.arrive(dq_taken.index(PLACE), count=1)\n"
+TAKEN = "                mbarrier.arrive(of_dq.mbarrier(STAGE), count=1)\n"
 ADDED = "                await_additions()\n"
 RELEASE = "                release(SEMAPHORES + index)\n"
 LAST = "dk = await_matmuls(0, deps=[dk])"
-DQ_STORE = "dq_tiles.index(stage).store(in_accumulator_order(dq, dq_tiles.shape[2]))\n"
+DQ_STORE = "dq_tiles.index(of_dq.stage(count)).store(in_accumulator_order(dq, dq_tiles.shape[2]))\n"
 DV_DONE = "dq, dv = await_matmuls(1, deps=[dq, dv])"
-WAIT_FOR_Q = """                if step >= Q_STAGES:
-                    await_read(stage)
-"""
-WAIT_FOR_DO = """                if step >= DO_STAGES:
-                    await_do_read(stage)
-"""
+WAIT_FOR_Q = "                of_q.meet_before(count, step)\n"
+WAIT_FOR_DO = "                of_do.meet_before(count, step)\n"
 Q_LOADED, DO_LOADED = "arrived, neg_lse_tiles.index(stage))\n", "arrived, delta_tiles.index(stage))\n"
-REST_OF_DO = """            left = gl.minimum(steps, DO_STAGES)
-            for step in range(left):
-                await_do_read((count - left + step) % DO_STAGES)
-"""
-REST_OF_Q = """            left = gl.minimum(steps, Q_STAGES)
-            for step in range(left):
-                await_read((count - left + step) % Q_STAGES)
-"""
+REST_OF_DO = "            of_do.meet_last(count, steps)\n"
+REST_OF_Q = "            of_q.meet_last(count, steps)\n"
 REST = REST_OF_DO + REST_OF_Q  # of a chain
-Q_ARRIVED = "mbarrier.wait(q_full.index(q_stage), (count // Q_STAGES)"
-DQ_FREE = "mbarrier.wait(dq_taken.index(stage), (count // STAGES + 1)"
+PHASE, PHASE_BEFORE = "(count // self.STAGES) % 2", "(count // self.STAGES + 1) % 2"
 BARRIER = "barrier()  # all warps have waited for the matmul that reads the last step's\n"
 MUTANTS = {
     "no wait for the rank": [(RANK, "")],
@@ -314,25 +356,25 @@ MUTANTS = {
     "dq taken before it is seen": [(TAKEN, ""), (SEEN, TAKEN + SEEN)],
     "dq taken before TMA has read it": [(READ + TAKEN, TAKEN + READ)],
     "dq never taken": [(TAKEN, "")],
-    "the other place taken": [("dq_taken.index(PLACE)", "dq_taken.index(1 - PLACE)")],
-    "dq stored over one in use": [(f"{DQ_FREE} % 2)", "pass")],
-    "wrong phase of what was taken": [(DQ_FREE, DQ_FREE.replace("+ 1", "+ 0"))],
-    "one place for dq": [("dq_tiles.index(PLACE)", "dq_tiles.index(0)")],
-    "dq of the other place awaited": [("await_dq(PLACE)", "await_dq(1 - PLACE)")],
-    "steps of the other place": [("if count % STAGES == PLACE:", "if count % STAGES != PLACE:")],
-    "steps of both places": [("if count % STAGES == PLACE:", "if True:")],
+    "the other place taken": [("of_dq.mbarrier(STAGE)", "of_dq.mbarrier(1 - STAGE)")],
+    "dq stored over one in use": [("of_dq.wait_for_stage(count)", "pass")],
+    "wrong phase of what was taken": [(PHASE_BEFORE, PHASE)],
+    "one place for dq": [("dq_tiles.index(STAGE)", "dq_tiles.index(0)")],
+    "dq of the other place awaited": [("of_dq.meet(STAGE)", "of_dq.meet(1 - STAGE)")],
+    "steps of the other place": [("if of_dq.stage(count) == STAGE:", "if of_dq.stage(count) != STAGE:")],
+    "steps of both places": [("if of_dq.stage(count) == STAGE:", "if True:")],
     "two warps of one place": [("(also_added, attention, adding, 1)", "(also_added, attention, adding, 0)")],
     "no fence behind dq": [(f"{DQ_STORE}                    fence_async_shared()", DQ_STORE)],
     "dq said to be stored too early": [
-        (DQ_STORE, f"dq_stored(stage)\n                    {DQ_STORE}"),
-        ("()\n                    dq_stored(stage)\n", "()\n"),
+        (DQ_STORE, f"of_dq.arrive(count)\n                    {DQ_STORE}"),
+        ("()\n                    of_dq.arrive(count)\n", "()\n"),
     ],
-    "dq said to be in the other place": [("dq_stored(stage)", "dq_stored(1 - stage)")],
+    "dq said to be in the other place": [("of_dq.arrive(count)", "of_dq.arrive(count + 1)")],
     "a stage free before its last matmul": [
-        (f"{LAST}\n                    step_read(q_stage)", f"step_read(q_stage)\n                    {LAST}")
+        (f"{LAST}\n                    of_q.arrive(count)", f"of_q.arrive(count)\n                    {LAST}")
     ],
     "grad_out free before its last matmul": [
-        (f"{DV_DONE}\n                    do_read(stage)", f"do_read(stage)\n                    {DV_DONE}")
+        (f"{DV_DONE}\n                    of_do.arrive(count)", f"of_do.arrive(count)\n                    {DV_DONE}")
     ],
     "the first adds": [("if rank == 0:", "if rank < 0:")],
     "the others store": [("if rank == 0:", "if rank >= 0:")],
@@ -341,25 +383,25 @@ MUTANTS = {
     "grad_out over a stage in use": [(WAIT_FOR_DO, ""), (DO_LOADED, DO_LOADED + WAIT_FOR_DO)],
     "K and V over a tile in use": [
         (REST, "            before = steps\n"),
-        ("DO_STAGES: gl.constexpr = do_tiles.shape[0]\n", "DO_STAGES: gl.constexpr = do_tiles.shape[0]\n    before = 0\n"),
+        ("    of_q, of_do, kv_full = channels\n", "    of_q, of_do, kv_full = channels\n    before = 0\n"),
         ("kv_full, v_tile)\n", f"kv_full, v_tile)\n{REST.replace('steps', 'before')}"),
     ],
     "the end of Q's stages never awaited": [(REST_OF_Q, "")],
     "the end of grad_out's stages never awaited": [(REST_OF_DO, "")],
-    "the end of other stages awaited": [(REST_OF_Q, REST_OF_Q.replace("count - left", "count + left"))],
+    "the end of other stages awaited": [(REST_OF_Q, REST_OF_Q.replace("count", "count + 1"))],
     "K and V before they have arrived": [("mbarrier.wait(kv_full, kv_phase)", "pass")],
-    "Q before it has arrived": [(f"{Q_ARRIVED} % 2)", "pass")],
-    "grad_out before it has arrived": [("mbarrier.wait(do_full.index(stage), (count // STAGES) % 2)", "pass")],
-    "wrong phase of the ring": [(Q_ARRIVED, Q_ARRIVED.replace("Q_STAGES", "Q_STAGES + 1"))],
-    "the phase of a ring of two stages": [(Q_ARRIVED, Q_ARRIVED.replace("Q_STAGES", "STAGES"))],
-    "Q loaded into two stages": [(" stage = count % Q_STAGES\n", " stage = count % 2\n")],
-    "Q read from two stages": [("q_stage = count % Q_STAGES", "q_stage = count % 2")],
+    "Q before it has arrived": [("of_q.wait(count)", "pass")],
+    "grad_out before it has arrived": [("of_do.wait(count)", "pass")],
+    "wrong phase of the ring": [(PHASE, PHASE.replace("STAGES", "STAGES + 1"))],
+    "the phase of a ring of two stages": [(PHASE, PHASE.replace("self.STAGES", "2"))],
+    "Q loaded into two stages": [(" stage = of_q.stage(count)\n", " stage = count % 2\n")],
+    "Q read from two stages": [("q_stage = of_q.stage(count)", "q_stage = count % 2")],
     "lse of grad_out's stage": [("neg_lse_tiles.index(q_stage)", "neg_lse_tiles.index(stage)")],
-    "grad_out's stage free for Q": [("step_read(q_stage)", "step_read(stage)")],
+    "grad_out's stage free for Q": [("of_q.arrive(count)", "of_q.arrive(stage)")],
     "bytes that are not counted": [
         (
-            "arrived = q_full.index(stage)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)",
-            "arrived = q_full.index(stage)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2)",
+            "arrived = of_q.mbarrier(count)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2 + BLOCK_M * 4)",
+            "arrived = of_q.mbarrier(count)\n                mbarrier.expect(arrived, BLOCK_M * HEAD_DIM * 2)",
         )
     ],
     "no fence before the dq matmul": [("fence_async_shared()\n                    barrier()\n", "barrier()\n")],
@@ -386,12 +428,12 @@ MUTANTS = {
 MUTANTS_IN_A_QUEUE = {
     "the row of another partition": [("(TABLE, ROWS + 2 * attention.nq, own_role", "(TABLE, ROWS, own_role")],
     "one row for both warps that add": [("(TABLE, ROWS + 3 * attention.nq, own_role", "(TABLE, ROWS + 2 * attention.nq, own_role")],
-    "the row of another worker": [("ROWS += ticket * 4 * attention.nq", "ROWS += 0 * ticket")],
+    "the row of another worker": [("ROWS += ticket * PARTITIONS * attention.nq", "ROWS += 0 * ticket")],
     "a chain of a head that begins with the round": [("begin -= head * queue", "begin -= begin")],
     "small chains as long as big ones": [("steps -= j * RATIO", "steps -= 0")],
     "turns of whole heads": [("rounds = gl.cdiv(attention.heads * queue - own_role, roles) * slots", "pass")],
     "places of dq counted anew in each chain": [
-        ("steps * HEADS):\n            if count", "steps * HEADS):\n            count *= step > 0\n            if count")
+        ("steps * HEADS):\n            if of_dq", "steps * HEADS):\n            count *= step > 0\n            if of_dq")
     ],
 }
 MUTANTS_IN_BLOCKS = {
@@ -399,37 +441,37 @@ MUTANTS_IN_BLOCKS = {
     "the first Q tile of a block twice": [("* BLOCKS + turn % BLOCKS +", "* BLOCKS + 0 * turn +")],
     "hidden elements of full blocks alone": [("(~entry & 0x8000) << 1", "(entry & 0x8000) << 1")],
     "the ragged end seen": [("hidden = hidden | ((j + 1) * BLOCK_N > attention.kv_len)", "pass")],
-    "bits of another Q tile": [("load_bits(BITS + (first_word + i * (256 * PARTS)))", "load_bits(BITS + first_word)")],
+    "bits of another Q tile": [("load_bits(BITS + (first_word + i * (THREADS * PARTS)))", "load_bits(BITS + first_word)")],
     "bits of another KV tile": [("(mask * n_kv + chain[0]) * attention.nq", "(mask * n_kv + 0) * attention.nq")],
 }
 HALVES_ADDED, HALVES_TAKEN = "await_additions()\n            ", "mbarrier.arrive(taken, count=1)\n            "
 THIRD = "put(dq_target, 4 * index + 2, third_tile, rank)\n            "
 MUTANTS_OF_256 = {
-    "no wait for the rank": [(f"{RANK.strip()}\n            await_dq(0)", "await_dq(0)")],
+    "no wait for the rank": [(f"{RANK.strip()}\n            of_dq.meet(0)", "of_dq.meet(0)")],
     "a step released before all of it is added": [
         (f"{HALVES_ADDED}{HALVES_TAKEN}{RELEASE.strip()}", f"{RELEASE.strip()}\n            {HALVES_ADDED}{HALVES_TAKEN}")
     ],
     "the place of the first part taken before it is read": [("await_all_but_last_read()\n", "pass\n")],
     "places taken before the second half is read": [(HALVES_ADDED + HALVES_TAKEN, HALVES_TAKEN + HALVES_ADDED)],
-    "the second half added before it is stored": [(f"await_dq(0)\n            {THIRD}", f"{THIRD}await_dq(0)\n            ")],
-    "the first half stored over one in use": [("mbarrier.wait(dq_taken.index(0), 1)", "pass")],
-    "the second half stored over the first": [("mbarrier.wait(dq_taken.index(0), 0)", "pass")],
-    "parts of the second half mixed up": [("dq_tiles[2], dq_tiles[0])", "dq_tiles[0], dq_tiles[2])")],
+    "the second half added before it is stored": [(f"of_dq.meet(0)\n            {THIRD}", f"{THIRD}of_dq.meet(0)\n            ")],
+    "the first half stored over one in use": [("of_dq.wait_for_stage(0)", "pass")],
+    "the second half stored over the first": [("of_dq.wait_for_stage(1)", "pass")],
+    "parts of the second half mixed up": [("dq_tiles[2], dq_tiles[0], of_dq)", "dq_tiles[0], dq_tiles[2], of_dq)")],
     "one half of K for both": [("k.slice(HALF, HALF, dim=1)", "k.slice(0, HALF, dim=1)")],
     "no fence behind dq": [("second_tile.store(second)\n    fence_async_shared()\n", "second_tile.store(second)\n")],
     "grad_out free before its last matmul": [
-        (f"{DV_DONE}\n                    do_read(0)", f"do_read(0)\n                    {DV_DONE}")
+        (f"{DV_DONE}\n                    of_do.arrive(count)", f"of_do.arrive(count)\n                    {DV_DONE}")
     ],
     "grad_out over one in use": [(WAIT_FOR_DO, ""), (DO_LOADED, DO_LOADED + WAIT_FOR_DO)],
     "the end of grad_out never awaited": [(REST_OF_DO, "")],
-    "grad_out before it has arrived": [("mbarrier.wait(do_full.index(0), count % 2)", "pass")],
-    "wrong phase of grad_out": [("mbarrier.wait(do_full.index(0), count % 2)", "mbarrier.wait(do_full.index(0), 1)")],
+    "grad_out before it has arrived": [("of_do.wait(count)", "pass")],
+    "wrong phase of grad_out": [("of_do.wait(count)", "of_do.wait(1)")],
     "a stage free before its last matmul": [
         (
             "dq, dk = await_matmuls(0, deps=[dq, dk])\n",
-            "step_read(stage)\n                    dq, dk = await_matmuls(0, deps=[dq, dk])\n",
+            "of_q.arrive(count)\n                    dq, dk = await_matmuls(0, deps=[dq, dk])\n",
         ),
-        ("dq_tiles[0])\n                    step_read(stage)\n", "dq_tiles[0])\n"),
+        ("dq_tiles[0], of_dq)\n                    of_q.arrive(count)\n", "dq_tiles[0], of_dq)\n"),
     ],
     # The end of grad_out orders as much, and Triton would put a barrier there: the model sees neither.
     "no barrier behind the dv matmul": [("barrier()  # between stores to the first place", "pass  #")],
@@ -445,7 +487,7 @@ MUTANTS_OF_256 = {
     "an entry past the chain": [("gl.minimum(step + 1, steps - 1)", "(step + 2)")],
 }
 MUTANTS_OF_256_IN_BLOCKS = {
-    "bits of the other half of the queries": [("% 128) + thread() // 128", "% 128) + 1 - thread() // 128")],
+    "bits of the other half of the queries": [("% WARPGROUP) + thread() // WARPGROUP", "% WARPGROUP) + 1 - thread() // WARPGROUP")],
     "bits of another Q tile": [("(first_bits + i * (BLOCK_M * BLOCK_N // 16))", "first_bits")],
     "bits of another KV tile": [("(mask * n_kv + chain[0]) * attention.nq", "(mask * n_kv + 0) * attention.nq")],
     "a rank of the KV tile after": [("* KV_TILES) - 1 - j % KV_TILES", "* KV_TILES) - j % KV_TILES")],

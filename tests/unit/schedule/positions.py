@@ -1,4 +1,4 @@
-"""Q tiles and ranks by (chain, step), as `templates/positions.py.jinja` computes them on a device: an oracle for the families.
+"""Q tiles and ranks by (chain, step), as `templates/positions.py` computes them on a device: an oracle for the families.
 
 The families go through the steps of a head in the order of the clock instead, which holds for every geometry.
 
