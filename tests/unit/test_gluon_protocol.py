@@ -405,7 +405,7 @@ MUTANTS = {
         )
     ],
     "no fence before the dq matmul": [("fence_async_shared()\n                    barrier()\n", "barrier()\n")],
-    "no barrier before the dq matmul": [("barrier()\n                    dq = ", "dq = ")],
+    "no barrier before the dq matmul": [("barrier()\n                    # (4)", "# (4)")],
     "no barrier behind the dq matmul": [(BARRIER, "pass\n")],
     "dq used before its matmul is done": [("await_matmuls(1, deps=[dq, dv])", "await_matmuls(2, deps=[dq, dv])")],
     "an entry past the chain": [("gl.minimum(step + 1, steps - 1)", "(step + 2)")],
@@ -478,8 +478,8 @@ MUTANTS_OF_256 = {
     "no fence behind P": [
         ("p_tile.store(p_t.to(dtype))\n                    fence_async_shared()\n", "p_tile.store(p_t.to(dtype))\n")
     ],
-    "no barrier before the dv matmul": [("barrier()\n                    dv = ", "dv = ")],
-    "no barrier before the dq matmul": [("barrier()\n                    dq = ", "dq = ")],
+    "no barrier before the dv matmul": [("barrier()\n                    # (3)", "# (3)")],
+    "no barrier before the dq matmul": [("barrier()\n                    # (4)", "# (4)")],
     "S used before its matmul is done": [("await_matmuls(1, deps=[s_t])", "await_matmuls(2, deps=[s_t])")],
     "dP used before its matmul is done": [("await_matmuls(1, deps=[dp_t])", "await_matmuls(2, deps=[dp_t])")],
     "dq used before its matmul is done": [("await_matmuls(1, deps=[dq, dv])", "await_matmuls(2, deps=[dq, dv])")],
