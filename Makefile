@@ -56,7 +56,7 @@ test-gpu: $(VENV)/installed
 	$(PYTEST) tests/gpu
 
 # A minute of the fast tests, before `make test`. Left out of tests/unit: what starts processes, or computes for seconds.
-SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands by_hand check commands costs_setting docs env gluon_protocol hooks install \
+SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands by_hand check commands costs_setting docs env hooks install \
 	lost_device processes qualify qualify_runner selection trace wheel
 QUICK_EMULATED := tests/emulated/test_op.py
 test-quick: $(VENV)/installed

@@ -102,7 +102,7 @@ SEVERAL_TILES = replace(CASES["blocks of several tiles"], mask=window)
     ids=["sets of heads", "more keys", "blocks of several tiles", "whole", "masks by head"],
 )
 def test_who_walks_which_steps(attention: Attention, cut: bool, always_banded: None) -> None:
-    """By ticket: the semaphores and ranks that are waited for. tests/unit/test_gluon_protocol.py has the Gluon kernel's walk."""
+    """By ticket: the semaphores and ranks that are waited for. tests/unit/test_gluon_walk.py has the Gluon kernel's walk."""
     block_mask = attention.block_mask()
     assert block_mask is not None
     q_block, kv_block = block_mask.BLOCK_SIZE

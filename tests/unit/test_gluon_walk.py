@@ -1,0 +1,203 @@
+"""Which steps the Gluon kernel's CTAs take, by its own functions; and what its launch makes of tensors.
+
+The functions that walk compute with integers and loads alone, so that their source runs as Python here. tests/ptx executes the
+whole kernel.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from schedule.strategies import plans, round_robin
+from schedule.walks import Walks, Work
+
+from dash_inductor.schedule import Plan, RoundRobinPlan, pack_plan
+from dash_inductor.schedule.families import REGISTER
+from dash_inductor.schedule.packing import may_share_row, pack_shared, why_no_round_robin
+from dash_inductor.schedule.parts import Parts
+from dash_inductor.templates import gluon_kernel
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address in memory, or one for each lane."""
+
+    memory: np.ndarray
+    offset: Any = 0
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.memory, self.offset + more)
+
+
+def load(pointer: Pointer, mask: Any = True, other: int = 0) -> Any:
+    found = np.where(mask, pointer.memory[np.where(mask, pointer.offset, 0)], other)
+    return found if found.ndim else int(found)
+
+
+def store(pointer: Pointer, value: Any, mask: Any) -> None:
+    pointer.memory[pointer.offset[mask]] = value[mask]
+
+
+def anything(*_: Any, **__: Any) -> Any:
+    """In the place of a layout or a barrier."""
+
+
+gl = SimpleNamespace(
+    load=load,
+    store=store,
+    constexpr=lambda value: value,
+    static_range=range,
+    cdiv=lambda a, b: -(-a // b),
+    minimum=min,
+    max=lambda x, axis: int(x.max()),
+    arange=lambda begin, end, layout: np.arange(begin, end),
+    BlockedLayout=anything,
+)
+tl = SimpleNamespace(constexpr=None, where=np.where, minimum=np.minimum, maximum=np.maximum)
+gluon = SimpleNamespace(jit=lambda function: function, language=gl)
+TRITON = {
+    "triton": SimpleNamespace(jit=gluon.jit, language=tl),
+    "triton.language": tl,
+    "triton.experimental": SimpleNamespace(gluon=gluon),
+    "triton.experimental.gluon": gluon,
+    "triton.experimental.gluon.language": gl,
+}
+
+
+@pytest.fixture(scope="module")
+def walk() -> SimpleNamespace:
+    """The names of templates/positions.py and templates/gluon/walk.py, as Python."""
+    folder = resources.files("dash_inductor.templates")
+    text = "\n".join(folder.joinpath(name).read_text() for name in ("positions.py", "gluon/walk.py"))
+    names = {"__name__": "walk", "WARPS": 8, "barrier": anything, "of_first_lane": lambda value: value}
+    with mock.patch.dict(sys.modules, TRITON):
+        exec(compile(re.sub(r"^from \..*\n", "", text, flags=re.MULTILINE), "walk", "exec"), names)
+    return SimpleNamespace(**names)
+
+
+def sizes_of(walk: Any, plan: Plan, **others: Any) -> Any:
+    """What the kernel knows of a plan's attention."""
+    g = plan.order.geometry
+    of_queue = g.ratio if isinstance(plan, RoundRobinPlan) else 0
+    return walk.Attention(plan.heads, 1, g.n_q, g.kv_len, 1, 1, g.mask != "full", ROUND_ROBIN=of_queue, **others)
+
+
+def chains(walk: Any, plan: Plan, worker: int, shared_row: bool = False) -> Iterator[tuple[int, int, list[tuple[int, int]]]]:
+    """(Head, KV tile, (Q tile, rank) of each step) of each chain that a worker takes, by the kernel's own functions."""
+    table = Pointer(np.array(pack_shared(plan) if shared_row else pack_plan(plan)))
+    attention = sizes_of(walk, plan, SHARED_ROW=shared_row, BLOCKS=0, EVEN_N=False, SCALE=1.0, SCALE_LOG2E=1.0)
+    own_row = Pointer(np.zeros(plan.order.geometry.n_q, dtype=np.int64))
+    own = walk.Walk(table, own_row, *walk.turns_in_table(table, worker, attention), None)
+    for turn in range(own.rounds):
+        j, steps, row, rows, head, _, first_rank = walk.chain_of(own, turn, attention, WARPS=1)
+        if head < plan.heads and j >= 0:
+            taken = [walk.step_of(rows + row, step, 0) for step in range(steps)]
+            yield int(head), int(j), [(int(i), int(rank) + first_rank) for i, rank in taken]
+
+
+def planned(plan: Plan, worker: int) -> list[tuple[int, int, list[tuple[int, int]]]]:
+    """The same by the plan."""
+    tasks = [(head, j, plan.order_of(head)) for head, j in plan.tasks(worker)]
+    return [(head, j, list(zip(order.visits(j), order.ranks(j), strict=True))) for head, j, order in tasks]
+
+
+@given(plans() | round_robin(), st.data())
+def test_workers_take_the_chains_of_the_plan(walk: Any, plan: Plan, data: st.DataObject) -> None:
+    if isinstance(plan, RoundRobinPlan):  # a monotone one is a baseline of benchmarks
+        assume(plan.family in REGISTER and why_no_round_robin(plan.order.geometry, plan.family) is None)
+    worker = data.draw(st.integers(0, plan.workers - 1))
+    assert list(chains(walk, plan, worker)) == planned(plan, worker)
+    if may_share_row(plan):
+        assert list(chains(walk, plan, worker, shared_row=True)) == planned(plan, worker)
+
+
+def random_walks(seed: int) -> Walks:
+    """Masks, sizes and parts at random; query heads with masks of their own are a set each."""
+    draw = random.Random(seed)
+    batch, kv_heads, sets, size = (draw.randint(1, 2) for _ in range(4))
+    n_q, n_kv, q_tiles, kv_tiles = (draw.randint(1, most) for most in (9, 9, 3, 3))
+    n_masks = draw.choice([1, batch]), draw.choice([1, kv_heads * sets]) if size == 1 else 1
+    seen = draw.random()
+
+    def mask() -> list[list[bool]]:
+        return [[draw.random() < seen for _ in range(0, n_q, q_tiles)] for _ in range(0, n_kv, kv_tiles)]
+
+    masks = [[mask() for _ in range(n_masks[1])] for _ in range(n_masks[0])]
+    parts = Parts(draw.choice([1, 2, 4]), sets)
+    sizes = (batch, kv_heads, sets * size, n_q, n_kv, q_tiles, kv_tiles)
+    return Walks(masks, *sizes, parts, least_steps=draw.randint(0, 12), by_head=parts.bands == 1)
+
+
+def listed(walk: Any, expected: Walks) -> Iterator[Work | None]:
+    """Ticket by ticket, what the kernel's functions find in the lists of the masks."""
+    block_n, group, parts = 64, expected.group, expected.parts
+    masks = [[expected.lists(mask) for mask in of_batch] for of_batch in expected.masks]
+    n_blocks = len(expected.masks[0][0][0])
+    rows = np.array([[[[i | rank << 16 for i, rank in row] + [-1] * (n_blocks - len(row)) for row in x] for x in z] for z in masks])
+    steps = np.array([[expected.steps(mask) for mask in of_batch] for of_batch in expected.masks])
+    kv_heads = expected.batch * expected.kv_heads
+    sizes = kv_heads, expected.kv_heads, expected.n_q, expected.n_kv * block_n - 1
+    attention = walk.Attention(*sizes, group, parts.sets, False, False, 0, expected.q_tiles, False, 1.0, 1.0)
+    lists = SimpleNamespace(
+        steps=Pointer(steps.reshape(-1)),
+        kv_tiles=expected.kv_tiles,
+        bands=parts.bands,
+        most_chains=rows.shape[2],
+        least_steps=expected.least_steps,
+    )
+    for ticket in range(parts.units(kv_heads, expected.n_kv, expected.kv_tiles)):
+        found = walk.chain_in_lists(Pointer(rows.reshape(-1)), lists, (*rows.shape, parts.bands), ticket, attention, block_n)
+        (j, turns, row, of_row, head, of_set, first_rank), _mask, of_chain, place = found
+        heads = group // parts.sets
+        entries = [walk.step_of(of_row + row, turn, expected.q_tiles) for turn in range(turns)]
+        taken = [(head * group + of_set * heads + n, i & 0xFFFF, rank + first_rank) for i, rank in entries for n in range(heads)]
+        yield Work(head, j, tuple(taken), place, of_chain) if j >= 0 else None
+
+
+def test_who_walks_which_lists(walk: Any) -> None:
+    """Under masks in blocks; tests/emulated/test_flex_parts.py holds the Triton kernel against the same oracle."""
+    for expected in map(random_walks, range(100)):
+        assert list(listed(walk, expected)) == expected.works()
+
+
+def arguments(key: torch.Tensor, rows: int = 256) -> tuple[Any, ...]:
+    """Those of a launch; key [1, 2, 200, 64]."""
+    query, statistics = torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16), torch.zeros(2 * rows)
+    tensors = (query, key, query, query, statistics, statistics, torch.zeros(8, dtype=torch.int32), torch.zeros(2 * 256, 64))
+    numbers = {
+        "block_m": 128,
+        "block_n": 128,
+        "workers": 1,
+        "causal": False,
+        "shared_row": False,
+        "round_robin": False,
+        "scale": 1.0,
+    }
+    return gluon_kernel().arguments(*tensors, query, query, report=torch.zeros(4, dtype=torch.int32), **numbers)
+
+
+def test_tensors_that_tma_cannot_take_are_copied() -> None:
+    key = torch.randn(1, 2, 200, 64).bfloat16()
+    assert arguments(key)[1].base.data_ptr() == key.data_ptr()
+    odd = torch.nn.functional.pad(key, (0, 1))[..., :-1]  # rows at odd multiples of 2 bytes
+    for refused in (odd, key.mT.contiguous().mT, torch.ones((), dtype=key.dtype).expand_as(key)):
+        taken = arguments(refused)[1].base
+        assert taken.is_contiguous() and torch.equal(taken, refused)
+
+
+def test_tensors_of_another_size_are_refused() -> None:
+    with pytest.raises(ValueError, match="contiguous, with 512 rows"):
+        arguments(torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16), rows=200)
