@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
+import os
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+
+import pytest
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,6 +32,18 @@ def test_each_has_a_test():
         file, _, name = mutant["test"].partition("::")
         functions = {node.name for node in ast.parse((ROOT / file).read_text()).body if isinstance(node, ast.FunctionDef)}
         assert name.partition("[")[0] in functions, mutant
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("emulated", [False, True])
+def test_each_case_is_one_of_its_test(emulated):
+    """pytest runs none of the tests that it is given if it does not find one."""
+    named = sorted({mutant["test"] for mutant in MUTANTS if mutant["test"].startswith("tests/emulated/") == emulated})
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-m", "", *named]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"TRITON_INTERPRET": str(int(emulated))}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_names_are_of_one_mutant():
