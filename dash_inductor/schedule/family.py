@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from .formulas.formula import Formula  # which needs sympy
     from .orders.base import InPasses
+
+Formulas: TypeAlias = "Mapping[tuple[str, str], Formula]"  # by name of a family, and mask
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class Family:
         on_device: whether templates/table.py.jinja writes its table, for sizes known at run time and for tables too large to be a
             constant.
         queue_of: for a round robin, which puts units of all heads in one queue: the family whose order it takes.
-        formulas: makes its time in closed form, by mask; none where that is left to the simulator.
+        formulas: makes the times in closed form of the families of its file; called when a choice is made, since sympy takes long
+            to make formulas. What is not among them is left to the simulator.
     """
 
     name: str
@@ -50,7 +53,7 @@ class Family:
     has_stride: bool = False
     on_device: bool = False
     queue_of: str | None = None
-    formulas: Callable[[], Mapping[str, Formula]] = dict
+    formulas: Callable[[], Formulas] = dict
 
     def units(self, n_kv: int) -> int:
         """How many units the chains of a head make.

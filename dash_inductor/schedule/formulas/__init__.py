@@ -12,7 +12,7 @@ from .formula import Formula, Time
 @cache
 def formula_for(family: str, mask: str) -> Formula | None:
     """The formula of a family under a mask, None where there is none; a causal descending order is mirrored."""
-    return REGISTER[family].formulas().get(mask)
+    return REGISTER[family].formulas().get((family, mask))
 
 
 def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:

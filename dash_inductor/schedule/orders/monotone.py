@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ..family import Family
+from ..family import Family, Formulas
 from .base import InPasses
-
-if TYPE_CHECKING:
-    from ..formulas.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -72,16 +68,14 @@ class Descending(Monotone):
         return tuple(reversed(self.geometry.tiles(j)))
 
 
-def _formulas() -> Mapping[str, Formula]:
-    from ..formulas import monotone  # as all of them: sympy takes long to make formulas, and nobody waits before a choice is made
-
-    return {"full": monotone.FULL}
-
-
-def _formulas_of_descending() -> Mapping[str, Formula]:
+def _formulas() -> Formulas:
     from ..formulas import monotone
 
-    return {**_formulas(), "causal": monotone.MIRRORED}
+    return {
+        ("ascending", "full"): monotone.FULL,
+        ("descending", "full"): monotone.FULL,
+        ("descending", "causal"): monotone.MIRRORED,
+    }
 
 
 ASCENDING = Family(
@@ -103,5 +97,5 @@ DESCENDING = Family(
     is_monotone=True,
     mirrors_under=("causal",),
     on_device=True,
-    formulas=_formulas_of_descending,
+    formulas=_formulas,
 )

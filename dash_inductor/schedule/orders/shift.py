@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from ..family import Family
+from ..family import Family, Formulas
 from ..geometry import check_range
 from .base import InPasses, ring
-
-if TYPE_CHECKING:
-    from ..formulas.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -47,16 +42,10 @@ class Shift(InPasses):
         return ring(self.pass_and_role(j)[1], self.stride, 0, self.geometry.n_q)
 
 
-def _formulas() -> Mapping[str, Formula]:
+def _formulas() -> Formulas:
     from ..formulas import shift
 
-    return {"full": shift.GROUPED}
-
-
-def _formulas_of_queue() -> Mapping[str, Formula]:
-    from ..formulas import shift
-
-    return {"full": shift.ROUND_ROBIN}
+    return {("shift", "full"): shift.GROUPED, ("shift_round_robin", "full"): shift.ROUND_ROBIN}
 
 
 SHIFT = Family(
@@ -70,4 +59,4 @@ SHIFT = Family(
     on_device=True,
     formulas=_formulas,
 )
-SHIFT_ROUND_ROBIN = replace(SHIFT, name="shift_round_robin", queue_of="shift", formulas=_formulas_of_queue)
+SHIFT_ROUND_ROBIN = replace(SHIFT, name="shift_round_robin", queue_of="shift")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
-from ..family import Family
+from ..family import Family, Formulas
 from ..geometry import check_count
 from .base import InPasses, ring
-
-if TYPE_CHECKING:
-    from ..formulas.formula import Formula
 
 
 @dataclass(frozen=True)
@@ -71,16 +66,10 @@ class Symmetric(InPasses):
         return ring(a, stride, r0, g.n_q) + tuple(range(g.first_q_tile(j), r0))
 
 
-def _formulas() -> Mapping[str, Formula]:
+def _formulas() -> Formulas:
     from ..formulas import symmetric
 
-    return {"causal": symmetric.GROUPED}
-
-
-def _formulas_of_queue() -> Mapping[str, Formula]:
-    from ..formulas import symmetric
-
-    return {"causal": symmetric.ROUND_ROBIN}
+    return {("symmetric", "causal"): symmetric.GROUPED, ("symmetric_round_robin", "causal"): symmetric.ROUND_ROBIN}
 
 
 SYMMETRIC = Family(
@@ -93,4 +82,4 @@ SYMMETRIC = Family(
     on_device=True,
     formulas=_formulas,
 )
-SYMMETRIC_ROUND_ROBIN = replace(SYMMETRIC, name="symmetric_round_robin", queue_of="symmetric", formulas=_formulas_of_queue)
+SYMMETRIC_ROUND_ROBIN = replace(SYMMETRIC, name="symmetric_round_robin", queue_of="symmetric")

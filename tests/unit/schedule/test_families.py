@@ -90,7 +90,7 @@ def test_what_auto_takes_serves_the_mask_and_is_known_to_the_device(mask: str) -
     fallback = REGISTER[default_family(mask)]
     assert fallback.is_monotone
     for family in (fallback, *tried_families(mask)):
-        assert mask in family.masks and family.name in FAMILY_CODES and family.formulas()[mask]
+        assert mask in family.masks and family.name in FAMILY_CODES and family.formulas()[family.name, mask]
 
 
 def test_a_name_is_that_of_its_order() -> None:
