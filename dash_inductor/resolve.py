@@ -340,14 +340,14 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
 
 def _stock_that_shares(problem: Problem, target: Target, tile: Tile) -> Price | None:
     """The price of a deterministic kernel, torch's or flash_attn 2's, whose longest CTA takes no longer than our longest chain."""
-    stock = problem.stock
-    if stock is None or not stock.is_deterministic or stock.implementation not in (None, "FA2"):  # which is torch's own
+    stock, price = problem.stock, of_stock(problem, target)
+    if stock is None or price is None or stock.implementation not in (None, "FA2"):  # which is torch's own
         return None
     if stock.kernel != Kernel.FLEX:  # of which it has the steps of our longest chain, and less to do in each
         longest = problem.chains_of_work(tile) if stock.kernel == Kernel.EFFICIENT else 1
         if not longest * stock_cost(stock.kernel, target.arch, tile.mean_dim).chain < 100 * problem.group:
             return None
-    return of_stock(problem, target)
+    return price
 
 
 def _why_no_schedule(resolution: Resolution) -> str | None:
