@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..templates.tiles import tiles_of
+from ..templates.tiles import EMULATED, tiles_of
 from .cost_files import MEMORY, STANDS_IN, arch_of, known_devices, numbers_of
 
 KIB, GIB = 1 << 10, 1 << 30
@@ -73,11 +73,19 @@ def occupancy(arch: int, *, registers: int, shared_bytes: int, threads: int, tme
 
 @dataclass(frozen=True)
 class NamedDevice:
-    """Public figures of one GPU; sizes in bytes. SMs, L2 and architecture are those of its cost file."""
+    """Public figures of one GPU, which its cost file has; sizes in bytes."""
 
     key: str
-    name: str
-    total_memory: int
+
+    @property
+    def name(self) -> str:
+        """As CUDA reports it, such as "NVIDIA H100"."""
+        return str(numbers_of(self.key)["gpu"])
+
+    @property
+    def total_memory(self) -> int:
+        """The size of its memory, in bytes."""
+        return int(numbers_of(self.key)[MEMORY]["value"]) * GIB
 
     @property
     def arch(self) -> int:
@@ -105,12 +113,8 @@ class NamedDevice:
         return LIMITS[self.arch]
 
 
-# By key: each cost file beside this module that names a GPU.
-DEVICES: dict[str, NamedDevice] = {
-    key: NamedDevice(key, numbers_of(key)["gpu"], numbers_of(key)[MEMORY]["value"] * GIB)
-    for key in known_devices()
-    if "gpu" in numbers_of(key)
-}
+# By key: each cost file beside this module that is of a GPU. None is read before it is asked.
+DEVICES: dict[str, NamedDevice] = {key: NamedDevice(key) for key in known_devices() if key != EMULATED}
 
 
 def device(key: str) -> NamedDevice:
