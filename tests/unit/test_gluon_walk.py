@@ -174,9 +174,10 @@ def test_who_walks_which_lists(walk: Any) -> None:
 
 
 def arguments(key: torch.Tensor, rows: int = 256) -> tuple[Any, ...]:
-    """Those of a launch; key [1, 2, 200, 64]."""
-    query, statistics = torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16), torch.zeros(2 * rows)
-    tensors = (query, key, query, query, statistics, statistics, torch.zeros(8, dtype=torch.int32), torch.zeros(2 * 256, 64))
+    """Those of a launch; key [1, 2, 200, D]."""
+    query, statistics = torch.zeros(key.shape, dtype=key.dtype), torch.zeros(2 * rows)
+    dq, table = torch.zeros(2 * 256, key.shape[3]), torch.zeros(8, dtype=torch.int32)
+    tensors = (query, key, query, query, statistics, statistics, table, dq)
     numbers = {
         "block_m": 128,
         "block_n": 128,
@@ -201,3 +202,8 @@ def test_tensors_that_tma_cannot_take_are_copied() -> None:
 def test_tensors_of_another_size_are_refused() -> None:
     with pytest.raises(ValueError, match="contiguous, with 512 rows"):
         arguments(torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16), rows=200)
+
+
+def test_another_head_dim_is_refused() -> None:
+    with pytest.raises(ValueError, match="head dims 64, 128, 256, not 96"):
+        arguments(torch.zeros(1, 2, 200, 96, dtype=torch.bfloat16))
