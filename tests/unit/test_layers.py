@@ -14,6 +14,11 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 OPENING = {"open", "read_text", "read_bytes", "write_text", "write_bytes", "files", "urlopen"}
+TOP_LEVEL = {
+    *("dash_inductor", "lowering", "templates", "tests", "benchmarks", "docs", ".ci", ".github"),
+    *("README.md", "CHANGELOG.md", "AGENTS.md", "SECURITY.md", "LICENSE", "CITATION.cff", "Makefile"),
+    *("pyproject.toml", "constraints.txt", ".gitignore", ".pre-commit-config.yaml"),
+}
 # From the bottom up: a room imports rooms before it.
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
@@ -57,6 +62,11 @@ def name_of(path: Path) -> str:
 
 
 NAMES = {name_of(path) for path in SOURCES}
+
+
+def test_nothing_strays_to_the_top_level():
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {path.partition("/")[0] for path in tracked} == TOP_LEVEL
 
 
 def imports(path: Path, tree: ast.AST | None = None) -> Iterator[str]:
