@@ -74,12 +74,13 @@ def arguments(
     the device can write to, for a wait that gives up.
 
     Raises:
-        ValueError: for another head dim, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
+        ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
     """
     batch, heads, q_len, head_dim = query.shape
     kv_heads, kv_len = key.shape[1:3]
-    if head_dim not in DQ_ROWS:
-        raise ValueError(f"the Gluon kernel takes head dims {', '.join(map(str, DQ_ROWS))}, not {head_dim}")
+    if head_dim not in DQ_ROWS or query.element_size() != 2:
+        dims = ", ".join(map(str, DQ_ROWS))
+        raise ValueError(f"the Gluon kernel takes bf16 and fp16 at head dims {dims}, not {query.dtype} at {head_dim}")
     n_q = -(-q_len // block_m)
     rows = batch * heads * n_q * block_m
     if rows * head_dim // DQ_COLUMNS >= 2**31:

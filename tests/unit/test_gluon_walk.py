@@ -204,6 +204,7 @@ def test_tensors_of_another_size_are_refused() -> None:
         arguments(torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16), rows=200)
 
 
-def test_another_head_dim_is_refused() -> None:
-    with pytest.raises(ValueError, match="head dims 64, 128, 256, not 96"):
-        arguments(torch.zeros(1, 2, 200, 96, dtype=torch.bfloat16))
+@pytest.mark.parametrize(("head_dim", "dtype"), [(96, torch.bfloat16), (64, torch.float32)])
+def test_another_head_dim_or_dtype_is_refused(head_dim: int, dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match=f"at head dims 64, 128, 256, not {dtype} at {head_dim}$"):
+        arguments(torch.zeros(1, 2, 200, head_dim, dtype=dtype))
