@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from benchmarks.machine_code import gates, serial
 from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.cubin import inspect
 from benchmarks.machine_code.gates import FLEX_SHAPES, SHAPES, Cell, cells, judged
+from benchmarks.machine_code.generate import compile_kernel
 from dash_inductor import enabled
 from dash_inductor.devices.cost_files import numbers_of
 from dash_inductor.templates import tiles
@@ -115,6 +117,15 @@ def test_the_cost_file_of_a_b200(head_dim):
     assert tflops["estimate"] and percent["estimate"]
 
 
+def test_another_order_of_dq_than_of_tensor_memory(monkeypatch):
+    """That of wgmma takes dQ through shared memory in every step."""
+    entry = dataclasses.replace(tiles._TILES[100, 128], accumulator=tiles.Fragments(4, 32))
+    monkeypatch.setitem(tiles._TILES, (100, 128), entry)
+    row = judged(Cell("sm_100", ONE_PASS, "bf16", 128, "causal"), replayed=False)
+    assert row["shuffle_barriers"] > 10
+    assert f"dQ goes through shared memory: {row['shuffle_barriers']} barriers before it is added" in row["gates"]
+
+
 @pytest.mark.parametrize(
     ("arch", "template", "dims", "stages"),
     [
@@ -142,6 +153,16 @@ def test_a_cta_of_99_kib(arch, template, dims, stages):
     assert (row["copies_ahead"] < 0) == (stages == 2)
     assert 0 < row["shared_bytes"] <= 99 << 10
     assert row["hmma"] > 0 and row["ldgsts"] > 0 == row["utmaldg"]
+
+
+def test_matmuls_of_a_consumer_blackwell():
+    """mma.sync and cp.async, as on an A100: Triton takes neither tcgen05 nor TMA there, and specialises no warps."""
+    cell = Cell("sm_120", ONE_PASS, "bf16", 64, "causal")
+    code = gates.generated(cell)
+    ptx = compile_kernel(code.kernels[next(iter(code.templates))], gates.DEVICES[cell.arch]).ptx
+    assert ".target sm_120a" in ptx
+    assert "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" in ptx and "cp.async.cg.shared.global" in ptx
+    assert not re.search(r"\b(wgmma|tcgen05|mbarrier|cp\.async\.bulk|setmaxnreg)\b", ptx)
 
 
 GATES = ["gates", "--arch", "sm_90", "--template", ONE_PASS, "--dtype", "bf16", "--head-dim", "128", "--shape", "causal"]

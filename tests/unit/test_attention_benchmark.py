@@ -15,7 +15,7 @@ from benchmarks.attention.table import read, table_of
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.inputs import Reference, random_inputs
 from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
-from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, targets
+from dash_inductor.qualify.report import Prediction, kernels, not_run, predictions, rows_of, shown, targets
 from dash_inductor.qualify.rows import OK, append
 from dash_inductor.qualify.samples import interleaved, ratios, summary
 from dash_inductor.qualify.shapes import FLEX, MASKS, MODELS, SHAPES, SWEEP, Shape
@@ -42,6 +42,22 @@ def visible(shape: Shape) -> torch.Tensor:
         return document[m] == document[n] and near and (n <= m or not shape.causal)
 
     return torch.tensor([[sees(m, n) for n in range(shape.length)] for m in range(shape.length)])
+
+
+@pytest.mark.parametrize("shape", TINY_FLEX.values(), ids=TINY_FLEX)
+def test_flop_of_what_is_visible(shape):
+    """Of a causal mask the diagonal counts half, as in half of all pairs."""
+    pairs = visible(shape).sum().item() - (shape.length / 2 if shape.causal else 0)
+    assert shape.flop == 5 * 2 * shape.batch * shape.heads * pairs * shape.head_dim
+
+
+def test_flop_of_models_with_flex_attention():
+    """Of 8192 tokens, a window of 4096 hides a triangle of the causal mask that is a quarter as large, less its diagonal."""
+    flop = {shape.name: shape.flop for shape in FLEX}
+    a_pair = 10 * 2 * 32 * 128
+    assert flop["gemma2-27b-global"] == a_pair * 8192**2 // 2
+    assert flop["gemma2-27b-local"] == flop["gemma2-27b-global"] - a_pair * 4096 * 4097 // 2
+    assert all(shape.flex for shape in FLEX) and not any(shape.flex for shape in (*SWEEP, *MODELS))
 
 
 @pytest.mark.parametrize(
@@ -206,6 +222,12 @@ def test_a_time_that_the_mask_decides_is_not_predicted():
     assert f"| {FLEX[1].name} | " in text and f"| {FLEX[1].name} | descending" not in text.partition("predictions")[2]
 
 
+def test_a_contender_that_took_no_turns_has_a_time_and_no_ratio():
+    results = [result(who.BASELINE, 6.0, 12.0), result("sdpa-efficient-strict", 900.0)]
+    baseline, slow = rows_of(SHAPES[0], results, mhz=None, **COMMON)
+    assert (slow.median_ms, slow.rounds, slow.speedup, baseline.speedup) == (900.0, 1, None, 1.0)
+
+
 def test_csv_round_trip(tmp_path):
     path = tmp_path / "table.csv"
     strange = replace(flagship_rows()[1], note='says "a, b"\nand more', same_bits=False, error=0.25)
@@ -241,6 +263,21 @@ def test_a_file_that_was_cut_off_in_its_last_row(note, tmp_path):
     path.write_bytes(both[:20])  # in the header
     append(path, [first])
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", "a,b"])
+def test_csv_of_another_kind(text, tmp_path):
+    path = tmp_path / "other.csv"
+    path.write_text(text)
+    for use in (read, lambda path: append(path, flagship_rows())):
+        with pytest.raises(ValueError, match="columns"):
+            use(path)
+    assert path.read_text() == text
+
+
+def test_errors_that_are_not_numbers_are_shown():
+    _, ours, _, absent = flagship_rows()
+    assert [line["error"] for line in shown([ours, replace(ours, error=math.nan), absent])] == ["2.0e-03", "nan", ""]
 
 
 def test_targets():

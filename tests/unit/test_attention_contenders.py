@@ -1,5 +1,6 @@
 """Who is timed by the attention benchmark: what needs a GPU or a package says so, and what does not runs here."""
 
+import contextlib
 import sys
 import types
 import warnings
@@ -8,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from attention_results import STOCK, TINY, TINY_FLEX
+from attention_results import KNOWN, STOCK, TINY, TINY_FLEX
 from torch.nn.attention import flex_attention
 
 from dash_inductor.config import CHOICES
@@ -34,6 +35,18 @@ def test_every_setting_that_names_a_kernel_is_a_contender():
             assert f"ours-{value.replace('_', '-')}" in STOCK
     for name in ("ours-run", "ours-batch", "ours-warn", "ours-auto", "ours-grouped"):
         assert name not in STOCK
+
+
+def test_twins_differ_in_determinism():
+    pairs = [(contender, KNOWN[contender.twin]) for contender in KNOWN.values() if contender.twin is not None]
+    assert pairs and all(contender.deterministic and not twin.deterministic for contender, twin in pairs)
+
+
+def test_availability_without_a_gpu():
+    for name, contender in STOCK.items():
+        reason = contender.unavailable("cpu")
+        assert (reason is None) == name.startswith("sdpa-flash"), name
+        assert reason is None or "needs a GPU" in reason
 
 
 @pytest.mark.parametrize("name", ["fa3", "fa4", "fa3-deterministic", "fa4-deterministic"])
@@ -130,6 +143,22 @@ def test_a_shape_that_only_flex_attention_takes(name, shape, reason):
     assert result.status.startswith(f"refused: {reason}") and result.prepared is None
 
 
+@pytest.mark.parametrize(("name", "kv_heads"), [("sdpa-efficient-strict", 4), ("sdpa-flash", 2), ("sdpa-cudnn", 2)])
+def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monkeypatch):
+    """On the CPU other kernels take the place of these backends."""
+    asked, sdpa = [], F.scaled_dot_product_attention
+
+    def recorded(query, key, value, **options):
+        asked.append((key.shape[1], value.shape[1], options["enable_gqa"]))
+        return sdpa(query, key, value, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", contextlib.nullcontext)
+    result = tried(name)
+    assert asked == [(kv_heads, kv_heads, kv_heads == 2)]
+    assert (result.status, result.note) == (OK, "K and V expanded" if kv_heads == 4 else "") and result.error < 1e-5
+
+
 @pytest.mark.parametrize("shape", [TINY, replace(TINY, mask="full"), *TINY_FLEX.values()], ids=["causal", "full", *TINY_FLEX])
 def test_flex_attention(shape, monkeypatch):
     """On the CPU FlexAttention trains if nothing forbids it, and neither fuses nor skips a block."""
@@ -138,3 +167,10 @@ def test_flex_attention(shape, monkeypatch):
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     result = tried("flex", shape)
     assert result.status == OK and result.error < 1e-5
+
+
+def test_a_contender_that_fails():
+    def prepare(shape, inputs):
+        raise ZeroDivisionError("\n one line \n and another")
+
+    assert tried(who.BASELINE, prepare=prepare).status == "failed: ZeroDivisionError: one line"

@@ -61,6 +61,31 @@ def test_clock(busy, spins, late, monkeypatch):
     assert device.log == ["flush", "spin", "event", "launch", "event", "synchronize"] * len(spins)
 
 
+def test_calls_that_compile_leave_the_spin_short(monkeypatch):
+    """Each of many launches is slow the first time: without a bound the spin doubles for each, to minutes."""
+    device = Device(monkeypatch, 0)
+    watch = clock.Clock(device)
+    for _ in range(20):
+        device.busy = watch._spin + 1  # the first attempt is late, the second is not
+        watch.milliseconds(device.launch)
+    device.busy = 0
+    watch.milliseconds(device.launch)
+    assert device.spins[-1] == clock.MOST_SPIN and watch.late == 0
+
+
+def test_poison_fills_what_is_free(monkeypatch):
+    blocks = [("inactive", 512), ("active_allocated", 1024), ("inactive", 2 << 20)]
+    segments = [{"blocks": [{"state": state, "size": size}]} for state, size in blocks]
+    filled = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    monkeypatch.setattr(torch, "full", lambda size, value, dtype, device: filled.append((size, value, dtype, device)))
+    clock.poison()
+    assert filled == [((2 << 20,), 0xFF, torch.uint8, "cuda"), ((512,), 0xFF, torch.uint8, "cuda")]
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        assert torch.tensor([0xFF] * 8, dtype=torch.uint8).view(dtype).isnan().all()
+
+
 class Watch:
     """Every launch takes 2 ms."""
 
@@ -170,6 +195,12 @@ def test_a_slow_contender_takes_no_turns(host):
     assert launches.count("never") == 0 and launches.count("slow") == 2  # which would take 2 s, not more
 
 
+def test_a_slow_baseline_makes_others_no_slower_than_it_is(host):
+    chosen = {name: host.contender(name, ms, []) for name, ms in ((who.BASELINE, 200), ("ours", 790), ("slow", 810))}
+    results = measure.measure(TINY, chosen, 5, who.BASELINE, print)
+    assert [len(result.times_ms) for result in results] == [5, 5, 1]
+
+
 def test_what_is_ready_at_the_time_limit_is_timed(host):
     """Time is up while the second of three is tried: two have one round, the third is not tried."""
     launches: list[str] = []
@@ -177,6 +208,16 @@ def test_what_is_ready_at_the_time_limit_is_timed(host):
     results = measure.measure(TINY, chosen, 5, who.BASELINE, print, measure.Pace(deadline=0.06))
     assert [(len(result.times_ms), result.status) for result in results] == [(1, OK), (1, OK), (0, measure.TIME_LIMIT)]
     assert "third" not in launches
+
+
+def test_settings():
+    from torch._functorch import config
+    from torch.utils import deterministic
+
+    before = config.donated_buffer, deterministic.fill_uninitialized_memory
+    with measure.settings():
+        assert (config.donated_buffer, deterministic.fill_uninitialized_memory) == (False, False)
+    assert (config.donated_buffer, deterministic.fill_uninitialized_memory) == before == (True, True)
 
 
 def test_a_kernel_that_faults(monkeypatch):

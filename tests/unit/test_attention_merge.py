@@ -145,3 +145,42 @@ def test_folders_that_do_not_go_together(parts, name, capsys):
     other = "NVIDIA H200" if name == "gpu" else "2.12.0"
     (parts[1] / "environment.json").write_text(json.dumps({**SAID, name: other}))
     assert f"do not go together: {name} is {SAID[name]} and {other}" in refused(parts, capsys)
+
+
+def test_folders_that_are_none(parts, capsys):
+    (parts[2] / "environment.json").unlink()
+    assert "part3 has no environment.json: it is no folder of" in refused(parts, capsys)
+    (parts[2] / "environment.json").write_text("{}")
+    assert "does not say gpu, arch, sms" in refused(parts, capsys)
+
+
+def more_rows(parts: list[Path]) -> None:
+    append(parts[2] / "attention.csv", timed("order", FLAGSHIP, result("ours", 2.7), baseline="ours"))
+
+
+def more_additions(parts: list[Path]) -> None:
+    (parts[1] / "red_throughput.csv").write_bytes((parts[0] / "red_throughput.csv").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("again", "message"),
+    [
+        (more_rows, "ours at d128-causal-8192 of run 'order' was measured twice, in "),
+        (more_additions, "measured twice: "),
+        (lambda parts: keep(parts[0], 128), "holds timings of launches that another folder has as well"),
+    ],
+    ids=["rows", "additions", "timings"],
+)
+def test_what_was_measured_twice(again, message, parts, capsys):
+    again(parts)
+    assert message in refused(parts, capsys)
+
+
+def test_rows_of_another_gpu_than_the_folder(parts, capsys):
+    path = parts[0] / "attention.csv"
+    path.write_text(path.read_text().replace("NVIDIA H100 80GB HBM3", "NVIDIA H20"))
+    assert "has rows of gpu NVIDIA H20, and the folder is of NVIDIA H100" in refused(parts, capsys)
+
+
+def test_an_output_folder_that_is_an_input(parts, capsys):
+    assert "is one of the folders that are merged" in refused([*parts, parts[0].parent / "merged"], capsys)

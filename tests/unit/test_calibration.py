@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -59,6 +63,13 @@ def test_exact_timings_give_the_constants() -> None:
     assert found.shift_percent == 7 and found.error < 1e-9
 
 
+def test_noise_of_half_a_percent_costs_a_few() -> None:
+    found = fit(runs(0.5))
+    for name, off in (("step_ns", 0.01), ("shifted_step_ns", 0.01), ("hop_ns", 0.04)):
+        assert getattr(found, name) == pytest.approx(TRUTH[name], rel=off), name
+    assert 0.001 < found.error < 0.01
+
+
 def test_timings_that_say_too_little_are_refused() -> None:
     with pytest.raises(ValueError, match="no timing depends on shifted_step_ns"):
         fit([t for t in runs(0) if t.family == "ascending"])
@@ -82,6 +93,18 @@ def test_the_price_of_two_passes(percent: int, monkeypatch: pytest.MonkeyPatch) 
 
     few, many = (timed(launch) for launch in calibrate.launches_of(H100, 128) if launch.family == "two_pass")
     assert percent_of(few, many, step_ns=load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns) == percent
+
+
+def test_times_that_do_not_grow_are_refused() -> None:
+    with pytest.raises(ValueError, match="4000 tiles took 900 ns, and 1000 took 1000"):
+        percent_of(TwoPassTiming(1000, 1000), TwoPassTiming(4000, 900), step_ns=2000)
+
+
+def test_constants_that_cannot_be_are_refused() -> None:
+    """Timings that get shorter with every hop."""
+    odd = [replace(t, ns=t.ns - 3 * TRUTH["hop_ns"] * (t.roles - 1)) if t.family == "ascending" else t for t in runs(0)]
+    with pytest.raises(ValueError, match=r"the fit gives hop_ns = -3000\.0: the timings are too noisy, or too few"):
+        fit(odd)
 
 
 H100 = Target("h100", 90, 132)
@@ -182,6 +205,19 @@ def test_all_in_one_run(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pyt
     assert require_of(str(out), "NVIDIA H100", 90)
 
 
+def test_a_head_dim_alone_keeps_the_rest_of_the_file(
+    gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrate, "HEAD_DIMS", (128,))
+    assert calibrate.run(tmp_path, FOREVER, 0) == 0
+    assert {launch.head_dim for launch in gpu} == {128}
+    found, now = values((tmp_path / "costs.toml").read_text()), values((FOLDER / "h100.toml").read_text())
+    assert list(found) == list(now)
+    for name, entry in found.items():
+        is_kept = name.endswith((".64", ".32")) or "gluon" in name or name == "sweep_percent"
+        assert entry == now[name] if is_kept else entry["value"] == FITTED[name]
+
+
 def test_a_run_that_is_cut_goes_on(
     gpu: list[calibrate.Launch], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -220,3 +256,18 @@ def test_timings_of_something_else_are_refused(
             (tmp_path / "timings.jsonl").write_text(text)
         with pytest.raises(ValueError, match=message):
             calibrate.run(tmp_path, FOREVER, 0)
+
+
+def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its processes come and go, also where nothing can be compiled; what they say to the environment is theirs."""
+    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
+    start = time.monotonic()
+    calibrate.compile_first(calibrate.launches_of(H100, 64)[:3], 2, 1.0)
+    assert time.monotonic() - start < 60 and not multiprocessing.active_children()
+    assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ
+
+
+def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no head dim could be fitted"):
+        calibrate.run(tmp_path, 0, 0)
+    assert not list(tmp_path.iterdir()) and not gpu

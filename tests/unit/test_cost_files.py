@@ -20,6 +20,7 @@ from dash_inductor.devices.cost_files import (
     load_costs,
     numbers_of,
     tomllib,
+    two_pass_percent,
 )
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import Problem
@@ -94,6 +95,28 @@ def test_only_sm_90_has_a_price_of_the_gluon_kernel() -> None:
         if set(GLUON_BY_HEAD_DIM) <= set(tomllib.loads((FOLDER / f"{device}.toml").read_text()))
     }
     assert of_gluon == {device for device in known_devices() if arch_of(device) == 90}
+
+
+def test_h100_chains_at_the_memorys_peak() -> None:
+    """K, V, dk and dv of a KV tile, 2 bytes each, at an SM's part of 3.35 TB/s."""
+    for head_dim in (64, 128):
+        costs = load_costs("h100", block_m=64, block_n=128, head_dim=head_dim)
+        assert costs.chain_ns == pytest.approx(4 * 128 * head_dim * 2 / (3.35e12 / 132) * 1e9, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("device", "tflops", "bandwidth", "flop"),
+    [("rtx4090", 165.2, 1.008, 512), ("l40s", 362, 0.864, 1024), ("rtx5090", 209.5, 1.792, 512)],
+)
+def test_proxies_without_a_figure_of_their_own(device: str, tflops: float, bandwidth: float, flop: int) -> None:
+    """An H100's rates by the ratio of peaks; of two passes seven matmuls to five, and two round trips to L2 that one pass makes."""
+    for head_dim, block_m, block_n, expected in ((64, 32, 128, 350), (128, 64, 64, 440)):
+        sizes = 10 * block_m * block_n * head_dim
+        costs = load_costs(device, block_m=block_m, block_n=block_n, head_dim=head_dim)
+        assert costs.step_ns == pytest.approx(sizes / (expected * tflops / 989 / costs.workers * 1e3), rel=1e-2)
+        assert costs.chain_ns == pytest.approx(4 * block_n * head_dim * 2 / (bandwidth * 1e12 / costs.workers) * 1e9, rel=1e-3)
+        one = sizes / flop
+        assert two_pass_percent(device, head_dim) == (round(100 * 1.4 * one / (one + 1200)), True)
 
 
 def test_the_emulated_device() -> None:

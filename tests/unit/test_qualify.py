@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -178,6 +178,24 @@ def test_folders_of_the_parts_merge(h100: list[str], tmp_path: Path, capsys: pyt
     assert "## What went wrong\n\nNo row says so.\n" in report and "| two passes, d = 256 | refused: declined: no tile |" in report
 
 
+def test_what_a_stage_leaves_the_next_one_has(
+    h100: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And what a stage itself may begin within is longer by as much."""
+    seen: list[stages.Stage] = []
+    run = stages.run
+    monkeypatch.setattr(stages, "run", lambda stage, *others: (seen.append(stage), run(stage, *others))[1])
+    monkeypatch.setattr(stages.time, "monotonic", lambda: 0.0)  # no stage takes any time
+    assert main(["qualify"]) == 0
+    environment, kernels_, glance = stages.DEFAULT
+    assert glance.job
+    assert [stage.seconds for stage in seen] == [20, 20 + 70, 20 + 70 + 75]
+    assert seen[1].arguments["seconds"] == kernels_.arguments["seconds"] + 20
+    assert seen[2].job and seen[2].job.seconds == (glance.job.seconds or 0) + 90
+    assert "at most 20 s for environment, 70 s for kernels, 75 s for glance" in capsys.readouterr().err
+    assert stages.with_spare(environment, -3) == environment
+
+
 def test_a_cost_file_that_is_written(h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It is one for the setting `costs`, and nothing takes it until then."""
     path = tmp_path / "mine.toml"
@@ -289,6 +307,11 @@ def test_each_part_is_within_its_time(capsys: pytest.CaptureFixture[str]) -> Non
             assert stage.job.chosen()
 
 
+def test_stages_run_alone(h100: list[str], tmp_path: Path) -> None:
+    assert main(["qualify", "--full", "--stages", "additions,two-pass", "--out", str(tmp_path)]) == 0
+    assert h100 == ["environment", "additions", "measure"]
+
+
 def ended(program: str, seconds: float) -> tuple[tuple[str, int | None], str, list[str]]:
     log, echoed = io.StringIO(), []
     with open(os.devnull, "w") as stderr:
@@ -387,3 +410,19 @@ def test_a_case_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_what_speaks_against_a_kernel(status: str, is_wrong: bool) -> None:
     assert replace(kernels.Finding(CASE.name, OK), status=status).is_wrong == is_wrong
+
+
+def test_kernels_of_a_backward_are_told_apart_by_their_place() -> None:
+    """Two have one name. Backwards that differ are an error; columns are those of the results."""
+    backward = [("main", 37.0), ("main", 3500.0), ("convert", 70.0)]
+    events = [(name, us + n) for n in range(kernel_times.LAUNCHES) for name, us in backward]
+    found = kernel_times.in_order(events)
+    assert [name for name, _ in found] == ["main", "main", "convert"]
+    assert [min(times) for _, times in found] == [37.0, 3500.0, 70.0] and all(
+        len(times) == kernel_times.LAUNCHES for _, times in found
+    )
+    for wrong in (events[:-1], [], [*events[1:], ("other", 1.0)]):
+        with pytest.raises(ValueError, match="not 20 times the same"):
+            kernel_times.in_order(wrong)
+    with (FOLDER.parents[1] / "benchmarks/results/h200/kernel_times.csv").open() as file:
+        assert file.readline().strip().split(",") == [each.name for each in fields(kernel_times.KernelTime)]

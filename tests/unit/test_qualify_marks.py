@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from dash_inductor.codegen.fake_gpu import fake_gpu
@@ -47,3 +48,9 @@ def test_the_copy_notes_four_times_and_is_the_kernel_else(tmp_path: Path) -> Non
     with fake_gpu("h200"):
         ptx = gluon.launch_of(kernel, operands).compile().asm["ptx"]
     assert ptx.count("%globaltimer") == ptx.count("%clock64") == ptx.count("st.global.v2.b64") == len(marks.PLACES)
+
+
+def test_a_kernel_that_is_not_as_the_edits_have_it_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marks, "EDITS", {"walk.py": [("nothing has this", "")]})
+    with pytest.raises(ValueError, match=r"walk\.py has 0 times, not once: nothing has this"):
+        marks.marked(tmp_path / "marked")

@@ -87,3 +87,21 @@ def test_what_ncu_cannot_do_is_said(
     (ncu / "said").write_text(said)
     assert profiler.run(tmp_path, 60.0) == status
     assert printed in capsys.readouterr().out and not (tmp_path / profiler.SAMPLES).exists()
+
+
+def test_without_ncu_or_time_nothing_is_profiled(
+    ncu: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert profiler.run(tmp_path, 0.0) == 0 and "not run: the time limit" in capsys.readouterr().out
+    monkeypatch.setenv("PATH", "")
+    assert profiler.run(tmp_path, 60.0) == NOT_AVAILABLE
+    assert "there is no program ncu" in capsys.readouterr().out
+
+
+def test_a_kernel_without_samples_or_matmuls_is_an_error() -> None:
+    rows = [{"Address": hex(at), "Source": what, profiler.ALL_SAMPLES: "0"} for at, what, *_ in KERNEL]
+    with pytest.raises(ValueError, match="no samples"):
+        profiler.main_loop(rows, "ours", "full", 128)
+    rows = [row | {profiler.ALL_SAMPLES: "1"} for row in rows if "HGMMA" not in row["Source"]]
+    with pytest.raises(ValueError, match="no loop of the kernel has matmuls"):
+        profiler.main_loop(rows, "ours", "full", 128)

@@ -1,15 +1,18 @@
 """How a qualification goes through shapes: who is measured, what a fault, an interruption and a time limit leave behind."""
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from types import SimpleNamespace
 
 import pytest
 from attention_results import H100, STOCK, result
 
-from dash_inductor.qualify import child, environment, gpu_tests, runner
+from dash_inductor.qualify import additions, child, environment, gpu_tests, runner
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.measure import LostDeviceError, Result
 from dash_inductor.qualify.rows import OK, read
@@ -101,6 +104,13 @@ def test_a_baseline_that_faults(pretended_gpu, tmp_path, monkeypatch):
     assert rows == {"sdpa-flash": OK, "ours": OK, "ours-unordered": OK}
 
 
+def test_ratios_at_shapes_of_flex_attention_are_to_stock_flex(pretended_gpu, tmp_path):
+    assert runner.run_job(Job("", shapes="llama3-8b*", contenders="ours"), tmp_path) == 0
+    rows = {(row.shape, row.contender): row for row in read(tmp_path / runner.FILE)}
+    for shape, baseline in (("llama3-8b", who.BASELINE), ("llama3-8b-packed", "flex")):
+        assert (rows[shape, "ours"].baseline, rows[shape, "ours"].speedup) == (baseline, 1.0)
+
+
 def test_an_interrupted_run_says_what_is_left(pretended_gpu, tmp_path, monkeypatch):
     def interrupted(shape, *others):
         if shape.name == "d64-full-512":
@@ -160,6 +170,64 @@ def test_what_is_compiled_first(pretended_gpu, tmp_path, monkeypatch):
     for each in started:
         assert child.main(json.dumps(each)) == 0
     assert sorted((shape.name, contender.name) for shape, contender in compiled) == sorted(pairs)
+
+
+def test_additions(tmp_path):
+    cases = list(additions.cases())
+    times = {case: [2.0, 4.0, 2.0] if case.operation == "red" else [1.0, 2.0, 1.0] for case in cases}
+    rows = additions.table_of(times, "NVIDIA H100", 132)
+    for case, row in zip(cases, rows, strict=True):
+        added = 132 * case.ctas_per_sm * additions.STEPS * 64 * 128 * 4
+        assert row.tb_per_s == pytest.approx(added / (row.median_ms / 1e3) / 1e12)
+        assert row.ratio == (0.5 if case.operation == "red" else 1.0)
+    in_l2, beyond = (next(row for row in rows if row.pattern == f"own tiles {where}") for where in ("in L2", "beyond L2"))
+    assert in_l2.mib < 50 < 500 < beyond.mib
+    additions.write(tmp_path / "red.csv", rows)
+    assert len((tmp_path / "red.csv").read_text().splitlines()) == 1 + len(rows)
+    assert additions.read(tmp_path / "red.csv") == rows
+    (tmp_path / "other.csv").write_text("a,b\n")
+    with pytest.raises(ValueError, match="has not the columns"):
+        additions.read(tmp_path / "other.csv")
+
+
+def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):
+    """Past the time limit pytest is interrupted, which says what failed until then, and the next group has its turn.
+
+    The limit is past once the slow test has begun, however long pytest takes to start, and to end. Interrupts are ignored here, as
+    they are in what a shell starts in the background.
+    """
+    slow, quick, begun = tmp_path / "test_slow.py", tmp_path / "test_quick.py", tmp_path / "begun"
+    slow.write_text(
+        "import pathlib, time\n\ndef test_wrong():\n    assert 1 == 2\n\n"
+        f"def test_slow():\n    pathlib.Path({str(begun)!r}).touch()\n    time.sleep(600)\n"
+    )
+    quick.write_text("def test_quick():\n    pass\n")
+    groups = (gpu_tests.Group((str(slow), "-p", "no:xdist"), False, 0.5), gpu_tests.Group((str(quick),), False, 1.0))
+    monkeypatch.setattr(gpu_tests, "GROUPS", groups)
+    monkeypatch.setattr(gpu_tests, "HELPERS", ("pytest",))
+    monkeypatch.setattr(gpu_tests, "SECONDS_TO_END", 200)
+    limits = []
+
+    class Process(subprocess.Popen):
+        def wait(self, timeout: float = 60) -> int:
+            limits.append(timeout)
+            end = time.monotonic() + timeout
+            while time.monotonic() < end and not begun.exists():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    return super().wait(0.1)
+            begun.unlink(missing_ok=True)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(gpu_tests.subprocess, "Popen", Process)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert gpu_tests.run(300) == gpu_tests.TIME_LIMIT
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert 140 < limits[0] <= 150 and limits[1] == 200 and 100 < limits[2] <= 300
+    said = capfd.readouterr().out
+    for part in ("::test_wrong FAILED", "assert 1 == 2", "what is left of these tests was not run", "1 passed"):
+        assert part in said
 
 
 def test_gpu_tests_are_of_a_checkout(tmp_path, monkeypatch, capsys):
