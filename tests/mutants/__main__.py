@@ -57,8 +57,10 @@ def main(words: list[str]) -> int:
         copy = Path(folder)
         for name in COPIED:
             source = ROOT / name
-            ignored = shutil.ignore_patterns("__pycache__", "node_modules")
-            shutil.copytree(source, copy / name, ignore=ignored) if source.is_dir() else shutil.copy(source, copy)
+            if source.is_dir():  # in a clone that is not installed the package has links to its other folders
+                shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+            else:
+                shutil.copy(source, copy)
         tests = dict.fromkeys(each["test"] for each in chosen)
         for emulated in (False, True):
             kind = [test for test in tests if test.startswith("tests/emulated/") == emulated]
