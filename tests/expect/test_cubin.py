@@ -66,6 +66,13 @@ def test_hopper_loop():
     assert 20 < report.instructions_in_loop < 400
 
 
+@pytest.mark.parametrize(("arch", "kind"), [(80, "hmma"), (100, "utcmma")])
+def test_matmuls_of_other_architectures(arch, kind):
+    report = compiled(arch=arch)
+    assert [name for name in ("hgmma", "hmma", "utcmma") if getattr(report, name)] == [kind]
+    assert report.ldgsts > 0
+
+
 @pytest.mark.parametrize(
     ("atomic", "where", "red", "atomg"),
     [
@@ -148,6 +155,23 @@ def test_the_loop_with_most_matmuls():
     assert len(main_loops(parse(text), count=5)) == 2
 
 
+def test_figures_of_several_main_loops(monkeypatch):
+    """Sums, but for asynchronous copies, of which the loop with the fewest counts, and for waits, that with the most."""
+    text = sass(
+        *["HGMMA.64x64x16 R4", "HGMMA.64x64x16 R4", "LDGSTS.E [R2], [R4]", "LDGSTS.E [R2], [R4]"],
+        *["WARPGROUP.DEPBAR.LE gsb0, 0x0", "STL [R1], R2", "@P0 BRA 0x0"],  # 0 to 6
+        *["HGMMA.64x64x16 R4", "LDGSTS.E [R2], [R4]", "WARPGROUP.DEPBAR.LE gsb0, 0x0", "WARPGROUP.DEPBAR.LE gsb0, 0x1"],
+        *["LDL R2, [R1]", "@P0 BRA 0x70", "EXIT"],  # 7 to 12
+    )
+    monkeypatch.setattr(cubin, "disassemble", lambda _: f"REG:10 STACK:0\nFunction : k\n{text}")
+    one, both = inspect(b"", 0), inspect(b"", 0, 2)
+    assert (one.main_loops, one.instructions_in_loop, one.hgmma) == (1, 7, 2)
+    assert (one.ldgsts, one.local_in_loop, one.warpgroup_depbars) == (2, 1, 1)
+    assert (both.main_loops, both.instructions_in_loop, both.hgmma) == (2, 13, 3)
+    assert (both.ldgsts, both.local_in_loop, both.warpgroup_depbars) == (1, 2, 2)
+    assert inspect(b"", 0, 3) == both
+
+
 def test_copies_ahead():
     """Groups under way after the first wait, less those of a step; of several loops the one with the fewest."""
     step = ["LDGSTS.E [R2], [R4]", "LDGDEPBAR", "LDGSTS.E [R2], [R4]", "LDGDEPBAR"]
@@ -199,6 +223,11 @@ def test_waits_for_matmuls_and_barriers(monkeypatch):
     monkeypatch.setattr(cubin, "disassemble", lambda _: f"REG:10 STACK:0\nFunction : k\n{text}")
     report = inspect(b"", 0)
     assert (report.warpgroup_depbars, report.drains, report.barriers, report.warp_syncs) == (3, 1, 1, 2)
+
+
+def test_indirect_branches_are_refused():
+    with pytest.raises(ValueError, match="indirect branch at 0x10"):
+        main_loops(parse(sass("HMMA R4", "BRX R2", "EXIT")))
 
 
 def test_indirect_branches_whose_targets_are_known():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from benchmarks.machine_code.gates import (
     GLUON_FLEX_SHAPES,
     GLUON_SHAPES,
     HEAD_DIMS,
+    MOST_INSTRUCTIONS,
+    MOST_LOCAL,
     PARTS_SHAPES,
     SHAPES,
     Cell,
@@ -110,6 +113,17 @@ def test_gates_of_gluon():
     assert rules.violated(good | {"warp_syncs": 1}) == diverged
 
 
+def test_prefetching_where_three_stages_fit():
+    """An SM of 100 KiB holds them to 64 columns, and to more where value has fewer than query."""
+    late = GOOD | {"hgmma": 0, "hmma": 80, "red": 0, "copies_ahead": -3}
+    sentence = ["nothing is prefetched: the first wait is for 3 groups of copies of the step before"]
+    for arch in (86, 89, 120):
+        for dims, broken in (((64, None), True), ((64, 32), True), ((128, 64), True), ((128, None), False), ((96, None), False)):
+            assert Rules(arch, tile(arch, "bf16", *dims)).violated(late) == sentence * broken
+    for arch in (80, 87):
+        assert Rules(arch, tile(arch, "bf16", 128)).violated(late) == sentence
+
+
 def test_a_flex_attention_beside_stock():
     """397 instructions are 0.70 of 567.1; what a table allows of LDL and STL is no spill."""
     assert Rules(90, TILE, stock_instructions=568).violated(GOOD) == []
@@ -138,6 +152,29 @@ def test_every_cell_of_the_tables():
         Cell("sm_90", "one_pass", "fp16", 96, "full"),
         Cell("sm_90", "one_pass", "fp16", 96, "full", 64),
     ]
+
+
+def test_most_instructions_are_those_of_the_installed_triton(monkeypatch):
+    cell = Cell("sm_90", "one_pass", "fp16", 128, "causal")
+    for version, most in (("3.6.0", 572), ("3.7.1", 560), ("3.8.0", 569), ("3.9.0", 642), ("3.10.0", None)):
+        monkeypatch.setattr("triton.__version__", version)
+        assert cell.rules.most_instructions == most
+    monkeypatch.setattr("triton.__version__", "3.7.1")
+    for change in (
+        {"arch": "sm_80"},
+        {"template": "two_pass"},
+        {"head_dim": 96},
+        {"value_dim": 64},
+        {"shape": "causal-dynamic-gqa"},
+    ):
+        assert cell.rules.most_instructions == 560 and replace(cell, **change).rules.most_instructions is None
+    soft_cap = replace(cell, shape="flex-window-soft-cap")
+    assert [each.rules.most_local for each in (soft_cap, cell, replace(soft_cap, head_dim=64))] == [9, 0, 0]
+    assert soft_cap.rules.share_of_stock == 0.70
+    monkeypatch.setattr("triton.__version__", "3.8.0")
+    assert [replace(soft_cap, arch="sm_120", head_dim=head_dim).rules.most_local for head_dim in (64, 128)] == [1, 0]
+    listed = {shape for most in (MOST_INSTRUCTIONS, MOST_LOCAL) for by_shape in most.values() for shape in by_shape}
+    assert listed <= {*SHAPES, *FLEX_SHAPES, *PARTS_SHAPES}
 
 
 @pytest.mark.parametrize(
