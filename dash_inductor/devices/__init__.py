@@ -79,7 +79,7 @@ class NamedDevice:
 
     @property
     def name(self) -> str:
-        """As CUDA reports it, such as "NVIDIA H100"."""
+        """The name that CUDA reports, such as "NVIDIA H100"."""
         return str(numbers_of(self.key)["gpu"])
 
     @property
