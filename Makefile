@@ -3,7 +3,8 @@
 # make figures: tables of docs/kernel-figures.md, of the H100's main loops by each Triton, in 20 minutes.
 # make execute: every kernel's PTX executed on the CPU, with races, in parts of 90 minutes: run it again until it says that none is left.
 # make execute-3.6.0: the same as another Triton compiles it; races of a tenth.
-# make nightly: thousands of random cases, every interleaving of small grids, models, processes. make nightly PARTS=models: some of it.
+# make nightly: thousands of random cases, every interleaving of small grids, models, processes. Goes on where it ended.
+# make nightly PARTS=models: some of it.
 # make soak: a small model trained twice, the second time with killed ranks, wiped caches and other SM counts, bit for bit the same. STEPS=50: shorter.
 # make reach: which attentions of ten libraries' models would be rewritten on an H100; LIBRARIES=timm: of one. Goes on where it ended.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.

@@ -1,12 +1,15 @@
 """The tests that are too long for every change, two commands at a time, and a table of what they tried: `make nightly`.
 
 `python tests/nightly` runs all parts, `python tests/nightly WORDS...` those whose name has one of the words. What pytest prints
-goes into a file per part under build/nightly; what failed is printed too. Exits with 1 if a test fails, or if none ran.
+goes into a file per part under build/nightly; what failed is printed too. What passed at a commit is kept there, and is not run
+again: a run goes on where the last one stopped. Exits with 1 if a test fails, or if none ran.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -22,8 +25,11 @@ MANY = {"HYPOTHESIS_PROFILE": "nightly"}
 # By name, the longest first: pytest's arguments, and variables.
 PARTS: dict[str, tuple[str, dict[str, str]]] = {
     "random options": ("tests/emulated/test_options.py", EMULATED | MANY),
+    "weakened, Gluon": ("-m nightly tests/ptx/test_execute.py -k Gluon", {}),
+    "weakened, Triton": ("-m nightly tests/ptx/test_execute.py -k 'not Gluon'", {}),
     "executed PTX": ("-m nightly tests/ptx", {}),
-    "compiled": ("-m nightly tests/expect tests/unit", {}),
+    "compiled": ("-m nightly tests/expect", {}),
+    "unit": ("-m nightly tests/unit", {}),
     "interleavings": ("-m nightly tests/emulated/test_interleavings.py tests/emulated/test_every_interleaving.py", EMULATED),
     "written": ("tests/emulated/test_written.py", EMULATED | MANY),
     "errors": ("-m nightly tests/emulated/test_numerics.py", EMULATED),
@@ -35,15 +41,31 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
 }
 
 
+def sources() -> str:
+    """The commit, with "-dirty" where the sources are not its."""
+    return subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
 def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     """Tests by outcome, what tests that passed counted by record_property, and seconds, of a part."""
     arguments, variables = PARTS[name]
+    kept = LOGS / f"{name.replace(' ', '_')}.{sources()}.json"
+    if kept.exists():
+        outcomes, counts, seconds = json.loads(kept.read_text())
+        return Counter(outcomes), Counter(counts), seconds
     files = [word for word in arguments.split() if word.endswith(".py")]
     # What has a part of its own is in no other.
     elsewhere = {word for other, _ in PARTS.values() for word in other.split() if word.endswith(".py")} - {*files}
     log, results = (LOGS / f"{name.replace(' ', '_')}{suffix}" for suffix in (".txt", ".xml"))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", "--tb=short", f"--junitxml={results}"]
-    command += ["-o", "junit_family=xunit1", *arguments.split(), *(f"--ignore={file}" for file in sorted(elsewhere) if not files)]
+    command += [
+        "-o",
+        "junit_family=xunit1",
+        *shlex.split(arguments),
+        *(f"--ignore={file}" for file in sorted(elsewhere) if not files),
+    ]
     begin = time.monotonic()
     with open(log, "w") as output:
         status = subprocess.run(command, cwd=ROOT, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT).returncode
@@ -58,6 +80,8 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     if status:
         print(f"{log.read_text()}\n{name}: pytest ended with {status}", file=sys.stderr, flush=True)
         outcomes["failure"] += outcomes.total() == 0  # it did not come to a test
+    elif not kept.stem.endswith("-dirty"):
+        kept.write_text(json.dumps([outcomes, counts, seconds]))
     return outcomes, counts, seconds
 
 
@@ -67,9 +91,6 @@ def main(words: list[str]) -> int:
         print(f"no part has {' or '.join(words)} in its name; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
     LOGS.mkdir(parents=True, exist_ok=True)
-    for old in LOGS.iterdir():
-        old.unlink()
-    begin = time.monotonic()
     with ThreadPoolExecutor(2) as pool:
         results = dict(zip(chosen, pool.map(run, chosen), strict=True))
     print(f"{'part':20}  {'passed':>6}  {'failed':>6}  {'skipped':>7}  {'minutes':>7}")
@@ -78,7 +99,7 @@ def main(words: list[str]) -> int:
         print(f"{name:20}  {outcomes['passed']:6}  {failed:6}  {outcomes['skipped']:7}  {seconds / 60:7.1f}")
     for name, (_, counts, _) in results.items():
         print(*(f"{name}: {count:,} {counted}" for counted, count in sorted(counts.items())), sep="\n", end="\n" * bool(counts))
-    print(f"{(time.monotonic() - begin) / 60:.0f} minutes")
+    print(f"at {sources()}: {sum(seconds for _, _, seconds in results.values()) / 60:.0f} minutes of a core")
     return int(any(outcomes["failure"] + outcomes["error"] or not outcomes["passed"] for outcomes, _, _ in results.values()))
 
 
