@@ -7,6 +7,7 @@ and philox.cuh. `is_kept` in templates/functions.py.jinja is the same.
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass
 
@@ -33,17 +34,10 @@ class Dropout:
     @property
     def threshold(self) -> int:
         """The least word that EFFICIENT keeps, or the largest byte that FLASH keeps."""
+        p = torch.tensor(self.p, dtype=torch.float32)
         if self.generator == FLASH:
-            keep = 1 - torch.tensor(self.p, dtype=torch.float32)
-            return math.floor(keep.item() * 255)
-        least, most = 0, WORD + 1
-        while least < most:
-            middle = (least + most) // 2
-            if _uniform(middle) > _in_fp32(self.p):
-                most = middle
-            else:
-                least = middle + 1
-        return least
+            return math.floor((1 - p).item() * 255)
+        return bisect.bisect_left(range(WORD + 1), True, key=lambda word: _uniform(word) > p.item())
 
     def scale(self, dtype: torch.dtype) -> float:
         """What is kept is multiplied with: by the memory-efficient kernels in the dtype of the tensors."""
@@ -68,7 +62,8 @@ def _efficient(
     q_len, kv_len = lengths
     low, high = plus(offset, (head * q_len + m) * kv_len + n)
     counter = (low >> 2) | ((high & 3) << 30), high >> 2
-    words = philox((*counter, *_zeros(low, 2)), key, ROUNDS[EFFICIENT])
+    zeros = torch.zeros_like(low)
+    words = philox((*counter, zeros, zeros), key, ROUNDS[EFFICIENT])
     return _chosen(words, low & 3) >= threshold
 
 
@@ -85,14 +80,6 @@ def _flash(
 def _chosen(words: tuple[Tensor, ...], index: Tensor) -> Tensor:
     index, *words = torch.broadcast_tensors(index, *words)
     return torch.stack(words).gather(0, index[None])[0]
-
-
-def _zeros(like: Tensor, count: int) -> list[Tensor]:
-    return [torch.zeros_like(like)] * count
-
-
-def _in_fp32(x: float) -> float:
-    return torch.tensor(x, dtype=torch.float32).item()
 
 
 def _uniform(word: int) -> float:

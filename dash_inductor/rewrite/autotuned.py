@@ -9,6 +9,7 @@ from torch import fx
 from torch._inductor import config as inductor_config
 
 from ..op import FlexArguments
+from .nodes import module_of
 from .score_function import operations
 
 FORWARD = "BLOCK_M", "BLOCK_N", "num_warps", "num_stages"
@@ -30,8 +31,7 @@ def chosen_by_timing(node: fx.Node, *, rewritten: bool) -> str | None:
     arguments = FlexArguments(*node.args)
     options = arguments.kernel_options
     if options.get("BACKEND") == "FLASH":
-        score_mod = getattr(node.graph.owning_module, str(arguments.score_mod.target))
-        return "forward" if operations(score_mod) else None
+        return "forward" if operations(module_of(node, arguments.score_mod)) else None
     forward, backward = not _are_given(options, "fwd_", FORWARD), not rewritten and not _are_given(options, "bwd_", BACKWARD)
     return " and ".join(["forward"] * forward + ["backward"] * backward) or None
 

@@ -16,10 +16,8 @@ from ..decision import Declined
 from ..op import FLEX_BACKWARD, MARK, REWRITTEN, SDPA_BACKWARD, SEGMENTS, FlexArguments
 from .declined import leave
 from .graph import rewritten
-from .nodes import call
+from .nodes import aten, call, size_of
 from .stock_ops import FLASH, FLASH_CPU
-
-aten = torch.ops.aten
 
 
 def give_back(graph: fx.Graph, declined: Declined, settings: Config) -> bool:
@@ -56,13 +54,7 @@ def _flash(graph: fx.Graph, node: fx.Node) -> tuple[Any, tuple[Any, ...], dict[s
     if node.kwargs["stock"] == str(FLASH_CPU):
         return FLASH_CPU, (*node.args, 0.0, causal), scale
     query, key = (x for x in node.args[1:3] if isinstance(x, fx.Node))
-    lengths = [_length(graph, x) for x in (query, key)]
-    zeros = graph.call_function(aten.full.default, ([2], 0), {"dtype": torch.uint64, "device": query.meta["val"].device})
+    lengths = [size_of(graph, x, 2) for x in (query, key)]
     with query.meta["val"].fake_mode:
-        zeros.meta["val"] = torch.empty([2], dtype=torch.uint64, device=query.meta["val"].device)
+        zeros = call(graph, aten.full.default, [2], 0, dtype=torch.uint64, device=query.meta["val"].device)
     return FLASH, (*node.args, None, None, *lengths, 0.0, causal, zeros, zeros), scale
-
-
-def _length(graph: fx.Graph, x: fx.Node) -> Any:
-    length = x.meta["val"].shape[2]
-    return length if isinstance(length, int) else call(graph, aten.sym_size.int, x, 2)

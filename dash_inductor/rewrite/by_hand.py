@@ -7,21 +7,19 @@ of the scores, or mix the heads. Attention of one sequence and one head, without
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from ..decision import UNKNOWN, Decision, Declined, size_text
+from ..decision import Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
-from .declined import DROPOUT, WithoutOp
+from .declined import DROPOUT, WithoutOp, decision_of_scores
 from .math_path import UNGROUPED, is_softmax
-from .nodes import VIEWS, backward_of, is_tensor, original, reached
-
-aten = torch.ops.aten
+from .nodes import VIEWS, aten, backward_of, first_tensor, is_tensor, original, reached
 
 OTHER_DIM = "dash_softmax_dim"  # in the notes of a node: along which dimension the softmax is that it is made of
 OP = "attention written by hand"
@@ -104,7 +102,6 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
     exponentials = softmaxes(graph)
     if not exponentials or not any(node.target in BATCHED for node in graph.nodes):
         return
-    place = {node: index for index, node in enumerate(graph.nodes)}
     backward = backward_of(graph)
     for node, dim in exponentials.items():
         if node in backward:
@@ -114,19 +111,20 @@ def attentions(graph: fx.Graph) -> Iterator[WithoutOp]:
         before = reached([node], lambda x, ends=ends: () if x in ends else x.all_input_nodes)  # type: ignore[misc]
         weights = reached([node], lambda x, ends=ends: () if x in backward or x in ends else x.users)  # type: ignore[misc]
         with_keys, with_values = (nodes & ends - backward for nodes in (before, weights))
-        gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
+        gradient = first_tensor(graph, weights & backward)
         if gradient is None or any(user.target is NOTE for user in gradient.users) or any(map(is_softmax, before | weights)):
             continue
         if not (with_values and all(x.target in BATCHED for x in with_values) and len(with_values) == 1):
             continue
         (product,) = with_values
         of_keys: Any = product.args[-2]  # the weights that the values are multiplied with, without a column of a sink
-        of_scores = [x for x in sorted(with_keys, key=place.__getitem__) if x.target in BATCHED]
+        of_scores = [x for x in graph.nodes if x in with_keys and x.target in BATCHED]
         if len(with_keys) > 1:  # others make a bias
             of_scores = [x for x in of_scores if _elements(x) == _elements(of_keys)]
         if of_scores:
             after_keys = reached(with_keys, lambda x: x.users) - with_keys
-            between = sorted((before | weights) & after_keys - backward - with_values, key=place.__getitem__)
+            inside = (before | weights) & after_keys - backward - with_values
+            between = [x for x in graph.nodes if x in inside]
             why = _why_no_call(between, heads, dim, has_sink=_elements(of_keys) != _elements(node))
             yield gradient, node, *_decided(node, of_scores[0], product, between, why)
 
@@ -170,28 +168,15 @@ def _decided(
     exponentials: fx.Node, with_keys: fx.Node, with_values: fx.Node, between: list[fx.Node], why: tuple[str, str] | None
 ) -> tuple[Decision, Declined]:
     """All but the origin."""
-    scores, product = exponentials.meta["val"], with_values.meta["val"]
-    *batch, heads, q_len, _ = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
+    product = with_values.meta["val"]
     kv_len = with_values.args[-2].meta["val"].shape[-1]  # type: ignore[union-attr]
     query = with_keys.args[-2].meta["val"]  # type: ignore[union-attr] # baddbmm has what it adds before
     of_query, of_value = size_text(query.shape[-1]), size_text(product.shape[-1])
     of_torch = any(function in UNGROUPED for _, function in exponentials.meta.get("source_fn_stack") or ())
     declined = _declined([_name(x) for x in between if is_tensor(x)], of_torch, why)
-    decision = Decision(
-        op=OP,
-        device=str(scores.device),
-        dtype=dtype_name(product.dtype),
-        mask=UNKNOWN,
-        batch=size_text(math.prod(batch)),
-        heads=size_text(heads),
-        kv_heads=size_text(heads),  # as the matmuls see them
-        q_len=size_text(q_len),
-        kv_len=size_text(kv_len),
-        head_dim=of_query if of_query == of_value else f"{of_query}/{of_value}",
-        reason=str(declined),
-        remedy=declined.remedy,
-    )
-    return decision, declined
+    head_dim = of_query if of_query == of_value else f"{of_query}/{of_value}"
+    decision = decision_of_scores(OP, exponentials.meta["val"], dtype_name(product.dtype), head_dim, declined)
+    return replace(decision, kv_len=size_text(kv_len)), declined
 
 
 def _declined(names: list[str], of_torch: bool, why: tuple[str, str] | None) -> Declined:

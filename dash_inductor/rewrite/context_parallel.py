@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import operator
 
 import torch
 from torch import fx
@@ -18,7 +17,7 @@ from ..config import Config
 from ..decision import Declined
 from ..op import SEGMENTS, FlexArguments
 from ..parallel.fold import FOLD_SEGMENTS
-from .nodes import call_of
+from .nodes import call_of, outputs_of
 
 REDUCE_SCATTER = "cplib.flex_cp_allgather_backward.default"  # of dk, dv, dimension, name of the process group
 LENGTH = 2  # the dimension of the keys
@@ -28,8 +27,8 @@ log = logging.getLogger("dash_inductor")
 
 def reduce_scatter_of(node: fx.Node) -> fx.Node | None:
     """The node that sums the dk and dv of a FlexAttention's backward over ranks; None where there is none."""
-    gradients = [_only_user(node, index) for index in (1, 2)]
-    users = [user for gradient in gradients if gradient is not None for user in gradient.users]
+    gradients = [*outputs_of(node, 1), *outputs_of(node, 2)]
+    users = [user for gradient in gradients for user in gradient.users]
     found = next((user for user in users if str(user.target) == REDUCE_SCATTER), None)
     if found is None or len(users) != 2 or found.args[:3] != (*gradients, LENGTH):
         return None
@@ -44,12 +43,6 @@ def warn_of_none(segment: int) -> None:
         "Under context parallelism compile the module whose hook gathers keys, not flex_attention alone",
         segment,
     )
-
-
-def _only_user(node: fx.Node, index: int) -> fx.Node | None:
-    """The node of an output, if there is one alone."""
-    found = [user for user in node.users if user.target is operator.getitem and user.args[1] == index]
-    return found[0] if len(found) == 1 else None
 
 
 def segments_of(arguments: FlexArguments, settings: Config) -> int:

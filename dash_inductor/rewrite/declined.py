@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import operator
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from torch._inductor import config as inductor_config
 
 from .. import emulation
 from ..config import Config
-from ..decision import UNKNOWN, Decision, Declined, LeftToStock, sizes_in_text
+from ..decision import UNKNOWN, Decision, Declined, LeftToStock, size_text, sizes_in_text
 from ..op import FLEX_BACKWARD, MARK, NOTE, Mark
 from ..problem import dtype_name
 from .autotuned import chosen_by_timing
@@ -175,6 +176,24 @@ def decision_of_call(
         mask=mask,
         **_why(declined),
         **sizes_in_text(query.shape, key.shape, value.shape),
+    )
+
+
+def decision_of_scores(op: str, scores: torch.Tensor, dtype: str, head_dim: int | str, declined: Declined) -> Decision:
+    """What is recorded of matmuls and a softmax that stay, by their scores, [B, H, S_q, S_k] with more dimensions or fewer."""
+    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
+    return Decision(
+        op=op,
+        device=str(scores.device),
+        dtype=dtype,
+        mask=UNKNOWN,
+        batch=size_text(math.prod(batch)),
+        heads=size_text(heads),
+        kv_heads=size_text(heads),  # as the matmuls see them
+        q_len=size_text(q_len),
+        kv_len=size_text(kv_len),
+        head_dim=head_dim,
+        **_why(declined),
     )
 
 

@@ -7,6 +7,7 @@ they stand in the graph in an `auto_functionalized_v2`, whose outputs are those 
 
 from __future__ import annotations
 
+import itertools
 import operator
 import re
 from collections.abc import Mapping, Sequence
@@ -63,6 +64,7 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     """
     op: Any = node.args[0]
     graph, named = node.graph, {**arguments(node), **node.kwargs}
+    named.setdefault("is_causal", named.get("causal"))
     of_varlen = named.get("cu_seqlens_q") is not None
     kept = _require_what_is_known(op, named)
     bases: Sequence[fx.Node] = named["_all_bases"]  # type: ignore[assignment]
@@ -85,10 +87,10 @@ def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     tensors = {name: call(graph, aten.permute.default, named[name], SWAPPED) for name in ("dout", "q", "k", "v", "out")}
     lengths, random = [value_of(tensors[name]).shape[2] for name in "qk"], named.get("rng_state")
     saved = tensors["out"], named["softmax_lse"], None, None, *lengths
-    options = named.get("dropout_p", 0.0), _is_causal(named), random, random
+    options = named.get("dropout_p", 0.0), named["is_causal"], random, random
     given: Any = (*(tensors[name] for name in ("dout", "q", "k", "v")), *saved, *options)
     backward = graph.call_function(FLASH, given, {"scale": named["softmax_scale"]})
-    sides = varlen.window_of(_sizes(named, *lengths))
+    sides = _sides(named, *lengths)
     if window := _window(*sides, *lengths):
         backward.meta[WINDOW] = window
     if scores := _scores(named, sides, lengths[1]):
@@ -98,9 +100,9 @@ def _of_sdpa(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     return backward
 
 
-def _sizes(named: Mapping[str, Any], q_len: Any, kv_len: Any) -> dict[str, Any]:
-    """The sides of the window, as `varlen.window_of` takes them."""
-    return {"window_size": [named[side] for side in SIDES], "is_causal": _is_causal(named), "max_q": q_len, "max_k": kv_len}
+def _sides(named: Mapping[str, Any], q_len: Any, kv_len: Any) -> varlen.Window:
+    sizes = {"window_size": [named[side] for side in SIDES], "max_q": q_len, "max_k": kv_len}
+    return varlen.window_of({**sizes, "is_causal": named["is_causal"]})
 
 
 def _window(before: int | None, behind: int | None, q_len: Any, kv_len: Any) -> MaskFunction | None:
@@ -129,21 +131,17 @@ def _of_varlen(graph: fx.Graph, named: Mapping[str, Any]) -> fx.Node:
     dropout_p = named.get("dropout_p", 0.0)
     if dropout_p != 0.0:
         raise Declined(f"{dropout_p=}: its random bits have a layout that only flash_attn knows", DROPOUT)
-    given = (*(named[name] for name in (*READ, *SEQUENCES)), _is_causal(named), named.get("rng_state"))
+    given = (*(named[name] for name in (*READ, *SEQUENCES)), named["is_causal"], named.get("rng_state"))
     options = {"scale": named["softmax_scale"], "window_size": [named[side] for side in SIDES]}
     if any(argument.name == "backend" for argument in VARLEN._schema.arguments):
         options["backend"] = varlen.FLASH
     backward = graph.call_function(VARLEN, given, options)
     lengths = [value_of(named[name]) for name in SEQUENCES[2:]]
-    if scores := _scores(named, varlen.window_of(_sizes(named, *lengths)), lengths[1]):
+    if scores := _scores(named, _sides(named, *lengths), lengths[1]):
         if scores.slopes is not None and scores.slopes.meta["val"].dim() > 1:
             raise Declined("ALiBi with slopes of each packed sequence", f"give slopes of heads, [H], or {FLEX}")
         backward.meta[SCORES] = scores
     return backward
-
-
-def _is_causal(named: Mapping[str, Any]) -> Any:
-    return named["is_causal" if "is_causal" in named else "causal"]
 
 
 def _require_what_is_known(op: OpOverload, named: Mapping[str, Any]) -> Stock | None:
@@ -174,13 +172,11 @@ def _place(name: str, named: Mapping[str, Any], bases: Sequence[fx.Node]) -> tup
     index = named.get(f"_{name}_base_index")
     if index is not None:
         base, view = bases[index].meta["val"], _view(name, named, bases)
-        if view.shape == base.shape and view.stride() == base.stride() and view.storage_offset() == base.storage_offset():
-            return index, None, 0
-        for dim in range(base.dim()):
-            for number in range(base.shape[dim]) if base.shape[dim] in (2, 3) else ():
-                part = base.select(dim, number)
-                if (part.shape, part.stride(), part.storage_offset()) == (view.shape, view.stride(), view.storage_offset()):
-                    return index, dim, number
+        packed = (dim for dim in range(base.dim()) if base.shape[dim] in (2, 3))
+        selected = ((dim, number, base.select(dim, number)) for dim in packed for number in range(base.shape[dim]))
+        for dim, number, part in itertools.chain([(None, 0, base)], selected):
+            if (part.shape, part.stride(), part.storage_offset()) == (view.shape, view.stride(), view.storage_offset()):
+                return index, dim, number
     raise Declined("gradients of flash_attn that are written elsewhere than into packed or separate tensors", "call SDPA")
 
 

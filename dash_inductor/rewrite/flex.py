@@ -25,6 +25,7 @@ from . import context_parallel
 from .autotuned import chosen_by_timing
 from .declined import why_no_target
 from .flex_node import say_rewritten
+from .nodes import module_of
 from .origin import origin_of
 from .proofs import mask_of
 from .score_function import is_identity, operations
@@ -54,7 +55,7 @@ def rewriting_of(node: fx.Node, settings: Config, *, gathered: bool = False, mas
         Declined: it keeps the stock kernel, which sums the gradients of captured tensors by atomics, in strict mode too, and may be
             chosen by timing.
     """
-    *_, output = _graph(node, FlexArguments(*node.args).joint).graph.nodes
+    *_, output = module_of(node, FlexArguments(*node.args).joint).graph.nodes
     captures_learnt = any(gradient is not None for gradient in output.args[0][BEFORE_CAPTURES - 1 :])
     stock_differs = captures_learnt or "backward" in (chosen_by_timing(node, rewritten=False) or "")
     try:
@@ -71,7 +72,7 @@ def _rewriting_of(
     arguments = FlexArguments(*node.args)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
     mask = arguments.mask
-    mask_mod = _graph(node, mask.mask_mod)
+    mask_mod = module_of(node, mask.mask_mod)
     if declined := (
         why_no_target(query.device)
         or _why_no_backend(arguments, mask_mod, settings, captures_learnt)
@@ -80,7 +81,7 @@ def _rewriting_of(
         raise declined
     if captures_learnt:
         sizes = (*query.shape[:3], key.shape[2])
-        if declined := why_too_many(sizes, shares_of(_graph(node, arguments.joint).graph)):
+        if declined := why_too_many(sizes, shares_of(module_of(node, arguments.joint).graph)):
             raise declined
     segments = context_parallel.segments_of(arguments, settings) if gathered else 0
     masks = mask.q_num.meta["val"].shape[:2]
@@ -98,10 +99,10 @@ def _rewriting_of(
         block_size=(_known(mask.q_block), _known(mask.kv_block)) if in_blocks else None,
         masks=math.prod(masks) if in_blocks else 1,
         is_flex=True,
-        function_ops=sum(operations(_graph(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
+        function_ops=sum(operations(module_of(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
         stock=stock,
         segments=segments,
-        changes_scores=not is_identity(_graph(node, arguments.score_mod)),
+        changes_scores=not is_identity(module_of(node, arguments.score_mod)),
     )
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
 
@@ -152,10 +153,6 @@ def _why_no_batches(query: torch.Tensor, key: torch.Tensor, settings: Config) ->
         reason = f"a batch of {query.shape[0]} shares its keys: at most {MOST_SHARED}, of a static shape, may"
         return Declined(reason, remedy)
     return None
-
-
-def _graph(node: fx.Node, attribute: fx.Node) -> fx.GraphModule:
-    return getattr(node.graph.owning_module, str(attribute.target))
 
 
 def _known(size: int | fx.Node) -> int:

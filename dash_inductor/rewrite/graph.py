@@ -20,7 +20,6 @@ from ..op import FLEX_BACKWARD, MARK
 from . import by_hand, flash_attn, flex, heads_last, kept, math_path, matmuls, retraced, sdpa, third_party, varlen
 from .declined import InternalError, is_noted, leave, leave_without_op
 from .stock_ops import HEADS_LAST, SDPA_TARGETS, VARLEN
-from .undo import whole_or_not_at_all
 
 # By stock backward. Each changes the graph around a node, and returns the nodes that are obsolete, users before what they use.
 REWRITERS: dict[Any, Callable[[fx.Node, Config], list[fx.Node]]] = {
@@ -91,7 +90,7 @@ def _of_matmuls(graph: fx.Graph, settings: Config, keeper: kept.Keeper) -> dict[
 def _rewrite(node: fx.Node, rewriter: Callable[[], list[fx.Node]], keeper: kept.Keeper) -> Declined | None:
     """Rewrites one attention, of which a node is given; returns why it is declined, None where it is not."""
     try:
-        with whole_or_not_at_all(node) as before:
+        with kept.whole_or_not_at_all(node) as before:
             obsolete = rewriter()
             keeper.keep(before, obsolete)
     except Declined as declined:

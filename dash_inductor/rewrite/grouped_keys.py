@@ -6,16 +6,12 @@ the copies. Our kernels read one kv head for a group and return its gradient, so
 
 from __future__ import annotations
 
-import operator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, fx
 
-from .nodes import VIEWS, call_of
-
-aten = torch.ops.aten
+from .nodes import VIEWS, aten, call_of, outputs_of
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ def repeated(backward: fx.Node, x: fx.Node, output: int) -> Repeated | None:
     shape = x.meta["val"].shape
     copies = (shape[0], source.meta["val"].shape[1], shape[1] // source.meta["val"].shape[1], *shape[2:])
     sums: list[fx.Node] = []
-    for gradient in (user for user in backward.users if user.args[1] == output):
+    for gradient in outputs_of(backward, output):
         for view in gradient.users:
             if view.target not in VIEWS or tuple(view.meta["val"].shape) != copies:
                 return None
@@ -67,7 +63,7 @@ def _source(x: fx.Node) -> fx.Node | None:
 def return_unrepeated(backward: fx.Node, output: int, keys: Repeated) -> list[fx.Node]:
     """Puts the gradient that `backward` now returns in the place of the sums of its copies; returns the nodes that are obsolete."""
     graph, sums, views = backward.graph, list[fx.Node](), list[fx.Node]()
-    for gradient in (user for user in backward.users if user.target is operator.getitem and user.args[1] == output):
+    for gradient in outputs_of(backward, output):
         gradient.meta["val"] = keys.gradient
         for view in list(gradient.users):
             for node in list(view.users):

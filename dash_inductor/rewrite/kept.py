@@ -8,9 +8,10 @@ what it newly reads is kept by the forward where it has to be.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +26,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 from ..decision import Declined
 from ..op import KEEP, MARK
 from .nodes import backward_of, call, is_tensor, reached
-from .undo import Arguments
 
 MOST_COPIED = 2**20  # bytes of inputs that a graph copies for the case that the user writes to them before its backward
 UNKNOWN = 2**13  # elements of a tensor whose size is known when it is made
@@ -36,6 +36,32 @@ COMPUTED_AGAIN = (
     "torch._inductor.config.custom_partitioner_fn",
 )
 DYNAMO = "torch._dynamo.symbolic_convert"
+Arguments = dict[fx.Node, tuple[Any, Any]]  # positional and named, of each node of a graph
+
+
+@contextlib.contextmanager
+def whole_or_not_at_all(backward: fx.Node) -> Iterator[Arguments]:
+    """After an exception the graph of `backward` is, node by node, the one found. Gives the arguments that its nodes had.
+
+    Inside, nodes may be added, be given other arguments, and those that read `backward` another meta; no node may be erased.
+    """
+    graph, module = backward.graph, backward.graph.owning_module
+    before = {node: (node.args, node.kwargs) for node in graph.nodes}
+    metas = {user: {**user.meta} for user in backward.users}
+    names = set() if module is None else {name for name, _ in module.named_children()}
+    try:
+        yield before
+    except BaseException:
+        for node, (args, kwargs) in before.items():
+            if node.args is not args or node.kwargs is not kwargs:
+                node.args, node.kwargs = args, kwargs
+        for user, meta in metas.items():
+            user.meta = meta
+        for node in reversed([node for node in graph.nodes if node not in before]):
+            graph.erase_node(node)
+        for name in [] if module is None else [name for name, _ in module.named_children() if name not in names]:
+            delattr(module, name)
+        raise
 
 
 def written_inputs(graph: fx.Graph) -> set[fx.Node]:

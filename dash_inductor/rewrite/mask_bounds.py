@@ -13,14 +13,14 @@ from torch import fx
 
 from ..decision import Declined
 from .mask_reader import CASTS, EVERY_POINTWISE, FILLS, PRODUCTS, SAME
-from .nodes import VIEWS, call_of, reached
+from .nodes import SQUEEZES, VIEWS, aten, call_of, reached
 
-aten, prims = torch.ops.aten, torch.ops.prims
+prims = torch.ops.prims
 LARGEST = 2**31 - 1
 LONGEST = 2**23  # of a size that is known at run time only: longer sequences have too many blocks
 MOVES = {
-    *(*VIEWS, *SAME, *CASTS, aten.expand.default, aten.permute.default, aten.slice.Tensor, aten.select.int, aten.index.Tensor),
-    *(aten.unsqueeze.default, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims),
+    *(*VIEWS, *SQUEEZES, *SAME, *CASTS),
+    *(aten.expand.default, aten.permute.default, aten.slice.Tensor, aten.select.int, aten.index.Tensor),
 }
 REMAINDERS = {aten.remainder.Scalar, aten.remainder.Tensor}
 DIVISIONS = {aten.floor_divide.default, aten.div.Tensor_mode, aten.div.Scalar_mode}

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from .proofs import constant, is_causal
+from .proofs import computed, constant, is_causal
 
 aten = torch.ops.aten
 NAMES = ("b", "h", "m", "n")
@@ -41,28 +41,23 @@ class MaskFunction:
 
     @unset_fake_temporarily()
     def _evaluated(self, q_len: Any, kv_len: Any) -> str | None:
-        b, h, *_ = self.module.graph.nodes
+        b, h, *_, output = self.module.graph.nodes
         if b.users or h.users or not (isinstance(q_len, int) and isinstance(kv_len, int)):
             return None
+        arguments = self.module.graph.find_nodes(op="placeholder")
         values = [constant(node) for node in self.captures]
         if q_len * kv_len > MOST_PROVEN or any(value is None for value in values):
             return None
         kinds, zero, n = {"full", "causal"}, torch.zeros((), dtype=torch.int64), torch.arange(kv_len)
         rows = max(1, CHUNK // kv_len)
         for m in torch.arange(q_len)[:, None].split(rows):
-            visible = _OnCpu(self.module).run(zero, zero, m, n, *values).bool().expand(len(m), kv_len)
+            known = dict(zip(arguments, (zero, zero, m, n, *values), strict=True))
+            visible = computed(output.args[0], known).bool().expand(len(m), kv_len)
             expected = {"full": torch.ones_like(visible), "causal": m >= n}
             kinds &= {kind for kind in kinds if torch.equal(visible, expected[kind])}
             if not kinds:
                 return None
         return "full" if "full" in kinds else "causal"
-
-
-class _OnCpu(fx.Interpreter):
-    """Runs a function whose constants are made on another device."""
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        return super().call_function(target, args, {**kwargs, "device": "cpu"} if "device" in kwargs else kwargs)
 
 
 def in_window(before: int | None, behind: int | None, offset: int) -> MaskFunction:

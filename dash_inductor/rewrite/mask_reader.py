@@ -22,12 +22,12 @@ from torch.fx.experimental.symbolic_shapes import guard_or_true
 
 from ..decision import Declined
 from .mask_function import LARGEST, NAMES, MaskFunction
-from .nodes import VIEWS, call_of, reached
+from .nodes import SQUEEZES, VIEWS, aten, call_of, is_one, reached
 from .proofs import constant, is_constant
 from .score_function import ScoreFunction, adding
 
 log = logging.getLogger("dash_inductor")
-aten, prims = torch.ops.aten, torch.ops.prims
+prims = torch.ops.prims
 HIDES = -1e38  # what is at most this takes up any score that it is added to, so that softmax gives 0 in a row that sees a key
 MOST_ADDRESSED = 2**31  # elements of a tensor whose index 32 bits hold
 EVERY_POINTWISE = {
@@ -99,11 +99,7 @@ def everything(device: torch.device) -> MaskFunction:
 def _within(value: Tensor, index: Sequence[Any]) -> Index:
     """The index of a tensor that is broadcast: the last ones, 0 where it has one element."""
     own = index[len(index) - value.dim() :]
-    return tuple(0 if _is_one(size) else i for i, size in zip(own, value.shape, strict=True))
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
+    return tuple(0 if is_one(size) else i for i, size in zip(own, value.shape, strict=True))
 
 
 class Reader:
@@ -205,13 +201,8 @@ class Reader:
             return visible, of_other if sees is False else bias
         if isinstance(condition, bool):
             return visible, bias if condition else of_other
-        return visible, self.call(aten.where.self, condition, *(self._float(x) for x in (bias, of_other)))
-
-    def _float(self, value: Any) -> fx.Node:
-        return value if isinstance(value, fx.Node) else self.call(aten.full.default, [], value, **self._like(torch.float32))
-
-    def _like(self, dtype: torch.dtype) -> dict[str, Any]:
-        return {"dtype": dtype, "device": self.device}
+        biases = (x if isinstance(x, fx.Node) else self.constant_of(float(x)) for x in (bias, of_other))
+        return visible, self.call(aten.where.self, condition, *biases)
 
     def at(self, node: Any, index: Index) -> Any:
         """The element of a node of bools or integers at the index."""
@@ -270,15 +261,7 @@ class Reader:
         if source is None or not isinstance(source.meta.get("val"), Tensor):
             return None
         value = source.meta["val"]
-        if op is aten.unsqueeze.default:
-            dim = args[1] % (value.dim() + 1)
-            return source, index[:dim] + index[dim + 1 :]
-        if op in (aten.squeeze.dim, aten.squeeze.dims, aten.squeeze.default):
-            dims = range(value.dim()) if len(args) < 2 else [args[1]] if isinstance(args[1], int) else args[1]
-            gone = {dim % value.dim() for dim in dims if _is_one(value.shape[dim])}
-            rest = iter(index)
-            return source, tuple(0 if dim in gone else next(rest) for dim in range(value.dim()))
-        if op in VIEWS:
+        if op in (*VIEWS, *SQUEEZES):
             return self._viewed(source, node.meta["val"], index)
         if op is aten.permute.default:
             return source, tuple(index[list(dim % value.dim() for dim in args[1]).index(d)] for d in range(value.dim()))
@@ -295,12 +278,12 @@ class Reader:
 
     def _viewed(self, source: fx.Node, value: Tensor, index: Index) -> tuple[fx.Node, Index] | None:
         """The value through a view that adds or drops dimensions of one element."""
-        own = [(size, i) for size, i in zip(value.shape, index, strict=True) if not _is_one(size)]
-        sizes = [size for size in source.meta["val"].shape if not _is_one(size)]
+        own = [(size, i) for size, i in zip(value.shape, index, strict=True) if not is_one(size)]
+        sizes = [size for size in source.meta["val"].shape if not is_one(size)]
         if len(own) != len(sizes) or any(size != other for size, (other, _) in zip(sizes, own, strict=True)):
             return None
         rest = iter(i for _, i in own)
-        return source, tuple(0 if _is_one(size) else next(rest) for size in source.meta["val"].shape)
+        return source, tuple(0 if is_one(size) else next(rest) for size in source.meta["val"].shape)
 
     def _sliced(self, node: fx.Node, source: fx.Node, index: Index) -> tuple[fx.Node, Index] | None:
         _, args = call_of(node)
@@ -378,8 +361,10 @@ class Reader:
         from_end = call(aten.where.self, call(aten.lt.Scalar, at, 0), call(aten.add.Tensor, at, last + 1), at)
         return call(aten.minimum.default, call(aten.maximum.default, from_end, 0), last)
 
-    def constant_of(self, value: int) -> fx.Node:
-        return self.call(aten.full.default, [], value, **self._like(torch.bool if isinstance(value, bool) else torch.int64))
+    def constant_of(self, value: float) -> fx.Node:
+        """A number, in the dtype of its type."""
+        dtype = {bool: torch.bool, int: torch.int64, float: torch.float32}[type(value)]
+        return self.call(aten.full.default, [], value, dtype=dtype, device=self.device)
 
     def _number(self, value: Any) -> Any:
         if isinstance(value, (bool, int)) and abs(value) < LARGEST:

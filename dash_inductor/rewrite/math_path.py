@@ -9,9 +9,9 @@ A call inside torch.cond is not found: its gradient is traced anew there, and no
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,14 +22,13 @@ from ..decision import UNKNOWN, Decision, Declined, size_text
 from ..op import NOTE
 from ..problem import dtype_name
 from ..templates.tiles import HALF_DTYPES
-from .declined import DROPOUT, InternalError, WithoutOp
-from .nodes import backward_of, is_tensor, original, reached
-
-aten = torch.ops.aten
+from .declined import DROPOUT, InternalError, WithoutOp, decision_of_scores
+from .nodes import aten, backward_of, first_tensor, is_one, is_tensor, original, reached
 
 OP = "aten.scaled_dot_product_attention.default"
 REASON = "SDPA took the math path"
 REMEDY = "let torch take flash attention: bf16 or fp16, no sdpa_kernel(MATH), query, key and value of four dimensions"
+IN_FOUR = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
 ROWS, EXPANDED = "make it contiguous in its last dimension", "call .contiguous() on it, after it is expanded"
 REPEATED = "repeat key and value for each query head (repeat_interleave along dim 1): our backward reads them without the copies"
 PADDED = (
@@ -61,7 +60,6 @@ def found(graph: fx.Graph) -> Iterator[tuple[fx.Node, Call]]:
     softmaxes = _softmaxes(graph)
     if not softmaxes:
         return
-    place = {node: index for index, node in enumerate(graph.nodes)}
     of_tangents = backward_of(graph)
     # A gradient that torch.func computes in the graph depends on no tangent.
     of_func = reached((x for x in graph.nodes if original(x) == SOFTMAX_BACKWARD), lambda node: node.users)
@@ -69,7 +67,7 @@ def found(graph: fx.Graph) -> Iterator[tuple[fx.Node, Call]]:
     for softmax in softmaxes:
         # Up to the matmul with the values, and into the backward up to the first nodes that depend on a tangent.
         weights = reached(softmax, lambda node: () if node in backward or _is_matmul(node) else node.users)
-        gradient = min(filter(is_tensor, weights & backward), key=place.__getitem__, default=None)
+        gradient = first_tensor(graph, weights & backward)
         if gradient is not None and not any(user.target is NOTE for user in gradient.users):
             yield gradient, Call(softmax, weights - backward, is_of_func=gradient not in of_tangents)
 
@@ -93,22 +91,8 @@ def _call_of(node: fx.Node) -> tuple[Any, ...]:
 
 def _decided(call: Call, declined: Declined) -> Decision:
     """All but the origin, and UNKNOWN what the graph does not show."""
-    scores = call.scores.meta["val"]
-    *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
-    return Decision(
-        op=OP,
-        device=str(scores.device),
-        dtype=call.dtype,
-        mask=call.mask,
-        batch=size_text(math.prod(batch)),
-        heads=size_text(heads),
-        kv_heads=call.kv_heads(size_text(heads)),
-        q_len=size_text(q_len),
-        kv_len=size_text(kv_len),
-        head_dim=call.head_dims[0],
-        reason=str(declined),
-        remedy=declined.remedy,
-    )
+    decision = decision_of_scores(OP, call.scores.meta["val"], call.dtype, call.head_dims[0], declined)
+    return replace(decision, mask=call.mask, kv_heads=call.kv_heads(decision.heads))
 
 
 def _declined(call: Call, why: Declined | None) -> Declined:
@@ -119,8 +103,7 @@ def _declined(call: Call, why: Declined | None) -> Declined:
     if scores.dim() not in (2, 4) and why is not None:
         return Declined(f"{REASON}, with inputs of {scores.dim()} dimensions: {why}", why.remedy)
     if scores.dim() != 4:
-        dims = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
-        return Declined(f"{REASON}: inputs of {scores.dim()} dimensions, not 4", dims)
+        return Declined(f"{REASON}: inputs of {scores.dim()} dimensions, not 4", IN_FOUR)
     on_gpu = scores.device.type != "cpu"
     if call.has_dropout and not on_gpu:
         return Declined(f"{REASON}: dropout on the CPU", DROPOUT)
@@ -131,7 +114,7 @@ def _declined(call: Call, why: Declined | None) -> Declined:
     # The key is transposed, perhaps back to what it was before. A mask is refused for its strides on a GPU alone.
     given = ("query", call.query, ROWS), ("value", call.value, ROWS), ("mask", call.given_mask if on_gpu else None, EXPANDED)
     for name, x, remedy in given:
-        stride = 1 if x is None or _is_one(x.shape[-1]) else x.stride(-1)
+        stride = 1 if x is None or is_one(x.shape[-1]) else x.stride(-1)
         if isinstance(stride, int) and stride != 1:
             return Declined(f"{REASON}: the last stride of the {name} is {stride}, not 1", remedy)
     return (_declined_on_gpu(call, scores) if on_gpu else None) or Declined(REASON, REMEDY)
@@ -178,10 +161,6 @@ class Call:
         self.with_values = _only(node for node in weights if node.target in MATMULS)
         self.query, self.value = self._given(self.with_keys, 0), self._given(self.with_values, -1)
         self.has_dropout = any(original(node) == "aten.native_dropout.default" for node in weights)
-
-    @property
-    def nodes(self) -> list[fx.Node]:
-        return [x for x in self.scores.graph.nodes if self.has(x)]
 
     @property
     def mask(self) -> str:
@@ -262,10 +241,6 @@ def is_softmax(node: fx.Node) -> bool:
     # A nested_compile_region is traced twice: the second time it is of other ops already.
     again = original(node) == str(node.target) == "aten.amax.default" and stack[-1][1] in SDPA
     return again or original(node) == "aten._safe_softmax.default"
-
-
-def _is_one(size: Any) -> bool:
-    return isinstance(size, int) and size == 1
 
 
 def _is_matmul(node: fx.Node) -> bool:

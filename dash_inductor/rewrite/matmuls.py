@@ -16,21 +16,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from ..config import Config
 from ..decision import Declined
 from ..templates.tiles import HALF
 from . import sdpa
 from .declined import DROPOUT
-from .math_path import ALIGNED, Call
-from .nodes import VIEWS, aten, backward_of, call, is_tensor, reached
+from .math_path import ALIGNED, IN_FOUR, Call
+from .nodes import VIEWS, aten, backward_of, call, is_tensor, reached, size_of, traced
 from .stock_ops import CALLED, EFFICIENT, SDPA
 
 COPIES = (*VIEWS, aten.expand.default, aten.unsqueeze.default, aten.clone.default)  # and what repeats heads
 CONVERSION = torch.ops.prims.convert_element_type.default
 DIMS = 4  # of what other ops take: batch, heads, length, head dim
-IN_FOUR = "reshape query, key and value to four dimensions: [batch, heads, length, head dim]"
 SOME_GRADIENTS = "it is not seen that query, key and value all need a gradient"
 
 
@@ -83,7 +82,7 @@ def rewrite(called: Call, settings: Config) -> list[fx.Node]:
     trains_mask = grad_scores is not None
     results = {*gradients, *(x for x in (grad_scores.users if grad_scores else ()) if x not in dead)}
     with graph.inserting_before(next(x for x in graph.nodes if x in results)):
-        logsumexp = _logsumexp(graph, _in_four(graph, called.scores))
+        logsumexp = traced(graph, _logsumexp, [_in_four(graph, called.scores)])
         in_four = [_in_four(graph, x) for x in (grad_out, query.node, key.node, value.node)]
         mask_in_four = None if bias is None else _mask_in_four(graph, bias, called.scores, trains_mask)
         node = graph.call_function(
@@ -117,13 +116,13 @@ def _forward(called: Call) -> tuple[Given, Given, Given, fx.Node | None, fx.Node
     _require((query.is_transposed, key.is_transposed, value.is_transposed) == (False, True, False), "what is transposed")
     _require(value.scale == 1, "what is multiplied")
     _require(len({number for x in (query, key, value) for number in x.seq_nrs[:1]}) == 3, SOME_GRADIENTS)
+    product: Any = called.scores
     bias: Any = None
     if called.scores.target is aten.add.Tensor:
         product, bias = called.scores.args
         _require(not called.scores.kwargs and isinstance(bias, fx.Node), "what is added to the scores")
-    else:
-        product = called.scores
-    _require(_source(called, product) is with_keys, "how scores are computed")
+    is_view = isinstance(product, fx.Node) and called.has(product) and product.target in VIEWS
+    _require((product.args[0] if is_view else product) is with_keys, "how scores are computed")
     out = with_values
     while users := [x for x in out.users if called.has(x) and x.target in (*VIEWS, CONVERSION)]:
         _require(len(users) == 1, "its output")
@@ -150,7 +149,7 @@ def _mask_in_four(graph: fx.Graph, mask: fx.Node, like: fx.Node, trains: bool) -
     gradient has."""
     scores = like.meta["val"].shape
     if trains:
-        sizes = [x if isinstance(x, int) else call(graph, aten.sym_size.int, like, dim) for dim, x in enumerate(scores)]
+        sizes = [size_of(graph, like, dim) for dim in range(len(scores))]
         return _in_four(graph, call(graph, aten.expand.default, mask, sizes))
     if len(scores) == DIMS:
         return mask
@@ -166,11 +165,6 @@ def _mask_in_four(graph: fx.Graph, mask: fx.Node, like: fx.Node, trains: bool) -
 
 def _reshaped(graph: fx.Graph, x: fx.Node, shape: Sequence[Any]) -> fx.Node:
     return x if len(x.meta["val"].shape) == len(shape) else call(graph, aten.reshape.default, x, list(shape))
-
-
-def _source(called: Call, x: Any) -> Any:
-    """The tensor that a view shows."""
-    return x.args[0] if isinstance(x, fx.Node) and called.has(x) and x.target in VIEWS else x
 
 
 def _given(called: Call, matmul: fx.Node, argument: int) -> Given:
@@ -222,7 +216,7 @@ def _backward(
 ) -> tuple[fx.Node, fx.Node | None, list[fx.Node]]:
     """The gradient of the output; that of the scores, if a mask that is added to them has one; and the nodes from the first to all
     others, which nobody else uses, users first."""
-    numbers = {x.meta.get("seq_nr") for x in called.nodes} - {None}
+    numbers = {x.meta.get("seq_nr") for x in out.graph.nodes if called.has(x)} - {None}
 
     def is_inside(x: fx.Node) -> bool:
         return x.meta.get("seq_nr") in numbers and x.meta.get("partitioner_tag") != "is_forward" and not called.has(x)
@@ -248,25 +242,13 @@ def _is_last(x: fx.Node, numbers: set[Any]) -> bool:
     return x.meta.get("seq_nr") in numbers and not any(user.meta.get("seq_nr") in numbers for user in x.users)
 
 
-def _logsumexp(graph: fx.Graph, scores: fx.Node) -> fx.Node:
+def _logsumexp(scores: Tensor) -> Tensor:
     """[B, H, S_q], and infinity for rows that see no key: their weights are then 0."""
-    largest = call(graph, aten.amax.default, scores, [-1], True)
-    hidden = call(graph, aten.eq.Scalar, largest, -math.inf)
-    finite = _filled(graph, hidden, 0.0, largest)
-    total = call(
-        graph, aten.sum.dim_IntList, call(graph, aten.exp.default, call(graph, aten.sub.Tensor, scores, finite)), [-1], True
-    )
-    logsumexp = call(graph, aten.add.Tensor, call(graph, aten.log.default, total), finite)
-    return call(graph, aten.squeeze.dim, _filled(graph, hidden, math.inf, logsumexp), -1)
-
-
-def _filled(graph: fx.Graph, where: fx.Node, value: float, x: fx.Node) -> fx.Node:
-    """x, and the value where a condition holds."""
-    device = x.meta["val"].device
-    filling = graph.call_function(aten.full.default, ([], value), {"dtype": torch.float32, "device": device, "pin_memory": False})
-    with x.meta["val"].fake_mode:
-        filling.meta["val"] = torch.full([], value, dtype=torch.float32, device=device)
-    return call(graph, aten.where.self, where, filling, x)
+    largest = scores.amax(-1, keepdim=True)
+    hidden = largest == -math.inf
+    finite = largest.masked_fill(hidden, 0.0)
+    total = (scores - finite).exp().sum(-1, keepdim=True)
+    return (total.log() + finite).masked_fill(hidden, math.inf).squeeze(-1)
 
 
 def _strided(graph: fx.Graph, gradient: fx.Node, like: fx.Node) -> fx.Node:
@@ -276,8 +258,6 @@ def _strided(graph: fx.Graph, gradient: fx.Node, like: fx.Node) -> fx.Node:
         return gradient
     _require(value.mT.is_contiguous(), "the strides of a gradient")
     order = _transposed(gradient)
-    transposed = graph.call_function(
-        aten.clone.default, (call(graph, aten.permute.default, gradient, order),), {"memory_format": torch.contiguous_format}
-    )
-    transposed.meta["val"] = value.mT
+    transposed = call(graph, aten.permute.default, gradient, order)
+    transposed = call(graph, aten.clone.default, transposed, memory_format=torch.contiguous_format)
     return call(graph, aten.permute.default, transposed, order)

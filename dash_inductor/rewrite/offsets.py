@@ -45,7 +45,7 @@ class InPlace:
         """The tensor of all packed tokens, along `dim`, in this layout."""
         return x
 
-    def back(self, x: Tensor, dim: int = 0) -> Tensor:
+    def back(self, x: Tensor) -> Tensor:
         """What `there` undoes."""
         return x
 
@@ -66,9 +66,9 @@ class Moved(InPlace):
         """The tensor of all packed tokens, along `dim`, in this layout."""
         return _taken(x, dim, *self._there)
 
-    def back(self, x: Tensor, dim: int = 0) -> Tensor:
+    def back(self, x: Tensor) -> Tensor:
         """What `there` undoes. Tokens of no sequence are zero."""
-        return _taken(x, dim, *self._back)
+        return _taken(x, 0, *self._back)
 
 
 def moved_length(length: Any, cu_seqlens: Tensor, block: int) -> Any:

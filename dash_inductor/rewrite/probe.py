@@ -21,8 +21,6 @@ from ..devices import target
 from ..reference import LOG2E
 from .stock_ops import PADDED, SDPA, SDPA_OPS, SdpaBackward, active_implementation, forward_of, implementation_of
 
-aten = torch.ops.aten
-
 BATCH, HEADS, Q_LEN, KV_LEN, HEAD_DIM = 1, 2, 40, 80, 64  # no length is a multiple of 32
 WITHOUT_KEYS = [0, 17, 39]  # rows of the mask that is tried
 ALLOWED = 0.01  # by which a logsumexp in fp32 may be off; another base, or a key more or less, makes tenths
@@ -36,31 +34,27 @@ LARGER = 64  # by which queries are multiplied for scores that the soft-cap bend
 REPORT = "report it to dash_inductor with your versions, and take flash attention until then (sdpa_kernel)"
 
 
+WITHOUT_DEFAULTS = {
+    **{"dropout_p": 0.0, "softmax_scale": 1 / math.sqrt(HEAD_DIM), "window_size_left": -1, "window_size_right": -1},
+    **{"softcap": 0.0, "alibi_slopes": None, "return_softmax": False},
+}
+
+
 def _of_flash_attn(
-    op: OpOverload,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *rest: Any,
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
+    defaults: dict[str, Any], op: OpOverload, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any
 ) -> tuple[Tensor, Tensor]:
-    """A forward of flash_attn, as `probe` calls one."""
-    tensors, options = (x.transpose(1, 2) for x in (query, key, value)), (rest[-1], -1, -1, softcap, alibi_slopes, False)
-    out, lse, *_ = op(*tensors, 0.0, 1 / math.sqrt(HEAD_DIM), *options)
-    return out.transpose(1, 2), lse.unsqueeze(-1)
-
-
-def _of_flash_attn_3(
-    op: OpOverload, query: Tensor, key: Tensor, value: Tensor, *rest: Any, softcap: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    out, lse, *_ = op(*(x.transpose(1, 2) for x in (query, key, value)), causal=rest[-1], softcap=softcap)
+    """A forward of flash_attn, as `probe` calls one. defaults: of arguments that have none."""
+    tensors = (x.transpose(1, 2) for x in (query, key, value))
+    out, lse, *_ = op(*tensors, causal=rest[-1], **defaults | options)
     return out.transpose(1, 2), lse.unsqueeze(-1)
 
 
 FORWARDS: dict[str, Callable[..., Any]] = {str(op): known.forward for op, known in SDPA_OPS.items() if known.forward}
 IS_PADDED = {str(op) for op, known in SDPA_OPS.items() if known.logsumexp == PADDED}
-OF_PACKAGES: dict[str, Callable[..., Any]] = {"FA2": _of_flash_attn, "FA3": _of_flash_attn_3}
+OF_PACKAGES: dict[str, Callable[..., Any]] = {
+    "FA2": functools.partial(_of_flash_attn, WITHOUT_DEFAULTS),
+    "FA3": functools.partial(_of_flash_attn, {}),
+}
 
 
 def forward_asked(op: str) -> Callable[..., Any] | None:
@@ -151,7 +145,8 @@ def probe(forward: Callable[..., Any], kind: str, dtype: torch.dtype, device: to
     if kind == MASKED:
         seen = seen.tril(KV_LEN // 2)
         seen[WITHOUT_KEYS] = False
-    bias = _bias(seen, dtype, device) if kind == MASKED else None
+    masked = torch.zeros(BATCH, HEADS, *seen.shape, dtype=dtype).masked_fill(~seen, -math.inf)  # as SDPA makes of a boolean mask
+    bias = masked.to(device) if kind == MASKED else None
     options: dict[str, Any] = {"softcap": CAP} if SOFT_CAP in kind else {}
     options |= {"alibi_slopes": torch.tensor(SLOPES, device=device)} if ALIBI in kind else {}
     try:
@@ -201,9 +196,3 @@ def _wave(length: int, seed: int, dtype: torch.dtype, device: torch.device) -> T
     count = BATCH * length * HEADS * HEAD_DIM
     values = torch.arange(count, dtype=torch.float64).mul(0.7 + 0.1 * seed).sin()
     return values.view(BATCH, length, HEADS, HEAD_DIM).transpose(1, 2).to(device, dtype)
-
-
-def _bias(seen: Tensor, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """What SDPA makes of a boolean mask."""
-    bias = torch.zeros(BATCH, HEADS, *seen.shape, dtype=dtype).masked_fill(~seen, -math.inf)
-    return bias.to(device)

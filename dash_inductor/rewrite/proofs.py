@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.utils._pytree import tree_map
+from torch.fx.node import map_aggregate
 
 from ..op import MaskArguments
+from .nodes import reached
 
 NO_BLOCK_MASK = (2**30, 2**30)  # rows and keys of the one block that torch lists where it is given no BlockMask
 MOST_ELEMENTS = 2**24  # of a tensor that is computed for a proof
@@ -71,7 +72,7 @@ def is_causal(mask_mod: fx.GraphModule) -> bool:
 
 def constant(node: Any) -> Tensor | None:
     """The value of a node that depends on nothing but constants, computed on the CPU; None for another one, or a large one."""
-    return _computed(node, {}) if is_constant(node) else None
+    return computed(node, {}) if is_constant(node) else None
 
 
 def is_constant(node: fx.Node) -> bool:
@@ -86,18 +87,17 @@ def is_constant(node: fx.Node) -> bool:
     return True
 
 
-def _computed(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
-    if node not in values:
-        args, kwargs = tree_map(lambda x: _argument(x, values), (list(node.args), dict(node.kwargs)))
-        op: Any = node.target
-        values[node] = op(*args, **kwargs)
+def computed(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    """The value of a node on the CPU, where those of some nodes are known."""
+
+    def value(x: Any) -> Any:
+        return values[x] if isinstance(x, fx.Node) else torch.device("cpu") if isinstance(x, torch.device) else x
+
+    needed = reached([node], lambda x: () if x in values else x.all_input_nodes) - values.keys()
+    for each in [x for x in node.graph.nodes if x in needed]:
+        (args, kwargs), op = map_aggregate((each.args, each.kwargs), value), each.target
+        values[each] = op(*args, **kwargs)
     return values[node]
-
-
-def _argument(x: Any, values: dict[fx.Node, Any]) -> Any:
-    if isinstance(x, fx.Node):
-        return _computed(x, values)
-    return torch.device("cpu") if isinstance(x, torch.device) else x
 
 
 def _is_computable(node: fx.Node) -> bool:

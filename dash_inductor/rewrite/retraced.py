@@ -6,7 +6,6 @@ left what the lowering needs. All of that follows from the arguments, and from t
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import fx
@@ -19,6 +18,8 @@ from ..op import DROPOUT, FLEX_BACKWARD, MARK, REWRITTEN, SDPA_BACKWARD, SEGMENT
 from ..problem import BLOCK_MASK, Problem
 from ..resolve import Resolution, resolve
 from . import flex
+from .mask_function import MaskFunction
+from .nodes import module_of
 from .score_function import is_identity
 
 
@@ -53,27 +54,15 @@ def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
         return Mark(flex.rewriting_of(node, settings, gathered=gathered, mask=mask), "", mask)
     query, key, value = (x.meta["val"] for x in (arguments.query, arguments.key, arguments.value))
     kind = BLOCK_MASK if mask == "varlen" else mask
-    blocks = {"block_size": (arguments.mask.q_block, arguments.mask.kv_block), "masks": _masks(arguments, node)}
+    masks = MaskFunction(module_of(node, arguments.mask.mask_mod), ()).masks(*query.shape[:2])
+    blocks = {"block_size": (arguments.mask.q_block, arguments.mask.kv_block), "masks": masks}
     dropout = Dropout(*arguments.kernel_options[DROPOUT]) if DROPOUT in arguments.kernel_options else None
-    changes_scores = not is_identity(_graph(node, arguments.score_mod))
-    others: dict[str, Any] = {
-        "function_ops": said.kwargs.get("function_ops", 0),
-        "dropout": dropout,
-        "changes_scores": changes_scores,
-    }
+    changes_scores = not is_identity(module_of(node, arguments.score_mod))
+    others: dict[str, Any] = {"function_ops": said.kwargs.get("function_ops", 0), "dropout": dropout}
+    others["changes_scores"] = changes_scores
     problem = Problem.of(query, key, value, mask=kind, scale=arguments.scale, **others | (blocks if kind == BLOCK_MASK else {}))
     return Mark(_resolved(problem, settings, query), stock, mask, at_load=said.kwargs.get("at_load"))
 
 
 def _resolved(problem: Problem, settings: Config, query: Any) -> Resolution:
     return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
-
-
-def _masks(arguments: FlexArguments, node: fx.Node) -> Any:
-    """How many there are: one for each batch element and head, where the function depends on them."""
-    dims = zip(_graph(node, arguments.mask.mask_mod).graph.nodes, arguments.query.meta["val"].shape[:2], strict=False)
-    return math.prod(size for variable, size in dims if variable.users)
-
-
-def _graph(node: fx.Node, module: fx.Node) -> fx.GraphModule:
-    return getattr(node.graph.owning_module, str(module.target))

@@ -4,6 +4,7 @@ floats, a soft-cap and ALiBi make of it.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -82,21 +83,16 @@ class OfFlashAttn:
             index = [b, h][-self.slopes.meta["val"].dim() :]
             slope = graph.call_function(aten.index.Tensor, (captures[0], index))
             at = graph.call_function(aten.index.Tensor, (captures[1], [m])) if captures[1:] else place
-            distance = self._distance(graph, m, n, at, packed=bool(captures[1:]))
+            line = at if self.is_causal or captures[1:] else graph.call_function(aten.add.Tensor, (m, at))
+            distance = graph.call_function(aten.sub.Tensor, (n, line))
+            if not self.is_causal:
+                distance = graph.call_function(aten.neg.default, (graph.call_function(aten.abs.default, (distance,)),))
             distance = graph.call_function(prims.convert_element_type.default, (distance, torch.float32))
             score = graph.call_function(aten.add.Tensor, (score, graph.call_function(aten.mul.Tensor, (slope, distance))))
         graph.output(score)
         derivative = _derivative_of_cap(self.cap, len(given)) if self.cap else passing_on(len(given))
         parts = "causal" * self.is_causal, "soft-cap" * bool(self.cap), "alibi" * (self.slopes is not None)
         return ScoreFunction(_module(graph), derivative, given, " ".join(filter(None, parts)))
-
-    def _distance(self, graph: fx.Graph, m: fx.Node, n: fx.Node, at: Any, *, packed: bool) -> fx.Node:
-        """What a slope is multiplied with."""
-        if self.is_causal:
-            return graph.call_function(aten.sub.Tensor, (n, at))
-        line = at if packed else graph.call_function(aten.add.Tensor, (m, at))
-        far = graph.call_function(aten.abs.default, (graph.call_function(aten.sub.Tensor, (n, line)),))
-        return graph.call_function(aten.neg.default, (far,))
 
 
 def operations(module: fx.GraphModule) -> int:
@@ -144,14 +140,11 @@ def _derivative_of_cap(cap: float, captures: int) -> fx.GraphModule:
 
 
 def _with_placeholder(module: fx.GraphModule) -> fx.GraphModule:
-    copy = fx.GraphModule(module, fx.Graph())
-    output = copy.graph.graph_copy(module.graph, {})
-    *_, last = (node for node in copy.graph.nodes if node.op == "placeholder")
-    with copy.graph.inserting_after(last):
-        copy.graph.placeholder(f"unread_{len(copy.graph.nodes)}")
-    copy.graph.output(output)
-    copy.recompile()
-    return copy
+    graph = copy.deepcopy(module.graph)
+    *_, last = (node for node in graph.nodes if node.op == "placeholder")
+    with graph.inserting_after(last):
+        graph.placeholder(f"unread_{len(graph.nodes)}")
+    return fx.GraphModule(module, graph)
 
 
 def _tanh(graph: fx.Graph, score: fx.Node, cap: float) -> fx.Node:

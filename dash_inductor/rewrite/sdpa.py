@@ -6,9 +6,7 @@ import operator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from .. import op
 from ..config import Config
@@ -28,7 +26,7 @@ from .grouped_keys import Repeated, repeated, return_unrepeated
 from .mask_bounds import require_32_bits
 from .mask_function import MaskFunction
 from .mask_reader import read
-from .nodes import call
+from .nodes import call, outputs_of
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
 from .score_function import ScoreFunction
@@ -76,8 +74,11 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
     if not isinstance(stock.scale, (float, int, type(None))):
         raise Declined(*SCALE)
     device = stock.query.meta["val"].device
-    if declined := why_no_target(device) or (_wrong_op(stock.op, device) if stock.called is stock.op else None):
+    if declined := why_no_target(device):
         raise declined
+    if stock.called is stock.op and device.type not in SDPA_OPS[stock.op].devices:
+        remedy = "take flash or memory-efficient attention (torch.nn.attention.sdpa_kernel)"
+        raise Declined(f"{stock.op} on device {device.type}", remedy)
     keys = [x for output, of in ((1, stock.key), (2, stock.value)) if (x := repeated(node, of, output))]
     if len(keys) == 2:
         stock = replace(stock, key=keys[0].source, value=keys[1].source)
@@ -115,12 +116,6 @@ def _kept(stock: SdpaBackward, mask: str) -> Stock | None:
     return kept if kept and (kept.implementation or (mask == BLOCK_MASK and stock.op is EFFICIENT)) else None
 
 
-def _wrong_op(op: OpOverload, device: torch.device) -> Declined | None:
-    if device.type in SDPA_OPS[op].devices:
-        return None
-    return Declined(f"{op} on device {device.type}", "take flash or memory-efficient attention (torch.nn.attention.sdpa_kernel)")
-
-
 def _mask(stock: SdpaBackward) -> tuple[str, MaskFunction | None, ScoreFunction | None]:
     """full, causal, or block_mask and its function; and that of the scores."""
     q_len, kv_len = stock.query.meta["val"].shape[2], stock.key.meta["val"].shape[2]
@@ -145,7 +140,9 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here. The
     # fourth gradient is that of a mask.
     gradients = (node.meta["val"][0], *(x.gradient for x in rewriting.keys)) if rewriting.keys else node.meta["val"][:3]
-    mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], _at_load(rewriting))
+    lines = line_at_load(stock), rewriting.dropout and bits_at_load(stock, rewriting.dropout)
+    at_load = "\n".join(line for line in lines if line) or None
+    mark = Mark(rewriting.resolution, str(stock.called), problem.mask, *origin_of(node)[:2], at_load)
     options: dict[str, Any]
     with graph.inserting_before(node):
         logsumexp = contract_logsumexp(graph, stock)
@@ -169,17 +166,11 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     return [*sums, *copies, *(user for user in new.users if user.target is operator.getitem and not user.users), node]
 
 
-def _at_load(rewriting: Rewriting) -> str | None:
-    stock, dropout = rewriting.stock, rewriting.dropout
-    lines = [line_at_load(stock), dropout and bits_at_load(stock, dropout)]
-    return "\n".join(line for line in lines if line) or None
-
-
 def _take_last_of_fourth(node: fx.Node) -> list[fx.Node]:
     """Whoever took the fourth output of the stock op, a tensor, takes the last of ours, which is a tuple. Returns the sums that
     are obsolete."""
     obsolete = []
-    for user in [user for user in node.users if user.target is operator.getitem and user.args[1] == 3]:
+    for user in outputs_of(node, 3):
         with node.graph.inserting_before(user):
             fourth = call(node.graph, operator.getitem, node, 3)
         user.args = (fourth, len(fourth.meta["val"]) - 1)

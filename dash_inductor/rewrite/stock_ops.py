@@ -5,7 +5,6 @@ Normalises SDPA's four backward ops into one record.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,10 +19,8 @@ from ..dropout import EFFICIENT as OF_EFFICIENT
 from ..dropout import FLASH as OF_FLASH
 from ..op import FLEX_BACKWARD, FlexArguments
 from .mask_function import MaskFunction
-from .nodes import call
+from .nodes import aten, call, outputs_of, size_of
 from .score_function import ScoreFunction
-
-aten = torch.ops.aten
 
 FLASH = aten._scaled_dot_product_flash_attention_backward.default
 FLASH_CPU = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
@@ -153,7 +150,7 @@ def sdpa_backward_of(node: fx.Node) -> SdpaBackward:
         scores=node.meta.get(SCORES),
         attn_mask=named.get("attn_mask"),
         random=(named.get("philox_seed", named.get("rng_state")), named.get("philox_offset", named.get("unused"))),
-        trains_mask=known.trains_mask and named["attn_mask"] is not None and _takes_fourth(node),
+        trains_mask=known.trains_mask and named["attn_mask"] is not None and any(x.users for x in outputs_of(node, 3)),
         **{
             name: named[name]
             for name in ("grad_out", "query", "key", "value", "out", "logsumexp", "dropout_p", "is_causal", "scale")
@@ -198,18 +195,11 @@ def forward_of(op: OpOverload) -> OpOverload | None:
     return getattr(getattr(getattr(torch.ops, op.namespace), name, None), "default", None)
 
 
-def _takes_fourth(node: fx.Node) -> bool:
-    return any(user.target is operator.getitem and user.args[1] == 3 and user.users for user in node.users)
-
-
 def contract_logsumexp(graph: fx.Graph, stock: SdpaBackward) -> fx.Node:
     """The logsumexp that `dash::sdpa_backward` takes, [B, H, S_q]; what that needs is inserted where `graph` inserts now."""
     layout = SDPA_OPS[stock.op].logsumexp
     if layout == PADDED:
-        length = stock.query.meta["val"].shape[2]
-        if not isinstance(length, int):
-            length = call(graph, aten.sym_size.int, stock.query, 2)
-        rows = call(graph, aten.slice.Tensor, stock.logsumexp, 2, 0, length)
+        rows = call(graph, aten.slice.Tensor, stock.logsumexp, 2, 0, size_of(graph, stock.query, 2))
         if stock.node.meta.get("partitioner_tag") == "is_backward":
             # As an output of the forward it would guard on whether it is dense: on lengths that are multiples.
             rows.meta["partitioner_tag"] = "must_be_in_backward"

@@ -42,15 +42,14 @@ NAMED = {
 
 def attentions(graph: fx.Graph, why: Mapping[fx.Node, Declined | None]) -> Iterator[WithoutOp]:
     """For each attention: a gradient, its node, and what becomes of it. why: by node, why one that could be is not rewritten."""
-    found = [node for node in graph.nodes if (op := op_of(node)) is not None and says_attention(op)]
+    found = {node: op for node in graph.nodes if (op := op_of(node)) is not None and says_attention(op)}
     if not found:
         return
     backward = backward_of(graph)
-    for node in found:
+    for node, op in found.items():
         gradient = (node if node.users else None) if is_tensor(node) else first_gradient(node)
         if node in backward and gradient is not None and not any(user.target is NOTE for user in gradient.users):
-            op, named = op_of(node), arguments(node)
-            assert op is not None
+            named = arguments(node)
             implementation = implementation_of(op) or NAMED.get(str(op))
             declined = _declined(op, named, why.get(node), implementation)
             yield gradient, node, _sized(str(op), named, declined, implementation), declined
@@ -133,6 +132,5 @@ def _sized(name: str, named: Mapping[str, Any], declined: Declined, implementati
 
 
 def _value(x: Any) -> Tensor | None:
-    if isinstance(x, fx.Node):
-        return x.meta["val"] if is_tensor(x) else None
-    return x if isinstance(x, Tensor) else None
+    value = x.meta.get("val") if isinstance(x, fx.Node) else x
+    return value if isinstance(value, Tensor) else None

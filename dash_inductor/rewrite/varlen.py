@@ -17,9 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
-from torch._inductor.decomposition import select_decomp_table
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.nn.attention import SDPBackend, varlen
 
@@ -33,7 +30,7 @@ from ..resolve import Resolution, mask_block, resolve
 from .declined import why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
-from .nodes import call, reached, value_of
+from .nodes import call, outputs_of, reached, traced, value_of
 from .offsets import InPlace, Moved, Offsets, moved_length
 from .origin import origin_of
 from .score_function import OfFlashAttn
@@ -77,13 +74,7 @@ def _is_logsumexp_used(node: fx.Node) -> bool:
         value = _example(each)
         if not is_on or _name(each.target) in DETACHING or not (value is None or value.is_floating_point()):
             without_gradient.add(each)
-    flows = [
-        reached(
-            (user for user in node.users if user.target is operator.getitem and user.args[1] == index),
-            lambda x: set(x.users) - without_gradient,
-        )
-        for index in (0, 1)
-    ]
+    flows = [reached(outputs_of(node, index), lambda x: set(x.users) - without_gradient) for index in (0, 1)]
     return any(x.op == "output" for x in set[fx.Node].intersection(*flows) for x in x.users)
 
 
@@ -109,17 +100,18 @@ def rewrite(node: fx.Node, settings: Config) -> list[fx.Node]:
     with graph.inserting_before(node):
         inputs = [named[name] for name in TENSORS]
         of_one_batch = functools.partial(_of_one_batch, window, resolution.problem.block_size, layouts)
-        *tensors, first, last, matrix = _traced(graph, of_one_batch, inputs)
+        *tensors, first, last, matrix = traced(graph, of_one_batch, inputs)
         made: OfFlashAttn | None = node.meta.get(SCORES)
-        (place,) = _traced(graph, functools.partial(places, made.is_causal, layouts), inputs) if made and made.slopes else (0,)
+        (place,) = traced(graph, functools.partial(places, made.is_causal, layouts), inputs) if made and made.slopes else (0,)
         scores = made.function(place) if made else None
         # The strides of the stock op's gradients: the nodes after it were traced with them, and the lowering takes them from here.
         # Those of moved sequences are another tensor's.
-        like = [x.meta["val"] for x in tensors[:3]] if is_moved(resolution.settings) else map(_one_batch, node.meta["val"])
+        is_moved = resolution.settings.guarantee == "batch"
+        like = [x.meta["val"] for x in tensors[:3]] if is_moved else map(_one_batch, node.meta["val"])
         new = flex_backward(graph, MaskFunction(_in_interval(), (first, last)), tensors, [*like], mark, matrix, scores)
         new.meta = {**node.meta, **new.meta}
         unpacked = [call(graph, operator.getitem, new, index) for index in range(3)]
-        packed = _traced(graph, functools.partial(_packed, layouts), [*unpacked, *inputs])
+        packed = traced(graph, functools.partial(_packed, layouts), [*unpacked, *inputs])
         for gradient in users:
             gradient.replace_all_uses_with(packed[gradient.args[1]])  # type: ignore[index]
     return [*users, node]
@@ -174,15 +166,10 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     stock = node.meta[KEPT] if CALLED in node.meta else stock_of(VARLEN, named)
     others = {"block_size": block_size, "function_ops": function_ops, "changes_scores": scores is not None, "stock": stock}
     problem = Problem.of(*tensors, mask=BLOCK_MASK, scale=named["scale"], **others)
-    if is_moved(settings):
+    if settings.guarantee == "batch":
         rows, keys = (moved_length(x.shape[0], cu_q, block) for x, block in zip((query, key), block_size, strict=True))
         problem = replace(problem, q_len=rows, kv_len=keys)
     return require_fit(resolve(problem, settings, target), query.device), window_of(named)
-
-
-def is_moved(settings: Config) -> bool:
-    """Whether sequences are moved apart, for bits that do not depend on what they are packed with."""
-    return settings.guarantee == "batch"
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:
@@ -227,21 +214,11 @@ def decided(compare: Callable[[], Any]) -> bool:
         ) from None
 
 
-def _traced(graph: fx.Graph, function: Callable[..., Any], inputs: list[fx.Node]) -> list[fx.Node]:
-    """Writes what a function of tensors does into the graph; returns the nodes of what it returns."""
-    fakes = [value_of(x) for x in inputs]
-    with fakes[0].fake_mode, enable_python_dispatcher():
-        traced = make_fx(function, select_decomp_table())(*fakes).graph
-    placeholders = (node for node in traced.nodes if node.op == "placeholder")
-    outputs: Any = graph.graph_copy(traced, dict(zip(placeholders, inputs, strict=True)))
-    return outputs
-
-
 def _layouts(resolution: Resolution, query: Tensor, key: Tensor, cu_q: Tensor, cu_k: Tensor) -> tuple[InPlace, InPlace]:
     """Where the sequences of queries and of keys lie for the kernel."""
     blocks = resolution.problem.block_size
     assert blocks
-    if is_moved(resolution.settings):
+    if resolution.settings.guarantee == "batch":
         return Moved(cu_q, query.shape[0], blocks[0]), Moved(cu_k, key.shape[0], blocks[1])
     return InPlace(cu_q, query.shape[0]), InPlace(cu_k, key.shape[0])
 
