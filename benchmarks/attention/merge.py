@@ -13,6 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,10 @@ from .plot import plot
 
 REPORT = "report.md"
 OVERLAPS = "overlaps.csv"  # whose module needs a Triton that has Gluon
-ONCE = (schedules.FILE, kernel_times.FILE, marks.FILE, OVERLAPS, profiler.SAMPLES, profiler.ACCOUNT, training.FILE)  # as they are
+ONCE = (  # one folder has it, and it stays as it is
+    *(kernels.FILE, of_l2.FILE, schedules.FILE, kernel_times.FILE, marks.FILE, OVERLAPS, training.FILE),
+    *(profiler.SAMPLES, profiler.ACCOUNT),
+)
 SAME = ("gpu", "arch", "sms", "l2_bytes", "torch", "triton", "sources")
 NOT_RUN = "not run: "
 
@@ -42,16 +46,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="written anew, files of these names are replaced")
     args = parser.parse_args(argv)
     try:
-        written = merge(args.folders, args.out)
+        merge(args.folders, args.out)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    for path in written:
-        print(f"written: {path}")
+    print(f"written: {args.out}")
     return 0
 
 
-def merge(folders: Sequence[Path], out: Path) -> list[Path]:
-    """What was written; ValueError, naming the folders, for what does not go together."""
+def merge(folders: Sequence[Path], out: Path) -> None:
+    """Writes all into a folder; ValueError, naming the folders, for what does not go together."""
     if len({folder.name for folder in folders}) < len(folders):
         raise ValueError(f"folders must have different names, not {', '.join(folder.name for folder in folders)}")
     if out.resolve() in {folder.resolve() for folder in folders}:
@@ -60,45 +63,42 @@ def merge(folders: Sequence[Path], out: Path) -> list[Path]:
     agree(environments)
     cells = merged_rows(folders, environments)
     measured = table.typed(cells.to_dict("records"))
-    additions = only_one(folders, of_l2.FILE)
-    added = None if additions is None else of_l2.read(additions)
+    once = {name: path for name in ONCE if (path := only_one(folders, name))}
+    findings = kernels.read(once[kernels.FILE].parent) if kernels.FILE in once else []
+    additions = None
+    if of_l2.FILE in once:
+        additions = pd.read_csv(once[of_l2.FILE], usecols=[each.name for each in fields(of_l2.Addition)])
     timings = merged_timings(folders)
     costs = None if timings is None else merged_costs(folders, *timings)
     summary = "".join(f"{folder.name}:\n{(folder / SUMMARY).read_text(encoding='utf-8')}" for folder in folders)
     if measured.empty and additions is None and timings is None:
         raise ValueError(f"nothing was measured in {', '.join(map(str, folders))}")
 
-    out.mkdir(parents=True, exist_ok=True)
-    for name in (runner.FILE, of_l2.FILE, kernels.FILE, TIMINGS, COSTS, *ONCE):  # of an earlier merge
-        (out / name).unlink(missing_ok=True)
-    written = [out / SUMMARY, out / environment.FILE]
-    written[0].write_text(summary, encoding="utf-8")
     each = {folder.name: found for folder, found in environments.items()}
-    written[1].write_text(json.dumps(each, indent=2) + "\n", encoding="utf-8")
+    texts = {
+        SUMMARY: summary,
+        environment.FILE: json.dumps(each, indent=2) + "\n",
+        COSTS: costs,
+        REPORT: report_md.report(
+            findings=findings, environments=each, summary=summary, rows=measured, additions=additions, costs=costs
+        ),
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    for name in (runner.FILE, TIMINGS, COSTS, *ONCE):  # of an earlier merge
+        (out / name).unlink(missing_ok=True)
+    for name, text in texts.items():
+        if text is not None:
+            (out / name).write_text(text, encoding="utf-8")
+    for name, path in once.items():
+        (out / name).write_bytes(path.read_bytes())
     if len(measured):
         cells.to_csv(out / runner.FILE, index=False, lineterminator="\n")
-        written += [out / runner.FILE, *plot(overview(measured), out)]
-    if additions is not None:
-        (out / of_l2.FILE).write_bytes(additions.read_bytes())
-        written.append(out / of_l2.FILE)
+        timed = measured[(measured["status"] == rows.OK) & measured["median_ms"].notna()]
+        timed = timed.sort_values("run", key=lambda runs: runs != "table", kind="stable")
+        plot(timed.drop_duplicates(["shape", "contender"]), out)  # a point of the table, else of what other run has it
     if timings is not None:
         for launch, ns in timings[1].items():
             calibrated.keep(out / TIMINGS, timings[0], launch, ns)
-        written.append(out / TIMINGS)
-    if costs is not None:
-        (out / COSTS).write_text(costs, encoding="utf-8")
-        written.append(out / COSTS)
-    for found in filter(None, (only_one(folders, name) for name in ONCE)):
-        (out / found.name).write_bytes(found.read_bytes())
-        written.append(out / found.name)
-    checked = only_one(folders, kernels.FILE)
-    findings = kernels.read(checked.parent) if checked else []
-    if checked:
-        (out / kernels.FILE).write_bytes(checked.read_bytes())
-        written.append(out / kernels.FILE)
-    text = report_md.report(findings=findings, environments=each, summary=summary, rows=measured, additions=added, costs=costs)
-    (out / REPORT).write_text(text, encoding="utf-8")
-    return [*written, out / REPORT]
 
 
 def environment_of(folder: Path) -> dict[str, Any]:
@@ -179,12 +179,6 @@ def merged_costs(folders: Sequence[Path], session: calibrated.Session, launches:
         )
     fitted, _ = calibrated.fits(launches, session)
     return calibrated.cost_file(session, fitted) if fitted else None
-
-
-def overview(every: pd.DataFrame) -> pd.DataFrame:
-    """What pictures are drawn of: a point of the table, else of what other run has it."""
-    timed = every[(every["status"] == rows.OK) & every["median_ms"].notna()]
-    return timed.sort_values("run", key=lambda runs: runs != "table", kind="stable").drop_duplicates(["shape", "contender"])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from typing import Any
 import pandas as pd
 
 from dash_inductor.qualify.report import MIB
-from dash_inductor.qualify.rows import OK
 from dash_inductor.qualify.shapes import FLEX, KINDS, LENGTHS, MODELS, SHAPES, SWEEP
 
 # Title of a panel -> the columns of its line, and of the lower and upper edge of the band around it.
@@ -20,23 +19,20 @@ PANELS = {
 }
 
 
-def plot(rows: pd.DataFrame, folder: Path) -> list[Path]:
-    """Writes attention.png (the sweep), models.png and flex.png, where there are rows for them; nothing without matplotlib."""
+def plot(rows: pd.DataFrame, folder: Path) -> None:
+    """Writes attention.png (the sweep), models.png and flex.png of rows that were timed, where there are some for them; nothing
+    without matplotlib."""
     if find_spec("matplotlib") is None:
-        return []
-    timed = rows[(rows["status"] == OK) & rows["median_ms"].notna()]
-    names = list(timed["contender"].unique())
-    written = []
+        return
+    names = list(rows["contender"].unique())
     for file, shapes, draw in (
         ("attention.png", SWEEP, _sweep),
         ("models.png", MODELS, _models),
         ("flex.png", (*FLEX, *(shape for shape in KINDS if shape.flex)), _models),
     ):
-        part = timed[timed["shape"].isin([shape.name for shape in shapes])]
+        part = rows[rows["shape"].isin([shape.name for shape in shapes])]
         if len(part):
             draw(part, names).savefig(folder / file, dpi=120)
-            written.append(folder / file)
-    return written
 
 
 def _sweep(rows: pd.DataFrame, names: list[str]) -> Any:

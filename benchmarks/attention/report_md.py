@@ -10,7 +10,7 @@ import pandas as pd
 
 from dash_inductor.devices import key_for
 from dash_inductor.devices.cost_files import numbers_of, tomllib
-from dash_inductor.qualify.additions import Addition
+from dash_inductor.qualify.costs import flat
 from dash_inductor.qualify.kernels import Finding
 from dash_inductor.qualify.report import has_order, predictions, shown, targets
 from dash_inductor.qualify.rows import OK
@@ -45,11 +45,11 @@ def report(
     environments: Mapping[str, Mapping[str, Any]],
     summary: str,
     rows: pd.DataFrame,
-    additions: Sequence[Addition] | None,
+    additions: pd.DataFrame | None,
     costs: str | None,
     findings: Sequence[Finding] = (),
 ) -> str:
-    """The text. `rows` is a table of backwards, `costs` a cost file."""
+    """The text. `rows` is a table of backwards, `additions` one of `qualify.additions.Addition`, `costs` a cost file."""
     gpu = next(iter(environments.values()))["gpu"]
     parts = [f"# First run on {gpu}", _wrong(rows), _kernels(findings), _stages(summary), _targets(rows)]
     runs = {str(label): own for label, own in rows.groupby("run", sort=False)}
@@ -117,7 +117,8 @@ def _run(label: str, rows: pd.DataFrame) -> str:
     priced = rows_in(rows[(rows["contender"] == "ours") & rows["price"].notna()])
     if prices := [row for row in priced if has_order(row)]:
         parts.append("Time of `ours` over that of `ours-unordered` (median, p20 .. p80):")
-        parts.append(markdown([{name: line[name] for name in ("shape", "price", "schedule")} for line in shown(prices)]))
+        told = zip(prices, shown(prices), strict=True)
+        parts.append(markdown([{"shape": row.shape, "price": line["price"], "schedule": row.schedule} for row, line in told]))
     return "\n\n".join(filter(None, parts))
 
 
@@ -148,32 +149,24 @@ def _costs(gpu: str, environments: Mapping[str, Mapping[str, Any]], costs: str |
     if costs is None:
         return "## Cost constants\n\nNone could be fitted."
     key = key_for(gpu, next(iter(environments.values()))["arch"])
-    now = {} if key is None else _flat(numbers_of(key))
+    now = {} if key is None else flat(numbers_of(key))
     lines = [
         {"constant": name, "now": now.get(name, {}).get("value", ""), "measured": "" if entry["estimate"] else entry["value"],
          "source": entry["source"]}
-        for name, entry in _flat(tomllib.loads(costs)).items()
+        for name, entry in flat(tomllib.loads(costs)).items()
     ]  # fmt: skip
     file = f"dash_inductor/devices/{key}.toml" if key else "one of a key of its own there"
     said = f"costs.toml is a cost file, which DASH_INDUCTOR_COSTS takes. What the package ships is {file}."
     return f"## Cost constants\n\n{said}\n\n{markdown(lines)}"
 
 
-def _flat(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, entry in numbers.items():
-        if isinstance(entry, Mapping):
-            found |= {name: entry} if "value" in entry else {f"{name}.{part}": own for part, own in entry.items()}
-    return found
-
-
-def _additions(additions: Sequence[Addition] | None) -> str:
+def _additions(additions: pd.DataFrame | None) -> str:
     if additions is None:
         return ""
     lines = [
         {"pattern": row.pattern, "operation": row.operation, "CTAs": f"{row.ctas_per_sm} per SM of {row.warps} warps",
          "TB/s": f"{row.tb_per_s:.2f}", "of plain stores": f"{row.ratio:.2f}"}
-        for row in additions
+        for row in additions.itertuples()
     ]  # fmt: skip
     return "## fp32 additions in L2\n\n" + markdown(lines)
 

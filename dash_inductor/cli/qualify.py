@@ -73,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the stages and print what they found; 1 if something is wrong. CommandError where there is nothing to qualify."""
+    from ..qualify import prepare
     from ..qualify import stages as of
 
     chosen = chosen_stages(args)
@@ -94,10 +95,11 @@ def main(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         caches = Path(temporary, "caches")
         if args.prepared:
-            _unpack(args.prepared, caches)
-        outcomes = _run(chosen, folder.resolve(), caches)
-        written = _write(folder, args.write) if args.write else None
-        return _report(folder, outcomes, args, written)
+            about = prepare.unpack(args.prepared, caches)
+            if about is None:
+                raise CommandError(f"--prepared {args.prepared}: --prepare has left nothing there")
+            note(f"begins with {about['kernels']} kernels of {about['graphs']} graphs, compiled before for {about['device']}")
+        return _report(folder, _run(chosen, folder.resolve(), caches), args)
 
 
 def _prepare(chosen: Sequence[Stage], folder: Path, device: str) -> int:
@@ -107,26 +109,12 @@ def _prepare(chosen: Sequence[Stage], folder: Path, device: str) -> int:
 
     with tempfile.TemporaryDirectory() as temporary:
         caches = Path(temporary, "caches")
-        try:
-            done = prepare.run(chosen, folder, device, caches, of.environ_of(os.environ, caches), os.cpu_count() or 1)
-        except ValueError as error:
-            raise CommandError(str(error)) from None
-    size = f"{done.pop('bytes') / 2**20:.1f} MB of at most {prepare.MOST_BYTES >> 20}"
-    section("Prepared", {name: str(value) for name, value in done.items()} | {"size": size})
+        done = prepare.run(chosen, folder, device, caches, of.environ_of(os.environ, caches), os.cpu_count() or 1)
+    size = done.pop("bytes")
+    said = f"{size / 2**20:.1f} MB of at most {prepare.MOST_BYTES >> 20}"
+    section("Prepared", {name: str(value) for name, value in done.items()} | {"size": said})
     section("Left for the GPU, before first launches", {str(n): text for n, text in enumerate(prepare.LEFT, 1)})
-    return int(sum(path.stat().st_size for path in folder.iterdir()) > prepare.MOST_BYTES)
-
-
-def _unpack(folder: Path, caches: Path) -> None:
-    from ..qualify import prepare
-
-    try:
-        about = prepare.unpack(folder, caches)
-    except ValueError as error:
-        raise CommandError(str(error)) from None
-    if about is None:
-        raise CommandError(f"--prepared {folder}: --prepare has left nothing there")
-    note(f"begins with {about['kernels']} kernels of {about['graphs']} graphs, compiled before for {about['device']}")
+    return int(size > prepare.MOST_BYTES)
 
 
 def chosen_stages(args: argparse.Namespace) -> list[Stage]:
@@ -143,8 +131,10 @@ def chosen_stages(args: argparse.Namespace) -> list[Stage]:
         raise CommandError("--variants is of --full")
     if args.variants and not args.variants.is_dir():
         raise CommandError(f"--variants {args.variants}: there is no such folder")
-    if args.write:
-        _require_free(args.write)
+    if args.write and args.write.suffix != SUFFIX:
+        raise CommandError(f"--write {args.write}: a cost file ends in {SUFFIX}")
+    if args.write and args.write.resolve().parent == SHIPPED.resolve():
+        raise CommandError(f"--write {args.write}: the package's own cost files come with its releases alone; name another folder")
     chosen = list(of.DEFAULT)
     if args.full:
         chosen = [stage for stage in of.FULL if args.part in (None, stage.part)]
@@ -172,13 +162,6 @@ def _asked(stage: Stage, args: argparse.Namespace) -> Stage:
     return replace(stage, job=job)
 
 
-def _require_free(path: Path) -> None:
-    if path.suffix != SUFFIX:
-        raise CommandError(f"--write {path}: a cost file ends in {SUFFIX}")
-    if path.resolve().parent == SHIPPED.resolve():
-        raise CommandError(f"--write {path}: the package's own cost files come with its releases alone; name another folder")
-
-
 def _run(chosen: Sequence[Stage], folder: Path, caches: Path) -> list[Outcome]:
     """Runs stages until one is interrupted. CommandError where the first finds a GPU without kernels."""
     from ..qualify import stages as of
@@ -187,17 +170,17 @@ def _run(chosen: Sequence[Stage], folder: Path, caches: Path) -> list[Outcome]:
 
     environ, jobs = of.environ_of(os.environ, caches), of.jobs_of(nvidia_smi("compute_mode")[0])
     outcomes: list[Outcome] = []
+    said: list[str] = []
     spare = 0
+
+    def echo(line: str) -> None:
+        said.append(line)
+        note(f"  {line}")
+
     note("at most " + ", ".join(f"{stage.seconds} s for {stage.name}" for stage in chosen) + "; what one leaves the next one has")
     for n, asked in enumerate(chosen, 1):
         stage = of.with_spare(asked, spare)
         note(f"[{n}/{len(chosen)}] {stage.name}: {stage.purpose} (at most {stage.seconds} s)")
-        said: list[str] = []
-
-        def echo(line: str, said: list[str] = said) -> None:
-            said.append(line)
-            note(f"  {line}")
-
         outcomes.append(of.run(stage, folder, environ, jobs, echo))
         note(f"  {outcomes[-1].said}, {outcomes[-1].seconds} s")
         spare = max(0, stage.seconds - outcomes[-1].seconds)
@@ -208,20 +191,13 @@ def _run(chosen: Sequence[Stage], folder: Path, caches: Path) -> list[Outcome]:
     return outcomes
 
 
-def _write(folder: Path, path: Path) -> Path | None:
-    """Copies the cost file that was fitted; None where there is none."""
-    from ..qualify.costs import COSTS
+def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace) -> int:
+    """Copies the cost file that was fitted, if it is asked for, and prints what a folder has; the exit status."""
+    from ..qualify import costs, environment, kernels, report, rows, runner
 
-    if not (folder / COSTS).exists():
-        return None
-    shutil.copyfile(folder / COSTS, path)
-    return path
-
-
-def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace, written: Path | None) -> int:
-    """Prints what a folder has; the exit status."""
-    from ..qualify import environment, kernels, report, rows, runner
-
+    fitted, written = folder / costs.COSTS, None
+    if args.write and fitted.exists():
+        written = shutil.copyfile(fitted, args.write)
     seen = environment.read(folder)
     findings = kernels.read(folder)
     table_of_rows = folder / runner.FILE
@@ -260,7 +236,18 @@ def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace,
         table("The kernel of one pass", advice)
     if held:
         print()
-        table("Predictions", [_held(each) for each in held])
+        lines = [
+            {
+                "shape": each.shape,
+                "schedule": each.schedule,
+                "predicted ms": f"{each.predicted_ms:.3f}",
+                "measured ms": f"{each.measured_ms:.3f}",
+                "measured / predicted": f"{each.ratio:.2f}",
+                "": "held" if each.held else "DID NOT HOLD",
+            }
+            for each in held
+        ]
+        table("Predictions", lines)
         kept = sum(each.held for each in held)
         print(f"{kept} of {len(held)} held: measured within a factor of {report.TOLERANCE} of what the cost model predicted")
     print()
@@ -273,7 +260,6 @@ def _report(folder: Path, outcomes: Sequence[Outcome], args: argparse.Namespace,
     return int(bool(wrong))
 
 
-COLUMNS = ("shape", "contender", "ms", "TFLOPS", "speedup", "price", "error", "status")
 TIMES = ("ms", "TFLOPS", "speedup", "price")  # of whoever is right alone
 ABSENT = "not available: "
 
@@ -286,7 +272,7 @@ def _print_backwards(timed: Sequence[Row]) -> None:
     absent = dict.fromkeys(f"{row.contender} ({row.status.removeprefix(ABSENT)})" for row in timed if row.status.startswith(ABSENT))
     lines = report.shown(row for row in timed if not row.status.startswith(ABSENT))
     lines = [line if line["status"] == OK else line | dict.fromkeys(TIMES, "") for line in lines]
-    table("Backwards (medians; of ratios also p20 .. p80)", [{name: line[name] for name in COLUMNS} for line in lines])
+    table("Backwards (medians; of ratios also p20 .. p80)", lines)
     print("speedup: how many times as fast as stock's deterministic kernel; price: the time over that of the same kernel without")
     print("determinism; error: against fp32. Contenders take turns, on a cold L2, and ratios are within a round.")
     if absent:
@@ -296,6 +282,7 @@ def _print_backwards(timed: Sequence[Row]) -> None:
 def what_is_wrong(findings: Iterable[Finding], timed: Iterable[Row], outcomes: Iterable[Outcome]) -> list[str]:
     """Kernels of ours that are wrong, variants made for a measurement left out, and stages that failed, in sentences."""
     from ..qualify import contenders as who
+    from ..qualify import stages as of
 
     wrong = [f"{finding.case}: {finding.status}" for finding in findings if finding.is_wrong]
     wrong += [
@@ -304,7 +291,7 @@ def what_is_wrong(findings: Iterable[Finding], timed: Iterable[Row], outcomes: I
         if row.contender in who.contenders() and row.baseline != who.TUNED_BASELINE and row.contender.startswith("ours")
         if row.status.startswith(("wrong", "not deterministic", "failed"))
     ]
-    return wrong + [f"stage {outcome.stage}: {outcome.said}" for outcome in outcomes if not outcome.is_right]
+    return wrong + [f"stage {outcome.stage}: {outcome.said}" for outcome in outcomes if outcome.said not in (of.OK, of.NO_TESTS)]
 
 
 def _shown(finding: Finding) -> dict[str, Any]:
@@ -317,16 +304,4 @@ def _shown(finding: Finding) -> dict[str, Any]:
         "allowed": "" if finding.allowed is None else f"{finding.allowed:.1e}",
         "launches": finding.launches or "",
         "status": finding.status,
-    }
-
-
-def _held(each: Any) -> dict[str, str]:
-    """A prediction as a line of a table."""
-    return {
-        "shape": each.shape,
-        "schedule": each.schedule,
-        "predicted ms": f"{each.predicted_ms:.3f}",
-        "measured ms": f"{each.measured_ms:.3f}",
-        "measured / predicted": f"{each.ratio:.2f}",
-        "": "held" if each.held else "DID NOT HOLD",
     }

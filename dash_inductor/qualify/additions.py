@@ -7,10 +7,10 @@ store. A backward with KV tiles of 128 rows needs 1.9 TB/s of additions at 600 T
 
 from __future__ import annotations
 
-import csv
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,8 @@ import triton.language as tl
 
 from .clock import Clock, flushed
 from .environment import environment
-from .samples import interleaved, ratios, summary
+from .rows import write
+from .samples import interleaved, named, ratios, summary
 
 FILE = "red_throughput.csv"
 BLOCK = 64 * 128  # fp32 values of a tile
@@ -90,15 +91,15 @@ class Addition:
     ratio_p80: float
 
 
-COLUMNS = tuple(f.name for f in fields(Addition))
-
-
-def cases() -> Iterator[Case]:
+def cases() -> list[Case]:
     """Every pattern, operation and width."""
-    for pattern in PATTERNS:
-        for warps, ctas in WIDTHS:
-            for operation in OPERATIONS:
-                yield Case(pattern, operation, warps, ctas)
+    return [Case(pattern, operation, *width) for pattern, width, operation in product(PATTERNS, WIDTHS, OPERATIONS)]
+
+
+def run(folder: Path) -> int:
+    """Writes FILE."""
+    write(folder / FILE, Addition, measure())
+    return 0
 
 
 def table_of(times: Mapping[Case, Sequence[float]], gpu: str, sms: int) -> list[Addition]:
@@ -106,48 +107,27 @@ def table_of(times: Mapping[Case, Sequence[float]], gpu: str, sms: int) -> list[
     rows = []
     for case, own in times.items():
         ctas, time = sms * case.ctas_per_sm, summary(own)
-        ratio = summary(ratios(times[replace(case, operation="store")], own))
+        cells: dict[str, Any] = named("ratio", ratios(times[replace(case, operation="store")], own))
+        cells |= {"median_ms": time.median, "p20_ms": time.p20, "p80_ms": time.p80}
         size, rate = case.tiles(ctas) * BLOCK * 4 / 2**20, ctas * STEPS * BLOCK * 4 / time.median / 1e9
-        cells: dict[str, Any] = {"median_ms": time.median, "p20_ms": time.p20, "p80_ms": time.p80}
-        cells |= {"ratio": ratio.median, "ratio_p20": ratio.p20, "ratio_p80": ratio.p80}
         rows.append(Addition(gpu, **asdict(case), mib=size, tb_per_s=rate, **cells))
     return rows
 
 
-def measure(rounds: int = ROUNDS) -> list[Addition]:
+def measure() -> list[Addition]:
     """All cases in turns on the current CUDA device."""
     found = environment()
     stopwatch, timers = Clock(flushed()), {}
-    widest = max(case.tiles(found.sms * case.ctas_per_sm) for case in cases())
+    widest = max(case.tiles(found["sms"] * case.ctas_per_sm) for case in cases())
     memory = torch.zeros(widest * BLOCK, dtype=torch.float32, device="cuda")
     for case in cases():
-        ctas = found.sms * case.ctas_per_sm
+        ctas = found["sms"] * case.ctas_per_sm
         launch = functools.partial(_launch, case, memory, ctas)
         launch()  # compiles
         timers[case] = functools.partial(stopwatch.milliseconds, launch)
-    by_name = interleaved({str(case): timer for case, timer in timers.items()}, rounds, warm_up=2)
-    return table_of({case: by_name[str(case)] for case in timers}, found.gpu, found.sms)
+    return table_of(interleaved(timers, ROUNDS, warm_up=2), found["gpu"], found["sms"])
 
 
 def _launch(case: Case, memory: Any, ctas: int) -> None:
     operation = OPERATIONS.index(case.operation)
     add_tiles[(ctas,)](memory, *case.arguments(ctas), STEPS, OPERATION=operation, BLOCK=BLOCK, num_warps=case.warps)
-
-
-def write(path: Path, rows: Iterable[Addition]) -> None:
-    """The table as CSV."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        writer.writerows(asdict(row).values() for row in rows)
-
-
-def read(path: Path) -> list[Addition]:
-    """What `write` wrote; ValueError for what is no such table."""
-    with path.open(encoding="utf-8", newline="") as file:
-        names, *lines = [tuple(cells) for cells in csv.reader(file)] or [()]
-    if names != COLUMNS:
-        raise ValueError(f"{path} has not the columns of a table of additions")
-    kinds: dict[str, Callable[[str], Any]] = {"int": int, "float": float, "str": str}
-    parse = [kinds[str(f.type)] for f in fields(Addition)]
-    return [Addition(*(kind(cell) for kind, cell in zip(parse, cells, strict=True))) for cells in lines]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -34,7 +33,7 @@ from . import (
 NO_KERNELS = 4  # exit code, where nothing can be qualified; the last line on stdout says why
 
 
-def describe(folder: str) -> int:
+def describe(folder: Path) -> int:
     """Writes and prints on what is measured; NO_KERNELS for a GPU for which there are none, or a wrong cost file."""
     try:
         tile(target_of(torch.device("cuda"), current()).arch, "bf16", 128)
@@ -44,7 +43,7 @@ def describe(folder: str) -> int:
     except ValueError as error:
         print(stays_stock("cuda:0", error))
         return NO_KERNELS
-    for name, value in environment.write(Path(folder)).items():
+    for name, value in environment.write(folder).items():
         print(f"{name}: {value}")
     return 0
 
@@ -55,57 +54,46 @@ def kernel(case: str) -> int:
     return 0
 
 
-def add(folder: str) -> int:
-    """Measures additions in L2."""
-    additions.write(Path(folder) / additions.FILE, additions.measure())
-    return 0
-
-
-def overlapped(folder: str) -> int:
+def overlapped(folder: Path) -> int:
     """Measures work beside matmuls; its kernel needs a Triton that has Gluon."""
     from .overlaps import run
 
-    return run(Path(folder))
-
-
-def measure(job: dict[str, Any], folder: str) -> int:
-    """Measures backwards."""
-    return runner.run_job(runner.Job(**job), Path(folder))
-
-
-def compile_some(job: dict[str, Any], pairs: Sequence[tuple[str, str]]) -> int:
-    """Fills the compilers' caches."""
-    return runner.compile_only(runner.Job(**job), pairs)
+    return run(folder)
 
 
 TASKS: dict[str, Callable[..., int]] = {
     "environment": describe,
-    "kernels": lambda folder, seconds, jobs: kernels.run(Path(folder), seconds, jobs),
+    "kernels": kernels.run,
     "kernel": kernel,
     "tests": lambda folder, seconds: gpu_tests.run(seconds),
-    "additions": add,
-    "schedules": lambda folder, seconds, variants="": schedules.run(Path(folder), seconds, variants),
-    "kernel_times": lambda folder, seconds: kernel_times.run(Path(folder), seconds),
-    "marks": lambda folder: marks.run(Path(folder)),
+    "additions": additions.run,
+    "schedules": schedules.run,
+    "kernel_times": kernel_times.run,
+    "marks": marks.run,
     "overlaps": overlapped,
-    "profile": lambda folder, seconds: profiler.run(Path(folder), seconds),
+    "profile": profiler.run,
     "launch": profiler.launch,
-    "training": lambda folder, seconds: training.run(Path(folder), seconds),
+    "training": training.run,
     "plots": plots.run,
-    "measure": measure,
-    "compile": compile_some,
+    "measure": runner.run_job,
+    "compile": runner.compile_only,
     "prepare": prepare.compile_pairs,
     "prepare schedules": prepare.compile_schedules,
     "prepare training": prepare.compile_training,
-    "costs": lambda folder, seconds, jobs: costs.run(Path(folder), seconds, jobs),
+    "costs": costs.run,
+    "compile launches": costs.compile_launches,
 }
 
 
 def main(job: str) -> int:
     """Does the task; its exit code."""
     asked = json.loads(job)
+    task = TASKS[asked.pop("task")]
+    for name, kind in (("folder", Path), ("job", lambda job: runner.Job(**job))):
+        if name in asked:
+            asked[name] = kind(asked[name])
     try:
-        return TASKS[asked.pop("task")](**asked)
+        return task(**asked)
     except ValueError as error:
         print(error)
         return 1

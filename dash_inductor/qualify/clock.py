@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 ATTEMPTS = 6
 SPIN = 1 << 20  # device clock cycles, about half a millisecond
 MOST_SPIN = SPIN << 3  # that it begins with
@@ -27,12 +29,10 @@ class Clock:
         self.late = 0
 
     def milliseconds(self, launch: Callable[[], Any]) -> float:
-        from torch import cuda
-
-        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         for attempt in range(ATTEMPTS):
             self._flushed.zero_()
-            cuda._sleep(self._spin << attempt)
+            torch.cuda._sleep(self._spin << attempt)
             start.record()
             launch()
             end.record()
@@ -47,26 +47,20 @@ class Clock:
 
 def host_milliseconds(launch: Callable[[], Any]) -> tuple[float, Any]:
     """How long a call and all that it enqueues take by the host's clock, and what it returns."""
-    from torch import cuda
-
-    cuda.synchronize()
+    torch.cuda.synchronize()
     start = time.perf_counter()
     found = launch()
-    cuda.synchronize()
+    torch.cuda.synchronize()
     return 1000 * (time.perf_counter() - start), found
 
 
 def flushed() -> Any:
     """What a Clock overwrites; several may share it."""
-    import torch
-
     return torch.empty(FLUSHED, dtype=torch.int8, device="cuda")
 
 
 def peak_bytes(launch: Callable[[], Sequence[Any]]) -> int:
     """The most memory that a launch holds at a time beside what was there before and what it returns."""
-    import torch
-
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -81,8 +75,6 @@ def poison() -> None:
 
     What is allocated next, and was before, holds that until it is written.
     """
-    import torch
-
     torch.cuda.synchronize()
     free = [
         block["size"] for segment in torch.cuda.memory_snapshot() for block in segment["blocks"] if block["state"] == "inactive"

@@ -10,26 +10,28 @@ import importlib
 import importlib.util
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
+from torch.nn.attention.varlen import varlen_attn
 
 from .. import emulation
+from ..codegen.mode import deterministic as deterministic_mode
 from ..config import CHOICES, GLUON, TRITON, Config, current
-from ..decision import clear_decisions, decisions
+from ..decision import Decision, clear_decisions, decisions
 from ..devices.target import target_of
 from ..hooks.install import enabled
-from .inputs import Inputs
+from .inputs import Inputs, random_inputs
 from .mods import mask_mod, score_mod
 from .shapes import Shape
 from .variants import UNORDERED, VARIANTS, Variant
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from ..decision import Decision
 
 BASELINE, FLEX_BASELINE, TUNED_BASELINE = "sdpa-flash-strict", "flex", "ours"
 # Settings of the package that do not say which kernel runs.
@@ -44,7 +46,7 @@ def baseline_of(shape: Shape) -> str:
     return FLEX_BASELINE if shape.flex else BASELINE
 
 
-class RefusedError(Exception):
+class RefusedError(ValueError):
     """The contender does not take the shape, or cannot run here; the message is the reason."""
 
 
@@ -84,22 +86,8 @@ def first_line(said: object) -> str:
     return next((line.strip() for line in str(said).splitlines() if line.strip()), type(said).__name__)
 
 
-@contextmanager
-def deterministic_mode(on: bool) -> Iterator[None]:
-    """torch.use_deterministic_algorithms(on) inside, as before after it."""
-    import torch
-
-    before, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(on)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before, warn_only=warn_only)
-
-
 def _backward(out: Tensor, inputs: Inputs, strict: bool) -> Callable[[], tuple[Tensor, ...]]:
     """The backward of `out`, in strict mode or with deterministic mode off: stock ops ask for it when they run."""
-    import torch
 
     def launch() -> tuple[Tensor, ...]:
         with deterministic_mode(strict):
@@ -119,10 +107,6 @@ def _sdpa(backend: str, strict: bool, device: str | None = "cuda") -> dict[str, 
     """`prepare` and `unavailable` of an SDPA backend by its name in torch.nn.attention.SDPBackend."""
 
     def prepare(shape: Shape, inputs: Inputs) -> Prepared:
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-        from torch.nn.attention.flex_attention import create_mask
-        from torch.nn.functional import scaled_dot_product_attention
-
         if shape.softcap is not None or shape.alibi:
             raise RefusedError("scaled_dot_product_attention has no soft-cap and no ALiBi")
         sees, device = mask_mod(shape, inputs.query.device), inputs.query.device.type
@@ -136,7 +120,7 @@ def _sdpa(backend: str, strict: bool, device: str | None = "cuda") -> dict[str, 
             warnings.simplefilter("always")
             try:
                 causal = shape.causal and dense is None
-                out = scaled_dot_product_attention(query, key, value, attn_mask=dense, is_causal=causal, enable_gqa=gqa)
+                out = F.scaled_dot_product_attention(query, key, value, attn_mask=dense, is_causal=causal, enable_gqa=gqa)
             except RuntimeError as error:
                 if not any(refusal in str(error) for refusal in SDPA_REFUSALS):
                     raise
@@ -149,8 +133,6 @@ def _sdpa(backend: str, strict: bool, device: str | None = "cuda") -> dict[str, 
 
 def _flex(shape: Shape, inputs: Inputs) -> Prepared:
     """The kernel is the same in deterministic mode."""
-    import torch
-
     attend = _flex_attention(shape, inputs.query.device)
     torch._dynamo.reset()
     with deterministic_mode(False):
@@ -158,10 +140,9 @@ def _flex(shape: Shape, inputs: Inputs) -> Prepared:
     return Prepared(_backward(out, inputs, strict=False))
 
 
-def _compiled(attend: Callable[[Tensor, Tensor, Tensor], Any], inputs: Inputs) -> Tensor:
+def _compiled(attend: Callable[..., Any], inputs: Inputs) -> Tensor:
     """The output [B, H, S, D] of a compiled attention, whose graph ends with it as [B, S, H, D], as models' do: autograd takes an
     output's gradient to be contiguous, and copies it where it is not."""
-    import torch
 
     def attend_and_transpose(query: Tensor, key: Tensor, value: Tensor) -> Any:
         return attend(query, key, value).transpose(1, 2).contiguous()
@@ -169,18 +150,12 @@ def _compiled(attend: Callable[[Tensor, Tensor, Tensor], Any], inputs: Inputs) -
     return torch.compile(attend_and_transpose, fullgraph=True, dynamic=False)(*inputs.leaves).transpose(1, 2)
 
 
-def _flex_attention(shape: Shape, device: torch.device) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+def _flex_attention(shape: Shape, device: torch.device) -> Callable[..., Any]:
     """The attention of query, key and value, its BlockMask made outside of it, as models do."""
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-    sees, capped, length = mask_mod(shape, device), score_mod(shape, device), shape.length
+    sees, length = mask_mod(shape, device), shape.length
     blocks = create_block_mask(sees, None, None, length, length, device=device.type) if sees else None
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Any:
-        gqa = shape.heads != shape.kv_heads
-        return flex_attention(query, key, value, score_mod=capped, block_mask=blocks, enable_gqa=gqa)
-
-    return attend
+    gqa = shape.heads != shape.kv_heads
+    return functools.partial(flex_attention, score_mod=score_mod(shape, device), block_mask=blocks, enable_gqa=gqa)
 
 
 # --- FlashAttention ----------------------------------------------------------------------------------------------------------
@@ -219,10 +194,8 @@ def importable(module: str) -> bool:
 # --- packed sequences --------------------------------------------------------------------------------------------------------
 
 
-def _packed(shape: Shape, device: torch.device, attend: Callable[..., Any]) -> Callable[[Tensor, Tensor, Tensor], Any]:
+def _packed(shape: Shape, device: torch.device, attend: Callable[..., Any]) -> Callable[..., Any]:
     """The attention of [B, H, S, D] by one of all tokens [B * S, H, D], the ends of documents, int32, and their longest."""
-    import torch
-
     if not shape.documents or shape.window is not None or shape.softcap is not None or shape.alibi:
         raise RefusedError("it is asked for documents alone, without a window, a soft-cap or ALiBi")
     ends = torch.tensor((0, *shape.documents * shape.batch), device=device).cumsum(0).int()
@@ -235,8 +208,6 @@ def _packed(shape: Shape, device: torch.device, attend: Callable[..., Any]) -> C
 
 
 def _torch_varlen(shape: Shape) -> Callable[..., Any]:
-    from torch.nn.attention.varlen import varlen_attn
-
     grouped: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
     return functools.partial(varlen_attn, window_size=(-1, 0 if shape.causal else -1), **grouped)
 
@@ -280,13 +251,14 @@ def ours(
 
 
 def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], variant: Variant | None, packed: bool) -> Prepared:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
     device = inputs.query.device
-    attend = _flex_attention(shape, device) if shape.flex else _scaled_dot_product_attention(shape)
     if packed:
         attend = _packed(shape, device, _torch_varlen(shape))
+    elif shape.flex:
+        attend = _flex_attention(shape, device)
+    else:
+        gqa = shape.heads != shape.kv_heads
+        attend = functools.partial(F.scaled_dot_product_attention, is_causal=shape.causal, enable_gqa=gqa)
     # For a GPU that is not there (prepare.py) inputs are on the CPU.
     is_there = device.type == "cuda" or emulation.active()
     arch = target_of(device if is_there else torch.device("cuda"), current()).arch
@@ -307,17 +279,6 @@ def _prepare_ours(shape: Shape, inputs: Inputs, *, settings: Mapping[str, Any], 
     if not decided[0].rewritten:
         raise RefusedError(f"declined: {decided[0].reason}")
     return Prepared(_backward(out, inputs, strict=True), decided[0], variant.says if variant else "")
-
-
-def _scaled_dot_product_attention(shape: Shape) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """The attention of query, key and value."""
-    from torch.nn.functional import scaled_dot_product_attention
-
-    def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        gqa = shape.heads != shape.kv_heads
-        return scaled_dot_product_attention(query, key, value, is_causal=shape.causal, enable_gqa=gqa)
-
-    return attend
 
 
 def _compiled_unavailable(device: str) -> str | None:
@@ -362,6 +323,14 @@ def contenders() -> dict[str, Contender]:
         Contender("fa3", False, **_flash_attention("flash_attn_interface", False)),
     ]
     return {c.name: c for c in (*stock, *_forced(), *others)}
+
+
+def prepared(name: str, shape: Shape, device: str) -> Prepared:
+    """The one that is called so, ready; RefusedError where it cannot run or does not take the shape."""
+    found = contenders()[name]
+    if why := found.unavailable(device):
+        raise RefusedError(why)
+    return found.prepare(shape, random_inputs(shape, device))
 
 
 def tuned() -> dict[str, Contender]:

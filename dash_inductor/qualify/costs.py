@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,12 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch._functorch import config as functorch_config
 from torch.profiler import ProfilerActivity, profile
 
+from ..codegen.mode import deterministic
 from ..config import TRITON, Config, current
 from ..devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
 from ..devices.cost_files import OF_GLUON, numbers_of
@@ -34,7 +32,7 @@ from ..schedule import TWO_PASS
 from ..schedule.costs import FLOP_PER_ELEMENT
 from ..templates.tiles import tile as one_pass_tile
 from ..templates.tiles import two_pass_tile
-from .runner import say
+from .runner import child, run_together
 
 TIMINGS, COSTS = "timings.jsonl", "costs.toml"
 Fitted = tuple[Constants, "int | None"]  # and the percent of two passes, where they were measured
@@ -53,7 +51,8 @@ def run(folder: Path, seconds: float, jobs: int) -> int:
         ValueError: TIMINGS is of something else, or nothing could be fitted.
     """
     target = target_of(torch.device("cuda"), replace(current(), costs=""))
-    session = Session.of(target, torch.cuda.get_device_name(), torch.cuda.get_device_properties(0).L2_cache_size)
+    l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+    session = Session(target.key, torch.cuda.get_device_name(), int(target.arch), target.sms, l2_bytes, sources_digest())
     launches = [launch for head_dim in HEAD_DIMS for launch in launches_of(target, head_dim)]
     timings = folder / TIMINGS
     known = kept(timings, session)
@@ -61,7 +60,6 @@ def run(folder: Path, seconds: float, jobs: int) -> int:
     if jobs > 0:
         compile_first([launch for launch in launches if launch not in known], jobs, seconds / 2)
     why: dict[int, str] = {}
-    fitted, refused = fits(known, session)
     for head_dim in HEAD_DIMS:
         for launch in (launch for launch in launches if launch.head_dim == head_dim and launch not in known):
             if time.monotonic() >= deadline:
@@ -70,7 +68,7 @@ def run(folder: Path, seconds: float, jobs: int) -> int:
             known[launch] = measure(launch)
             keep(timings, session, launch, known[launch])
             shape = f"{launch.heads} heads, {launch.q_len} x {launch.kv_len}"
-            say(f"  head dim {head_dim}, {launch.family}, {shape}: {known[launch] / 1000:.1f} us")
+            print(f"  head dim {head_dim}, {launch.family}, {shape}: {known[launch] / 1000:.1f} us")
         fitted, refused = fits(known, session)
         if fitted:
             (folder / COSTS).write_text(cost_file(session, fitted), encoding="utf-8")
@@ -79,7 +77,7 @@ def run(folder: Path, seconds: float, jobs: int) -> int:
     if not fitted:
         raise ValueError(f"no cost file: no head dim could be fitted ({reasons})")
     if incomplete:
-        say(f"not complete: {reasons}")
+        print(f"not complete: {reasons}")
     return int(bool(incomplete))
 
 
@@ -92,12 +90,7 @@ class Session:
     arch: int
     sms: int
     l2_bytes: int
-    sources: str
-
-    @classmethod
-    def of(cls, target: Target, gpu: str, l2_bytes: int) -> Session:
-        """The session of the GPU that is there, with the sources as they are."""
-        return cls(target.key, gpu, int(target.arch), target.sms, l2_bytes, sources_digest())
+    sources: str  # their digest
 
 
 @dataclass(frozen=True)
@@ -201,64 +194,45 @@ def two_pass_timing(launch: Launch, tile: Any, sms: int, ns: float) -> TwoPassTi
     return TwoPassTiming(tiles / (sms // 2 * 2), ns)
 
 
-def measure(launch: Launch) -> float:
-    """ns of the main kernel."""
-    with _settings_of(launch):
-        longest, *_ = kernel_times(launch)
-    return longest
-
-
 def compile_first(launches: Sequence[Launch], jobs: int, seconds: float) -> None:
     """Fills the compilers' caches from several processes, for so long at most; what fails there fails again when it is measured."""
-    deadline = time.monotonic() + seconds
-    context = multiprocessing.get_context("spawn")
-    running = [context.Process(target=_compile, args=(launches[job::jobs],)) for job in range(min(jobs, len(launches)))]
-    with mock.patch.dict(os.environ, TORCHINDUCTOR_COMPILE_THREADS="1"):
-        for process in running:
-            process.start()
-    for process in running:
-        process.join(None if deadline == math.inf else max(0.0, deadline - time.monotonic()))
-        process.kill()
-        process.join()
+    parts = [[asdict(launch) for launch in launches[n::jobs]] for n in range(min(jobs, len(launches)))]
+    run_together([child("compile launches", launches=part) for part in parts], seconds)
 
 
-def _compile(launches: Sequence[Launch]) -> None:
+def compile_launches(launches: Sequence[Mapping[str, Any]]) -> int:
+    """Compiles what is measured, as far as that can be, in this process."""
     for launch in launches:
-        with suppress(Exception), _settings_of(launch), _backward_of(launch):
+        with suppress(Exception), _backward_of(Launch(**launch)):
             pass
-
-
-def _settings_of(launch: Launch) -> Any:
-    forced: dict[str, Any] = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family, "kernel": TRITON}
-    return enabled(guarantee="run", on_unsupported="error", costs="", **forced)
+    return 0
 
 
 @contextmanager
 def _backward_of(launch: Launch) -> Iterator[Callable[[], None]]:
-    """A call that runs the backward of one compiled attention; it has run once."""
+    """A call that runs the backward of one attention, compiled under the settings of its launch; it has run once."""
+    forced: dict[str, Any] = {"template": TWO_PASS} if launch.family == TWO_PASS else {"schedule": launch.family, "kernel": TRITON}
     query, key, value = (
         torch.randn(1, launch.heads, length, launch.head_dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
         for length in (launch.q_len, launch.kv_len, launch.kv_len)
     )
-    deterministic = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        # The graph is kept between backwards, which donated buffers do not allow.
-        with functorch_config.patch(donated_buffer=False):
-            out = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=False)(query, key, value)
-            grad = torch.randn_like(out)
+    with (
+        enabled(guarantee="run", on_unsupported="error", costs="", **forced),
+        deterministic(),
+        functorch_config.patch(donated_buffer=False),  # the graph is kept between backwards
+    ):
+        out = torch.compile(torch.nn.functional.scaled_dot_product_attention, dynamic=False)(query, key, value)
+        grad = torch.randn_like(out)
 
-            def backward() -> None:
-                torch.autograd.backward(out, grad, retain_graph=True)
+        def backward() -> None:
+            torch.autograd.backward(out, grad, retain_graph=True)
 
-            backward()
-            yield backward
-    finally:
-        torch.use_deterministic_algorithms(deterministic)
+        backward()
+        yield backward
 
 
-def kernel_times(launch: Launch) -> list[float]:
-    """Median times in ns of the kernels in the backward of one compiled attention, the longest first."""
+def measure(launch: Launch) -> float:
+    """Median time in ns of the longest kernel in the backward of one compiled attention."""
     with _backward_of(launch) as backward, profile(activities=[ProfilerActivity.CUDA]) as profiled:
         for _ in range(LAUNCHES):
             backward()
@@ -266,10 +240,10 @@ def kernel_times(launch: Launch) -> list[float]:
     times: dict[str, list[float]] = {}
     for event in profiled.events():
         times.setdefault(event.name, []).append(1000 * event.device_time)  # us to ns
-    ours = sorted((t for name, t in times.items() if name.startswith("triton_tem_")), key=sum, reverse=True)
+    ours = [launches for name, launches in times.items() if name.startswith("triton_tem_")]
     if not ours or any(len(launches) != LAUNCHES for launches in ours):
         raise ValueError(f"the profiler saw {[len(t) for t in ours]} launches of our kernels, not {LAUNCHES} of each")
-    return [statistics.median(launches) for launches in ours]
+    return statistics.median(max(ours, key=sum))
 
 
 def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
@@ -278,7 +252,6 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     Neither the Gluon kernel, masks, the smaller tile, head dims up to 32 nor two passes past head dim 128 are timed for it. The
     last two follow the fitted numbers of head dims 64 and 128, as estimates, and the others stay.
     """
-    numbers = numbers_of(session.key)
     source = f"fitted by `python -m dash_inductor qualify` on one {session.gpu}, {session.sms} SMs, bf16"
     measured: dict[str, tuple[int, str]] = {
         "sms": (session.sms, f"multi_processor_count of one {session.gpu}, as torch reports it"),
@@ -296,10 +269,7 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
         values = {d: getattr(constants, name) for d, (constants, _) in fitted.items()}
         each = ", ".join(f"{value:.0f} at d = {d}" for d, value in values.items())
         measured[name] = max(0, round(statistics.fmean(values.values()))), f"{source}: {each}"
-    now: dict[str, dict[str, Any]] = {}
-    for name, own in numbers.items():
-        if isinstance(own, dict):  # not what it says of the GPU
-            now |= {name: own} if "value" in own else {f"{name}.{d}": each for d, each in own.items()}
+    now = flat(numbers_of(session.key))
     followed: dict[str, tuple[int, str]] = {}
     if session.sms != now["sms"]["value"]:
         for name in now:
@@ -319,3 +289,12 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
 
     head = f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\ngpu = "{session.gpu}"'
     return "\n".join([f'{head}\narch = "sm_{session.arch}"', *map(entry, now), ""])
+
+
+def flat(numbers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The numbers of a cost file, with (value, source, estimate) of each; what it says of the GPU is left out."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, entry in numbers.items():
+        if isinstance(entry, dict):
+            found |= {name: entry} if "value" in entry else {f"{name}.{d}": each for d, each in entry.items()}
+    return found

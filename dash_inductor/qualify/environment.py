@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import subprocess
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+import triton
 
 from ..first_use.machine import sources_digest
 
@@ -15,39 +17,24 @@ FILE = "environment.json"
 CLOCKS = ("clocks.sm", "clocks.max.sm", "clocks.mem", "power.limit", "power.draw", "temperature.gpu", "utilization.gpu")
 
 
-@dataclass(frozen=True)
-class Environment:
-    """Where something was measured, as rows say it."""
-
-    gpu: str
-    sms: int
-    driver: str
-    torch: str
-    triton: str
-
-
-def environment() -> Environment:
-    """The environment of the current CUDA device."""
-    import torch
-    import triton
-
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return Environment(
-        gpu=properties.name,
-        sms=properties.multi_processor_count,
-        driver=nvidia_smi("driver_version")[0],
-        torch=torch.__version__,
-        triton=triton.__version__,
-    )
-
-
-def everything() -> dict[str, Any]:
-    """What may matter beside, too: sizes in bytes, clocks in MHz, power in W, and a digest of the package's sources."""
-    import torch
-
+def environment() -> dict[str, Any]:
+    """What a `Row` says of the current CUDA device: its name, SMs, driver, and versions."""
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     return {
-        **asdict(environment()),
+        "gpu": properties.name,
+        "sms": properties.multi_processor_count,
+        "driver": nvidia_smi("driver_version")[0],
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+    }
+
+
+def write(folder: Path) -> dict[str, Any]:
+    """Writes that into FILE of a folder, and what may matter beside: sizes in bytes, clocks in MHz, power in W, and a digest of the
+    package's sources. Returns all of it."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    found = {
+        **environment(),
         "arch": properties.major * 10 + properties.minor,
         "l2_bytes": properties.L2_cache_size,
         "memory_bytes": properties.total_memory,
@@ -58,6 +45,8 @@ def everything() -> dict[str, Any]:
         "cudnn": torch.backends.cudnn.version(),
         **dict(zip(CLOCKS, nvidia_smi(*CLOCKS), strict=True)),
     }
+    (folder / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    return found
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -81,10 +70,3 @@ def nvidia_smi(*queries: str) -> list[str]:
         return [""] * len(queries)
     found = [part.strip() for part in next(iter(said.splitlines()), "").split(",")]
     return found if len(found) == len(queries) else [""] * len(queries)
-
-
-def write(folder: Path) -> dict[str, Any]:
-    """Writes everything that may matter into FILE of a folder, and returns it."""
-    found = everything()
-    (folder / FILE).write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    return found

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HELPERS = ("pytest", "xdist", "expecttest", "hypothesis", "greenlet", "rich", "matplotlib", "pandas")
+HELPERS = ("pytest", "xdist", "expecttest", "hypothesis", "greenlet", "matplotlib", "pandas")
 NOT_AVAILABLE = 3
 TIME_LIMIT = 124  # as the program `timeout` has it
 PROCESSES = 12
@@ -48,25 +48,18 @@ def run(seconds: float) -> int:
     if "pytest" in missing:
         print("the tests were not run: pytest is not installed")
         return NOT_AVAILABLE
-    codes = [_pytest(start + group.share * seconds, *group.paths, *(processes() if group.together else [])) for group in GROUPS]
+    # Compiling takes longest, so several at a time.
+    several = [] if "xdist" in missing else ["-n", str(min(PROCESSES, os.cpu_count() or 1))]
+    codes = [_pytest(start + group.share * seconds, *group.paths, *(several if group.together else [])) for group in GROUPS]
     return next((code for code in codes if code), 0)
-
-
-def processes() -> list[str]:
-    """Arguments for pytest: compiling takes longest, so several at a time, where xdist is installed."""
-    return [] if find_spec("xdist") is None else ["-n", str(min(PROCESSES, os.cpu_count() or 1))]
-
-
-def _interruptible() -> None:
-    """What a shell starts in the background ignores interrupts, and so would what it starts."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _pytest(deadline: float, *arguments: str) -> int:
     """The exit code of pytest, which names each test as it ends, and is interrupted at the deadline."""
     environ = {**os.environ, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     command = [sys.executable, "-m", "pytest", "-v", "--tb=short", "-p", "no:cacheprovider", *arguments]
-    process = subprocess.Popen(command, env=environ, cwd=ROOT, preexec_fn=_interruptible)
+    # What a shell starts in the background ignores interrupts, and so would what it starts.
+    process = subprocess.Popen(command, env=environ, cwd=ROOT, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
     try:
         return process.wait(max(0.0, deadline - time.monotonic()))
     except subprocess.TimeoutExpired:

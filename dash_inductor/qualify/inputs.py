@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from .mods import alibi_slopes, mask_mod
 from .shapes import Shape
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 NAMES = ("dq", "dk", "dv")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # torch's names
@@ -34,8 +32,6 @@ class Inputs:
 
 def random_inputs(shape: Shape, device: str, dtype: torch.dtype | None = None, seed: int = 0) -> Inputs:
     """All N(0, 1), of the shape's dtype if no other is given."""
-    import torch
-
     dtype = getattr(torch, DTYPES[shape.dtype]) if dtype is None else dtype
     generator = torch.Generator(device).manual_seed(seed)
 
@@ -61,8 +57,6 @@ class Reference:
 
     def errors(self, grads: tuple[Tensor, ...]) -> dict[str, float]:
         """|x - ref| / |ref| of dq, dk and dv (Frobenius norms), the worst pair's; NaN where x has any."""
-        import torch
-
         worst = {}
         for n, name in enumerate(NAMES):
             errors = []
@@ -76,8 +70,6 @@ class Reference:
 
 def _gradients(shape: Shape, inputs: Inputs, z: int, h: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """dq [group, S, D], dk and dv [1, S, D] of kv head h of batch z, by the formulas, some rows of scores at a time."""
-    import torch
-
     group = shape.heads // shape.kv_heads
     heads = slice(h * group, (h + 1) * group)
     q, do = (x[z, heads].detach().to(dtype) for x in (inputs.query, inputs.grad_out))

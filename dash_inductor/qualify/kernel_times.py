@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import csv
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from .contenders import RefusedError, contenders
+from .contenders import prepared
 from .environment import sm_mhz
-from .inputs import random_inputs
 from .measure import settings
-from .runner import say
+from .rows import write
 from .shapes import Shape, shapes_called
 
 FILE = "kernel_times.csv"
@@ -44,35 +43,32 @@ class KernelTime:
 
 def run(folder: Path, seconds: float) -> int:
     """Writes FILE, backward by backward, and begins none after so many seconds."""
-    deadline, known = time.monotonic() + seconds, contenders()
-    with (folder / FILE).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(each.name for each in fields(KernelTime))
-        for shape in shapes_called(SHAPES):
-            for name in CONTENDERS:
-                why = "the time limit" if time.monotonic() >= deadline else known[name].unavailable("cuda")
-                if why:
-                    say(f"  {shape.name}, {name}: not run: {why}")
-                    continue
-                try:
-                    writer.writerows(map(astuple, kernels_of(shape, name)))
-                except (RefusedError, ValueError) as error:
-                    say(f"  {shape.name}, {name}: {error}")
-                file.flush()
+    write(folder / FILE, KernelTime, measured(time.monotonic() + seconds))
     return 0
+
+
+def measured(deadline: float) -> Iterator[KernelTime]:
+    """The kernels of each backward; a line for one that is not measured."""
+    for shape, name in itertools.product(shapes_called(SHAPES), CONTENDERS):
+        try:
+            if time.monotonic() >= deadline:
+                raise ValueError("not run: the time limit")
+            yield from kernels_of(shape, name)
+        except ValueError as error:
+            print(f"  {shape.name}, {name}: {error}")
 
 
 def kernels_of(shape: Shape, name: str) -> Iterator[KernelTime]:
     """Those of a contender's backward; ValueError where the profiler did not see as many in each."""
     with settings():
-        prepared = contenders()[name].prepare(shape, random_inputs(shape, "cuda"))
-        kernels = profiled(prepared.launch)
-    schedule, mhz = prepared.decision.schedule if prepared.decision else "", sm_mhz()
+        ready = prepared(name, shape, "cuda")
+        kernels = profiled(ready.launch)
+    schedule, mhz = ready.decision.schedule if ready.decision else "", sm_mhz()
     for kernel, times in kernels:
         found = KernelTime(
             COMMITTED, shape.name, name, schedule, kernel[:LETTERS], round(statistics.median(times), 1), LAUNCHES, mhz
         )
-        say(f"  {shape.name}, {name}: {found.median_us:.1f} us {found.kernel}")
+        print(f"  {shape.name}, {name}: {found.median_us:.1f} us {found.kernel}")
         yield found
 
 

@@ -18,14 +18,12 @@ from textwrap import shorten
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from . import clock
-from .contenders import GLUON_ONLY, ONE_PASS_ONLY, Prepared, RefusedError, first_line, ours
+from .contenders import GLUON_ONLY, ONE_PASS_ONLY, RefusedError, first_line, ours
 from .inputs import Reference, random_inputs
-from .measure import same_bits, settings
+from .measure import launched, settings, what_is_wrong
 from .rows import OK
-from .runner import child, say
+from .runner import child
 from .shapes import Shape
 
 FILE = "kernels.jsonl"
@@ -107,44 +105,26 @@ class Finding:
 def check(case: Case, device: str = "cuda") -> Finding:
     """Compiles a case, and launches it."""
     start, launches, allowed = time.monotonic(), case.launches, ALLOWED[case.shape.dtype]
-    found: dict[str, Any] = {"case": case.name, "allowed": allowed}
+    on_gpu, quiet = device == "cuda", launches // 2
+    found: dict[str, Any] = {}
     try:
         with settings():
             inputs = random_inputs(case.shape, device)
             reference = Reference.of(case.shape, inputs, torch.float64)
             prepared = ours("ours", {**case.settings, "guard": "auto"}).prepare(case.shape, inputs)
-            first, differing = _launched(prepared, device, launches)
+            first, differing = launched(prepared, launches, on_gpu, lambda n: _beside_work(on_gpu and n > quiet))
             errors = reference.errors(first)
+        status = what_is_wrong(errors, allowed) or OK
+        if differing and status == OK:
+            busy = ", beside other work," if differing > quiet else ""
+            status = f"not deterministic: launch {differing} of {launches}{busy} has other bits than the first"
+        schedule = prepared.decision.schedule if prepared.decision else ""
+        found = {"errors": errors, "launches": launches, "schedule": schedule}
     except RefusedError as refused:
-        return Finding(status=f"refused: {refused}", seconds=time.monotonic() - start, **found)
+        status = f"refused: {refused}"
     except Exception as error:
-        said = f"failed: {type(error).__name__}: {shorten(first_line(error), LINE)}"
-        return Finding(status=said, seconds=time.monotonic() - start, **found)
-    schedule = prepared.decision.schedule if prepared.decision else ""
-    found |= {"errors": errors, "launches": launches, "schedule": schedule, "seconds": time.monotonic() - start}
-    return Finding(status=_verdict(errors, allowed, differing), **found)
-
-
-def _verdict(errors: Mapping[str, float], allowed: float, differing: str) -> str:
-    wrong = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= allowed]  # a NaN is wrong
-    if wrong:
-        return f"wrong: {', '.join(wrong)} off, allowed {allowed:.1e}"
-    return f"not deterministic: {differing}" if differing else OK
-
-
-def _launched(prepared: Prepared, device: str, launches: int) -> tuple[tuple[Tensor, ...], str]:
-    """The gradients of the first launch, and which later one differs from it, if one does. Memory is full of NaN beforehand."""
-    first: tuple[Tensor, ...] = ()
-    for n in range(launches):
-        on_gpu, busy = device == "cuda", n >= launches // 2
-        if on_gpu:
-            clock.poison()
-        with _beside_work(on_gpu and busy):
-            grads = prepared.launch()
-        first = first or grads
-        if not all(same_bits(a, b) for a, b in zip(grads, first, strict=True)):
-            return first, f"launch {n + 1} of {launches}{', beside other work,' if busy else ''} has other bits than the first"
-    return first, ""
+        status = f"failed: {type(error).__name__}: {shorten(first_line(error), LINE)}"
+    return Finding(case.name, status, allowed=allowed, seconds=time.monotonic() - start, **found)
 
 
 @contextmanager
@@ -171,7 +151,7 @@ def run(folder: Path, seconds: float, jobs: int) -> int:
             finding = future.result()
             with (folder / FILE).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(finding)) + "\n")
-            say(f"[{n}/{len(waiting)}] {finding.case}: {finding.status}")
+            print(f"[{n}/{len(waiting)}] {finding.case}: {finding.status}")
             wrong = wrong or finding.is_wrong
     return int(wrong)
 

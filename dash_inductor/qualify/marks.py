@@ -6,13 +6,12 @@ of %globaltimer, which all SMs share, and cycles of its SM. The kernel as it is 
 
 from __future__ import annotations
 
-import csv
 import itertools
 import shutil
 import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,8 @@ import torch
 from torch import Tensor
 
 from .. import templates
-from ..config import GLUON, Config
-from ..devices.target import target_of
-from ..lowering.launch.gluon import Operands
 from . import schedules
-from .runner import say
+from .rows import write
 
 FILE = "marks.csv"
 PLACES = ("begin", "first_s", "last_step", "end")
@@ -60,7 +56,7 @@ def mark(memory, turn, place: gl.constexpr):
 EDITS: dict[str, Sequence[tuple[str, str]]] = {
     "functions.py": [("\n\n@gluon.jit\ndef thread():", f"{MARK}\n\n@gluon.jit\ndef thread():")],
     "launch.py": [
-        ("table.new_empty(GLUON_PARTITIONS * workers * n_q if round_robin else 0)", "MEMORY[0]"),
+        ("x.table.new_empty(GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0)", "MEMORY[0]"),
         ("LOG2E = 1.4426950408889634\n", "LOG2E = 1.4426950408889634\nMEMORY = []\n"),
     ],
     "kernel.py": [
@@ -104,25 +100,23 @@ def run(folder: Path) -> int:
     """Writes FILE for each shape of `schedules`, by the schedule that comes first, and prints what chains spend where."""
     with tempfile.TemporaryDirectory() as copies:
         kernel = marked(Path(copies, "marked"))
-        found = [mark for head_dim, mask in schedules.SHAPES for mark in chains(kernel, head_dim, mask)]
-    with (folder / FILE).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(each.name for each in fields(Mark))
-        writer.writerows(map(astuple, found))
+        write(folder / FILE, Mark, (mark for shape in schedules.SHAPES for mark in chains(kernel, *shape)))
     return 0
 
 
 def chains(kernel: Any, head_dim: int, mask: str) -> list[Mark]:
-    """Those of one launch of what `marked` has."""
-    target = target_of(torch.device("cuda"), Config(kernel=GLUON))
-    place, operands = next(schedules.schedules(schedules.resolution(head_dim, mask, target), "cuda"))
-    require_room(operands)
+    """Those of one launch of what `marked` has. ValueError for a table by which a CTA may have more than it can note."""
+    place, operands = next(schedules.schedules(schedules.resolution(head_dim, mask), "cuda"))
+    heads = operands.key.shape[0] * operands.key.shape[1]
+    _roles, heads_in_flight, slots = operands.table[:3].tolist()
+    if (most := -(-heads // heads_in_flight) * slots) > MOST_CHAINS:
+        raise ValueError(f"a CTA has {most} chains, more than the {MOST_CHAINS} that it can note")
     memory = torch.zeros(operands.workers * PER_CTA, dtype=torch.int64, device="cuda")
     kernel.MEMORY[:] = [memory.view(torch.int32)]
     for _ in range(3):  # the last is kept: the first compiles
         schedules.launched(kernel, operands)
     found = list(marks_of(memory.cpu(), place))
-    say(f"  {place}, medians in ns: {', '.join(f'{name} {value:.0f}' for name, value in spent(found).items())}")
+    print(f"  {place}, medians in ns: {', '.join(f'{name} {value:.0f}' for name, value in spent(found).items())}")
     return found
 
 
@@ -148,14 +142,6 @@ def marks_of(memory: Tensor, place: schedules.Timed) -> Iterator[Mark]:
         if begin:
             times = [begin - first, *(x - first for x in ns), *(x - cycle for x in cycles)]
             yield Mark(place.head_dim, place.mask, place.family, cta, chain, *times)
-
-
-def require_room(operands: Operands) -> None:
-    """ValueError for a table by which a CTA may have more chains than it can note."""
-    heads = operands.key.shape[0] * operands.key.shape[1]
-    _roles, heads_in_flight, slots = operands.table[:3].tolist()
-    if (most := -(-heads // heads_in_flight) * slots) > MOST_CHAINS:
-        raise ValueError(f"a CTA has {most} chains, more than the {MOST_CHAINS} that it can note")
 
 
 def spent(marks: Sequence[Mark]) -> Mapping[str, float]:

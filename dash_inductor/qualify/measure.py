@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch._functorch import config as functorch_config
+from torch.utils import deterministic
 
 from . import clock
 from .contenders import Contender, Prepared, RefusedError, first_line
@@ -15,9 +19,6 @@ from .inputs import Inputs, Reference, random_inputs
 from .rows import OK
 from .samples import interleaved
 from .shapes import Shape
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 LAUNCHES = 4  # whose bits are compared
 ERROR_FACTOR = 2  # how far from fp32 a contender may be, in errors of the baseline in the same dtype
@@ -66,9 +67,6 @@ def settings() -> Iterator[None]:
     Graphs are kept between backwards, so that no buffer may be donated; what torch fills with NaN in deterministic mode, for
     whoever reads memory that was never written, would be time that no kernel needs.
     """
-    from torch._functorch import config as functorch_config
-    from torch.utils import deterministic
-
     filling = deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     try:
@@ -111,8 +109,6 @@ def measure(
 
     Time is looked at before each contender is tried and after each round: what is ready by then is timed once at least.
     """
-    import torch
-
     pace = pace or Pace()
     torch.cuda.empty_cache()
     with settings():
@@ -121,7 +117,8 @@ def measure(
         results: dict[str, Result] = {}
         for name, contender in contenders.items():
             why = pace.left_out(name, shape)
-            limit = math.inf if name == baseline else slow_ms(results.get(baseline))
+            known = results.get(baseline)
+            limit = math.inf if name == baseline else max(SLOW_MS, SLOWER_THAN_BASELINE * ((known and known.launch_ms) or 0))
             results[name] = attempt(contender, shape, inputs, reference, limit) if why is None else Result(contender, why)
             pace.note(results[name], shape)
             if results[name].prepared is None:
@@ -129,11 +126,6 @@ def measure(
         _time(results, rounds, pace)
     allowed = allowed_error(results.get(baseline))
     return [judged(result, allowed) for result in results.values()]
-
-
-def slow_ms(baseline: Result | None) -> float:
-    """Beyond which a launch takes no turns."""
-    return max(SLOW_MS, SLOWER_THAN_BASELINE * ((baseline and baseline.launch_ms) or 0))
 
 
 def _time(results: dict[str, Result], rounds: int, pace: Pace) -> None:
@@ -169,12 +161,16 @@ def judged(result: Result, allowed: float) -> Result:
     """The result with a verdict on its gradients and bits, times kept."""
     status = result.status
     if status == OK and result.contender.valid:
-        wrong = [f"{name} {error:.1e}" for name, error in result.errors.items() if not error <= allowed]
-        if wrong:
-            status = f"wrong: {', '.join(wrong)} off, allowed {allowed:.1e}"
-        elif result.contender.deterministic and result.same_bits is False:
+        status = what_is_wrong(result.errors, allowed) or OK
+        if status == OK and result.contender.deterministic and result.same_bits is False:
             status = f"not deterministic: bits differ within {LAUNCHES} launches"
     return replace(result, status=status)
+
+
+def what_is_wrong(errors: Mapping[str, float], allowed: float) -> str:
+    """Which gradients are too far off, or ""."""
+    wrong = [f"{name} {error:.1e}" for name, error in errors.items() if not error <= allowed]  # a NaN is wrong
+    return f"wrong: {', '.join(wrong)} off, allowed {allowed:.1e}" if wrong else ""
 
 
 def attempt(contender: Contender, shape: Shape, inputs: Inputs, reference: Reference, limit_ms: float = math.inf) -> Result:
@@ -209,39 +205,37 @@ def _checked(contender: Contender, prepared: Prepared, reference: Reference, dev
             return Result(contender, OK, prepared, None, reference.errors(held), None, note, (launch_ms,), launch_ms)
         peak = clock.peak_bytes(prepared.launch)  # while the allocator keeps enough for two launches
         del held
+    first, differing = launched(prepared, LAUNCHES, on_gpu)
+    return Result(contender, OK, prepared, not differing, reference.errors(first), peak, prepared.note, launch_ms=launch_ms)
+
+
+def launched(
+    prepared: Prepared, launches: int, on_gpu: bool, beside: Callable[[int], AbstractContextManager[None]] = lambda n: nullcontext()
+) -> tuple[tuple[Tensor, ...], int]:
+    """The gradients of the first launch, and the number of a later one that differs from it, 0 if none does.
+
+    On a GPU memory is full of NaN before each. The n-th, from 1 on, runs inside of beside(n).
+    """
     first: tuple[Tensor, ...] = ()
-    same = True
-    for _ in range(LAUNCHES):
+    for n in range(1, launches + 1):
         if on_gpu:
             clock.poison()
-        grads = prepared.launch()
-        same = same and all(same_bits(a, b) for a, b in zip(grads, first or grads, strict=True))
+        with beside(n):
+            grads = prepared.launch()
         first = first or grads
-    return Result(contender, OK, prepared, same, reference.errors(first), peak, prepared.note, launch_ms=launch_ms)
+        if not all(same_bits(a, b) for a, b in zip(grads, first, strict=True)):
+            return first, n
+    return first, 0
 
 
 def same_bits(a: Tensor, b: Tensor) -> bool:
     """Bit for bit: NaN equals itself, and -0.0 is not 0.0."""
-    import torch
-
     integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
     return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
 
 
-def attempt_to_compile(pairs: Sequence[tuple[Shape, Contender]]) -> None:
-    """Prepares every contender for its shape and drops it: what is left of that are the compilers' caches."""
-
-    with settings():
-        for shape, contender in pairs:
-            if contender.unavailable("cuda") is None:
-                with suppress(Exception):
-                    contender.prepare(shape, random_inputs(shape, "cuda"))
-
-
 def _still_there(name: str, error: Exception) -> None:
     """LostDeviceError if the device is in error, as it stays after a fault."""
-    import torch
-
     try:
         torch.cuda.synchronize()
     except RuntimeError as fault:

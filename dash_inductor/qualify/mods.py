@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import and_masks
 
 from .shapes import Shape
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
 
 Mod = Callable[..., Any]
 
 
 def mask_mod(shape: Shape, device: torch.device) -> Mod | None:
     """(b, h, query, key) -> whether the query sees the key; None where each sees all."""
-    import torch
-    from torch.nn.attention.flex_attention import and_masks
-
     window = shape.window
     seen: list[Mod] = []
     if shape.causal:
@@ -36,8 +33,6 @@ def mask_mod(shape: Shape, device: torch.device) -> Mod | None:
 
 def score_mod(shape: Shape, device: torch.device) -> Mod | None:
     """(score, b, h, query, key) -> the score under the soft-cap, and then with ALiBi; None without either."""
-    import torch
-
     cap = shape.softcap
     slopes = alibi_slopes(shape).to(device) if shape.alibi else None
     if cap is None and slopes is None:
@@ -52,6 +47,4 @@ def score_mod(shape: Shape, device: torch.device) -> Mod | None:
 
 def alibi_slopes(shape: Shape) -> Tensor:
     """The slope of each query head, fp32."""
-    import torch
-
     return 2 ** (-8 * torch.arange(1, shape.heads + 1, dtype=torch.float32) / shape.heads)

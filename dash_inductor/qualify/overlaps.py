@@ -7,18 +7,16 @@ does both. The SM's own clock counts.
 
 from __future__ import annotations
 
-import csv
 import statistics
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, warpgroup_mma, warpgroup_mma_wait
 
-from .runner import say
+from .rows import write
 
 FILE = "overlaps.csv"
 STEPS = 2048
@@ -76,26 +74,17 @@ class Overlap:
 
 def run(folder: Path) -> int:
     """Writes FILE."""
-    found = list(map(measured, range(len(WITH))))
-    with (folder / FILE).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [each.name for each in fields(Overlap)], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(map(asdict, found))
+    write(folder / FILE, Overlap, map(measured, range(len(WITH))))
     return 0
 
 
 def measured(n: int) -> Overlap:
     """With WITH[n] beside each matmul, on all SMs."""
     clocks = torch.zeros(torch.cuda.get_device_properties(0).multi_processor_count, dtype=torch.int64, device="cuda")
+    sums = torch.zeros(clocks.shape, device="cuda")
     for _ in range(2):  # the first one compiles
-        multiply[(len(clocks),)](*arguments(clocks, n), num_warps=8)
+        multiply[(len(clocks),)](clocks, sums, STEPS, n in (1, 3), n in (2, 3), SIZE, num_warps=8)
     cycles = [each / STEPS for each in clocks.tolist()]
     found = Overlap(WITH[n], statistics.median(cycles), min(cycles), max(cycles))
-    say(f"  a matmul and {found.beside}: {found.cycles:.1f} cycles")
+    print(f"  a matmul and {found.beside}: {found.cycles:.1f} cycles")
     return found
-
-
-def arguments(clocks: torch.Tensor, n: int) -> tuple[Any, ...]:
-    """Those of `multiply` for WITH[n], which takes 8 warps."""
-    sums = torch.zeros(clocks.shape, device=clocks.device)
-    return clocks, sums, STEPS, n in (1, 3), n in (2, 3), SIZE

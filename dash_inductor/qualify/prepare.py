@@ -18,17 +18,36 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
-from .runner import child, say
+import torch
+import triton
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-if TYPE_CHECKING:
-    from .stages import Stage
+from .. import config
+from ..codegen.fake_gpu import fake_gpu
+from ..codegen.mode import deterministic
+from ..explanation.compiled import CompiledError, compiling_for, loading_nothing
+from ..explanation.decisions import on_gpu
+from ..first_use import verdict
+from ..first_use.known import Verdict
+from ..first_use.machine import sources_digest
+from ..hooks.install import installed
+from ..lowering.launch.gluon import compile_launch, compiling_launches
+from ..reproduce.trial import as_tried, attention, compiled_for
+from . import contenders as who
+from . import kernel_times, marks, schedules, training
+from .inputs import random_inputs
+from .kernels import CASES
+from .measure import settings
+from .runner import child
+from .shapes import shapes_called
+from .stages import Stage
 
 PACKED, ABOUT = "caches.tar.xz", "prepared.json"
 MOST_BYTES = 60 << 20  # of what a machine may be given
-KERNELS = "*.cubin"
 LEFT = (
     "FlashAttention's and cuDNN's own kernels",
     "graphs of the stages costs and tests, and the small kernels of additions and overlaps",
@@ -48,24 +67,14 @@ class Pair:
 
 def versions() -> dict[str, str]:
     """Versions that caches depend on, by name."""
-    import torch
-    import triton
-
-    from ..first_use.machine import sources_digest
-
     python = platform.python_version().rpartition(".")[0]
     return {"torch": torch.__version__, "triton": triton.__version__, "python": python, "sources": sources_digest()[:16]}
 
 
 def pairs_of(stages: Iterable[Stage]) -> list[Pair]:
     """The graphs of stages, each once."""
-    from . import kernel_times, schedules
-    from .contenders import contenders
-    from .kernels import CASES
-    from .shapes import shapes_called
-
     found: dict[Pair, None] = {}
-    compiled = {name for name, contender in contenders().items() if contender.compiled}
+    compiled = {name for name, contender in who.contenders().items() if contender.compiled}
     timed = ",".join(schedules.shape_of(*each).name for each in schedules.SHAPES)
     named = {"schedules": (timed, schedules.OTHERS), "kernel_times": (kernel_times.SHAPES, kernel_times.CONTENDERS)}
     for stage in stages:
@@ -98,7 +107,7 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
     for process in running:
         assert process.stdout
         for line in process.stdout:
-            say(f"  {line.rstrip()}")
+            print(f"  {line.rstrip()}", flush=True)
         process.wait()
     if failed := [process.returncode for process in running if process.returncode != 0]:
         raise ValueError(f"{folder} was not prepared: a process that compiled ended with status {failed[0]}")
@@ -133,7 +142,7 @@ def unpack(folder: Path, caches: Path, device: str | None = None) -> dict[str, A
 
 def kernels_in(caches: Path) -> int:
     """How many compiled kernels Triton's cache holds."""
-    return sum(1 for _ in caches.rglob(KERNELS))
+    return sum(1 for _ in caches.rglob("*.cubin"))
 
 
 def compile_pairs(device: str, pairs: Sequence[dict[str, Any]]) -> int:
@@ -143,32 +152,22 @@ def compile_pairs(device: str, pairs: Sequence[dict[str, Any]]) -> int:
     for pair in pairs:
         said = _compiled(device, Pair(**pair), trials)
         if said:
-            say(f"{pair['contender']} {pair['shape']}: {said}")
-    for kind, settings in trials.items():
-        if said := _compiled_trial(device, kind, settings):
-            say(f"the trial of {kind}: {said}")
+            print(f"{pair['contender']} {pair['shape']}: {said}")
+    for kind, tried in trials.items():
+        if said := _compiled_trial(device, kind, tried):
+            print(f"the trial of {kind}: {said}")
     return 0
 
 
 def compile_schedules(device: str, variants: str = "") -> int:
     """Compiles what the stages `schedules`, `profile` and `marks` launch, and the variants in a folder."""
-    import torch
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from ..codegen.fake_gpu import fake_gpu
-    from ..config import GLUON, Config
-    from ..devices.target import target_of
-    from ..lowering.launch.gluon import compile_launch
-    from . import marks, schedules
-
     with tempfile.TemporaryDirectory() as copies, fake_gpu(device):
         marked = marks.marked(Path(copies, "marked"))
         marked.MEMORY[:] = [torch.empty(1, dtype=torch.int32, device="meta")]
-        kernels = [*schedules.variants(variants).values(), marked]
-        target = target_of(torch.device("cuda"), Config(kernel=GLUON))
+        kernels = [*schedules.kernels(variants).values(), marked]
         for head_dim, mask in schedules.SHAPES:
             with FakeTensorMode(allow_non_fake_inputs=True):
-                for _, operands in schedules.schedules(schedules.resolution(head_dim, mask, target), "cpu"):
+                for _, operands in schedules.schedules(schedules.resolution(head_dim, mask), "cpu"):
                     for kernel in kernels:
                         compile_launch(kernel, operands)
     return 0
@@ -176,27 +175,15 @@ def compile_schedules(device: str, variants: str = "") -> int:
 
 def compile_training(device: str) -> int:
     """Compiles training steps, but for their kernels at lengths that vary."""
-    from ..explanation.compiled import CompiledError, compiling_for
-    from ..lowering.launch.gluon import compiling_launches
-    from . import training
-
     for mode, way in itertools.product(training.MODES, training.WAYS):
         with suppress(CompiledError), compiling_for(device), compiling_launches():
             for step in training.steps(way, mode, device="cpu"):
-                say(f"{way}, {mode}: {step.status}")
+                print(f"{way}, {mode}: {step.status}")
     return 0
 
 
 def _compiled(device: str, pair: Pair, trials: dict[Any, Any]) -> str | None:
     """Why a graph has no kernels, None where they are compiled. Adds the kinds that would be tried, with their settings."""
-    from ..explanation.compiled import CompiledError, compiling_for
-    from ..lowering.launch.gluon import compiling_launches
-    from . import contenders as who
-    from .inputs import random_inputs
-    from .kernels import CASES
-    from .measure import settings
-    from .shapes import shapes_called
-
     if pair.shape:
         (shape,), contender = shapes_called(pair.shape), (who.tuned() if pair.tuned else who.contenders())[pair.contender]
     else:
@@ -215,8 +202,6 @@ def _compiled(device: str, pair: Pair, trials: dict[Any, Any]) -> str | None:
 @contextmanager
 def _tried(trials: dict[Any, Any]) -> Iterator[None]:
     """Inside, each kind of kernel that would be tried on the GPU is noted, and fit."""
-    from ..first_use import verdict
-    from ..first_use.known import Verdict
 
     def fit(kind: Any, device: str, settings: Any, always: bool) -> Verdict:
         trials[kind] = settings
@@ -229,19 +214,6 @@ def _tried(trials: dict[Any, Any]) -> Iterator[None]:
 
 def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
     """Why the trial of a kind is not compiled, None where it is."""
-    import torch
-    from torch._inductor.virtualized import V
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    from .. import config
-    from ..codegen.fake_gpu import fake_gpu
-    from ..codegen.mode import deterministic
-    from ..explanation.compiled import loading_nothing, on_gpu
-    from ..hooks.install import installed
-    from ..lowering.launch.gluon import compiling_launches
-    from ..reproduce.trial import as_tried, attention, compiled_for
-    from .contenders import first_line
-
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     try:
         with (
@@ -258,5 +230,5 @@ def _compiled_trial(device: str, kind: Any, settings: Any) -> str | None:
             inputs, _ = attention(kind, torch.device("cpu"))
             compiled_for(kind, [on_gpu(x) for x in inputs])
     except Exception as error:
-        return f"{type(error).__name__}: {first_line(error)}"
+        return f"{type(error).__name__}: {who.first_line(error)}"
     return None

@@ -11,20 +11,18 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from ..config import GLUON, Config
-from ..devices.target import target_of
 from ..templates import gluon_kernel
 from . import schedules
-from .contenders import RefusedError, contenders
+from .contenders import prepared
 from .gpu_tests import NOT_AVAILABLE
-from .inputs import random_inputs
-from .runner import child, say
+from .rows import write
+from .runner import child
 
 SAMPLES, ACCOUNT = "loop_samples.csv", "profiler.txt"
 SECTIONS = ("SpeedOfLight", "MemoryWorkloadAnalysis_Tables", "SchedulerStats", "WarpStateStats", "SourceCounters")
@@ -56,49 +54,41 @@ def run(folder: Path, seconds: float) -> int:
     """Appends to SAMPLES and ACCOUNT; NOT_AVAILABLE where there is no ncu or it may not profile, 1 if a kernel has no samples."""
     ncu, deadline, wrong = shutil.which("ncu"), time.monotonic() + seconds, False
     if ncu is None:
-        say(f"{WITHOUT}: there is no program ncu (Nsight Compute) on the path")
+        print(f"{WITHOUT}: there is no program ncu (Nsight Compute) on the path")
         return NOT_AVAILABLE
     for head_dim, mask in SHAPES:
         for kernel, (contender, pattern) in KERNELS.items():
             name = f"{kernel}, d = {head_dim}, {mask}"
             if time.monotonic() >= deadline:
-                say(f"{name}: not run: the time limit")
+                print(f"{name}: not run: the time limit")
                 continue
             command = child("launch", head_dim=head_dim, mask=mask, contender=contender, launches=LAUNCHES)
             try:
                 rows, account = profiled(ncu, command, pattern)
             except PermissionError as error:
-                say(f"{WITHOUT}: {error}")
+                print(f"{WITHOUT}: {error}")
                 return NOT_AVAILABLE
             except (ValueError, subprocess.SubprocessError) as error:
-                say(f"{name}: {error}")
+                print(f"{name}: {error}")
                 wrong = wrong or kernel == "ours"
                 continue
             found = main_loop(rows, kernel, mask, head_dim)
-            append(folder / SAMPLES, found)
+            write(folder / SAMPLES, Sampled, found, "a")
             with (folder / ACCOUNT).open("a", encoding="utf-8") as file:
                 file.write(f"{name}\n{account}\n")
             most = sorted(found, key=lambda each: -each.samples)[:3]
-            say(f"{name}: {'; '.join(f'{each.percent:.1f} % at {each.instruction}' for each in most)}")
+            print(f"{name}: {'; '.join(f'{each.percent:.1f} % at {each.instruction}' for each in most)}")
     return int(wrong)
 
 
 def launch(head_dim: int, mask: str, contender: str, launches: int) -> int:
     """Launches ours, without Inductor, or the backward of a contender; 1 where that is not there."""
     if contender:
-        shape = schedules.shape_of(head_dim, mask)
-        known = contenders()[contender]
-        if why := known.unavailable("cuda"):
-            raise ValueError(why)
-        try:
-            backward = known.prepare(shape, random_inputs(shape, "cuda")).launch
-        except RefusedError as refused:
-            raise ValueError(str(refused)) from None
+        backward = prepared(contender, schedules.shape_of(head_dim, mask), "cuda").launch
         for _ in range(launches):
             backward()
     else:
-        target = target_of(torch.device("cuda"), Config(kernel=GLUON))
-        _, operands = next(schedules.schedules(schedules.resolution(head_dim, mask, target), "cuda"))
+        _, operands = next(schedules.schedules(schedules.resolution(head_dim, mask), "cuda"))
         for _ in range(launches):
             schedules.launched(gluon_kernel(), operands)
     torch.cuda.synchronize()
@@ -142,7 +132,7 @@ def main_loop(rows: Sequence[Mapping[str, str]], kernel: str, mask: str, head_di
     total = sum(samples)
     if not total:
         raise ValueError(NO_SAMPLES)
-    sources, addresses = [row["Source"].strip() for row in rows], [_address(row["Address"]) for row in rows]
+    sources, addresses = [row["Source"].strip() for row in rows], [int(row["Address"], 16) for row in rows]
     loops = []
     for end, source in enumerate(sources):
         target = ABSOLUTE.search(source) if "BRA" in source else None
@@ -168,16 +158,3 @@ def main_loop(rows: Sequence[Mapping[str, str]], kernel: str, mask: str, head_di
 
 def _count(text: str) -> int:
     return int(float(text.replace(",", ""))) if re.fullmatch(r"[\d,]+(\.\d+)?", text) else 0
-
-
-def _address(text: str) -> int:
-    return int(text, 16)
-
-
-def append(path: Path, rows: Iterable[Sampled]) -> None:
-    """Adds rows to a CSV, which begins with the names of the columns."""
-    new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerows([[each.name for each in fields(Sampled)]] if new else [])
-        writer.writerows(map(astuple, rows))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,7 +10,6 @@ from ..config import AUTO, GLUON, TRITON
 from ..schedule import TWO_PASS
 from ..templates.tiles import padded
 from .contenders import BASELINE, Contender
-from .environment import Environment
 from .measure import Result
 from .rows import OK, Row
 from .samples import named, ratios, summary
@@ -22,13 +21,13 @@ TOLERANCE = 1.25  # how far a measured time may be from the predicted one, eithe
 
 
 def rows_of(
-    shape: Shape, results: Sequence[Result], *, run: str, environment: Environment, baseline: str, mhz: int | None
+    shape: Shape, results: Sequence[Result], *, run: str, environment: Mapping[str, Any], baseline: str, mhz: int | None
 ) -> list[Row]:
     """One row per result; ratios are of times of the same round. `mhz` is the SM clock after the measurement."""
     times = {r.contender.name: r.times_ms for r in results if r.times_ms}
     sizes = asdict(shape)
     del sizes["alibi"]  # which a shape's name says
-    common = {"run": run, **asdict(environment), "shape": sizes.pop("name"), **sizes, "baseline": baseline}
+    common = {"run": run, **environment, "shape": sizes.pop("name"), **sizes, "baseline": baseline}
     return [Row(**common, **_measured(shape, r, times, baseline, mhz)) for r in results]
 
 
@@ -79,15 +78,11 @@ def shown(rows: Iterable[Row]) -> list[dict[str, str]]:
         {
             "shape": row.shape,
             "contender": row.contender,
-            "det.": "yes" if row.deterministic else "no",
             "ms": _text("{:.3f}", row.median_ms),
             "TFLOPS": _text("{:.0f}", row.tflops),
             "speedup": _text("{:.3f} ({:.3f} .. {:.3f})", row.speedup, row.speedup_p20, row.speedup_p80),
             "price": _text("{:.3f} ({:.3f} .. {:.3f})", row.price, row.price_p20, row.price_p80),
-            "peak MiB": _text("{:.1f}", None if row.peak_bytes is None else row.peak_bytes / MIB),
-            "same bits": {True: "yes", False: "no", None: ""}[row.same_bits],
             "error": _text("{:.1e}", row.error),
-            "schedule": row.schedule,
             "status": row.status,
         }
         for row in rows
@@ -130,12 +125,16 @@ def targets(rows: Iterable[Row]) -> list[dict[str, str]]:
     speedups = [row.speedup for row in ours if row.shape == FLAGSHIP and row.baseline == BASELINE and row.speedup is not None]
     prices = [row.price for row in ours if has_order(row) and row.price is not None]
     beside = [spare for row in ours if (spare := _spare_bytes(row)) is not None]
-    speedup, price, spare = min(speedups, default=None), max(prices, default=None), max(beside, default=None)
-    return [
-        _target(f"speedup over {BASELINE}, {FLAGSHIP}", "at least 2.5", speedup, lambda found: found >= 2.5),
-        _target("time with order over time without", "at most 1.03", price, lambda found: found <= 1.03),
-        _target("bytes beside outputs, fp32 dq, delta, lse", "at most 1 MiB", spare, lambda found: found <= MIB),
-    ]
+    wanted = (
+        (f"speedup over {BASELINE}, {FLAGSHIP}", "at least 2.5", min(speedups, default=None), lambda found: found >= 2.5),
+        ("time with order over time without", "at most 1.03", max(prices, default=None), lambda found: found <= 1.03),
+        ("bytes beside outputs, fp32 dq, delta, lse", "at most 1 MiB", max(beside, default=None), lambda found: found <= MIB),
+    )
+    lines = []
+    for target, asked, worst, is_met in wanted:
+        verdict = "not measured" if worst is None else "met" if is_met(worst) else "MISSED"
+        lines.append({"target": target, "wanted": asked, "found": _text("{:.6g}", worst), "": verdict})
+    return lines
 
 
 def _spare_bytes(row: Row) -> int | None:
@@ -143,11 +142,6 @@ def _spare_bytes(row: Row) -> int | None:
     allowed = row.batch * row.heads * row.length * (4 * padded(row.head_dim) + 8)
     seen = [size for size in (row.workspace_bytes, row.peak_bytes) if size is not None]
     return max(seen) - allowed if seen else None
-
-
-def _target(name: str, wanted: str, worst: float | None, is_met: Callable[[float], bool]) -> dict[str, str]:
-    verdict = "not measured" if worst is None else "met" if is_met(worst) else "MISSED"
-    return {"target": name, "wanted": wanted, "found": "" if worst is None else f"{worst:.6g}", "": verdict}
 
 
 def has_order(row: Row) -> bool:

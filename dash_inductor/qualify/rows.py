@@ -1,4 +1,4 @@
-"""One row per shape and contender: the one schema of every table here, written as it comes, read back with its types.
+"""One row per shape and contender: the schema of every table of backwards, written as it comes, read back with its types.
 
 A number or bool that was not measured, or does not apply, is None, and an empty cell of the file; text is "" there.
 """
@@ -9,7 +9,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +95,21 @@ _PARSED: dict[str, Callable[[str], Any]] = {
     "tuple[int, ...]": lambda text: tuple(map(int, text.split())),
     "tuple[float, ...]": lambda text: tuple(map(float, text.split())),
 }
+
+
+def write(path: Path, kind: Any, records: Iterable[Any], mode: str = "w") -> list[Any]:
+    """Writes records of another kind, a dataclass, as CSV below the names of its fields, each as it comes, and returns them. In the
+    mode "a" they stand behind what a file has."""
+    written = []
+    with path.open(mode, encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if not file.tell():
+            writer.writerow(each.name for each in fields(kind))
+        for record in records:
+            writer.writerow(astuple(record))
+            file.flush()
+            written.append(record)
+    return written
 
 
 def append(path: Path, rows: Iterable[Row]) -> None:

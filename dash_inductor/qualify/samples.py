@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+
+Key = TypeVar("Key")
 
 
 class Summary(NamedTuple):
@@ -37,14 +39,14 @@ def ratios(times: Sequence[float], others: Sequence[float]) -> list[float]:
 
 
 def interleaved(
-    timers: Mapping[str, Callable[[], float]], rounds: int, warm_up: int = 0, enough: Callable[[], bool] = lambda: False
-) -> dict[str, list[float]]:
+    timers: Mapping[Key, Callable[[], float]], rounds: int, warm_up: int = 0, enough: Callable[[], bool] = lambda: False
+) -> dict[Key, list[float]]:
     """Calls every timer once a round, each round starting with another one; what the warm-up rounds return is dropped.
 
     `enough` is asked after every round that counts: no other begins once it says so.
     """
     names = list(timers)
-    taken: dict[str, list[float]] = {name: [] for name in names}
+    taken: dict[Key, list[float]] = {name: [] for name in names}
     for round_ in range(-warm_up, rounds):
         first = round_ % max(1, len(names))
         for name in names[first:] + names[:first]:

@@ -8,7 +8,6 @@ A variant is a copy of templates/gluon, changed.
 
 from __future__ import annotations
 
-import csv
 import functools
 import hashlib
 import importlib.util
@@ -17,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -26,7 +25,7 @@ from torch import Tensor
 
 from .. import templates
 from ..config import GLUON, Config
-from ..devices.target import Target, target_of
+from ..devices.target import target_of
 from ..lowering.launch import gluon
 from ..problem import Problem
 from ..reference import LOG2E
@@ -38,7 +37,7 @@ from .clock import Clock, flushed
 from .environment import sm_mhz
 from .inputs import random_inputs
 from .measure import settings
-from .runner import say
+from .rows import write
 from .samples import interleaved
 from .shapes import Shape, shapes_called
 
@@ -93,36 +92,33 @@ def kernel_in(folder: Path) -> ModuleType:
     return importlib.import_module(f"{name}.launch")
 
 
-def variants(folder: str = "") -> dict[str, ModuleType]:
-    """The kernel as it is, and those that are in a folder."""
-    copies = sorted(path for path in Path(folder).iterdir() if path.is_dir()) if folder else []
+def kernels(variants: str = "") -> dict[str, ModuleType]:
+    """The kernel as it is, and its variants in a folder, if one is named."""
+    copies = sorted(path for path in Path(variants).iterdir() if path.is_dir()) if variants else []
     return {COMMITTED: templates.gluon_kernel()} | {path.name: kernel_in(path) for path in copies}
 
 
-def run(folder: Path, seconds: float, of_variants: str) -> int:
+def run(folder: Path, seconds: float, variants: str = "") -> int:
     """Writes FILE, shape by shape, and begins none after so many seconds; 1 if a schedule's gradients are far from the others'.
 
-    of_variants: a folder of them, "" for none.
+    variants: a folder of them, "" for none.
     """
-    target, deadline = target_of(torch.device("cuda"), Config(kernel=GLUON)), time.monotonic() + seconds
-    wrong, kernels = False, variants(of_variants)
+    deadline, wrong, known = time.monotonic() + seconds, False, kernels(variants)
     for head_dim, mask in SHAPES:
         if time.monotonic() >= deadline:
-            say(f"head dim {head_dim}, {mask}: not run: the time limit")
+            print(f"head dim {head_dim}, {mask}: not run: the time limit")
             continue
-        rows, far = measured(head_dim, mask, target, kernels)
-        append(folder / FILE, rows)
+        rows, far = measured(head_dim, mask, known)
+        write(folder / FILE, Timed, rows, "a")
         for name in far:
-            say(f"{name}: wrong: more than {OFF:.0%} off the first schedule")
+            print(f"{name}: wrong: more than {OFF:.0%} off the first schedule")
         wrong = wrong or bool(far)
     return int(wrong)
 
 
-def measured(
-    head_dim: int, mask: str, target: Target, kernels: Mapping[str, ModuleType], device: str = "cuda"
-) -> tuple[list[Timed], list[str]]:
+def measured(head_dim: int, mask: str, kernels: Mapping[str, ModuleType], device: str = "cuda") -> tuple[list[Timed], list[str]]:
     """One row per schedule, variant and other that is there, and the names of those of ours that are wrong."""
-    found = resolution(head_dim, mask, target)
+    found = resolution(head_dim, mask)
     assert found.choice
     tables = dict(schedules(found, device))
     launches: dict[Timed, Callable[[], Gradients]] = {
@@ -142,7 +138,7 @@ def measured(
             far.append(str(place))
     for place in launches:
         if place.variant in kernels and place not in tables and digests[place] != digests[chosen]:
-            say(f"  {place}: other bits than as committed")
+            print(f"  {place}: other bits than as committed")
     with settings():
         for name, launch in _others(shape_of(head_dim, mask), device):
             launches[Timed(name, head_dim, mask)] = launch
@@ -152,7 +148,7 @@ def measured(
     for place, taken in times.items():
         row = replace(place, median_ms=statistics.median(taken), min_ms=min(taken), max_ms=max(taken))
         rows.append(replace(row, digest=digests[place], sm_mhz=mhz))
-        say(f"  {place}: {rows[-1].median_ms:.3f} ms")
+        print(f"  {place}: {rows[-1].median_ms:.3f} ms")
     return rows, far
 
 
@@ -164,23 +160,19 @@ def _timed(launches: Mapping[Timed, Callable[[], Gradients]]) -> tuple[dict[Time
         mhz.append(sm_mhz())
         return False
 
-    timers = {str(place): functools.partial(clock.milliseconds, launch) for place, launch in launches.items()}
+    timers = {place: functools.partial(clock.milliseconds, launch) for place, launch in launches.items()}
     times = interleaved(timers, ROUNDS, warm_up=2, enough=enough)
     known = [each for each in mhz if each is not None]
-    return {place: times[str(place)] for place in launches}, round(statistics.median(known)) if known else None
+    return times, round(statistics.median(known)) if known else None
 
 
 def _others(shape: Shape, device: str) -> Iterator[tuple[str, Callable[[], Gradients]]]:
     """Those that are there and take the shape."""
-    known = who.contenders()
     for name in OTHERS:
-        if why := known[name].unavailable(device):
-            say(f"  {name}: {why}")
-            continue
         try:
-            yield name, known[name].prepare(shape, random_inputs(shape, device)).launch
+            yield name, who.prepared(name, shape, device).launch
         except who.RefusedError as refused:
-            say(f"  {name}: {refused}")
+            print(f"  {name}: {refused}")
 
 
 def launched(kernel: ModuleType, operands: gluon.Operands) -> Gradients:
@@ -196,10 +188,10 @@ def shape_of(head_dim: int, mask: str) -> Shape:
     return found
 
 
-def resolution(head_dim: int, mask: str, target: Target) -> Resolution:
-    """What the package would choose for a shape that is timed."""
-    heads = HIDDEN // head_dim
-    problem = Problem(mask, BATCH, heads, heads, LENGTH, LENGTH, head_dim, "bf16")
+def resolution(head_dim: int, mask: str) -> Resolution:
+    """What the package would choose for a shape that is timed, on the GPU that is there."""
+    shape, target = shape_of(head_dim, mask), target_of(torch.device("cuda"), Config(kernel=GLUON))
+    problem = Problem(mask, BATCH, shape.heads, shape.kv_heads, LENGTH, LENGTH, head_dim, shape.dtype)
     return resolve(problem, Config(kernel=GLUON, template="one_pass"), target)
 
 
@@ -207,24 +199,16 @@ def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, gluon.Ope
     """Each candidate of a resolution, and what its launch is given. Gradients are full of NaN before."""
     assert found.choice and found.one_pass
     problem, tile = found.problem, found.one_pass
-    generator = torch.Generator(device).manual_seed(0)
-
-    def normal(heads: int, length: int) -> Tensor:
-        size = (problem.batch, length, heads, problem.head_dim)
-        return torch.randn(size, generator=generator, device=device, dtype=torch.bfloat16).transpose(1, 2)
-
-    query, key, value = (normal(problem.heads, problem.q_len) for _ in range(3))
+    inputs = random_inputs(shape_of(problem.head_dim, problem.mask), device)
+    query, key, value = (x.detach() for x in inputs.leaves)
     causal = problem.mask == "causal"
     flash = "_scaled_dot_product_flash_attention" + ("_for_cpu" if device == "cpu" else "")
     out, logsumexp = getattr(torch.ops.aten, flash)(query, key, value, 0.0, causal)[:2]
-    grad_out = normal(problem.heads, problem.q_len)
-    rows = -(-problem.q_len // tile.block_m) * tile.block_m
-    delta = (out.float() * grad_out.float()).sum(-1)
-    statistics_of_rows = [(-logsumexp * LOG2E, -torch.inf), (delta, 0.0)]
-    padded = [torch.nn.functional.pad(x, (0, rows - problem.q_len), value=fill).contiguous() for x, fill in statistics_of_rows]
-    dq = torch.full((problem.batch * problem.heads, rows * problem.head_dim), torch.nan, device=device)
+    delta = (out.float() * inputs.grad_out.float()).sum(-1)
+    rows = (-logsumexp * LOG2E).contiguous(), delta.contiguous()
+    # LENGTH is a multiple of every tile, so that no row is padding.
+    dq = torch.full((problem.batch * problem.heads, problem.q_len * problem.head_dim), torch.nan, device=device)
     dk, dv = torch.full_like(key, torch.nan), torch.full_like(value, torch.nan)
-    scale = problem.softmax_scale
     for candidate in found.choice.considered:
         if candidate.family in ROUND_ROBIN:  # whose rows CTAs compute into memory of the launch
             continue
@@ -233,8 +217,8 @@ def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, gluon.Ope
         workers = candidate.roles * candidate.heads_in_flight
         variant = MIRRORED if candidate.mirrored else COMMITTED
         place = Timed(variant, problem.head_dim, problem.mask, candidate.family, candidate.roles, candidate.heads_in_flight)
-        tensors = query, key, value, grad_out, *padded, table, None, None, None, dq, dk, dv
-        numbers = {"block_m": tile.block_m, "block_n": tile.block_n, "causal": causal, "scale": scale}
+        tensors = query, key, value, inputs.grad_out, *rows, table, None, None, None, dq, dk, dv
+        numbers = {"block_m": tile.block_m, "block_n": tile.block_n, "causal": causal, "scale": problem.softmax_scale}
         yield place, gluon.Operands(*tensors, workers, cooperative=True, **numbers)
 
 
@@ -250,13 +234,3 @@ def digest(gradients: Gradients) -> str:
     for x in gradients:
         hashed.update(x.contiguous().view(torch.uint8).cpu().numpy().tobytes())
     return hashed.hexdigest()[:12]
-
-
-def append(path: Path, rows: list[Timed]) -> None:
-    """Adds rows to a CSV, which begins with the names of the columns."""
-    new = not path.exists()
-    with path.open("a", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, [each.name for each in fields(Timed)], lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(map(asdict, rows))

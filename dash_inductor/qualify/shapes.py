@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
-
-from ..templates.tiles import HALF_DTYPES
 
 TOKENS = 16_384
 HIDDEN = 2048
@@ -30,7 +29,7 @@ class Shape:
         dtype: bf16 or fp16.
 
     Raises:
-        ValueError: for sizes that make no attention.
+        ValueError: for a mask or numbers of heads that make no attention.
     """
 
     name: str
@@ -51,14 +50,6 @@ class Shape:
             raise ValueError(f"mask={self.mask!r} is not one of {', '.join(MASKS)}")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads={self.kv_heads} does not divide heads={self.heads}")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"window={self.window} lets a query not see itself")
-        if self.documents and (min(self.documents) < 1 or sum(self.documents) != self.length):
-            raise ValueError(f"documents={self.documents} do not make up length={self.length}")
-        if self.dtype not in HALF_DTYPES:
-            raise ValueError(f"dtype={self.dtype!r} is not one of {', '.join(HALF_DTYPES)}")
-        if self.softcap is not None and self.softcap <= 0:
-            raise ValueError(f"softcap={self.softcap} is not positive")
 
     @property
     def causal(self) -> bool:
@@ -73,10 +64,6 @@ class Shape:
     def flex(self) -> bool:
         """Whether FlexAttention alone has an efficient form of it."""
         return self.masked or self.softcap is not None or self.alibi
-
-    @property
-    def tokens(self) -> int:
-        return self.batch * self.length
 
     @property
     def flop(self) -> int:
@@ -119,23 +106,17 @@ FLEX = (
 )
 
 
-def _wanted(head_dim: int) -> tuple[Shape, ...]:
-    """The kinds of FlexAttention, and fp16, at one size."""
-
-    def of(kind: str, **others: Any) -> Shape:
-        return replace(_swept("causal", head_dim, 8192), name=f"d{head_dim}-{kind}-8192", **others)
-
-    return (
-        of("documents", documents=DOCUMENTS),
-        of("window", window=1024),
-        of("soft-cap", softcap=50.0),
-        of("alibi", alibi=True),
-        of("fp16", dtype="fp16"),
-    )
-
-
 # What decides who gets which kernel (`dash_inductor/prices.py`), beside the causal ones of the sweep.
-KINDS = (*_wanted(128), *_wanted(64))
+OF_A_KIND: dict[str, dict[str, Any]] = {
+    "documents": {"documents": DOCUMENTS},
+    "window": {"window": 1024},
+    "soft-cap": {"softcap": 50.0},
+    "alibi": {"alibi": True},
+    "fp16": {"dtype": "fp16"},
+}
+KINDS = tuple(
+    replace(_swept("causal", d, 8192), name=f"d{d}-{kind}-8192", **own) for d, (kind, own) in product((128, 64), OF_A_KIND.items())
+)
 # The first of the sweep is what the project is measured by, then the models, the kinds and the rest.
 SHAPES = (SWEEP[0], *MODELS, *FLEX, *KINDS, *SWEEP[1:])
 QUICK = tuple(
@@ -157,11 +138,19 @@ def shapes_called(names: str) -> list[Shape]:
     asked = dict.fromkeys(names.split(","))
     sized = [_of_sizes(name) for name in asked if ":" in name]
     patterns = [name for name in asked if ":" not in name]
+    named = matching("shape", patterns, [shape.name for shape in SHAPES], f", and sizes are given as {SIZES}")
+    return [shape for shape in SHAPES if shape.name in named] + sized
+
+
+def matching(what: str, patterns: Collection[str], names: Collection[str], hint: str = "") -> set[str]:
+    """The names that match any of the patterns; ValueError for a pattern that none does."""
+    found = set()
     for pattern in patterns:
-        if not any(fnmatchcase(shape.name, pattern) for shape in SHAPES):
-            known = ", ".join(shape.name for shape in SHAPES)
-            raise ValueError(f"no shape is called {pattern!r}; there are {known}, and sizes are given as {SIZES}")
-    return [shape for shape in SHAPES if any(fnmatchcase(shape.name, pattern) for pattern in patterns)] + sized
+        matches = set(fnmatch.filter(names, pattern))
+        if not matches:
+            raise ValueError(f"no {what} is called {pattern!r}; there are {', '.join(names)}{hint}")
+        found |= matches
+    return found
 
 
 def _of_sizes(text: str) -> Shape:

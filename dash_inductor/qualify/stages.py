@@ -122,12 +122,10 @@ def seconds_of(stages: Sequence[Stage]) -> int:
 
 def with_spare(stage: Stage, seconds: int) -> Stage:
     """The stage with more time, which those before it left."""
-    if seconds <= 0:
-        return stage
     arguments, job = dict(stage.arguments), stage.job
     if "seconds" in arguments:
         arguments["seconds"] += seconds
-    if job is not None and job.seconds is not None:
+    if job is not None:
         job = replace(job, seconds=job.seconds + seconds)
     return replace(stage, seconds=stage.seconds + seconds, arguments=arguments, job=job)
 
@@ -140,11 +138,6 @@ class Outcome:
     said: str
     seconds: int
     code: int | None = None
-
-    @property
-    def is_right(self) -> bool:
-        """Whether nobody needs to look."""
-        return self.said in (OK, NO_TESTS)
 
 
 def run(stage: Stage, folder: Path, environ: Mapping[str, str], jobs: int, echo: Callable[[str], None]) -> Outcome:

@@ -6,14 +6,13 @@ compilation, and whether two steps had the same bits. The seconds that a kernel'
 
 from __future__ import annotations
 
-import csv
 import functools
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import config
+from ..codegen.mode import deterministic
 from ..config import GLUON, TRITON, Config
 from ..devices.target import target_of
 from ..first_use import kind
@@ -31,9 +31,9 @@ from ..hooks.install import enabled
 from ..problem import Problem
 from ..resolve import resolve
 from .clock import Clock, flushed
-from .contenders import deterministic_mode, first_line, importable
+from .contenders import first_line, importable
 from .measure import same_bits
-from .runner import say
+from .rows import write
 
 FILE = "training.csv"
 ROUNDS = 10
@@ -108,10 +108,6 @@ def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return x * cosines + torch.cat((-second, first), -1) * sines
 
 
-def _sdpa(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-
-
 def _fa4(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     from flash_attn.cute import flash_attn_func
 
@@ -121,39 +117,33 @@ def _fa4(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def run(folder: Path, seconds: float) -> int:
     """Writes FILE as it goes, and begins nothing after so many seconds; 1 if a step of ours fails, or has other bits."""
-    deadline, wrong = time.monotonic() + seconds, False
-    with (folder / FILE).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(each.name for each in fields(Step))
-        measurements: list[Callable[[], list[Step]]] = [functools.partial(steps, way, mode) for mode in MODES for way in WAYS]
-        for measured in (*_trials(), *measurements):
-            if time.monotonic() >= deadline:
-                say("the time limit: what is left of the training steps was not run")
-                break
-            for step in measured():
-                writer.writerow(astuple(step))
-                file.flush()
-                say(f"  {step}")
-                wrong = wrong or (step.way == "ours" and (step.status != "ok" or step.same_bits is False))
-    return int(wrong)
+    found = write(folder / FILE, Step, _measured(time.monotonic() + seconds))
+    return int(any(step.way == "ours" and (step.status != "ok" or step.same_bits is False) for step in found))
 
 
-def _trials() -> Iterator[Callable[[], list[Step]]]:
-    """Each kind of a causal attention, tried by a process of its own, as at its first use."""
-    for kernel in (GLUON, TRITON):
-        settings = Config(kernel=kernel, template="one_pass")
+def _measured(deadline: float) -> Iterator[Step]:
+    """Trials, then steps."""
+    measurements = [functools.partial(tried, kernel) for kernel in (GLUON, TRITON)]
+    measurements += [functools.partial(steps, way, mode) for mode in MODES for way in WAYS]
+    for measurement in measurements:
+        if time.monotonic() >= deadline:
+            print("the time limit: what is left of the training steps was not run")
+            return
+        for step in measurement():
+            print(f"  {step}")
+            yield step
 
-        def tried(settings: Config = settings) -> list[Step]:
-            problem = Problem("causal", 1, 32, 8, LENGTHS[0], LENGTHS[0], 128, "bf16")
-            found = resolve(problem, settings, target_of(torch.device("cuda"), settings))
-            (one,) = kind.kinds_of(found)
-            start = time.monotonic()
-            job = {"kind": asdict(one), "device": "cuda:0", "settings": asdict(kind.settings_for(one, settings))}
-            said = tried_by_another(json.dumps(job), SECONDS[0])
-            status = "ok" if said.fit else said.said
-            return [Step(f"{FIRST_USE} of {one}", TRIAL, None, status, seconds=time.monotonic() - start)]
 
-        yield tried
+def tried(kernel: str) -> list[Step]:
+    """The kind of a causal attention in one pass, tried by a process of its own, as at its first use."""
+    settings = Config(kernel=kernel, template="one_pass")
+    problem = Problem("causal", 1, 32, 8, LENGTHS[0], LENGTHS[0], 128, "bf16")
+    (one,) = kind.kinds_of(resolve(problem, settings, target_of(torch.device("cuda"), settings)))
+    start = time.monotonic()
+    job = {"kind": asdict(one), "device": "cuda:0", "settings": asdict(kind.settings_for(one, settings))}
+    said = tried_by_another(json.dumps(job), SECONDS[0])
+    status = "ok" if said.fit else said.said
+    return [Step(f"{FIRST_USE} of {one}", TRIAL, None, status, seconds=time.monotonic() - start)]
 
 
 def steps(way: str, mode: str, sizes: Sizes = Sizes(), lengths: tuple[int, ...] = LENGTHS, device: str = "cuda") -> list[Step]:
@@ -163,7 +153,8 @@ def steps(way: str, mode: str, sizes: Sizes = Sizes(), lengths: tuple[int, ...] 
         return [Step(way, mode, None, "flash_attn.cute is not importable")]
     torch._dynamo.reset()
     torch.manual_seed(0)
-    layer = Layer(sizes, _fa4 if way.startswith("FlashAttention") else _sdpa, device)
+    sdpa = functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+    layer = Layer(sizes, _fa4 if way.startswith("FlashAttention") else sdpa, device)
     compiled = torch.compile(layer, **MODES[mode])
     inputs = {length: torch.randn(1, length, sizes.width, device=device, dtype=sizes.dtype) for length in lengths}
 
@@ -175,7 +166,7 @@ def steps(way: str, mode: str, sizes: Sizes = Sizes(), lengths: tuple[int, ...] 
     clock = Clock(flushed()) if device == "cuda" else None
     found = []
     with ExitStack() as stack:
-        stack.enter_context(deterministic_mode(way in ("ours", "strict")))
+        stack.enter_context(deterministic(way in ("ours", "strict")))
         # An installation is on by itself where the mode is deterministic.
         off = config.within(replace(config.current(), enabled=False))
         stack.enter_context(enabled(on_unsupported="error") if way == "ours" else off)

@@ -19,7 +19,6 @@ from ..templates import source as source_of
 from ..templates import tiles
 from ..templates.tiles import Fragments, Tile, padded
 
-Edit = Callable[[str], str]
 TEMPLATES = ("ONE_PASS", "BLOCK_MASK_ONE_PASS")  # of lowering/kernels.py
 
 
@@ -31,7 +30,7 @@ class Variant:
 
     name: str
     says: str
-    edit: Edit | None = None
+    edit: Callable[[str], str] | None = None
     tiles: dict[tuple[int | str, int], Tile] = field(default_factory=dict)
     release_after: int | None = None
     valid: bool = True  # whether the gradients are right
@@ -88,33 +87,32 @@ def without_order(source: str) -> str:
     return source
 
 
-UNORDERED = Variant("unordered", "without wait and release: what order costs; its gradients are wrong", without_order, valid=False)
-RELEASES = (
-    Variant("release-after-s", "release after the next step's s matmul", release_after=1),
-    Variant("release-after-dv", "release after the next step's dv matmul", release_after=3),
-)
-
-
 def staged(name: str, stages: int) -> Variant:
     """The tiles of the table with another number of stages."""
     changed = {key: replace(tile, num_stages=stages) for key, tile in tiles._TILES.items() if tile.num_stages != stages}
     return Variant(name, f"{stages} stages", tiles=changed)
 
 
-STAGES = (staged("two-stages", 2), staged("four-stages", 4))
-# Two CTAs per SM: half or a quarter of the tile, with one warpgroup. The accumulator of dq then has 64 rows a warpgroup
-# and as many columns as it is wide.
-TWO_PER_SM = Variant(
-    "two-per-sm",
-    "64/64 (d = 64) and 32/64 (d = 128), 4 warps, two CTAs per SM",
-    tiles={
-        (90, 64): Tile(64, 64, 64, 4, 3, False, Fragments(4, 64), atomic_add=True, ctas_per_sm=2),
-        (90, 128): Tile(32, 64, 128, 4, 3, True, Fragments(4, 32), atomic_add=True, ctas_per_sm=2),
-    },
+UNORDERED = Variant("unordered", "without wait and release: what order costs; its gradients are wrong", without_order, valid=False)
+VARIANTS = (
+    UNORDERED,
+    Variant("release-after-s", "release after the next step's s matmul", release_after=1),
+    Variant("release-after-dv", "release after the next step's dv matmul", release_after=3),
+    staged("two-stages", 2),
+    staged("four-stages", 4),
+    # Two CTAs per SM: half or a quarter of the tile, with one warpgroup. The accumulator of dq then has 64 rows a warpgroup
+    # and as many columns as it is wide.
+    Variant(
+        "two-per-sm",
+        "64/64 (d = 64) and 32/64 (d = 128), 4 warps, two CTAs per SM",
+        tiles={
+            (90, 64): Tile(64, 64, 64, 4, 3, False, Fragments(4, 64), atomic_add=True, ctas_per_sm=2),
+            (90, 128): Tile(32, 64, 128, 4, 3, True, Fragments(4, 32), atomic_add=True, ctas_per_sm=2),
+        },
+    ),
+    Variant(
+        "half-q",
+        "32/128 at d = 128, 8 warps",
+        tiles={(90, 128): Tile(32, 128, 128, 8, 3, True, Fragments(8, 32), atomic_add=True)},
+    ),
 )
-HALF_Q = Variant(
-    "half-q",
-    "32/128 at d = 128, 8 warps",
-    tiles={(90, 128): Tile(32, 128, 128, 8, 3, True, Fragments(8, 32), atomic_add=True)},
-)
-VARIANTS = (UNORDERED, *RELEASES, *STAGES, TWO_PER_SM, HALF_Q)
