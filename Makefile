@@ -138,9 +138,9 @@ dist: $(VENV)/installed-dist
 	cd / && $(CURDIR)/build/clean/bin/dash-inductor --help
 
 # A target installs the extras that it needs. The file says that they are there.
-$(VENV)/installed: EXTRAS := cli,test,docs,transformers
+$(VENV)/installed: EXTRAS := test,docs,transformers
 $(VENV)/installed-demo: EXTRAS := emulate
-$(VENV)/installed-docs: EXTRAS := cli,docs,emulate
+$(VENV)/installed-docs: EXTRAS := docs,emulate
 $(VENV)/installed-docs-check: EXTRAS := test,browser
 $(VENV)/installed-dist: EXTRAS := release
 $(VENV)/installed-lint: EXTRAS := dev,emulate

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(args: argparse.Namespace) -> int:
     """Print the report; 1 if a run differs."""
     try:
-        with progress("check", 1 + len(set(args.kinds or KINDS) - {"same"})) as began:
-            report = check_named(args.function, args.runs, args.kinds, args.timeout, began)
+        began = progress(1 + len(set(args.kinds or KINDS) - {"same"}))
+        report = check_named(args.function, args.runs, args.kinds, args.timeout, began)
     except StepError as error:
         if args.traceback:
             print(error.traceback, file=sys.stderr)

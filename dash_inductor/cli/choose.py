@@ -9,7 +9,6 @@ report says why then.
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,21 +47,18 @@ def main(args: argparse.Namespace) -> int:
     if args.json:
         print_json(figures)
         return int(declined)
-    hidden = ("candidates", "piecewise") if declined else ("candidates", "piecewise", "declined", "remedy")
+    hidden = () if declined else ("candidates", "piecewise", "declined", "remedy")
     section("Attention", {name.replace("_", " "): value for name, value in figures.items() if name not in hidden})
     if declined:
         return 1
     if figures["candidates"]:
         print()
-        table("Candidates, the fastest first", [_shown(row, figures) for row in sorted(figures["candidates"], key=_time)])
+        by_time = sorted(figures["candidates"], key=lambda row: (row["predicted_us"] is None, row["predicted_us"] or 0))
+        table("Candidates, the fastest first", [_shown(row, figures) for row in by_time])
         for family, formula in {row["family"]: row["formula_ns"] for row in figures["candidates"]}.items():
             time, *parts = (formula or "no formula").split("; ")
             print(f"\n{family}, ns: {time}", *parts, sep="\n    ")
     return 0
-
-
-def _time(row: Mapping[str, Any]) -> float:
-    return math.inf if row["predicted_us"] is None else row["predicted_us"]
 
 
 def _shown(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
@@ -133,19 +129,12 @@ def _figures(resolution: Resolution, numbers: Mapping[str, Any]) -> dict[str, An
 def _why(choice: ScheduleChoice) -> dict[str, Any]:
     """The candidates with their formulas, and the rule by which one of them is taken."""
     builder = CandidateBuilder(choice.problem, choice.costs)
-    return {
-        "candidates": [_row(candidate, builder) for candidate in choice.considered],
-        "piecewise": rule(choice.considered, choice.costs),
-    }
-
-
-def _row(candidate: Candidate, builder: CandidateBuilder) -> dict[str, Any]:
-    formula = builder.formula(candidate.family)
-    return {
-        **candidate.row(),
-        "formula_ns": None if formula is None else str(formula),
-        "applies_if": None if formula is None else str(formula.applies),
-    }
+    rows = []
+    for candidate in choice.considered:
+        formula = builder.formula(candidate.family)
+        texts = {"formula_ns": formula and str(formula), "applies_if": formula and str(formula.applies)}
+        rows.append({**candidate.row(), **texts})
+    return {"candidates": rows, "piecewise": rule(choice.considered, choice.costs)}
 
 
 def rule(considered: tuple[Candidate, ...], costs: Costs) -> str:

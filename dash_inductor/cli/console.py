@@ -1,4 +1,4 @@
-"""The look that all commands share: tables, lists of figures, JSON, errors, and with rich also bars of progress and code in colour.
+"""The look that all commands share: tables, lists of figures, JSON, errors, lines of progress.
 
 What goes into a file or a pipe is text without colours, of a fixed width. A terminal has its own width, and bold headings unless
 NO_COLOR is set.
@@ -6,14 +6,14 @@ NO_COLOR is set.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import NoReturn
 
 from ..text import GAP, LEAST_WIDTH, WIDTH, listed, rendered
 
@@ -49,55 +49,20 @@ def section(title: str, figures: Mapping[str, object]) -> None:
     print(textwrap.indent(listed(figures, width_of_terminal() - len(GAP)), GAP))
 
 
-def code(title: str, text: str) -> None:
-    """Print a heading, and below it Python, in colour on a terminal where rich is installed."""
-    print(_heading(title), end="\n\n")
-    if _colours(sys.stdout):
-        with suppress(ImportError):
-            from rich.console import Console
-            from rich.syntax import Syntax
-
-            return Console().print(Syntax(text, "python", theme="ansi_dark", word_wrap=True))
-    print(text)
-
-
 def note(text: str) -> None:
     """Print a line of progress on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-@contextmanager
-def progress(purpose: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Show on stderr how far a command is; what this yields is called with the name of each step as it begins.
+def progress(total: int) -> Callable[[str], None]:
+    """A function that is called with the name of each of `total` steps as it begins: it prints a line "[2/5] name" on stderr."""
+    numbers = itertools.count(1)
 
-    On a terminal it is a bar that disappears in the end; else a line "[2/5] name" for each step.
-    """
-    begun = 0
-    with _bar() as bar:
-        task = bar and bar.add_task(purpose, total=total)
+    def step(name: str) -> None:
+        number = next(numbers)
+        note(f"[{number}/{max(total, number)}] {name}")
 
-        def step(name: str) -> None:
-            nonlocal begun
-            most = max(total, begun + 1)
-            if bar:
-                bar.update(task, description=f"{purpose}: {name}", completed=begun, total=most)
-            else:
-                print(f"[{begun + 1}/{most}] {name}", file=sys.stderr, flush=True)
-            begun += 1
-
-        yield step
-
-
-def _bar() -> AbstractContextManager[Any]:
-    """A bar of rich's on a terminal, or None."""
-    if _colours(sys.stderr):
-        with suppress(ImportError):
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-            columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            return Progress(*columns, console=Console(stderr=True), transient=True)
-    return nullcontext()
+    return step
 
 
 def width_of_terminal() -> int:
@@ -105,10 +70,6 @@ def width_of_terminal() -> int:
     return max(LEAST_WIDTH, shutil.get_terminal_size().columns) if sys.stdout.isatty() else WIDTH
 
 
-def _colours(stream: IO[str]) -> bool:
-    """Whether `stream` is a terminal that takes more than text."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-
-
 def _heading(title: str) -> str:
-    return f"\033[1m{title}\033[0m" if _colours(sys.stdout) else title
+    is_plain = not sys.stdout.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return title if is_plain else f"\033[1m{title}\033[0m"

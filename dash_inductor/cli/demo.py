@@ -8,14 +8,12 @@ if not.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import pydoc_data.topics
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +49,8 @@ def main(args: argparse.Namespace) -> int:
         return 0
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{seed}.json" for seed in SEEDS]
-        shown = (SEEDS[0],) if not args.json else ()
-        children = [_start(seed, file, args.steps, shown=seed in shown) for seed, file in zip(SEEDS, files, strict=True)]
+        shown = None if args.json else SEEDS[0]
+        children = [_start(seed, file, args.steps, shown=seed == shown) for seed, file in zip(SEEDS, files, strict=True)]
         if any([child.wait() for child in children]):
             raise CommandError("a training process failed: what it said is above")
         runs = [json.loads(file.read_text()) for file in files]
@@ -112,6 +110,7 @@ def train(steps: int) -> dict[str, Any]:
     from .. import emulation
     from ..decision import decisions
     from ..hooks.install import enable
+    from ..reproduce.fingerprint import fingerprint
     from .gpt import GPT
 
     emulated = not torch.cuda.is_available()
@@ -128,7 +127,6 @@ def train(steps: int) -> dict[str, Any]:
 
     digests: dict[str, str] = {}
     waits = 0
-    compiled_at = 0.0
     for step in range(1, steps + 1):
         starts = torch.randint(len(corpus) - length - 1, (batch,), generator=draw).tolist()
         windows = torch.stack([corpus[start : start + length + 1] for start in starts]).to(device)
@@ -137,35 +135,18 @@ def train(steps: int) -> dict[str, Any]:
         loss = loss_of(windows[:, :-1], windows[:, 1:])
         loss.backward()
         waits += _waits(emulation.launches()) if emulated else 0
-        digests[f"loss of step {step}"] = _digest(loss)
+        digests[f"loss of step {step}"] = fingerprint(loss)
         for name, parameter in model.named_parameters():
             assert parameter.grad is not None
-            digests[f"gradient of {name} in step {step}"] = _digest(parameter.grad)
+            digests[f"gradient of {name} in step {step}"] = fingerprint(parameter.grad)
         optimizer.step()
-        if step == 1:
-            compiled_at = time.monotonic()
-        print(progress(step, steps, loss.item(), time.monotonic() - compiled_at), flush=True)
-    digests |= {f"{name} after the last step": _digest(parameter) for name, parameter in model.named_parameters()}
-    attentions = [
-        {
-            "module": decision.module,
-            "shape": decision.shape,
-            "mask": decision.mask,
-            "schedule": decision.schedule if decision.rewritten else f"declined: {decision.reason}",
-            "predicted_us": decision.predicted_us,
-            "workspace_bytes": decision.workspace_bytes,
-        }
-        for decision in decisions()
-    ]
-    if not attentions or not all(decision.rewritten for decision in decisions()):
-        raise RuntimeError(f"not every attention was rewritten: {attentions}")
+        print(f"step {step:{len(str(steps))}d} of {steps}  loss {loss:.4f}  {'#' * round(loss.item() * 6)}", flush=True)
+    digests |= {f"{name} after the last step": fingerprint(parameter) for name, parameter in model.named_parameters()}
+    if not decisions() or not all(decision.rewritten for decision in decisions()):
+        raise RuntimeError(f"not every attention was rewritten: {[str(decision) for decision in decisions()]}")
+    shown = "module", "shape", "mask", "schedule", "predicted_us", "workspace_bytes"
+    attentions = [{name: getattr(decision, name) for name in shown} for decision in decisions()]
     return {"emulated": emulated, "digests": digests, "attentions": attentions, "waits": waits}
-
-
-def progress(step: int, steps: int, loss: float, seconds: float) -> str:
-    """A line of the loss curve, and how long the rest takes if it goes on as in the `seconds` since step 1, which also compiled."""
-    line = f"step {step:{len(str(steps))}d} of {steps}  loss {loss:.4f}  {'#' * round(loss * 6)}"
-    return f"{line}  {seconds / (step - 1) * (steps - step):.0f} s left" if 1 < step < steps else line
 
 
 def _text() -> str:
@@ -181,17 +162,6 @@ def _waits(launches: list[Any]) -> int:
     return sum(waits)
 
 
-def _digest(tensor: Any) -> str:
-    import torch
-
-    return hashlib.sha256(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
-
-
 def difference(first: dict[str, Any], second: dict[str, Any]) -> str | None:
-    """What differs between two runs first, or None."""
-    if first["digests"].keys() != second["digests"].keys():
-        return "the runs have different tensors"
-    for name, digest in first["digests"].items():
-        if digest != second["digests"][name]:
-            return f"the {name} differs"
-    return None
+    """What differs between two runs first, or None; both are of as many steps."""
+    return next((f"the {name} differs" for name, digest in first["digests"].items() if digest != second["digests"][name]), None)

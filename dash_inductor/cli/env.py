@@ -14,7 +14,6 @@ import os
 import pkgutil
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -33,7 +32,7 @@ EXAMPLES = ("", "--json")
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     *("flash-attn", "flash-attn-3", "flash-attn-4", "transformer-engine", "xformers", "transformers", "torchtitan"),
-    *("nvidia-cudnn-frontend", "sympy", "greenlet", "rich", "matplotlib"),
+    *("nvidia-cudnn-frontend", "sympy", "greenlet", "matplotlib"),
 )
 # What nvidia-smi is asked of each GPU, and the report's name for it. It does not say whether clocks are locked (--lock-gpu-clocks).
 SMI = {
@@ -145,9 +144,7 @@ def _commit() -> str | None:
 
 
 def _answer(program: str, *arguments: str) -> str:
-    """What another program prints; "" if it cannot."""
-    if shutil.which(program) is None:
-        return ""
+    """What another program prints; "" if it cannot, or is not there."""
     try:
         done = subprocess.run([program, *arguments], capture_output=True, text=True, timeout=SECONDS)
     except (OSError, subprocess.SubprocessError):

@@ -57,21 +57,18 @@ def _called(name: str, function: Callable[[], Any]) -> tuple[Any, tuple[Any, ...
     except Exception as error:
         raise ValueError(f"{name}() raised {in_one_line(error)}; it must return (model, inputs)") from error
     wanted = f"{name}() must return (model, inputs), where inputs are a tuple of arguments or a dict of keyword arguments"
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3) or not isinstance(returned[0], torch.nn.Module):
-        raise ValueError(f"{wanted}, not {_kind(returned)}")
-    model, *rest = returned
-    args = next((tuple(x) for x in rest if isinstance(x, (tuple, list))), ())
-    kwargs = next((dict(x) for x in rest if isinstance(x, Mapping)), {})
-    if len(rest) != sum(isinstance(x, (tuple, list, Mapping)) for x in rest) or (
-        len(rest) == 2 and not isinstance(rest[1], Mapping)
-    ):
-        raise ValueError(f"{wanted}, not {_kind(returned)}")
+    match returned:
+        case torch.nn.Module() as model, tuple() | list() as args, Mapping() as kwargs:
+            pass
+        case torch.nn.Module() as model, tuple() | list() as args:
+            kwargs = {}
+        case torch.nn.Module() as model, Mapping() as kwargs:
+            args = ()
+        case _:
+            kind = type(returned).__name__
+            if isinstance(returned, tuple):
+                kind = f"({', '.join(type(x).__name__ for x in returned)})"
+            raise ValueError(f"{wanted}, not {kind}")
     if "device" in kwargs:
         raise ValueError(f"{name}() gives the model a keyword argument called device: give it by position")
-    return model, args, kwargs
-
-
-def _kind(returned: Any) -> str:
-    if isinstance(returned, tuple):
-        return f"({', '.join(type(x).__name__ for x in returned)})"
-    return type(returned).__name__
+    return model, tuple(args), dict(kwargs)

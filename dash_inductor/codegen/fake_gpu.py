@@ -65,14 +65,12 @@ def fake_gpu(device_key: str) -> Iterator[NamedDevice]:
         "raise_if_triton_unavailable": None,
         "get_compute_capability": gpu.arch,
     }
-    worker = {name: asked[name] for name in ("current_device", "get_device_properties")}
-    driver = _Driver(gpu)
     flex = sys.modules["torch._higher_order_ops.flex_attention"]  # the attribute of that name is the HOP
     answers = (
         *((torch.cuda, name, answer) for name, answer in asked.items()),
         *((device_interface.CudaInterface, name, answer) for name, answer in interface.items()),
-        *((device_interface.CudaInterface.Worker, name, answer) for name, answer in worker.items()),
-        (type(triton.runtime.driver), "active", driver),
+        *((device_interface.CudaInterface.Worker, name, asked[name]) for name in ("current_device", "get_device_properties")),
+        (type(triton.runtime.driver), "active", _driver(gpu)),
         (triton_helpers, "set_driver_to_gpu", None),
         (target, "is_there", False),
     )
@@ -99,34 +97,21 @@ def _permuted(stock: Any, out: torch.Tensor, strides: tuple[int, ...]) -> torch.
     return torch.empty_strided(out.shape, new, dtype=out.dtype, device=out.device)
 
 
-class _Driver:
+def _driver(gpu: NamedDevice) -> types.SimpleNamespace:
     """What Triton's compiler and Inductor ask of a Triton driver."""
-
-    def __init__(self, gpu: NamedDevice) -> None:
-        self._gpu = gpu
-        self.utils = types.SimpleNamespace(get_device_properties=self._limits)
-
-    def _limits(self, device: int) -> dict[str, int]:
-        gpu = self._gpu
-        return {
-            "max_shared_mem": gpu.limits.shared_bytes_per_block_optin,
-            "max_num_regs": gpu.limits.registers_per_sm,
-            "multiprocessor_count": gpu.sms,
-            "warpSize": gpu.limits.warp_size,
-        }
-
-    def get_current_target(self) -> Any:
-        return GPUTarget("cuda", self._gpu.arch, self._gpu.limits.warp_size)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-    @staticmethod
-    def is_active() -> bool:
-        return True
+    limits = {
+        "max_shared_mem": gpu.limits.shared_bytes_per_block_optin,
+        "max_num_regs": gpu.limits.registers_per_sm,
+        "multiprocessor_count": gpu.sms,
+        "warpSize": gpu.limits.warp_size,
+    }
+    return types.SimpleNamespace(
+        utils=types.SimpleNamespace(get_device_properties=lambda device: limits),
+        get_current_target=lambda: GPUTarget("cuda", gpu.arch, gpu.limits.warp_size),
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        is_active=lambda: True,
+    )
 
 
 def _properties(gpu: NamedDevice) -> types.SimpleNamespace:

@@ -26,12 +26,6 @@ def _all() -> torch.Tensor:
     return torch.full((), True, dtype=torch.bool)
 
 
-def _soft_cap(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
-    import torch
-
-    return CAP * torch.tanh(score / CAP)
-
-
 def _alibi(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
     from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
@@ -42,6 +36,6 @@ def _alibi(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
 # (score, b, h, m, n, slopes of the heads) -> score
 SCORE_MODS: dict[str, Function] = {
     "none": lambda score, b, h, m, n, slopes: score,
-    "soft-cap": _soft_cap,
+    "soft-cap": lambda score, b, h, m, n, slopes: CAP * (score / CAP).tanh(),
     "alibi": _alibi,
 }

@@ -18,7 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 
 from ..codegen.fake_gpu import fake_gpu
 from ..hooks.hook import around_here
-from .decisions import CUDA, modules_of, move
+from .decisions import modules_of, move, on_gpu
 from .gpu_attention import attention_of
 
 Context = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -75,14 +75,6 @@ def _moved(moving: Context, stock: Callable[..., Any], gm: torch.fx.GraphModule,
             move(module)
         args = torch.utils._pytree.tree_map(on_gpu, args)
     return stock(gm, *args, **kwargs)
-
-
-def on_gpu(x: Any) -> Any:
-    """A tensor without memory on the GPU in the place of one on the CPU; all else as it is."""
-    if not isinstance(x, FakeTensor) or x.device.type != "cpu":
-        return x
-    with x.fake_mode:
-        return torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device=CUDA)
 
 
 def _reduced(x: FakeTensor) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterator
+from collections.abc import Container
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch._inductor import compile_fx
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from ..codegen.fake_gpu import fake_gpu
 from ..decision import Decision, decisions_in
@@ -23,7 +23,7 @@ from ..hooks.hook import around_here
 from ..hooks.joint_pass import PASS, decline_if_left_out
 from ..op import MARK, NOTE
 from ..rewrite.declined import noted
-from .joint_graphs import Found
+from .joint_graphs import Found, Ready
 
 CUDA = torch.device("cuda", 0)
 # Of an attention alone: no kernel is compiled, written into a cache or tried.
@@ -51,8 +51,8 @@ def decisions_of(found: Found, modules: Container[str]) -> list[Decision]:
             made.append(each)
             continue
         if each.graph not in by_graph:
-            nodes = reversed([*_attentions(each.graph)])
-            by_graph[each.graph] = [noted(node) if node.target is NOTE else _lowered_once(node, known) for node in nodes]
+            nodes = [node for module in modules_of(each.graph) for node in module.graph.nodes if MARK in node.meta]
+            by_graph[each.graph] = [noted(node) if node.target is NOTE else _lowered_once(node, known) for node in reversed(nodes)]
         # A graph has paths from the module on that calls it, where these begin at that one.
         paths = (f"{each.module}.{decision.module}".strip(".") for decision in by_graph[each.graph])
         made += [
@@ -95,10 +95,6 @@ def modules_of(graph: fx.GraphModule) -> list[fx.GraphModule]:
     return [module for module in graph.modules() if isinstance(module, fx.GraphModule)]
 
 
-def _attentions(graph: fx.GraphModule) -> Iterator[fx.Node]:
-    return (node for module in modules_of(graph) for node in module.graph.nodes if MARK in node.meta)
-
-
 def _lowered_once(node: fx.Node, known: dict[str, Decision]) -> Decision:
     """What the lowering of a rewritten attention records; of one that is like another in all but its place, what that one did."""
     mark = node.meta[MARK]
@@ -126,12 +122,8 @@ def _in_memory(value: Any) -> str:
     return repr(tree_map_only(Tensor, lambda x: (tuple(x.shape), x.stride(), x.storage_offset(), x.dtype, x.device), value))
 
 
-class _Lowered(BaseException):
-    """Carries a lowered graph out of Inductor, past the handlers that would report it as a failed compilation."""
-
-
-def _stop(_: Any, lowering: GraphLowering) -> Any:
-    raise _Lowered(lowering)
+def _stop(stock: Any, lowering: GraphLowering) -> Any:
+    raise Ready(lowering)
 
 
 def _lowered(module: fx.GraphModule) -> Decision:
@@ -142,7 +134,7 @@ def _lowered(module: fx.GraphModule) -> Decision:
         try:
             with tracing(None), mode, V.set_fake_mode(mode):
                 compile_fx.compile_fx_inner(module, inputs)
-        except _Lowered as lowered:
+        except Ready as lowered:
             (decision,) = decisions_in("\n".join(lowered.args[0].dash_header))
             return decision
     raise AssertionError("Inductor compiled nothing")
@@ -180,15 +172,22 @@ def move(module: fx.GraphModule) -> None:
     """Puts all tensors of a graph onto "cuda:0"."""
     moved: dict[int, Tensor] = {}  # a tensor in several nodes stays one
 
-    def on_gpu(x: Any) -> Any:
-        if isinstance(x, FakeTensor) and x.device.type == "cpu":
+    def moved_to_gpu(x: Any) -> Any:
+        if isinstance(x, FakeTensor):
             if id(x) not in moved:
-                like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
-                moved[id(x)] = FakeTensor(x.fake_mode, like, CUDA)  # faster than an op under the mode, of large graphs by a tenth
+                moved[id(x)] = on_gpu(x)
             return moved[id(x)]
         return CUDA if isinstance(x, torch.device) and x.type == "cpu" else x
 
     for node in module.graph.nodes:
-        node.args, node.kwargs = (fx.node.map_aggregate(x, on_gpu) for x in (node.args, node.kwargs))
+        node.args, node.kwargs = (fx.node.map_aggregate(x, moved_to_gpu) for x in (node.args, node.kwargs))
         if "val" in node.meta:
-            node.meta["val"] = torch.utils._pytree.tree_map(on_gpu, node.meta["val"])
+            node.meta["val"] = tree_map(moved_to_gpu, node.meta["val"])
+
+
+def on_gpu(x: Any) -> Any:
+    """A tensor without memory on "cuda:0" in the place of one on the CPU; all else as it is."""
+    if not isinstance(x, FakeTensor) or x.device.type != "cpu":
+        return x
+    like = torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta")
+    return FakeTensor(x.fake_mode, like, CUDA)  # faster than an op under the mode, of large graphs by a tenth

@@ -63,6 +63,8 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     if device is not None:
         device = device.lower()
         named_device(device)
+    import triton
+
     from ..hooks.joint_pass import ready
 
     if not ready().enabled:
@@ -75,7 +77,8 @@ def explain(model: nn.Module, /, *inputs: Any, device: str | None = None, **kwar
     rows = tuple(Attention.of(decision, sms, warn_only=warn_only) for decision in decisions)
     graphs = {id(each.graph) for each in traced.found if not isinstance(each, Decision)}
     notes = tuple(_notes(model, rows, len(graphs), where))
-    return Explanation(where, rows, guarantee, warn_only, _versions(), notes, traced.stopped)
+    versions = {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
+    return Explanation(where, rows, guarantee, warn_only, versions, notes, traced.stopped)
 
 
 def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> tuple[list[Decision], Traced, str, int]:
@@ -123,13 +126,6 @@ def _decided(model: nn.Module, inputs: Any, kwargs: Any, device: str | None) -> 
             where, sms = (EMULATED, config.current().sms) if emulation.active() else (CPU, 0)
         traced = traced_on(place)
         return decisions.decisions_of(traced.found, modules), traced, where, sms
-
-
-def _versions() -> dict[str, str]:
-    import torch
-    import triton
-
-    return {"dash_inductor": __version__, "torch": torch.__version__, "triton": triton.__version__}
 
 
 def _notes(model: nn.Module, rows: tuple[Attention, ...], graphs: int, where: str) -> list[str]:

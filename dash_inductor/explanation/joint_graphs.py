@@ -31,9 +31,6 @@ from ..rewrite.varlen import note_used_logsumexps
 from ..text import in_one_line
 from . import outside
 
-PASSES = "_recursive_joint_graph_passes"
-NESTED_PASSES = "run_joint_graph_passes_on_hops"
-
 
 class Call(NamedTuple):
     """A call of a graph, as its joint graph; of one without a gradient its forward. Calls may share a graph, as layers do.
@@ -84,10 +81,11 @@ def joint_graphs(
         fake, fake_args, fake_kwargs = copy.deepcopy((model, tuple(args), dict(kwargs)))
     try:
         with torch.enable_grad(), mode, outside.told(found.append, fake):
-            torch.compile(fake, backend=functools.partial(_traced, found, _Outputs), dynamic=False)(*fake_args, **fake_kwargs)
+            torch.compile(fake, backend=functools.partial(_traced, found, False), dynamic=False)(*fake_args, **fake_kwargs)
     except Exception as error:  # the model's own, torch's, Dynamo's
-        tensors = (*model.parameters(), *model.buffers(), *tree_leaves((args, kwargs)))
-        if _is_of_values(error) and all(_is_real(x, device) for x in tensors):
+        tensors = [x for x in (*model.parameters(), *model.buffers(), *tree_leaves((args, kwargs))) if isinstance(x, Tensor)]
+        have_values = not any(x.device.type == "meta" or isinstance(x, FakeTensor) for x in tensors)
+        if _is_of_values(error) and have_values and all(device in (None, x.device) for x in tensors):
             return _with_values(model, args, kwargs, taken_for_gpu)
         return _ended(found, error)
     return Traced(found)
@@ -100,7 +98,7 @@ def _with_values(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
 
     def backend(gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
         with taken_for_gpu(True):
-            return _traced(found, _Values, gm, inputs)
+            return _traced(found, True, gm, inputs)
 
     try:
         with torch.enable_grad(), taken_for_gpu(False), outside.told(found.append, copied):
@@ -110,16 +108,14 @@ def _with_values(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any
     return Traced(found)
 
 
-def _traced(
-    found: Found, stand_in: Callable[[fx.GraphModule], Callable[..., Any]], gm: fx.GraphModule, inputs: list[Any]
-) -> Callable[..., Any]:
+def _traced(found: Found, computes: bool, gm: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A backend of torch.compile: adds calls of the joint graph to `found`, and returns what stands for the compiled one."""
-    outputs = stand_in(gm)
+    outputs = _StandIn(gm, computes)
     note_used_logsumexps(gm)
     with _stop_after_joint_passes():
         try:
             compile_fx.compile_fx(gm, inputs)
-        except _JointReady as ready:
+        except Ready as ready:
             return _added(found, ready.args[0], outputs)
     return outputs
 
@@ -143,25 +139,18 @@ def _added(found: Found, graph: fx.GraphModule, outputs: Callable[..., Any]) -> 
 def _ended(found: Found, error: Exception) -> Traced:
     """What was found before the error, which is raised where nothing was."""
     if _is_of_values(error):
-        return Traced(
-            found, f"{line_of(error)} reads the value of a tensor between two graphs, which tensors without memory do not have"
-        )
-    if not found:
+        what = " reads the value of a tensor between two graphs, which tensors without memory do not have"
+    elif found:
+        what = f": {in_one_line(error)}"
+    else:
         raise error
-    return Traced(found, f"{line_of(error)}: {in_one_line(error)}")
+    return Traced(found, f"{line_of(error)}{what}")
 
 
 def _is_of_values(error: BaseException) -> bool:
     """Whether a fake tensor was asked for its values, or for a shape that follows from them."""
     kinds = (DataDependentOutputException, DynamicOutputShapeException)
     return any(isinstance(x, kinds) for x in (error, error.__cause__, error.__context__))
-
-
-def _is_real(x: Any, device: torch.device | None) -> bool:
-    """Whether it has values, on the device if that matters; whatever is no tensor has."""
-    if not isinstance(x, Tensor):
-        return True
-    return x.device.type != "meta" and not isinstance(x, FakeTensor) and device in (None, x.device)
 
 
 class _AsFakes(TorchFunctionMode):
@@ -192,44 +181,35 @@ class _AsFakes(TorchFunctionMode):
                 return fake.requires_grad_(x.requires_grad)
 
 
-class _Outputs:
-    """Stands for a compiled graph: returns fake tensors like those that the graph would return."""
+class _StandIn:
+    """Stands for a compiled graph: returns tensors like those that it would return, `computes` says whether with their values.
+    Nothing is saved for a backward."""
 
-    def __init__(self, gm: fx.GraphModule) -> None:
+    def __init__(self, gm: fx.GraphModule, computes: bool) -> None:
         (output,) = (node for node in gm.graph.nodes if node.op == "output")
         inputs = [node for node in gm.graph.nodes if node.op == "placeholder"]
         # An input that is returned is returned; of anything else the example that Dynamo found.
         self._outputs = [inputs.index(x) if x in inputs else x.meta["example_value"] for x in output.args[0]]
+        self._compute = fx.GraphModule(gm, copy.deepcopy(gm.graph)) if computes else None  # Inductor changes the graph
 
     def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        return tuple(inputs[x] if type(x) is int else _Made.apply(x, _anchor()) for x in self._outputs)
-
-
-class _Values(_Outputs):
-    """Stands for a compiled graph: computes what it would return, without saving anything for a backward."""
-
-    def __init__(self, gm: fx.GraphModule) -> None:
-        super().__init__(gm)
-        self._compute = fx.GraphModule(gm, copy.deepcopy(gm.graph))  # Inductor changes the graph
-
-    def __call__(self, *inputs: Any) -> tuple[Any, ...]:
-        with torch.no_grad(), outside.untold():  # a part of the graph may switch gradients on again
-            computed = self._compute(*inputs)
-        made = []
-        for like, value in zip(self._outputs, computed, strict=True):
-            if type(like) is int:
-                made.append(inputs[like])
-            else:
-                made.append(_Made.apply(like, _anchor(), value) if isinstance(value, Tensor) else value)
-        return tuple(made)
+        values = self._outputs
+        if self._compute is not None:
+            with torch.no_grad(), outside.telling_by(None):  # a part of the graph may switch gradients on again
+                values = self._compute(*inputs)
+        anchor = torch.empty(1, requires_grad=True)
+        return tuple(
+            inputs[like] if type(like) is int else _Made.apply(like, anchor, value) if isinstance(value, Tensor) else value
+            for like, value in zip(self._outputs, values, strict=True)
+        )
 
 
 class _Made(torch.autograd.Function):
-    """A tensor like another one, which is no leaf if that one requires a gradient; `value` if there is one."""
+    """A tensor like another one, which is no leaf if that one requires a gradient: of that `value`, or of none if it is `like`."""
 
     @staticmethod
-    def forward(ctx: Any, like: Tensor, anchor: Tensor, value: Tensor | None = None) -> Tensor:
-        if value is None:
+    def forward(ctx: Any, like: Tensor, anchor: Tensor, value: Tensor) -> Tensor:
+        if value is like:
             value = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
         made = value.data  # which is no view, so that it can be written to
         if not like.requires_grad:
@@ -241,17 +221,13 @@ class _Made(torch.autograd.Function):
         return None, torch.zeros(1), None
 
 
-def _anchor() -> Tensor:
-    return torch.empty(1, requires_grad=True)
-
-
-class _JointReady(BaseException):
-    """Carries a joint graph out of Inductor, past the handlers that would report it as a failed compilation."""
+class Ready(BaseException):
+    """Carries a graph out of Inductor, past the handlers that would report it as a failed compilation."""
 
 
 @contextlib.contextmanager
 def _stop_after_joint_passes() -> Iterator[None]:
-    """Inductor raises `_JointReady(graph)` where it would go on to partition it; graphs in it, and nested regions, pass through."""
+    """Inductor raises `Ready(graph)` where it would go on to partition it; graphs in it, and nested regions, pass through."""
     inside = 0
 
     def entered(stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -267,9 +243,10 @@ def _stop_after_joint_passes() -> Iterator[None]:
         if inside:
             return gm
         note_names(gm.graph)
-        raise _JointReady(gm)
+        raise Ready(gm)
 
-    with around_here(compile_fx, PASSES, stop), around_here(graph_compile, NESTED_PASSES, entered):
+    nested = around_here(graph_compile, "run_joint_graph_passes_on_hops", entered)
+    with around_here(compile_fx, "_recursive_joint_graph_passes", stop), nested:
         yield
 
 

@@ -60,7 +60,7 @@ def _code_caches_restored() -> Iterator[None]:
 
     def remember(code: types.CodeType, new_code: types.CodeType) -> None:
         if threading.get_ident() == here:
-            before.setdefault(code, _guards(code))
+            before.setdefault(code, [entry.guard_manager for entry in eval_frame._debug_get_cache_entry_list(code)])
 
     handle = convert_frame.register_bytecode_hook(remember)
     try:
@@ -72,10 +72,6 @@ def _code_caches_restored() -> Iterator[None]:
                 eval_frame.reset_code(code)
             else:
                 _invalidate(code, guards)
-
-
-def _guards(code: types.CodeType) -> list[Any]:
-    return [entry.guard_manager for entry in eval_frame._debug_get_cache_entry_list(code)]
 
 
 def _invalidate(code: types.CodeType, kept: list[Any]) -> None:

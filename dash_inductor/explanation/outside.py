@@ -55,17 +55,13 @@ def told(tell: Tell, model: nn.Module) -> Iterator[None]:
         return stock(cls, *args, **kwargs)
 
     modules = {id(module): name for name, module in model.named_modules()}
-    with _telling_by((tell, modules)), around_here(Function, "apply", apply, dynamo=False):
+    with telling_by((tell, modules)), around_here(Function, "apply", apply, dynamo=False):
         yield
 
 
-def untold() -> contextlib.AbstractContextManager[None]:
-    """Within `told`: nothing is told, as inside of a graph that is computed."""
-    return _telling_by(None)
-
-
 @contextlib.contextmanager
-def _telling_by(telling: tuple[Tell, Mapping[int, str]] | None) -> Iterator[None]:
+def telling_by(telling: tuple[Tell, Mapping[int, str]] | None) -> Iterator[None]:
+    """Inside, whom attentions are told, and the paths of modules by id; None: nobody, as inside of a graph that is computed."""
     token = _telling.set(telling)
     try:
         yield

@@ -15,7 +15,8 @@ from typing import Any
 
 from ..decision import Decision, claim_of, is_of_torch, stock_is_deterministic, stock_workspace_bytes
 from ..schedule import TWO_PASS
-from ..schedule.candidates import Candidate, formula_of
+from ..schedule.candidates import Candidate
+from ..schedule.formulas import formula_for
 from ..text import WIDTH, listed, rendered
 
 PROMISES = {
@@ -27,8 +28,12 @@ MASKS = {
     "block_mask": "the kernel asks the mask for each element, and skips tiles that it hides",
     "varlen": "packed sequences; the kernel skips tiles between them",
 }
-
-
+FIELDS = (  # of an attention in JSON
+    *("module", "source", "op", "rewritten", "reason", "remedy", "shape", "dtype", "mask"),
+    *("batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim", "deterministic", "chosen_by_timing", "claim"),
+    *("template", "kernel", "family", "tile", "launch", "roles", "heads_in_flight", "stride", "predicted_us", "step_ns"),
+    *("formula_ns", "candidates", "workspace_bytes", "stock_workspace_bytes", "guarantee", "reads_in_place"),
+)
 BY_TIMING = (
     "Inductor chooses its {0} by timing, under max_autotune: set TORCHINDUCTOR_DETERMINISTIC=1, call "
     "torch.use_deterministic_algorithms(True) in the thread that trains, or switch max_autotune off"
@@ -93,26 +98,8 @@ class Attention:
 
     def row(self) -> dict[str, Any]:
         """The fields, as JSON has them."""
-        d = self.decision
-        names = "op", "rewritten", "reason", "remedy", "shape", "dtype", "mask"
-        sizes = "batch", "heads", "kv_heads", "q_len", "kv_len", "head_dim"
-        schedule = "kernel", "family", "tile", "launch", "roles", "heads_in_flight", "stride", "predicted_us", "step_ns"
-        return {
-            "module": d.module,
-            "source": self.source,
-            **{name: getattr(d, name) for name in (*names, *sizes)},
-            "deterministic": self.deterministic,
-            "chosen_by_timing": d.chosen_by_timing,
-            "claim": self.claim,
-            "template": d.template,
-            **{name: getattr(d, name) for name in schedule},
-            "formula_ns": self.formula,
-            "candidates": list(self.candidates),
-            "workspace_bytes": d.workspace_bytes,
-            "stock_workspace_bytes": self.stock_workspace_bytes,
-            "guarantee": d.guarantee,
-            "reads_in_place": list(d.reads_in_place),
-        }
+        own = {**vars(self), "formula_ns": self.formula}
+        return {name: own[name] if name in own else getattr(self.decision, name) for name in FIELDS}
 
 
 @dataclass(frozen=True)
@@ -153,55 +140,32 @@ class Explanation:
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON."""
-        figures = {
-            "all_rewritten": self.all_rewritten,
-            "all_deterministic": self.all_deterministic,
-            "device": self.device,
-            "guarantee": self.guarantee,
-            "warn_only": self.warn_only,
-            "versions": self.versions,
-            "stopped": self.stopped,
-            "notes": list(self.notes),
-            "attentions": [row.row() for row in self],
-        }
-        return json.dumps(figures, indent=indent)
+        verdicts = {"all_rewritten": self.all_rewritten, "all_deterministic": self.all_deterministic}
+        figures = {name: value for name, value in vars(self).items() if name != "attentions"}
+        return json.dumps({**verdicts, **figures, "attentions": [row.row() for row in self]}, indent=indent)
 
     def __str__(self) -> str:
         """A table, and below it the details of each kind of attention."""
-        parts = [self._title()]
+        parts = [f"{sum(row.rewritten for row in self)} of {len(self)} attentions rewritten for {self.device}"]
         if self.attentions:
-            parts = [self._title(), textwrap.fill(self._summary(), WIDTH), rendered("Attentions", self._table())]
-            for at in self._alike():
-                row, heading = self.attentions[at[0]], _numbers(at)
-                parts.append(f"{heading}\n{textwrap.indent(listed(_details(row), WIDTH - 2), '  ')}")
-                if row.formula:
-                    parts.append(f"  {row.decision.family} takes, in ns:\n{_formula_text(row.formula)}")
-        parts += [textwrap.fill(f"{line}.", WIDTH, subsequent_indent="  ") for line in self._remarks()]
+            parts += [textwrap.fill(self._summary(), WIDTH), rendered("Attentions", self._table())]
+        for at in self._alike():
+            row = self.attentions[at[0]]
+            parts.append(f"{_numbers(at)}\n{textwrap.indent(listed(_details(row), WIDTH - 2), '  ')}")
+            if row.formula:
+                lines = [f"  {row.decision.family} takes, in ns:"]
+                for part in row.formula.split("; "):  # the time, and what the names in it stand for
+                    lines.append(textwrap.fill(part, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8))
+                parts.append("\n".join(lines))
+        remarks = [f"Note: {note}" for note in self.notes]
+        if self.stopped is not None:
+            remarks.insert(0, f"Stopped, so that what follows is not known: {self.stopped}")
+        parts += [textwrap.fill(f"{line}.", WIDTH, subsequent_indent="  ") for line in remarks]
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
-        """For notebooks."""
-        rows = self._table()
-        head = "".join(f"<th>{escape(name)}</th>" for name in rows[0]) if rows else ""
-        body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row.values())}</tr>" for row in rows)
-        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
-        details = "".join(
-            f"<dl><dt><b>{escape(_numbers(at))}</b></dt>"
-            + "".join(f"<dd>{escape(name)}: {escape(str(value))}</dd>" for name, value in _details(self.attentions[at[0]]).items())
-            + (f"<dd>formula, ns: {escape(self.attentions[at[0]].formula or '')}</dd>" if self.attentions[at[0]].formula else "")
-            + "</dl>"
-            for at in self._alike()
-        )
-        notes = "".join(f"<p>{escape(line)}.</p>" for line in self._remarks())
-        return f"<p><b>{escape(self._title())}</b></p><p>{escape(self._summary())}</p>{table}{details}{notes}"
-
-    def _remarks(self) -> list[str]:
-        stopped = [] if self.stopped is None else [f"Stopped, so that what follows is not known: {self.stopped}"]
-        return stopped + [f"Note: {note}" for note in self.notes]
-
-    def _title(self) -> str:
-        count = sum(row.rewritten for row in self)
-        return f"{count} of {len(self)} attentions rewritten for {self.device}"
+        """For notebooks: the text, in columns."""
+        return f"<pre>{escape(str(self))}</pre>"
 
     def _summary(self) -> str:
         """Under which mode, and what the model's bits are worth as it stands."""
@@ -284,12 +248,6 @@ def _details(row: Attention) -> dict[str, Any]:
     return {name: value for name, value in figures.items() if value}
 
 
-def _formula_text(formula: str) -> str:
-    """The time, and what the names in it stand for, line by line."""
-    lines = (textwrap.fill(part, WIDTH, initial_indent="    ", subsequent_indent="        ") for part in formula.split("; "))
-    return "\n".join(lines)
-
-
 def _schedule(d: Decision) -> str:
     if d.family == TWO_PASS:
         return TWO_PASS
@@ -337,5 +295,5 @@ def _short(source: str | None) -> str | None:
 @functools.cache
 def _candidate(candidate: Candidate, mask: str) -> dict[str, Any]:
     """What the cost model chose among: family, place, time, formula."""
-    formula = formula_of(candidate.family, mask)
+    formula = formula_for(candidate.family, mask)
     return {**candidate.row(), "formula_ns": None if formula is None else str(formula)}

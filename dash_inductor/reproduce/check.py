@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from . import StepError
@@ -89,10 +87,9 @@ def _importable(step: Callable[..., Any]) -> tuple[dict[str, str] | None, str]:
     if "<locals>" in name:
         return None, f"{name.rpartition('.')[2]} is defined inside another function, where another process cannot import it"
     home = sys.modules.get(module)
-    try:
-        found = operator.attrgetter(name)(home)
-    except AttributeError:
-        found = None
+    found: Any = home
+    for part in name.split("."):
+        found = getattr(found, part, None)
     if found is not step:
         return None, f"{module}.{name} is not this function, which another process would import by that name"
     if module != "__main__":
@@ -107,11 +104,10 @@ def _importable(step: Callable[..., Any]) -> tuple[dict[str, str] | None, str]:
 
 @dataclass(frozen=True)
 class _Place:
-    """A process, or this one (`here`), and what is different there; `kind` is a key of KINDS."""
+    """A process and what is different there; `kind` is a key of KINDS, "same" the first process, which may be this one."""
 
     kind: str
-    environ: dict[str, str] = field(default_factory=dict)
-    here: bool = False
+    environ: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -131,27 +127,20 @@ class _Target:
 
     def measure(self, place: _Place, runs: int, *, first: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """(Each run beside the first one, what hints depend on)."""
-        if place.here and self.step is not None:
-            from . import settings, step
-
-            return list(step.measure(self.step, runs, self.folder, first=first)), settings.facts()
-        *results, last = self._in_process(place, {"runs": runs, "first": first, "trace": False})
+        *results, last = self._results(place, {"runs": runs, "first": first, "trace": False}, {})
         return results, last["facts"]
 
     def trace(self, place: _Place, runs: int) -> list[list[Operation]]:
         """The operations of each run, by caches that are cold."""
-        if place.here and self.step is not None:
+        (result,) = self._results(place, {"runs": runs, "trace": True}, {CACHE: str(self.new_folder())})
+        return [[Operation(**operation) for operation in operations] for operations in result["traces"]]
+
+    def _results(self, place: _Place, job: dict[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+        whole = {**self.job, **job, "folder": str(self.folder), "main": CHILD}
+        if place.kind == "same" and self.step is not None:
             from . import step
 
-            traces = step.trace(self.step, runs)
-        else:
-            traces = self._in_process(place, {"runs": runs, "trace": True}, {CACHE: str(self.new_folder())})[0]["traces"]
-        return [[Operation(**operation) for operation in operations] for operations in traces]
-
-    def _in_process(
-        self, place: _Place, job: dict[str, Any], environ: Mapping[str, str] = MappingProxyType({})
-    ) -> list[dict[str, Any]]:
-        whole = {**self.job, **job, "folder": str(self.folder), "main": CHILD}
+            return list(step.results(self.step, whole))
         with busy_gpu() if place.kind == "busy" else nullcontext():
             return run_process(whole, {**self.environ, **place.environ, **environ}, self.new_folder(), self.timeout)
 
@@ -168,38 +157,35 @@ def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Seq
         raise ValueError("one run has nothing to agree with: ask for at least 2 runs")
     # A command's caches are its own, and cold at first; those of a session that calls check() stay what they are.
     warm = {} if target.step else {CACHE: str(target.new_folder())}
-    first = _Place("same", warm, here=target.step is not None)
+    first = _Place("same", warm)
     began(FIRST)
     results, facts = target.measure(first, runs if "same" in wanted else 1, first=True)
-    done = [(first, _run(KINDS["same"] if number else FIRST, 1, each), each) for number, each in enumerate(results)]
+    done = [(first, 1, KINDS["same"] if number else FIRST, each) for number, each in enumerate(results)]
     for process, place in enumerate(_others(target, wanted, kinds, warm, facts), 2):
         began(KINDS[place.kind])
         results, _ = target.measure(place, runs, first=False)
-        done += ((place, _run(KINDS[place.kind], process, each), each) for each in results)
-    all_runs = tuple(run for _, run, _ in done)
+        done += ((place, process, KINDS[place.kind], each) for each in results)
+    all_runs = tuple(Run(kind, process, each["tensors"], each["differing"]) for _, process, kind, each in done)
     number = next((number for number, run in enumerate(all_runs) if not run.identical), None)
     if number is None:
         return Report(target.name, all_runs, None, tuple(notes))
     began("operation by operation")
-    place, _, result = done[number]
+    place, *_, result = done[number]
     parted, cause = _parted(target, first, place, runs)
     tensors = result["difference"]
+    operation = parted.operation if parted else None
     difference = Difference(
         run=number,
         parameter=result["parameter"],
         index=None if tensors["index"] is None else tuple(tensors["index"]),
         ulps=tensors["ulps"],
         what=tensors["what"],
-        op=parted.op if parted else None,
-        source=parted.source if parted else None,
-        lines=tuple(line for line in parted.lines if parted.lines != (parted.source,)) if parted else (),
+        op=operation.name if operation else None,
+        source=operation.source if operation else None,
+        lines=tuple(operation.lines) if operation and operation.lines != [operation.source] else (),
         cause=cause,
     )
     return Report(target.name, all_runs, difference, (*notes, *_hints(parted, facts, elsewhere=place is not first)))
-
-
-def _run(kind: str, process: int, result: Mapping[str, Any]) -> Run:
-    return Run(kind, process, result["tensors"], result["differing"])
 
 
 def _others(

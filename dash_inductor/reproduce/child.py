@@ -7,8 +7,7 @@ import json
 import operator
 import sys
 import traceback
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch  # noqa: F401 (before the step's module: it may switch on the package, and emulation)
@@ -21,24 +20,19 @@ def main(job: dict[str, Any]) -> None:
     """Run the job: `function` names the step, `trace` says to write operations down, `first` that no run came before."""
     check.in_child = True
     with open(job["results"], "a") as file:
-
-        def tell(result: dict[str, Any]) -> None:
+        for result in _results(job):
             print(json.dumps(result), file=file, flush=True)
 
-        try:
-            if job["settings"] is not None:
-                settings.apply(job["settings"])
-            function = _function(job["function"])
-            if job["trace"]:
-                tell({"traces": step.trace(function, job["runs"])})
-                return
-            for result in step.measure(function, job["runs"], Path(job["folder"]), first=job["first"]):
-                tell(result)
-            tell({"facts": settings.facts()})
-        except StepError as error:
-            tell({"error": str(error), "traceback": error.traceback})
-        except (ValueError, OSError, SystemExit) as error:
-            tell({"error": " ".join(str(error).split()), "traceback": traceback.format_exc()})
+
+def _results(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    try:
+        if job["settings"] is not None:
+            settings.apply(job["settings"])
+        yield from step.results(_function(job["function"]), job)
+    except StepError as error:
+        yield {"error": str(error), "traceback": error.traceback}
+    except (ValueError, OSError, SystemExit) as error:
+        yield {"error": " ".join(str(error).split()), "traceback": traceback.format_exc()}
 
 
 def _function(name: dict[str, str]) -> Callable[..., Any]:
@@ -50,5 +44,4 @@ def _function(name: dict[str, str]) -> Callable[..., Any]:
     module = importlib.util.module_from_spec(spec)
     sys.modules["__main__"] = sys.modules["__mp_main__"] = module
     spec.loader.exec_module(module)
-    function: Callable[..., Any] = operator.attrgetter(name["name"])(module)
-    return function
+    return operator.attrgetter(name["name"])(module)  # type: ignore[no-any-return]

@@ -7,7 +7,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 from unittest import mock
@@ -89,8 +89,7 @@ def _zeroed(recorder: Recorder, allocate: Callable[..., Any]) -> Callable[..., A
     return zeroed
 
 
-@contextmanager
-def _launches(recorder: Recorder) -> Iterator[None]:
+def _launches(recorder: Recorder) -> AbstractContextManager[Any]:
     """Launches of Triton kernels by the user's own code, kernel[grid](...)."""
     from triton.runtime.jit import KernelInterface
 
@@ -102,8 +101,7 @@ def _launches(recorder: Recorder) -> Iterator[None]:
             function = function.fn
         return _Kernel(getattr(function, "__name__", "kernel"), stock(kernel, grid), recorder)
 
-    with mock.patch.object(KernelInterface, "__getitem__", launcher):
-        yield
+    return mock.patch.object(KernelInterface, "__getitem__", launcher)
 
 
 class _Kernel:

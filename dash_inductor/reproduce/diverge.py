@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from itertools import zip_longest
 from typing import Any
 
 GENERATOR = "generator:"  # what stands before the state of a torch.Generator among inputs
@@ -40,16 +41,12 @@ class Parting:
     Attributes:
         kind: "operation" (equal inputs, another output), "random" (equal inputs, other random numbers), or "python" (its inputs
             differ, or only one run comes to it).
-        op: its name.
-        source: the user's line, or None.
-        lines: what else is known of it, as in `Operation`.
+        operation: as the run that leaves the other one did it, or the one that alone did it.
         cause: what is not the same, in words.
     """
 
     kind: str
-    op: str
-    source: str | None
-    lines: tuple[str, ...]
+    operation: Operation
     cause: str
 
 
@@ -63,28 +60,35 @@ def parting(first: Sequence[Operation], second: Sequence[Operation]) -> Parting 
     made: set[str] = set()  # by one run alone
     for a, b in _aligned(first, second):
         if a is None or b is None:
-            alone = alone or _alone(a, b)
-            made.update(leaf for each in (a, b) if each for leaf in _leaves(each.outputs) if "[" in leaf)  # tensors
-        elif a.inputs != b.inputs and _only_generators_differ(a, b):
+            for which, operation in (("the first run", a), ("this run", b)):
+                if operation is not None:
+                    alone = alone or _parting("python", operation, f"only {which} does it: {PYTHON}")
+                    made.update(leaf for leaf in _leaves(operation.outputs) if "[" in leaf)  # tensors
+            continue
+        pairs = zip_longest(_leaves(a.inputs), _leaves(b.inputs), fillvalue="nothing")
+        differing = [(x, y) for x, y in pairs if x != y]
+        if differing and all(x.startswith(GENERATOR) for pair in differing for x in pair):
             return _parting("random", b, "its inputs are equal, but the torch.Generator that it draws from is in another state")
-        elif a.inputs != b.inputs:
-            if alone and any(made.intersection(pair) for pair in _differing(a, b)):
+        if differing:
+            if alone and any(made.intersection(pair) for pair in differing):
                 return alone
-            return _parting("python", b, f"its inputs differ already{_which(a, b)}: {PYTHON}")
-        elif a.outputs != b.outputs and a.random != b.random:
+            x, y = differing[0]
+            which = "a tensor that no operation of torch has made or changed" if "[" in x else f"{x} and {y}"
+            return _parting("python", b, f"its inputs differ already ({which}): {PYTHON}")
+        if a.outputs != b.outputs and a.random != b.random:
             return _parting("random", b, "its inputs are equal, but the random number generator is in another state")
-        elif a.outputs != b.outputs:
+        if a.outputs != b.outputs:
             return _parting("operation", b, "its inputs are equal, and its output is not: it is not deterministic")
     return alone
 
 
 def _parting(kind: str, operation: Operation, cause: str) -> Parting:
     backward = " in the backward of this line" if operation.backward and operation.source else ""
-    return Parting(kind, operation.name, operation.source, tuple(operation.lines), f"{cause}{backward}")
+    return Parting(kind, operation, f"{cause}{backward}")
 
 
 def _aligned(first: Sequence[Operation], second: Sequence[Operation]) -> Iterator[tuple[Operation | None, Operation | None]]:
-    """Pairs of operations, in order; None beside what one run alone does."""
+    """Pairs of operations, in order; where the runs part, the first operations that each does alone."""
     a, b = ([(each.name, each.source) for each in run] for run in (first, second))
     for tag, i, end_i, j, end_j in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
         if tag == "equal":
@@ -92,29 +96,6 @@ def _aligned(first: Sequence[Operation], second: Sequence[Operation]) -> Iterato
         else:
             yield first[i] if i < end_i else None, None
             yield None, second[j] if j < end_j else None
-
-
-def _alone(a: Operation | None, b: Operation | None) -> Parting | None:
-    if (op := a or b) is None:
-        return None
-    which = "the first run" if b is None else "this run"
-    return _parting("python", op, f"only {which} does it: {PYTHON}")
-
-
-def _only_generators_differ(a: Operation, b: Operation) -> bool:
-    differing = _differing(a, b)
-    return bool(differing) and all(x.startswith(GENERATOR) for pair in differing for x in pair)
-
-
-def _differing(a: Operation, b: Operation) -> list[tuple[str, str]]:
-    """The inputs that differ."""
-    return [(x, y) for x, y in zip(_leaves(a.inputs), _leaves(b.inputs), strict=False) if x != y]
-
-
-def _which(a: Operation, b: Operation) -> str:
-    """The first input that differs, in brackets."""
-    x, y = _differing(a, b)[0]
-    return " (a tensor that no operation of torch has made or changed)" if "[" in x else f" ({x} and {y})"
 
 
 def _leaves(value: object) -> list[str]:

@@ -47,8 +47,6 @@ def describe(value: Any) -> Any:
         return {str(name): describe(each) for name, each in value.items()}
     if isinstance(value, torch.Generator):
         return f"{GENERATOR}{fingerprint(value.get_state())}"
-    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-        return str(value)
     return repr(value) if isinstance(value, _WRITTEN) else type(value).__name__
 
 

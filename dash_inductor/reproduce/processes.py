@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,7 +31,6 @@ while True:
         a @ a
     torch.cuda.synchronize()
 """
-POLL = 0.05  # seconds
 LAST_LINES = 30  # of what a process printed, in a traceback
 
 
@@ -51,15 +49,13 @@ def run(job: Mapping[str, Any], environ: Mapping[str, str], folder: Path, timeou
             command, env={**os.environ, **environ}, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
         )
     try:
-        begun = time.monotonic()
-        while (status := child.poll()) is None:
-            if timeout is not None and time.monotonic() - begun > timeout:
-                raise StepError(
-                    f"a process that runs step took longer than {timeout:g} seconds, and was ended: give it more "
-                    "(--timeout SECONDS), or find where it hangs (--traceback shows what it printed last)",
-                    _last(log),
-                )
-            time.sleep(POLL)
+        status = child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        raise StepError(
+            f"a process that runs step took longer than {timeout:g} seconds, and was ended: give it more "
+            "(--timeout SECONDS), or find where it hangs (--traceback shows what it printed last)",
+            _last(log),
+        ) from None
     finally:
         _end(child)
     found = [json.loads(line) for line in results.read_text().splitlines()]

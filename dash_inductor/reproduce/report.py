@@ -88,13 +88,8 @@ class Report:
 
     def to_json(self, indent: int | None = 2) -> str:
         """The report as JSON."""
-        figures: dict[str, Any] = {
-            "identical": self.identical,
-            "step": self.step,
-            "runs": [{**asdict(run), "identical": run.identical} for run in self.runs],
-            "first_difference": None if self.first_difference is None else asdict(self.first_difference),
-            "notes": list(self.notes),
-        }
+        figures: dict[str, Any] = {"identical": self.identical, **asdict(self)}
+        figures["runs"] = [{**asdict(run), "identical": run.identical} for run in self.runs]
         return json.dumps(figures, indent=indent)
 
     def __str__(self) -> str:

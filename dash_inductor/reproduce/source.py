@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import re
 import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import CodeType, FrameType, TracebackType
+from types import FrameType
 from typing import NamedTuple
 
 import torch
@@ -52,29 +53,17 @@ def shown(file: str, line: int) -> str:
     return f"{file}:{line}"
 
 
-def frames(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
-    """This frame and its callers, innermost first, with the lines they are at."""
-    while frame is not None:
-        yield frame.f_code, frame.f_lineno
-        frame = frame.f_back
-
-
-def in_backward(stack: Iterable[tuple[CodeType, int]]) -> Iterator[Line]:
-    """The lines of a stack, up to where autograd called it."""
-    for code, line in stack:
-        if code.co_name == _ENGINE and code.co_filename.startswith(_TORCH):
+def in_backward(stack: Iterable[tuple[FrameType, int]]) -> Iterator[Line]:
+    """The lines of a stack, innermost first, up to where autograd called it."""
+    for frame, line in stack:
+        if frame.f_code.co_name == _ENGINE and frame.f_code.co_filename.startswith(_TORCH):
             return
-        yield code.co_filename, line
+        yield frame.f_code.co_filename, line
 
 
 def of_text(stack: str) -> Place:
     """Where a stack is that torch wrote down."""
     return innermost((frame["file"], int(frame["line"])) for frame in reversed(list(_FRAME.finditer(stack))))
-
-
-def position(stack: str) -> list[int]:
-    """By this, stacks under one call stand in the order in which they ran: where they part, they are in one function."""
-    return [int(frame["line"]) for frame in _FRAME.finditer(stack)]
 
 
 class Wrapper(NamedTuple):
@@ -86,14 +75,13 @@ class Wrapper(NamedTuple):
     def stacks_at(self, line: int) -> list[str]:
         """The stacks of what the kernel or operation computes that it calls at `line`, in the order in which they ran."""
         handle = next(filter(None, map(_HANDLE.search, reversed(self.lines[:line]))), None)
-        return [] if handle is None else sorted(self.stacks.get(handle[1], ()), key=position)
+        if handle is None:
+            return []
+        # Where stacks under one call part, they are in one function.
+        return sorted(self.stacks.get(handle[1], ()), key=lambda stack: [int(frame["line"]) for frame in _FRAME.finditer(stack)])
 
 
-def of_error(trace: TracebackType | None) -> str | None:
+def of_error(error: BaseException) -> str | None:
     """Where an exception was raised: the user's line, or a package's."""
-    lines: list[Line] = []
-    while trace is not None:
-        lines.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
-        trace = trace.tb_next
-    place = innermost(reversed(lines))
+    place = innermost((frame.filename, frame.lineno or 0) for frame in reversed(traceback.extract_tb(error.__traceback__)))
     return place.user or place.package

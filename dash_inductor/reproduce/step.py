@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import StepError, compare, source
+from . import StepError, compare, settings, source
 from .compiled import recording
 
 Step = Callable[[], Any]
@@ -30,7 +30,7 @@ def run(step: Step) -> dict[str, Tensor | None]:
         returned = step()
     except (Exception, SystemExit) as error:
         message = str(error).strip().splitlines() or [""]
-        line = source.of_error(error.__traceback__)
+        line = source.of_error(error)
         where = f" at {line}" if line else ""
         raise StepError(f"step raised {type(error).__name__}{where}: {message[0]}", traceback.format_exc()) from error
     return dict(_tensors(returned))
@@ -91,14 +91,21 @@ def differences(tensors: Mapping[str, Tensor | None], folder: Path) -> dict[str,
     return found
 
 
-def measure(step: Step, runs: int, folder: Path, *, first: bool) -> Iterator[dict[str, Any]]:
-    """Run the step so many times; for each run, how many tensors it left, how many differ, and how the first of them does.
+def results(step: Step, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run the step as often as `runs` of the job says.
 
-    `first`: nothing ran before. What the first run leaves is saved in `folder`, which has the first run's tensors otherwise.
+    Yields for each run how many tensors it left, how many differ, and how the first of them does; at last `settings.facts`. Under
+    `trace` the operations of all runs alone.
+
+    Under `first` nothing ran before: what the first run leaves is saved in `folder`, which has the first run's tensors otherwise.
     """
-    for number in range(runs):
+    if job["trace"]:
+        yield {"traces": trace(step, job["runs"])}
+        return
+    folder = Path(job["folder"])
+    for number in range(job["runs"]):
         tensors = run(step)
-        if first and number == 0:
+        if job["first"] and number == 0:
             save(tensors, folder)
             found = {}
         else:
@@ -110,6 +117,7 @@ def measure(step: Step, runs: int, folder: Path, *, first: bool) -> Iterator[dic
             "parameter": parameter,
             "difference": difference and asdict(difference),
         }
+    yield {"facts": settings.facts()}
 
 
 def trace(step: Step, runs: int) -> list[list[dict[str, Any]]]:

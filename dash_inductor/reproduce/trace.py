@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 
 from .diverge import Operation
 from .fingerprint import describe, generators
-from .source import Place, Wrapper, frames, in_backward, innermost, of_text
+from .source import Place, Wrapper, in_backward, innermost, of_text
 
 EMPTY = ("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided")
 
@@ -101,10 +102,9 @@ class Recorder(TorchDispatchMode):
 
     def _place(self) -> tuple[str | None, list[str], bool, bool]:
         """Where the operation that runs now comes from: the user's line, lines below it, whether it is a backward's and known."""
-        stack = list(frames(sys._getframe(2)))
-        calls = (self.wrappers[code.co_filename].stacks_at(number) for code, number in stack if code.co_filename in self.wrappers)
-        stacks = next(calls, None)
-        stack = [(code, number) for code, number in stack if code.co_filename not in self.wrappers]
+        whole = [(frame.f_code.co_filename, frame, line) for frame, line in traceback.walk_stack(sys._getframe(2))]
+        stacks = next((self.wrappers[file].stacks_at(line) for file, _, line in whole if file in self.wrappers), None)
+        stack = [(frame, line) for file, frame, line in whole if file not in self.wrappers]
         node = torch._C._current_autograd_node()
         called = innermost(in_backward(stack))
         if node is not None and called.user is None:
@@ -112,7 +112,7 @@ class Recorder(TorchDispatchMode):
             forward = of_text("".join(metadata.get("traceback_") or ()))
             called = forward if forward.user else called
         if called.user is None:
-            called = Place(innermost((code.co_filename, number) for code, number in stack).user, called.package)
+            called = Place(innermost((frame.f_code.co_filename, line) for frame, line in stack).user, called.package)
         if stacks is None:
             return called.user or called.package, [called.package] if called.package else [], node is not None, True
         # A kernel's sum or scatter is the last that it computes, which in a backward is the first of the forward.

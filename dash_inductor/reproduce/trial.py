@@ -23,6 +23,7 @@ from torch.nn.attention.flex_attention import create_block_mask
 from .. import config, emulation
 from ..codegen.flex import OPTIONS, TORCH_DTYPES, FlexAttention
 from ..codegen.mode import deterministic
+from ..codegen.mods import MASK_MODS
 from ..config import Config
 from ..dropout import FLASH, Dropout, kept
 from ..first_use.kind import Kind, is_small
@@ -38,6 +39,7 @@ from ..resolve import as_if_small
 from ..rewrite.stock_ops import EFFICIENT as STOCK_EFFICIENT
 from ..rewrite.stock_ops import FLASH as STOCK_FLASH
 from ..schedule.packing import as_if_long
+from ..text import in_one_line
 
 STARTED, COMPILED = "started", "compiled"  # stages before LAUNCHED
 HEADS, KV_HEADS, LAUNCHES = 2, 1, 3
@@ -65,25 +67,21 @@ def tried(kind: Kind, device: str, settings: Config, stage: Callable[[str], None
                 inputs, expected = attention(kind, torch.device(device))
             return verdict_on(_launches(kind, inputs, at), expected, ALLOWED[kind.dtype])
     except torch.OutOfMemoryError as error:
-        return Verdict(None, _first_line(error))
+        return Verdict(None, in_one_line(error))
     except Exception as error:  # whatever it is
-        return Verdict(False if LAUNCHED in reached else None, _first_line(error))
+        return Verdict(False if LAUNCHED in reached else None, in_one_line(error))
 
 
 @contextmanager
 def as_tried(kind: Kind) -> Iterator[None]:
     """Inside, what is compiled is compiled to be tried, and is of the kind whatever its size."""
-    outer, outer_long, outer_small = (
-        is_trial.set(True),
-        as_if_long.set(kind.long_schedule is not None),
-        as_if_small.set(is_small(kind)),
-    )
+    values = (is_trial, True), (as_if_long, kind.long_schedule is not None), (as_if_small, is_small(kind))
+    tokens = [(variable, variable.set(value)) for variable, value in values]
     try:
         yield
     finally:
-        is_trial.reset(outer)
-        as_if_long.reset(outer_long)
-        as_if_small.reset(outer_small)
+        for variable, token in tokens:
+            variable.reset(token)
 
 
 def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: float) -> Verdict:
@@ -133,19 +131,10 @@ def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients
         inputs += [state.view(torch.uint64), state.view(torch.uint64)[1]] if kind.dropout == FLASH else list(state.clone())
         inputs += [bias.masked_fill_(~seen, -math.inf)] if kind.mask == BLOCK_MASK else []
     elif kind.mask == BLOCK_MASK:
-        inputs += [torch.zeros(HEADS, device=device), documents, *_lists(kind, documents)]
+        function = functools.partial(MASK_MODS["documents"], documents=documents)
+        mask = create_block_mask(function, None, None, length, length, device=str(documents.device), BLOCK_SIZE=kind.block or 1)
+        inputs += [torch.zeros(HEADS, device=device), documents, *(x for x in mask.as_tuple() if isinstance(x, Tensor))]
     return inputs, expected
-
-
-def _lists(kind: Kind, documents: Tensor) -> list[Tensor]:
-    """Those of a causal BlockMask of documents."""
-    length = documents.shape[0]
-
-    def seen(b: Tensor, h: Tensor, m: Tensor, n: Tensor) -> Tensor:
-        return (m >= n) & (documents[m] == documents[n])
-
-    mask = create_block_mask(seen, None, None, length, length, device=str(documents.device), BLOCK_SIZE=kind.block or 1)
-    return [x for x in mask.as_tuple() if isinstance(x, Tensor)]
 
 
 def _launches(kind: Kind, inputs: list[Tensor], stage: Callable[[str], None]) -> list[Gradients]:
@@ -207,10 +196,6 @@ def _of_block_mask(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]
         return tuple(gradients)
 
     return backward
-
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 
 def main(job: str) -> None:
