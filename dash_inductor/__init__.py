@@ -39,28 +39,18 @@ if os.path.isfile(os.path.join(_root, "pyproject.toml")) and not os.path.isdir(o
 __version__ = "0.2.0"
 
 if TYPE_CHECKING:
-    from .config import Config, configure
-    from .decision import Decision, clear_decisions, decisions
-    from .emulation import emulate
-    from .explanation.explain import explain
-    from .hooks.install import disable, enable, enabled
-    from .reproduce.check import check
-    from .rewrite.declined import UnsupportedAttentionError
-
-__all__ = [
-    "Config",
-    "Decision",
-    "UnsupportedAttentionError",
-    "check",
-    "clear_decisions",
-    "configure",
-    "decisions",
-    "disable",
-    "emulate",
-    "enable",
-    "enabled",
-    "explain",
-]
+    from .config import Config as Config
+    from .config import configure as configure
+    from .decision import Decision as Decision
+    from .decision import clear_decisions as clear_decisions
+    from .decision import decisions as decisions
+    from .emulation import emulate as emulate
+    from .explanation.explain import explain as explain
+    from .hooks.install import disable as disable
+    from .hooks.install import enable as enable
+    from .hooks.install import enabled as enabled
+    from .reproduce.check import check as check
+    from .rewrite.declined import UnsupportedAttentionError as UnsupportedAttentionError
 
 _NAMES = {
     "config": ("Config", "configure"),
@@ -72,6 +62,7 @@ _NAMES = {
     "rewrite.declined": ("UnsupportedAttentionError",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

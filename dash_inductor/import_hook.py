@@ -75,7 +75,7 @@ class _Finder(importlib.abc.MetaPathFinder):
             spec = find_spec and find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self)
+                    spec.loader = _Loader(spec.loader)
                 return spec
         return None
 
@@ -90,9 +90,8 @@ class _Finder(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     """Stands in for the real loader until the module's body runs; the module keeps the real one."""
 
-    def __init__(self, loader: importlib.abc.Loader, finder: _Finder) -> None:
+    def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
-        self.finder = finder
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -102,7 +101,7 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
-        self.finder.executed(module.__name__)
+        _FINDER.executed(module.__name__)
 
 
 _FINDER = _Finder()

@@ -34,7 +34,7 @@ def emulate(seed: int = 0, *, sms: int = 6, resident: int | None = None) -> Iter
 
     Raises:
         RuntimeError: Triton does not interpret in this process.
-        DeadlockError (from a launch): no program can go on; the message says who waits for whom.
+        DeadlockError (from a launch): no program can go on; the message says who waits for which semaphore.
     """
     session = _enter(Emulation(seed, sms, resident))
     try:

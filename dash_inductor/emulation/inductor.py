@@ -17,8 +17,6 @@ from .driver import EmulatedDriver
 from .patches import Patches
 from .session import ACTIVE, LOCK
 
-__all__ = ["install_inductor"]
-
 POINTWISE_ELEMENTS = 4096
 """Elements of a pointwise block. Never more: Inductor drops the mask of an XBLOCK where 4096 divides the number of elements."""
 

@@ -27,8 +27,6 @@ from .patches import Patches
 from .reductions import install_reductions
 from .session import ACTIVE, LAUNCHES, LOCK, Session
 
-__all__ = ["install_interpreter"]
-
 Array = np.ndarray[Any, Any]
 _shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}  # numel and shape of values by their sizes
 _types: dict[tuple[Any, ...], dict[str, Any]] = {}  # fields of block types by their elements' type and sizes
@@ -44,7 +42,6 @@ def install_interpreter(patches: Patches) -> None:
     _fused_multiply_add(patches)
     _fast_erf(patches)
     _no_overflow_checks(patches)
-    _remembered_dtypes(patches)
     _remembered_shapes(patches)
     _remembered_functions(patches)
     _integer_of_one_element(patches)
@@ -120,19 +117,15 @@ def _hand_over_at_atomics(patches: Patches) -> None:
             return run()
         one = ptr.data.size == cmp.data.size == val.data.size == 1
         if one and cmp.data.item() == val.data.item():
-            wait = Wait(ptr.data.item(), cmp.data.item(), cmp.data.dtype)
-            return program.wait(wait, run, TensorHandle(cmp.data.copy(), cmp.dtype.scalar))
-        return program.atomic(ptr.data.item() if one else None, run)
+            return program.wait(Wait(ptr.data.item(), cmp.data.item(), cmp.data.dtype), run)
+        return program.atomic(run)
 
     def create_atomic_rmw(self: Any, op: Any, ptr: Any, val: Any, mask: Any, sem: Any, scope: Any) -> Any:
         def run() -> Any:
             return stock_rmw(self, op, ptr, val, mask, sem, scope)
 
         program = Program.running()
-        if program is None:
-            return run()
-        one = ptr.data.size == 1 and bool(mask.data.all())
-        return program.atomic(ptr.data.item() if one else None, run)
+        return run() if program is None else program.atomic(run)
 
     patches.set(InterpreterBuilder, "create_atomic_cas", create_atomic_cas)
     patches.set(InterpreterBuilder, "create_atomic_rmw", create_atomic_rmw)
@@ -219,19 +212,6 @@ def _repeated_booleans(patches: Patches) -> None:
         return TensorHandle(made.data.astype(np.bool_), tl.int1) if value.data.dtype == np.bool_ else made
 
     patches.set(InterpreterBuilder, "create_splat", create_splat)
-
-
-def _remembered_dtypes(patches: Patches) -> None:
-    """Every load, cast and splat builds the table from Triton's types to numpy's."""
-    stock = interpreter._get_np_dtype
-    known: dict[str, Any] = {}
-
-    def get_np_dtype(dtype: Any) -> Any:
-        if dtype.name not in known:
-            known[dtype.name] = stock(dtype)
-        return known[dtype.name]
-
-    patches.set(interpreter, "_get_np_dtype", get_np_dtype)
 
 
 def _remembered_shapes(patches: Patches) -> None:

@@ -32,43 +32,29 @@ def _round_half_away(x: Array) -> Array:
     return whole + np.where(np.abs(x - whole) >= 0.5, np.copysign(x.dtype.type(1), x), x.dtype.type(0))
 
 
-def _rsqrt(x: Array) -> Array:
-    return x.dtype.type(1) / np.sqrt(x)
-
-
 SAME_NAMES = (
-    "abs cbrt ceil copysign cos cosh exp exp2 expm1 floor fmod hypot "
-    "ldexp log log10 log1p log2 nextafter rint sin sinh sqrt tan tanh trunc"
+    "abs cbrt ceil copysign cos cosh exp exp2 expm1 floor fmod hypot isinf isnan "
+    "ldexp log log10 log1p log2 nextafter rint signbit sin sinh sqrt tan tanh trunc"
 )
 OTHER_NAMES = {
     "fabs": "abs", "acos": "arccos", "acosh": "arccosh", "asin": "arcsin", "asinh": "arcsinh", "atan": "arctan",
     "atan2": "arctan2", "atanh": "arctanh", "nearbyint": "rint", "pow": "power", "fast_tanhf": "tanh",
     "mul_rn": "multiply", "add_rn": "add", "sub_rn": "subtract", "div_rn": "divide", "sqrt_rn": "sqrt",
-    "fast_expf": "exp", "fast_logf": "log", "fast_dividef": "divide",
+    "fast_expf": "exp", "fast_logf": "log", "fast_dividef": "divide", "llrint": "rint",
+}  # fmt: skip
+TORCH_NAMES = {
+    "cyl_bessel_i0": "i0", "cyl_bessel_i1": "i1", "erf": "erf", "erfc": "erfc", "erfcx": "erfcx", "erfinv": "erfinv",
+    "j0": "bessel_j0", "j1": "bessel_j1", "lgamma": "gammaln", "y0": "bessel_y0", "y1": "bessel_y1",
 }  # fmt: skip
 
 FUNCTIONS: dict[str, Callable[..., Array]] = {
     **{name: getattr(np, name) for name in SAME_NAMES.split()},
     **{name: getattr(np, numpy_name) for name, numpy_name in OTHER_NAMES.items()},
-    "cyl_bessel_i0": torch_ufunc(torch.special.i0),
-    "cyl_bessel_i1": torch_ufunc(torch.special.i1),
-    "erf": torch_ufunc(torch.special.erf),
-    "erfc": torch_ufunc(torch.special.erfc),
-    "erfcx": torch_ufunc(torch.special.erfcx),
-    "erfinv": torch_ufunc(torch.special.erfinv),
+    **{name: torch_ufunc(getattr(torch.special, torch_name)) for name, torch_name in TORCH_NAMES.items()},
     "fma": lambda x, y, z: (x.astype(np.float64) * y + z).astype(x.dtype),
     "ilogb": lambda x: np.frexp(x)[1] - 1,
-    "isinf": np.isinf,
-    "isnan": np.isnan,
-    "j0": torch_ufunc(torch.special.bessel_j0),
-    "j1": torch_ufunc(torch.special.bessel_j1),
-    "lgamma": torch_ufunc(torch.special.gammaln),
-    "llrint": np.rint,
     "round": _round_half_away,
-    "rsqrt": _rsqrt,
-    "signbit": np.signbit,
-    "y0": torch_ufunc(torch.special.bessel_y0),
-    "y1": torch_ufunc(torch.special.bessel_y1),
+    "rsqrt": lambda x: x.dtype.type(1) / np.sqrt(x),
 }
 
 INTEGER_RESULTS = {

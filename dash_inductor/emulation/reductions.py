@@ -1,8 +1,8 @@
-"""tl.reduce and tl.associative_scan with a combine function of one's own, on whole slices.
+"""tl.reduce with a combine function of one's own, on whole slices.
 
 The interpreter calls such a function once per element: most of the time of an Inductor kernel, whose max, any, prod,
 argmax and Welford all come this way. Here a reduction is a tree over neighbours (as on a GPU, which is free to choose the
-order too) and a scan a loop over the axis; both call the function on whole slices.
+order too), and calls the function on whole slices.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
-from triton.runtime.interpreter import FunctionRewriter, InterpretedFunction, ReduceOps, ScanOps
+from triton.runtime.interpreter import FunctionRewriter, InterpretedFunction, ReduceOps
 
 from .libdevice import tensor_of
 from .patches import Patches
@@ -23,9 +23,8 @@ Array = np.ndarray[Any, Any]
 
 
 def install_reductions(patches: Patches) -> None:
-    """Sets all patches of reductions and scans."""
+    """Sets all patches of reductions."""
     patches.set(ReduceOps, "generic_reduce", _generic_reduce)
-    patches.set(ScanOps, "generic_scan", _generic_scan)
     patches.set(FunctionRewriter, "ast_transformer", _NotTransformer())
     patches.set(interpreter, "_logical_not", _logical_not, is_new=True)
     # What was rewritten without the transformer must be rewritten, and what is rewritten with it forgotten at the end.
@@ -73,13 +72,3 @@ def _generic_reduce(self: Any, tensors: tuple[tl.tensor, ...]) -> list[tl.tensor
         axes = tuple(range(rank)) if self.axis is None else axis
         results = [np.expand_dims(result, axes) for result in results]
     return [self.to_tensor(result, dtype) for result, dtype in zip(results, dtypes, strict=True)]
-
-
-def _generic_scan(self: Any, tensors: Sequence[tl.tensor]) -> list[tl.tensor]:
-    dtypes = [tensor.dtype for tensor in tensors]
-    parts = [np.moveaxis(tensor.handle.data, self.axis, 0) for tensor in tensors]
-    rows = [[part[0:1] for part in parts]]
-    for i in range(1, len(parts[0])):
-        rows.append(_combine(self, rows[-1], [part[i : i + 1] for part in parts], dtypes))
-    columns = [np.moveaxis(np.concatenate(column), 0, self.axis) for column in zip(*rows, strict=True)]
-    return [self.to_tensor(column, dtype) for column, dtype in zip(columns, dtypes, strict=True)]

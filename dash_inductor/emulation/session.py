@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-__all__ = ["ACTIVE", "LAUNCHES", "LOCK", "Emulation", "Launch", "Session", "Turns"]
-
 Program = TypeVar("Program")
 
 
@@ -54,11 +52,6 @@ class Launch:
     schedule: tuple[int, ...]
     waits: int
     satisfied: int
-
-    @property
-    def switches(self) -> int:
-        """How many times the turn went to another program."""
-        return sum(a != b for a, b in zip(self.schedule, self.schedule[1:], strict=False))
 
 
 class Turns:

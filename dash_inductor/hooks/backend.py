@@ -86,19 +86,14 @@ class Chain(CustomGraphPass):
         return None if None in uuids else tuple(uuids)
 
 
-def before(of_user: Any) -> Chain:
-    """Our pass, then the user's own, which may be none, one, or since torch 2.13 a list or tuple of them."""
-    passes = of_user if isinstance(of_user, (list, tuple)) else [] if of_user is None else [of_user]
-    return Chain((PASS, *passes))
-
-
 @contextlib.contextmanager
 def in_this_thread(of_user: Any) -> Iterator[None]:
-    """Inside, what this thread compiles gets the pass, and then the user's own passes."""
+    """Inside, what this thread compiles gets the pass, and then the user's own: none, one, or since torch 2.13 a list or tuple."""
+    passes = of_user if isinstance(of_user, (list, tuple)) else [] if of_user is None else [of_user]
     PATCHES.ask(*COMPILATION)
     token = _asked.set(True)
     try:
-        with inductor_config.patch({CUSTOM: before(of_user)}):
+        with inductor_config.patch({CUSTOM: Chain((PASS, *passes))}):
             yield
     finally:
         _asked.reset(token)

@@ -31,14 +31,6 @@ def settings_key() -> tuple[Any, ...]:
     return sources_digest(), settings.deciding(), costs, *sms, active_implementation(), driver(), *tried
 
 
-def uuid() -> tuple[Any, ...]:
-    """The key, anew for each graph where a cache hit would skip a warning or an error, or could not be compiled again."""
-    is_new = current().on_unsupported != "fallback" or failures.is_uncached() or _is_for_compiled_autograd()
-    nonce = os.urandom(16) if is_new else None
-    # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
-    return *settings_key(), nonce, tuple(get_donated_idxs() or ())
-
-
 def _is_for_compiled_autograd() -> bool:
     """Whether a backward is to be compiled again, by compiled autograd. Out of a cache torch cannot read one that has a node of
     FlexAttention with captured tensors, as attention under a mask has."""
@@ -53,8 +45,11 @@ class CacheKey(CustomGraphModulePass):
         """Nothing."""
 
     def uuid(self) -> Any:
-        """The same as `uuid`."""
-        return uuid()
+        """The key, anew for each graph where a cache hit would skip a warning or an error, or could not be compiled again."""
+        is_new = current().on_unsupported != "fallback" or failures.is_uncached() or _is_for_compiled_autograd()
+        nonce = os.urandom(16) if is_new else None
+        # Which saved tensors a backward may overwrite is in its code, and in no key of Inductor.
+        return *settings_key(), nonce, tuple(get_donated_idxs() or ())
 
 
 KEY = CacheKey()

@@ -13,6 +13,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -39,19 +40,10 @@ REMEMBERED = 4096  # calls, by their sizes, for which the pass is not asked agai
 MOST_VARIANTS = 2**16  # of one program, by sizes and strides: no bound in practice
 
 
-class Override:
-    """Kernels that stand in the dispatcher in front of stock's, until they are removed."""
-
-    def __init__(self, ops: dict[str, OpOverload]) -> None:
-        self._undo = overridden(ops, backward)
-
-    def remove(self) -> None:
-        """Puts the stock kernels back."""
-        self._undo()
-
-
-def activate() -> Override | None:
+def activate() -> SimpleNamespace | None:
     """Overrides the backward of each device that has kernels of ours; None, with a warning, where the package is switched off.
+
+    Torch calls `remove` of what is returned, which puts the stock kernels back.
 
     Raises:
         RuntimeError: there is no such device.
@@ -72,7 +64,7 @@ def activate() -> Override | None:
     if not ops:
         remedy = "DASH_INDUCTOR_EMULATE=1, set when Python starts, emulates one on the CPU"
         raise RuntimeError(f'activate_flash_attention_impl("DASH"): {reason}; {remedy}')
-    return Override(ops)
+    return SimpleNamespace(remove=overridden(ops, backward))
 
 
 def backward(op: OpOverload, stock: Any, keyset: Any, *args: Any, **kwargs: Any) -> Any:

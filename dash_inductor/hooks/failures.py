@@ -10,6 +10,7 @@ has kept what they take; where one cannot be, the compiler's error stays.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -134,9 +135,6 @@ def _copied(gm: fx.GraphModule) -> fx.GraphModule:
 
 def _without_cache(compiled: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """A compilation that AOTAutograd's cache does not take: the key is that of the graph that did not compile."""
-
-    def run(inputs: Any) -> Any:
-        return compiled(inputs)
-
+    run = functools.partial(compiled)
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

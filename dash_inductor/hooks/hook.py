@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import inspect
-import operator
 import pkgutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -61,9 +59,7 @@ class Hook:
 
     def found_owner(self) -> Any:
         """The module or class."""
-        module, _, name = self.owner.partition(":")
-        found = importlib.import_module(module)
-        return operator.attrgetter(name)(found) if name else found
+        return pkgutil.resolve_name(self.owner)
 
 
 class Hooks:
@@ -99,26 +95,23 @@ class Hooks:
         """One asker less; the last one's leaving undoes all."""
         with self._lock:
             self._askers -= 1
-            if not self._askers:
-                self._undo()
-
-    def _undo(self) -> None:
-        while self._put:
-            _, undo = self._put.popitem()
-            undo()
+            while self._put and not self._askers:
+                _, undo = self._put.popitem()
+                undo()
 
 
 PATCHES = Hooks()
 
 
-def replaced(value: str) -> Put:
-    """The attribute is what has the name `value`. Names are "module:name", and imported when a hook is put."""
-    return lambda owner, name: _set(owner, name, pkgutil.resolve_name(value))
-
-
 def around(function: str) -> Put:
-    """A call of the attribute is `function(stock, ...)`."""
-    return lambda owner, name: _set(owner, name, _standing_around(getattr(owner, name), function))
+    """A call of the attribute is `function(stock, ...)`. Names are "module:name", and imported when a hook is put."""
+
+    def put(owner: Any, name: str) -> Undo:
+        stock = getattr(owner, name)
+        setattr(owner, name, _standing_around(stock, function))
+        return lambda: setattr(owner, name, stock)
+
+    return put
 
 
 def around_entry(key: str, function: str) -> Put:
@@ -248,12 +241,6 @@ def _put_here(owner: Any, name: str, dynamo: bool) -> Undo:
             delattr(owner, name)
 
     return undo
-
-
-def _set(owner: Any, name: str, value: Any) -> Undo:
-    stock = getattr(owner, name)
-    setattr(owner, name, value)
-    return lambda: setattr(owner, name, stock)
 
 
 def _standing_around(stock: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -32,7 +32,7 @@ class DashPass(CustomGraphPass):
 
     def uuid(self) -> Any:
         """What decides what the pass does."""
-        return cache_key.uuid()
+        return cache_key.KEY.uuid()
 
     def apply(self, gm: fx.Graph | fx.GraphModule) -> int:
         """Rewrites the graph; returns how many attentions it has met."""

@@ -9,7 +9,8 @@ either. Not seen are nested tensors, and SDPA that torch makes matmuls of (its m
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import traceback
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -83,7 +84,7 @@ def _is_missed(inputs: Sequence[Tensor]) -> bool:
 
 
 def _tell(op: str, inputs: Sequence[Tensor], mask: str, implementation: str | None = None) -> None:
-    settings, frames = current(), list(_frames())
+    settings, frames = current(), [frame for frame, _ in traceback.walk_stack(sys._getframe())]  # innermost first
     inside = next((number for number, x in enumerate(frames) if not x.f_code.co_filename.startswith(_NO_CALLERS)), -1)
     caller, declined = frames[inside], LIMIT if _is_skipped(frames[inside:]) else OUTSIDE
     if settings.on_unsupported == "fallback":
@@ -109,14 +110,6 @@ def _is_skipped(frames: Sequence[FrameType]) -> bool:
     """
     frames = [x for x in frames if install.is_skipped(x.f_code) or x.f_code.co_filename == _DYNAMO]
     return len(frames) > 1 and frames[0].f_code.co_filename != _DYNAMO == frames[-1].f_code.co_filename
-
-
-def _frames() -> Iterator[FrameType]:
-    """The frames of this thread, innermost first."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
 
 
 def _module(frames: Sequence[FrameType]) -> str:

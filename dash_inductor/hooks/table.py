@@ -5,7 +5,7 @@ Emulation and code for a GPU that is not there replace more, for as long as they
 
 from __future__ import annotations
 
-from .hook import Hook, around, around_entry, dispatched, first_entry, last_member, replaced
+from .hook import Hook, around, around_entry, dispatched, first_entry, last_member
 
 FLEX_BACKWARD = "torch:ops.higher_order.flex_attention_backward"
 
@@ -90,7 +90,7 @@ EAGER_BACKWARD = (
         "torch._functorch._aot_autograd.graph_compile",
         "collect_bw_donated_buffer_idxs",
         "keeps a backward, which may run again, from overwriting what its forward saved",
-        replaced("dash_inductor.hooks.install:nothing_donated"),
+        around("dash_inductor.hooks.install:nothing_donated"),
     ),
 )
 # While settings ask for a word about attention that is not rewritten, or Dynamo skips a frame at its limit of recompilations.

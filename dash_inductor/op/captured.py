@@ -147,16 +147,11 @@ def _read(x: fx.Node | int) -> fx.Node | int:
             raise Declined("score_mod reads a tensor that requires a gradient at an index made of the score", OUTSIDE)
         if node.op != "placeholder" and not (node.op == "call_function" and _is_of_elements(node)):
             raise _unread(f"{node.target} in an index")
-        if _rounds(node):  # here perhaps otherwise than in the kernel of the forward
+        is_float = isinstance(val := node.meta.get("val"), torch.Tensor) and val.is_floating_point()
+        # What is computed, and not only read or converted, rounds here perhaps otherwise than in the kernel of the forward.
+        if is_float and node.op == "call_function" and node.target not in OF_ELEMENTS:
             raise Declined(f"score_mod computes an index in floats, by {node.target}", BEFOREHAND)
     return x
-
-
-def _rounds(node: fx.Node) -> bool:
-    """Whether it computes a float, not only reads or converts one."""
-    val = node.meta.get("val")
-    is_float = isinstance(val, torch.Tensor) and val.is_floating_point()
-    return is_float and node.op == "call_function" and node.target not in OF_ELEMENTS
 
 
 def _is_of_elements(node: fx.Node) -> bool:
