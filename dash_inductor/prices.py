@@ -7,12 +7,10 @@ priced as causal ones of 8,192 positions, where one block in 33 is partial, besi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from .config import GLUON, TRITON
 from .decision import Kernel
 from .devices.cost_files import load_tflops, two_pass_percent
-from .devices.stock_kernels import published, speed_of_flex, stock_cost
+from .devices.stock_kernels import Price, published, speed_of_flex, stock_cost
 from .devices.target import Target
 from .problem import Problem
 from .schedule.costs import FLOP_PER_ELEMENT
@@ -25,17 +23,6 @@ from .templates.tiles import Tile
 FUNCTION_FLOP = 13
 OF_COST_FILE = "predicted by our cost file"
 TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
-
-
-@dataclass(frozen=True)
-class Price:
-    """A speed, and how it is known."""
-
-    tflops: float
-    known: str
-
-    def __str__(self) -> str:
-        return f"{self.tflops:.0f} TFLOPS, {self.known}"
 
 
 def of_one_pass(problem: Problem, target: Target, tile: Tile, kernel: str) -> Price:

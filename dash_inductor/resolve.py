@@ -11,15 +11,15 @@ from typing import Any
 from .config import AUTO, GLUON, TRITON, Config
 from .decision import Declined, Kernel, LeftToStock
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
-from .devices.stock_kernels import stock_cost
+from .devices.stock_kernels import Price, stock_cost
 from .devices.target import Target
-from .prices import TIE, Price, function_share, is_small, of_one_pass, of_stock, of_two_passes
+from .prices import TIE, function_share, is_small, of_one_pass, of_stock, of_two_passes
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
 from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
 from .schedule.costs import two_pass_margin
-from .schedule.families import OF_LISTS, REGISTER, default_family, may_round_robin, why_impossible
+from .schedule.families import OF_LISTS, REGISTER, default_family, why_impossible
 from .schedule.formulas.chained import chained_plan, chained_time
 from .schedule.packing import is_too_large, schedule_ints, why_no_round_robin
 from .templates import gluon_is_tested, tiles
@@ -96,7 +96,7 @@ class Resolution:
     @property
     def may_round_robin(self) -> bool:
         """Whether the schedule of one pass may be a round robin."""
-        return not self.chained and may_round_robin(self.settings.guarantee, self.settings.schedule)
+        return not self.chained and self.settings.guarantee == "run" and self.settings.schedule in ("auto", *ROUND_ROBIN)
 
     @property
     def two_pass_costs(self) -> TwoPass:
@@ -165,10 +165,10 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
         raise declined
+    if problem.mask != BLOCK_MASK and (reason := _why_no_schedule(problem, settings)):
+        raise Declined(reason, DEFAULTS)
     costs = _costs_with_functions(problem, target, one_pass, two_pass, kernel)
     resolution = Resolution(problem, settings, target, one_pass, two_pass, kernel, costs)
-    if reason := _why_no_schedule(resolution):
-        raise Declined(reason, DEFAULTS)
     if not problem.is_static or problem.mask == BLOCK_MASK:
         return resolution
     return _with_schedule(resolution, one_pass)
@@ -202,13 +202,10 @@ def _one_pass_tile(problem: Problem, target: Target, kernel: str) -> Tile:
     if kernel == GLUON:
         return tiles.gluon_tile(*of)
     tile = tiles.tile(*of)
-    return tiles.tile(*of, small=True) if _needs_small(problem, tile) else tile
-
-
-def _needs_small(problem: Problem, tile: Tile) -> bool:
-    """Whether blocks of the mask are no whole tiles, or registers would not hold what a step computes beside its gradients."""
     splits_blocks = problem.mask == BLOCK_MASK and problem.block_size is not None and problem.block_size[0] % tile.block_m != 0
-    return splits_blocks or problem.dropout is not None or problem.changes_scores or as_if_small.get()
+    # Registers would not hold what a step computes beside its gradients.
+    computes_more = problem.dropout is not None or problem.changes_scores
+    return tiles.tile(*of, small=True) if splits_blocks or computes_more or as_if_small.get() else tile
 
 
 def _two_pass_tile(problem: Problem, target: Target) -> TwoPassTile:
@@ -350,11 +347,8 @@ def _stock_that_shares(problem: Problem, target: Target, tile: Tile) -> Price | 
     return price
 
 
-def _why_no_schedule(resolution: Resolution) -> str | None:
+def _why_no_schedule(problem: Problem, settings: Config) -> str | None:
     """Why one pass has no schedule for what is asked; None if it has one."""
-    problem, settings = resolution.problem, resolution.settings
-    if problem.mask == BLOCK_MASK:
-        return None
     if reason := why_impossible(problem.mask, settings.guarantee, settings.schedule):
         return reason
     forced = REGISTER.get(settings.schedule)

@@ -19,7 +19,7 @@ from dash_inductor.schedule.parts import BANDS
 from dash_inductor.templates.tiles import AnyTile, Tile, TwoPassTile
 
 from . import kernels
-from .buffers import contiguous, empty, in_memory
+from .buffers import empty, in_memory
 from .inputs import Inputs
 from .mods import Mods
 
@@ -115,7 +115,6 @@ def _bits(inputs: Inputs, mods: Mods, tile: Tile, matrix: TensorBox, rows: Rows)
         grid=z * h * n_kv * inputs.n_q,
         inputs=[inputs.query, matrix],
         mutated=[bits],
-        output=contiguous([sympy.Integer(0)], torch.int32, inputs.device),
         num_warps=8,
         scalars=[inputs.q_len, inputs.kv_len],
         constants={
@@ -184,7 +183,6 @@ def _asked(inputs: Inputs, mask: MaskArguments, mods: Mods, q_block: int, kv_blo
         grid=sympy_product(size),
         inputs=[inputs.query],
         mutated=[matrix],
-        output=contiguous([sympy.Integer(0)], torch.int32, inputs.device),
         num_warps=8,
         scalars=[inputs.q_len, inputs.kv_len],
         constants={"Q_BLOCK": q_block, "KV_BLOCK": kv_block},
@@ -205,8 +203,6 @@ def _listed(lists: list[IRNode], q_blocks: sympy.Expr) -> TensorBox:
         grid=z * h * kv_blocks,
         inputs=lists if has_full else [*lists, *lists],
         mutated=[matrix],
-        output=contiguous([sympy.Integer(0)], torch.int32, device),
-        num_warps=4,
         constants={"CHUNK": CHUNK, "HAS_FULL": has_full},
     )
     return matrix
@@ -221,8 +217,6 @@ def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_
         grid=z * h * q_blocks,
         inputs=[matrix],
         mutated=[ranks, visited],
-        output=contiguous([sympy.Integer(0)], torch.int32, device),  # every template has an output
-        num_warps=4,
         scalars=[n_kv],
         constants={"CHUNK": CHUNK, "KV_TILES": kv_tiles},
     )
@@ -257,8 +251,6 @@ def _listed_by(
         grid=sympy_product(size[:3]),
         inputs=[matrix, *([] if ranks is None else [ranks])],
         mutated=[rows, steps],
-        output=contiguous([sympy.Integer(0)], torch.int32, device),
-        num_warps=4,
         scalars=[tiles] if kv_blocks_seen is None else [tiles, kv_blocks_seen],
         constants=constants | ({"BANDS": bands} if bands > 1 else {}),
     )

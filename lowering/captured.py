@@ -24,7 +24,6 @@ from .sums import SPLITS, Index, flat, sums, total
 
 aten = torch.ops.aten
 QUERIES, KEYS = AXES - 2, AXES - 1  # axes
-Element = Callable[[Index], OpsValue]
 
 
 def gradients(arguments: FlexArguments, mods: Mods) -> tuple[TensorBox | None, ...]:
@@ -55,7 +54,7 @@ def _is_values(share: Share, size: list[sympy.Expr], dtype: torch.dtype, mods: M
     return share.kept == {axis: axis for axis in range(AXES)} and same_size and dtype == values.get_dtype()
 
 
-def _element(share: Share, size: list[sympy.Expr], arguments: FlexArguments, mods: Mods) -> Element:
+def _element(share: Share, size: list[sympy.Expr], arguments: FlexArguments, mods: Mods) -> Callable[[Index], OpsValue]:
     """The fp32 gradient at an index of the tensor."""
     values = mods.values[share.value]
     sizes = [sympy.sympify(each) for each in values.get_size()]

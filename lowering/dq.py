@@ -12,29 +12,25 @@ from torch.utils._sympy.functions import FloorDiv
 
 from dash_inductor.templates.tiles import Tile
 
-# (b, h, Q tile) -> whether anything was written there, as an integer
-Visited = Callable[[sympy.Expr, sympy.Expr, sympy.Expr], OpsValue]
-
 
 def scaled_dq(
     scratch: TensorBox,
-    block_m: int,
-    place: Callable[[sympy.Expr, sympy.Expr], list[sympy.Expr]],
+    tile: Tile,
     size: Sequence[sympy.Expr],
     dtype: torch.dtype,
     scale: float,
-    visited: Visited | None = None,
+    visited: Callable[[sympy.Expr, sympy.Expr, sympy.Expr], OpsValue] | None = None,
 ) -> TensorBox:
-    """scale * scratch in `dtype`, [B, H, S_q, D] = `size`; scratch is [B * H, Q tiles, ...], `place(m, d)` the rest of the index.
+    """scale * scratch in `dtype`, [B, H, S_q, D] = `size`; scratch is [B * H, Q tiles, elements of a Q tile].
 
-    0 where `visited` says that nothing was written; all was where it is None. By index and not by views, which would guard on
-    whether there is one Q tile or more.
+    0 where `visited`, of (b, h, Q tile), says that nothing was written; all was where it is None. By index and not by views, which
+    would guard on whether there is one Q tile or more.
     """
-    load = scratch.make_loader()
+    load, place = scratch.make_loader(), in_accumulator_order(tile)
 
     def element(index: Sequence[sympy.Expr]) -> OpsValue:
         b, h, m, d = index
-        i = FloorDiv(m, block_m)
+        i = FloorDiv(m, tile.block_m)
         value = load([b * size[1] + h, i, *place(m, d)])
         if visited is not None:
             value = ops.where(ops.to_dtype(visited(b, h, i), torch.bool), value, ops.constant(0.0, torch.float32))

@@ -6,7 +6,6 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-from torch import fx
 from torch._dynamo.utils import counters
 from torch._inductor.graph import GraphLowering
 from torch._inductor.lowering import lowerings
@@ -36,16 +35,12 @@ def mark_in_force() -> Mark:
             code for that of other settings.
     """
     node = V.graph.current_node
-    mark = _mark_of(node)
+    mark: Mark = node.meta.get(MARK, Mark())
     if mark.resolution is None:
         return mark
     if is_in_use() and mark.is_in_force(node.meta["val"][0].device):
         return mark
     raise RuntimeError(NOT_IN_FORCE)
-
-
-def _mark_of(node: fx.Node | None) -> Mark:
-    return Mark() if node is None else node.meta.get(MARK, Mark())
 
 
 def record(decision: Decision) -> None:
@@ -55,7 +50,7 @@ def record(decision: Decision) -> None:
 
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
-    mark = _mark_of(V.graph.current_node)
+    mark: Mark = V.graph.current_node.meta.get(MARK, Mark())
     kinds = tuple(kind.text() for kind in kinds_of(mark.resolution)) if mark.resolution else ()
     decision = replace(decision, source=mark.source, module=mark.module, joint=mark.joint, kinds=kinds)
     counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1

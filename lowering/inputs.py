@@ -93,11 +93,6 @@ class Inputs:
         """Q tiles."""
         return CeilDiv(self.q_len, self.resolution.tile.block_m)
 
-    @property
-    def scale(self) -> float:
-        """Factor on Q K^T before softmax."""
-        return self.resolution.problem.softmax_scale
-
     def constants(self, tile: AnyTile) -> dict[str, object]:
         """What the kernels of one pass and of two know when they are compiled."""
         problem = self.resolution.problem
@@ -113,8 +108,8 @@ class Inputs:
             "EVEN_M": multiple(self.q_len, tile.block_m),
             "EVEN_N": multiple(self.kv_len, tile.block_n),
             "EVEN_D": head_dim == tile.block_d,
-            "SCALE": self.scale,
-            "SCALE_LOG2E": self.scale * LOG2E,
+            "SCALE": problem.softmax_scale,
+            "SCALE_LOG2E": problem.softmax_scale * LOG2E,
             "INTERPRET": self.resolution.target.arch == EMULATED,
         } | (of_value if value_dim != head_dim else {})
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
 from torch._inductor import ir
 from torch._inductor.codegen.common import WorkspaceArg
 from torch._inductor.codegen.triton import texpr
@@ -23,6 +24,7 @@ from dash_inductor.schedule.packing import FAMILY_CODES
 from dash_inductor.templates import source
 
 from . import load_check
+from .buffers import contiguous
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
 # FLEX_ARGUMENTS: Inductor's argument -> template variable. FLEX_FUNCTIONS: result -> (number in Mods.subgraphs, tile arguments);
@@ -118,10 +120,8 @@ class Kernel(TritonTemplateKernel):
             number, arguments = FLEX_FUNCTIONS[output]
         kinds: dict[str, Any] = {name: FLEX_ARGUMENTS[name] for name in (*arguments, "b", "h", "m", "n")}
         if "input_dtypes" in inspect.signature(TritonTemplateKernel.modification).parameters:  # from torch 2.13 on
-            keys, queries = (
-                (size, "1") if axis == 0 else ("1", size)
-                for size, axis in ((shape[keys_axis], keys_axis), (shape[1 - keys_axis], 1 - keys_axis))
-            )
+            rows, columns = (shape[0], "1"), ("1", shape[1])
+            keys, queries = (rows, columns) if keys_axis == 0 else (columns, rows)
             kinds["input_shapes"] = dict.fromkeys(arguments, shape) | {"m": queries, "n": keys}
             kinds["input_dtypes"] = dict.fromkeys("bhmn", "index")
         return self.modification(subgraph_number=number, output_name=output, **kinds).strip()
@@ -205,9 +205,9 @@ def call(
     *,
     grid: sympy.Expr | int,
     inputs: Sequence[ir.IRNode],
-    output: ir.Layout,
     constants: Mapping[str, Any],
-    num_warps: int,
+    output: ir.Layout | None = None,
+    num_warps: int = 4,
     num_stages: int = 1,
     mutated: Sequence[ir.IRNode] = (),
     scalars: Sequence[sympy.Expr] = (),
@@ -215,7 +215,8 @@ def call(
     triton_meta: Mapping[str, object] | None = None,
     subgraphs: Sequence[ir.ComputedBuffer] | None = None,
 ) -> ir.TensorBox:
-    """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output.
+    """Launches `grid` programs of the template on `inputs` and `mutated`; returns its output, which every template has: an empty
+    one where `output` is None.
 
     `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. `triton_meta`: of
     Inductor's kernel, more than the defaults. `subgraphs`: those of Mods.
@@ -223,7 +224,7 @@ def call(
     choice = template.generate(
         input_nodes=(*inputs, *mutated),
         mutated_inputs=list(mutated),
-        layout=output,
+        layout=output or contiguous([sympy.Integer(0)], torch.int32, inputs[0].get_device_or_error()),
         call_sizes=[grid, *scalars],
         num_warps=num_warps,
         num_stages=num_stages,

@@ -28,10 +28,9 @@ def from_lists(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) -> W
         none_kept_free(reserved, "a BlockMask takes a CTA for each of its KV tiles")
     segments = resolution.problem.segments
     rows, parts = _rows_in_parts(inputs, tile, mask, mods)
-    tensors = [rows.rows, rows.steps]
     assert resolution.costs
     return Walk(
-        tensors,
+        [rows.rows, rows.steps],
         workers=parts.units if parts else _chains(inputs, tile) * max(1, segments),
         ints=rows.ints + (parts.ints if parts else 0),
         record={

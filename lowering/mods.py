@@ -74,13 +74,11 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
     """
     dtype, device = arguments.query.get_dtype(), arguments.query.get_device_or_error()
 
-    def placeholders(*names: str) -> list[TensorBox]:
-        return [stock.create_placeholder(name, torch.int32 if name in ARGUMENTS else dtype, device) for name in names]
-
     def built(graph: Any, captures: list[Any], *names: str) -> Any:
+        placeholders = [stock.create_placeholder(name, torch.int32 if name in ARGUMENTS else dtype, device) for name in names]
         with ComputedBuffer.force_realize():  # a capture that reads nothing is loaded too, not computed from its index
             boxes = [TensorBox(x) if isinstance(x, StorageBox) else x for x in captures]  # one may be what the function returns
-            buffers = stock.build_subgraph_buffer([*placeholders(*names), *boxes], without_branches(graph, device))
+            buffers = stock.build_subgraph_buffer([*placeholders, *boxes], without_branches(graph, device))
         stock.freeze_irnodes(buffers)
         return buffers
 
@@ -98,6 +96,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
     grad_input, *values = built(stored, score_captures, *names)
     joint = stock.process_joint_outputs([grad_input], len(names))
     mask_mod = built(arguments.mask.mask_mod, mask_captures, *ARGUMENTS)
+    scores = [*arguments.query.get_size()[:3], arguments.key.get_size()[2]]
     return Mods(
         [score_mod, grad_input, mask_mod, *values],
         [*score_captures, *mask_captures],
@@ -105,7 +104,7 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
         shares,
-        {node: (empty if whole else zeros)(_sizes(arguments), _dtype(node, shares, arguments), device) for node in nodes},
+        {node: (empty if whole else zeros)(scores, _dtype(node, shares, arguments), device) for node in nodes},
         *_dropped(arguments, score_captures),
     )
 
@@ -129,11 +128,6 @@ def returning(derivative: fx.GraphModule, nodes: Sequence[fx.Node | None], devic
     copy.graph.eliminate_dead_code()
     copy.recompile()
     return copy
-
-
-def _sizes(arguments: FlexArguments) -> list[Any]:
-    """[B, H, S_q, S_k]."""
-    return [*arguments.query.get_size()[:3], arguments.key.get_size()[2]]
 
 
 def _dtype(value: fx.Node, shares: Sequence[Share], arguments: FlexArguments) -> torch.dtype:

@@ -7,11 +7,10 @@ from torch._inductor.lowering import empty_strided
 
 from dash_inductor.config import GLUON
 from dash_inductor.op import MaskArguments
-from dash_inductor.templates.tiles import Tile
 
 from . import kernels, two_pass
 from .buffers import empty
-from .dq import in_accumulator_order, scaled_dq
+from .dq import scaled_dq
 from .inputs import Inputs
 from .launch import gluon, triton
 from .listed import from_lists
@@ -24,7 +23,8 @@ def gradients(inputs: Inputs, mods: Mods = NONE, mask: MaskArguments | None = No
 
     Where sizes known at run time may take two passes, their kernels stand beside that of one: one or the other is launched.
     """
-    resolution, tile = inputs.resolution, one_pass_tile(inputs)
+    resolution, tile = inputs.resolution, inputs.resolution.one_pass
+    assert tile
     walk = from_table(inputs, tile) if mask is None else from_lists(inputs, tile, mask, mods)
     _, _, dv_meta = inputs.gradients
     # dq, in accumulator order: dq.py
@@ -35,12 +35,5 @@ def gradients(inputs: Inputs, mods: Mods = NONE, mask: MaskArguments | None = No
     if resolution.two_pass:
         two_pass.into_buffers(inputs, tile, scratch, dk, dv, walk.is_two_pass)
     size, visited = inputs.query.get_size(), walk.blocks.is_visited if walk.blocks else None
-    dq = scaled_dq(scratch, tile.block_m, in_accumulator_order(tile), size, inputs.dtype, inputs.scale, visited)
+    dq = scaled_dq(scratch, tile, size, inputs.dtype, resolution.problem.softmax_scale, visited)
     return kernels.Gradients(dq, dk, dv, walk.ints, walk.record)
-
-
-def one_pass_tile(inputs: Inputs) -> Tile:
-    """The tile of one pass, alone or beside that of two."""
-    tile = inputs.resolution.one_pass
-    assert tile
-    return tile

@@ -6,26 +6,19 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import sympy
+
+from dash_inductor.schedule.choice import RunTimeChoice
+from dash_inductor.schedule.parts import RunTimeParts
 
 from .header import add_to_header, root_graph
 
 
-class Rule(Protocol):
-    """A dataclass whose repr makes it again; FIELDS[index] for sizes."""
-
-    @property
-    def FIELDS(self) -> tuple[str, ...]:
-        """Their names."""
-
-    def __call__(self, *args: Any, **kwargs: Any) -> int:
-        """An integer that is not negative, for an index and the sizes."""
-
-
-def fields(rule: Rule, name: str, *sizes: sympy.Expr) -> dict[str, sympy.Expr]:
-    """The fields of the rule; where a size is a symbol, calls of one object of the generated module, `name` and a digest."""
+def fields(rule: RunTimeChoice | RunTimeParts, name: str, *sizes: sympy.Expr) -> dict[str, sympy.Expr]:
+    """The fields of the rule, none of them negative; where a size is a symbol, calls of one object of the generated module, `name`
+    and a digest. The rule's repr makes it again."""
 
     def value(index: int, *known: sympy.Expr) -> sympy.Integer | None:
         return sympy.Integer(rule(int(index), *map(int, known))) if all(size.is_Integer for size in known) else None

@@ -43,21 +43,17 @@ def from_table(inputs: Inputs, tile: Tile) -> Walk:
         is_large = is_too_large(plan)
         if is_large and not may_share_row(plan):
             return _large_table(inputs, tile, plan)
-        known[key] = _constant_table(inputs, plan, shared_row=is_large)
+        ints, own_ints = pack_shared(plan) if is_large else pack_plan(plan), row_ints(plan)
+        known[key] = Walk(
+            [_constant(ints, inputs.device)],
+            workers=plan.workers,
+            ints=len(ints) + resolution.row_copies * own_ints,
+            record=_record(inputs),
+            own_ints=own_ints,
+            shared_row=is_large,
+            round_robin=isinstance(plan, RoundRobinPlan),
+        )
     return known[key]
-
-
-def _constant_table(inputs: Inputs, plan: Plan, *, shared_row: bool) -> Walk:
-    ints, own_ints = pack_shared(plan) if shared_row else pack_plan(plan), row_ints(plan)
-    return Walk(
-        [_constant(ints, inputs.device)],
-        workers=plan.workers,
-        ints=len(ints) + inputs.resolution.row_copies * own_ints,
-        record=_record(inputs),
-        own_ints=own_ints,
-        shared_row=shared_row,
-        round_robin=isinstance(plan, RoundRobinPlan),
-    )
 
 
 def _record(inputs: Inputs) -> dict[str, object]:
@@ -140,7 +136,6 @@ def _written(
         scalars=(*choice, inputs.q_len, inputs.kv_len),
         inputs=[inputs.query],
         output=FixedLayout(inputs.device, torch.int32, [table_ints], [1]),
-        num_warps=4,
         constants={
             "BLOCK": TABLE_BLOCK,
             "BLOCK_M": tile.block_m,

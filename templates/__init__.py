@@ -30,6 +30,7 @@ def source(*names: str) -> str:
 
 
 OLDEST, NEWEST = (3, 6), (3, 9)  # Tritons that the Gluon kernel is written for and tested with
+TESTED = " to ".join(".".join(map(str, version)) for version in (OLDEST, NEWEST))
 
 
 @functools.cache
@@ -51,8 +52,7 @@ def why_no_gluon() -> str:
     """
     import triton
 
-    oldest, newest = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-    return f"Triton {triton.__version__} is outside of {oldest} to {newest}, with which the Gluon kernel was tested"
+    return f"Triton {triton.__version__} is outside of {TESTED}, with which the Gluon kernel was tested"
 
 
 def gluon_kernel() -> ModuleType:
@@ -66,6 +66,5 @@ def gluon_kernel() -> ModuleType:
     try:
         return importlib.import_module(".gluon.launch", __name__)
     except (ImportError, AttributeError) as missing:
-        (oldest, newest) = (".".join(map(str, version)) for version in (OLDEST, NEWEST))
-        written = f"the Gluon kernel is written for Triton {oldest} to {newest}"
+        written = f"the Gluon kernel is written for Triton {TESTED}"
         raise ValueError(f"{written}, this is {triton.__version__}: {missing}") from missing

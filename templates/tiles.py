@@ -109,11 +109,7 @@ class Tile:
     ctas_per_sm: int = 1
     preprocess_warps: int = 4
     block_dv: int = 0
-
-    @property
-    def kinds(self) -> int:
-        """How many kinds of CTAs there are, each with a main loop of its own."""
-        return 1
+    kinds = 1  # of CTAs, each with a main loop of its own
 
     @property
     def largest(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from ..schedule.candidates import formula_of
+from ..schedule.formulas import formula_for
 from .decided import Decision, Graph
 
 MOST = 10_000  # entries: a process that compiles without end drops its oldest ones
@@ -95,7 +95,7 @@ def report(graph: Graph, found: Sequence[Decision]) -> dict[str, Any]:
     formulas: dict[str, dict[str, dict[str, str]]] = {}
     for decision in found:
         for candidate in decision.candidates:
-            formula = formula_of(candidate.family, decision.mask) if candidate.ns is not None else None
+            formula = formula_for(candidate.family, decision.mask) if candidate.ns is not None else None
             if formula is not None:
                 text = {"ns": str(formula), "applies_if": str(formula.applies)}
                 formulas.setdefault(decision.mask, {})[candidate.family] = text

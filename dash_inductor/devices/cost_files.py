@@ -262,9 +262,6 @@ def load_costs(
     """
     if not device.endswith(SUFFIX) and device not in known_devices():
         raise ValueError(f"no cost file for device {device!r}; known: {', '.join(known_devices())}")
-    for name, value in (("sms", 1 if sms is None else sms), ("ctas_per_sm", ctas_per_sm)):
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, got {value}")
     entries = _entries(device, head_dim, kernel)
     if "tflops" in entries:
         flop = block_m * block_n * head_dim * FLOP_PER_ELEMENT * _percent(entries, mask, small) // 100**2
@@ -275,7 +272,6 @@ def load_costs(
         arch=numbers_of(device)["arch"],
         workers=(sms or entries["sms"]["value"]) * ctas_per_sm,
         estimate=any(entries[name]["estimate"] for name in (*own, "sms")),
-        sources={name: entries[name]["source"] for name in (*own, "sms")},
         **{name: entries[name]["value"] for name in (*own, SWEEP)},
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from .costs import SWEEP_CTAS, Costs, TwoPass
@@ -45,16 +45,6 @@ class Candidate(NamedTuple):
         }
 
 
-@cache
-def formula_of(family: str, mask: str) -> Formula | None:
-    """The formula of a family, or of two passes, under a mask; None where there is none."""
-    from .formulas import two_pass  # sympy takes long to make formulas, and nobody waits before a choice is made
-
-    if family == TWO_PASS:
-        return two_pass.FULL if mask == "full" else two_pass.CAUSAL
-    return formula_for(family, mask)
-
-
 Place = tuple[str, int, int]  # family, roles, heads in flight
 
 
@@ -76,11 +66,6 @@ class CandidateBuilder:
         per_head = self.problem.q_len * (self.problem.head_dim * self.problem.group * BYTES_PER_ELEMENT)
         units = min(family.units(self.n_kv) for family in tried_families(self.problem.mask))
         return max(1, self.costs.l2_bytes * 4 // 5 // per_head, self.workers // units)
-
-    @cached_property
-    def max_heads_in_step(self) -> int:
-        """Heads in flight whose roles sweep the tiles together: L2 need not hold more than where they are, if they are a few."""
-        return max(self.max_heads_spread, self.workers // SWEEP_CTAS)
 
     @property
     def has_small_table(self) -> bool:
@@ -124,7 +109,10 @@ class CandidateBuilder:
             yield family, _ceil_div(units, _ceil_div(units, width)), min(most, self.workers // width)
 
     def _most_in_flight(self, family: str) -> int:
-        return min(self.heads, self.workers, self.max_heads_in_step if REGISTER[family].is_monotone else self.max_heads_spread)
+        if not REGISTER[family].is_monotone:
+            return min(self.heads, self.workers, self.max_heads_spread)
+        # Roles sweep the tiles together: L2 need not hold more than where they are, if they are a few.
+        return min(self.heads, self.workers, max(self.max_heads_spread, self.workers // SWEEP_CTAS))
 
     def round_robin(self, family: str) -> Place:
         """The units of all heads in one queue of as many workers as there are."""
@@ -142,7 +130,7 @@ class CandidateBuilder:
 
     def formula(self, family: str) -> Formula | None:
         """The formula of a family, or of two passes, under this problem's mask."""
-        return formula_of(family, self.problem.mask) if self.has_formulas or family == TWO_PASS else None
+        return formula_for(family, self.problem.mask) if self.has_formulas or family == TWO_PASS else None
 
     def candidate(self, family: str, roles: int, in_flight: int, is_default: bool) -> Candidate:
         """A candidate with its time."""
@@ -192,7 +180,7 @@ def _places(builder: CandidateBuilder, guarantee: str, family: str) -> Iterator[
         return
     own = default_family(mask) if family == "auto" else family
     yield builder.default(own)
-    if formula_of(own, mask) is None:  # placements that nothing tells apart
+    if formula_for(own, mask) is None:  # placements that nothing tells apart
         return
     yield from builder.grouped(own)
     if not REGISTER[own].is_monotone:
@@ -215,7 +203,7 @@ def two_pass_ns(problem: TiledProblem, two: TwoPass) -> int | None:
 
     The problem's own tiles do not matter.
     """
-    formula = formula_of(TWO_PASS, problem.mask)
+    formula = formula_for(TWO_PASS, problem.mask)
     assert formula
     tile = two.block_m, two.block_n, two.kv_rows, two.q_rows, two.kv_step_ns, two.q_step_ns, two.workers, int(two.split)
     time = formula(problem.q_len, problem.kv_len, problem.kv_heads_total, problem.group, *tile)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .family import Family
-from .geometry import MASKS
 from .orders.monotone import ASCENDING, DESCENDING
 from .orders.shift import SHIFT, SHIFT_ROUND_ROBIN
 from .orders.symmetric import SYMMETRIC, SYMMETRIC_ROUND_ROBIN
@@ -40,28 +39,17 @@ def tried_families(mask: str) -> list[Family]:
     return [family for family in REGISTER.values() if mask in family.tried_under]
 
 
-def why_impossible(mask: object, guarantee: object, family: object) -> str | None:
+def why_impossible(mask: str, guarantee: str, family: str) -> str | None:
     """Why no schedule has this mask, guarantee and forced family (or "auto"); None if one has."""
-    if mask not in MASKS:
-        return f"mask must be one of {', '.join(MASKS)}, got {mask!r}"
-    if guarantee not in GUARANTEES:
-        return f"guarantee must be one of {', '.join(GUARANTEES)}, got {guarantee!r}"
     if family == "auto":
         return None
-    if family not in REGISTER:
-        return f"family must be one of auto, {', '.join(REGISTER)}, got {family!r}"
-    asked = REGISTER[str(family)]
+    asked = REGISTER[family]
     if mask not in asked.masks:
         served = " and ".join(_SERVED[each] for each in asked.masks)
-        others = [each.name for each in tried_families(str(mask)) if each.queue_of is None]
-        use = " or ".join([*others, default_family(str(mask))])
+        others = [each.name for each in tried_families(mask) if each.queue_of is None]
+        use = " or ".join([*others, default_family(mask)])
         return f"family {family!r} serves {served} only, this one is {mask}: use {use}"
     if guarantee == "run" or asked.is_monotone:
         return None
     reason = f"family {family!r} adds in an order that depends on the SM count"
     return f"{reason}: guarantee {guarantee!r} needs {' or '.join(MONOTONE)}"
-
-
-def may_round_robin(guarantee: str, family: str = "auto") -> bool:
-    """Whether a choice under a guarantee and a forced family (or "auto") may be a round robin."""
-    return guarantee == "run" and family in ("auto", *ROUND_ROBIN)

@@ -37,7 +37,7 @@ class Family:
             constant.
         queue_of: for a round robin, which puts units of all heads in one queue: the family whose order it takes.
         formulas: makes the times in closed form of the families of its file; called when a choice is made, since sympy takes long
-            to make formulas. What is not among them is left to the simulator.
+            to make formulas. What is not among them has no predicted time.
     """
 
     name: str

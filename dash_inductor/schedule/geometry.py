@@ -48,7 +48,7 @@ class Geometry:
 
         >>> g = Geometry.of_blocks([[True, False, True], [False, False, True]])
         >>> [g.tiles(j) for j in range(g.n_kv)], [g.contributors(i) for i in range(g.n_q)]
-        ([(0, 2), (2,)], [(0,), (), (0, 1)])
+        ([(0, 2), (2,)], [[0], [], [0, 1]])
         """
         if not len(blocks) or not len(blocks[0]):
             raise ValueError("blocks must hold at least one KV tile and one Q tile")
@@ -107,9 +107,7 @@ class Geometry:
         return j * self.block_n // self.block_m
 
     def end_q_tile(self, j: int) -> int:
-        """One past the last Q tile that KV tile j may see."""
-        if self.blocks is not None:
-            return max(self._tiles[j], default=-1) + 1
+        """One past the last Q tile that KV tile j may see, where the mask is not of blocks."""
         if self.window is None:
             return self.n_q
         # The last row that sees the last column of the tile; tiles count whole, padding included.
@@ -125,15 +123,7 @@ class Geometry:
 
     def contributors(self, i: int) -> Sequence[int]:
         """KV tiles that add to dq of Q tile i, ascending; without gaps unless the mask is of blocks."""
-        if self.blocks is not None:
-            return self._contributors[i]
-        if self.mask == "full":
-            return range(self.n_kv)
-        # first_q_tile(j) <= i  <=>  j * block_n < (i + 1) * block_m
-        count = min(self.n_kv, -(-(i + 1) * self.block_m // self.block_n))
-        # i < end_q_tile(j)  <=>  i * block_m <= (j + 1) * block_n - 1 + window
-        first = 0 if self.window is None else max(0, (i * self.block_m - self.window) // self.block_n)
-        return range(first, max(first, count))
+        return self._contributors[i]
 
     @cached_property
     def _tiles(self) -> tuple[Sequence[int], ...]:
@@ -142,8 +132,12 @@ class Geometry:
         return tuple(tuple(i for i, allowed in enumerate(row) if allowed) for row in self.blocks)
 
     @cached_property
-    def _contributors(self) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(j for j, allowed in enumerate(column) if allowed) for column in zip(*self.blocks or (), strict=True))
+    def _contributors(self) -> list[list[int]]:
+        found: list[list[int]] = [[] for _ in range(self.n_q)]
+        for j, tiles in enumerate(self._tiles):
+            for i in tiles:
+                found[i].append(j)
+        return found
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:

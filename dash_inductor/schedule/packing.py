@@ -72,21 +72,13 @@ def why_no_round_robin(g: Geometry, family: str) -> str | None:
     return None
 
 
-def table_ints(plan: Plan) -> int:
-    """How many ints `pack_plan` gives, without making them."""
+def table_ints(plan: Plan, *, shared_row: bool = False) -> int:
+    """How many ints `pack_plan` gives, or `pack_shared`, without making them."""
     if isinstance(plan, RoundRobinPlan):
         return HEADER
     g = plan.order.geometry
-    return _row_start(plan) + g.n_kv * max(1, *map(g.steps, range(g.n_kv)))
-
-
-def shared_table_ints(plan: Plan) -> int:
-    """How many `pack_shared` gives."""
-    return _row_start(plan) + plan.order.geometry.n_q
-
-
-def _row_start(plan: Plan) -> int:
-    return HEADER + len(plan.order.slots) * plan.roles + plan.order.geometry.n_kv
+    before_rows = HEADER + len(plan.order.slots) * plan.roles + g.n_kv
+    return before_rows + (g.n_q if shared_row else g.n_kv * max(1, *map(g.steps, range(g.n_kv))))
 
 
 def may_share_row(plan: Plan) -> bool:
@@ -108,7 +100,7 @@ def shares_row(plan: Plan) -> bool:
 def schedule_ints(plan: Plan, partitions: int = 1) -> int:
     """Ints of memory that the schedule takes under one pass, for sizes that are known. Of a round robin each of so many partitions
     of a worker writes its rows."""
-    return shared_table_ints(plan) if shares_row(plan) else table_ints(plan) + partitions * row_ints(plan)
+    return table_ints(plan, shared_row=True) if shares_row(plan) else table_ints(plan) + partitions * row_ints(plan)
 
 
 def row_ints(plan: Plan) -> int:
@@ -129,8 +121,6 @@ def pack(order: Order, heads_in_flight: int) -> list[int]:
     """
     g = order.geometry
     _check(g)
-    if heads_in_flight < 1:
-        raise ValueError(f"heads_in_flight must be at least 1, got {heads_in_flight}")
     slots = order.slots
     lengths = [g.steps(j) for j in range(g.n_kv)]
     steps = max(1, *lengths)

@@ -73,14 +73,6 @@ class GroupedPlan(Plan):
         check_range("heads_in_flight", self.heads_in_flight, self.heads, "heads")
         check_count("group", self.group)
 
-    @classmethod
-    def fit(cls, order: Order, heads: int, workers: int, group: int = 1) -> GroupedPlan:
-        """The plan with as many heads in flight as `workers` CTAs allow; ValueError where one head's roles are more."""
-        check_count("heads", heads)
-        check_count("workers", workers)
-        check_range("roles", order.roles, workers, "workers")
-        return cls(order, heads, min(heads, workers // order.roles), group)
-
     @cached_property
     def roles(self) -> int:
         """CTAs that share a head."""
@@ -139,7 +131,7 @@ class RoundRobinPlan(Plan):
         for name in ("heads", "workers", "group"):
             check_count(name, getattr(self, name))
         roles, most = self.order.roles, min(self.units, self.workers)
-        if self._has_first_pass and roles != most:
+        if self.family in ROUND_ROBIN and roles != most:
             raise ValueError(f"roles must be {most} (all units of a head, or workers), got {roles}")
 
     @property
@@ -159,7 +151,7 @@ class RoundRobinPlan(Plan):
 
     def order_of(self, head: int) -> Order:
         """The order of a head; the same for all that begin at the same place of a round."""
-        if not self._has_first_pass:
+        if self.family not in ROUND_ROBIN:  # no head begins with fewer roles
             return self.order
         order: Any = self.order  # which has that field
         first_pass_roles = min(order.roles, self.workers - head * self.units % self.workers)
@@ -170,11 +162,6 @@ class RoundRobinPlan(Plan):
         for item in range(worker, self.heads * self.units, self.workers):
             head, unit = divmod(item, self.units)
             yield from ((head, j) for j in self._units[unit])
-
-    @property
-    def _has_first_pass(self) -> bool:
-        """Whether a head may begin with fewer roles."""
-        return self.family in ROUND_ROBIN
 
     @cached_property
     def _units(self) -> list[list[int]]:

@@ -30,8 +30,6 @@ from ..inputs import Inputs
 from ..mods import Mods
 from ..walk import Walk
 
-SM_90 = 9, 0
-
 
 class Operands(NamedTuple):
     """What the op is given, in its order.
@@ -94,29 +92,13 @@ class Launch(NamedTuple):
 
 def launch_of(kernel: Any, x: Operands) -> Launch:
     """The launch of a kernel's module, such as `gluon_kernel()`; ValueError for a GPU or sizes that it is not made for."""
-    if torch.cuda.get_device_capability(x.query.device if x.query.is_cuda else None) != SM_90:  # else of what has no memory
+    if torch.cuda.get_device_capability(x.query.device if x.query.is_cuda else None) != (9, 0):  # else of what has no memory
         raise ValueError("the Gluon kernel is made for sm_90")
     mask, dtype = "causal" if x.causal else "full" if x.steps is None else BLOCK_MASK, dtype_name(x.query.dtype)
     report = report_of(f"one_pass in gluon ({mask} mask, {dtype}, head dim {x.query.shape[3]})")
     if report is None:
         report = x.query.new_zeros(INTS, dtype=torch.int32)
-    lists = None
-    if x.steps is not None:
-        parts = x.bands, x.sets, FEW_CHAINS, x.least_steps, x.sums
-        lists = kernel.Lists(x.steps, x.bits, x.q_tiles, x.kv_tiles, *parts)
-    of_kernel = kernel.arguments(
-        *(x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.table, x.dq, x.dk, x.dv),
-        report=report,
-        block_m=x.block_m,
-        block_n=x.block_n,
-        workers=x.workers,
-        causal=x.causal,
-        shared_row=x.shared_row,
-        round_robin=x.round_robin,
-        scale=x.scale,
-        lists=lists,
-    )
-    return Launch(kernel, of_kernel, x.workers, x.cooperative)
+    return Launch(kernel, kernel.arguments(x, report=report, most_chains=FEW_CHAINS), x.workers, x.cooperative)
 
 
 def sdpa_backward_gluon(*operands: Any) -> None:
@@ -179,13 +161,10 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
     rows, parts = walk.blocks, walk.parts
     operands_of: Any = Operands  # which holds IR here
     table, *steps = walk.tensors
+    of_blocks = {"q_tiles": rows.q_tiles, "kv_tiles": rows.kv_tiles} if rows else {}
+    of_parts = {"bands": parts.bands, "sets": parts.sets, "least_steps": parts.least_steps} if parts else {}
     operands = operands_of(
-        query=inputs.query,
-        key=inputs.key,
-        value=inputs.value,
-        grad_out=inputs.grad_out,
-        neg_lse=inputs.neg_lse,
-        delta=inputs.delta,
+        *inputs.tensors,
         table=table,
         steps=steps[0] if steps else None,
         bits=rows.bits if rows else None,
@@ -198,14 +177,11 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         block_m=tile.block_m,
         block_n=tile.block_n,
         causal=inputs.resolution.problem.mask == "causal",
-        scale=inputs.scale,
+        scale=inputs.resolution.problem.softmax_scale,
         shared_row=walk.shared_row,
         round_robin=walk.round_robin,
-        q_tiles=rows.q_tiles if rows else 0,
-        kv_tiles=rows.kv_tiles if rows else 0,
-        bands=parts.bands if parts else 1,
-        sets=parts.sets if parts else 1,
-        least_steps=parts.least_steps if parts else 0,
+        **of_blocks,
+        **of_parts,
     )
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
     # Inductor runs the op once on fake tensors, but for a constant, such as the table, which it passes as it is.

@@ -4,15 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
-from .functions import (
-    async_add,
-    async_store,
-    await_additions,
-    await_all_but_last_read,
-    await_all_read,
-    release,
-    wait_for_rank,
-)
+from .functions import COMPLETE, READ, READ_BUT_LAST, async_add, async_store, await_in_warp, release, wait_for_rank
 from .walk import chain_of, step_of
 
 
@@ -44,9 +36,9 @@ def add_in_order(walk, attention, sums, STAGE: gl.constexpr):
                 wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
                 of_dq.meet(STAGE)
                 put(dq_target, index, dq_tiles.index(STAGE), rank)
-                await_all_read()
+                await_in_warp(READ)
                 mbarrier.arrive(of_dq.mbarrier(STAGE), count=1)
-                await_additions()
+                await_in_warp(COMPLETE)
                 release(SEMAPHORES + index)
             count += 1
 
@@ -68,11 +60,11 @@ def add_halves_in_order(walk, attention, sums):
             of_dq.meet(0)
             put(dq_target, 4 * index, first_tile, rank)
             put(dq_target, 4 * index + 1, second_tile, rank)
-            await_all_but_last_read()
+            await_in_warp(READ_BUT_LAST)
             mbarrier.arrive(taken, count=1)  # the second half takes the third place and the first
             of_dq.meet(0)
             put(dq_target, 4 * index + 2, third_tile, rank)
             put(dq_target, 4 * index + 3, first_tile, rank)
-            await_additions()
+            await_in_warp(COMPLETE)
             mbarrier.arrive(taken, count=1)
             release(SEMAPHORES + index)

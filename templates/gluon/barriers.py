@@ -39,15 +39,8 @@ MEET = gl.constexpr(f"bar.sync $1, {BOTH_ENDS}; mov.b32 $0, 0;")
 
 
 @gluon.jit
-def arrive_at(number):
-    # For the eight warps: at a named barrier, and waits for nobody.
-    gl.inline_asm_elementwise(ARRIVE, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
-
-
-@gluon.jit
-def meet_at(number):
-    # For the warp that waits for the eight at a named barrier.
-    gl.inline_asm_elementwise(MEET, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
+def at_barrier(HOW: gl.constexpr, number):
+    gl.inline_asm_elementwise(HOW, "=r,r,~{memory}", [number], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @aggregate
@@ -96,12 +89,12 @@ class Channel:
     @gluon.jit
     def arrive(self, count):
         # For the eight warps, which go on.
-        arrive_at(count % self.STAGES + self.NAMED)
+        at_barrier(ARRIVE, count % self.STAGES + self.NAMED)
 
     @gluon.jit
     def meet(self, count):
         # For the one warp: waits for the eight.
-        meet_at(count % self.STAGES + self.NAMED)
+        at_barrier(MEET, count % self.STAGES + self.NAMED)
 
     @gluon.jit
     def meet_before(self, count, step):

@@ -46,7 +46,7 @@ def product(a, b, LAYOUT: gl.constexpr):
 
 # Why additions of one CTA come before those of the next, in the terms of PTX's memory consistency model (PTX ISA 8.9):
 #   1. The warp `add_in_order` issues a bulk addition, of the async proxy, and waits until it is complete, not just read from shared
-#      memory: `await_additions`. Completion makes it visible to the thread that waited (9.7.9.25.3).
+#      memory: `await_in_warp(COMPLETE)`. Completion makes it visible to the thread that waited (9.7.9.25.3).
 #   2. bar.warp.sync orders that before lane 0's `release`.
 #   3. red.release.gpu synchronizes with the ld.acquire.gpu of `wait_for_rank` that reads its value, or what later releases made of
 #      that (observation order goes through atomics): both are strong, of a scope that has both CTAs.
@@ -98,8 +98,7 @@ def wait_for_rank(SEMAPHORES, index, rank, NQ, REPORT):
 
 @gluon.jit
 def release(semaphore):
-    # The semaphore counts each warp that calls this, behind what orders its lanes' writes: `await_additions`, or a barrier of the
-    # warp.
+    # The semaphore counts each warp that calls this, behind what orders its lanes' writes: `await_in_warp`.
     gl.inline_asm_elementwise(
         """
         {
@@ -119,50 +118,16 @@ def release(semaphore):
     )
 
 
-@gluon.jit
-def release_by_warps(semaphore):
-    # For the 8 consumer warps: the semaphore counts each of them, when its threads have written.
-    gl.inline_asm_elementwise("bar.warp.sync 0xffffffff; mov.b32 $0, 0;", "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
-    release(semaphore)
+# What a warp may wait for: that its lanes have met, and that of the bulk stores and additions which they have issued all are
+# complete, or that TMA has read all from shared memory, or all but the last.
+_MET = "bar.warp.sync 0xffffffff; mov.b32 $0, 0;"
+MET, COMPLETE = gl.constexpr(_MET), gl.constexpr(f"cp.async.bulk.wait_group 0; {_MET}")
+READ, READ_BUT_LAST = (gl.constexpr(f"cp.async.bulk.wait_group.read {left}; {_MET}") for left in (0, 1))
 
 
 @gluon.jit
-def await_additions():
-    # For one warp: the bulk stores and additions that its lanes have issued are complete.
-    gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group 0; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
-        "=r,~{memory}",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def await_all_read():
-    # For one warp: of the bulk stores and additions that its lanes have issued, TMA has read all from shared memory.
-    gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group.read 0; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
-        "=r,~{memory}",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
-
-
-@gluon.jit
-def await_all_but_last_read():
-    # For one warp: TMA has read all of these from shared memory but the last.
-    gl.inline_asm_elementwise(
-        "cp.async.bulk.wait_group.read 1; bar.warp.sync 0xffffffff; mov.b32 $0, 0;",
-        "=r,~{memory}",
-        [],
-        dtype=gl.int32,
-        is_pure=False,
-        pack=1,
-    )
+def await_in_warp(WHAT: gl.constexpr):
+    gl.inline_asm_elementwise(WHAT, "=r,~{memory}", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -303,7 +268,8 @@ def end_chain(outputs, head, j, dk, dv, attention, dtype: gl.constexpr, LAYOUT: 
             if place < parts - 1:
                 gl.store(dk_sums, dk, cache_modifier=".cg")
                 gl.store(dv_sums, dv, cache_modifier=".cg")
-            release_by_warps(SEMAPHORES + chain)
+            await_in_warp(MET)
+            release(SEMAPHORES + chain)  # it counts each of the eight warps, whose threads have written
         is_last = place == parts - 1
     if is_last:
         z = head // attention.hkv

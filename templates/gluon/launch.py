@@ -21,115 +21,89 @@ DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by head dim, rows that TMA adds at a 
 
 
 class Lists(NamedTuple):
-    """What a launch under a mask in blocks has beside the table, which is int32 [MASK_Z, MASK_H, KV blocks, Q blocks].
+    """What the kernel has beside the table under a mask in blocks, whose entries are block of Q | full << 15 | rank << 16.
 
-    An entry of the table is a block of Q | full << 15 | rank << 16. A block is q_tiles x kv_tiles tiles.
-
-    steps: int32 [MASK_Z, MASK_H, KV blocks], the Q tiles of a row, or [.., .., .., bands], those up to the end of each band. bits:
-    int32, what templates/mask_bits.py.jinja writes.
-
-    A CTA has a chain. With several bands or sets it has a part of one (templates/block_mask.py.jinja), and sums is fp32 [chains, 2,
-    BLOCK_N * D]. There are at most most_chains, and bands only where the longest of a head has least_steps.
+    The table is int32 [MASK_Z, MASK_H, KV blocks, Q blocks]. steps: int32 [MASK_Z, MASK_H, KV blocks], the Q tiles of a row, or
+    [.., .., .., bands], those up to the end of each band. bits: int32, what templates/mask_bits.py.jinja writes. Where CTAs have
+    parts of chains (templates/block_mask.py.jinja), of which there are at most most_chains, sums is fp32 [chains, 2, BLOCK_N * D].
+    There are bands only where the longest of a head has least_steps.
     """
 
     steps: Tensor
     bits: Tensor
-    q_tiles: int
-    kv_tiles: int
-    bands: int = 1
-    sets: int = 1
-    most_chains: int = 1
-    least_steps: int = 0
-    sums: Tensor | None = None
+    kv_tiles: Any
+    bands: Any
+    most_chains: Any
+    least_steps: Any
+    sums: Tensor | None
 
 
-def arguments(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    grad_out: Tensor,
-    neg_lse: Tensor,
-    delta: Tensor,
-    table: Tensor,
-    dq: Tensor,
-    dk: Tensor,
-    dv: Tensor,
-    *,
-    report: Tensor,
-    block_m: int,
-    block_n: int,
-    causal: bool,
-    workers: int,
-    shared_row: bool,
-    round_robin: bool,
-    scale: float,
-    lists: Lists | None = None,
-) -> tuple[Any, ...]:
+def arguments(x: Any, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
     """The arguments of `sdpa_backward`, which is launched with OPTIONS.
 
-    query, grad_out [Z, HQ, S_q, D]; key, value, dk, dv [Z, HKV, S_k, D], 16 bits, D 64, 128 or 256; neg_lse and delta fp32, as the
-    preprocess writes them; dq fp32, a Q tile after the other, each in the order of its accumulator, written where a KV tile sees
-    the Q tile; table int32. `block_m` and `block_n` are those of the table, `workers` are launched; shared_row: whether the table
-    has one row for all chains, round_robin: whether it may be that of a round robin. report: int32 [4] in memory of the host that
-    the device can write to, for a wait that gives up.
+    x: `Operands` of lowering/launch/gluon.py, 16 bits, D 64, 128 or 256; dq is written where a KV tile sees the Q tile. report:
+    int32 [4] in memory of the host that the device can write to, for a wait that gives up. most_chains: as in `Lists`.
 
     Raises:
         ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
     """
-    batch, heads, q_len, head_dim = query.shape
-    kv_heads, kv_len = key.shape[1:3]
-    if head_dim not in DQ_ROWS or query.element_size() != 2:
+    batch, heads, q_len, head_dim = x.query.shape
+    kv_heads, kv_len = x.key.shape[1:3]
+    if head_dim not in DQ_ROWS or x.query.element_size() != 2:
         dims = ", ".join(map(str, DQ_ROWS))
-        raise ValueError(f"the Gluon kernel takes bf16 and fp16 at head dims {dims}, not {query.dtype} at {head_dim}")
-    n_q = -(-q_len // block_m)
-    rows = batch * heads * n_q * block_m
+        raise ValueError(f"the Gluon kernel takes bf16 and fp16 at head dims {dims}, not {x.query.dtype} at {head_dim}")
+    n_q = -(-q_len // x.block_m)
+    rows = batch * heads * n_q * x.block_m
     if rows * head_dim // DQ_COLUMNS >= 2**31:
         raise ValueError(
             f"the Gluon kernel takes fewer than 2**36 elements of query, rounded up to whole tiles, not {rows * head_dim}"
         )
-    if not all(x.is_contiguous() and x.numel() == rows * width for x, width in ((neg_lse, 1), (delta, 1), (dq, head_dim))):
+    of_rows = (x.neg_lse, 1), (x.delta, 1), (x.dq, head_dim)
+    if not all(each.is_contiguous() and each.numel() == rows * width for each, width in of_rows):
         raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")
-    q_block, kv_block = [1, 1, block_m, head_dim], [1, 1, block_n, head_dim]
-    chains = batch * kv_heads * -(-kv_len // block_n)
-    in_parts = lists is not None and lists.bands * lists.sets > 1
-    semaphores = table.new_zeros(2 + batch * heads * n_q + (chains if in_parts else 0))
-    query, key, value, grad_out = (x if _fits_tma(x) else x.clone().contiguous() for x in (query, key, value, grad_out))
-    sizes = (*table.shape, lists.steps.shape[3] if lists and lists.steps.dim() == 4 else 1)
+    q_block, kv_block = [1, 1, x.block_m, head_dim], [1, 1, x.block_n, head_dim]
+    chains = batch * kv_heads * -(-kv_len // x.block_n)
+    semaphores = x.table.new_zeros(2 + batch * heads * n_q + (chains if x.bands * x.sets > 1 else 0))
+    query, key, value, grad_out = (
+        each if _fits_tma(each) else each.clone().contiguous() for each in (x.query, x.key, x.value, x.grad_out)
+    )
+    lists: Any = ()
+    if x.steps is not None:
+        kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
+        lists = Lists(x.steps, x.bits, kv_tiles, bands, most, least, x.sums)
     attention = Attention(
         heads=batch * kv_heads,
         hkv=kv_heads,
         nq=n_q,
         kv_len=kv_len,
         GROUP=gl.constexpr(heads // kv_heads),
-        SETS=gl.constexpr(lists.sets if lists else 1),
-        CAUSAL=gl.constexpr(causal),
-        SHARED_ROW=gl.constexpr(shared_row),
-        ROUND_ROBIN=gl.constexpr(block_n // block_m if round_robin else 0),
-        BLOCKS=gl.constexpr(lists.q_tiles if lists else 0),
-        EVEN_N=gl.constexpr(kv_len % block_n == 0),
-        SCALE=gl.constexpr(scale),
-        SCALE_LOG2E=gl.constexpr(scale * LOG2E),
+        SETS=gl.constexpr(x.sets),
+        CAUSAL=gl.constexpr(x.causal),
+        SHARED_ROW=gl.constexpr(x.shared_row),
+        ROUND_ROBIN=gl.constexpr(x.block_n // x.block_m if x.round_robin else 0),
+        BLOCKS=gl.constexpr(x.q_tiles),
+        EVEN_N=gl.constexpr(kv_len % x.block_n == 0),
+        SCALE=gl.constexpr(x.scale),
+        SCALE_LOG2E=gl.constexpr(x.scale * LOG2E),
     )
-    if lists:  # its numbers are compiled in
-        lists = lists._replace(**{name: gl.constexpr(x) for name, x in lists._asdict().items() if isinstance(x, int)})
     return (
         _descriptor(query, q_block),
         _descriptor(key, kv_block),
         _descriptor(value, kv_block),
         _descriptor(grad_out, q_block),
-        _descriptor(neg_lse.view(rows), [block_m]),
-        _descriptor(delta.view(rows), [block_m]),
-        _descriptor(dq.view(-1, DQ_COLUMNS), [DQ_ROWS[head_dim], DQ_COLUMNS]),
-        table,
-        table.new_empty(GLUON_PARTITIONS * workers * n_q if round_robin else 0),
-        lists or (),
-        sizes,
+        _descriptor(x.neg_lse.view(rows), [x.block_m]),
+        _descriptor(x.delta.view(rows), [x.block_m]),
+        _descriptor(x.dq.view(-1, DQ_COLUMNS), [DQ_ROWS[head_dim], DQ_COLUMNS]),
+        x.table,
+        x.table.new_empty(GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0),
+        lists,
+        (*x.table.shape, lists.steps.shape[3] if lists and lists.steps.dim() == 4 else 1),
         semaphores,
         report,
-        dk,
-        dv,
-        tuple(dk.stride()),
-        tuple(dv.stride()),
+        x.dk,
+        x.dv,
+        tuple(x.dk.stride()),
+        tuple(x.dv.stride()),
         attention,
     )
 

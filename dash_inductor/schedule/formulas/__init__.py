@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from functools import cache
 
-from ..families import REGISTER
+from ..families import REGISTER, TWO_PASS
 from ..placement import GroupedPlan, Plan
 from .formula import Formula, Time
 
 
 @cache
 def formula_for(family: str, mask: str) -> Formula | None:
-    """The formula of a family under a mask, None where there is none; a causal descending order is mirrored."""
+    """The formula of a family, or of two passes, under a mask; None where there is none. A causal descending order is mirrored."""
+    from . import two_pass  # sympy takes long to make formulas, and nobody waits before a choice is made
+
+    if family == TWO_PASS:
+        return two_pass.FULL if mask == "full" else two_pass.CAUSAL
     return REGISTER[family].formulas().get((family, mask))
 
 

@@ -30,8 +30,6 @@ def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, resident: int | 
     >>> monotone_makespan(plan, step_ns=10, hop_ns=4), monotone_makespan(plan, step_ns=10, hop_ns=4, resident=2)
     (68, 120)
     """
-    check_count("step_ns", step_ns, least=0)
-    check_count("hop_ns", hop_ns, least=0)
     order = plan.order_of(0)
     g = order.geometry
     ascending = isinstance(order, Ascending)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +10,6 @@ from typing import Any, NamedTuple
 
 import sympy
 from sympy.logic.boolalg import Boolean
-from sympy.printing.pycode import PythonCodePrinter
 
 
 class Time(NamedTuple):
@@ -50,18 +50,6 @@ class Min(IntegerFunction):
     """The least of its arguments."""
 
 
-class IntegerPrinter(PythonCodePrinter):
-    """Python source of integer expressions."""
-
-    def _print_FloorDiv(self, expression: sympy.Expr) -> str:
-        numerator, denominator = map(self._print, expression.args)
-        return f"(({numerator}) // ({denominator}))"
-
-    def _print_CeilDiv(self, expression: sympy.Expr) -> str:
-        numerator, denominator = map(self._print, expression.args)
-        return f"(-(-({numerator}) // ({denominator})))"
-
-
 def integers(names: str) -> Any:
     """Symbols of integers, by names with blanks between them."""
     return sympy.symbols(names, integer=True, seq=True)
@@ -96,8 +84,7 @@ class Formula:
         return sympy.lambdify(
             self.parameters,
             (self.ns, self.applies, self.exact),
-            modules=[{"Max": max, "Min": min}],
-            printer=IntegerPrinter({"fully_qualified_modules": False, "allow_unknown_functions": True}),
+            modules=[{"Max": max, "Min": min, "FloorDiv": operator.floordiv, "CeilDiv": lambda a, b: -(-a // b)}],
             cse=lambda expressions: (list(self.parts.items()), expressions),  # its parts are its common subexpressions
         )
 

@@ -11,23 +11,6 @@ Parts = dict[sympy.Symbol, sympy.Expr]
 first, first_ns, second, second_ns, workers = integers("first first_ns second second_ns workers")
 rounds, first_end, ended, after, shared, beside = integers("rounds first_end ended after shared beside")
 
-# When a launch of `first` CTAs of first_ns each ends, and then `second` of second_ns.
-UNSYNCHRONISED_EQUAL = Formula(
-    Max(first_end, Min(after, shared, beside)),
-    parts={
-        rounds: CeilDiv(first, workers),
-        first_end: rounds * first_ns,
-        # Meanwhile those that idle in the last round end some of the second kind; all workers share the others.
-        ended: (rounds * workers - first) * FloorDiv(first_ns, second_ns),
-        after: first_end + CeilDiv(Max(0, second - ended), workers) * second_ns,
-        # The last CTA begins when those before it, shared out evenly, are done, at the latest.
-        shared: CeilDiv(first * first_ns + (second - 1) * second_ns, workers) + second_ns,
-        # The second kind ends as if those that got none of the first did all of it, at the latest; if there are any.
-        beside: CeilDiv(second, Max(1, workers - first)) * second_ns + Min(1, FloorDiv(first, workers)) * first_end,
-    },
-    parameters=(first, first_ns, second, second_ns, workers),
-)
-
 
 def _triangle(
     prefix: str, longest: sympy.Expr, shrink: sympy.Expr, heads: sympy.Expr, step_ns: sympy.Expr, busy_ns: sympy.Expr
@@ -57,27 +40,29 @@ def _triangle(
     }
 
 
-longest, shrink, heads, step_ns, cta_end = integers("longest shrink heads step_ns cta_end")
-UNSYNCHRONISED_TRIANGLE = Formula(
-    cta_end,
-    parts=_triangle("cta", longest, shrink, heads, step_ns, sympy.Integer(0)),
-    parameters=(longest, shrink, heads, step_ns, workers),
-)
-
 # Lengths in rows, kv heads of the batch, query heads of each; then the fields of `TwoPass`.
 q_len, kv_len, kv_heads, group = integers("q_len kv_len kv_heads group")
 block_m, block_n, kv_rows, q_rows = integers("block_m block_n kv_rows q_rows")
 kv_step_ns, q_step_ns, split = integers("kv_step_ns q_step_ns split")
 PARAMETERS = (q_len, kv_len, kv_heads, group, block_m, block_n, kv_rows, q_rows, kv_step_ns, q_step_ns, workers, split)
 
+# When a launch of `first` CTAs of first_ns each ends, and then `second` of second_ns.
 FULL = Formula(
-    UNSYNCHRONISED_EQUAL.ns,
+    Max(first_end, Min(after, shared, beside)),
     parts={
         first: kv_heads * (1 + split) * CeilDiv(kv_len, kv_rows),
         first_ns: CeilDiv(q_len, block_m) * group * kv_step_ns,
         second: kv_heads * group * CeilDiv(q_len, q_rows),
         second_ns: CeilDiv(kv_len, block_n) * q_step_ns,
-        **UNSYNCHRONISED_EQUAL.parts,
+        rounds: CeilDiv(first, workers),
+        first_end: rounds * first_ns,
+        # Meanwhile those that idle in the last round end some of the second kind; all workers share the others.
+        ended: (rounds * workers - first) * FloorDiv(first_ns, second_ns),
+        after: first_end + CeilDiv(Max(0, second - ended), workers) * second_ns,
+        # The last CTA begins when those before it, shared out evenly, are done, at the latest.
+        shared: CeilDiv(first * first_ns + (second - 1) * second_ns, workers) + second_ns,
+        # The second kind ends as if those that got none of the first did all of it, at the latest; if there are any.
+        beside: CeilDiv(second, Max(1, workers - first)) * second_ns + Min(1, FloorDiv(first, workers)) * first_end,
     },
     parameters=PARAMETERS,
 )

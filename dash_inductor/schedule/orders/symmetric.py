@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ..family import Family, Formulas
-from ..geometry import check_count
 from .base import InPasses, ring
 
 
@@ -37,7 +36,6 @@ class Symmetric(InPasses):
             use = "shift" if self.geometry.mask == "full" else "descending"
             raise ValueError(f"family symmetric needs a causal mask, got mask={self.geometry.mask!r}{window}: use {use}")
         super().__post_init__()
-        check_count("most_stride", self.most_stride, least=0)
 
     @property
     def units(self) -> int:
