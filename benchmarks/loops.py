@@ -10,7 +10,6 @@ what these cycles are made of, in all of its loops together.
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,9 +18,10 @@ from typing import Any
 from benchmarks.machine_code.gates import FLEX_SHAPES, GLUON, IN_PARTS, SHAPES, STOCK_ELEMENTS, predicted_cycles
 from dash_inductor.templates.tiles import Template, dims_text
 
+from .kept import RESULTS, rows_of, write
 from .markdown import markdown
 
-RESULTS = Path(__file__).parent / "results" / "loops"
+FOLDER = RESULTS / "loops"
 FIGURES = ("tile", "instructions_in_loop", "local_in_loop", "registers", "shared_bytes", "stock_instructions")
 # Parts of a step's cycles: in which the tensor cores work, and what they wait for most.
 TENSOR, REST = "tensor cores", "the rest"
@@ -61,7 +61,7 @@ def kept(triton: str, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def results() -> list[Row]:
     """The rows that are kept, of one Triton after the other."""
-    return [row for file in sorted(RESULTS.glob("triton-*.csv")) for row in csv.DictReader(file.read_text().splitlines())]
+    return [row for file in sorted(FOLDER.glob("triton-*.csv")) for row in rows_of(file)]
 
 
 def kernel(row: Row) -> tuple[str, str, str]:
@@ -129,15 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Write a CSV of each file's rows."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loops", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what `gates --json` printed, of one Triton")
-    files = parser.parse_args(arguments).files
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    for file in files:
+    for file in parser.parse_args(arguments).files:
         printed = json.loads(file.read_text())
-        rows = [kept(printed["triton"], row) for row in printed["rows"]]
-        with (RESULTS / f"triton-{printed['triton']}.csv").open("w", newline="") as lines:
-            writer = csv.DictWriter(lines, rows[0], lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+        write(FOLDER / f"triton-{printed['triton']}.csv", [kept(printed["triton"], row) for row in printed["rows"]])
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ from dash_inductor.cli.console import table
 from dash_inductor.config import Config
 from dash_inductor.decision import Kernel, LeftToStock, Stock
 from dash_inductor.devices import DEVICES, device
+from dash_inductor.devices.stock_kernels import Price
 from dash_inductor.devices.target import Target
-from dash_inductor.prices import Price, of_one_pass, of_stock, of_two_passes
+from dash_inductor.prices import of_one_pass, of_stock, of_two_passes
 from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import resolve
 

@@ -8,24 +8,24 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
 from dash_inductor.cli.console import table
 
-from . import torch_tests
+from ..child import lines_of
 from .compare import DIFFERS
 from .report import lines, page
-from .settings import PAIRS, SETTINGS, Setting
+from .settings import PAIRS, SETTINGS
 from .suites import SUITES
 
-ROOT = Path(__file__).parents[2]
 Outcomes = dict[str, dict[str, list[dict[str, Any]]]]  # by suite and setting
+# Variables of caches, of Triton's interpreter, and of whether the package switches itself on: a setting says what they are.
+LEFT_OUT = ("TORCHINDUCTOR_", "TRITON_INTERPRET", "TORCH_DEVICE_BACKEND_AUTOLOAD")
 CACHES = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
 
 
@@ -33,7 +33,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; the exit code is 1 if a case differs, and 2 for arguments that make no sense."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.harm", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="SUITE", help=f"those to run (default all): {', '.join(SUITES)}")
-    parser.add_argument("--torch-tests", type=Path, metavar="FOLDER", help="run torch's test files too: test/ of a checkout")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the page, such as docs/no_harm.md")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the outcomes here")
     parser.add_argument("--cache", type=Path, metavar="FOLDER", help="keep compiled C++ here, for a next run (default nowhere)")
@@ -44,14 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"no suite is called {unknown[0]!r}; those known are {', '.join(SUITES)}")
     if args.every < 1:
         parser.error(f"--every {args.every}: it must be 1 or more")
-    files = [] if args.torch_tests is None else torch_tests.found(args.torch_tests)
-    if args.torch_tests is not None and not files:
-        parser.error(f"--torch-tests {args.torch_tests}: no test file of torch is there")
     outcomes: Outcomes = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else {}
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(max(args.jobs, 1)) as pool:
         caches = {name: folder if suite.caches or args.cache is None else str(args.cache) for name, suite in SUITES.items()}
         running = {pool.submit(_suite, name, args.every, caches[name]): name for name in args.suites or SUITES}
-        running |= {pool.submit(_torch_file, file): file.name for file in files}
         for done in as_completed(running):
             outcomes[running[done]] = done.result()
             if args.json is not None:
@@ -70,49 +65,12 @@ def _suite(name: str, every: int, cache: str) -> dict[str, list[dict[str, Any]]]
     variables = {**dict.fromkeys(CACHES, str(int(suite.caches))), "TORCHINDUCTOR_CACHE_DIR": cache}
     found = {}
     for setting in (one for pair in PAIRS.values() for one in pair if suite.emulated or not SETTINGS[one].emulated):
-        command = ["-m", "benchmarks.harm.measure", name, setting, str(every)]
-        found[setting] = _in_a_process(command, SETTINGS[setting], variables)
+        own = SETTINGS[setting].environment | variables
+        found[setting], failed = lines_of("benchmarks.harm.measure", name, setting, str(every), left_out=LEFT_OUT, **own)
+        if failed:
+            found[setting].append({"case": "the process", "outcome": failed})
         print(f"{name}, {setting}: {len(found[setting])} cases", file=sys.stderr)
     return found
-
-
-def _torch_file(file: Path) -> dict[str, list[dict[str, Any]]]:
-    """The outcomes of a test file of torch, by setting."""
-    found = {}
-    command = ["-m", "pytest", "-q", "-p", "benchmarks.harm.torch_tests", "-p", "no:cacheprovider", "--rootdir", str(file.parent)]
-    for setting in (one for pair in PAIRS.values() for one in pair if not SETTINGS[one].emulated):
-        variables = {torch_tests.DETERMINISTIC: str(int(SETTINGS[setting].deterministic))}
-        found[setting] = _in_a_process([*command, str(file)], SETTINGS[setting], variables, torch_tests.OUTCOMES)
-    return found
-
-
-def _in_a_process(
-    command: Sequence[str], setting: Setting, variables: Mapping[str, str], variable: str | None = None
-) -> list[dict[str, Any]]:
-    """What the process wrote down: into the file that is its last argument, or that `variable` names."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "outcomes"
-        place = {} if variable is None else {variable: str(file)}
-        arguments = [*command, *([str(file)] if variable is None else [])]
-        ended = subprocess.run(
-            [sys.executable, *arguments],
-            cwd=ROOT,
-            env={**_environment(os.environ), **setting.environment, **variables, **place},
-            capture_output=True,
-            text=True,
-        )
-        found = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-    if ended.returncode and (variable is None or not found):
-        print(f"{' '.join(arguments)} ended with {ended.returncode}:\n{ended.stdout}{ended.stderr}", file=sys.stderr)
-        found.append({"case": "the process", "outcome": f"ended with {ended.returncode}"})
-    return found
-
-
-def _environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Without settings of this package, of Inductor's caches and of Triton's interpreter; this checkout is what is imported."""
-    prefixes = ("DASH_INDUCTOR", "TORCHINDUCTOR_", "TRITON_INTERPRET", "TORCH_DEVICE_BACKEND_AUTOLOAD")
-    own = {name: value for name, value in environ.items() if not name.startswith(prefixes)}
-    return own | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
 if __name__ == "__main__":

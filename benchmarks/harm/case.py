@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-
-from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -16,16 +14,3 @@ class Case:
 
     name: str
     make: Callable[[], tuple[Callable[..., Any], tuple[Any, ...]]]
-
-
-Suite = Callable[[], Iterator[Case]]
-
-
-def filled(like: Tensor) -> Tensor:
-    """A tensor of random values, of the same shape, strides, dtype; it requires a gradient if that one does."""
-    import torch
-
-    if like.dim() == 0:
-        return like
-    values = torch.rand(like.shape) < 0.7 if like.dtype == torch.bool else torch.randn(like.shape)
-    return torch.empty_like(like).copy_(values).detach().requires_grad_(like.requires_grad)

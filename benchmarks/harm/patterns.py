@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._inductor.fx_passes import fuse_attention
 
-from .case import Case, filled
+from .case import Case
 
 
 def patterns() -> Iterator[Case]:
@@ -30,9 +30,17 @@ def _by_hand(
     scalars = dict(registered["scalar_workaround"])
     if not trains and "dropout_p" in inspect.signature(function).parameters:
         scalars["dropout_p"] = 0.0
-    inputs = tuple(filled(x) if isinstance(x, torch.Tensor) else x for x in registered["example_inputs"])
+    inputs = tuple(_filled(x) if isinstance(x, torch.Tensor) else x for x in registered["example_inputs"])
     if not trains:
         inputs = tuple(x.detach() if isinstance(x, torch.Tensor) else x for x in inputs)
     # Dynamo does not trace what stands in a file of Inductor's.
     traced = FunctionType(function.__code__.replace(co_filename=__file__), function.__globals__, function.__name__)
     return partial(traced, **scalars), inputs
+
+
+def _filled(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of random values, of the same shape, strides, dtype; it requires a gradient if that one does."""
+    if like.dim() == 0:
+        return like
+    values = torch.rand(like.shape) < 0.7 if like.dtype == torch.bool else torch.randn(like.shape)
+    return torch.empty_like(like).copy_(values).detach().requires_grad_(like.requires_grad)

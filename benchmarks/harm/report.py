@@ -39,8 +39,12 @@ def page(outcomes: Outcomes, every: int = 1) -> str:
     if every > 1:
         parts.append(f"This page was written of one case of {every} in each suite, not of all.")
     parts.append(markdown(rows))
+    found = {(row["suite"], row["compared"]) for row in rows}
     missing = [
-        f"{name}, {pair}" for name, pair in _wanted() if (name, pair) not in {(row["suite"], row["compared"]) for row in rows}
+        f"{name}, {pair}"
+        for name, suite in SUITES.items()
+        for pair, (without, _) in PAIRS.items()
+        if (suite.emulated or not SETTINGS[without].emulated) and (name, pair) not in found
     ]
     if missing:
         parts.append(f"Not run yet: {'; '.join(missing)}.")
@@ -67,16 +71,6 @@ def _compared(outcomes: Outcomes) -> list[tuple[str, str, dict[str, str]]]:
         for name in names
         for pair, (without, with_package) in PAIRS.items()
         if without in outcomes[name] and with_package in outcomes[name]
-    ]
-
-
-def _wanted() -> list[tuple[str, str]]:
-    """What a page of all suites has rows of."""
-    return [
-        (name, pair)
-        for name, suite in SUITES.items()
-        for pair, settings in PAIRS.items()
-        if suite.emulated or not SETTINGS[settings[0]].emulated
     ]
 
 

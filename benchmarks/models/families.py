@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 LAYERS = 2
 LENGTH = 70  # tokens of a sequence: more than a tile, and no multiple of one
@@ -45,8 +45,6 @@ class Family:
 def of_text(case: str) -> Batch:
     """Two sequences, or one of several documents; padding is on the left of the first and on the right of the second."""
     if case == PACKED:
-        import torch
-
         tokens, positions = _tokens(1, LENGTH), torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
         return {"input_ids": tokens, "labels": tokens, "position_ids": positions, "use_cache": False}
     tokens, mask = _tokens(2, LENGTH), _mask(case, LENGTH, left=True)
@@ -69,15 +67,11 @@ def of_speech(case: str) -> Batch:
 
 def of_images(case: str) -> Batch:
     """Two images and their classes: 64 patches and a token."""
-    import torch
-
     return {"pixel_values": _noise(2, 3, 32, 32), "labels": torch.tensor([0, 1])}
 
 
 def of_larger_images(case: str) -> Batch:
     """Two images and their classes: 256 patches."""
-    import torch
-
     return {"pixel_values": _noise(2, 3, 64, 64), "labels": torch.tensor([0, 1])}
 
 
@@ -95,8 +89,6 @@ def _target(case: str) -> Batch:
 
 def _mask(case: str, length: int, *, left: bool = False) -> Tensor | None:
     """[2, length], 0 where there is padding; None where the case has no mask."""
-    import torch
-
     if case not in (ONES, PADDED):
         return None
     mask = torch.ones(2, length, dtype=torch.long)
@@ -120,14 +112,10 @@ def _cache(case: str) -> Batch:
 
 
 def _tokens(*shape: int, seed: int = 0) -> Tensor:
-    import torch
-
     return torch.randint(4, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))  # none of the special ones
 
 
 def _noise(*shape: int) -> Tensor:
-    import torch
-
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 

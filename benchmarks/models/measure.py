@@ -1,11 +1,16 @@
-"""Trains a model one step in the emulation, and looks at what became of its attentions, at its gradients and at their bits."""
+"""Trains a model one step in the emulation, and looks at what became of its attentions, at its gradients and at their bits.
+
+python -m benchmarks.models.measure FAMILY FILE
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import inspect
+import json
 import os
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -24,6 +29,7 @@ from transformers.integrations import flex_attention as integration
 import dash_inductor
 from dash_inductor import emulation
 
+from ..reach.calls import Calls
 from .families import CHECKPOINTING, DROPOUT, FAMILIES, Batch, Family
 
 Gradients = dict[str, Tensor]
@@ -39,16 +45,6 @@ class Float64(TorchFunctionMode):
 
         function = torch.Tensor.double if function is torch.Tensor.float else function
         return function(*map(widened, args), **{name: widened(x) for name, x in (kwargs or {}).items()})
-
-
-class SdpaCalls(TorchFunctionMode):
-    """Counts the calls of SDPA."""
-
-    count = 0
-
-    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += function is torch.nn.functional.scaled_dot_product_attention
-        return function(*args, **(kwargs or {}))
 
 
 def measure(name: str, case: str) -> dict[str, Any]:
@@ -68,7 +64,7 @@ def _measured(family: Family, case: str) -> dict[str, Any]:
         return {"left_out": "the configuration has none"}
     with _set_up(), inductor_config.patch(fallback_random=case == DROPOUT):  # what is dropped in eager mode is dropped then
         model, batch = model_of(family, case), family.batch(case)
-        calls = _attention_calls(model, family, batch)
+        calls = _attention_calls(model, batch)
         if case == DROPOUT:
             with emulation.emulate():  # whose memory-efficient op drops the same when it is compiled
                 in_fp32 = gradients_of(copy.deepcopy(model), batch)
@@ -169,7 +165,7 @@ def model_of(family: Family, case: str) -> Any:
     return model.train()
 
 
-def _attention_calls(model: Any, family: Family, batch: Batch) -> int:
+def _attention_calls(model: Any, batch: Batch) -> int:
     """How often the forward calls attention where nothing is compiled."""
     functions = transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS
     count = 0
@@ -179,9 +175,9 @@ def _attention_calls(model: Any, family: Family, batch: Batch) -> int:
         count += 1
         return value.new_zeros(*query.shape[:3], value.shape[3]).transpose(1, 2), None
 
-    with SdpaCalls() as calls, mock.patch.dict(functions._global_mapping, flex_attention=counted), torch.no_grad():
+    with Calls() as calls, mock.patch.dict(functions._global_mapping, flex_attention=counted):
         model(**batch)
-    return count + calls.count
+    return count + calls.of_torch
 
 
 def gradients_of(model: Any, batch: Batch) -> Gradients:
@@ -203,3 +199,14 @@ def gradients_written_out(model: Any, batch: Batch, dtype: torch.dtype) -> Gradi
 
 def _is_float(x: Any) -> bool:
     return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def main(name: str, file: str) -> None:
+    """Measure a family; the file gets a line of JSON when a case is done."""
+    with open(file, "w") as out:
+        for case in FAMILIES[name].cases:
+            print(json.dumps(measure(name, case)), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

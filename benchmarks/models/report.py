@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
+from ..kept import RESULTS, write
+
 Row = Mapping[str, Any]
-RESULTS = Path(__file__).parents[1] / "results" / "models"
 COUNT, VERSION = "rewritten of called", "transformers"
 
 
 def keep(rows: Sequence[Row]) -> None:
     """Write the rows to the file of this torch."""
     lines = [line(row) | {COUNT: _count(row), VERSION: version("transformers")} for row in rows]
-    with (RESULTS / f"torch-{version('torch').partition('+')[0]}.csv").open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*lines[0]], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
+    write(RESULTS / "models" / f"torch-{version('torch').partition('+')[0]}.csv", lines)
 
 
 def line(row: Row) -> dict[str, str]:

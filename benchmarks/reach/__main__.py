@@ -17,7 +17,7 @@ from dash_inductor.cli.console import table
 from . import libraries
 from .measure import NOT_INSTALLED, measured
 from .recipes import RECIPES
-from .report import Row, changes, csv_of, failed, key_of, line, read, reasons, totals
+from .report import failed, keep, key_of, line, reasons, totals
 
 MODELS = (*libraries.MODELS, *RECIPES)
 LIBRARIES = (*libraries.LIBRARIES, "recipes")
@@ -30,40 +30,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("libraries", nargs="*", metavar="LIBRARY", help=f"those to ask (default all): {', '.join(LIBRARIES)}")
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows as CSV")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep the rows here")
-    parser.add_argument("--compare", type=Path, metavar="FILE", help="say what differs from the rows of this CSV")
     parser.add_argument("--limit", type=float, default=LIMIT, metavar="S", help="seconds for a case (default %(default)g)")
-    parser.add_argument("--list", action="store_true", help="list the cases, and measure none")
     args = parser.parse_args(argv)
     if unknown := [name for name in args.libraries if name not in LIBRARIES]:
         parser.error(f"no library is called {unknown[0]!r}; those known are {', '.join(LIBRARIES)}")
-    wanted = args.libraries or list(LIBRARIES)
-    cases = {(model.library, model.name, case): model for model in MODELS if model.library in wanted for case in model.cases}
-    if args.list:
-        print("\n".join(", ".join(key) for key in cases))
-        return 0
-    rows = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []
+    every = {(model.library, model.name, case): model for model in MODELS for case in model.cases}
+    cases = {key: model for key, model in every.items() if model.library in (args.libraries or LIBRARIES)}
+    known = json.loads(args.json.read_text()) if args.json is not None and args.json.exists() else []
+    found = {key_of(row): row for row in known}
     for number, (key, model) in enumerate(cases.items(), start=1):
-        if any(key_of(row) == key and not failed(row) for row in rows):
+        if key in found and not failed(found[key]):
             continue
-        rows = _with(rows, measured(model, key[2], args.limit))
+        found[key] = measured(model, key[2], args.limit)
         if args.json is not None:
-            args.json.write_text(json.dumps(rows, indent=1) + "\n")
+            args.json.write_text(json.dumps(list(found.values()), indent=1) + "\n")
         print(f"{number} of {len(cases)}: {', '.join(key)}", file=sys.stderr)
+    rows = [found[key] for key in every if key in found]
     if args.out is not None:
-        args.out.write_text(csv_of(rows))
+        keep(rows, args.out)
     table("Reach", [line(row) for row in rows])
     table("Totals", totals(rows))
     table("Why not", reasons(rows))
-    if args.compare is not None:
-        table(f"Beside {args.compare}", changes(rows, read(args.compare)))
     return int(any(row.get("failure", NOT_INSTALLED) != NOT_INSTALLED for row in rows))
-
-
-def _with(rows: list[Row], row: Row) -> list[Row]:
-    """The rows with one in the place of what stood there of its case, in the order of MODELS."""
-    order = [(model.library, model.name, case) for model in MODELS for case in model.cases]
-    others = [other for other in rows if key_of(other) in order and key_of(other) != key_of(row)]
-    return sorted([*others, row], key=lambda one: order.index(key_of(one)))
 
 
 if __name__ == "__main__":

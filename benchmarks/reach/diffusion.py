@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from .model import PADDED, PLAIN, Call, Model
 
 TEXT_DIM = 512
@@ -11,20 +13,15 @@ TEXT_LENGTH = 64
 
 
 def _text(dim: int = TEXT_DIM, length: int = TEXT_LENGTH) -> Any:
-    import torch
-
     return torch.randn(2, length, dim)
 
 
 def _time() -> Any:
-    import torch
-
     return torch.tensor([1, 500])
 
 
 def pixart(case: str) -> Call:
     """PixArt reads padded text, by cross-attention under a mask."""
-    import torch
     from diffusers import PixArtTransformer2DModel
 
     model = PixArtTransformer2DModel(
@@ -36,7 +33,6 @@ def pixart(case: str) -> Call:
 
 def flux(case: str) -> Call:
     """Flux attends to text and image at once."""
-    import torch
     from diffusers import FluxTransformer2DModel
 
     model = FluxTransformer2DModel(
@@ -50,7 +46,6 @@ def flux(case: str) -> Call:
 
 def sd3(case: str) -> Call:
     """Stable Diffusion 3."""
-    import torch
     from diffusers import SD3Transformer2DModel
 
     model = SD3Transformer2DModel(
@@ -63,7 +58,6 @@ def sd3(case: str) -> Call:
 
 def wan(case: str) -> Call:
     """Wan 2.1, on two frames."""
-    import torch
     from diffusers import WanTransformer3DModel
 
     model = WanTransformer3DModel(num_attention_heads=4, num_layers=1, text_dim=TEXT_DIM, ffn_dim=512)
@@ -72,7 +66,6 @@ def wan(case: str) -> Call:
 
 def cogvideox(case: str) -> Call:
     """CogVideoX, on two frames."""
-    import torch
     from diffusers import CogVideoXTransformer3DModel
 
     model = CogVideoXTransformer3DModel(
@@ -84,7 +77,6 @@ def cogvideox(case: str) -> Call:
 
 def dit(case: str) -> Call:
     """DiT."""
-    import torch
     from diffusers import DiTTransformer2DModel
 
     model = DiTTransformer2DModel(num_attention_heads=4, num_layers=1)
@@ -93,7 +85,6 @@ def dit(case: str) -> Call:
 
 def hunyuan_video(case: str) -> Call:
     """HunyuanVideo hides padded text."""
-    import torch
     from diffusers import HunyuanVideoTransformer3DModel
 
     model = HunyuanVideoTransformer3DModel(
@@ -112,7 +103,6 @@ def hunyuan_video(case: str) -> Call:
 
 def unet(case: str) -> Call:
     """Stable Diffusion 1.5's UNet, of one level."""
-    import torch
     from diffusers import UNet2DConditionModel
 
     model = UNet2DConditionModel(

@@ -9,6 +9,8 @@ import importlib.metadata
 import importlib.util
 from typing import Any, NamedTuple
 
+import torch
+
 from . import diffusion, torch_nn, transformers_models
 from .model import CHECKPOINTED, PADDED, PLAIN, Call, Model
 
@@ -57,22 +59,16 @@ def load(library: str) -> None:
 @functools.cache
 def _define_ops() -> None:
     """What torchvision takes from its compiled part, which needs the torch that it was built for. Other libraries import it."""
-    import torch
-
     if torch.version.cuda is None:
         for op in ("nms", "qnms"):
             torch.library.define(f"torchvision::{op}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def _images(size: int = 224, count: int = 2) -> Any:
-    import torch
-
     return torch.randn(count, 3, size, size)
 
 
 def _tokens(length: int = 512) -> Any:
-    import torch
-
     return torch.randint(4, 60, (2, length))
 
 
@@ -110,7 +106,6 @@ def _vit_pytorch(name: str, module: str, kind: str, **options: Any) -> Model:
 
 def _x_transformers(name: str, case: str = PLAIN, *, needs_values: bool = False, **options: Any) -> Model:
     def make(case: str) -> Call:
-        import torch
         from x_transformers import Decoder, TransformerWrapper
 
         layers = Decoder(dim=DIM, depth=2, heads=HEADS, **options)
@@ -158,7 +153,6 @@ def _sam_encoder(case: str) -> Call:
 
 
 def _sam_two_way(case: str) -> Call:
-    import torch
     from segment_anything.modeling import TwoWayTransformer
 
     image = torch.randn(1, 256, 32, 32)
@@ -173,7 +167,6 @@ def _local(case: str) -> Call:
 
 
 def _native_sparse(case: str) -> Call:
-    import torch
     from native_sparse_attention_pytorch import SparseAttention
 
     blocks = {"compress_block_size": 16, "compress_block_sliding_stride": 16, "selection_block_size": 16, "num_selected_blocks": 2}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
+from ..kept import of_newest_torch
 from ..markdown import markdown
 from .report import Row, failed, read, reasons, totals
 
-RESULTS = Path(__file__).parents[1] / "results" / "reach"
 INTRODUCTION = """\
 What `dash_inductor.explain(model, ..., device="h100")` says of models at the head dims that people train, with few layers and a
 small vocabulary, under bf16 autocast and in strict mode. Nothing is trained. `make reach` asks it.
@@ -28,7 +27,7 @@ RECIPES = "recipes"  # the library of recipes, as rows call it
 
 def section(what: str) -> str:
     """The text of a block: of "models" or of "recipes", as the newest torch of the results has them."""
-    file = max(RESULTS.glob("torch-*.csv"), key=lambda path: [int(part) for part in path.stem.partition("-")[2].split(".")])
+    file = of_newest_torch("reach")
     rows = [row for row in read(file) if (row["library"] == RECIPES) == (what == RECIPES)]
     return (of_recipes if what == RECIPES else of_models)(rows, file.stem.replace("-", " "))
 

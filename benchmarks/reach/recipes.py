@@ -10,52 +10,44 @@ from contextlib import AbstractContextManager
 from importlib.machinery import ModuleSpec
 from importlib.util import module_from_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
-from ..models.families import EXPERTS
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..models.families import EXPERTS, LOCAL_AND_GLOBAL
 from . import diffusion
 from .model import Call, Model
 from .transformers_models import as_on_a_gpu, built, padding
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 LENGTH = 2048
 DOCUMENTS = (300, 700, 1048)
 VOCABULARY = 32000
+TWO_LAYERS = {"num_hidden_layers": 2, "vocab_size": VOCABULARY}
 STAND_INS = Path(__file__).parents[2] / "tests" / "emulated"
 
 
 def _tokens(*shape: int) -> Tensor:
-    import torch
-
     return torch.randint(4, 1000, shape)
 
 
-def _llama(**options: Any) -> Any:
+def _llama() -> Any:
     """Llama 3's 8B, of two layers."""
-    from transformers import LlamaConfig
-
-    config = LlamaConfig(
-        hidden_size=4096, num_attention_heads=32, num_key_value_heads=8, num_hidden_layers=2, vocab_size=VOCABULARY
-    )
-    return built("LlamaForCausalLM", config, **options)
+    sizes = {"hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    return built("LlamaForCausalLM", "LlamaConfig", {**TWO_LAYERS, **sizes})
 
 
-def _qwen(**options: Any) -> Any:
+def _qwen(implementation: str | None = None) -> Any:
     """Qwen3's 4B, of two layers."""
-    from transformers import Qwen3Config
-
-    config = Qwen3Config(
-        hidden_size=2560, num_attention_heads=32, num_key_value_heads=8, head_dim=128, num_hidden_layers=2, vocab_size=VOCABULARY
-    )
-    return built("Qwen3ForCausalLM", config, **options)
+    sizes = {"hidden_size": 2560, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128}
+    return built("Qwen3ForCausalLM", "Qwen3Config", {**TWO_LAYERS, **sizes}, implementation)
 
 
-def _padded() -> dict[str, Any]:
-    tokens = _tokens(2, LENGTH)
-    return {"input_ids": tokens, "attention_mask": padding(2, LENGTH), "labels": tokens}
+def _padded(count: int = 2, length: int = LENGTH) -> dict[str, Any]:
+    tokens = _tokens(count, length)
+    return {"input_ids": tokens, "attention_mask": padding(count, length), "labels": tokens}
 
 
 def _flattened(**options: Any) -> dict[str, Any]:
@@ -81,8 +73,6 @@ def qwen_padded(case: str) -> Call:
 
 def packed_documents(case: str) -> Call:
     """Documents in one sequence, told apart by `position_ids`."""
-    import torch
-
     tokens = _tokens(1, LENGTH)
     positions = torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
     return Call(_llama(), kwargs={"input_ids": tokens, "position_ids": positions, "labels": tokens, "use_cache": False})
@@ -110,8 +100,6 @@ def actor_warn_only(case: str) -> Call:
 
 def torchtitan_flex(case: str) -> Call:
     """Blocks with FlexAttention, each checkpointed and compiled by itself, as torchtitan trains them."""
-    import torch
-    from torch import nn
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
     from torch.nn.attention import flex_attention as flex
 
@@ -153,9 +141,6 @@ def torchtitan_flex(case: str) -> Call:
 
 def nanogpt(case: str) -> Call:
     """nanoGPT's attention, GPT-2's sizes."""
-    import torch
-    from torch import nn
-    from torch.nn import functional as F
 
     class CausalSelfAttention(nn.Module):
         def __init__(self, n_embd: int = 768, n_head: int = 12) -> None:
@@ -173,99 +158,60 @@ def nanogpt(case: str) -> Call:
 
 def gemma3(case: str) -> Call:
     """Gemma 3's 4B on a padded batch: heads of 256, windows in every other layer."""
-    from transformers import Gemma3TextConfig
-
-    config = Gemma3TextConfig(
-        hidden_size=2560,
-        num_attention_heads=8,
-        num_key_value_heads=4,
-        head_dim=256,
-        sliding_window=1024,
-        layer_types=["sliding_attention", "full_attention"],
-        num_hidden_layers=2,
-        vocab_size=VOCABULARY,
-    )
-    return Call(built("Gemma3ForCausalLM", config), kwargs=_padded())
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256}
+    sizes = {"hidden_size": 2560, "sliding_window": 1024, "layer_types": LOCAL_AND_GLOBAL}
+    return Call(built("Gemma3ForCausalLM", "Gemma3TextConfig", {**TWO_LAYERS, **heads, **sizes}), kwargs=_padded())
 
 
 def deepseek(case: str) -> Call:
     """DeepSeek-V3 on a padded batch: heads of 192 for queries and keys, of 128 for values."""
-    from transformers import DeepseekV3Config
-
-    config = DeepseekV3Config(num_hidden_layers=1, first_k_dense_replace=1, vocab_size=VOCABULARY)
-    return Call(built("DeepseekV3ForCausalLM", config), kwargs=_padded())
+    sizes = {"num_hidden_layers": 1, "first_k_dense_replace": 1, "vocab_size": VOCABULARY}
+    return Call(built("DeepseekV3ForCausalLM", "DeepseekV3Config", sizes), kwargs=_padded())
 
 
 def gpt_oss(case: str) -> Call:
     """gpt-oss with `attn_implementation="flex_attention"`, on sequences of one length."""
-    from transformers import GptOssConfig
-
-    config = GptOssConfig(num_hidden_layers=2, num_local_experts=4, vocab_size=VOCABULARY)
-    tokens = _tokens(2, LENGTH)
-    return Call(built("GptOssForCausalLM", config, "flex_attention", **EXPERTS), kwargs={"input_ids": tokens, "labels": tokens})
+    sizes = {**TWO_LAYERS, "num_local_experts": 4}
+    model, tokens = built("GptOssForCausalLM", "GptOssConfig", sizes, "flex_attention", **EXPERTS), _tokens(2, LENGTH)
+    return Call(model, kwargs={"input_ids": tokens, "labels": tokens})
 
 
 def vit(case: str) -> Call:
     """ViT, base."""
-    import torch
-    from transformers import ViTConfig
-
-    model = built("ViTForImageClassification", ViTConfig(num_hidden_layers=2))
+    model = built("ViTForImageClassification", "ViTConfig", {"num_hidden_layers": 2})
     return Call(model, kwargs={"pixel_values": torch.randn(16, 3, 224, 224), "labels": torch.randint(0, 2, (16,))})
 
 
 def siglip(case: str) -> Call:
     """SigLIP, base: images and captions."""
-    import torch
-    from transformers import SiglipConfig
-
-    config = SiglipConfig(text_config={"num_hidden_layers": 2}, vision_config={"num_hidden_layers": 2})
+    sizes = {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}
     inputs = {"pixel_values": torch.randn(16, 3, 224, 224), "input_ids": _tokens(16, 64), "return_loss": True}
-    return Call(built("SiglipModel", config), kwargs=inputs)
+    return Call(built("SiglipModel", "SiglipConfig", sizes), kwargs=inputs)
 
 
 def esm(case: str) -> Call:
     """ESM-2, 650M, on padded proteins."""
-    import torch
-    from transformers import EsmConfig
-
-    config = EsmConfig(
-        vocab_size=33,
-        hidden_size=1280,
-        num_attention_heads=20,
-        intermediate_size=5120,
-        position_embedding_type="rotary",
-        attention_probs_dropout_prob=0.0,
-        num_hidden_layers=2,
-        pad_token_id=1,
-    )
+    sizes = {"hidden_size": 1280, "num_attention_heads": 20, "intermediate_size": 5120, "num_hidden_layers": 2}
+    options = {"position_embedding_type": "rotary", "attention_probs_dropout_prob": 0.0, "vocab_size": 33, "pad_token_id": 1}
     proteins = torch.randint(4, 24, (4, 1024))
     inputs = {"input_ids": proteins, "attention_mask": padding(4, 1024), "labels": proteins}
-    return Call(built("EsmForMaskedLM", config), kwargs=inputs)
+    return Call(built("EsmForMaskedLM", "EsmConfig", {**sizes, **options}), kwargs=inputs)
 
 
 def whisper(case: str) -> Call:
     """Whisper, small: half a minute of sound."""
-    import torch
-    from transformers import WhisperConfig
-
-    config = WhisperConfig(d_model=768, encoder_attention_heads=12, decoder_attention_heads=12, encoder_layers=2, decoder_layers=2)
-    return Call(
-        built("WhisperForConditionalGeneration", config),
-        kwargs={"input_features": torch.randn(4, 80, 3000), "labels": _tokens(4, 256)},
-    )
+    parts = {f"{part}_{name}": size for part in ("encoder", "decoder") for name, size in (("attention_heads", 12), ("layers", 2))}
+    model = built("WhisperForConditionalGeneration", "WhisperConfig", {"d_model": 768, **parts})
+    return Call(model, kwargs={"input_features": torch.randn(4, 80, 3000), "labels": _tokens(4, 256)})
 
 
 def modernbert(case: str) -> Call:
     """ModernBERT, base, on a padded batch."""
-    from transformers import ModernBertConfig
-
-    return Call(built("ModernBertForMaskedLM", ModernBertConfig(num_hidden_layers=4)), kwargs=_padded())
+    return Call(built("ModernBertForMaskedLM", "ModernBertConfig", {"num_hidden_layers": 4}), kwargs=_padded())
 
 
 def open_clip(case: str) -> Call:
     """open_clip's ViT-B-16."""
-    import torch
     from open_clip.model import CLIP
 
     image = {"image_size": 224, "layers": 2, "width": 768, "patch_size": 16}
@@ -275,19 +221,13 @@ def open_clip(case: str) -> Call:
 
 def bert(case: str) -> Call:
     """BERT, base, with `attention_probs_dropout_prob=0.0`, on a padded batch."""
-    from transformers import BertConfig
-
-    config = BertConfig(num_hidden_layers=2, attention_probs_dropout_prob=0.0)
-    tokens = _tokens(16, 512)
-    inputs = {"input_ids": tokens, "attention_mask": padding(16, 512), "labels": tokens}
-    return Call(built("BertForMaskedLM", config), kwargs=inputs)
+    sizes = {"num_hidden_layers": 2, "attention_probs_dropout_prob": 0.0}
+    return Call(built("BertForMaskedLM", "BertConfig", sizes), kwargs=_padded(16, 512))
 
 
 @contextlib.contextmanager
 def warn_only() -> Iterator[None]:
     """Deterministic mode that warns and goes on."""
-    import torch
-
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield

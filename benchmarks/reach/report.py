@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from ..kept import rows_of, write
 
 Row = Mapping[str, Any]
 
@@ -38,22 +38,19 @@ def key_of(row: Row) -> tuple[str, str, str]:
     return row["library"], row["model"], row["case"]
 
 
-def csv_of(rows: Sequence[Row]) -> str:
-    """A line per row. What is counted is told as "reason (count); ...", and remedies stand in the order of their reasons."""
-    text = io.StringIO()
-    lines = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-    lines.writeheader()
+def keep(rows: Sequence[Row], file: Path) -> None:
+    """Write a CSV. What is counted is told as "reason (count); ...", and remedies stand in the order of their reasons."""
+    lines = []
     for row in rows:
         shown = {name: "" if row.get(name) is None else row[name] for name in COLUMNS}
         shown |= {name: "; ".join(f"{what} ({count})" for what, count in row.get(name, {}).items()) for name in LISTS}
-        lines.writerow(shown | {"remedies": BETWEEN_REMEDIES.join(row["remedies"][why] for why in row.get("reasons", {}))})
-    return text.getvalue()
+        lines.append(shown | {"remedies": BETWEEN_REMEDIES.join(row["remedies"][why] for why in row.get("reasons", {}))})
+    write(file, lines)
 
 
 def read(file: Path) -> list[dict[str, Any]]:
     """The rows of a CSV as they were measured; those of a case that failed have no figures."""
-    with file.open(newline="") as lines:
-        return [_of_text(row) for row in csv.DictReader(lines)]
+    return list(map(_of_text, rows_of(file)))
 
 
 def _of_text(row: Mapping[str, str]) -> dict[str, Any]:
@@ -92,23 +89,6 @@ def reasons(rows: Sequence[Row]) -> list[dict[str, str]]:
         count.update(row.get("reasons", {}))
         remedies.update(row.get("remedies", {}))
     return [{"calls": str(number), "reason": why, "remedy": remedies.get(why) or ""} for why, number in count.most_common()]
-
-
-def changes(rows: Sequence[Row], before: Sequence[Row]) -> list[dict[str, str]]:
-    """Rewritten of called before and now, of all cases that both have, and of each that differs."""
-    old = {key_of(row): row for row in before}
-    both = [(old[key_of(row)], row) for row in rows if key_of(row) in old]
-    lines = [_change(", ".join(key_of(now)), [then], [now]) for then, now in both]
-    return [_change(f"{len(both)} cases", *zip(*both, strict=True)), *(x for x in lines if x["before"] != x["now"])] if both else []
-
-
-def _change(case: str, before: Sequence[Row], now: Sequence[Row]) -> dict[str, str]:
-    return {"case": case, "before": _rewritten(before), "now": _rewritten(now)}
-
-
-def _rewritten(rows: Sequence[Row]) -> str:
-    rewritten, calls = (sum(row[name] for row in rows if not failed(row)) for name in ("rewritten", "calls"))
-    return f"{rewritten} of {calls}"
 
 
 def failed(row: Row) -> bool:

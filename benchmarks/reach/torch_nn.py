@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import nn
+
 from .model import PLAIN, Call, Model
 
 DIM, HEADS, LENGTH = 512, 8, 256
@@ -12,9 +15,6 @@ DECODED, DECODED_DROPOUT = "tgt_mask causal+memory", "dropout 0.1 default"
 
 def encoder_layer(case: str) -> Call:
     """`nn.TransformerEncoderLayer`."""
-    import torch
-    from torch import nn
-
     layer = nn.TransformerEncoderLayer(DIM, HEADS, dropout=0.1 if case == DROPOUT else 0.0, batch_first=True)
     x = torch.randn(2, LENGTH, DIM)
     if case == KEY_PADDING:
@@ -26,9 +26,6 @@ def encoder_layer(case: str) -> Call:
 
 def encoder(case: str) -> Call:
     """`nn.TransformerEncoder` of padded sequences."""
-    import torch
-    from torch import nn
-
     layer = nn.TransformerEncoderLayer(DIM, HEADS, dropout=0.0, batch_first=True)
     padding = torch.zeros(2, LENGTH, dtype=torch.bool)
     return Call(nn.TransformerEncoder(layer, 2), (torch.randn(2, LENGTH, DIM),), {"src_key_padding_mask": padding})
@@ -36,9 +33,6 @@ def encoder(case: str) -> Call:
 
 def multihead(case: str) -> Call:
     """`nn.MultiheadAttention`."""
-    import torch
-    from torch import nn
-
     x = torch.randn(2, LENGTH, DIM)
     options = {} if case == WEIGHTS else {"need_weights": False}
     padding = {"key_padding_mask": torch.zeros(2, LENGTH, dtype=torch.bool)} if case == PADDED_KEYS else {}
@@ -47,9 +41,6 @@ def multihead(case: str) -> Call:
 
 def decoder_layer(case: str) -> Call:
     """`nn.TransformerDecoderLayer`."""
-    import torch
-    from torch import nn
-
     layer = nn.TransformerDecoderLayer(DIM, HEADS, dropout=0.1 if case == DECODED_DROPOUT else 0.0, batch_first=True)
     mask = {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(LENGTH)} if case == DECODED else {}
     return Call(layer, (torch.randn(2, LENGTH, DIM), torch.randn(2, 100, DIM)), mask)

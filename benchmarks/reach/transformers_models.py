@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
+import torch
+
 from ..models.families import EXPERTS, LOCAL_AND_GLOBAL, SPECIAL
 from .model import CHECKPOINTED, PACKED, PADDED, PLAIN, Call, Model
 
@@ -17,6 +19,7 @@ WINDOW = 128
 SMALL: Mapping[str, Any] = {"vocab_size": 128, "intermediate_size": 512, **SPECIAL}  # nothing that attention sees
 EIGHT = {"hidden_size": 1024, "num_attention_heads": 8}  # heads of 128
 GROUPED = {**EIGHT, "num_key_value_heads": 2}
+OF_256 = {**GROUPED, "head_dim": 256, "num_attention_heads": 4}
 SIXTY_FOUR = {"hidden_size": 2880, "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64}
 MIXTURE = {"num_local_experts": 2, "num_experts_per_tok": 2, **EXPERTS}
 DECODING = (PLAIN, PADDED, PACKED, CHECKPOINTED)
@@ -27,8 +30,6 @@ Inputs = Callable[[str], dict[str, Any]]
 
 def text(case: str, length: int = LENGTH) -> dict[str, Any]:
     """Two sequences, padded on the left and on the right, or documents in a row."""
-    import torch
-
     if case == PACKED:
         tokens, positions = _tokens(1, LENGTH), torch.cat([torch.arange(length) for length in DOCUMENTS])[None]
         return {"input_ids": tokens, "labels": tokens, "position_ids": positions, "use_cache": False}
@@ -44,16 +45,12 @@ def text_pairs(case: str) -> dict[str, Any]:
 
 
 def images(size: int = 224, count: int = 2) -> Inputs:
-    """Pixels alone."""
-    import torch
-
+    """Pixels alone, each time others."""
     return lambda case: {"pixel_values": torch.randn(count, 3, size, size)}
 
 
 def classified(case: str) -> dict[str, Any]:
     """Two images and their classes."""
-    import torch
-
     return {**images()(case), "labels": torch.tensor([0, 1])}
 
 
@@ -64,15 +61,11 @@ def captions(length: int, size: int = 224, **rest: Any) -> Inputs:
 
 def speech(case: str) -> dict[str, Any]:
     """Two recordings of a second."""
-    import torch
-
     return {"input_values": torch.randn(2, 16000)}
 
 
 def padding(count: int, length: int) -> Any:
     """[count, length], 0 at the end of the last sequence, and at the start of the first."""
-    import torch
-
     mask = torch.ones(count, length, dtype=torch.long)
     mask[-1, -100:] = 0
     mask[0, :50] = 0
@@ -80,40 +73,39 @@ def padding(count: int, length: int) -> Any:
 
 
 def _tokens(*shape: int) -> Any:
-    import torch
-
     return torch.randint(4, 60, shape)  # none of the special ones
 
 
-def built(model: str, config: Any, implementation: str | None = None, **options: Any) -> Any:
-    """A model that trains, of the class of transformers that is called so."""
+def built(model: str, config: str, sizes: Mapping[str, Any], implementation: str | None = None, **options: Any) -> Any:
+    """A model that trains, of the classes of transformers that are called so."""
     import transformers
 
     transformers.logging.set_verbosity_error()
     if implementation is not None:
         options["attn_implementation"] = implementation
-    return getattr(transformers, model)._from_config(config, **options).train()
+    return getattr(transformers, model)._from_config(getattr(transformers, config)(**sizes), **options).train()
 
 
 def _family(
     name: str,
-    model: str,
-    config: str,
+    stem: str,
+    kind: str = "Model",
     cases: tuple[str, ...] = (PLAIN,),
     inputs: Inputs = text,
     *,
-    sizes: Mapping[str, Any],
+    config: str = "",
+    sizes: Mapping[str, Any],  # parts, such as those of the text, are given as their sizes
     implementation: str | None = None,
     better: str = "",
     needs_values: bool = False,
 ) -> Model:
-    """`name` ends with the implementation in brackets: the one that the class takes by itself, or `implementation`."""
+    """One of the classes {stem}{kind} and {stem}Config, if no other is named.
+
+    `name` ends with the implementation in brackets: the one that the class takes by itself, or `implementation`.
+    """
 
     def make(case: str) -> Call:
-        import transformers
-
-        # Parts of a configuration, such as that of the text, are given as their sizes.
-        module = built(model, getattr(transformers, config)(**sizes), implementation)
+        module = built(f"{stem}{kind}", config or f"{stem}Config", sizes, implementation)
         taken = module.config._attn_implementation
         if not name.endswith(f"[{taken}]"):
             raise RuntimeError(f"transformers takes {taken}")
@@ -132,17 +124,20 @@ def as_on_a_gpu() -> AbstractContextManager[None]:
 
 
 def _decoder(name: str, stem: str, cases: tuple[str, ...], layers: int = 1, *, sizes: Mapping[str, Any] = {}, **rest: Any) -> Model:
-    """One of the classes {stem}ForCausalLM and {stem}Config."""
-    config = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}.get(stem, f"{stem}Config")
+    """A class {stem}ForCausalLM."""
+    config = {"Gemma3": "Gemma3TextConfig", "Llama4": "Llama4TextConfig"}.get(stem, "")
     sizes = {**SMALL, "num_hidden_layers": layers, **sizes}
-    return _family(name, f"{stem}ForCausalLM", config, cases, sizes=sizes, **rest)
+    return _family(name, stem, "ForCausalLM", cases, config=config, sizes=sizes, **rest)
 
 
 def _masked(name: str, stem: str, cases: tuple[str, ...], *, sizes: Mapping[str, Any] = {}) -> Model:
-    """An encoder of the classes {stem}ForMaskedLM and {stem}Config, of two layers."""
-    return _family(
-        name, f"{stem}ForMaskedLM", f"{stem}Config", cases, sizes={"vocab_size": 128, "num_hidden_layers": 2, **SPECIAL, **sizes}
-    )
+    """An encoder, a class {stem}ForMaskedLM, of two layers."""
+    return _family(name, stem, "ForMaskedLM", cases, sizes={"vocab_size": 128, "num_hidden_layers": 2, **SPECIAL, **sizes})
+
+
+def _pairs(name: str, stem: str, cases: tuple[str, ...], sizes: Mapping[str, Any]) -> Model:
+    """An encoder and a decoder, a class {stem}ForConditionalGeneration."""
+    return _family(name, stem, "ForConditionalGeneration", cases, text_pairs, sizes={"vocab_size": 128, **sizes})
 
 
 DECODERS = (
@@ -151,24 +146,21 @@ DECODERS = (
         "Gemma3",
         DECODING,
         2,
-        sizes={**GROUPED, "head_dim": 256, "num_attention_heads": 4, "sliding_window": WINDOW, "layer_types": LOCAL_AND_GLOBAL},
+        sizes={**OF_256, "sliding_window": WINDOW, "layer_types": LOCAL_AND_GLOBAL},
     ),
     _decoder(
         "Gemma2 (softcap, sdpa default) [eager]",
         "Gemma2",
         (PLAIN, PADDED),
         2,
-        sizes={**GROUPED, "head_dim": 256, "num_attention_heads": 4},
+        sizes=OF_256,
         better="Gemma2 flex (head 256) [flex_attention]",
     ),
     _decoder(
         "Gemma2 flex (head 256) [flex_attention]",
         "Gemma2",
         (PLAIN,),
-        sizes={
-            **{**GROUPED, "head_dim": 256, "num_attention_heads": 4},
-            **{"sliding_window": WINDOW, "layer_types": ["sliding_attention"]},
-        },
+        sizes={**OF_256, "sliding_window": WINDOW, "layer_types": ["sliding_attention"]},
         implementation="flex_attention",
     ),
     _decoder(
@@ -214,7 +206,7 @@ DECODERS = (
     _decoder("GPT-J (hand-written) [eager]", "GPTJ", (PLAIN,), sizes={"n_layer": 1, "n_embd": 1024, "n_head": 4}),
     _decoder("GPT-NeoX (dropout 0) [sdpa]", "GPTNeoX", (PADDED,), sizes=EIGHT),
     _decoder("OPT (dropout .1 default) [sdpa]", "OPT", (PADDED,), sizes={"hidden_size": 768, "num_attention_heads": 12}),
-    _family("GPT2 default dropout .1 [sdpa]", "GPT2LMHeadModel", "GPT2Config", sizes={"vocab_size": 128, "n_layer": 1, **SPECIAL}),
+    _family("GPT2 default dropout .1 [sdpa]", "GPT2", "LMHeadModel", sizes={"vocab_size": 128, "n_layer": 1, **SPECIAL}),
     _decoder("GLM4 [sdpa]", "Glm4", (PADDED,), sizes=GROUPED),
     _decoder("Qwen2 [sdpa]", "Qwen2", (PADDED, CHECKPOINTED), sizes=GROUPED),
     _decoder(
@@ -271,6 +263,8 @@ DECODERS = (
     ),
 )
 
+T5 = {"num_layers": 1, "num_decoder_layers": 1, "decoder_start_token_id": 0}
+
 ENCODERS = (
     _masked(
         "DeBERTa-v2 [eager]",
@@ -283,8 +277,8 @@ ENCODERS = (
     ),
     _family(
         "XLNet [eager]",
-        "XLNetLMHeadModel",
-        "XLNetConfig",
+        "XLNet",
+        "LMHeadModel",
         sizes={"vocab_size": 128, "n_layer": 2, "d_model": 256, "n_head": 4, "d_inner": 256, "dropout": 0.0, **SPECIAL},
         needs_values=True,
     ),
@@ -302,41 +296,23 @@ ENCODERS = (
             **{"attention_probs_dropout_prob": 0.0, "pad_token_id": 1},
         },
     ),
-    _family(
+    _pairs(
         "Pegasus att dropout default [sdpa]",
-        "PegasusForConditionalGeneration",
-        "PegasusConfig",
+        "Pegasus",
         ENCODING,
-        text_pairs,
-        sizes={"vocab_size": 128, "encoder_layers": 2, "decoder_layers": 2, "decoder_start_token_id": 2},
+        {"encoder_layers": 2, "decoder_layers": 2, "decoder_start_token_id": 2},
     ),
-    _family(
-        "T5 dropout 0 [sdpa]",
-        "T5ForConditionalGeneration",
-        "T5Config",
-        (PLAIN, PADDED),
-        text_pairs,
-        sizes={
-            **{"vocab_size": 128, "num_layers": 1, "num_decoder_layers": 1, "dropout_rate": 0.0},
-            "decoder_start_token_id": 0,
-        },
-    ),
-    _family(
-        "T5 default dropout .1 [sdpa]",
-        "T5ForConditionalGeneration",
-        "T5Config",
-        (PLAIN,),
-        text_pairs,
-        sizes={"vocab_size": 128, "num_layers": 1, "num_decoder_layers": 1, "decoder_start_token_id": 0},
-    ),
+    _pairs("T5 dropout 0 [sdpa]", "T5", (PLAIN, PADDED), {**T5, "dropout_rate": 0.0}),
+    _pairs("T5 default dropout .1 [sdpa]", "T5", (PLAIN,), T5),
 )
 
-RECORDED = {"num_hidden_layers": 1, "mask_time_prob": 0.0, "layerdrop": 0.0}
+ONE_LAYER = {"num_hidden_layers": 1}
+TWO_TOWERS = {"text_config": ONE_LAYER, "vision_config": ONE_LAYER}
+RECORDED = {**ONE_LAYER, "mask_time_prob": 0.0, "layerdrop": 0.0}
+UNDROPPED = {**RECORDED, "attention_dropout": 0.0}
 
 
 def _features(case: str) -> dict[str, Any]:
-    import torch
-
     return {"input_features": torch.randn(2, 200, 160)}
 
 
@@ -348,92 +324,32 @@ def _read_aloud(case: str) -> dict[str, Any]:
     return {**captions(32, 384)(case), "labels": _tokens(2, 32)}
 
 
-def _image(size: int, count: int = 2) -> Inputs:
-    return lambda case: images(size, count)(case)
-
-
 SPEECH_AND_IMAGES = (
-    _family("Wav2Vec2 (default dropout .1) [sdpa]", "Wav2Vec2Model", "Wav2Vec2Config", (PLAIN,), speech, sizes=RECORDED),
-    _family(
-        "Wav2Vec2 (dropout 0) [sdpa]",
-        "Wav2Vec2Model",
-        "Wav2Vec2Config",
-        (PLAIN,),
-        speech,
-        sizes={**RECORDED, "attention_dropout": 0.0},
-    ),
-    _family(
-        "WavLM (rel bias) [eager]", "WavLMModel", "WavLMConfig", (PLAIN,), speech, sizes={**RECORDED, "attention_dropout": 0.0}
-    ),
-    _family(
-        "Wav2Vec2-BERT (relative key) [sdpa]",
-        "Wav2Vec2BertModel",
-        "Wav2Vec2BertConfig",
-        (PLAIN,),
-        _features,
-        sizes={**RECORDED, "attention_dropout": 0.0},
-    ),
-    _family(
-        "MusicGen decoder [sdpa]", "MusicgenForCausalLM", "MusicgenDecoderConfig", (PLAIN,), _codes, sizes={"num_hidden_layers": 1}
-    ),
+    _family("Wav2Vec2 (default dropout .1) [sdpa]", "Wav2Vec2", inputs=speech, sizes=RECORDED),
+    _family("Wav2Vec2 (dropout 0) [sdpa]", "Wav2Vec2", inputs=speech, sizes=UNDROPPED),
+    _family("WavLM (rel bias) [eager]", "WavLM", inputs=speech, sizes=UNDROPPED),
+    _family("Wav2Vec2-BERT (relative key) [sdpa]", "Wav2Vec2Bert", inputs=_features, sizes=UNDROPPED),
+    _family("MusicGen decoder [sdpa]", "Musicgen", "ForCausalLM", inputs=_codes, config="MusicgenDecoderConfig", sizes=ONE_LAYER),
     _family(
         "SAM vision (learnt rel pos) [sdpa]",
-        "SamVisionModel",
-        "SamVisionConfig",
-        (PLAIN,),
-        _image(512, 1),
+        "SamVision",
+        inputs=images(512, 1),
         sizes={"num_hidden_layers": 2, "global_attn_indexes": [1], "image_size": 512},
     ),
     _family(
         "Swin (HF) [sdpa]",
-        "SwinForImageClassification",
-        "SwinConfig",
-        (PLAIN,),
-        classified,
+        "Swin",
+        "ForImageClassification",
+        inputs=classified,
         sizes={"depths": [2], "num_heads": [3], "embed_dim": 96},
     ),
-    _family("SegFormer [sdpa]", "SegformerModel", "SegformerConfig", (PLAIN,), _image(128), sizes={"depths": [1, 1, 1, 1]}),
-    _family(
-        "SigLIP [sdpa]",
-        "SiglipModel",
-        "SiglipConfig",
-        (PLAIN,),
-        captions(64, return_loss=True),
-        sizes={"text_config": {"num_hidden_layers": 1}, "vision_config": {"num_hidden_layers": 1}},
-    ),
-    _family(
-        "ViT-MAE [sdpa]",
-        "ViTMAEForPreTraining",
-        "ViTMAEConfig",
-        (PLAIN,),
-        _image(224),
-        sizes={"num_hidden_layers": 1, "decoder_num_hidden_layers": 1},
-    ),
-    _family("DINOv2 [sdpa]", "Dinov2Model", "Dinov2Config", (PLAIN,), _image(224), sizes={"num_hidden_layers": 1}),
-    _family(
-        "BEiT (learnt rel bias) [sdpa]",
-        "BeitModel",
-        "BeitConfig",
-        (PLAIN,),
-        _image(224),
-        sizes={"num_hidden_layers": 1, "use_relative_position_bias": True},
-    ),
-    _family(
-        "BLIP vision+text [eager]",
-        "BlipForConditionalGeneration",
-        "BlipConfig",
-        (PLAIN,),
-        _read_aloud,
-        sizes={"text_config": {"num_hidden_layers": 1}, "vision_config": {"num_hidden_layers": 1}},
-    ),
-    _family(
-        "Idefics3/SmolVLM vision [sdpa]",
-        "Idefics3VisionTransformer",
-        "Idefics3VisionConfig",
-        (PLAIN,),
-        _image(224),
-        sizes={"num_hidden_layers": 1},
-    ),
+    _family("SegFormer [sdpa]", "Segformer", inputs=images(128), sizes={"depths": [1, 1, 1, 1]}),
+    _family("SigLIP [sdpa]", "Siglip", inputs=captions(64, return_loss=True), sizes=TWO_TOWERS),
+    _family("ViT-MAE [sdpa]", "ViTMAE", "ForPreTraining", inputs=images(), sizes={**ONE_LAYER, "decoder_num_hidden_layers": 1}),
+    _family("DINOv2 [sdpa]", "Dinov2", inputs=images(), sizes=ONE_LAYER),
+    _family("BEiT (learnt rel bias) [sdpa]", "Beit", inputs=images(), sizes={**ONE_LAYER, "use_relative_position_bias": True}),
+    _family("BLIP vision+text [eager]", "Blip", "ForConditionalGeneration", inputs=_read_aloud, sizes=TWO_TOWERS),
+    _family("Idefics3/SmolVLM vision [sdpa]", "Idefics3Vision", "Transformer", inputs=images(), sizes=ONE_LAYER),
 )
 
 MODELS = (*DECODERS, *ENCODERS, *SPEECH_AND_IMAGES)

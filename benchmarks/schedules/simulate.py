@@ -115,8 +115,8 @@ def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: in
     """The schedule on as many workers as there are heads to put in flight; ValueError names what cannot be."""
     heads = kv_heads(args)
     stride, mirrored = getattr(args, "stride", None), getattr(args, "mirrored", None)
+    check_range("roles", roles, args.workers, "workers")
     if family in ROUND_ROBIN:
-        check_range("roles", roles, args.workers, "workers")
         return place_heads(
             family, geometry, roles, heads=heads, heads_in_flight=1, group=args.kv_group, stride=stride, mirrored=bool(mirrored)
         )
@@ -127,7 +127,7 @@ def plan_of(args: argparse.Namespace, geometry: Geometry, family: str, roles: in
         stride=stride,
         mirrored=family in MONOTONE and geometry.is_causal if mirrored is None else mirrored,
     )
-    return GroupedPlan.fit(order, heads, args.workers, args.kv_group)
+    return GroupedPlan(order, heads, min(heads, args.workers // roles), args.kv_group)
 
 
 def run(args: argparse.Namespace, plan: Plan) -> Simulation:

@@ -25,6 +25,7 @@ import sys
 from pathlib import Path
 
 from benchmarks import loops
+from benchmarks.markdown import markdown
 from benchmarks.reach import page
 from dash_inductor.cli.main import PROGRAM
 from dash_inductor.schedule.families import REGISTER
@@ -33,8 +34,6 @@ from . import results
 from .formulas import latex
 
 ROOT = Path(__file__).parents[2]
-NAMES = "formula|output|head|commands|make|beside others|ran|executed|measured|families|schedules|loops|reach"
-BLOCK = re.compile(rf"(<!-- ({NAMES}):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 def pages() -> list[Path]:
@@ -78,7 +77,7 @@ def _printed(command: str) -> tuple[str, ...]:
 
 def commands(_: str) -> str:
     """A row per command."""
-    return results.table(("command", "what it shows"), [[f"`{name}`", what] for name, (_, what) in PROGRAM.commands.items()])
+    return markdown([{"command": f"`{name}`", "what it shows": what} for name, (_, what) in PROGRAM.commands.items()])
 
 
 def makefile(_: str) -> str:
@@ -91,8 +90,12 @@ def makefile(_: str) -> str:
 def schedules(_: str) -> str:
     """A row per family of schedules."""
     depend = {True: "lengths and tiles", False: "lengths, tiles and the number of SMs"}
-    rows = [[f"`{name}`", " and ".join(known.masks), depend[known.is_monotone]] for name, known in REGISTER.items()]
-    return results.table(("family", "masks", "bits depend on"), rows)
+    return markdown(
+        [
+            {"family": f"`{name}`", "masks": " and ".join(known.masks), "bits depend on": depend[known.is_monotone]}
+            for name, known in REGISTER.items()
+        ]
+    )
 
 
 WRITERS = {
@@ -110,3 +113,4 @@ WRITERS = {
     "loops": loops.table,
     "reach": page.section,
 }
+BLOCK = re.compile(rf"(<!-- ({'|'.join(WRITERS)}):(.*?) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

@@ -32,23 +32,17 @@ class Printer(LatexPrinter):
         return LETTERS.get(symbol) or words(symbol.name)
 
     def _print_FloorDiv(self, division: Division) -> str:
-        return self._rounded(division, "floor")
-
-    def _print_CeilDiv(self, division: Division) -> str:
-        return self._rounded(division, "ceil")
-
-    def _rounded(self, division: Division, rounding: str) -> str:
         numerator, denominator = map(self._print, division.args)
+        rounding = type(division).__name__.removesuffix("Div").lower()
         return rf"\left\l{rounding} \frac{{{numerator}}}{{{denominator}}} \right\r{rounding}"
 
-    def _print_Max(self, function: Max, exp: str | None = None) -> str:
-        return self._of_all("max", function)
+    _print_CeilDiv = _print_FloorDiv
 
-    def _print_Min(self, function: Min, exp: str | None = None) -> str:
-        return self._of_all("min", function)
-
-    def _of_all(self, name: str, function: sympy.Function) -> str:
+    def _print_Max(self, function: Max | Min, exp: str | None = None) -> str:
+        name = type(function).__name__.lower()
         return rf"\{name}\left({', '.join(map(self._print, function.args))}\right)"
+
+    _print_Min = _print_Max
 
     def _print_Mod(self, mod: sympy.Mod, exp: str | None = None) -> str:
         number, modulus = mod.args

@@ -201,7 +201,7 @@ def legend(drawing: Drawing, top: float, *names: str) -> int:
 def measured() -> str:
     """The times of the first page's table, a bar each."""
     drawing, width, left, height = Drawing(), 486, 246, 30
-    rows = [(shown, float(row["median_ms"]), row["same_bits"] == "True") for shown, _, row in compared()]
+    rows = [(shown, float(row["median_ms"]), row["same_bits"] == "True") for shown, row in compared()]
     scale = (width - left - 44) / max(ms for _, ms, _ in rows)
     drawing.text(8, 18, "Backward of attention on an H200, in ms")
     for place, (shown, ms, same) in enumerate(rows):

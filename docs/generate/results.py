@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.kept import RESULTS, of_newest_torch, rows_of
+from benchmarks.markdown import markdown
 from dash_inductor.devices import DEVICES, NamedDevice
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results"
 RAN = ROOT / "dash_inductor" / "first_use" / "ran.json"
 Row = dict[str, str]
 
@@ -64,9 +64,9 @@ def ran(_: str) -> str:
     rows = []
     for gpu in sorted(DEVICES.values(), key=lambda gpu: gpu.name not in tried):
         cells = [_how_far(kernel, gpu, timed.get(gpu.name, set()), tried.get(gpu.name, set()), executed) for kernel in KERNELS]
-        rows.append([gpu.key.upper(), *cells])
-    rows.append(["any other", *["unverified"] * len(KERNELS)])
-    return f"{table(['GPU', *KERNELS], rows)}\n\n{LEGEND}"
+        rows.append({"GPU": gpu.key.upper(), **dict(zip(KERNELS, cells, strict=True))})
+    rows.append({"GPU": "any other", **dict.fromkeys(KERNELS, "unverified")})
+    return f"{markdown(rows)}\n\n{LEGEND}"
 
 
 def _how_far(kernel: str, gpu: NamedDevice, timed: set[Kind], tried: set[Kind], executed: set[tuple[str, int]]) -> str:
@@ -136,77 +136,59 @@ def _executions() -> Iterator[Row]:
 def executed(_: str) -> str:
     """A row per Triton and architecture, of benchmarks/results/executed."""
     columns = ("kernels", "triton", "bad", "cells", "with races", "fence left out", "error, bf16", "redundant", "commit")
-    return table(columns, [[row[name] for name in columns] for row in _executions()])
+    return markdown([{name: row[name] for name in columns} for row in _executions()])
 
 
-def compared() -> list[tuple[str, str, Row]]:
-    """The rows of COMPARED: what the page calls it, the folder of its run, and what was measured."""
-    found = []
-    for shown, contender in COMPARED.items():
-        for run in RUNS:
-            rows = rows_of(RESULTS / "h200" / run / "attention.csv")
-            mine = [row for row in rows if row["contender"] == contender and row["shape"] == COMPARED_SHAPE and row["median_ms"]]
-            if mine:
-                found.append((shown, run, mine[0]))
-                break
-        else:
-            raise ValueError(f"benchmarks/results/h200 has no time of {contender} at {COMPARED_SHAPE}")
-    return found
+def compared() -> list[tuple[str, Row]]:
+    """The rows of COMPARED: what the page calls it, and what was measured; KeyError where benchmarks/results/h200 has no time."""
+    rows = [row for run in RUNS for row in rows_of(RESULTS / "h200" / run / "attention.csv") if row["shape"] == COMPARED_SHAPE]
+    first = {row["contender"]: row for row in reversed(rows) if row["median_ms"]}
+    return [(shown, first[contender]) for shown, contender in COMPARED.items()]
 
 
 def beside_others(_: str) -> str:
     """The table of the first page."""
-    rows = [
-        [shown, f"{float(row['median_ms']):.2f}", f"{float(row['tflops']):.0f}", _yes(row["same_bits"])]
-        for shown, _, row in compared()
-    ]
-    return table(["backward of attention", "ms", "TFLOPS", "same bits twice"], rows)
+    return markdown(
+        [
+            {
+                "backward of attention": shown,
+                "ms": f"{float(row['median_ms']):.2f}",
+                "TFLOPS": f"{float(row['tflops']):.0f}",
+                "same bits twice": _yes(row["same_bits"]),
+            }
+            for shown, row in compared()
+        ]
+    )
 
 
 def measured(folder: str) -> str:
     """A row per shape and contender with a time, of a folder in benchmarks/results."""
-    columns = ("shape", "contender", "ms", "same bits", "20 % to 80 %", "TFLOPS", "as fast as strict mode")
     rows = rows_of(RESULTS / folder / "attention.csv")
     timed = [row for row in rows if row["status"] == "ok" and row["median_ms"] and row["contender"] != "ours-unordered"]
 
-    def cells(row: Row) -> list[str]:
+    def line(row: Row) -> dict[str, str]:
         median, low, high, tflops, speedup = (float(row[name]) for name in ("median_ms", "p20_ms", "p80_ms", "tflops", "speedup"))
-        return [
-            row["shape"],
-            row["contender"],
-            f"{median:.3f}",
-            _yes(row["same_bits"]),
-            f"{low:.3f} to {high:.3f}",
-            f"{tflops:.0f}",
-            f"{speedup:.2f}",
-        ]
+        return {
+            "shape": row["shape"],
+            "contender": row["contender"],
+            "ms": f"{median:.3f}",
+            "same bits": _yes(row["same_bits"]),
+            "20 % to 80 %": f"{low:.3f} to {high:.3f}",
+            "TFLOPS": f"{tflops:.0f}",
+            "as fast as strict mode": f"{speedup:.2f}",
+        }
 
-    return table(columns, map(cells, timed))
+    return markdown(list(map(line, timed)))
 
 
 def _yes(text: str) -> str:
     return {"True": "yes", "False": "no"}[text]
 
 
-def rows_of(path: Path) -> list[Row]:
-    """The rows of a CSV file."""
-    return [*csv.DictReader(path.read_text().splitlines())]
-
-
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [columns, ["---"] * len(columns), *rows])
-
-
 def families(_: str) -> str:
     """A line per family of models, a column per case, of benchmarks/results/models."""
-    rows = rows_of(models_file())
+    rows = rows_of(of_newest_torch("models"))
     cases = [*dict.fromkeys(row["case"] for row in rows)]
     cells: Mapping[tuple[str, str], str] = {(row["family"], row["case"]): row["rewritten of called"] for row in rows}
     names = [*dict.fromkeys(row["family"] for row in rows)]
-    return table(["", *cases], [[name, *(cells.get((name, case), "") for case in cases)] for name in names])
-
-
-def models_file() -> Path:
-    """What `python -m benchmarks.models` kept last."""
-    return max((RESULTS / "models").glob("torch-*.csv"), key=lambda path: [int(part) for part in path.stem[6:].split(".")])
+    return markdown([{"": name, **{case: cells.get((name, case), "") for case in cases}} for name in names])

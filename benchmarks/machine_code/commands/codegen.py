@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from dash_inductor.cli.arguments import add_attention, add_json
-from dash_inductor.cli.console import code, print_json, section
+from dash_inductor.cli.console import print_json, section
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
 from dash_inductor.devices import DEVICES, device
 from dash_inductor.schedule import MASKS
@@ -164,5 +164,4 @@ def _show_kernel(figures: dict[str, Any], title: str, sections: dict[str, str]) 
             {cause: round(cycles) for cause, cycles in by_cause.items() if cycles >= SMALLEST},
         )
     for heading, text in (sections | {"Launch": "\n".join(figures["launch"]), "Kernel": figures["source"].strip()}).items():
-        print()
-        code(heading, text)
+        print(f"\n{heading}\n\n{text}")

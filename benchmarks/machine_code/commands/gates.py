@@ -69,10 +69,10 @@ def main(args: argparse.Namespace) -> int:
         gluon = f"Gluon is for sm_90 and head dims {', '.join(some)} and {last}"
         raise CommandError(f"no kernel has all that was asked for: one pass takes head dims up to {ONE_PASS_HEAD_DIM}, {gluon}")
     rows: list[dict[str, Any]] = []
-    with progress("compiling", len(todo)) as step:
-        for cell in todo:
-            step(_name(cell))
-            rows.append(judged(cell, replayed=not args.no_cycles))
+    step = progress(len(todo))
+    for cell in todo:
+        step(_name(cell))
+        rows.append(judged(cell, replayed=not args.no_cycles))
     failed = sum(bool(row["gates"]) for row in rows)
     if args.json:
         print_json({"triton": triton.__version__, "rows": rows})

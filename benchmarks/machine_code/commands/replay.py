@@ -7,7 +7,6 @@ of an SM, whose constants --constants lists with their sources. Some are guesses
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,7 @@ from dash_inductor.cli.console import print_json, table
 
 from ..replay import Replay, Sensitivity, loops_of, replay_loop, sensitivity
 from ..replay.constants import CONSTANTS, Constants
-from ..replay.machine import Event
 
-HIDDEN = ("arithmetic", "mufu", "constant", "shared load", "store")  # kinds that a trace leaves out
 WORTH_SHOWING = 15  # clocks that a guess moves
 EXAMPLES = ("--constants", "kernel.cubin --sensitivity", "kernel.cubin --set barrier=30 --json")
 
@@ -31,8 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--loops", type=int, default=1, metavar="N", help="main loops in the kernel: 2 or 3 in two passes (default 1)"
     )
     parser.add_argument("--warps", type=int, default=8, metavar="N", help="warps that run the loop (default 8)")
-    parser.add_argument("--ctas", type=int, default=1, metavar="N", help="CTAs that share an SM (default 1)")
-    parser.add_argument("--edge", action="store_true", help="a step in a tile that the causal diagonal crosses")
     parser.add_argument(
         "--tma",
         type=int,
@@ -45,7 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--constants", action="store_true", help="list every constant with its source, and whether it is a guess")
     parser.add_argument("--sensitivity", action="store_true", help="print the cycles with each guess halved and doubled")
-    parser.add_argument("--trace", action="store_true", help="print one step, operation by operation")
     add_json(parser)
 
 
@@ -54,13 +48,7 @@ def main(args: argparse.Namespace) -> int:
     if not args.cubins and not args.constants:
         raise ValueError("name a cubin, or ask for --constants")
     constants = Constants().set_from(dict(map(_assignment, args.set)))
-    settings: dict[str, Any] = {
-        "warps": args.warps,
-        "ctas": args.ctas,
-        "edge": args.edge,
-        "tma_bytes": args.tma,
-        "constants": constants,
-    }
+    settings: dict[str, Any] = {"warps": args.warps, "tma_bytes": args.tma, "constants": constants}
     replayed = []
     for path in args.cubins:
         try:
@@ -71,7 +59,7 @@ def main(args: argparse.Namespace) -> int:
         hangs_on = [sensitivity(loop, **settings) if args.sensitivity else [] for loop in loops]
         replayed.append((path, replays, hangs_on))
     if args.json:
-        print_json(_report(replayed, constants, args))
+        print_json({"estimate": True, "cubins": list(map(_report, replayed)), "constants": _constants(constants)})
         return 0
     if args.constants:
         table("Constants", [{"name": name, **row} for name, row in _constants(constants).items()])
@@ -80,7 +68,9 @@ def main(args: argparse.Namespace) -> int:
             print(f"{path.name}: {replay}")
             for note in replay.notes:
                 print(f"  {note}")
-            _show(replay, guesses, args.trace)
+            for guess in guesses:
+                if abs(guess.halved - replay.cycles) + abs(guess.doubled - replay.cycles) > WORTH_SHOWING:
+                    print(f"  {guess.name} {guess.value:g}: halved {guess.halved:.0f}, doubled {guess.doubled:.0f} cycles")
     return 0
 
 
@@ -96,42 +86,11 @@ def _constants(constants: Constants) -> dict[str, dict[str, Any]]:
     return {name: asdict(constant) | {"value": getattr(constants, name)} for name, constant in CONSTANTS.items()}
 
 
-def _report(
-    replayed: Sequence[tuple[Path, list[Replay], list[list[Sensitivity]]]], constants: Constants, args: argparse.Namespace
-) -> dict[str, Any]:
-    def loop(replay: Replay, guesses: list[Sensitivity]) -> dict[str, Any]:
-        report = replay.as_dict()
-        if args.sensitivity:
-            report["sensitivity"] = [asdict(guess) for guess in guesses]
-        if args.trace:
-            report["trace"] = [_traced(replay, event) for event in replay.trace]
-        return report
-
-    cubins = [
-        {"file": str(path), "loops": [loop(*each) for each in zip(replays, hangs_on, strict=True)]}
-        for path, replays, hangs_on in replayed
+def _report(replayed: tuple[Path, list[Replay], list[list[Sensitivity]]]) -> dict[str, Any]:
+    """A cubin as JSON; what was asked for of its guesses beside each loop."""
+    path, replays, hangs_on = replayed
+    loops = [
+        replay.as_dict() | ({"sensitivity": list(map(asdict, guesses))} if guesses else {})
+        for replay, guesses in zip(replays, hangs_on, strict=True)
     ]
-    return {"estimate": True, "cubins": cubins, "constants": _constants(constants)}
-
-
-def _traced(replay: Replay, event: Event) -> dict[str, Any]:
-    operation = event.operation
-    return {
-        "clock": event.time - replay.trace[0].time,
-        "warp": event.warp,
-        "address": operation.address,
-        "opcode": operation.opcode,
-        "operands": operation.operands,
-    }
-
-
-def _show(replay: Replay, guesses: list[Sensitivity], trace: bool) -> None:
-    for guess in guesses:
-        if abs(guess.halved - replay.cycles) + abs(guess.doubled - replay.cycles) > WORTH_SHOWING:
-            print(f"  {guess.name} {guess.value:g}: halved {guess.halved:.0f}, doubled {guess.doubled:.0f} cycles")
-    if trace:
-        groups = sorted({event.warp for event in replay.trace if event.warp % 4 == 0})
-        for event in replay.trace:
-            if event.warp in groups and event.operation.kind not in HIDDEN:
-                row = _traced(replay, event)
-                print(f"  {row['clock']:6.0f} warp {row['warp']} {row['address']:#06x} {row['opcode']} {row['operands']}")
+    return {"file": str(path), "loops": loops}

@@ -1,22 +1,21 @@
 """A cubin's main loop replayed from its SASS and control codes on one SM of Hopper: clocks a step, and what they go to.
 
-The warps of one CTA, or of some alike, issue the loop in order, as its stalls, scoreboards and waits say; tensor cores, shared
-memory, the ways to L2 and barriers take the time that `constants` gives them. It ranks variants of a loop on one GPU. All of it is
+The warps of one CTA issue the loop in order, as its stalls, scoreboards and waits say; tensor cores, shared memory, the ways to L2
+and barriers take the time that `constants` gives them. It ranks variants of a loop on one GPU. All of it is
 an estimate: some constants are guesses (`sensitivity` says what hangs on them), and an SM beside 131 others is not alone.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
 from ..cubin import disassemble, indirect_targets, main_loops, parse
 from .constants import CONSTANTS, SWITCH, Constants
-from .machine import BARRIER, ISSUE, MATMUL, WARPGROUP, Event, StreamingMultiprocessor, Warp
+from .machine import BARRIER, ISSUE, MATMUL, WARPGROUP, StreamingMultiprocessor, Warp
 from .operations import MATMULS, UNKNOWN, Operation, control_codes, decoded, rotated, step_of
 
 STEPS = 9  # issued
@@ -37,13 +36,10 @@ class Replay:
     flop: int  # of the CTA's matmuls in a step
     instructions: int
     notes: tuple[str, ...] = ()  # what it leaves out
-    trace: tuple[Event, ...] = field(default=(), repr=False, compare=False)  # one step, by time
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON, marked an estimate."""
-        figures = asdict(self)
-        del figures["trace"]
-        return {"estimate": True} | {name: _rounded(value) for name, value in figures.items()}
+        return {"estimate": True} | {name: _rounded(value) for name, value in asdict(self).items()}
 
     def __str__(self) -> str:
         """One line."""
@@ -63,24 +59,19 @@ def replay(
     count: int = 1,
     *,
     warps: int = 8,
-    ctas: int = 1,
-    edge: bool = False,
     tma_bytes: int = 0,
     constants: Constants = Constants(),  # noqa: B008 (frozen)
 ) -> tuple[Replay, ...]:
-    """Each of a cubin's `count` main loops (`cubin.main_loops`), by `ctas` CTAs of `warps` warps that have an SM to themselves.
+    """Each of a cubin's `count` main loops (`cubin.main_loops`), by a CTA of `warps` warps that has an SM to itself.
 
-    `edge`: in a tile that the causal diagonal crosses. `tma_bytes` is what TMA writes to shared memory and reads from it in a step,
-    where warps do so that are not in the loop: instructions do not say it.
+    `tma_bytes` is what TMA writes to shared memory and reads from it in a step, where warps do so that are not in the loop:
+    instructions do not say it.
 
     Raises:
         ValueError: with the reason why it cannot be replayed: it is not Hopper's, or has an instruction that the machine has no
             model of.
     """
-    return tuple(
-        replay_loop(loop, warps=warps, ctas=ctas, edge=edge, tma_bytes=tma_bytes, constants=constants)
-        for loop in loops_of(cubin, count)
-    )
+    return tuple(replay_loop(loop, warps=warps, tma_bytes=tma_bytes, constants=constants) for loop in loops_of(cubin, count))
 
 
 def loops_of(cubin: bytes, count: int) -> list[list[Operation]]:
@@ -107,54 +98,48 @@ def replay_loop(
     loop: Sequence[Operation],
     *,
     warps: int = 8,
-    ctas: int = 1,
-    edge: bool = False,
     tma_bytes: int = 0,
     constants: Constants = Constants(),  # noqa: B008 (frozen)
 ) -> Replay:
     """One loop of `loops_of`; arguments and errors are those of `replay`."""
-    _check(loop, warps, ctas)
+    _check(loop, warps)
 
-    def run(chained: bool) -> StreamingMultiprocessor:
-        sm = _machine(loop, warps, ctas, edge, tma_bytes, constants, chained)
+    def run(chained: bool) -> tuple[StreamingMultiprocessor, float, float]:
+        sm = _machine(loop, warps, tma_bytes, constants, chained)
         sm.run()
-        return sm
+        begun = sm.begun[warps - WARPGROUP]  # by the last warpgroup
+        return sm, begun[-WINDOW - 1], begun[-1]
 
-    sm = run(chained=False)
-    begin, end, steps = _window(sm)
-    flop = _flop(loop, warps, edge)
-    exposed, tensor = _exposed(sm, begin, end) if sm.busy else ({}, flop / constants.tensor_flop * steps)
-    handover, chained = None, (end - begin) / steps
+    sm, begin, end = run(chained=False)
+    flop = _flop(loop, warps)
+    exposed, tensor = _exposed(sm, begin, end) if sm.busy else ({}, flop / constants.tensor_flop * WINDOW)
+    handover, chained = None, (end - begin) / WINDOW
     if sm.polled and sm.released:
         step = STEPS - WINDOW
         handover = sm.released[step] - sm.polled[step] + constants.l2_latency
-        first, last, chained_steps = _window(run(chained=True))
-        chained = (last - first) / chained_steps
-    in_step = (event for event in sm.events if end - (end - begin) / steps * ctas <= event.time < end)
+        _, first, last = run(chained=True)
+        chained = (last - first) / WINDOW
     return Replay(
-        cycles=(end - begin) / steps,
-        tensor_cycles=tensor / steps,
-        exposed={cause: clocks / steps for cause, clocks in exposed.items()},
+        cycles=(end - begin) / WINDOW,
+        tensor_cycles=tensor / WINDOW,
+        exposed={cause: clocks / WINDOW for cause, clocks in exposed.items()},
         handover_cycles=handover,
         chained_cycles=chained,
         flop=flop,
         instructions=len(loop),
         notes=_notes(loop, tma_bytes),
-        trace=tuple(sorted(in_step, key=lambda event: (event.time, event.warp))),
     )
 
 
-def _check(loop: Sequence[Operation], warps: int, ctas: int) -> None:
-    if ctas < 1:
-        raise ValueError(f"an SM has at least 1 CTA, not {ctas}")
+def _check(loop: Sequence[Operation], warps: int) -> None:
     if warps < 1 or warps % WARPGROUP:
         raise ValueError(f"matmuls are of whole warpgroups, {WARPGROUP} warps each, and there are {warps} warps")
     if not any(operation.kind in MATMULS for operation in loop):
         raise ValueError("no HGMMA or HMMA in the loop")
     if guesses := sorted({operation.base for operation in loop if operation.base in UNKNOWN}):
         raise ValueError(f"{', '.join(guesses)} in the main loop: the replay has no model of it")
-    if (warps, ctas) != (2 * WARPGROUP, 1) and any(operation.takes_turns for operation in loop):
-        raise ValueError(f"warpgroups take turns in the main loop: the replay knows two of one CTA, not {warps} warps of {ctas}")
+    if warps != 2 * WARPGROUP and any(operation.takes_turns for operation in loop):
+        raise ValueError(f"warpgroups take turns in the main loop: the replay knows two, not {warps} warps")
 
 
 def _notes(loop: Sequence[Operation], tma_bytes: int) -> tuple[str, ...]:
@@ -169,48 +154,25 @@ def _notes(loop: Sequence[Operation], tma_bytes: int) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _flop(loop: Sequence[Operation], warps: int, edge: bool) -> int:
+def _flop(loop: Sequence[Operation], warps: int) -> int:
     """FLOP of a step of a CTA: an HGMMA is of a warpgroup, an HMMA of a warp."""
-    issued = step_of(loop, 0, edge)
+    issued = step_of(loop, 0)
     return sum(operation.flop * (warps if operation.base == "HMMA" else warps // WARPGROUP) for operation in issued)
 
 
-def _machine(
-    loop: Sequence[Operation], warps: int, ctas: int, edge: bool, tma_bytes: int, constants: Constants, chained: bool
-) -> StreamingMultiprocessor:
+def _machine(loop: Sequence[Operation], warps: int, tma_bytes: int, constants: Constants, chained: bool) -> StreamingMultiprocessor:
     # Copies are spread over the step: what they bring takes shared memory from the matmuls, whenever it arrives.
     tiles = sum(operation.bytes * warps for operation in loop if operation.kind == "copy" and not operation.guard)
     kinds = [operation.kind for operation in loop]
     first = {kind: kinds.index(kind) for kind in ("release", "addition", "poll") if kind in kinds}
     return StreamingMultiprocessor(
         constants,
-        [Warp(warp, step_of(loop, warp % warps, edge)) for warp in range(warps * ctas)],
+        [Warp(warp, step_of(loop, warp)) for warp in range(warps)],
         STEPS,
-        ctas=ctas,
         chained=chained,
-        arriving=(tiles + tma_bytes) / _flop(loop, warps, edge),
+        arriving=(tiles + tma_bytes) / _flop(loop, warps),
         released_late=first.get("release", 0) < first.get("addition", first.get("poll", 0)),
     )
-
-
-def _window(sm: StreamingMultiprocessor) -> tuple[float, float, float]:
-    """(begin, end, steps in between) of the last steps, of all CTAs, by a warp of the last warpgroup of each.
-
-    Several CTAs drift apart, so that one's steps alone say little: what counts is how many steps all of them make in a time.
-    """
-    warps = len(sm.warps) // sm.ctas
-    begun = [sm.begun[(cta + 1) * warps - WARPGROUP] for cta in range(sm.ctas)]
-    first = -WINDOW - 1 if sm.ctas == 1 else -2 * WINDOW - 1
-    begin, end = max(times[first] for times in begun), min(times[-1] for times in begun)
-    return begin, end, sum(_steps_until(end, times) - _steps_until(begin, times) for times in begun)
-
-
-def _steps_until(time: float, begun: list[float]) -> float:
-    """How many steps a CTA has made, parts of a step included, from the times at which each began."""
-    step = bisect_right(begun, time) - 1
-    if step == len(begun) - 1:
-        return step
-    return step + (time - begun[step]) / (begun[step + 1] - begun[step])
 
 
 def _exposed(sm: StreamingMultiprocessor, begin: float, end: float) -> tuple[dict[str, float], float]:

@@ -57,16 +57,6 @@ class Busy:
     work: float
 
 
-@dataclass(frozen=True)
-class Event:
-    """An operation that a warp issued in a step."""
-
-    time: float
-    warp: int
-    step: int
-    operation: Operation
-
-
 @dataclass
 class Warp:
     """Where one warp is in its steps, and what it has under way."""
@@ -107,17 +97,16 @@ class Warp:
 
 @dataclass
 class StreamingMultiprocessor:
-    """One CTA, or some alike, on one SM for some steps of a loop. Times are in clocks; its arguments decide all that it does.
+    """One CTA on one SM for some steps of a loop. Times are in clocks; its arguments decide all that it does.
 
-    `warps` are those of `ctas` CTAs, one after the other. `chained`: a poll succeeds once the step before has been released, as in
-    a chain of CTAs that are a step apart; else at once. `arriving` is what comes into shared memory, or leaves it by TMA, in bytes
-    per FLOP of matmul. `released_late`: a step releases the additions of the step before it.
+    `chained`: a poll succeeds once the step before has been released, as in a chain of CTAs that are a step apart; else at once.
+    `arriving` is what comes into shared memory, or leaves it by TMA, in bytes per FLOP of matmul. `released_late`: a step releases
+    the additions of the step before it.
     """
 
     constants: Constants
     warps: list[Warp]
     steps: int
-    ctas: int = 1
     chained: bool = False
     arriving: float = 0.0
     released_late: bool = True
@@ -137,7 +126,6 @@ class StreamingMultiprocessor:
     # What happened.
     busy: list[Busy] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
     begun: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # warp -> when each step began
     released: dict[int, float] = field(default_factory=dict)  # step -> when its release is at L2
     polled: dict[int, float] = field(default_factory=dict)  # step -> when its poll succeeded
@@ -216,7 +204,6 @@ class StreamingMultiprocessor:
             pipe, clocks = operation.pipe
             self.pipe_free[warp.scheduler, pipe] = now + (clocks or self._clocks_of(operation))
         written, read = self._effect(warp, operation)
-        self.events.append(Event(now, warp.number, warp.step, operation))
         warp.scoreboards = [[reason for reason in board if reason[0] > now] for board in warp.scoreboards]
         cause = _CAUSES.get(operation.kind, operation.kind)
         for scoreboard, done in ((operation.control.write_scoreboard, written), (operation.control.read_scoreboard, read)):
@@ -232,10 +219,6 @@ class StreamingMultiprocessor:
         if operation.kind == "synchronous matmul":
             return operation.flop * SCHEDULERS / (self.constants.tensor_flop * self.constants.synchronous_share)
         return self.constants.mufu
-
-    @property
-    def _warps_of_cta(self) -> int:
-        return len(self.warps) // self.ctas
 
     def _effect(self, warp: Warp, operation: Operation) -> tuple[float | None, float | None]:
         """What issuing an operation does: when its result is there, and when its operands are read; None: soon."""
@@ -305,14 +288,13 @@ class StreamingMultiprocessor:
             return
         if not operation.opcode.startswith("BAR.SYNC"):
             return
-        all_threads = WARP * self._warps_of_cta
+        all_threads = WARP * len(self.warps)
         number, threads = operation.barrier
         # Of one warpgroup, perhaps with a warp of another partition, which is taken to be there.
         of_group = threads in (WARP * WARPGROUP, WARP * (WARPGROUP + 1))
         expected = WARP * WARPGROUP if of_group else min(threads or all_threads, all_threads)
         warp.uses[number] += 1
-        cta = warp.number // self._warps_of_cta
-        warp.barrier = self.barriers[number, warp.uses[number], warp.group if of_group else -1 - cta]
+        warp.barrier = self.barriers[number, warp.uses[number], warp.group if of_group else -1]
         warp.barrier.arrived += WARP
         if warp.barrier.arrived >= expected:
             warp.barrier.release = self.time + self.constants.barrier
@@ -342,7 +324,7 @@ class StreamingMultiprocessor:
 
     def _copy(self, warp: Warp, operation: Operation) -> float:
         """An asynchronous copy; one under a guard is of a row, by the first warp. When its operands are read."""
-        if not operation.guard or warp.number % self._warps_of_cta == 0:
+        if not operation.guard or warp.number == 0:
             self.loads_free = (
                 max(self.loads_free, self.time + self.constants.l2_latency) + operation.bytes / self.constants.l2_bandwidth
             )

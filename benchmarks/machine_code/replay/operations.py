@@ -193,11 +193,10 @@ def rotated(loop: Sequence[Operation]) -> list[Operation]:
     return loop[over + 1 : third] + loop[: over + 1] + loop[third:]
 
 
-def step_of(loop: Sequence[Operation], warp: int, edge: bool) -> list[Operation]:
-    """What one warp issues in a step: of a rank above 0, so that it polls and adds, at once.
+def step_of(loop: Sequence[Operation], warp: int) -> list[Operation]:
+    """What one warp issues in a step: of a rank above 0, so that it polls and adds, at once; and in no tile at a mask's edge.
 
-    `edge`: in a tile that the causal diagonal crosses. A branch out of the loop or back is not taken; which ways are taken within
-    it follows from what they hold:
+    A branch out of the loop or back is not taken; which ways are taken within it follows from what they hold:
 
     - the one thread that polls, fences or releases belongs to one warp, and the others pass by;
     - matmuls, additions and barriers are what a step is made of;
@@ -215,7 +214,7 @@ def step_of(loop: Sequence[Operation], warp: int, edge: bool) -> list[Operation]
         here += 1
         if there == 0 and here > work_ends:  # the next step; what stands behind it is out of the way
             break
-        if there is not None and there >= here and (not operation.guard or _passes_by(loop, here, there, warp, edge)):
+        if there is not None and there >= here and (not operation.guard or _passes_by(loop, here, there, warp)):
             here = there
     return issued
 
@@ -224,7 +223,7 @@ MATMULS = ("matmul", "synchronous matmul")
 _WORK = {*MATMULS, "addition", "barrier"}
 
 
-def _passes_by(loop: Sequence[Operation], first: int, end: int, warp: int, edge: bool) -> bool:
+def _passes_by(loop: Sequence[Operation], first: int, end: int, warp: int) -> bool:
     """Whether a warp takes the conditional branch that stands before `first` and leads to `end`."""
     body = loop[first:end]
     kinds = {operation.kind for operation in body}
@@ -235,10 +234,8 @@ def _passes_by(loop: Sequence[Operation], first: int, end: int, warp: int, edge:
         return warp != _warp_of_one_thread(loop, first - 1)
     if kinds & _WORK:
         return False
-    if "store" in kinds:
+    if "store" in kinds or any("INF" in operation.operands for operation in body):
         return True
-    if any("INF" in operation.operands for operation in body):
-        return not edge
     return any(operation.base in ("EXIT", "BPT", "NANOSLEEP") for operation in body)
 
 
