@@ -103,6 +103,25 @@ def gradients(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_ou
     return torch.autograd.grad(out.sum() if grad_out is None else out, leaves, grad_out)
 
 
+def in_interleavings(
+    function: Callable[..., Tensor],
+    inputs: Sequence[Tensor],
+    grad_out: Tensor | None = None,
+    interleavings: Sequence[tuple[int, int | None]] = ((0, None), (1, None), (2, None)),
+) -> tuple[Tensor, ...]:
+    """Gradients of `function`, compiled: of the same bits under emulations of each seed and number of resident CTAs."""
+    run, found = compiled(function), []
+    for seed, resident in interleavings:
+        with emulation.emulate(seed, resident=resident):
+            found.append(gradients(run, inputs, grad_out))
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+    return found[0]
+
+
+class SeenError(Exception):
+    """Ends a compilation whose joint graph has been seen."""
+
+
 def error(actual: Tensor, reference: Tensor, least: float = 1.0) -> float:
     """max|x - ref| / max(max|ref|, least), in float64; infinity where that is NaN, which `max` of several would lose."""
     assert actual.shape == reference.shape

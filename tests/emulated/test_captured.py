@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from attention import FP32_ERROR, compiled, error, mutate, rewritten
-from flex import HIDDEN, INTERLEAVINGS, Attention, Mod, causal, documents, wide_scores, window, with_blind_rows
+from flex import HIDDEN, INTERLEAVINGS, Attention, Mod, backward_of, causal, documents, wide_scores, window, with_blind_rows
 from ordered_sums import Sum, large
 from tensors import BF16, FP16, FP32, normal
 from torch import Tensor
@@ -54,17 +54,20 @@ def slopes(of_heads: Tensor) -> Mod:
     return lambda score, b, h, m, n: score + of_heads[h] * (n - m)
 
 
-def of_everything(gain: Tensor, buckets: Tensor, of_keys: Tensor, of_pairs: Tensor) -> Mod:
+def of_everything(bucket: Callable[[Any, Any], Any]) -> Callable[..., Mod]:
     """A gain of each head, a row of T5's table, a bias of each key, one of each pair below the diagonal."""
 
-    def mod(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
-        score = score * (1 + gain[h]) + buckets[BUCKETS[m, n], h] + of_keys[b, n]
-        return torch.where(n <= m, score + of_pairs[b, h, m, n], score)
+    def made(gain: Tensor, buckets: Tensor, of_keys: Tensor, of_pairs: Tensor) -> Mod:
+        def mod(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
+            score = score * (1 + gain[h]) + buckets[bucket(m, n), h] + of_keys[b, n]
+            return torch.where(n <= m, score + of_pairs[b, h, m, n], score)
 
-    return mod
+        return mod
+
+    return made
 
 
-EVERYTHING = Tables(of_everything, ((HEADS,), (8, HEADS), (BATCH, KV_LEN), SIZES), 2**-16)
+EVERYTHING = Tables(of_everything(lambda m, n: BUCKETS[m, n]), ((HEADS,), (8, HEADS), (BATCH, KV_LEN), SIZES), 2**-16)
 CASES = {
     "[B, H, S, S]": table(*SIZES, at=lambda b, h, m, n: (b, h, m, n)),
     "[B, H, S, S], larger": table(*(size + 3 for size in SIZES), at=lambda b, h, m, n: (b, h, m, n)),
@@ -103,19 +106,6 @@ def function_of(tables: Tables, attention: Attention = PLAIN) -> Callable[..., T
     return attend
 
 
-def backward_of(function: Callable[..., Tensor], inputs: Sequence[Tensor], grad_out: Tensor) -> Callable[..., tuple[Tensor, ...]]:
-    """The gradients of all inputs under an emulation; the forward of the compiled function has run."""
-    leaves = [x.detach().requires_grad_() for x in inputs]
-    with emulation.emulate():
-        out = compiled(function)(*leaves)
-
-    def gradients(seed: int = 0, resident: int | None = None) -> tuple[Tensor, ...]:
-        with emulation.emulate(seed, resident=resident):
-            return torch.autograd.grad(out, leaves, grad_out, retain_graph=True)
-
-    return gradients
-
-
 def reference(tables: Tables, attention: Attention, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """In float64, of query, key, value, what is captured, and the gradient of the output."""
     query, key, value, *learnt, grad_out = (x.detach().double() for x in tensors)
@@ -130,7 +120,7 @@ def run(tables: Tables, attention: Attention = PLAIN, **settings: Any) -> tuple[
     *inputs, grad_out = attention.tensors()
     inputs += tables.tensors(attention.dtype)
     with enabled(**settings):
-        backward = backward_of(function_of(tables, attention), inputs, grad_out)
+        backward = backward_of(function_of(tables, attention), [*inputs, grad_out])
     assert rewritten() == 1 and decisions()[-1].reason is None
     return backward, [*inputs, grad_out]
 
@@ -190,15 +180,7 @@ def longer(tables: Tables) -> Tables:
     return replace(tables, shapes=tuple(tuple({Q_LEN: KV_LEN}.get(size, size) for size in shape) for shape in tables.shapes))
 
 
-def buckets_of_all(gain: Tensor, buckets: Tensor, of_keys: Tensor, of_pairs: Tensor) -> Mod:
-    def mod(score: Tensor, b: Any, h: Any, m: Any, n: Any) -> Tensor:
-        score = score * (1 + gain[h]) + buckets[(n - m).clamp(-4, 3) + 4, h] + of_keys[b, n]
-        return torch.where(n <= m, score + of_pairs[b, h, m, n], score)
-
-    return mod
-
-
-SQUARE = replace(longer(EVERYTHING), mod=buckets_of_all)
+SQUARE = replace(longer(EVERYTHING), mod=of_everything(lambda m, n: (n - m).clamp(-4, 3) + 4))
 
 
 WAYS: dict[str, dict[str, Any]] = {"one pass": {}, "two passes": {"template": "two_pass"}}
@@ -231,7 +213,7 @@ def test_causal_in_closed_form():
 
     *inputs, grad_out = attention.tensors()
     inputs += SQUARE.tensors()
-    actual = backward_of(attend, inputs, grad_out)()
+    actual = backward_of(attend, [*inputs, grad_out])()
     assert rewritten() == 1 and decisions()[-1].mask == "causal"
     assert_right(actual, SQUARE, attention, [*inputs, grad_out])
 
@@ -260,7 +242,7 @@ def test_fp32_tables_of_bf16():
     tables = CASES["slopes [H]"]
     *inputs, grad_out = attention.tensors()
     inputs += tables.tensors()
-    *_, actual = backward_of(function_of(tables), inputs, grad_out)()
+    *_, actual = backward_of(function_of(tables), [*inputs, grad_out])()
     *_, expected = reference(tables, attention, [*inputs, grad_out])
     assert actual.dtype == FP32 and rewritten() == 1 and error(actual, expected) < 2**-6
 
@@ -359,7 +341,7 @@ def sums_of_large_numbers(shape: Sum, interleavings: Sequence[tuple[int, int | N
     tables = of_large_numbers(shape)
     *inputs, grad_out = PLAIN.tensors()
     inputs += [torch.zeros(size) for size in tables.shapes]
-    backward = backward_of(function_of(tables), inputs, grad_out)
+    backward = backward_of(function_of(tables), [*inputs, grad_out])
     assert rewritten() == 1
     return [backward(*interleaving)[3:] for interleaving in interleavings]
 

@@ -61,7 +61,6 @@ def test_the_operation_at_fault_is_named(name, op, cause):
     assert difference.source == here(name)
     assert difference.op.startswith(op or "aten.")
     assert cause in difference.cause
-    assert json.loads(report.to_json())["first_difference"]["source"] == here(name)
 
 
 def test_an_operation_of_autograd_has_the_line_of_the_forward():
@@ -77,13 +76,13 @@ def test_an_operation_of_autograd_has_the_line_of_the_forward():
 
 
 @pytest.mark.parametrize("step", [training_steps.clean, training_steps.uninitialised])
-def test_a_clean_step(step, tmp_path):
+def test_a_clean_step(step):
     report = check(step, kinds=["same"])
     assert report.identical and report.first_difference is None
     assert [(run.tensors, run.differing) for run in report.runs] == [(2, 0), (2, 0)]
 
 
-def test_tracing_leaves_nothing_behind(monkeypatch):
+def test_tracing_leaves_nothing_behind():
     """Compiled code runs as before, and no setting is another."""
     from dash_inductor.reproduce import settings
 
@@ -102,7 +101,7 @@ def test_attention_in_another_process_and_interleaving():
 
 
 @pytest.mark.nightly  # four processes
-def test_the_command(tmp_path):
+def test_the_command():
     """In processes of its own, the operation by operation runs included: nothing of this one is needed."""
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith("DASH_INDUCTOR") and name != "TRITON_INTERPRET"

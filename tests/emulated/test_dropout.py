@@ -97,6 +97,16 @@ def assert_taken(mask: str) -> None:
     assert (decisions()[-1].op, decisions()[-1].mask, decisions()[-1].reason) == (OP, mask, None)
 
 
+def check(
+    function: Attention, inputs: Sequence[Tensor], grad_out: Tensor, mask: str, *, allowed: float = 2e-6, **dropout: Any
+) -> None:
+    """Rewritten, with the gradients of `expected`."""
+    with emulation.emulate():
+        actual = trained(compiled(function), inputs, grad_out)
+    assert_taken(mask)
+    assert_close(actual, expected(inputs, grad_out, **dropout), allowed)
+
+
 SEEN = torch.ones(40, 75, dtype=torch.bool).tril(20)
 SEEN_FIRST = torch.ones(40, 75, dtype=torch.bool).tril()
 ATTENTIONS: dict[str, tuple[tuple[int, ...], dict[str, Any], Tensor | None, str]] = {
@@ -123,26 +133,20 @@ AT_NIGHT = {"causal": SETTINGS[2:], "causal from the first key": SETTINGS[1:]}
 def test_gradients(name, settings):
     sizes, options, seen, mask = ATTENTIONS[name]
     *inputs, grad_out = qkv(*sizes)
-    with enabled(**settings), emulation.emulate():
-        actual = trained(compiled(attend(**options)), inputs, grad_out)
-    assert_taken(mask)
+    with enabled(**settings):
+        check(attend(**options), inputs, grad_out, mask, seen=seen)
     assert decisions()[-1].dropout == P and f"mask {mask}, dropout {P})" in str(decisions()[-1])
-    assert_close(actual, expected(inputs, grad_out, seen=seen))
-
-
-BY_NIGHT = pytest.param(EFFICIENT, marks=pytest.mark.nightly)  # whose bits test_gradients has
 
 
 @pytest.mark.parametrize("settings", [{}, {"template": "two_pass"}], ids=["one pass", "two passes"])
 @pytest.mark.parametrize("name", ["full", "mask"])
-@pytest.mark.parametrize("generator", [BY_NIGHT, FLASH], indirect=True)
+@pytest.mark.parametrize("generator", [FLASH], indirect=True)
 def test_bits_of_either_forward(name, settings, generator):
+    """Those of the other one are test_gradients'."""
     sizes, options, seen, mask = ATTENTIONS[name]
     *inputs, grad_out = qkv(*sizes)
-    with enabled(**settings), emulation.emulate():
-        actual = trained(compiled(attend(**options)), inputs, grad_out)
-    assert_taken(mask)
-    assert_close(actual, expected(inputs, grad_out, seen=seen, of=generator))
+    with enabled(**settings):
+        check(attend(**options), inputs, grad_out, mask, seen=seen, of=generator)
 
 
 @pytest.mark.parametrize(
@@ -157,19 +161,12 @@ def test_bits_of_either_forward(name, settings, generator):
 def test_half_precision(p, dtype, allowed):
     """The op rounds 1 / (1 - p) to the dtype of the tensors."""
     *inputs, grad_out = qkv(*SIZES, dtype=dtype)
-    with emulation.emulate():
-        actual = trained(compiled(attend(p)), inputs, grad_out)
-    assert_taken("full")
-    assert_close(actual, expected(inputs, grad_out, p=p), allowed)
+    check(attend(p), inputs, grad_out, "full", allowed=allowed, p=p)
 
 
 def test_a_learnt_mask_and_dropout():
     *inputs, grad_out = qkv(*SIZES)
-    inputs.append(normal(*SIZES[:4], seed=7))
-    with emulation.emulate():
-        actual = trained(compiled(attend()), inputs, grad_out)
-    assert_taken("block_mask")
-    assert_close(actual, expected(inputs, grad_out))
+    check(attend(), [*inputs, normal(*SIZES[:4], seed=7)], grad_out, "block_mask")
 
 
 def test_groups_of_query_heads():
@@ -180,11 +177,8 @@ def test_groups_of_query_heads():
         key, value = (x[:, :, None].expand(-1, -1, 2, -1, -1).reshape(2, 4, 75, 16) for x in (key, value))
         return F.scaled_dot_product_attention(query, key, value, dropout_p=P)
 
-    with emulation.emulate():
-        actual = trained(compiled(function), inputs, grad_out)
-    assert_taken("full")
+    check(function, inputs, grad_out, "full")
     assert decisions()[-1].kv_heads == 2
-    assert_close(actual, expected(inputs, grad_out))
 
 
 def test_head_dims():

@@ -10,6 +10,7 @@ import textwrap
 import threading
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_every_interleaving_gives_the_same_bits():
     launches = emulation.launches()
     for launch in launches:
         assert (launch.kernel, launch.programs, launch.waits + launch.satisfied) == ("add_in_order", 6, 6)
-        assert launch.switches > 6
+        assert sum(a != b for a, b in pairwise(launch.schedule)) > 6
     assert len({launch.schedule for launch in launches}) == len(launches) == 20
     waits = [launch.waits for launch in launches]
     assert max(waits) == 5  # rank 0 never waits
@@ -117,34 +118,30 @@ def test_one_seed_gives_one_sequence_of_interleavings():
 @triton.jit
 def wait_then_release(SEMAPHORES, WAITS, WANTED, RELEASES):
     i = tl.program_id(0)
-    semaphore, wanted, released = SEMAPHORES + tl.load(WAITS + i), tl.load(WANTED + i), tl.load(RELEASES + i)
+    semaphore, wanted = SEMAPHORES + tl.load(WAITS + i), tl.load(WANTED + i)
     while tl.atomic_cas(semaphore, wanted, wanted, sem="acquire") != wanted:
         pass
-    if released >= 0:
-        tl.atomic_add(SEMAPHORES + released, 1, sem="release")
-
-
-RING = [
-    "deadlock in wait_then_release: 3 of 3 programs wait",
-    "program 1 waits for semaphore +1: it is 0, wanted 1; program 0 would release it",
-    "cycle: 0 -> 2 -> 1 -> 0",
-]
+    tl.atomic_add(SEMAPHORES + tl.load(RELEASES + i), 1, sem="release")
 
 
 @pytest.mark.parametrize(
-    ("waits", "wanted", "releases", "parts"),
+    ("waits", "wanted", "releases", "lines"),
     [
-        ([0, 1, 2], [1, 1, 1], [1, 2, 0], RING),
-        ([0, 0], [0, 2], [0, 0], ["it is 1, wanted 2; program 1 would release it"]),
-        ([0], [3], [-1], ["nobody would release it\nchain: 0 (nobody to release it)"]),
+        (
+            [0, 1, 2],
+            [1, 1, 1],
+            [1, 2, 0],
+            ["3 of 3 programs wait", *(f"  program {n} waits for semaphore +{n}: it is 0, wanted 1" for n in range(3))],
+        ),
+        ([0, 0], [0, 2], [0, 0], ["1 of 2 programs wait", "  program 1 waits for semaphore +0: it is 1, wanted 2"]),
     ],
-    ids=["a ring", "nobody has rank 1", "nobody releases"],
+    ids=["a ring", "nobody has rank 1"],
 )
-def test_deadlocks(waits, wanted, releases, parts):
+def test_deadlocks(waits, wanted, releases, lines):
     table = (torch.tensor(column, dtype=torch.int32) for column in (waits, wanted, releases))
     with emulate(seed=1), pytest.raises(DeadlockError) as error:
         wait_then_release[(len(waits),)](zeros(3), *table)
-    assert [part for part in parts if part not in str(error.value)] == []
+    assert str(error.value) == "deadlock in wait_then_release: " + "\n".join(lines)
     with emulate(seed=1):  # the next launch is not disturbed
         assert run_add_in_order() == IN_ORDER
 
@@ -156,7 +153,6 @@ def test_one_resident_program_cannot_wait_for_one_that_has_not_started(seed):
             run_add_in_order()
         assert run_add_in_order(ticketed=True) == IN_ORDER
     assert "not started (resident=1)" in str(error.value)
-    assert "(not started)" in str(error.value).splitlines()[-1]
 
 
 def test_more_resident_programs_than_one_interleave():
@@ -195,8 +191,6 @@ def reduce_rows(X, OUT, INDEX, N: tl.constexpr, NAME: tl.constexpr):
     if NAME == "welford":
         mean, m2, weight = triton_helpers.welford(x, x * 0, x * 0 + 1, 1)
         tl.store(OUT + row, mean + m2 + weight)
-    elif NAME == "maximum":
-        tl.store(OUT + row[:, None] * N + column, tl.associative_scan(x, 1, triton_helpers.maximum))
     elif NAME == "max_with_index" or NAME == "min_with_index":
         value, index = getattr(triton_helpers, NAME)(x, column, 1)
         tl.store(OUT + row, value)
@@ -205,9 +199,8 @@ def reduce_rows(X, OUT, INDEX, N: tl.constexpr, NAME: tl.constexpr):
         tl.store(OUT + row, getattr(triton_helpers, NAME)(x > 0 if NAME == "any" else x, 1).to(tl.float32))
 
 
-@pytest.mark.parametrize("name", ["max2", "min2", "prod", "any", "welford", "max_with_index", "min_with_index", "maximum"])
+@pytest.mark.parametrize("name", ["max2", "min2", "prod", "any", "welford", "max_with_index", "min_with_index"])
 def test_fast_reductions_equal_the_stock_ones(name):
-    """And a cumulative maximum does."""
     n = 8
     x = torch.randint(-3, 4, (4, n), generator=torch.Generator().manual_seed(0)).float()  # many ties
     x[1, 2] = x[1, 5] = NAN
@@ -408,7 +401,7 @@ def state():
     """Everything that emulation patches."""
     owners = (
         interpreter, interpreter.InterpreterBuilder, interpreter.GridExecutor, interpreter.InterpretedFunction,
-        interpreter.ReduceOps, interpreter.ScanOps, interpreter.FunctionRewriter, libdevice, triton_helpers,
+        interpreter.ReduceOps, interpreter.FunctionRewriter, libdevice, triton_helpers,
         triton_heuristics, inductor_utils, sys.modules["torch._inductor.compile_fx"], GraphLowering,
     )  # fmt: skip
     builder = interpreter.interpreter_builder
@@ -536,30 +529,19 @@ def test_a_block_is_inside_the_environments_emulation(tmp_path):
     assert script(["-c", f"import torch\n{code}\nprint(emulation.settings().sms)"], tmp_path, seed=1).split() == ["16", "6"]
 
 
-@triton.jit
-def twice(x, out, n: tl.constexpr):
-    at = tl.arange(0, n)
-    tl.store(out + at, tl.load(x + at) * 2)
-
-
-def launch(x: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    twice[(1,)](x, out, 16)
-    return out
-
-
 def test_dynamo_leaves_the_interpreter_alone():
     """Outside of a graph, as under compiled autograd, it compiles the functions that it comes to."""
 
     @torch.compile(backend="eager")
-    def broken(x: torch.Tensor) -> torch.Tensor:
+    def broken(x: torch.Tensor, out: torch.Tensor) -> None:
         torch._dynamo.graph_break()
-        return launch(x)
+        round_to_bf16[(1,)](x, out, 16)
 
     x = torch.arange(16.0)
-    with emulation.emulate():
+    with emulate():
         torch._dynamo.reset()
-        assert torch.equal(broken(x), 2 * x)
+        broken(x, out := torch.empty(16, dtype=torch.bfloat16))
+    assert torch.equal(out, x.bfloat16())
 
 
 def test_an_error_says_where_it_is(tmp_path):

@@ -27,7 +27,6 @@ from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 from torch._inductor.async_compile import AsyncCompile
-from torch.utils.data import DataLoader
 
 import dash_inductor
 from dash_inductor import decisions, emulation
@@ -283,24 +282,3 @@ def test_a_fork_after_use(busy):
             pool.submit(launch)
             launching.wait()
         assert in_child(work)
-
-
-class Attended(torch.utils.data.Dataset):
-    """dq, made by a worker."""
-
-    def __init__(self, function: Callable[..., Tensor]) -> None:
-        self.function = function
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> Tensor:
-        return self.function(*TENSORS)[0]
-
-
-@NIGHTLY
-def test_a_worker_of_a_data_loader():
-    function = compiled(OP)
-    before = function(*TENSORS)
-    (batch,) = DataLoader(Attended(function), num_workers=1, multiprocessing_context="fork", timeout=60)
-    assert torch.equal(batch[0], before[0])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention import FP32_ERROR, compiled, error, gradients, rewritten
+from attention import FP32_ERROR, SeenError, compiled, error, gradients, rewritten
 from flex import causal, softcap
 from tensors import FP32, normal, qkv
 from torch import Tensor
@@ -32,10 +32,6 @@ LENGTH = 64
 INPUTS = qkv(1, 2, LENGTH, LENGTH, 16)[:3]
 
 
-class _SeenError(Exception):
-    """Ends a compilation whose joint graph has been seen."""
-
-
 def reason(function: Callable[..., Tensor], inputs: Sequence[Tensor] = INPUTS, **settings: Any) -> str | None:
     """What the pass says of the one attention of the function, which is not lowered; None where it is rewritten."""
     found: list[list[Decision]] = []
@@ -45,9 +41,9 @@ def reason(function: Callable[..., Tensor], inputs: Sequence[Tensor] = INPUTS, *
             if node.target is FLEX_BACKWARD:
                 found.append([noted(note) for note in graph.nodes if note.target is NOTE])
                 assert len(found[-1]) == (MARK not in node.meta)
-                raise _SeenError
+                raise SeenError
 
-    ended = pytest.raises(BackendCompilerFailed, match="_SeenError")
+    ended = pytest.raises(BackendCompilerFailed, match="SeenError")
     with enabled(**settings), emulate(), inductor_config.patch(joint_custom_post_pass=look), ended:
         compiled(function)(*(x.detach().requires_grad_() for x in inputs))
     assert all(decision.remedy for decision in found[0])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +24,7 @@ from flex import (
 )
 from recorded_launches import recording
 from tensors import BF16, exact, qkv
+from test_flex_mutants import DEADLOCK, WRONG, outcomes
 from test_varlen import Packed
 from torch import Tensor
 from torch._dynamo import config as dynamo_config
@@ -37,7 +37,6 @@ from traces import WAIT
 from benchmarks.schedules.explicit import Explicit
 from dash_inductor import emulation, enabled
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
-from dash_inductor.emulation.deadlock import DeadlockError
 from dash_inductor.lowering import listed
 from dash_inductor.reference import reference
 from dash_inductor.schedule import Geometry, parts
@@ -187,7 +186,7 @@ def test_bits_are_those_of_the_reference(heads: int, kv_heads: int, cut: bool, a
 
 
 MUTANT_CASE = Attention(causal, None, 192, heads=3, kv_heads=1)
-DEADLOCK, WRONG = "deadlock", "wrong"
+INTERLEAVINGS_OF_MUTANTS = [*INTERLEAVINGS, (3, None), (4, 2)]
 WAITS = 'wait(SEMAPHORES, chain, place, -NQ, {{failed_wait("high")}}, {{failed_wait("low")}}, INTERPRET)'
 MUTANTS = {
     "no part waits": ({WAITS: "pass"}, {WRONG}),
@@ -200,26 +199,8 @@ MUTANTS = {
 }
 
 
-def outcomes(attention: Attention, until: frozenset[str] = frozenset()) -> Counter[Any]:
-    """What each interleaving comes to: a deadlock, wrong gradients, or the bits of right ones. Ends with the first of `until`."""
-    tensors = attention.tensors()
-    expected, gradients = attention.reference(tensors), backward_of(attention.function(), tensors)
-    seen: Counter[Any] = Counter()
-    for interleaving in [*INTERLEAVINGS, (3, None), (4, 2)]:
-        try:
-            actual = gradients(*interleaving)
-        except DeadlockError:
-            seen[DEADLOCK] += 1
-        else:
-            right = all(error(a, e) < FP32_ERROR for a, e in zip(actual, expected, strict=True))
-            seen[b"".join(x.numpy().tobytes() for x in actual) if right else WRONG] += 1
-        if until & set(seen):
-            break
-    return seen
-
-
 def test_nothing_is_found_where_nothing_is_broken(always_banded: None) -> None:
-    (bits,) = outcomes(MUTANT_CASE)
+    (bits,) = outcomes(MUTANT_CASE, interleavings=INTERLEAVINGS_OF_MUTANTS)
     assert isinstance(bits, bytes)
 
 
@@ -227,7 +208,7 @@ def test_nothing_is_found_where_nothing_is_broken(always_banded: None) -> None:
 def test_each_mutant_is_seen(name: str, monkeypatch: pytest.MonkeyPatch, always_banded: None) -> None:
     changes, symptoms = MUTANTS[name]
     mutate(monkeypatch, "BLOCK_MASK_ONE_PASS", name.replace(" ", "_").replace("'", ""), changes)
-    seen = outcomes(MUTANT_CASE, frozenset(symptoms))
+    seen = outcomes(MUTANT_CASE, symptoms, INTERLEAVINGS_OF_MUTANTS)
     assert symptoms & set(seen), {symptom if isinstance(symptom, str) else "right": n for symptom, n in seen.items()}
 
 

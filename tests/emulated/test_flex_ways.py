@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from attention import FP32_ERROR, compiled, differing, error, gradients, rewritten
+from attention import FP32_ERROR, compiled, differing, error, gradients, in_interleavings, rewritten
 from flex import (
     Attention,
     alibi,
@@ -82,14 +82,10 @@ def test_the_gradient_of_a_sink(attention):
         beside = sink[:, None, None].expand(*scores.shape[:3], 1)
         return torch.cat([scores, beside], -1).softmax(-1)[..., :-1] @ values
 
-    run, found = compiled(function), []
-    for seed in range(3):
-        with emulate(seed):
-            found.append(gradients(run, inputs, grad_out))
+    actual = in_interleavings(function, inputs, grad_out)
     expected = gradients(reference, [x.double() for x in inputs], grad_out.double())
     assert rewritten() == 1
-    assert max(error(a, e) for a, e in zip(found[0], expected, strict=True)) < ERRORS[FP32]
-    assert all(torch.equal(a, b) for other in found[1:] for a, b in zip(found[0], other, strict=True))
+    assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < ERRORS[FP32]
 
 
 OF_TWO = documents_per_batch([40, 24], [20, 44])

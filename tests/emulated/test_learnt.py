@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import assert_right, compiled, error, gradients, mutate, rewritten
+from attention import assert_right, compiled, error, gradients, in_interleavings, mutate, rewritten
 from flex import INTERLEAVINGS
 from ordered_sums import Sum, large
 from tensors import BF16, FP16, FP32, normal, qkv
@@ -31,7 +31,7 @@ STORE = "tl.store(pointers, tl.where(p == 0.0, 0.0, share).to(SHARE.dtype.elemen
 Mask = Callable[[Tensor], Tensor]  # of what is learnt
 
 
-def attend(mask: Mask = lambda bias: bias) -> Callable[..., Tensor]:
+def attend(mask: Mask) -> Callable[..., Tensor]:
     """SDPA of query, key, value and what is learnt."""
 
     def function(query: Tensor, key: Tensor, value: Tensor, bias: Tensor) -> Tensor:
@@ -46,9 +46,17 @@ def inputs_of(*shape: int, q_len: int = Q_LEN, head_dim: int = 16, dtype: torch.
     return [*tensors, normal(*shape, seed=7).to(dtype)], grad_out
 
 
-def assert_taken(actual: tuple[Tensor, ...], function: Callable[..., Tensor], inputs: list[Tensor], grad_out: Tensor) -> None:
+def check(mask: Mask, inputs: list[Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of an attention, which is rewritten: they are right."""
+    with emulation.emulate():
+        actual = gradients(compiled(attend(mask)), inputs, grad_out)
     assert rewritten() == 1 and decisions()[-1].op == EFFICIENT and decisions()[-1].mask == "block_mask"
-    assert_right(actual, function, inputs, grad_out)
+    assert_right(actual, attend(mask), inputs, grad_out)
+    return actual
+
+
+def as_it_is(bias: Tensor) -> Tensor:
+    return bias
 
 
 def causal(bias: Tensor) -> Tensor:
@@ -68,35 +76,23 @@ def slopes(of_heads: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "shape",
-    [
-        (Q_LEN, KV_LEN),
-        (HEADS, Q_LEN, KV_LEN),
-        (1, HEADS, Q_LEN, KV_LEN),
-        (BATCH, HEADS, Q_LEN, KV_LEN),
-        (BATCH, 1, Q_LEN, KV_LEN),
-        (BATCH, 1, 1, KV_LEN),
-        (HEADS, 1, KV_LEN),
-    ],
-    ids=str,
-)
-def test_what_it_is_broadcast_along(shape):
-    inputs, grad_out = inputs_of(*shape)
-    with emulation.emulate():
-        actual = gradients(compiled(attend()), inputs, grad_out)
-    assert_taken(actual, attend(), inputs, grad_out)
-
-
-@pytest.mark.parametrize(
     ("mask", "shape"),
-    [(causal, (HEADS, Q_LEN, KV_LEN)), (by_buckets, (16, HEADS)), (torch.sigmoid, (HEADS, Q_LEN, KV_LEN))],
-    ids=lambda x: getattr(x, "__name__", ""),
+    [
+        (as_it_is, (Q_LEN, KV_LEN)),
+        (as_it_is, (HEADS, Q_LEN, KV_LEN)),
+        (as_it_is, (1, HEADS, Q_LEN, KV_LEN)),
+        (as_it_is, (BATCH, HEADS, Q_LEN, KV_LEN)),
+        (as_it_is, (BATCH, 1, Q_LEN, KV_LEN)),
+        (as_it_is, (BATCH, 1, 1, KV_LEN)),
+        (as_it_is, (HEADS, 1, KV_LEN)),
+        pytest.param(causal, (HEADS, Q_LEN, KV_LEN), marks=pytest.mark.quick),
+        (by_buckets, (16, HEADS)),
+        (torch.sigmoid, (HEADS, Q_LEN, KV_LEN)),
+    ],
+    ids=lambda x: getattr(x, "__name__", str(x)),
 )
-def test_what_it_is_made_of(mask, shape):
-    inputs, grad_out = inputs_of(*shape)
-    with emulation.emulate():
-        actual = gradients(compiled(attend(mask)), inputs, grad_out)
-    assert_taken(actual, attend(mask), inputs, grad_out)
+def test_what_it_is_broadcast_along_and_made_of(mask, shape):
+    check(mask, *inputs_of(*shape))
 
 
 @pytest.mark.parametrize("settings", [{}, {"template": "two_pass"}], ids=["one pass", "two passes"])
@@ -104,10 +100,9 @@ def test_keys_that_it_hides_itself(settings):
     """Nobody computes a tile of them: their gradients are zeros that were there before."""
     inputs, grad_out = inputs_of(HEADS, Q_LEN, KV_LEN)
     inputs[3][..., 20:] = -math.inf
-    with enabled(**settings), emulation.emulate():
-        actual = gradients(compiled(attend()), inputs, grad_out)
+    with enabled(**settings):
+        actual = check(as_it_is, inputs, grad_out)
     assert not actual[3][..., 20:].any() and actual[3][..., :20].all()
-    assert_taken(actual, attend(), inputs, grad_out)
 
 
 def test_slopes():
@@ -123,9 +118,9 @@ def test_slopes():
 def test_half_precision(dtype, allowed):
     inputs, grad_out = inputs_of(1, HEADS, Q_LEN, KV_LEN, dtype=dtype)
     with emulation.emulate():
-        actual = gradients(compiled(attend()), inputs, grad_out)
+        actual = gradients(compiled(attend(as_it_is)), inputs, grad_out)
     assert rewritten() == 1
-    expected = gradients(attend(), [x.double() for x in inputs], grad_out.double())
+    expected = gradients(attend(as_it_is), [x.double() for x in inputs], grad_out.double())
     assert all(error(a, e) <= allowed for a, e in zip(actual, expected, strict=True))
 
 
@@ -133,28 +128,19 @@ def test_half_precision(dtype, allowed):
 @pytest.mark.parametrize("warn_only", [False, True], ids=["strict", "warn_only"])
 def test_levels_modes_and_templates(settings, warn_only):
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
-    inputs, grad_out = inputs_of(HEADS, Q_LEN, KV_LEN)
-    with enabled(**settings), emulation.emulate():
-        actual = gradients(compiled(attend(causal)), inputs, grad_out)
-    assert_taken(actual, attend(causal), inputs, grad_out)
+    with enabled(**settings):
+        check(causal, *inputs_of(HEADS, Q_LEN, KV_LEN))
 
 
 def test_two_passes_of_a_large_head_dim():
-    inputs, grad_out = inputs_of(1, HEADS, Q_LEN, KV_LEN, head_dim=160)
-    with emulation.emulate():
-        actual = gradients(compiled(attend(causal)), inputs, grad_out)
-    assert_taken(actual, attend(causal), inputs, grad_out)
+    check(causal, *inputs_of(1, HEADS, Q_LEN, KV_LEN, head_dim=160))
     assert decisions()[-1].family == "two_pass"
 
 
 def test_the_same_bits_in_every_interleaving():
     inputs, grad_out = inputs_of(1, HEADS, Q_LEN, KV_LEN)
-    function = compiled(attend(causal))
-    found = []
-    for seed, resident in INTERLEAVINGS:
-        with emulation.emulate(seed, resident=resident):
-            found.append(gradients(function, inputs, grad_out))
-    assert rewritten() == 1 and all(torch.equal(a, b) for other in found for a, b in zip(found[0], other, strict=True))
+    in_interleavings(attend(causal), inputs, grad_out, INTERLEAVINGS)
+    assert rewritten() == 1
 
 
 LARGE = large((BATCH, HEADS, Q_LEN, KV_LEN))
@@ -222,7 +208,7 @@ def test_a_sum_has_no_more_splits_than_blocks(monkeypatch, dynamic, splits):
     monkeypatch.setattr(sums.kernels, "call", recorded)
     inputs, grad_out = inputs_of(1, HEADS, 1, KV_LEN)
     with emulation.emulate():
-        gradients(compiled(attend(), dynamic=dynamic), inputs, grad_out)
+        gradients(compiled(attend(as_it_is), dynamic=dynamic), inputs, grad_out)
     assert {*launched} - {None} == splits
 
 
@@ -249,10 +235,10 @@ def test_the_order_of_torch_is_seen(monkeypatch):
 
 def test_dynamic_lengths():
     with emulation.emulate():
-        function = compiled(attend(), dynamic=True)
+        function = compiled(attend(as_it_is), dynamic=True)
         for length in (40, 33, 70):
             inputs, grad_out = inputs_of(1, HEADS, length, KV_LEN, q_len=length)
-            assert_right(gradients(function, inputs, grad_out), attend(), inputs, grad_out)
+            assert_right(gradients(function, inputs, grad_out), attend(as_it_is), inputs, grad_out)
     assert (counters["stats"]["unique_graphs"], rewritten()) == (1, 1)
 
 
@@ -261,9 +247,9 @@ def test_a_bias_alone_is_learnt():
     (query, key, value, bias), grad_out = inputs_of(HEADS, Q_LEN, KV_LEN)
     leaf = bias.requires_grad_()
     with emulation.emulate():
-        out = compiled(attend())(query, key, value, leaf)
+        out = compiled(attend(as_it_is))(query, key, value, leaf)
         (actual,) = torch.autograd.grad(out, leaf, grad_out)
-    *_, expected = gradients(attend(), [x.double() for x in (query, key, value, bias.detach())], grad_out.double())
+    *_, expected = gradients(attend(as_it_is), [x.double() for x in (query, key, value, bias.detach())], grad_out.double())
     assert rewritten() == 1 and error(actual, expected) < 1e-6
 
 
@@ -275,9 +261,9 @@ def test_a_kernel_that_stores_something_else_is_seen(name, change, monkeypatch):
     mutate(monkeypatch, "BLOCK_MASK_ONE_PASS", f"learnt_{name}", {STORE: STORE.replace(*change)})
     inputs, grad_out = inputs_of(HEADS, Q_LEN, KV_LEN)
     with emulation.emulate():
-        actual = gradients(compiled(attend()), inputs, grad_out)
+        actual = gradients(compiled(attend(as_it_is)), inputs, grad_out)
     with pytest.raises(AssertionError, match="gradient 3"):
-        assert_right(actual, attend(), inputs, grad_out)
+        assert_right(actual, attend(as_it_is), inputs, grad_out)
 
 
 def test_a_mask_of_too_many_elements(monkeypatch):
@@ -286,10 +272,10 @@ def test_a_mask_of_too_many_elements(monkeypatch):
     elements = BATCH * HEADS * Q_LEN * KV_LEN
     monkeypatch.setattr(captured, "MOST_ELEMENTS", elements - 1)
     with emulation.emulate():
-        actual = gradients(compiled(attend()), inputs, grad_out)
+        actual = gradients(compiled(attend(as_it_is)), inputs, grad_out)
     expected = f"the gradient of what is added to scores takes {elements} elements of memory, more than {elements - 1}"
     assert rewritten() == 0 and decisions()[-1].reason == expected
-    assert_right(actual, attend(), inputs, grad_out)
+    assert_right(actual, attend(as_it_is), inputs, grad_out)
 
 
 class RowAttention(torch.nn.Module):

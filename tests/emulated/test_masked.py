@@ -222,18 +222,6 @@ def test_a_scale():
     check(attention(window, scale=0.5), (), "block_mask")
 
 
-def test_dynamic_lengths():
-    """One graph for all of them."""
-    made = compiled(attention(padded), dynamic=True)
-    for length in (LENGTH, 40, 97):
-        tensors, padding = qkv(2, 2, length, length, 16), (torch.arange(length) < torch.tensor([[length - 9], [20]])).long()
-        with emulation.emulate():
-            actual = gradients(made, tensors, (padding,))
-        expected = reference(attention(padded), tensors, (padding,))
-        assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR, length
-    assert rewritten() == 1
-
-
 def test_one_key_of_any_number_of_queries():
     """The mask is not read: the checkpoint computes it anew, and the kernel loads it. dk is rounding alone: few queries."""
     masked = attention(window)
@@ -419,13 +407,21 @@ def test_what_is_captured_is_read_where_it_is(mask, other):
     assert rewritten() == 2 and backward.count("# dash_inductor template: mask_matrix") == 1
 
 
-def test_a_captured_mask_of_any_length():
-    made = compiled(attention(given), dynamic=True)
+@pytest.mark.parametrize(
+    ("mask", "made_of"),
+    [
+        (padded, lambda length: (torch.arange(length) < torch.tensor([[length - 9], [20]])).long()),
+        pytest.param(given, lambda length: normal(2, 1, length, length), marks=pytest.mark.quick),
+    ],
+)
+def test_dynamic_lengths(mask, made_of):
+    """One graph for all of them, of a mask that is read and of one that is captured."""
+    made = compiled(attention(mask), dynamic=True)
     for length in (LENGTH, 40, 97):
-        tensors, bias = qkv(2, 2, length, length, 16), normal(2, 1, length, length)
+        tensors, other = qkv(2, 2, length, length, 16), made_of(length)
         with emulation.emulate():
-            actual = gradients(made, tensors, (bias,))
-        expected = reference(attention(given), tensors, (bias,))
+            actual = gradients(made, tensors, (other,))
+        expected = reference(attention(mask), tensors, (other,))
         assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR, length
     assert rewritten() == 1
 

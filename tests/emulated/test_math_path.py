@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from attention import assert_right, compiled, gradients
+from attention import SeenError, assert_right, compiled, gradients
 from tensors import BF16, FP32, normal
 from torch import Tensor, fx
 from torch._dynamo.exc import BackendCompilerFailed
@@ -49,10 +49,6 @@ def without_efficient() -> Iterator[None]:
         torch.backends.cuda.enable_mem_efficient_sdp(True)
 
 
-class _SeenError(Exception):
-    """Ends a compilation whose joint graph has been seen."""
-
-
 def noted(function: Callable[..., Any], inputs: Sequence[Tensor], *, dynamic: bool = False) -> list[Decision]:
     """The decisions that the joint graph holds, which is not lowered, in the order of the calls."""
     found: list[list[Decision]] = []
@@ -62,9 +58,9 @@ def noted(function: Callable[..., Any], inputs: Sequence[Tensor], *, dynamic: bo
             return  # of a part of it
         notes = [node for node in graph.nodes if node.target is NOTE]
         found.append([declined.noted(node) for node in reversed(notes)])  # and once more at the second try of a failed graph
-        raise _SeenError
+        raise SeenError
 
-    with inductor_config.patch(joint_custom_post_pass=look), pytest.raises(BackendCompilerFailed, match="_SeenError"):
+    with inductor_config.patch(joint_custom_post_pass=look), pytest.raises(BackendCompilerFailed, match="SeenError"):
         compiled(function, dynamic=dynamic)(*(x.detach().requires_grad_() for x in inputs))
     return found[0]
 

@@ -16,7 +16,7 @@ from torch._inductor.runtime.hints import DeviceProperties
 
 from benchmarks.machine_code.generate import compile_kernel, generate
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.devices import DEVICES, device, key_for
+from dash_inductor.devices import DEVICES, key_for
 
 aten = torch.ops.aten
 TARGETS = {"h100": "sm_90a", "h200": "sm_90a", "a100": "sm_80", "b200": "sm_100a"}
@@ -135,11 +135,6 @@ def test_refused_under_the_interpreter(monkeypatch):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET is set"), fake_gpu("h100"):
         pass
-
-
-def test_unknown_device():
-    with pytest.raises(ValueError, match=f"unknown device 'h101': the known ones are {', '.join(DEVICES)}"):
-        device("h101")
 
 
 @pytest.mark.parametrize(

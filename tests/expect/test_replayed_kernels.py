@@ -77,13 +77,11 @@ def test_gates_and_codegen_print_it(capsys):
 def test_the_command(tmp_path, capsys):
     path = tmp_path / "kernel.cubin"
     path.write_bytes(cubin(Template.TWO_PASS, 64, "full"))
-    assert main(["replay", str(path), "--loops", "2", "--json", "--trace"]) == 0
+    assert main(["replay", str(path), "--loops", "2", "--json"]) == 0
     (found,) = json.loads(capsys.readouterr().out)["cubins"]
     assert [loop["cycles"] for loop in found["loops"]] == [
         pytest.approx(step.cycles, abs=0.1) for step in replay(cubin(Template.TWO_PASS, 64, "full"), 2)
     ]
-    hgmma = [event for event in found["loops"][0]["trace"] if event["opcode"].startswith("HGMMA") and event["warp"] == 0]
-    assert len(hgmma) == 64 // 16 * 2 + 64 // 16 * 2
 
 
 def cycles_of(device: str, name: str, key: str | None = None) -> list[int]:

@@ -9,7 +9,7 @@ import test_on_gpu as bodies
 import test_varlen_on_gpu as varlen
 import torch
 from sympy import Integer
-from test_on_gpu import GRADIENTS, assert_same_bits, attention, error, gradients, inputs
+from test_on_gpu import GRADIENTS, assert_same_bits, error, inputs
 
 import dash_inductor
 from dash_inductor.lowering.dq import in_accumulator_order
@@ -30,6 +30,8 @@ def by_gluon(rewriting: None) -> Iterator[None]:
 # The same as of the Triton kernel, which the fixture replaces.
 test_bits_of_the_chained_launch = bodies.test_bits_of_the_chained_launch
 test_bits_beside_a_process_that_keeps_the_gpu_busy = bodies.test_bits_beside_a_process_that_keeps_the_gpu_busy
+test_padding = masked.test_padding
+test_varlen = varlen.test_varlen
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bf16", "fp16"])
@@ -57,17 +59,6 @@ def test_flex_attention(kind, head_dim):
     flex.test_flex_attention(kind, head_dim)
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_padding(head_dim):
-    masked.test_padding(head_dim)
-
-
-@pytest.mark.parametrize("head_dim", [64, 128])
-@pytest.mark.parametrize("kind", varlen.WINDOWS)
-def test_varlen(kind, head_dim):
-    varlen.test_varlen(kind, head_dim)
-
-
 @pytest.mark.parametrize("settings", [{"template": "one_pass"}, {"kernel": "auto"}], ids=["one_pass", "auto"])
 def test_dynamic_lengths_have_the_bits_of_static_ones(settings):
     """By default the same graph takes two passes for some lengths."""
@@ -81,15 +72,6 @@ def test_replay_of_a_cuda_graph():
 
 def test_cuda_graphs_of_inductor(monkeypatch):
     bodies.test_cuda_graphs_of_inductor("one_pass", monkeypatch)
-
-
-def test_dynamic_lengths():
-    function = torch.compile(attention(True), dynamic=True)
-    for length in (640, 1000, 128, 2048):
-        leaves, grad_out = inputs(2, 4, 4, length, length, 64)
-        actual = gradients(function, leaves, grad_out)
-        right = gradients(attention(True), [x.detach().double().requires_grad_() for x in leaves], grad_out.double())
-        assert all(error(a, r) < 2e-2 for a, r in zip(actual, right, strict=True))
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import math
 import sys
 import time
 from typing import Any, NoReturn
@@ -23,8 +22,7 @@ from .cases import ATTENTIONS, Case, Prepared, Result, same_bits
 
 PROGRAM = "python -m tests.ptx"
 SETTINGS = ("kernel", "template", "schedule", "launch", "guarantee")
-STEP = 0.06  # seconds of 64 queries by 128 keys at head dim 64, with races; without, a third
-HOUR, BYTES = 3600, 1 << 31  # the most seconds without --long, and of tensors at all
+BYTES = 1 << 31  # of tensors, at most
 
 
 class _Parser(argparse.ArgumentParser):
@@ -48,8 +46,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--seeds", type=at_least(1), default=1, metavar="N", help="interleavings of the CTAs (default 1)")
     made.add_argument("--no-races", action="store_true", help="values only, three times as fast")
     made.add_argument("--mutants", action="store_true", help="also each synchronisation of the main kernel weakened alone")
-    made.add_argument("--redundant", action="store_true", help="also which barriers may all be deleted together")
-    made.add_argument("--long", action="store_true", help="also what is estimated to take more than an hour")
     return made
 
 
@@ -64,32 +60,26 @@ def case_of(args: argparse.Namespace) -> Case:
     return Case(**{name: getattr(args, name) for name in fields}, settings=settings)
 
 
-def estimate(case: Case, args: argparse.Namespace) -> float:
-    """Seconds; ValueError for sizes out of reach."""
+def require_sizes(case: Case) -> None:
+    """Raises ValueError for sizes out of reach."""
     dims = case.head_dim + (case.value_dim or case.head_dim)
     rows = case.batch * case.heads * (case.q_len + case.kv_len)
     if 12 * 2 * rows * dims > BYTES or case.q_len * case.kv_len > 1 << 28:
         raise ValueError("sizes out of reach: the tensors take more memory than the executor has")
-    share = 1.0 if case.mask == "full" and case.mask_mod in (None, "none") else 0.6
-    steps = share * case.batch * case.heads * math.ceil(case.q_len / 64) * math.ceil(case.kv_len / 128)
-    runs = args.seeds + (70 if args.mutants else 0) + (30 if args.redundant else 0)
-    return 5 + runs * steps * dims / 128 * STEP * (0.4 if args.no_races else 1)
 
 
 def report(args: argparse.Namespace) -> dict[str, Any]:
     """What `--json` prints; ValueError for what cannot be executed."""
     case = case_of(args)
-    seconds = estimate(case, args)
-    if seconds > HOUR and not args.long:
-        raise ValueError(f"this takes about {seconds / 3600:.1f} hours: ask for smaller sizes, or add --long")
+    require_sizes(case)
     start = time.perf_counter()
-    with progress(f"executing, about {seconds:.0f} s", 1 + args.seeds) as step:
-        step(f"generating the code, of about {seconds:.0f} s in all")
-        prepared = Prepared(case)
-        results: list[Result] = []
-        for seed in range(args.seeds):
-            step(f"seed {seed}, {prepared.steps} steps")
-            results.append(prepared.run(seed, check=not args.no_races))
+    step = progress(1 + args.seeds)
+    step("generating the code")
+    prepared = Prepared(case)
+    results: list[Result] = []
+    for seed in range(args.seeds):
+        step(f"seed {seed}, {prepared.steps} steps")
+        results.append(prepared.run(seed, check=not args.no_races))
     faults = [result.fault for result in results if result.fault]
     errors = [max(result.errors.values()) for result in results if result.errors]
     made: dict[str, Any] = {
@@ -108,14 +98,12 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     }
     if args.mutants and not faults:
         verdicts = []
-        with progress("mutants", len(mutants.sites(mutants.main_kernel(prepared)))) as step:
-            for verdict in mutants.all_judged([prepared]):
-                step(verdict.line())
-                verdicts.append(verdict)
+        step = progress(len(mutants.sites(mutants.main_kernel(prepared))))
+        for verdict in mutants.all_judged([prepared]):
+            step(verdict.line())
+            verdicts.append(verdict)
         made["mutants"] = [verdict.line() for verdict in verdicts]
         made["holes"] = [verdict.line() for verdict in verdicts if verdict.is_hole]
-    if args.redundant and not faults:
-        made["redundant_barriers"] = [site.text for site in mutants.redundant_barriers(prepared)]
     return made
 
 
@@ -136,9 +124,9 @@ def _show(figures: dict[str, Any]) -> None:
     for race in figures["races"]:
         earlier = f", earlier {race['earlier']}" if race["earlier"] else ""
         print(f"race in {race['kernel']}: {race['kind']} at {race['at']}{earlier}; {race['place']}, {race['times']} times")
-    for name in ("mutants", "holes", "redundant_barriers"):
+    for name in ("mutants", "holes"):
         for line in figures.get(name, ()):
-            print(f"{name.replace('_', ' ')}: {line}")
+            print(f"{name}: {line}")
 
 
 def main() -> int:

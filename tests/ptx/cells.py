@@ -9,7 +9,6 @@ are left.
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
 import multiprocessing
@@ -23,6 +22,7 @@ from typing import Any
 
 import torch
 
+from benchmarks import kept
 from benchmarks.machine_code import gates
 from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.console import progress, table
@@ -33,7 +33,7 @@ from . import mutants
 from .cases import Case, Prepared, Result, same_bits, unexplained
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "benchmarks" / "results" / "executed"
+RESULTS = kept.RESULTS / "executed"
 WORKERS = 2  # processes
 LENGTH, HEADS, SMS = 256, 2, 3  # few SMs: a worker has several chains
 SEEDS, ONE_IN = 5, 10
@@ -155,11 +155,8 @@ def run(todo: dict[str, Case], log: Path, minutes: float, races: bool) -> dict[s
     if not left or minutes <= 0:
         return {name: done[name] for name in todo if name in done}
     spawn = multiprocessing.get_context("spawn")
-    with (
-        progress(f"executing, {len(done)} cells are done", len(left)) as step,
-        ProcessPoolExecutor(WORKERS, spawn, torch.set_num_threads, (1,)) as pool,
-        open(log, "a") as file,
-    ):
+    step = progress(len(left))
+    with ProcessPoolExecutor(WORKERS, spawn, torch.set_num_threads, (1,)) as pool, open(log, "a") as file:
         running: dict[Future[dict[str, Any]], str] = {}
         while left or running:
             while left and len(running) < WORKERS:
@@ -216,13 +213,9 @@ def write(triton: str, rows: list[dict[str, Any]]) -> Path:
     """The lines of a summary in the CSV file that docs/executions.md shows, with the commit; others stay there."""
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
     path = RESULTS / f"triton-{triton}.csv"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lines = {row["kernels"]: row for row in csv.DictReader(path.read_text().splitlines())} if path.exists() else {}
+    lines: dict[str, dict[str, Any]] = {row["kernels"]: row for row in kept.rows_of(path)} if path.exists() else {}
     lines |= {row["kernels"]: {"triton": triton, **row, "commit": commit} for row in rows}
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, ["triton", *rows[0], "commit"], lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines.values())
+    kept.write(path, list(lines.values()))
     return path
 
 
@@ -231,20 +224,18 @@ def main() -> int:
     import triton
 
     parser = argparse.ArgumentParser(prog="python -m tests.ptx.cells", description=__doc__)
-    parser.add_argument("--tenth", action="store_true", help="only the tenth that is executed five times")
     parser.add_argument("--values", action="store_true", help="races are looked for in the tenth alone")
     parser.add_argument("--kernels", choices=sorted({*map(kernels_of, cells())}), help="only those of one line of the summary")
     parser.add_argument("--minutes", type=at_least(1), default=90, metavar="N", help="begins no cell later than that (default 90)")
     args = parser.parse_args()
-    todo = tenth() if args.tenth else cells()
-    todo = {name: case for name, case in todo.items() if args.kernels in (None, kernels_of(name))}
+    todo = {name: case for name, case in cells().items() if args.kernels in (None, kernels_of(name))}
     log = ROOT / "build" / "execute" / f"{triton.__version__}-{fingerprint()}{'-values' if args.values else ''}.jsonl"
     results = run(todo, log, args.minutes, not args.values)
     rows = summary(results)
     table(f"Executed, Triton {triton.__version__}", rows)
     bad = sum(bool(row["bad"]) for row in results.values())
     print(f"\n{len(results)} of {len(todo)} cells executed, {bad} bad: {log.relative_to(ROOT)}")
-    if len(results) == len(todo) and not args.tenth:
+    if len(results) == len(todo):
         print(f"Written: {write(triton.__version__, rows).relative_to(ROOT)}")
     return 1 if bad else 3 if len(results) < len(todo) else 0
 

@@ -425,8 +425,8 @@ def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return command.main()
 
 
-def sizes(length: int, heads: int = 1) -> list[str]:
-    return ["--q-len", str(length), "--kv-len", str(length), "--batch", "1", "--heads", str(heads), "--head-dim", "64"]
+def sizes(length: int) -> list[str]:
+    return ["--q-len", str(length), "--kv-len", str(length), "--batch", "1", "--heads", "1", "--head-dim", "64"]
 
 
 SIZES = sizes(256)
@@ -446,7 +446,6 @@ def test_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[
     [
         (["--device", "rtx", *SIZES], "no cost file for 'rtx'"),
         (["--device", "h100", *sizes(32768)], "sizes out of reach"),
-        (["--device", "h100", *sizes(8192, heads=16)], "add --long"),
         (["--device", "h100", *SIZES, "--mask", "causal", "--mask-mod", "window"], "take one length"),
         (["--device", "h100", *SIZES, "--cubin", "kernel.cubin"], "unrecognized arguments: --cubin"),
     ],

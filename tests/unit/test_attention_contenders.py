@@ -57,12 +57,6 @@ def test_packages_that_are_missing(name, monkeypatch):
     assert "is not importable" in (STOCK[name].unavailable("cuda") or "")
 
 
-def flash_package(monkeypatch: pytest.MonkeyPatch, function: object) -> None:
-    module = types.ModuleType("flash_attn_interface")
-    module.flash_attn_func = function  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "flash_attn_interface", module)
-
-
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_flash_attention_package(deterministic, monkeypatch):
     asked = []
@@ -72,7 +66,7 @@ def test_flash_attention_package(deterministic, monkeypatch):
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True).transpose(1, 2), "lse"
 
-    flash_package(monkeypatch, flash_attn_func)
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", types.SimpleNamespace(flash_attn_func=flash_attn_func))
     result = tried("fa3-deterministic" if deterministic else "fa3")
     assert asked == [((2, 37, 4, 16), True, deterministic)]
     assert result.status == OK and result.error < 1e-5
@@ -129,12 +123,6 @@ def test_a_shape_that_sdpa_refuses(name, said, monkeypatch):
     [
         (who.BASELINE, TINY_FLEX["soft-cap"], "scaled_dot_product_attention has no soft-cap"),
         (who.BASELINE, TINY_FLEX["alibi"], "scaled_dot_product_attention has no soft-cap and no ALiBi"),
-        ("sdpa-efficient", TINY_FLEX["everything"], "scaled_dot_product_attention has no soft-cap"),
-        (
-            "fa3",
-            TINY_FLEX["window"],
-            "flash_attn_interface.flash_attn_func is asked for no window, documents, soft-cap or ALiBi here",
-        ),
         ("fa4-deterministic", TINY_FLEX["documents"], "flash_attn.cute.flash_attn_func is asked for no window"),
     ],
 )
@@ -153,7 +141,7 @@ def test_heads_are_expanded_where_the_backend_has_no_groups(name, kv_heads, monk
         return sdpa(query, key, value, **options)
 
     monkeypatch.setattr(F, "scaled_dot_product_attention", recorded)
-    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", contextlib.nullcontext)
+    monkeypatch.setattr(who, "sdpa_kernel", contextlib.nullcontext)
     result = tried(name)
     assert asked == [(kv_heads, kv_heads, kv_heads == 2)]
     assert (result.status, result.note) == (OK, "K and V expanded" if kv_heads == 4 else "") and result.error < 1e-5
@@ -167,10 +155,3 @@ def test_flex_attention(shape, monkeypatch):
     monkeypatch.setattr(flex_attention, "_validate_device", lambda *tensors: None)
     result = tried("flex", shape)
     assert result.status == OK and result.error < 1e-5
-
-
-def test_a_contender_that_fails():
-    def prepare(shape, inputs):
-        raise ZeroDivisionError("\n one line \n and another")
-
-    assert tried(who.BASELINE, prepare=prepare).status == "failed: ZeroDivisionError: one line"

@@ -122,7 +122,7 @@ def test_a_shape(pretended_gpu, monkeypatch):
         raise who.RefusedError("no")
 
     def no_compiler(shape, inputs):
-        raise RuntimeError("ptxas failed\nwith a lot of output")
+        raise RuntimeError("\n ptxas failed \nwith a lot of output")
 
     chosen = {
         who.BASELINE: STOCK[who.BASELINE],

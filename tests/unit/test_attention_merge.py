@@ -4,13 +4,12 @@ import itertools
 import json
 from pathlib import Path
 
-import pandas
 import pytest
 from attention_results import H100, KNOWN, result
+from test_calibration import pretended
 
 from benchmarks.attention.merge import main
-from benchmarks.attention.table import read
-from dash_inductor.devices.calibration import NAMES
+from benchmarks.attention.table import typed
 from dash_inductor.devices.target import Target
 from dash_inductor.first_use.machine import sources_digest
 from dash_inductor.qualify import additions as of_l2
@@ -18,35 +17,23 @@ from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify import costs as calibrate
 from dash_inductor.qualify.measure import Result
 from dash_inductor.qualify.report import not_run, rows_of
-from dash_inductor.qualify.rows import Row, append
+from dash_inductor.qualify.rows import Row, append, read_cells, write
 from dash_inductor.qualify.shapes import SHAPES
-from dash_inductor.templates import tiles
 
 pytestmark = pytest.mark.nightly
 
-SAID = {
-    "gpu": H100.gpu, "sms": 132, "driver": "580.1", "torch": "2.11.0", "triton": "3.6.0", "arch": 90, "l2_bytes": 50 << 20,
-    "sources": sources_digest(), "clocks.sm": "1980",
-}  # fmt: skip
+SAID = H100 | {"arch": 90, "l2_bytes": 50 << 20, "sources": sources_digest(), "clocks.sm": "1980"}
 FLAGSHIP, LLAMA = SHAPES[:2]
-TRUTH = dict(zip(NAMES, (9000, 700, 2000, 2140, 1500), strict=True))
 
 
 def timed(run: str, shape, *results: Result, baseline: str = who.BASELINE) -> list[Row]:
     return rows_of(shape, results, run=run, environment=H100, baseline=baseline, mhz=1980)
 
 
-def launch_ns(launch: calibrate.Launch) -> float:
-    tile = tiles.tile(90, "bf16", launch.head_dim)
-    if launch.family == "two_pass":
-        return 6000 + calibrate.two_pass_timing(launch, tile, 132, 0).tiles * 2200
-    return float(sum(term * TRUTH[name] for term, name in zip(calibrate.timing(launch, tile, 0).terms, NAMES, strict=True)))
-
-
 def keep(folder: Path, head_dim: int) -> None:
-    session = calibrate.Session("h100", H100.gpu, 90, 132, 50 << 20, SAID["sources"])
+    session = calibrate.Session("h100", H100["gpu"], 90, 132, 50 << 20, SAID["sources"])
     for launch in calibrate.launches_of(Target("h100", 90, 132), head_dim):
-        calibrate.keep(folder / "timings.jsonl", session, launch, launch_ns(launch))
+        calibrate.keep(folder / "timings.jsonl", session, launch, float(pretended(launch)))
     fitted, _ = calibrate.fits(calibrate.read_timings(folder / "timings.jsonl")[1], session)
     (folder / "costs.toml").write_text(calibrate.cost_file(session, fitted))
 
@@ -62,7 +49,7 @@ def parts(tmp_path) -> list[Path]:
     one, two, three = (folder / "attention.csv" for folder in folders)
     append(one, timed("order", FLAGSHIP, result("ours", 2.6), result("ours-unordered", 2.5), baseline="ours"))
     additions = {case: [1.0, 1.0] for case in of_l2.cases()}
-    of_l2.write(folders[0] / "red_throughput.csv", of_l2.table_of(additions, H100.gpu, 132))
+    write(folders[0] / "red_throughput.csv", of_l2.Addition, of_l2.table_of(additions, H100["gpu"], 132))
     slower, wrong = result("ours-two-stages", 3.0), result("ours-release-after-s", 2.0, status="wrong: dq 1.0 off")
     append(two, timed("tuning", FLAGSHIP, result("ours", 2.5), slower, wrong, baseline="ours"))
     keep(folders[1], 128)
@@ -93,9 +80,7 @@ def test_everything_is_there(parts):
         "attention.csv", "attention.png", "costs.toml", "environment.json", "red_throughput.csv", "report.md", "summary.txt",
         "timings.jsonl",
     }  # fmt: skip
-    pandas.testing.assert_frame_equal(
-        read(out / "attention.csv"), pandas.concat([read(folder / "attention.csv") for folder in parts], ignore_index=True)
-    )
+    assert read_cells(out / "attention.csv") == [cells for folder in parts for cells in read_cells(folder / "attention.csv")]
     for name, folder in (("red_throughput.csv", parts[0]), ("costs.toml", parts[1]), ("timings.jsonl", parts[1])):
         assert (out / name).read_bytes() == (folder / name).read_bytes()
     assert (out / "summary.txt").read_text().splitlines()[:2] == ["part1:", "stage number 1: ok, 5 s"]
@@ -134,7 +119,7 @@ def test_a_row_that_was_not_run_gives_way(parts):
         (rest / name).write_text((parts[0] / name).read_text())
     append(rest / "attention.csv", timed("table", LLAMA, result(who.BASELINE, 9.0), result("ours", 4.0)))
     for order in ([*parts, rest], [rest, *parts]):
-        table = read(merged(order) / "attention.csv")
+        table = typed(read_cells(merged(order) / "attention.csv"))
         assert [run for run, _ in itertools.groupby(table["run"])] == list(table["run"].unique())  # each run's rows together
         rows = table.query("run == 'table' and shape == @LLAMA.name")
         assert list(zip(rows["contender"], rows["median_ms"], strict=True)) == [(who.BASELINE, 9.0), ("ours", 4.0)]

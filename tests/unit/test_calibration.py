@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 import random
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,18 +13,9 @@ import pytest
 from benchmarks.schedules.simulator import simulate
 from dash_inductor.config import GLUON
 from dash_inductor.devices.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
-from dash_inductor.devices.cost_files import (
-    BY_HEAD_DIM,
-    FOLDER,
-    GLUON_BY_HEAD_DIM,
-    OPTIONAL,
-    has_estimates,
-    load_costs,
-    load_two_pass,
-    require_of,
-    tomllib,
-)
+from dash_inductor.devices.cost_files import FOLDER, has_estimates, load_costs, load_two_pass, require_of, tomllib
 from dash_inductor.devices.target import Target
+from dash_inductor.qualify import child
 from dash_inductor.qualify import costs as calibrate
 from dash_inductor.schedule import Geometry, GroupedPlan, make_order
 from dash_inductor.templates import tiles
@@ -130,12 +118,8 @@ def test_a_step_is_as_long_on_a_board_with_fewer_sms(tmp_path: Path) -> None:
 
 def values(text: str) -> dict[str, Any]:
     numbers = tomllib.loads(text)
-    assert numbers.pop("arch") == "sm_90"
-    for name in ("gpu", "memory_gib", "stands_in"):
-        numbers.pop(name, None)
-    for name in (*BY_HEAD_DIM, *GLUON_BY_HEAD_DIM, *OPTIONAL):
-        numbers.update({f"{name}.{d}": entry for d, entry in numbers.pop(name).items()})
-    return numbers
+    assert numbers["arch"] == "sm_90"
+    return {name: entry for name, entry in calibrate.flat(numbers).items() if name != "memory_gib"}
 
 
 TIMED = {
@@ -258,13 +242,15 @@ def test_timings_of_something_else_are_refused(
             calibrate.run(tmp_path, FOREVER, 0)
 
 
-def test_compiling_first_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes come and go, also where nothing can be compiled; what they say to the environment is theirs."""
-    monkeypatch.delenv("TORCHINDUCTOR_COMPILE_THREADS", raising=False)
-    start = time.monotonic()
-    calibrate.compile_first(calibrate.launches_of(H100, 64)[:3], 2, 1.0)
-    assert time.monotonic() - start < 60 and not multiprocessing.active_children()
-    assert "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ
+def test_each_launch_is_compiled_in_one_of_the_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that cannot be compiled keeps none of the others from it."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr(calibrate, "run_together", lambda each, seconds: commands.extend(each))
+    launches, compiled = calibrate.launches_of(H100, 64), list[calibrate.Launch]()
+    calibrate.compile_first(launches, 3, 1.0)
+    monkeypatch.setattr(calibrate, "_backward_of", compiled.append)  # which gives no context, so that each fails
+    assert [child.main(command[3]) for command in commands] == [0] * 3
+    assert len(compiled) == len(launches) and set(compiled) == set(launches)
 
 
 def test_nothing_in_time_writes_nothing(gpu: list[calibrate.Launch], tmp_path: Path) -> None:

@@ -53,7 +53,6 @@ def test_every_number_has_a_source(device: str) -> None:
         assert set(entry) == {"value", "source", "estimate"}, name
         assert isinstance(entry["value"], int) and isinstance(entry["estimate"], bool) and entry["source"], name
     costs = load_costs(device, block_m=64, block_n=128, head_dim=64)
-    assert set(costs.sources) == {"step_ns", "hop_ns", "shift_percent", "sms", "l2_bytes", "launch_ns", "chain_ns"}
     assert costs.estimate  # until someone measures: then this test and the file change together
 
 
@@ -85,7 +84,6 @@ def test_steps_of_the_gluon_kernel(device: str, head_dim: int, block_m: int, blo
     assert head_dim > 128 or gluon.step_ns < triton.step_ns
     own = {name: getattr(triton, name) for name in ("step_ns", "hop_ns", "shift_percent", "sweep_percent")}
     assert replace(gluon, **own) == triton
-    assert all(gluon.sources[name] != triton.sources[name] for name in ("step_ns", "hop_ns", "shift_percent"))
 
 
 def test_only_sm_90_has_a_price_of_the_gluon_kernel() -> None:
@@ -134,10 +132,6 @@ def test_sms_and_ctas_per_sm() -> None:
 def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match=f"no cost file for device 'mi300'; known: {', '.join(known_devices())}"):
         load_costs("mi300", block_m=64, block_n=128, head_dim=64)
-    with pytest.raises(ValueError, match="sms must be at least 1, got 0"):
-        load_costs("h100", block_m=64, block_n=128, head_dim=64, sms=0)
-    with pytest.raises(ValueError, match="hop_ns must not be negative"):
-        replace(load_costs("h100", block_m=64, block_n=128, head_dim=64), hop_ns=-1)
 
 
 H200, SQUARE = Target("h200", 90, 132), 8192

@@ -72,10 +72,6 @@ def test_it_takes_the_place_of_the_package_s_own(written: Writer, capsys: pytest
     assert json.loads(capsys.readouterr().out)["overhead_us"] == pytest.approx(overhead_us + more_us)
 
 
-def test_a_measured_one_is_no_estimate(written: Writer) -> None:
-    assert not has_estimates(written(MINE.replace("estimate = true", "estimate = false")))
-
-
 @pytest.mark.parametrize("device", ["h200", "b200", "emulated"])
 def test_it_is_of_one_gpu(device: str, written: Writer, capsys: pytest.CaptureFixture[str]) -> None:
     path = written()
@@ -204,21 +200,15 @@ def test_what_is_no_toml_and_what_is_not_there(written: Writer, tmp_path: Path) 
 
 
 def test_its_bytes_are_in_the_keys_of_caches(written: Writer) -> None:
-    """Where it lies is not: the same bytes are the same key."""
-    keys = []
+    """Where it lies is not: the same bytes are the same key. Ranks compare them as well."""
+    keys, facts = [], []
     for text in (None, MINE, MINE, f"{MINE}#"):
         config.configure(costs=written(text) if text else "")
         keys.append(cache_key.settings_key())
-    assert keys[1] == keys[2] and len(set(keys)) == 3
-
-
-def test_ranks_compare_its_bytes(written: Writer) -> None:
-    facts = []
-    for text in (None, MINE, MINE, f"{MINE}#"):
-        config.configure(costs=written(text) if text else "")
         facts.append(ranks.facts(CPU))
-    assert facts[1] == facts[2]
-    assert [each["cost file"] for each in facts[:1]] == ["the package's"] and len({each["cost file"] for each in facts}) == 3
+    assert keys[1] == keys[2] and len(set(keys)) == 3
+    assert facts[1] == facts[2] and len({each["cost file"] for each in facts}) == 3
+    assert facts[0]["cost file"] == "the package's"
 
 
 def test_a_process_reads_it_once(written: Writer) -> None:

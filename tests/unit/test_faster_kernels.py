@@ -87,22 +87,6 @@ def test_the_reason():
 
 
 @pytest.mark.parametrize(
-    "settings",
-    [
-        {"guarantee": "device"},
-        {"guarantee": "batch"},
-        {"template": "one_pass"},
-        {"template": "two_pass"},
-        {"schedule": "ascending"},
-        {"kernel": "triton"},
-    ],
-    ids=str,
-)
-def test_who_asks_for_ours_gets_it(settings):
-    assert left("FA4", "b200") and left("FA4", "b200", **settings) is None
-
-
-@pytest.mark.parametrize(
     ("implementation", "device", "given", "expected"),
     [
         ("FA3", "h100", {"mask": BLOCK_MASK}, "faster: 474 TFLOPS"),  # by the figure of causal masks
@@ -148,15 +132,6 @@ def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected, dtype, ours
     said = left("CUDNN", "h100", dtype=dtype)  # of which nobody has published one
     assert (said is not None) == expected and (said is None or said.implementation == "CUDNN")
     assert bool(left("FA3", "h100", dtype=dtype, called=True)) == expected
-
-
-def test_another_value_dim_has_no_figure():
-    assert left("FA4", "b200", value_dim=128) and not left("FA4", "b200", value_dim=64)
-
-
-def test_the_emulated_device_takes_ours():
-    stock = Stock(Kernel.FLASH, True, "FA4")
-    resolve(Problem("full", 1, 1, 1, 64, 64, 128, "bf16", stock=stock), Config(), Target("emulated", "emulated", 6))
 
 
 @pytest.mark.parametrize("figure", PUBLISHED, ids=lambda x: f"{x.implementation} {x.gpu} {x.head_dim} {x.mask} {x.length}")

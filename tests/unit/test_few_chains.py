@@ -14,7 +14,6 @@ from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import resolve
 
 TARGETS = {"a100": Target("a100", 80, 108), "h100": Target("h100", 90, 132), "b200": Target("b200", 100, 148)}
-EMULATED = Target("emulated", "emulated", 6)
 
 
 def taken(
@@ -110,11 +109,6 @@ def test_who_asks_for_ours_gets_it(kernel, sizes, settings):
     for target in (TARGETS["h100"], RESERVED):
         assert taken(kernel, sizes, head_dim=64, target=target) != "one_pass"
         assert taken(kernel, sizes, head_dim=64, target=target, **settings) == "one_pass"
-
-
-@pytest.mark.parametrize(("kernel", "sizes"), STOCKS)
-def test_the_emulated_device_takes_ours(kernel, sizes):
-    assert taken(kernel, sizes, target=EMULATED) == "one_pass"
 
 
 @pytest.mark.parametrize("kernel", Kernel)

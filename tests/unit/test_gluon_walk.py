@@ -7,23 +7,21 @@ whole kernel.
 from __future__ import annotations
 
 import random
-import re
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import resources
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from schedule.positions import as_python, triton
 from schedule.strategies import plans, round_robin
 from schedule.walks import Walks, Work
 
+from dash_inductor.lowering.launch.gluon import Operands
 from dash_inductor.schedule import Plan, RoundRobinPlan, pack_plan
 from dash_inductor.schedule.families import REGISTER
 from dash_inductor.schedule.packing import may_share_row, pack_shared, why_no_round_robin
@@ -66,26 +64,13 @@ gl = SimpleNamespace(
     arange=lambda begin, end, layout: np.arange(begin, end),
     BlockedLayout=anything,
 )
-tl = SimpleNamespace(constexpr=None, where=np.where, minimum=np.minimum, maximum=np.maximum)
-gluon = SimpleNamespace(jit=lambda function: function, language=gl)
-TRITON = {
-    "triton": SimpleNamespace(jit=gluon.jit, language=tl),
-    "triton.language": tl,
-    "triton.experimental": SimpleNamespace(gluon=gluon),
-    "triton.experimental.gluon": gluon,
-    "triton.experimental.gluon.language": gl,
-}
 
 
 @pytest.fixture(scope="module")
 def walk() -> SimpleNamespace:
     """The names of templates/positions.py and templates/gluon/walk.py, as Python."""
-    folder = resources.files("dash_inductor.templates")
-    text = "\n".join(folder.joinpath(name).read_text() for name in ("positions.py", "gluon/walk.py"))
-    names = {"__name__": "walk", "WARPS": 8, "barrier": anything, "of_first_lane": lambda value: value}
-    with mock.patch.dict(sys.modules, TRITON):
-        exec(compile(re.sub(r"^from \..*\n", "", text, flags=re.MULTILINE), "walk", "exec"), names)
-    return SimpleNamespace(**names)
+    names = {"gluon": triton, "gl": gl, "WARPS": 8, "barrier": anything, "of_first_lane": lambda value: value}
+    return as_python("positions.py", "gluon/walk.py", **names)
 
 
 def sizes_of(walk: Any, plan: Plan, **others: Any) -> Any:
@@ -177,17 +162,9 @@ def arguments(key: torch.Tensor, rows: int = 256) -> tuple[Any, ...]:
     """Those of a launch; key [1, 2, 200, D]."""
     query, statistics = torch.zeros(key.shape, dtype=key.dtype), torch.zeros(2 * rows)
     dq, table = torch.zeros(2 * 256, key.shape[3]), torch.zeros(8, dtype=torch.int32)
-    tensors = (query, key, query, query, statistics, statistics, table, dq)
-    numbers = {
-        "block_m": 128,
-        "block_n": 128,
-        "workers": 1,
-        "causal": False,
-        "shared_row": False,
-        "round_robin": False,
-        "scale": 1.0,
-    }
-    return gluon_kernel().arguments(*tensors, query, query, report=torch.zeros(4, dtype=torch.int32), **numbers)
+    tensors = (query, key, query, query, statistics, statistics, table, None, None, None, dq, query, query)
+    operands = Operands(*tensors, workers=1, cooperative=True, block_m=128, block_n=128, causal=False, scale=1.0)
+    return gluon_kernel().arguments(operands, report=torch.zeros(4, dtype=torch.int32), most_chains=1)
 
 
 def test_tensors_that_tma_cannot_take_are_copied() -> None:

@@ -15,12 +15,10 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor.codegen import common
 from torch._inductor.fx_passes import joint_graph
-from torch._inductor.lowering import lowerings
 
 import dash_inductor
 from dash_inductor import config, emulation
 from dash_inductor.hooks import autoload, backend, install
-from dash_inductor.rewrite import stock_ops
 
 pytestmark = pytest.mark.usefixtures("switched_off")
 
@@ -45,19 +43,6 @@ def met(**options: object) -> int:
     counters.clear()
     torch.compile(attend, **options)(*inputs()).sum().backward()
     return counters["inductor"]["dash_declined"]
-
-
-def test_enable_and_disable_restore_inductor():
-    passes, backend_passes = list(joint_graph.pass_patterns), dict(common.custom_backend_passes)
-    for _ in range(2):
-        assert installed() == (False, False)
-        dash_inductor.enable()
-        dash_inductor.enable()
-        assert installed() == (True, True)
-        dash_inductor.disable()
-        dash_inductor.disable()
-        assert joint_graph.pass_patterns == passes
-        assert list(common.custom_backend_passes.items()) == list(backend_passes.items())
 
 
 def test_enabled_nests_and_restores_settings():
@@ -92,14 +77,9 @@ def test_what_is_compiled_follows_the_switch():
     assert met() == 0
 
 
-def test_the_backend_acts_on_its_own_graphs_alone():
-    assert met() == 0
+def test_the_backend_meets_it_once():
     assert met(backend="dash") == 1
     assert installed() == (False, False)
-    torch._dynamo.reset()
-    assert met() == 0
-    torch._dynamo.reset()
-    assert met(backend="dash") == 1
     with dash_inductor.enabled():
         assert met(backend="dash") == 1
         assert installed() == (True, True)
@@ -107,17 +87,6 @@ def test_the_backend_acts_on_its_own_graphs_alone():
 
 def test_the_backend_is_a_backend_of_dynamo():
     assert "dash" in torch._dynamo.list_backends()
-
-
-def test_stock_lowerings_after_disable():
-    stock = {target: lowerings.get(target) for target in stock_ops.TARGETS}
-    with dash_inductor.enabled():
-        assert met() == 1
-    assert {target: lowerings.get(target) for target in stock_ops.TARGETS} == stock
-    leaves, before = inputs(), len(dash_inductor.decisions())
-    actual, expected = (torch.autograd.grad(f(*leaves).sum(), leaves) for f in (torch.compile(attend), attend))
-    assert all(map(torch.equal, actual, expected))
-    assert len(dash_inductor.decisions()) == before
 
 
 def test_switched_off_by_the_setting():
@@ -145,19 +114,6 @@ def test_switching_the_setting_off_stops_an_installed_pass():
     assert met() == 1
 
 
-def test_backward_after_the_block():
-    counters.clear()
-    with dash_inductor.enabled():
-        out = torch.compile(attend)(*inputs())
-    assert installed() == (False, False)
-    out.sum().backward()
-    assert counters["inductor"]["dash_declined"] == 1
-
-
-def with_attention(x):
-    return F.scaled_dot_product_attention(x, x.sin(), x.cos()).square().mean().sin()
-
-
 def without_attention(x):
     x = x.double()  # in fp32 the exponential makes of one rounding, which is another on another CPU, more than is allowed
     return ((x @ x.mT).sin().relu() @ x).exp().mean().sin()
@@ -167,27 +123,24 @@ def leaf() -> torch.Tensor:
     return torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
 
 
-def twice(function, **options) -> tuple[torch.Tensor, torch.Tensor]:
+def twice(**options) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of two backwards through one compiled graph; they are to be those of eager mode."""
     x = leaf()
-    loss = torch.compile(function, **options)(x)
+    loss = torch.compile(without_attention, **options)(x)
     first, second = torch.autograd.grad(loss, x, retain_graph=True)[0], torch.autograd.grad(loss, x)[0]
-    torch.testing.assert_close(first, torch.autograd.grad(function(x), x)[0])
+    torch.testing.assert_close(first, torch.autograd.grad(without_attention(x), x)[0])
     return first, second
 
 
-@pytest.mark.parametrize(
-    "function", [pytest.param(with_attention, marks=pytest.mark.nightly), without_attention]
-)  # of C++ that is compiled
 @pytest.mark.parametrize("on", [True, False], ids=["", "DASH_INDUCTOR=0"])
 @pytest.mark.filterwarnings("ignore:DASH_INDUCTOR=0")
-def test_the_graph_can_be_retained(function, on):
+def test_the_graph_can_be_retained(on):
     """As with plain Inductor, which learns of it when it compiles the backward; here that is compiled before."""
     config.configure(enabled=on)
-    assert torch.equal(*twice(function, backend="dash"))
+    assert torch.equal(*twice(backend="dash"))
     torch._dynamo.reset()
     with dash_inductor.enabled():
-        assert torch.equal(*twice(function))
+        assert torch.equal(*twice())
 
 
 @functorch_config.patch(enable_autograd_cache=False)
@@ -198,7 +151,7 @@ def test_a_cached_backward_that_overwrites_is_not_taken():
     torch._dynamo.reset()
     counters.clear()
     with dash_inductor.enabled():
-        assert torch.equal(*twice(without_attention))
+        assert torch.equal(*twice())
     assert (counters["inductor"]["fxgraph_cache_miss"], counters["inductor"]["fxgraph_cache_hit"]) == (2, 0)
 
 

@@ -37,8 +37,7 @@ LAZY = {
     "dash_inductor.hooks.install": "`import torch` imports it, and Inductor comes when the user imports it",
     "dash_inductor.reproduce.check": "the command line does without torch",
     "dash_inductor.qualify.child": "a Triton without Gluon cannot import a kernel in it",
-    "dash_inductor.qualify.prepare": "its child processes alone need the whole of Inductor",
-    "dash_inductor.schedule.candidates": "formulas are made when a choice is",
+    "dash_inductor.schedule.formulas": "formulas are made when a choice is",
     "dash_inductor.schedule.orders.monotone": "formulas are made when a choice is",
     "dash_inductor.schedule.orders.shift": "formulas are made when a choice is",
     "dash_inductor.schedule.orders.symmetric": "formulas are made when a choice is",
@@ -152,9 +151,9 @@ def test_formulas_are_made_when_a_choice_is():
         "import sys, dash_inductor.decision, dash_inductor.resolve\n"
         "made = {f'dash_inductor.schedule.formulas.{name}' for name in ('monotone', 'shift', 'symmetric', 'two_pass')}\n"
         "assert not made & set(sys.modules)\n"
-        "from dash_inductor.schedule.candidates import formula_of\n"
+        "from dash_inductor.schedule.formulas import formula_for\n"
         "for family in 'descending', 'shift', 'symmetric', 'two_pass':\n"
-        "    formula_of(family, 'causal')\n"
+        "    formula_for(family, 'causal')\n"
         "assert made <= set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)

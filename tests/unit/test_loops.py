@@ -27,7 +27,7 @@ def row(template: str = "one_pass", shape: str = "full", *, replays: Any = None,
 @pytest.fixture
 def keep(monkeypatch, tmp_path):
     """Keeps rows of a Triton in a folder of the test's own, by the command."""
-    monkeypatch.setattr(loops, "RESULTS", tmp_path / "loops")
+    monkeypatch.setattr(loops, "FOLDER", tmp_path / "loops")
 
     def write(triton: str, *rows: dict[str, Any]) -> None:
         file = tmp_path / "printed.json"

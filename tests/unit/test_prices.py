@@ -55,8 +55,10 @@ def test_who_asks_for_ours_gets_it(settings: dict[str, str]) -> None:
 
 
 def test_a_price_depends_on_no_size() -> None:
+    """Nor on the blocks of a mask, or how many masks there are."""
     for kind in prices.KINDS:
         one, other = (kind.problem(64, *sizes) for sizes in ((1, 128, 1), (64, 65536, 8)))
+        other = replace(other, block_size=other.block_size and (256, 128), masks=16)
         assert of_stock(one, TARGETS["h100"]) == of_stock(other, TARGETS["h100"])
         assert of_two_passes(one, TARGETS["h100"]) == of_two_passes(other, TARGETS["h100"])
 
@@ -107,11 +109,3 @@ def test_flash_attention_4s_figures_are_those_of_the_gpu() -> None:
         flop = 10 * 128 * 128 * figure.head_dim * tiles * 2 * 2048 // figure.head_dim
         shape = f"d{figure.head_dim}-{figure.mask}-{figure.length}"
         assert flop / us[shape] * 1e6 / 1e12 == pytest.approx(figure.tflops, rel=0.001)
-
-
-def test_the_mask_of_a_block_mask_is_not_asked() -> None:
-    """Two of other blocks and contents have one price."""
-    one = Problem(
-        "block_mask", 2, 8, 8, 4096, 4096, 64, "bf16", block_size=(128, 128), function_ops=3, stock=Stock(Kernel.FLEX, strict=False)
-    )
-    assert of_stock(one, TARGETS["h100"]) == of_stock(replace(one, block_size=(256, 128), masks=16), TARGETS["h100"])

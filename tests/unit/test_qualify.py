@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -107,7 +107,7 @@ def h100(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
     monkeypatch.setattr(marks, "chains", lambda kernel, head_dim, mask: [marks.Mark(head_dim, mask, "shift", *range(9))])
     monkeypatch.setattr(overlaps, "measured", lambda n: overlaps.Overlap(overlaps.WITH[n], 128.0, 127.0, 129.0))
     monkeypatch.setattr(training, "steps", lambda way, mode: [training.Step(way, mode, 8192, "ok", 40.0, 39.0, 41.0, True, 30.0)])
-    monkeypatch.setattr(training, "_trials", lambda: ())
+    monkeypatch.setattr(training, "tried", lambda kernel: [])
     monkeypatch.setattr(costs, "measure", pretended_ns)
     monkeypatch.setattr(costs, "compile_first", lambda *_: None)
     monkeypatch.setattr(gpu_tests, "_pytest", lambda deadline, *arguments: 0)
@@ -187,13 +187,12 @@ def test_what_a_stage_leaves_the_next_one_has(
     monkeypatch.setattr(stages, "run", lambda stage, *others: (seen.append(stage), run(stage, *others))[1])
     monkeypatch.setattr(stages.time, "monotonic", lambda: 0.0)  # no stage takes any time
     assert main(["qualify"]) == 0
-    environment, kernels_, glance = stages.DEFAULT
+    _, kernels_, glance = stages.DEFAULT
     assert glance.job
     assert [stage.seconds for stage in seen] == [20, 20 + 70, 20 + 70 + 75]
     assert seen[1].arguments["seconds"] == kernels_.arguments["seconds"] + 20
     assert seen[2].job and seen[2].job.seconds == (glance.job.seconds or 0) + 90
     assert "at most 20 s for environment, 70 s for kernels, 75 s for glance" in capsys.readouterr().err
-    assert stages.with_spare(environment, -3) == environment
 
 
 def test_a_cost_file_that_is_written(h100: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -394,22 +393,6 @@ def test_a_case_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
     assert kernels._in_a_process(CASE, deadline).status == "failed: its process ended with status -11: CUDA error"
     assert kernels._in_a_process(CASE, deadline).status.startswith("not run: it did not end")
     assert kernels._in_a_process(CASE, 0.0).status == "not run: the time limit"
-
-
-@pytest.mark.parametrize(
-    ("status", "is_wrong"),
-    [
-        (OK, False),
-        ("refused: declined: head dim 256 has no tile", False),
-        ("not run: the time limit", False),
-        ("refused: declined: one_pass (...) failed its trial on this GPU: dq is 1 off", True),
-        ("wrong: dq 1.0e+00 off, allowed 1.0e-02", True),
-        ("not deterministic: launch 3 of 20 has other bits than the first", True),
-        ("failed: its process ended with status -11: CUDA error", True),
-    ],
-)
-def test_what_speaks_against_a_kernel(status: str, is_wrong: bool) -> None:
-    assert replace(kernels.Finding(CASE.name, OK), status=status).is_wrong == is_wrong
 
 
 def test_kernels_of_a_backward_are_told_apart_by_their_place() -> None:

@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from attention_results import empty_operands
 
 from dash_inductor.codegen.fake_gpu import fake_gpu
-from dash_inductor.devices.target import Target
 from dash_inductor.lowering.launch import gluon
 from dash_inductor.qualify import marks, schedules
 
-H200 = Target("h200", 90, 132)
 PLACE = schedules.Timed("as committed", 128, "full", "shift", 4, 8)
 
 
@@ -39,14 +38,8 @@ def test_the_copy_notes_four_times_and_is_the_kernel_else(tmp_path: Path) -> Non
     """The kernel itself reads no clock, and stores no pairs of 64 bits."""
     kernel = marks.marked(tmp_path / "marked")
     kernel.MEMORY[:] = [torch.empty(1, dtype=torch.int32, device="meta")]
-    heads, length = 2, 512
-    q, k, v, do, dk, dv = (torch.empty(1, heads, length, 128, dtype=torch.bfloat16, device="meta") for _ in range(6))
-    rows, dq = torch.empty(heads * length, device="meta"), torch.empty(heads, length * 128, device="meta")
-    table = torch.empty(8, dtype=torch.int32, device="meta")
-    tensors = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv
-    operands = gluon.Operands(*tensors, 1, cooperative=True, block_m=64, block_n=128, causal=True, scale=1.0)
     with fake_gpu("h200"):
-        ptx = gluon.launch_of(kernel, operands).compile().asm["ptx"]
+        ptx = gluon.launch_of(kernel, empty_operands("meta", 2, 128)).compile().asm["ptx"]
     assert ptx.count("%globaltimer") == ptx.count("%clock64") == ptx.count("st.global.v2.b64") == len(marks.PLACES)
 
 

@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import triton
+from attention_results import empty_operands
 
 from dash_inductor.cli.main import main
 from dash_inductor.codegen.fake_gpu import fake_gpu
@@ -104,15 +105,7 @@ def test_the_gluon_kernel_of_tensors_without_memory_is_that_of_others(compiled: 
     """They share a place in Triton's cache; another shape has another."""
 
     def launch(device: str, heads: int) -> gluon.Launch:
-        def empty(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-            return torch.empty(*sizes, dtype=dtype, device=device)
-
-        q, k, v, do, dk, dv = (empty(2, 512, heads, 64).transpose(1, 2) for _ in range(6))
-        rows, dq = empty(2 * heads * 512, dtype=torch.float32), empty(2 * heads, 512 * 64, dtype=torch.float32)
-        table = empty(8, dtype=torch.int32)
-        tensors = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv
-        numbers = {"block_m": 128, "block_n": 128, "causal": True, "scale": 0.125}
-        return gluon.launch_of(gluon_kernel(), gluon.Operands(*tensors, 4, cooperative=True, **numbers))
+        return gluon.launch_of(gluon_kernel(), empty_operands(device, heads, 64))
 
     def capability(device: torch.device | None = None) -> tuple[int, int]:
         if device is not None and device.type != "cuda":

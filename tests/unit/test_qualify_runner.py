@@ -165,14 +165,14 @@ def test_what_is_compiled_first(pretended_gpu, tmp_path, monkeypatch):
         (shape, name) for shape in ("llama3-8b", "d64-full-2048") for name in ("flex", "ours", "ours-unordered")
     )
     assert 0 < ended[0] <= 5 and ended.count("killed") == 4
-    compiled = []
-    monkeypatch.setattr(runner, "attempt_to_compile", compiled.extend)
+    compiled = []  # each of which fails for want of inputs, and keeps no other from it
+    monkeypatch.setattr(runner, "random_inputs", lambda shape, device: compiled.append(shape.name) or 1 / 0)
     for each in started:
         assert child.main(json.dumps(each)) == 0
-    assert sorted((shape.name, contender.name) for shape, contender in compiled) == sorted(pairs)
+    assert sorted(compiled) == sorted(shape for shape, _ in pairs)
 
 
-def test_additions(tmp_path):
+def test_additions():
     cases = list(additions.cases())
     times = {case: [2.0, 4.0, 2.0] if case.operation == "red" else [1.0, 2.0, 1.0] for case in cases}
     rows = additions.table_of(times, "NVIDIA H100", 132)
@@ -182,12 +182,6 @@ def test_additions(tmp_path):
         assert row.ratio == (0.5 if case.operation == "red" else 1.0)
     in_l2, beyond = (next(row for row in rows if row.pattern == f"own tiles {where}") for where in ("in L2", "beyond L2"))
     assert in_l2.mib < 50 < 500 < beyond.mib
-    additions.write(tmp_path / "red.csv", rows)
-    assert len((tmp_path / "red.csv").read_text().splitlines()) == 1 + len(rows)
-    assert additions.read(tmp_path / "red.csv") == rows
-    (tmp_path / "other.csv").write_text("a,b\n")
-    with pytest.raises(ValueError, match="has not the columns"):
-        additions.read(tmp_path / "other.csv")
 
 
 def test_gpu_tests_end_in_time(tmp_path, monkeypatch, capfd):

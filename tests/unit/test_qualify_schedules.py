@@ -53,6 +53,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[gluon.Operands]:
         monkeypatch.setattr(schedules, name, value)
     monkeypatch.setattr(schedules, "flushed", lambda: None)
     monkeypatch.setattr(schedules, "sm_mhz", lambda: 1800)
+    monkeypatch.setattr(schedules, "target_of", lambda device, settings: H200)
     return asked
 
 
@@ -63,7 +64,7 @@ KERNELS = {schedules.COMMITTED: OURS}
 
 @pytest.mark.parametrize("mask", ["full", "causal"])
 def test_every_candidate_is_launched_with_its_own_table(launched: list[tuple[Any, ...]], mask: str) -> None:
-    rows, far = schedules.measured(64, mask, H200, KERNELS, "cpu")
+    rows, far = schedules.measured(64, mask, KERNELS, "cpu")
     problem = Problem(mask, 1, 4, 4, 256, 256, 64, "bf16")
     choice = resolve(problem, Config(kernel=GLUON, template="one_pass"), H200).choice
     assert choice
@@ -80,17 +81,16 @@ def test_every_candidate_is_launched_with_its_own_table(launched: list[tuple[Any
 
 def test_rows_are_kept_in_one_file(launched: list[tuple[Any, ...]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = schedules.measured
-    monkeypatch.setattr(schedules, "target_of", lambda device, settings: H200)
     monkeypatch.setattr(schedules, "measured", lambda *arguments: measured(*arguments, "cpu"))
-    monkeypatch.setattr(schedules, "variants", lambda folder: KERNELS)
-    schedules.run(tmp_path, 60.0, "")
+    monkeypatch.setattr(schedules, "kernels", lambda variants: KERNELS)
+    schedules.run(tmp_path, 60.0)
     with (tmp_path / schedules.FILE).open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {(int(row["head_dim"]), row["mask"]) for row in rows} == set(schedules.SHAPES)
     with (Path(__file__).parents[2] / "benchmarks/results/h200/gluon/gluon_tables.csv").open() as file:
         assert list(rows[0])[:-1] == next(csv.reader(file))
     before = len(launched)
-    assert schedules.run(tmp_path, 0.0, "") == 0 and len(launched) == before  # the time limit
+    assert schedules.run(tmp_path, 0.0) == 0 and len(launched) == before  # the time limit
 
 
 def test_the_digest_is_of_all_bits() -> None:
@@ -102,7 +102,7 @@ def test_the_digest_is_of_all_bits() -> None:
 def test_variants_take_turns_with_the_chosen_schedule(launched: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]) -> None:
     """One whose gradients are others is wrong; equal bits are told by the digest."""
     kernels = {schedules.COMMITTED: OURS, "same": SAME, "other": OTHER}
-    rows, far = schedules.measured(64, "full", H200, kernels, "cpu")
+    rows, far = schedules.measured(64, "full", kernels, "cpu")
     by_name = {row.variant: row for row in rows}
     own = next(row for row in rows if (row.family, row.roles) == (by_name["same"].family, by_name["same"].roles))
     assert by_name["same"].digest == own.digest != by_name["other"].digest
@@ -117,10 +117,10 @@ def test_a_variant_is_a_copy_of_the_kernel(tmp_path: Path) -> None:
     shutil.copytree(Path(templates.__file__).parent / "gluon", folder)
     with (folder / "launch.py").open("a") as file:
         file.write("\nOPTIONS = {**OPTIONS, 'num_warps': 4}\n")
-    found = schedules.variants(str(tmp_path))
+    found = schedules.kernels(str(tmp_path))
     assert list(found) == [schedules.COMMITTED, "gluon"] and found[schedules.COMMITTED] is templates.gluon_kernel()
     assert found["gluon"].OPTIONS["num_warps"] == 4 != found[schedules.COMMITTED].OPTIONS["num_warps"]
     assert found["gluon"].sdpa_backward is not found[schedules.COMMITTED].sdpa_backward
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty is no copy of templates/gluon"):
-        schedules.variants(str(tmp_path))
+        schedules.kernels(str(tmp_path))

@@ -101,7 +101,7 @@ ROWS = [{"better": "", "version": "5.0", "stopped": None, **row} for row in (WHO
 def rows(tmp_path: Any) -> list[dict[str, Any]]:
     """Rows as the CSV has them."""
     file = tmp_path / "rows.csv"
-    file.write_text(report.csv_of(ROWS))
+    report.keep(ROWS, file)
     return report.read(file)
 
 

@@ -44,8 +44,8 @@ def loop(*lines: str | tuple[str, int, int, int]) -> list[Operation]:
     return decoded(parse(text), codes)
 
 
-def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, ctas: int = 1, **constants: float) -> Replay:
-    found = replay_loop(loop(*lines), warps=warps, ctas=ctas, constants=Constants().set_from(constants))
+def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, **constants: float) -> Replay:
+    found = replay_loop(loop(*lines), warps=warps, constants=Constants().set_from(constants))
     if found.exposed:
         assert found.tensor_cycles + sum(found.exposed.values()) == pytest.approx(found.cycles)
     return found
@@ -120,12 +120,12 @@ def test_handover():
     assert replayed(*LATE).handover_cycles > found.handover_cycles
 
 
-def opcodes(step: list[Operation], warp: int, edge: bool) -> list[str]:
-    return [operation.base for operation in step_of(step, warp, edge)]
+def opcodes(step: list[Operation], warp: int) -> list[str]:
+    return [operation.base for operation in step_of(step, warp)]
 
 
 def test_what_a_warp_does_in_a_step():
-    """Thread 64, of warp 2, polls; rank 0 alone stores; a mask is for an edge."""
+    """Thread 64, of warp 2, polls; rank 0 alone stores; a mask is for an edge, where it is not."""
     step = loop(
         "ISETP.NE.AND P1, PT, R0, 0x40, PT",  # 0
         "@P1 BRA 0x40",
@@ -142,9 +142,8 @@ def test_what_a_warp_does_in_a_step():
         S,  # 12
     )
     always = ["ISETP", "BRA", "BRA", "BRA", "BRA", "REDG", "BRA", "HGMMA", "BRA"]
-    assert opcodes(step, 0, False) == always
-    assert opcodes(step, 2, False) == [*always[:2], "LDG", "BRA", *always[2:]]
-    assert opcodes(step, 0, True) == [*always[:3], "FSEL", *always[3:]]
+    assert opcodes(step, 0) == always
+    assert opcodes(step, 2) == [*always[:2], "LDG", "BRA", *always[2:]]
 
 
 @pytest.mark.parametrize(
@@ -153,8 +152,7 @@ def test_what_a_warp_does_in_a_step():
         ([S, "IMMA.16832.S8.S8 R4, R8, R12, R4"], {}, "IMMA in the main loop: the replay has no model of it"),
         ([S, "UTMAREDG.2D [UR4]", "UTMALDG.2D [UR4]"], {}, "UTMALDG, UTMAREDG in the main loop"),
         (["NOP"], {}, "no HGMMA or HMMA"),
-        ([S], {"ctas": 0}, "an SM has at least 1 CTA, not 0"),
-        ([MINE, S], {"warps": 12}, "takes? turns in the main loop: the replay knows two of one CTA, not 12 warps of 1"),
+        ([MINE, S], {"warps": 12}, "take turns in the main loop: the replay knows two, not 12 warps"),
         ([S], {"warps": 6}, "there are 6 warps"),
         (["@P1 BRA 0x30", POLL, S, WAIT], {}, "every warp waits for another one: WARPGROUP.DEPBAR.LE$"),  # one warp's matmul
         ([S], {"smem": 1}, "unknown constant 'smem': the known ones are tensor_flop, "),

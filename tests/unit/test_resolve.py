@@ -262,6 +262,9 @@ def test_a_step_costs_what_its_matmuls_do():
         (two_pass_tile, ("emulated", "fp64", 64), "dtype fp64 is not one of bf16, fp16, fp32"),
         (two_pass_tile, (75, "bf16", 64), rf"no tile for sm_75 \(there are tiles for {TILES}\)"),
         (tile, (121, "bf16", 64), "no tile for sm_121 "),
+        (gluon_tile, ("emulated", "bf16", 64), "made for sm_90, not emulated"),
+        (gluon_tile, (80, "bf16", 64), "the Gluon kernel is made for sm_90, not sm_80"),
+        (gluon_tile, (90, "fp32", 64), "dtype fp32 is not one of bf16, fp16"),
         (gluon_tile, (90, "bf16", 128, 64), "the Gluon kernel takes head dim 64, 128 or 256, not 128/64"),
     ],
 )

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dash_inductor.schedule.candidates import formula_of
+from dash_inductor.schedule.formulas import formula_for
 
 SCRIPT = """
 import dataclasses, json
@@ -89,5 +89,5 @@ def test_tlparse_shows_each_graph(tmp_path):
             "two_pass",
         }
         for family, formula in report["formulas"]["causal"].items():
-            known = formula_of(family, "causal")
+            known = formula_for(family, "causal")
             assert formula == {"ns": str(known), "applies_if": str(known and known.applies)}

@@ -7,13 +7,14 @@ from hypothesis import strategies as st
 
 from benchmarks.schedules.explicit import Explicit
 from benchmarks.schedules.steps import unroll
-from dash_inductor.schedule import FAMILIES, Ascending, Descending, Geometry, GroupedPlan, Order, Shift, Symmetric, make_order
+from dash_inductor.schedule import Ascending, Descending, Geometry, GroupedPlan, Order, Shift, Symmetric, make_order
 
-from .positions import shift_step, symmetric_step
+from .positions import as_python
 from .strategies import block_masks, geometries, schedules, triangles
 
 CAUSAL = Geometry(6, 6, 1, 2, "causal")
 FULL = Geometry(6, 6, 1, 2, "full")
+KERNELS = as_python("positions.py")
 
 
 def clocks_of(s: Order) -> dict[tuple[int, int], int]:
@@ -95,7 +96,7 @@ def test_shift_step_is_order_and_rank(s: Shift, first_pass_roles: int) -> None:
     g, s = s.geometry, replace(s, first_pass_roles=min(first_pass_roles, s.roles))
     for j in range(g.n_kv):
         part = s.parts[s.pass_and_role(j)[0]]
-        steps = [shift_step(j, t, g.n_q, s.stride, part[0], len(part)) for t in range(g.n_q)]
+        steps = [KERNELS.shift_step(j, t, g.n_q, s.stride, part[0], len(part)) for t in range(g.n_q)]
         assert steps == list(zip(s.visits(j), s.ranks(j), strict=True))
 
 
@@ -105,10 +106,5 @@ def test_symmetric_step_is_order_and_rank(g: Geometry, data: st.DataObject) -> N
     s = Symmetric(g, roles, first_pass_roles=data.draw(st.integers(1, roles)))
     for j in range(g.n_kv):
         part = s.parts[s.pass_and_role(j)[0]]
-        steps = [symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, part[0], len(part)) for t in range(g.steps(j))]
+        steps = [KERNELS.symmetric_step(j, t, g.n_q, g.n_kv, g.ratio, part[0], len(part)) for t in range(g.steps(j))]
         assert steps == list(zip(s.visits(j), s.ranks(j), strict=True))
-
-
-def test_make_returns_the_named_family() -> None:
-    for family in FAMILIES:
-        assert make_order(family, FULL if family == "shift" else CAUSAL, 1).name == family

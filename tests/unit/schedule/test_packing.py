@@ -13,7 +13,6 @@ from dash_inductor.schedule.packing import (
     most_ints,
     pack_shared,
     schedule_ints,
-    shared_table_ints,
     table_ints,
 )
 
@@ -57,7 +56,7 @@ def test_one_row_says_of_each_chain_what_its_own_would(plan: GroupedPlan) -> Non
     order, g = plan.order, plan.order.geometry
     own, shared = pack(order, plan.heads_in_flight), pack_shared(plan)
     rows = 8 + own[2] * own[0] + g.n_kv
-    assert shared[:5] + shared[6:rows] == own[:5] + own[6:rows] and len(shared) == rows + g.n_q == shared_table_ints(plan)
+    assert shared[:5] + shared[6:rows] == own[:5] + own[6:rows] and len(shared) == rows + g.n_q == table_ints(plan, shared_row=True)
     for j in range(g.n_kv):
         begin = rows + j * shared[5]
         row = shared[begin : begin + g.steps(j)]

@@ -45,12 +45,6 @@ def test_residency(plan: GroupedPlan, ctas: int, least: int) -> None:
     assert (residency(plan), simulate(plan, compute_ns=1, reduce_ns=0, sync_ns=0).residency) == (ctas, least)
 
 
-@pytest.mark.parametrize(("heads", "workers", "in_flight"), [(4, 8, 2), (1, 8, 1), (16, 3, 1), (16, 11, 3), (2, 100, 2)])
-def test_fit_puts_as_many_heads_in_flight_as_there_are_workers_for(heads: int, workers: int, in_flight: int) -> None:
-    plan = GroupedPlan.fit(Ascending(FULL, 3), heads, workers, group=2)
-    assert (plan.heads, plan.heads_in_flight, plan.group) == (heads, in_flight, 2)
-
-
 @given(round_robin())
 def test_round_robin_deals_units_in_turn(plan: RoundRobinPlan) -> None:
     s = plan.order

@@ -7,6 +7,7 @@ from bisect import bisect_right
 from dataclasses import replace
 
 import pytest
+import sympy
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -16,10 +17,12 @@ from dash_inductor.schedule.candidates import candidates, two_pass_ns
 from dash_inductor.schedule.choice import RunTimeChoice, choose, choose_chained
 from dash_inductor.schedule.formulas import two_pass
 from dash_inductor.schedule.formulas.chained import MOST_CHAINS, chained_plan, chained_time, monotone_makespan
+from dash_inductor.schedule.formulas.formula import Formula, integers
 
 MASKS = ("full", "causal")
 BLOCKS = {"block_m": 64, "block_n": 64, "kv_rows": 128, "q_rows": 128}
 ONE = {d: load_costs("h100", block_m=64, block_n=128, head_dim=d) for d in (64, 128)}
+TWO = load_two_pass("h100", head_dim=64, **BLOCKS)
 H100 = {d: replace(ONE[d], two_pass=load_two_pass("h100", head_dim=d, **BLOCKS)) for d in (64, 128)}
 
 
@@ -45,6 +48,11 @@ def all_ctas(shape: TiledProblem, two: TwoPass) -> list[int]:
     return of_keys + [ns for ns in rows for _ in range(shape.kv_heads_total * shape.group)]
 
 
+SIZES = integers("longest shrink heads step_ns")
+PARTS = two_pass._triangle("cta", *SIZES, busy_ns=sympy.Integer(0))
+TRIANGLE = Formula(list(PARTS)[-1], parts=PARTS, parameters=(*SIZES, two_pass.workers))
+
+
 @given(st.integers(1, 40), st.integers(1, 4), st.integers(1, 4), st.integers(1, 60), st.integers(1, 140))
 @example(4, 2, 2, 3, 6)
 @example(4, 2, 2, 1, 6)
@@ -52,7 +60,7 @@ def test_shrinking_ctas(count: int, shrink: int, shortest: int, heads: int, work
     """Never less than the launch takes, and never more than an even share of the work and one CTA more."""
     steps = [min(shortest, shrink) + shrink * j for j in reversed(range(count)) for _ in range(heads)]
     ctas = [7 * n for n in steps]
-    bound = two_pass.UNSYNCHRONISED_TRIANGLE(steps[0], shrink, heads, 7, workers).ns
+    bound = TRIANGLE(steps[0], shrink, heads, 7, workers).ns
     assert launched(ctas, workers) <= bound <= ctas[0] + -(-sum(ctas) // workers)
     if len(ctas) <= workers:
         assert bound == ctas[0]
@@ -61,7 +69,7 @@ def test_shrinking_ctas(count: int, shrink: int, shortest: int, heads: int, work
 @given(st.integers(1, 300), st.integers(1, 50), st.integers(1, 300), st.integers(1, 50), st.integers(1, 140))
 def test_equal_ctas(first: int, first_ns: int, second: int, second_ns: int, workers: int) -> None:
     """Never less than the launch takes; never more than an even share of the work and one CTA more, nor than one kind at a time."""
-    bound = two_pass.UNSYNCHRONISED_EQUAL(first, first_ns, second, second_ns, workers).ns
+    bound = two_pass.FULL(second, first, 1, 1, second, first, 1, 1, first_ns, second_ns, workers, 0).ns
     end = launched([first_ns] * first + [second_ns] * second, workers)
     assert end <= bound
     share = -(-(first * first_ns + second * second_ns) // workers)
@@ -78,9 +86,7 @@ def test_equal_ctas(first: int, first_ns: int, second: int, second_ns: int, work
 @example(8192, 2, 1, "causal", 2000, 1)
 @example(8192, 3, 1, "causal", 1, 2000)
 def test_the_time_of_the_launch(length: int, heads: int, group: int, mask: str, kv_step_ns: int, q_step_ns: int) -> None:
-    two = H100[64].two_pass
-    assert two
-    two = replace(two, kv_step_ns=kv_step_ns, q_step_ns=q_step_ns)
+    two = replace(TWO, kv_step_ns=kv_step_ns, q_step_ns=q_step_ns)
     shape = attention(length, heads, group, mask)
     ns = two_pass_ns(shape, two)
     ctas = all_ctas(shape, two)
@@ -90,18 +96,14 @@ def test_the_time_of_the_launch(length: int, heads: int, group: int, mask: str, 
 
 
 def test_the_bound_is_close() -> None:
-    two = H100[64].two_pass
-    assert two
     shapes = [attention(n, h, g, mask) for n in (700, 2048, 5000, 16384) for h in (1, 4, 16, 60) for g in (1, 4) for mask in MASKS]
-    ratios = [two_pass_ns(shape, two) / launched(all_ctas(shape, two), two.workers) for shape in shapes]
+    ratios = [two_pass_ns(shape, TWO) / launched(all_ctas(shape, TWO), TWO.workers) for shape in shapes]
     assert sum(ratios) / len(ratios) < 1.03 and max(ratios) < 1.35
 
 
 def test_unequal_lengths_under_a_causal_mask_have_no_time() -> None:
-    two = H100[64].two_pass
-    assert two
-    assert two_pass_ns(replace(attention(512, 1), kv_len=100, mask="causal"), two) is None
-    assert two_pass_ns(replace(attention(512, 1), kv_len=100), two)
+    assert two_pass_ns(replace(attention(512, 1), kv_len=100, mask="causal"), TWO) is None
+    assert two_pass_ns(replace(attention(512, 1), kv_len=100), TWO)
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -121,9 +123,7 @@ def test_when_two_passes_are_a_candidate(mask: str) -> None:
 def test_few_tiles_take_two_passes(mask: str) -> None:
     """With one kv head for 16 query heads half of an H100 idles in one pass. With 64 kv heads nothing does."""
     few, many = attention(8192, 1, 16, mask), attention(8192, 64, 1, mask)
-    two = H100[64].two_pass
-    assert two
-    slower = replace(H100[64], two_pass=replace(two, kv_step_ns=two.kv_step_ns * 5 // 4, q_step_ns=two.q_step_ns * 5 // 4))
+    slower = replace(H100[64], two_pass=replace(TWO, kv_step_ns=TWO.kv_step_ns * 5 // 4, q_step_ns=TWO.q_step_ns * 5 // 4))
     assert choose(few, slower).family == "two_pass"
     assert choose(few, ONE[64]).time_ns > 1.05 * choose(few, slower).time_ns
     assert choose(many, slower).family != "two_pass"
@@ -152,8 +152,7 @@ def test_the_steps_of_a_cost_file(device: str, head_dim: int) -> None:
 
 
 def test_a_measured_price_needs_no_wider_margin_than_others() -> None:
-    two = H100[64].two_pass
-    assert two and (two.margin_percent, replace(two, estimate=False).margin_percent) == (5, 2)
+    assert (TWO.margin_percent, replace(TWO, estimate=False).margin_percent) == (5, 2)
 
 
 # Without the promise that CTAs run together: tickets.
@@ -179,11 +178,10 @@ def test_the_choice_of_a_chained_launch() -> None:
     shape = attention(2048, 40)  # 16 chains a head on 132 workers
     assert choose_chained(shape, H100[64], "ascending") == "two_pass"
     assert choose_chained(shape, ONE[64], "ascending") == "ascending"
-    time, two = chained_time(shape, ONE[64], "ascending"), H100[64].two_pass
-    assert two
+    time = chained_time(shape, ONE[64], "ascending")
     for percent, family in ((96, "ascending"), (94, "two_pass")):
         costs_ns = range(1, 10_000)  # of a step, either kind
-        prices = [replace(two, kv_step_ns=ns, q_step_ns=ns) for ns in costs_ns]
+        prices = [replace(TWO, kv_step_ns=ns, q_step_ns=ns) for ns in costs_ns]
         nearest = bisect_right(prices, time * percent, key=lambda price: 100 * two_pass_ns(shape, price))
         costs = replace(ONE[64], two_pass=prices[nearest - 1])
         assert choose_chained(shape, costs, "ascending") == family
