@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from .contenders import prepared
@@ -81,7 +82,8 @@ def profiled(launch: Callable[[], Any]) -> list[tuple[str, Sequence[float]]]:
         for _ in range(LAUNCHES):
             launch()
         torch.cuda.synchronize()
-    return in_order([(event.name, event.device_time) for event in sorted(found.events(), key=lambda each: each.time_range.start)])
+    events = sorted(found.events(), key=lambda each: each.time_range.start)
+    return in_order([(event.name, event.device_time) for event in events if event.device_type == DeviceType.CUDA])  # not the host's
 
 
 def in_order(events: Sequence[tuple[str, float]]) -> list[tuple[str, Sequence[float]]]:

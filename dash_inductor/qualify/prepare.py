@@ -46,6 +46,11 @@ from .runner import child
 from .shapes import shapes_called
 from .stages import Stage
 
+# By the task of a stage whose kernels no pair of contender and shape has: what compiles them.
+WITHOUT_GRAPHS = {
+    **dict.fromkeys(("schedules", "marks", "profile"), "prepare schedules"),
+    "training": "prepare training",
+}
 PACKED, ABOUT = "caches.tar.xz", "prepared.json"
 MOST_BYTES = 60 << 20  # of what a machine may be given
 LEFT = (
@@ -99,10 +104,12 @@ def run(stages: Sequence[Stage], folder: Path, device: str, caches: Path, enviro
     unpack(folder, caches, device)
     before, pairs = kernels_in(caches), pairs_of(stages)
     commands = [child("prepare", device=device, pairs=[asdict(pair) for pair in pairs[n::jobs]]) for n in range(jobs)]
+    others: dict[str, dict[str, Any]] = {}
     for stage in stages:
-        if stage.task in ("schedules", "training"):
+        if task := WITHOUT_GRAPHS.get(stage.task):
             of_variants = {name: path for name, path in stage.arguments.items() if name == "variants"}
-            commands.append(child(f"prepare {stage.task}", device=device, **of_variants))
+            others[task] = others.get(task, {}) | of_variants
+    commands += [child(task, device=device, **of_variants) for task, of_variants in others.items()]
     running = [subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) for command in commands]
     for process in running:
         assert process.stdout

@@ -21,6 +21,7 @@ import torch
 import torch._dynamo.device_interface as device_interface
 from attention_results import result
 from test_calibration import pretended as pretended_ns
+from torch.autograd import DeviceType
 
 from benchmarks.attention import merge
 from dash_inductor import config
@@ -409,3 +410,15 @@ def test_kernels_of_a_backward_are_told_apart_by_their_place() -> None:
             kernel_times.in_order(wrong)
     with (FOLDER.parents[1] / "benchmarks/results/h200/kernel_times.csv").open() as file:
         assert file.readline().strip().split(",") == [each.name for each in fields(kernel_times.KernelTime)]
+
+
+def test_calls_of_the_host_are_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's profiler lists the launches beside what they launch, also where it is asked for the GPU alone."""
+    events = []
+    for start in range(kernel_times.LAUNCHES):
+        for device, name in ((DeviceType.CPU, "cudaLaunchKernel"), (DeviceType.CUDA, "main")):
+            events.append(SimpleNamespace(name=name, device_type=device, device_time=3.0, time_range=SimpleNamespace(start=start)))
+    events.append(SimpleNamespace(**vars(events[0]) | {"name": "cudaDeviceSynchronize"}))
+    monkeypatch.setattr(kernel_times, "profile", lambda activities: contextlib.nullcontext(SimpleNamespace(events=lambda: events)))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    assert kernel_times.profiled(lambda: None) == [("main", [3.0] * kernel_times.LAUNCHES)]

@@ -138,10 +138,26 @@ def test_what_a_first_use_tries_is_compiled_too(case: Case, compiled: Callable[[
     assert "head dim 512 is outside" in str(prepare._compiled_trial("h200", replace(kind, head_dim=512, value_dim=512), settings))
 
 
-def test_each_process_has_a_task_that_there_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What processes are started for, which do nothing."""
+    found: list[dict[str, Any]] = []
+    monkeypatch.setattr(prepare, "child", lambda task, **job: found.append({"task": task, **job}) or [sys.executable, "-c", ""])
+    return found
+
+
+@pytest.mark.parametrize("task", ["schedules", "marks", "profile"])
+def test_kernels_that_no_graph_has_are_compiled_for_each_stage_that_launches_them(
+    task: str, tasks: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """Parts are prepared apart: `profile` and `marks` are not in that of `schedules`."""
+    chosen = [stage for stage in stages.FULL if stage.task == task]
+    prepare.run(chosen, tmp_path, "h200", tmp_path / "caches", dict(os.environ), 0)
+    assert chosen and [job["task"] for job in tasks] == ["prepare schedules"]
+
+
+def test_each_process_has_a_task_that_there_is(tasks: list[dict[str, Any]], tmp_path: Path) -> None:
     """For all stages; variants are handed on."""
-    tasks: list[dict[str, Any]] = []
-    monkeypatch.setattr(prepare, "child", lambda task, **job: tasks.append({"task": task, **job}) or [sys.executable, "-c", ""])
     chosen = [replace(stage, arguments={**stage.arguments, "variants": "V"}) for stage in stages.FULL if stage.task == "schedules"]
     prepare.run([*stages.FULL, *chosen], tmp_path, "h200", tmp_path / "caches", dict(os.environ), 2)
     assert {job["task"] for job in tasks} == {"prepare", "prepare schedules", "prepare training"} <= set(TASKS)
