@@ -1,8 +1,8 @@
 # make demo: trains a small GPT twice, bit for bit the same.   make test: the test suite.   make test-quick: a minute of it.
 # make gates: the H100's kernels through other Tritons' compilers. make gates GATES=: every kernel of the tile tables, in 3/4 h.
 # make figures: tables of docs/kernel-figures.md, of the H100's main loops by each Triton, in 20 minutes.
-# make execute: every kernel's PTX executed on the CPU, with races, in parts of 90 minutes: run it again until it says that none is left.
-# make execute-3.6.0: the same as another Triton compiles it; races of a tenth.
+# make execute: every kernel's PTX executed on the CPU, looking for data races, 90 minutes at a time: again until none is left.
+# make execute-3.6.0: the same as another Triton compiles it, looking for data races in a tenth of the kernels.
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. Goes on where it ended.
 # make nightly PARTS=models: some of it.
 # make soak: a small model trained twice, the second time with killed ranks, wiped caches and other SM counts, bit for bit the same. STEPS=50: shorter.
