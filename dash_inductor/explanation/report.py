@@ -146,7 +146,7 @@ class Explanation:
 
     def __str__(self) -> str:
         """A table, and below it the details of each kind of attention."""
-        parts = [f"{sum(row.rewritten for row in self)} of {len(self)} attentions rewritten for {self.device}"]
+        parts = [self._title()]
         if self.attentions:
             parts += [textwrap.fill(self._summary(), WIDTH), rendered("Attentions", self._table())]
         for at in self._alike():
@@ -157,15 +157,30 @@ class Explanation:
                 for part in row.formula.split("; "):  # the time, and what the names in it stand for
                     lines.append(textwrap.fill(part, WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8))
                 parts.append("\n".join(lines))
-        remarks = [f"Note: {note}" for note in self.notes]
-        if self.stopped is not None:
-            remarks.insert(0, f"Stopped, so that what follows is not known: {self.stopped}")
-        parts += [textwrap.fill(f"{line}.", WIDTH, subsequent_indent="  ") for line in remarks]
+        parts += [textwrap.fill(f"{line}.", WIDTH, subsequent_indent="  ") for line in self._remarks()]
         return "\n\n".join(parts)
 
     def _repr_html_(self) -> str:
-        """For notebooks: the text, in columns."""
-        return f"<pre>{escape(str(self))}</pre>"
+        """For notebooks."""
+        rows = self._table()
+        head = "".join(f"<th>{escape(name)}</th>" for name in rows[0]) if rows else ""
+        body = "".join(f"<tr>{''.join(f'<td>{escape(str(cell))}</td>' for cell in row.values())}</tr>" for row in rows)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>" if rows else ""
+        details = ""
+        for at in self._alike():
+            row = self.attentions[at[0]]
+            figures = _details(row) | ({"formula, ns": row.formula} if row.formula else {})
+            lines = "".join(f"<dd>{escape(name)}: {escape(str(value))}</dd>" for name, value in figures.items())
+            details += f"<dl><dt><b>{escape(_numbers(at))}</b></dt>{lines}</dl>"
+        notes = "".join(f"<p>{escape(line)}.</p>" for line in self._remarks())
+        return f"<p><b>{escape(self._title())}</b></p><p>{escape(self._summary())}</p>{table}{details}{notes}"
+
+    def _remarks(self) -> list[str]:
+        stopped = [] if self.stopped is None else [f"Stopped, so that what follows is not known: {self.stopped}"]
+        return stopped + [f"Note: {note}" for note in self.notes]
+
+    def _title(self) -> str:
+        return f"{sum(row.rewritten for row in self)} of {len(self)} attentions rewritten for {self.device}"
 
     def _summary(self) -> str:
         """Under which mode, and what the model's bits are worth as it stands."""

@@ -208,7 +208,7 @@ def test_html_is_escaped():
     (row,) = report
     row = dataclasses.replace(row, decision=dataclasses.replace(row.decision, module="<b>", reason="a < b"))
     html = dataclasses.replace(report, attentions=(row,), notes=("x & y",))._repr_html_()
-    assert "&lt;b&gt;" in html and "a &lt; b" in html and "x &amp; y" in html
+    assert "&lt;b&gt;" in html and "a &lt; b" in html and "x &amp; y" in html and html.count("<tr>") == 2
 
 
 def everything(model: nn.Module) -> list[Any]:
