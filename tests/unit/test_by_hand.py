@@ -148,7 +148,8 @@ def test_explain(function):
     seen, remedy = BY_HAND[function]
     (row,) = explain(Model(function), torch.randn(2, LENGTH, WIDTH))
     assert (row.op, row.rewritten, row.decision.shape) == (OP, False, f"B=2 H={HEADS} S={LENGTH} D={WIDTH // HEADS} fp32")
-    assert row.reason.endswith(f": {seen}") or (function is einsum and row.reason.endswith("softmax, bmm"))
+    in_order = row.reason.rpartition(": ")[2].split(", ")  # torch 2.11 traces one of them in another
+    assert sorted(in_order) == sorted(seen.split(", ")) or (function is einsum and row.reason.endswith("softmax, bmm"))
     assert remedy in row.remedy
     if function is not with_a_bias_of_layers:  # a pattern of Inductor makes one op of product and bias, without their lines
         assert __file__ in (row.decision.source or "")
