@@ -15,7 +15,7 @@ from dash_inductor.cli.console import table
 from dash_inductor.config import Config
 from dash_inductor.decision import Kernel, LeftToStock, Stock
 from dash_inductor.devices import DEVICES, device
-from dash_inductor.devices.stock_kernels import Price
+from dash_inductor.devices.stock_kernels import Speed
 from dash_inductor.devices.target import Target
 from dash_inductor.prices import of_one_pass, of_stock, of_two_passes
 from dash_inductor.problem import BLOCK_MASK, Problem
@@ -78,8 +78,8 @@ class Row:
     kind: str
     head_dim: int
     kernel: str
-    ours: Price
-    stock: Price | None
+    ours: Speed
+    stock: Speed | None
 
     @property
     def ratio(self) -> float | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .config import GLUON, TRITON
 from .decision import Kernel
 from .devices.cost_files import load_tflops, two_pass_percent
-from .devices.stock_kernels import Price, published, speed_of_flex, stock_cost
+from .devices.stock_kernels import Speed, published, speed_of_flex, stock_cost
 from .devices.target import Target
 from .problem import Problem
 from .schedule.costs import FLOP_PER_ELEMENT
@@ -25,20 +25,20 @@ OF_COST_FILE = "predicted by our cost file"
 TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
 
 
-def of_one_pass(problem: Problem, target: Target, tile: Tile, kernel: str) -> Price:
+def of_one_pass(problem: Problem, target: Target, tile: Tile, kernel: str) -> Speed:
     """By a tile of TRITON or GLUON, whose mask function is asked before its launch."""
     small = kernel == TRITON and is_small(problem, target, tile)
     tflops = load_tflops(target.key, tile.mean_dim, kernel, mask=problem.mask, small=small)
-    return Price(tflops if kernel == GLUON else _with_functions(tflops, problem, target), OF_COST_FILE)
+    return Speed(tflops if kernel == GLUON else _with_functions(tflops, problem, target), OF_COST_FILE)
 
 
-def of_two_passes(problem: Problem, target: Target) -> Price:
+def of_two_passes(problem: Problem, target: Target) -> Speed:
     """By two passes, of seven matmuls."""
     percent, _ = two_pass_percent(target.key, _head_dim(problem, target))
-    return Price(_with_functions(_triton(problem, target) * 100 / percent, problem, target), OF_COST_FILE)
+    return Speed(_with_functions(_triton(problem, target) * 100 / percent, problem, target), OF_COST_FILE)
 
 
-def of_stock(problem: Problem, target: Target) -> Price | None:
+def of_stock(problem: Problem, target: Target) -> Speed | None:
     """By the stock kernel, if it is deterministic in the mode in force, or called so; None where nothing is known of its speed."""
     stock = problem.stock
     if stock is None or not stock.may_stay:
@@ -46,16 +46,16 @@ def of_stock(problem: Problem, target: Target) -> Price | None:
     if stock.kernel == Kernel.FLEX:
         speed = speed_of_flex(target.arch, _head_dim(problem, target), problem.mask)
         if speed is None:
-            return Price(of_two_passes(problem, target).tflops, "as our own two passes, for want of a figure")
-        return Price(_with_functions(speed.tflops, problem, target), speed.known)
+            return Speed(of_two_passes(problem, target).tflops, "as our own two passes, for want of a figure")
+        return Speed(_with_functions(speed.tflops, problem, target), speed.known)
     if stock.implementation not in (None, "FA2"):
         figure = published(stock.implementation, target.arch, problem.head_dims, problem.mask, stock.called)
-        return None if figure is None else Price(figure.tflops, figure.known)
+        return None if figure is None else Speed(figure.tflops, figure.known)
     if max(problem.head_dims) > tiles.ONE_PASS_HEAD_DIM:
         return None
     cost = stock_cost(stock.kernel, target.arch, _head_dim(problem, target))
     tflops = _triton(problem, target) * 100 / cost.shared
-    return Price(_with_functions(tflops, problem, target), "by its ratio to our Triton kernel")
+    return Speed(_with_functions(tflops, problem, target), "by its ratio to our Triton kernel")
 
 
 def function_share(problem: Problem, target: Target) -> float:

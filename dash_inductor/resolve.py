@@ -11,7 +11,7 @@ from typing import Any
 from .config import AUTO, GLUON, TRITON, Config
 from .decision import Declined, Kernel, LeftToStock
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
-from .devices.stock_kernels import Price, stock_cost
+from .devices.stock_kernels import Speed, stock_cost
 from .devices.target import Target
 from .prices import TIE, function_share, is_small, of_one_pass, of_stock, of_two_passes
 from .problem import BLOCK_MASK, Problem
@@ -320,7 +320,7 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
     one, two = of_one_pass(problem, target, tile, kernel), of_two_passes(problem, target)
     chains, workers = problem.kv_heads_total * problem.chains_of_work(tile), target.sms * tile.ctas_per_sm
 
-    def least(other: Price) -> int:
+    def least(other: Speed) -> int:
         """CTAs, with a chain as long as the longest each, that the work must be enough for, for one pass to be as fast."""
         return math.ceil(workers * other.tflops / one.tflops)
 
@@ -335,7 +335,7 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
     return _two_pass_tile(problem, target) if takes_two and chains < least(two) else None
 
 
-def _stock_that_shares(problem: Problem, target: Target, tile: Tile) -> Price | None:
+def _stock_that_shares(problem: Problem, target: Target, tile: Tile) -> Speed | None:
     """The price of a deterministic kernel, torch's or flash_attn 2's, whose longest CTA takes no longer than our longest chain."""
     stock, price = problem.stock, of_stock(problem, target)
     if stock is None or price is None or stock.implementation not in (None, "FA2"):  # which is torch's own

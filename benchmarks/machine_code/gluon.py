@@ -10,11 +10,12 @@ import torch
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.codegen.flex import TORCH_DTYPES
 from dash_inductor.devices import device
-from dash_inductor.lowering.launch.gluon import Operands, launch_of
+from dash_inductor.lowering.launch.gluon import launch_of
 from dash_inductor.problem import BLOCK_MASK
 from dash_inductor.schedule.packing import HEADER
 from dash_inductor.schedule.parts import LEAST_STEPS
 from dash_inductor.templates import gluon_kernel
+from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import gluon_tile
 
 from .generate import CompiledKernel, require_sizes

@@ -73,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(args: argparse.Namespace) -> int:
     """Run the stages and print what they found; 1 if something is wrong. CommandError where there is nothing to qualify."""
-    from ..qualify import prepare
     from ..qualify import stages as of
 
     chosen = chosen_stages(args)
@@ -95,6 +94,8 @@ def main(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         caches = Path(temporary, "caches")
         if args.prepared:
+            from ..qualify import prepare
+
             about = prepare.unpack(args.prepared, caches)
             if about is None:
                 raise CommandError(f"--prepared {args.prepared}: --prepare has left nothing there")

@@ -11,7 +11,7 @@ from ..decision import Kernel
 
 
 @dataclass(frozen=True)
-class Price:
+class Speed:
     """A speed, in TFLOPS of a main kernel, counted as our cost files count theirs, and how it is known."""
 
     tflops: float
@@ -28,16 +28,16 @@ class Price:
 # At 32: 64's, by the ratio of our own (h200.toml).
 _REPLAYED = "estimated from an H200's at head dim 128"
 FLEX = {
-    (32, False): Price(131, _REPLAYED),
-    (32, True): Price(124, _REPLAYED),
-    (64, False): Price(335, _REPLAYED),
-    (64, True): Price(318, _REPLAYED),
-    (128, False): Price(445, "measured on an H200"),
-    (128, True): Price(393, "measured on an H200"),
+    (32, False): Speed(131, _REPLAYED),
+    (32, True): Speed(124, _REPLAYED),
+    (64, False): Speed(335, _REPLAYED),
+    (64, True): Speed(318, _REPLAYED),
+    (128, False): Speed(445, "measured on an H200"),
+    (128, True): Speed(393, "measured on an H200"),
 }
 
 
-def speed_of_flex(arch: int | str, head_dim: int, mask: str) -> Price | None:
+def speed_of_flex(arch: int | str, head_dim: int, mask: str) -> Speed | None:
     """The speed of FlexAttention's backward without functions, for a padded head dim; None where there is no figure.
 
     >>> speed_of_flex(90, 128, "causal").tflops

@@ -32,6 +32,7 @@ from ..reference import LOG2E
 from ..resolve import Resolution, resolve
 from ..schedule import ROUND_ROBIN
 from ..schedule.packing import pack_plan
+from ..templates.operands import Operands
 from . import contenders as who
 from .clock import Clock, flushed
 from .environment import sm_mhz
@@ -175,7 +176,7 @@ def _others(shape: Shape, device: str) -> Iterator[tuple[str, Callable[[], Gradi
             print(f"  {name}: {refused}")
 
 
-def launched(kernel: ModuleType, operands: gluon.Operands) -> Gradients:
+def launched(kernel: ModuleType, operands: Operands) -> Gradients:
     """dq, dk, dv of a launch, which overwrites those of the last one."""
     gluon.launch_of(kernel, operands).run()
     return operands.dq, operands.dk, operands.dv
@@ -195,7 +196,7 @@ def resolution(head_dim: int, mask: str) -> Resolution:
     return resolve(problem, Config(kernel=GLUON, template="one_pass"), target)
 
 
-def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, gluon.Operands]]:
+def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, Operands]]:
     """Each candidate of a resolution, and what its launch is given. Gradients are full of NaN before."""
     assert found.choice and found.one_pass
     problem, tile = found.problem, found.one_pass
@@ -219,7 +220,7 @@ def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, gluon.Ope
         place = Timed(variant, problem.head_dim, problem.mask, candidate.family, candidate.roles, candidate.heads_in_flight)
         tensors = query, key, value, inputs.grad_out, *rows, table, None, None, None, dq, dk, dv
         numbers = {"block_m": tile.block_m, "block_n": tile.block_n, "causal": causal, "scale": problem.softmax_scale}
-        yield place, gluon.Operands(*tensors, workers, cooperative=True, **numbers)
+        yield place, Operands(*tensors, workers, cooperative=True, **numbers)
 
 
 def apart(a: Tensor, b: Tensor) -> float:

@@ -7,6 +7,7 @@ from torch import Tensor
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from ..operands import Operands
 from ..tiles import GLUON_CONSUMERS, GLUON_PARTITIONS
 from .kernel import sdpa_backward
 from .walk import Attention
@@ -38,11 +39,11 @@ class Lists(NamedTuple):
     sums: Tensor | None
 
 
-def arguments(x: Any, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
+def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
     """The arguments of `sdpa_backward`, which is launched with OPTIONS.
 
-    x: `Operands` of lowering/launch/gluon.py, 16 bits, D 64, 128 or 256; dq is written where a KV tile sees the Q tile. report:
-    int32 [4] in memory of the host that the device can write to, for a wait that gives up. most_chains: as in `Lists`.
+    x: in 16 bits, D 64, 128 or 256; dq is written where a KV tile sees the Q tile. report: int32 [4] in memory of the host that the
+    device can write to, for a wait that gives up. most_chains: as in `Lists`.
 
     Raises:
         ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
@@ -69,6 +70,7 @@ def arguments(x: Any, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
     )
     lists: Any = ()
     if x.steps is not None:
+        assert x.bits is not None
         kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
         lists = Lists(x.steps, x.bits, kv_tiles, bands, most, least, x.sums)
     attention = Attention(

@@ -24,6 +24,7 @@ from dash_inductor.hooks.install import installed
 from dash_inductor.lowering import table
 from dash_inductor.lowering.launch import gluon
 from dash_inductor.schedule.parts import LEAST_STEPS, Parts
+from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import gluon_tile
 
 WHOLE_HEADS = {"kernel": "gluon", "guarantee": "batch"}
@@ -103,7 +104,7 @@ def test_auto_goes_by_architecture_dtype_and_head_dim(changes, is_gluon):
 def test_nothing_is_launched_where_two_passes_are():
     """Then no CTA of the Gluon kernel has work: its table, which nobody has written, is not looked at."""
     numbers = {"block_m": 128, "block_n": 128, "causal": True, "scale": 1.0}
-    gluon.sdpa_backward_gluon(*gluon.Operands(*[None] * 13, workers=0, cooperative=True, **numbers))
+    gluon.sdpa_backward_gluon(*Operands(*[None] * 13, workers=0, cooperative=True, **numbers))
 
 
 @pytest.mark.parametrize(("version", "is_gluon"), [("3.9.1", True), ("3.10.0+git", False), ("4.0.0", False)])

@@ -13,9 +13,10 @@ from test_on_gpu import GRADIENTS, assert_same_bits, error, inputs
 
 import dash_inductor
 from dash_inductor.lowering.dq import in_accumulator_order
-from dash_inductor.lowering.launch.gluon import Operands, sdpa_backward_gluon
+from dash_inductor.lowering.launch.gluon import sdpa_backward_gluon
 from dash_inductor.reference import LOG2E, reference
 from dash_inductor.schedule import MONOTONE, Geometry, make_order, pack
+from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import gluon_tile
 
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 
 from dash_inductor.decision import Decision
-from dash_inductor.lowering.launch import gluon
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.measure import Result
 from dash_inductor.qualify.report import rows_of
 from dash_inductor.qualify.rows import OK, Row
 from dash_inductor.qualify.shapes import SHAPES, Shape
+from dash_inductor.templates.operands import Operands
 
 H100 = {"gpu": "NVIDIA H100 80GB HBM3", "sms": 132, "driver": "580.1", "torch": "2.11.0", "triton": "3.6.0"}
 TINY = Shape("tiny", "causal", 2, 4, 2, 37, 16)
@@ -54,14 +54,14 @@ def flagship_rows(ours: tuple[float, ...] = (2.0, 4.0, 2.5)) -> list[Row]:
     return rows_of(SHAPES[0], results, mhz=1980, **COMMON)
 
 
-def empty_operands(device: str, heads: int, head_dim: int) -> gluon.Operands:
+def empty_operands(device: str, heads: int, head_dim: int) -> Operands:
     """Of the Gluon kernel: two causal sequences of 512, as models have their tensors, and a table of 8 numbers."""
     empty = functools.partial(torch.empty, device=device)
     q, k, v, do, dk, dv = (empty(2, 512, heads, head_dim, dtype=torch.bfloat16).transpose(1, 2) for _ in range(6))
     rows, dq, table = empty(2 * heads * 512), empty(2 * heads, 512 * head_dim), empty(8, dtype=torch.int32)
     tensors = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv
     block_m = 128 if head_dim == 64 else 64
-    return gluon.Operands(*tensors, 4, cooperative=True, block_m=block_m, block_n=128, causal=True, scale=0.125)
+    return Operands(*tensors, 4, cooperative=True, block_m=block_m, block_n=128, causal=True, scale=0.125)
 
 
 def altered(name: str, change: Callable[[], float] = lambda: 0, before: Callable[[], object] = lambda: None) -> who.Contender:

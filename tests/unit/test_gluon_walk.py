@@ -21,12 +21,12 @@ from schedule.positions import as_python, triton
 from schedule.strategies import plans, round_robin
 from schedule.walks import Walks, Work
 
-from dash_inductor.lowering.launch.gluon import Operands
 from dash_inductor.schedule import Plan, RoundRobinPlan, pack_plan
 from dash_inductor.schedule.families import REGISTER
 from dash_inductor.schedule.packing import may_share_row, pack_shared, why_no_round_robin
 from dash_inductor.schedule.parts import Parts
 from dash_inductor.templates import gluon_kernel
+from dash_inductor.templates.operands import Operands
 
 
 @dataclass(frozen=True)

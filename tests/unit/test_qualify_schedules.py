@@ -19,6 +19,7 @@ from dash_inductor.problem import Problem
 from dash_inductor.qualify import schedules
 from dash_inductor.resolve import resolve
 from dash_inductor.schedule.packing import pack_plan
+from dash_inductor.templates.operands import Operands
 
 H200 = Target("h200", 90, 132)
 
@@ -36,11 +37,11 @@ class Watch:
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[gluon.Operands]:
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Operands]:
     """What each launch is given, on a CPU; gradients are others by a table of WRONG_ROLES roles, or by OTHER."""
-    asked: list[gluon.Operands] = []
+    asked: list[Operands] = []
 
-    def launch_of(kernel: object, operands: gluon.Operands) -> SimpleNamespace:
+    def launch_of(kernel: object, operands: Operands) -> SimpleNamespace:
         def run() -> None:
             asked.append(operands)
             for x in (operands.dq, operands.dk, operands.dv):
