@@ -58,7 +58,7 @@ test-gpu: $(VENV)/installed
 
 # A minute of the fast tests, before `make test`. Left out of tests/unit: what starts processes, or computes for seconds.
 SLOW := attention_benchmark attention_contenders attention_merge benchmark_commands by_hand check commands costs_setting docs env hooks install \
-	lost_device processes qualify qualify_runner selection trace wheel
+	lost_device nightly processes qualify qualify_runner selection trace wheel
 QUICK_EMULATED := tests/emulated/test_op.py
 test-quick: $(VENV)/installed
 	$(PYTEST) tests/unit $(SLOW:%=--ignore=tests/unit/test_%.py) -q $(SIDE_BY_SIDE)

@@ -42,16 +42,16 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def sources() -> str:
-    """The commit, with "-dirty" where the sources are not its."""
-    return subprocess.run(
-        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout.strip()
+    """The commit, with "-dirty" where the sources are not its; where there is no git too, since nothing says what they are."""
+    command = ["git", "describe", "--always", "--dirty"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown-dirty"
 
 
 def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     """Tests by outcome, what tests that passed counted by record_property, and seconds, of a part."""
     arguments, variables = PARTS[name]
-    kept = LOGS / f"{name.replace(' ', '_')}.{sources()}.json"
+    at = sources()
+    kept = LOGS / f"{name.replace(' ', '_')}.{at}.json"
     if kept.exists():
         outcomes, counts, seconds = json.loads(kept.read_text())
         return Counter(outcomes), Counter(counts), seconds
@@ -66,6 +66,7 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
         *shlex.split(arguments),
         *(f"--ignore={file}" for file in sorted(elsewhere) if not files),
     ]
+    results.unlink(missing_ok=True)  # of an earlier run
     begin = time.monotonic()
     with open(log, "w") as output:
         status = subprocess.run(command, cwd=ROOT, env=os.environ | variables, stdout=output, stderr=subprocess.STDOUT).returncode
@@ -80,7 +81,7 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     if status:
         print(f"{log.read_text()}\n{name}: pytest ended with {status}", file=sys.stderr, flush=True)
         outcomes["failure"] += outcomes.total() == 0  # it did not come to a test
-    elif not kept.stem.endswith("-dirty"):
+    elif at == sources() and not at.endswith("-dirty"):
         kept.write_text(json.dumps([outcomes, counts, seconds]))
     return outcomes, counts, seconds
 

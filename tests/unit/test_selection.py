@@ -57,3 +57,30 @@ def test_elsewhere_all(collected):
 
 def test_a_case_that_is_named_runs(collected):
     assert collected("tests/expect/test_module.py::test_many[2]") == ["test_many[2]"]
+
+
+GARBAGE = """
+import gc
+import pytest
+
+def test_by_day():
+    assert not gc.isenabled()
+
+@pytest.mark.nightly
+def test_at_night():
+    assert gc.isenabled()
+"""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "profile"),
+    [([], ""), (["-m", "nightly"], ""), (["-k", "night", "-m", ""], "nightly")],
+    ids=["day", "night", "many"],
+)
+def test_processes_of_the_night_collect_garbage(collected, tmp_path, arguments, profile):
+    """They compile for an hour, and would grow without end."""
+    (tmp_path / "tests/unit/test_garbage.py").write_text(GARBAGE)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/test_garbage.py", *arguments]
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "HYPOTHESIS_PROFILE")}
+    done = subprocess.run(command, cwd=tmp_path, env=environ | {"HYPOTHESIS_PROFILE": profile}, capture_output=True, text=True)
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout

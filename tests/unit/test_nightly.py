@@ -1,0 +1,83 @@
+"""A nightly run goes on where the last one stopped, and never takes what passed on other sources."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+COMMAND = Path(__file__).parents[1] / "nightly" / "__main__.py"
+# Each run adds a letter to a file. It fails where the file says so.
+TEST = """
+from pathlib import Path
+
+def test_it(record_property):
+    runs = Path(__file__).with_name("runs")
+    runs.write_text(runs.read_text() + "x")
+    record_property("cases tried", 7)
+    assert not Path(__file__).with_name("broken").exists()
+"""
+
+
+def command() -> ModuleType:
+    """The module, which stands in no package."""
+    spec = importlib.util.spec_from_file_location("nightly", COMMAND)
+    assert spec and spec.loader
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    return made
+
+
+@pytest.fixture
+def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The command, with one part, of one test in a folder of its own."""
+    made = command()
+    (tmp_path / "test_it.py").write_text(TEST)
+    (tmp_path / "runs").write_text("")
+    monkeypatch.setattr(made, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(made, "ROOT", tmp_path)
+    monkeypatch.setattr(made, "PARTS", {"one part": ("test_it.py", {})})
+    monkeypatch.setattr(made, "sources", lambda: "1a2b3c4")
+    return made
+
+
+def test_what_passed_at_a_commit_is_not_run_again(
+    nightly: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for runs, at in (("x", "1a2b3c4"), ("x", "1a2b3c4"), ("xx", "5d6e7f8"), ("xxx", "5d6e7f8-dirty"), ("xxxx", "5d6e7f8-dirty")):
+        monkeypatch.setattr(nightly, "sources", lambda at=at: at)
+        assert nightly.main([]) == 0 and (tmp_path / "runs").read_text() == runs
+        assert f"one part: 7 cases tried\nat {at}: 0 minutes of a core\n" in capsys.readouterr().out
+
+
+def test_what_failed_is_run_again(nightly: ModuleType, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    assert nightly.main([]) == 1
+    broken.unlink()
+    assert nightly.main([]) == 0 and (tmp_path / "runs").read_text() == "xx"
+
+
+def test_sources_that_change_during_a_run_keep_nothing(
+    nightly: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = iter(["1a2b3c4", "5d6e7f8", "5d6e7f8"])
+    monkeypatch.setattr(nightly, "sources", lambda: next(commits))
+    assert nightly.main([]) == 0 and not [*(tmp_path / "logs").glob("*.json")]
+
+
+def test_a_run_that_comes_to_no_test_is_a_failure_whatever_an_earlier_one_left(
+    nightly: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert nightly.main([]) == 0
+    monkeypatch.setattr(nightly, "sources", lambda: "5d6e7f8")
+    nightly.PARTS["one part"] = ("--no-such-option", {})
+    assert nightly.main([]) == 1
+
+
+def test_where_there_is_no_git_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = command()
+    monkeypatch.setattr(made, "ROOT", tmp_path)
+    assert made.sources().endswith("-dirty")
