@@ -61,6 +61,7 @@ def test_the_operation_at_fault_is_named(name, op, cause):
     assert difference.source == here(name)
     assert difference.op.startswith(op or "aten.")
     assert cause in difference.cause
+    assert json.loads(report.to_json())["first_difference"]["source"] == here(name)
 
 
 def test_an_operation_of_autograd_has_the_line_of_the_forward():

@@ -237,11 +237,21 @@ def test_the_forward_is_probed(rewriting: None, monkeypatch: pytest.MonkeyPatch)
 OF_KEYS = torch.tensor([0, 31, 40, 80], dtype=torch.int32)
 
 
-def by_sequences(*tensors: Tensor, sequences: tuple[Any, ...], **options: Any) -> Tensor:
-    """Each sequence alone."""
+def by_sequences(*tensors: Tensor, sequences: tuple[Any, ...], window: tuple[int, int] = (-1, -1), **options: Any) -> Tensor:
+    """SDPA of each sequence; the last query is in line with the last key."""
     query, key, value = separated(tensors, True)
-    parts = ((query[of_q], key[of_k], value[of_k]) for of_q, of_k in ranges(*sequences[:2]))
-    return torch.cat([by_eager(*(x[None] for x in part), **options)[0] for part in parts])
+    outs, modified = [], {"softcap", "alibi_slopes"} & options.keys()
+    for of_q, of_k in ranges(*sequences[:2]):
+        if modified:
+            outs.append(by_eager(*(x[None] for x in (query[of_q], key[of_k], value[of_k])), window=window, **options)[0])
+            continue
+        q, k, v = (x.transpose(0, 1)[None] for x in (query[of_q], key[of_k], value[of_k]))
+        place, n = torch.arange(q.shape[2])[:, None] + (k.shape[2] - q.shape[2]), torch.arange(k.shape[2])
+        left, right = window[0], 0 if options.get("causal") else window[1]
+        seen = ((n <= place + right) if right >= 0 else (n >= 0)) & ((n >= place - left) if left >= 0 else (n >= 0))
+        seen = seen.expand(q.shape[2], k.shape[2])
+        outs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)[0].transpose(0, 1))
+    return torch.cat(outs)
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,10 @@ def test_switching_the_setting_off_stops_an_installed_pass():
     assert met() == 1
 
 
+def with_attention(x):
+    return F.scaled_dot_product_attention(x, x.sin(), x.cos()).square().mean().sin()
+
+
 def without_attention(x):
     x = x.double()  # in fp32 the exponential makes of one rounding, which is another on another CPU, more than is allowed
     return ((x @ x.mT).sin().relu() @ x).exp().mean().sin()
@@ -123,24 +127,25 @@ def leaf() -> torch.Tensor:
     return torch.linspace(-1, 1, 2 * 16 * 16).reshape(1, 2, 16, 16).requires_grad_()
 
 
-def twice(**options) -> tuple[torch.Tensor, torch.Tensor]:
+def twice(function=without_attention, **options) -> tuple[torch.Tensor, torch.Tensor]:
     """Gradients of two backwards through one compiled graph; they are to be those of eager mode."""
     x = leaf()
-    loss = torch.compile(without_attention, **options)(x)
+    loss = torch.compile(function, **options)(x)
     first, second = torch.autograd.grad(loss, x, retain_graph=True)[0], torch.autograd.grad(loss, x)[0]
-    torch.testing.assert_close(first, torch.autograd.grad(without_attention(x), x)[0])
+    torch.testing.assert_close(first, torch.autograd.grad(function(x), x)[0])
     return first, second
 
 
+@pytest.mark.parametrize("function", [pytest.param(with_attention, marks=pytest.mark.nightly), without_attention])  # compiled C++
 @pytest.mark.parametrize("on", [True, False], ids=["", "DASH_INDUCTOR=0"])
 @pytest.mark.filterwarnings("ignore:DASH_INDUCTOR=0")
-def test_the_graph_can_be_retained(on):
+def test_the_graph_can_be_retained(function, on):
     """As with plain Inductor, which learns of it when it compiles the backward; here that is compiled before."""
     config.configure(enabled=on)
-    assert torch.equal(*twice(backend="dash"))
+    assert torch.equal(*twice(function, backend="dash"))
     torch._dynamo.reset()
     with dash_inductor.enabled():
-        assert torch.equal(*twice())
+        assert torch.equal(*twice(function))
 
 
 @functorch_config.patch(enable_autograd_cache=False)
