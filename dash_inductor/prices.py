@@ -26,10 +26,12 @@ TIE = 1.05  # times our speed, up to which ours is taken in the place of another
 
 
 def of_one_pass(problem: Problem, target: Target, tile: Tile, kernel: str) -> Speed:
-    """By a tile of TRITON or GLUON, whose mask function is asked before its launch."""
+    """By a tile of TRITON or GLUON, whose mask function is asked before its launch, and which may have more columns than others."""
     small = kernel == TRITON and is_small(problem, target, tile)
     tflops = load_tflops(target.key, tile.mean_dim, kernel, mask=problem.mask, small=small)
-    return Speed(tflops if kernel == GLUON else _with_functions(tflops, problem, target), OF_COST_FILE)
+    if kernel == GLUON:
+        return Speed(tflops * _head_dim(problem, target) / tile.mean_dim, OF_COST_FILE)
+    return Speed(_with_functions(tflops, problem, target), OF_COST_FILE)
 
 
 def of_two_passes(problem: Problem, target: Target) -> Speed:

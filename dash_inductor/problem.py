@@ -30,7 +30,8 @@ class Problem:
     graph has it as FlexAttention's op. function_ops: how many operations functions and dropout do for an element of the scores.
     dropout: what its forward dropped, a Dropout (dash_inductor/dropout); None where it dropped nothing. segments: of the queries;
     dk and dv are those of each, in fp32; 0 where they are not asked for in segments. changes_scores: whether a function makes
-    something of the scores. Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
+    something of the scores. gluon_fails: why the Gluon kernel cannot be had where it would be taken, "" if nothing is known of that.
+    Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
     """
 
     mask: str
@@ -51,6 +52,7 @@ class Problem:
     dropout: Any = None
     segments: int = 0
     changes_scores: bool = False
+    gluon_fails: str = ""
 
     @classmethod
     def of(cls, query: Any, key: Any, value: Any, *, mask: str, scale: float | None = None, **others: Any) -> Problem:
@@ -157,8 +159,8 @@ class Problem:
             "queries in segments": self.segments > 0,
             f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks and bits > MOST_BITS,
         }
-        reason = next((reason for reason, holds in reasons.items() if holds), None)
-        return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None
+        reason = next((f"takes no {reason}" for reason, holds in reasons.items() if holds), self.gluon_fails)
+        return Declined(f"the Gluon kernel {reason}", DEFAULTS) if reason else None
 
     def why_no_table(self, tile: Tile) -> Declined | None:
         """Why no table of one pass holds the tiles; None if one does."""

@@ -181,20 +181,25 @@ def _by_speed(problem: Problem, settings: Config, target: Target) -> bool:
 
 
 def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
-    """TRITON or GLUON: the kernel of one pass. Unless it is forced, the architecture, the dtype and the head dim say which.
-
-    Masks in blocks take TRITON, since the Gluon kernel has not run under them on a GPU.
-    """
+    """TRITON or GLUON: the kernel of one pass. Unless it is forced, GLUON where that takes the attention and is no slower."""
     if settings.kernel != AUTO:
         return settings.kernel
     return GLUON if gluon_is_tested() and _is_for_gluon(problem, settings, target) else TRITON
 
 
 def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
-    """Whether `auto` takes the Gluon kernel, by a Triton with which that was tested."""
-    head_dim, value_dim = problem.head_dims
-    is_faster = head_dim == value_dim and (target.arch, problem.dtype, head_dim) in tiles.GLUON_BY_DEFAULT
-    return is_faster and problem.mask != BLOCK_MASK and not problem.why_no_gluon() and settings.template != Template.TWO_PASS
+    """Whether `auto` takes the Gluon kernel, by a Triton with which that was tested: by the prices of the cost file."""
+    if settings.template == Template.TWO_PASS or problem.why_no_gluon():
+        return False
+    try:
+        tile = _one_pass_tile(problem, target, GLUON)
+    except NoTile:
+        return False
+    if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile):
+        return False
+    is_large = max(problem.head_dims) > ONE_PASS_HEAD_DIM
+    by_triton = of_two_passes(problem, target) if is_large else of_one_pass(problem, target, _one_pass_tile(problem, target, TRITON), TRITON)
+    return by_triton.tflops <= TIE * of_one_pass(problem, target, tile, GLUON).tflops
 
 
 def _one_pass_tile(problem: Problem, target: Target, kernel: str) -> Tile:
@@ -232,11 +237,12 @@ def template_for(problem: Problem, settings: Config, target: Target, kernel: str
         return Template.ONE_PASS
     if settings.template == Template.TWO_PASS:
         return Template.TWO_PASS
-    _require_small(problem, settings)
     most = max(problem.head_dims)
+    if kernel == TRITON:
+        _require_small(problem, settings)
     if settings.template != "auto" or settings.schedule != "auto":
         return Template.ONE_PASS
-    if most > ONE_PASS_HEAD_DIM:
+    if kernel == TRITON and most > ONE_PASS_HEAD_DIM:
         return Template.TWO_PASS
     if settings.guarantee == "run":
         return Template.ONE_PASS if target.reserved_sms else Template.BY_SIZE  # plain launches would take the reserved SMs
@@ -326,7 +332,7 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
 
     takes_two = problem.is_lowered_as_flex and _may_take_two(problem, settings, target)
     stock = _stock_that_shares(problem, target, tile)
-    if stock and not (takes_two and two.tflops > stock.tflops) and chains < least(stock):
+    if stock and not (takes_two and two.tflops >= stock.tflops) and chains < least(stock):
         raise LeftToStock(
             f"few KV tiles: one pass has work for {chains} CTAs, and needs work for {least(stock)} to be as fast as stock's "
             f"kernel, deterministic too: {stock}; ours {one}",

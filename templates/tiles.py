@@ -10,11 +10,8 @@ from typing import NamedTuple, TypeVar
 MAX_HEAD_DIM = 256
 LEAST_BLOCK_D = 16  # columns that a matmul takes
 ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
-GLUON_HEAD_DIMS = (64, 128, 256)
-# (architecture, dtype, head dim) whose one pass takes the Gluon kernel under full and causal masks, unless asked otherwise: where
-# benchmarks/results has a run on a GPU with right gradients, equal bits over 1,000 launches and less time than the Triton kernel's.
-# It decides bits.
-GLUON_BY_DEFAULT: frozenset[tuple[int | str, str, int]] = frozenset({(90, "bf16", 64), (90, "bf16", 128)})
+GLUON_HEAD_DIMS = (64, 128, 256)  # columns of the Gluon kernel's tiles; other head dims are padded to these
+GLUON_DIMS = "a multiple of 8, from 16 to 256"  # that TMA loads: its rows are whole 16 bytes
 GLUON_CONSUMERS = 8  # warps of the Gluon kernel that multiply; others load, poll and release
 GLUON_PARTITIONS = 4  # of a CTA, each of which walks the table by itself
 EMULATED = "emulated"
@@ -287,25 +284,40 @@ def prefetches(arch: int | str, block_d: int, block_dv: int) -> bool:
 
 
 def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
-    """The tile of the Gluon kernel: 128 rows of Q at head dim 64, which registers hold in two parts; 64 keys at 256.
+    """The tile of the Gluon kernel: 128 rows of Q in 64 columns, which registers hold in two parts; 64 keys in 256 columns.
 
     Raises:
         NoTile: there is none.
     """
     if arch != 90:
         raise NoTile(f"the Gluon kernel is made for sm_90, not {arch if arch == EMULATED else f'sm_{arch}'}", DEFAULTS)
-    if head_dim not in GLUON_HEAD_DIMS or value_dim not in (None, head_dim):
-        dims = dims_text(head_dim, value_dim or head_dim)
-        *some, last = map(str, GLUON_HEAD_DIMS)
-        raise NoTile(f"the Gluon kernel takes head dim {', '.join(some)} or {last}, not {dims}", DEFAULTS)
-    if head_dim > ONE_PASS_HEAD_DIM:
-        _checked(arch, dtype, head_dim, value_dim, MAX_HEAD_DIM)
+    dims = _checked(arch, dtype, head_dim, value_dim, MAX_HEAD_DIM)
+    if reason := why_not_gluon_dims(*dims):
+        raise NoTile(reason, DEFAULTS)
+    columns = gluon_columns(*dims)
+    if columns > ONE_PASS_HEAD_DIM:
         halves = Fragments(warps_m=4, instr_n=64, parts=2)  # of dq, whose columns are those of two matmuls
-        return Tile(64, 64, head_dim, 8, 2, False, halves, atomic_add=True, preprocess_warps=8, block_dv=head_dim)
-    block_m = 128 if head_dim == 64 else 64
+        return Tile(64, 64, columns, 8, 2, False, halves, atomic_add=True, preprocess_warps=8, block_dv=columns)
+    block_m = 128 if columns == 64 else 64
     # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
-    accumulator = Fragments(warps_m=block_m // 16, instr_n=head_dim * block_m // 128)
-    return replace(tile(arch, dtype, head_dim), block_m=block_m, dq_transposed=False, accumulator=accumulator)
+    accumulator = Fragments(warps_m=block_m // 16, instr_n=columns * block_m // 128)
+    return replace(tile(arch, dtype, columns), block_m=block_m, dq_transposed=False, accumulator=accumulator)
+
+
+def gluon_columns(head_dim: int, value_dim: int) -> int:
+    """The columns of the Gluon kernel's tiles for head dims that it takes.
+
+    >>> gluon_columns(96, 64)
+    128
+    """
+    return next(columns for columns in GLUON_HEAD_DIMS if columns >= max(head_dim, value_dim))
+
+
+def why_not_gluon_dims(head_dim: int, value_dim: int) -> str | None:
+    """Why the Gluon kernel does not take head dims; None if it does."""
+    if all(dim % 8 == 0 and 16 <= dim <= MAX_HEAD_DIM for dim in (head_dim, value_dim)):
+        return None
+    return f"the Gluon kernel takes head dims of {GLUON_DIMS}, not {dims_text(head_dim, value_dim)}"
 
 
 def two_pass_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> TwoPassTile:

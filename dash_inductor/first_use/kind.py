@@ -6,11 +6,12 @@ import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..config import OFF, TRITON, Config
+from ..config import GLUON, OFF, TRITON, Config
 from ..problem import BLOCK_MASK
 from ..resolve import Resolution
 from ..schedule.packing import shares_row
-from ..templates.tiles import EMULATED, Template, tile
+from ..schedule.parts import parts_for
+from ..templates.tiles import EMULATED, Template, Tile, tile
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,8 @@ class Kind:
     block: int | None = None  # rows and keys of a block of the mask, at most
     long_schedule: str | None = None  # the family, where one row of its table serves all chains: where sequences are long
     dropout: str | None = None  # whose random bits drop elements
+    bands: bool = False  # whether chains are cut into bands, and the query heads of a group into sets: schedule/parts.py
+    sets: bool = False
 
     def text(self) -> str:
         """The fields, as JSON."""
@@ -46,11 +49,12 @@ class Kind:
         arch = f"sm_{self.arch}" if isinstance(self.arch, int) else self.arch
         more = f", long, {self.long_schedule}" if self.long_schedule else ""
         more += f", {self.dropout} dropout" if self.dropout else ""
+        more += ", in bands" * self.bands + ", in sets" * self.sets
         return f"{kernel} ({self.launch}, {self.mask} mask{more}, {self.dtype}, head dim {dims}) on {arch}"
 
 
 def kinds_of(resolution: Resolution) -> list[Kind]:
-    """One for each template that an attention may take."""
+    """One for each kernel that an attention may take, at sizes known at run time too."""
     problem = resolution.problem
     tiles = (Template.ONE_PASS, resolution.one_pass), (Template.TWO_PASS, resolution.two_pass)
     return [
@@ -67,10 +71,30 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             max(problem.block_size) if problem.block_size else None,
             _long_schedule(resolution) if template is Template.ONE_PASS else None,
             problem.dropout and problem.dropout.generator,
+            *parts,
         )
         for template, used in tiles
         if used
+        for parts in (_parts(resolution, used) if isinstance(used, Tile) else [(False, False)])
     ]
+
+
+def _parts(resolution: Resolution, tile: Tile) -> list[tuple[bool, bool]]:
+    """Whether chains are in bands, and in sets: each that the lowering may launch (lowering/listed.py)."""
+    problem = resolution.problem
+    if problem.mask != BLOCK_MASK:
+        return [(False, False)]
+    by_head = problem.group > 1 and not (isinstance(problem.masks, int) and problem.masks == 1)
+    # The Gluon kernel walks one row of a mask: each query head of a group that has its own is a set.
+    found = {(False, resolution.kernel == GLUON)} if by_head else set()
+    if resolution.settings.guarantee == "batch" or problem.segments:
+        found.add((False, False))
+    elif problem.is_static:
+        parts = parts_for(problem.kv_heads_total, problem.group, -(-problem.kv_len // tile.block_n))
+        found.add((parts.bands > 1, parts.sets > 1))
+    else:
+        found |= {(bands, sets) for bands in (False, True) for sets in {False, problem.group > 1}}
+    return sorted(found)
 
 
 def _long_schedule(resolution: Resolution) -> str | None:

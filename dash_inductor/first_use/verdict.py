@@ -12,18 +12,18 @@ import pkgutil
 import threading
 from collections.abc import Sequence
 from contextvars import ContextVar
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.resources import files
 
 import torch
 import triton
 from torch.torch_version import TorchVersion
 
-from ..config import ALWAYS, AUTO, TRITON, Config, current
+from ..config import ALWAYS, AUTO, GLUON, TRITON, Config, current
 from ..decision import Declined
 from ..devices import DEVICES, target
 from ..devices.cost_files import has_estimates
-from ..resolve import Resolution
+from ..resolve import Resolution, resolve
 from ..templates import why_no_gluon
 from . import known
 from .kind import Kind, kinds_of, settings_for
@@ -32,6 +32,7 @@ from .process import TRIAL, tried_by_another
 
 RAN = "ran.json"  # by a GPU's name, kinds that ran there by the repository's benchmarks/results
 SECONDS = 180, 540  # for a trial in another process, and once more: importing torch and compiling takes most of it
+FAILED = "failed its trial on this GPU"
 ROOM = 1 << 30  # bytes of a GPU that are free where a trial cannot take memory from a training
 
 FENCED = "3.7.1"  # the first Triton in which a Hopper's wgmma sees what cp.async has copied
@@ -52,6 +53,8 @@ class UntriedKernelError(RuntimeError):
 def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
     """The resolution, if its kernels are known to work on a device that is there, or turn out to do so now.
 
+    Where the Gluon kernel does not, and nobody asked for it, what the attention gets without it.
+
     Raises:
         UnfitKernelError: one of them does not.
         Declined: under guard="auto" one could not be tried, and has not run on such a GPU.
@@ -64,7 +67,14 @@ def require_fit(resolution: Resolution, device: torch.device) -> Resolution:
         _say_if_a_fence_is_missing(*torch.cuda.get_device_capability(device))
     if resolution.lacks_gluon:
         _say_that_gluon_is_not_tested()
-    require_fit_kinds(kinds, device, resolution.settings)
+    try:
+        require_fit_kinds(kinds, device, resolution.settings)
+    except UnfitKernelError as unfit:
+        if resolution.kernel != GLUON or resolution.settings.kernel != AUTO:
+            raise
+        _say_that_gluon_failed(str(unfit))
+        problem = replace(resolution.problem, gluon_fails=FAILED)
+        return require_fit(resolve(problem, resolution.settings, resolution.target), device)
     return resolution
 
 
@@ -87,7 +97,7 @@ def require_fit_kinds(kinds: Sequence[Kind], device: torch.device, settings: Con
             continue
         if verdict.fit is False:
             instead = "" if kind.kernel == TRITON else f"; kernel={TRITON!r} takes another kernel"
-            raise UnfitKernelError(f"{kind} failed its trial on this GPU: {verdict.said}{instead}")
+            raise UnfitKernelError(f"{kind} {FAILED}: {verdict.said}{instead}")
         if guard == ALWAYS:
             raise UntriedKernelError(f"{kind} could not be tried on this GPU: {verdict.said}")
         raise Declined(
@@ -118,7 +128,8 @@ def has_run(kind: Kind, device: str) -> bool:
         return False
     ran = json.loads(files(__package__).joinpath(RAN).read_text(encoding="utf-8"))
     name = f"{kind.template} in {kind.kernel}, {kind.mask} mask, {kind.dtype}, head dim {kind.head_dim}"
-    plain = kind.head_dim == kind.value_dim and kind.long_schedule is None and kind.dropout is None
+    is_cut = kind.bands or kind.sets
+    plain = kind.head_dim == kind.value_dim and kind.long_schedule is None and kind.dropout is None and not is_cut
     return plain and name in ran.get(torch.cuda.get_device_name(device), ())
 
 
@@ -162,6 +173,12 @@ def _say_if_unmeasured(gpu: str, costs: str, kernel: str) -> None:
     file = costs or next((key for key, known in DEVICES.items() if known.name == gpu), None)
     if file is None or has_estimates(file, kernel):
         log.warning("dash_inductor has not been measured on %s: what it says of times there is predicted", gpu)
+
+
+@functools.cache
+def _say_that_gluon_failed(unfit: str) -> None:
+    """Once for a kind."""
+    log.error("%s. Attentions for which it would be taken get Triton kernels, whose bits are others: please report it", unfit)
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from torch.torch_version import TorchVersion
 from .. import emulation
 from ..config import Config, current
 from ..decision import Declined
+from ..op import MARK
 from ..rewrite.by_hand import mark_other_dims
 from ..rewrite.declined import log, report_bug
 from ..rewrite.graph import rewrite, rewritten
@@ -104,10 +105,11 @@ def _apply(graph: fx.Graph, refused: Declined | None) -> int:
     warn_of_torch()
     PATCHES.add(*LOWERING)
     met, bugs = rewrite(graph, current(), refused)
-    if rewritten(graph):
+    ours = rewritten(graph)
+    if ours:
         failures.note_rewritten()
     ranks.compare()
-    if bugs:
+    if bugs or any(node.meta[MARK].resolution.problem.gluon_fails for node in ours):
         failures.keep_out_of_caches()
     for bug in bugs:
         report_bug(bug)

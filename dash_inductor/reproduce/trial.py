@@ -1,4 +1,4 @@
-"""Tries a kind of kernel on a small attention: gradients against float64, and the bits of several launches.
+"""Tries a kind of kernel on an attention of two chains for each SM: gradients against float64, and the bits of many launches.
 
 `python -m dash_inductor.reproduce.trial JOB` prints what came out; `first_use/verdict.py` runs it.
 """
@@ -25,6 +25,7 @@ from ..codegen.flex import OPTIONS, TORCH_DTYPES, FlexAttention
 from ..codegen.mode import deterministic
 from ..codegen.mods import MASK_MODS
 from ..config import Config
+from ..devices.target import target_of
 from ..dropout import FLASH, Dropout, kept
 from ..first_use.kind import Kind, is_small
 from ..first_use.known import Verdict
@@ -39,12 +40,16 @@ from ..resolve import as_if_small
 from ..rewrite.stock_ops import EFFICIENT as STOCK_EFFICIENT
 from ..rewrite.stock_ops import FLASH as STOCK_FLASH
 from ..schedule.packing import as_if_long
+from ..schedule.parts import BANDS, LEAST_STEPS, Parts, as_if_parts
 from ..text import in_one_line
 
 STARTED, COMPILED = "started", "compiled"  # stages before LAUNCHED
-HEADS, KV_HEADS, LAUNCHES = 2, 1, 3
+LAUNCHES, EMULATED_LAUNCHES = 20, 3  # on a GPU, half of them beside other work; under emulation
+CHAINS_PER_SM, TILES = 2, 4  # chains, at least; KV tiles of a sequence, at least
+GROUP = 2  # query heads of a kv head
+DOCUMENTS = 13 / 16, 15 / 16  # of a mask in blocks: where the second and the third begin
 DROPPED, RANDOM = 0.3, (2**40 + 7, 2**33 + 4)  # of a kind with dropout: its p, seed and offset
-TILES = 4  # that add to each tile of dQ, at least
+NEIGHBOUR = 1 << 24  # fp32 elements of a tensor that other work goes through
 ALLOWED = {"bf16": 2e-2, "fp16": 4e-3, "fp32": 2**-16}  # errors, over the largest element
 
 Gradients = tuple[Tensor, ...]
@@ -75,7 +80,8 @@ def tried(kind: Kind, device: str, settings: Config, stage: Callable[[str], None
 @contextmanager
 def as_tried(kind: Kind) -> Iterator[None]:
     """Inside, what is compiled is compiled to be tried, and is of the kind whatever its size."""
-    values = (is_trial, True), (as_if_long, kind.long_schedule is not None), (as_if_small, is_small(kind))
+    parts = Parts(BANDS if kind.bands else 1, GROUP if kind.sets else 1)
+    values: Any = (is_trial, True), (as_if_long, kind.long_schedule is not None), (as_if_small, is_small(kind)), (as_if_parts, parts)
     tokens = [(variable, variable.set(value)) for variable, value in values]
     try:
         yield
@@ -97,56 +103,102 @@ def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: floa
 
 def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients]:
     """query, key, value, grad_out, output, logsumexp, and what else the mask takes; and dq, dk, dv in float64."""
-    length = TILES * max(kind.block_m, kind.block_n, kind.block or 0) + 3
-    generator = torch.Generator().manual_seed(0)
+    group = 1 if kind.dropout else GROUP  # the memory-efficient op has no groups
+    length = _length(kind)
+    kv_heads = -(-CHAINS_PER_SM * _sms(device) // (length // kind.block_n))
+    heads, positions = group * kv_heads, torch.arange(length, device=device)
+    generator = torch.Generator(device).manual_seed(0)
 
     def normal(heads: int, dim: int) -> Tensor:
-        x = torch.randn(1, length, heads, dim, generator=generator).to(device, TORCH_DTYPES[kind.dtype])
+        x = torch.randn(1, length, heads, dim, generator=generator, device=device).to(TORCH_DTYPES[kind.dtype])
         return x.transpose(1, 2)
 
-    kv_heads = HEADS if kind.dropout else KV_HEADS  # the memory-efficient op has no groups
-    shapes = (HEADS, kind.head_dim), (kv_heads, kind.head_dim), (kv_heads, kind.value_dim), (HEADS, kind.value_dim)
-    *tensors, grad_out = (normal(*shape) for shape in shapes)
-    positions = torch.arange(length, device=device)
-    documents = (positions * 3 // length).int()
-    seen = torch.ones(length, length, dtype=torch.bool, device=device)
-    if kind.mask != "full":
-        seen = positions <= positions[:, None]
+    shapes = (heads, kind.head_dim), (kv_heads, kind.head_dim), (kv_heads, kind.value_dim), (heads, kind.value_dim)
+    query, key, value, grad_out = (normal(*shape) for shape in shapes)
+    second, third = ((positions >= int(begin * length)).int() for begin in DOCUMENTS)
+    documents = second + third
+    seen = positions <= positions[:, None] if kind.mask != "full" else torch.ones_like(positions == positions[:, None])
     if kind.mask == BLOCK_MASK:
         seen = seen & (documents == documents[:, None])
-    query, key, value = leaves = [x.double().requires_grad_() for x in tensors]
-    scores = (query @ key.mT / math.sqrt(kind.head_dim)).where(seen, -math.inf)
-    weights = scores.softmax(-1)
+    factors: Tensor | None = None
     if kind.dropout:
         dropout = Dropout(DROPPED, kind.dropout)
-        dropped = ~kept(dropout, torch.tensor(RANDOM), (1, HEADS, length, length)).to(device)
-        weights = (weights * dropout.scale(TORCH_DTYPES[kind.dtype])).masked_fill(dropped, 0.0)
-    out = weights @ value
-    expected = torch.autograd.grad(out, leaves, grad_out.double())
-    logsumexp = scores.logsumexp(-1).float()
-    inputs = [*tensors, grad_out, out.detach().to(grad_out.dtype), logsumexp.detach()]
+        with device:
+            factors = kept(dropout, torch.tensor(RANDOM), (1, heads, length, length)) * dropout.scale(TORCH_DTYPES[kind.dtype])
+    found: list[Gradients] = []
+    for head in range(kv_heads):  # one at a time, since float64 takes memory
+        own = slice(head * group, (head + 1) * group)
+        of_head = query[:, own], key[:, head, None], value[:, head, None], grad_out[:, own]
+        found.append(_in_float64(*of_head, seen, factors if factors is None else factors[:, own]))
+    out, logsumexp, *expected = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
+    inputs = [query, key, value, grad_out, out.to(grad_out.dtype), logsumexp.float()]
     if kind.dropout:
-        bias = torch.zeros(1, HEADS, length, -(-length // 16) * 16, dtype=grad_out.dtype, device=device)[..., :length]
+        bias = torch.zeros(1, heads, length, -(-length // 16) * 16, dtype=grad_out.dtype, device=device)[..., :length]
         state = torch.tensor(RANDOM, device=device)
         inputs += [state.view(torch.uint64), state.view(torch.uint64)[1]] if kind.dropout == FLASH else list(state.clone())
         inputs += [bias.masked_fill_(~seen, -math.inf)] if kind.mask == BLOCK_MASK else []
     elif kind.mask == BLOCK_MASK:
         function = functools.partial(MASK_MODS["documents"], documents=documents)
-        mask = create_block_mask(function, None, None, length, length, device=str(documents.device), BLOCK_SIZE=kind.block or 1)
-        inputs += [torch.zeros(HEADS, device=device), documents, *(x for x in mask.as_tuple() if isinstance(x, Tensor))]
-    return inputs, expected
+        mask = create_block_mask(function, None, None, length, length, device=str(device), BLOCK_SIZE=kind.block or 1)
+        inputs += [torch.zeros(heads, device=device), documents, *(x for x in mask.as_tuple() if isinstance(x, Tensor))]
+    return inputs, tuple(expected)
+
+
+def _length(kind: Kind) -> int:
+    """Of a sequence of TILES, and where chains are in bands of what the longest of them has to have: the first document's."""
+    tiles_of = max(kind.block_m, kind.block_n, kind.block or 0)
+    steps = LEAST_STEPS * kind.block_m * (GROUP if kind.sets else 1) / (GROUP * DOCUMENTS[0]) if kind.bands else 0
+    return max(TILES, math.ceil(steps / tiles_of) + 1) * tiles_of + 3
+
+
+def _sms(device: torch.device) -> int:
+    return target_of(device, config.current()).sms
+
+
+def _in_float64(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, seen: Tensor, factors: Tensor | None) -> Gradients:
+    """The output, its logsumexp, dq, dk and dv. factors: of the weights, where some are dropped."""
+    leaves = [x.double().requires_grad_() for x in (query, key, value)]
+    scores = (leaves[0] @ leaves[1].mT / math.sqrt(query.shape[3])).where(seen, -math.inf)
+    weights = scores.softmax(-1)
+    out = (weights if factors is None else weights * factors) @ leaves[2]
+    return out.detach(), scores.logsumexp(-1).detach(), *torch.autograd.grad(out, leaves, grad_out.double())
 
 
 def _launches(kind: Kind, inputs: list[Tensor], stage: Callable[[str], None]) -> list[Gradients]:
-    """dq, dk, dv of each launch of the kernel, compiled once."""
+    """dq, dk, dv of each launch of the kernel, compiled once, where the buffers that it writes hold NaN before."""
+    is_gpu = inputs[0].is_cuda
     with installed(), deterministic():
         with compiling_launches():
             compiled = compiled_for(kind, inputs)
+        _fill_what_is_allocated(compiled)
+        neighbour, stream = (torch.zeros(NEIGHBOUR, device=inputs[0].device), torch.cuda.Stream()) if is_gpu else (None, None)
         stage(COMPILED)
-        if inputs[0].is_cuda:
+        if is_gpu:
             torch.cuda.synchronize()  # what fails on the GPU until here is none of the kernel's
         stage(LAUNCHED)
-        return [tuple(compiled(list(inputs))) for _ in range(LAUNCHES)]
+        found = []
+        for launch in range(LAUNCHES if is_gpu else EMULATED_LAUNCHES):
+            if neighbour is not None and launch % 2:
+                with torch.cuda.stream(stream):
+                    for _ in range(4):
+                        neighbour.sin_()
+            found.append(tuple(compiled(list(inputs))))
+        return found
+
+
+def _fill_what_is_allocated(compiled: Any) -> None:
+    """From now on generated code gets NaN in the place of memory that holds anything."""
+    names = compiled.current_callable.__globals__
+
+    def filled(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def full(*arguments: Any) -> Tensor:
+            made = allocate(*arguments)
+            return made.fill_(math.nan) if made.is_floating_point() else made
+
+        return full
+
+    for name in ("empty_strided_cuda", "empty_strided_cpu"):
+        names[name] = filled(names[name])
 
 
 def compiled_for(kind: Kind, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
@@ -183,7 +235,7 @@ def _dropping(kind: Kind) -> Callable[..., Gradients]:
 
 
 def _of_block_mask(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]:
-    sizes = inputs[0].shape[2], HEADS, KV_HEADS, kind.head_dim
+    sizes = inputs[0].shape[2], inputs[0].shape[1], inputs[1].shape[1], kind.head_dim
     attention = FlexAttention(*sizes, mask_mod="documents", block=kind.block or 1, dtype=kind.dtype, value_dim=kind.value_dim)
     functions = attention.functions()
 

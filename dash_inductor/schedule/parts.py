@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from .geometry import Geometry
@@ -60,6 +61,7 @@ class Parts:
 
 
 WHOLE = Parts()
+as_if_parts: ContextVar[Parts | None] = ContextVar("as_if_parts", default=None)  # whatever the sizes; set by trials
 
 
 def parts_for(kv_heads: int, group: int, n_kv: int) -> Parts:
@@ -70,6 +72,8 @@ def parts_for(kv_heads: int, group: int, n_kv: int) -> Parts:
     >>> parts_for(8, 4, 16), parts_for(16, 1, 32), parts_for(1, 32, 4), parts_for(32, 1, 64)
     (Parts(bands=4, sets=2), Parts(bands=4, sets=1), Parts(bands=1, sets=16), Parts(bands=1, sets=1))
     """
+    if forced := as_if_parts.get():
+        return forced
     chains = kv_heads * n_kv
     if chains > FEW_CHAINS:
         return WHOLE

@@ -275,15 +275,18 @@ def end_chain(outputs, head, j, dk, dv, attention, dtype: gl.constexpr, LAYOUT: 
         z = head // attention.hkv
         h = head % attention.hkv
         n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
-        store_rows(DV, dv_strides, z, h, n, dv.to(dtype), attention.kv_len, LAYOUT)
-        store_rows(DK, dk_strides, z, h, n, (dk * attention.SCALE).to(dtype), attention.kv_len, LAYOUT)
+        store_rows(DV, dv_strides, z, h, n, dv.to(dtype), attention.kv_len, attention.VALUE_DIM, LAYOUT)
+        store_rows(DK, dk_strides, z, h, n, (dk * attention.SCALE).to(dtype), attention.kv_len, attention.KEY_DIM, LAYOUT)
 
 
 @gluon.jit
-def store_rows(pointer, strides, z, h, n, x, KV_LEN, LAYOUT: gl.constexpr):
-    # x [BLOCK_N, HEAD_DIM], rows n of which those before KV_LEN are stored.
-    d = gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, LAYOUT))
+def store_rows(pointer, strides, z, h, n, x, KV_LEN, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    # x [BLOCK_N, HEAD_DIM], rows n of which those before KV_LEN are stored, and of each the first COLUMNS.
+    d = gl.expand_dims(gl.arange(0, x.shape[1], layout=gl.SliceLayout(0, LAYOUT)), 0)
     base = pointer + gl.cast(z, gl.int64) * strides[0] + gl.cast(h, gl.int64) * strides[1]
     rows = gl.expand_dims(n, 1)
-    pointers = base + gl.cast(rows, gl.int64) * strides[2] + gl.expand_dims(d, 0) * strides[3]
-    gl.store(pointers, x, mask=rows < KV_LEN)
+    pointers = base + gl.cast(rows, gl.int64) * strides[2] + d * strides[3]
+    if COLUMNS == x.shape[1]:
+        gl.store(pointers, x, mask=rows < KV_LEN)
+    else:
+        gl.store(pointers, x, mask=(rows < KV_LEN) & (d < COLUMNS))

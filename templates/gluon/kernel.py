@@ -9,10 +9,12 @@ The gradients of softmax(SCALE*Q K^T) V, by five matmuls of each tile, transpose
     (5) DK += dS^T Q        multiplied with SCALE at the end
 
 Sizes: Z batch entries, HQ query heads, HKV kv heads of GROUP query heads each, Q_LEN queries in NQ tiles of BLOCK_M, KV_LEN keys in
-tiles of BLOCK_N, HEAD_DIM columns. `Attention` in walk.py has those that are known when the kernel runs.
+tiles of BLOCK_N, HEAD_DIM columns of a tile. `Attention` in walk.py has those that are known when the kernel runs. Tensors may have
+fewer columns: TMA fills the others with zeros.
 
-    Q, DO         [Z, HQ, Q_LEN, HEAD_DIM]
-    K, V, DK, DV  [Z, HKV, KV_LEN, HEAD_DIM]
+    Q, DO         [Z, HQ, Q_LEN, KEY_DIM], [Z, HQ, Q_LEN, VALUE_DIM]
+    K, DK         [Z, HKV, KV_LEN, KEY_DIM]
+    V, DV         [Z, HKV, KV_LEN, VALUE_DIM]
     NEG_LSE       fp32 [Z*HQ*NQ*BLOCK_M], -logsumexp*log2(e); DELTA the same, rowsum(OUT*DO)
     DQ            fp32 [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS], a Q tile after the other, each in the order of its accumulator
     TABLE         int32, the schedule's; under a mask in blocks that of `Lists` in launch.py
@@ -45,7 +47,7 @@ at the mbarrier, and arrive at the named barrier without meeting each other.
 
 K and V have no stages and one mbarrier, kv_full: those of a chain are there. TMA arrives by bytes at what `produce` loads.
 
-Head dim 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There each
+HEAD_DIM 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There each
 channel has one stage less. dQ comes in two halves, of which the second takes a place of the first: these warps do wait for a rank
 that is half a step late. The mbarrier of dQ says of the first half that TMA has read that place, and of the second that all is in
 global memory.

@@ -8,7 +8,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..operands import Operands
-from ..tiles import GLUON_CONSUMERS, GLUON_PARTITIONS
+from ..tiles import GLUON_CONSUMERS, GLUON_DIMS, GLUON_PARTITIONS, dims_text, gluon_columns, why_not_gluon_dims
 from .kernel import sdpa_backward
 from .walk import Attention
 
@@ -18,7 +18,7 @@ OPTIONS: dict[str, Any] = {"num_warps": GLUON_CONSUMERS, "enable_fp_fusion": Tru
 LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
-DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by head dim, rows that TMA adds at a time: a Q tile, of 256 columns a quarter of it
+DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by a tile's columns, rows that TMA adds at a time: a Q tile, of 256 columns a quarter
 
 
 class Lists(NamedTuple):
@@ -42,27 +42,29 @@ class Lists(NamedTuple):
 def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
     """The arguments of `sdpa_backward`, which is launched with OPTIONS.
 
-    x: in 16 bits, D 64, 128 or 256; dq is written where a KV tile sees the Q tile. report: int32 [4] in memory of the host that the
-    device can write to, for a wait that gives up. most_chains: as in `Lists`.
+    x: in 16 bits, of rows that TMA takes; dq is written where a KV tile sees the Q tile. report: int32 [4] in memory of the host that
+    the device can write to, for a wait that gives up. most_chains: as in `Lists`.
 
     Raises:
         ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
     """
-    batch, heads, q_len, head_dim = x.query.shape
+    batch, heads, q_len, key_dim = x.query.shape
+    value_dim = x.value.shape[3]
     kv_heads, kv_len = x.key.shape[1:3]
-    if head_dim not in DQ_ROWS or x.query.element_size() != 2:
-        dims = ", ".join(map(str, DQ_ROWS))
-        raise ValueError(f"the Gluon kernel takes bf16 and fp16 at head dims {dims}, not {x.query.dtype} at {head_dim}")
+    if x.query.element_size() != 2 or why_not_gluon_dims(key_dim, value_dim):
+        asked = f"{x.query.dtype} at {dims_text(key_dim, value_dim)}"
+        raise ValueError(f"the Gluon kernel takes bf16 and fp16 at head dims of {GLUON_DIMS}, not {asked}")
+    columns = gluon_columns(key_dim, value_dim)
     n_q = -(-q_len // x.block_m)
     rows = batch * heads * n_q * x.block_m
-    if rows * head_dim // DQ_COLUMNS >= 2**31:
+    if rows * columns // DQ_COLUMNS >= 2**31:
         raise ValueError(
-            f"the Gluon kernel takes fewer than 2**36 elements of query, rounded up to whole tiles, not {rows * head_dim}"
+            f"the Gluon kernel takes fewer than 2**36 elements of query in whole tiles, not {rows * columns}"
         )
-    of_rows = (x.neg_lse, 1), (x.delta, 1), (x.dq, head_dim)
+    of_rows = (x.neg_lse, 1), (x.delta, 1), (x.dq, columns)
     if not all(each.is_contiguous() and each.numel() == rows * width for each, width in of_rows):
         raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")
-    q_block, kv_block = [1, 1, x.block_m, head_dim], [1, 1, x.block_n, head_dim]
+    q_block, kv_block = [1, 1, x.block_m, columns], [1, 1, x.block_n, columns]
     chains = batch * kv_heads * -(-kv_len // x.block_n)
     semaphores = x.table.new_zeros(2 + batch * heads * n_q + (chains if x.bands * x.sets > 1 else 0))
     query, key, value, grad_out = (
@@ -85,6 +87,8 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         ROUND_ROBIN=gl.constexpr(x.block_n // x.block_m if x.round_robin else 0),
         BLOCKS=gl.constexpr(x.q_tiles),
         EVEN_N=gl.constexpr(kv_len % x.block_n == 0),
+        KEY_DIM=gl.constexpr(key_dim),
+        VALUE_DIM=gl.constexpr(value_dim),
         SCALE=gl.constexpr(x.scale),
         SCALE_LOG2E=gl.constexpr(x.scale * LOG2E),
     )
@@ -95,7 +99,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         _descriptor(grad_out, q_block),
         _descriptor(x.neg_lse.view(rows), [x.block_m]),
         _descriptor(x.delta.view(rows), [x.block_m]),
-        _descriptor(x.dq.view(-1, DQ_COLUMNS), [DQ_ROWS[head_dim], DQ_COLUMNS]),
+        _descriptor(x.dq.view(-1, DQ_COLUMNS), [DQ_ROWS[columns], DQ_COLUMNS]),
         x.table,
         x.table.new_empty(GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0),
         lists,

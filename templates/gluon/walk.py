@@ -16,7 +16,7 @@ class Attention(NamedTuple):
     heads: kv heads of all batches. hkv: those of one. nq: Q tiles of a head. GROUP: query heads of a kv head, in SETS.
     SHARED_ROW: whether the table has one row for all chains. ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile;
     then it may have none. BLOCKS: Q tiles of a block of the mask, 0 if the mask is not in blocks. EVEN_N: whether kv_len is a
-    multiple of the KV tile.
+    multiple of the KV tile. KEY_DIM and VALUE_DIM: columns of key and of value.
     """
 
     heads: Any
@@ -30,6 +30,8 @@ class Attention(NamedTuple):
     ROUND_ROBIN: Any
     BLOCKS: Any
     EVEN_N: Any
+    KEY_DIM: Any
+    VALUE_DIM: Any
     SCALE: Any
     SCALE_LOG2E: Any
 

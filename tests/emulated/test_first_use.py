@@ -110,7 +110,10 @@ def test_a_kernel_that_works_is_tried_once_and_used(jobs):
     assert len(decisions()) == 2  # the trial's own is none
 
 
-@pytest.mark.parametrize("kind", [CAUSAL, LONG, BLOCK_MASK, FULL, LARGE], ids=str)
+IN_BANDS, IN_SETS = replace(BLOCK_MASK, bands=True), replace(BLOCK_MASK, sets=True)
+
+
+@pytest.mark.parametrize("kind", [CAUSAL, LONG, BLOCK_MASK, IN_BANDS, IN_SETS, FULL, LARGE], ids=str)
 def test_kinds(kind):
     settings = Config(template=kind.template, guard="off", on_unsupported="error", emulate=True)
     verdict = trial.tried(kind, "cpu", settings)
@@ -128,6 +131,37 @@ def test_a_kernel_that_does_not_work(name, changes, said, monkeypatch):
     mutate(monkeypatch, "ONE_PASS", name, changes)
     verdict = trial.tried(CAUSAL, "cpu", Config(template="one_pass", guard="off", on_unsupported="error", emulate=True))
     assert verdict.fit is False and said in verdict.said
+
+
+@pytest.mark.parametrize("kind", [IN_BANDS, IN_SETS], ids=str)
+def test_how_chains_are_cut_is_tried(kind, monkeypatch):
+    """By a kernel in which dk is that of the last part of a chain; where chains are whole that is right."""
+    settings = Config(template="one_pass", guard="off", on_unsupported="error", emulate=True)
+    sums = "dk += tl.load(dk_ptrs, mask=tl.full(dk_ptrs.shape, 1, tl.int1) & (place > {})"
+    mutate(monkeypatch, "BLOCK_MASK_ONE_PASS", "tried_in_parts", {sums.format(0): sums.format(99)})
+    assert trial.tried(kind, "cpu", settings).fit is False
+    assert trial.tried(BLOCK_MASK, "cpu", settings).fit
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({}, [(False, False)]),  # 32 heads of 64 KV tiles
+        ({"batch": 1, "kv_heads": 4}, [(True, True)]),
+        ({"batch": 1, "heads": 4, "kv_heads": 4}, [(True, False)]),
+        ({"batch": 1, "heads": 4, "kv_heads": 1, "q_len": 512, "kv_len": 512}, [(False, True)]),
+        ({"masks": 16}, [(False, False), (False, True)]),  # of query heads, or of batch elements
+        ({"mask": "causal", "block_size": None}, [(False, False)]),
+    ],
+    ids=str,
+)
+def test_the_kinds_of_a_mask_in_blocks(changes, parts):
+    sizes = {"batch": 4, "heads": 16, "kv_heads": 8, "q_len": 8192, "kv_len": 8192, "head_dim": 128, "block_size": (128, 128)}
+    problem = Problem(**{"mask": "block_mask", "dtype": "bf16"} | sizes | changes)
+    resolution = resolve(problem, Config(), Target("h100", 90, 132))
+    assert [(kind.bands, kind.sets) for kind in kinds_of(resolution) if kind.template == "one_pass"] == parts
+    batch = resolve(problem, Config(guarantee="batch"), Target("h100", 90, 132))
+    assert not any(kind.bands for kind in kinds_of(batch))
 
 
 def test_a_long_sequence_has_a_kind_of_its_own():

@@ -87,15 +87,17 @@ AUTO = {"kernel": "auto", "guarantee": "device"}
         ({"head_dim": 128}, True),
         ({"key": "h200"}, True),
         ({"key": "a100"}, False),
-        ({"head_dim": 32}, False),
-        ({"head_dim": 256}, False),
-        ({"dtype": "fp16"}, False),
+        ({"head_dim": 16}, False),  # by price
+        ({"head_dim": 24}, True),
+        ({"head_dim": 100}, False),  # TMA takes rows of 16 bytes
+        ({"head_dim": 256}, True),
+        ({"dtype": "fp16"}, True),
         ({"settings": AUTO | {"kernel": "triton"}}, False),
         ({"settings": {"kernel": "auto", "template": "two_pass"}}, False),
     ],
     ids=str,
 )
-def test_auto_goes_by_architecture_dtype_and_head_dim(changes, is_gluon):
+def test_auto_goes_by_architecture_head_dim_and_price(changes, is_gluon):
     """Unless another template is asked for."""
     code = generated(**{"settings": AUTO} | changes)
     assert (OP in code.source) == is_gluon and all(decision.rewritten for decision in code.decisions)

@@ -47,7 +47,7 @@ def test_a_hopper_whose_triton_leaves_out_a_fence(monkeypatch, caplog, capabilit
         ("3.10.0", {}, {}, 1),
         ("3.5.1", {}, {}, 1),
         ("3.9.1", {}, {}, 0),
-        ("3.10.0", {"dtype": "fp16"}, {}, 0),  # which gets the Triton kernel by any
+        ("3.10.0", {"head_dim": 100}, {}, 0),  # which gets the Triton kernel by any
         ("3.10.0", {}, {"kernel": "triton"}, 0),
         ("3.10.0", {}, {"template": "two_pass"}, 0),
     ],
@@ -83,3 +83,27 @@ def test_a_kernel_that_fails_its_trial(monkeypatch, kernel, remedy):
         verdict.require_fit_kinds([kind], torch.device("cpu"), Config(guard="always"))
     assert str(raised.value) == f"{kind} failed its trial on this GPU: dq is 0.5 off{remedy}"
     assert verdict.is_used == {kind: False}
+
+
+def test_without_its_gluon_kernel_an_attention_takes_tritons(monkeypatch, caplog):
+    """With one error in the log, unless that kernel was asked for."""
+
+    def verdict_on(kind, *_):
+        return verdict.Verdict(fit=kind.kernel == "triton", said="dq is 0.5 off")
+
+    monkeypatch.setattr(verdict.target, "is_there", lambda device: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(verdict, "_verdict", verdict_on)
+    monkeypatch.setattr(verdict, "is_used", {})
+    verdict._say_that_gluon_failed.cache_clear()
+    problem, h100 = Problem("causal", 2, 16, 16, 8192, 8192, 128, "bf16"), Target("h100", 90, 132)
+    asked = resolve(problem, Config(guard="always", kernel="gluon"), h100)
+    with pytest.raises(verdict.UnfitKernelError, match="kernel='triton' takes another kernel"):
+        verdict.require_fit(asked, torch.device("cuda", 0))
+    found = resolve(problem, Config(guard="always"), h100)
+    taken = [verdict.require_fit(found, torch.device("cuda", 0)) for _ in range(2)]
+    assert found.kernel == "gluon" and taken == [resolve(replace(problem, gluon_fails=verdict.FAILED), found.settings, h100)] * 2
+    assert taken[0].kernel == "triton"
+    assert [kind.kernel for kind, used in verdict.is_used.items() if not used] == ["gluon"]
+    (said,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert "head dim 128) on sm_90 failed its trial on this GPU: dq is 0.5 off" in said
