@@ -154,7 +154,6 @@ class Problem:
         in_blocks = self.mask == BLOCK_MASK
         bits = self.masks * ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2  # of whole blocks
         reasons = {
-            "function of the scores": self.changes_scores,
             "dropout": self.dropout is not None,
             "queries in segments": self.segments > 0,
             f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks and bits > MOST_BITS,

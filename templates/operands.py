@@ -1,5 +1,6 @@
 """What a launch of the Gluon kernel takes; importable without Gluon."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from torch import Tensor
@@ -14,7 +15,7 @@ class Operands(NamedTuple):
     shared_row: whether the table has one row for all chains; round_robin: whether it may be that of a round robin. Under a mask in
     blocks the table, `steps` and `bits` are those of `Rows` in lowering/block_lists.py, and a block has q_tiles x kv_tiles tiles.
     Where chains are in parts, in at most `bands` and `sets`, sums is fp32 [elements], and bands are for masks whose longest chain
-    has `least_steps`.
+    has `least_steps`. functions: the source of a module (lowering/gluon_functions.py), for captures and sizes that it reads.
     """
 
     query: Tensor
@@ -30,6 +31,8 @@ class Operands(NamedTuple):
     dq: Tensor
     dk: Tensor
     dv: Tensor
+    captures: Sequence[Tensor]
+    sizes: Sequence[int]
     workers: int
     cooperative: bool
     block_m: int
@@ -43,3 +46,4 @@ class Operands(NamedTuple):
     bands: int = 1
     sets: int = 1
     least_steps: int = 0
+    functions: str = ""

@@ -75,6 +75,8 @@ def compile_gluon(
             numbers |= {"bands": bands, "sets": sets, "least_steps": LEAST_STEPS}
     operands = Operands(
         *(query, key, value, grad_out, scratch(), scratch(), table, steps, bits, sums, scratch(tile.block_d), dk, dv),
+        captures=[],
+        sizes=[],
         workers=1,
         cooperative=True,
         block_m=tile.block_m,

@@ -26,6 +26,7 @@ from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import Tile
 
 from ..failed_waits import INTS, report_of
+from ..gluon_functions import functions_of
 from ..header import add_to_header, root_graph
 from ..inputs import Inputs
 from ..mods import Mods
@@ -102,7 +103,8 @@ def compile_launch(kernel: Any, operands: Operands) -> None:
         return torch.empty_strided([*map(hinted, x.shape)], [*map(hinted, x.stride())], dtype=x.dtype, device="meta")
 
     with unset_fake_temporarily():
-        launch_of(kernel, tree_map_only(Tensor, without_memory, Operands(*map(hinted, operands)))).compile()
+        known = tree_map_only(torch.SymInt, hinted, operands)
+        launch_of(kernel, tree_map_only(Tensor, without_memory, known)).compile()
 
 
 def _on_fake_tensors(*operands: Any) -> None:
@@ -116,11 +118,11 @@ torch.library.register_fake("dash::sdpa_backward_gluon", _on_fake_tensors, lib=_
 def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBox, dv: TensorBox) -> TensorBox:
     """dk; scratch, fp32 [B * H, Q tiles, elements of a Q tile] for dq, and dv are filled.
 
-    The kernel calls no function of `mods`: the bits of the lists have what they say.
+    Of the functions of `mods` the kernel calls those of the scores; what the mask's says is in the bits of the lists.
     """
     _, dk_meta, _ = inputs.gradients
     dk = empty_strided(*dk_meta, dtype=inputs.dtype, device=inputs.device)
-    rows, parts = walk.blocks, walk.parts
+    rows, parts, functions = walk.blocks, walk.parts, functions_of(mods, inputs.query)
     operands_of: Any = Operands  # which holds IR here
     table, *steps = walk.tensors
     of_blocks = {"q_tiles": rows.q_tiles, "kv_tiles": rows.kv_tiles} if rows else {}
@@ -134,6 +136,8 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         dq=scratch,
         dk=dk,
         dv=dv,
+        captures=functions.captures,
+        sizes=functions.sizes,
         workers=walk.workers,
         cooperative=not inputs.resolution.chained,
         block_m=tile.block_m,
@@ -142,6 +146,7 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         scale=inputs.resolution.problem.softmax_scale,
         shared_row=walk.shared_row,
         round_robin=walk.round_robin,
+        functions=functions.source,
         **of_blocks,
         **of_parts,
     )

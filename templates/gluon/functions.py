@@ -10,6 +10,9 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from .barriers import WARPS
+from .scores import derivative, scores
+
+LOG2E = gl.constexpr(1.4426950408889634)
 
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; before
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.8 on; before
@@ -221,11 +224,22 @@ def probabilities(
     has_hidden,
     first_key,
     first_row,
+    place,
     attention,
     LAYOUT: gl.constexpr,
 ):
-    # exp2(SCALE_LOG2E * s_t + neg_lse), 0 where a key is hidden. Only tiles that cross an edge pay for it: the branch is uniform.
-    s_t = gl.fma(s_t, gl.full_like(s_t, attention.SCALE_LOG2E), neg_lse.broadcast_to(s_t.shape))
+    # P^T = exp2(SCALE_LOG2E * s_t + neg_lse), 0 where a key is hidden, and what dP^T - DELTA is multiplied with: P^T, times the
+    # derivative of the scores' function where there is one. Only tiles that cross an edge pay for it: the branch is uniform.
+    pre_mod = s_t
+    if attention.FUNCTIONS:
+        pre_mod = s_t * attention.SCALE
+        s_t = scores(pre_mod, first_key, first_row, place, attention, LAYOUT)
+        s_t = gl.fma(s_t, gl.full_like(s_t, LOG2E), neg_lse.broadcast_to(s_t.shape))
+        if not attention.EVEN_M:
+            if first_row + s_t.shape[1] > attention.q_len:  # where there is no query, the score need not be a number
+                s_t = gl.where(neg_lse.broadcast_to(s_t.shape) == float("-inf"), float("-inf"), s_t)
+    else:
+        s_t = gl.fma(s_t, gl.full_like(s_t, attention.SCALE_LOG2E), neg_lse.broadcast_to(s_t.shape))
     if attention.BLOCKS:
         if has_hidden:
             s_t = hide(s_t, word, LAYOUT)
@@ -235,7 +249,11 @@ def probabilities(
     elif not attention.EVEN_N:
         if first_key + s_t.shape[0] > attention.kv_len:
             s_t = mask_edge(s_t, first_key - attention.kv_len, attention.CAUSAL, LAYOUT)
-    return gl.exp2(s_t)
+    p_t = gl.exp2(s_t)
+    factor = p_t
+    if attention.FUNCTIONS:
+        factor = derivative(pre_mod, p_t, first_key, first_row, place, attention, LAYOUT)
+    return p_t, factor
 
 
 @gluon.jit

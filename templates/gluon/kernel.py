@@ -3,7 +3,7 @@
 The gradients of softmax(SCALE*Q K^T) V, by five matmuls of each tile, transposed so that keys are rows:
 
     (1) S^T = K Q^T         P^T = exp2(SCALE_LOG2E*S^T + NEG_LSE)
-    (2) dP^T = V DO^T       dS^T = P^T*(dP^T - DELTA)
+    (2) dP^T = V DO^T       dS^T = P^T*(dP^T - DELTA), with functions of the scores as scores.py has it
     (3) DV += P^T DO
     (4) DQ = dS K           added to those of other KV tiles, left unscaled
     (5) DK += dS^T Q        multiplied with SCALE at the end
@@ -88,6 +88,7 @@ from .functions import (
     row_of,
     thread,
 )
+from .scores import kept_of, own_place
 from .walk import Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
 from .wide import consume_wide
 
@@ -159,10 +160,15 @@ def consume(walk, attention, bits, tiles, channels, outputs):
     ROW_LAYOUT: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
     k = k_tile.reshape([BLOCK_N, HEAD_DIM])
     v = v_tile.reshape([BLOCK_N, HEAD_DIM])
+    own = (0, 0)
+    if attention.FUNCTIONS:
+        own = own_place(BLOCK_N)
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(walk.rounds):
-        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, attention, WARPS)
+        j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, attention, WARPS)
+        z = head // attention.hkv
+        first_hq = head % attention.hkv * attention.GROUP + of_set * HEADS
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -174,8 +180,13 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                 if HEAD_DIM == 64:  # registers hold it: then dP's matmul reads half as much from shared memory
                     v_operand = v.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
+                kept = kept_of(z, first_hq, j, own, BLOCK_N, attention, S_LAYOUT)
                 for step in range(steps):
                     i = next_i & 0xFFFF
+                    hq = first_hq + step % HEADS
+                    if HEADS > 1:
+                        kept = kept_of(z, hq, j, own, BLOCK_N, attention, S_LAYOUT)
+                    place = (z, hq, own, kept)
                     q_stage = of_q.stage(count)
                     stage = of_do.stage(count)
                     of_q.wait(count)
@@ -204,12 +215,12 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                             if PARTS == 2:
                                 next_word = load_bits(BITS + (first_word + i * (2 * THREADS) + THREADS))
                     s_t = await_matmuls(PARTS, deps=[s_t])
-                    p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, attention, S_LAYOUT)
+                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, place, attention, S_LAYOUT)
                     # (3) DV += P^T DO
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
                     # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
-                    ds_t = (p_t * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype)
+                    ds_t = (factor * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype)
                     barrier()  # all warps have waited for the matmul that reads the last step's
                     ds_tile.slice(0, PART, dim=1).store(ds_t)
                     if PARTS == 2:
@@ -218,20 +229,21 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                         dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice(0, PART), dk, is_async=True)
                         shift = row_of(neg_lse, PART, ROW_LAYOUT)
                         s_t = await_matmuls(3, deps=[next_s_t])
-                        p_t = probabilities(
+                        p_t, factor = probabilities(
                             s_t,
                             shift,
                             next_word,
                             has_hidden,
                             j * BLOCK_N,
                             i * BLOCK_M + PART,
+                            place,
                             attention,
                             S_LAYOUT,
                         )
                         # (3) of the second part
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
                         dp_t = await_matmuls(2, deps=[dp_t])
-                        ds_t = (p_t * (dp_t - row_of(delta, PART, ROW_LAYOUT))).to(dtype)
+                        ds_t = (factor * (dp_t - row_of(delta, PART, ROW_LAYOUT))).to(dtype)
                         ds_tile.slice(PART, PART, dim=1).store(ds_t)
                     fence_async_shared()
                     barrier()

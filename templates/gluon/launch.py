@@ -1,21 +1,23 @@
 """The Gluon kernel's launch: TMA descriptors of its tensors, semaphores, and what is compiled in."""
 
 import functools
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from torch import Tensor
+from torch._inductor.codecache import PyCodeCache
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..operands import Operands
 from ..tiles import GLUON_CONSUMERS, GLUON_DIMS, GLUON_PARTITIONS, dims_text, gluon_columns, why_not_gluon_dims
+from .functions import LOG2E
 from .kernel import sdpa_backward
 from .walk import Attention
 
 __all__ = ["arguments", "sdpa_backward"]
 
 OPTIONS: dict[str, Any] = {"num_warps": GLUON_CONSUMERS, "enable_fp_fusion": True}
-LOG2E = 1.4426950408889634
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by a tile's columns, rows that TMA adds at a time: a Q tile, of 256 columns a quarter
@@ -75,6 +77,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         assert x.bits is not None
         kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
         lists = Lists(x.steps, x.bits, kv_tiles, bands, most, least, x.sums)
+    functions = _functions(x.functions)
     attention = Attention(
         heads=batch * kv_heads,
         hkv=kv_heads,
@@ -89,8 +92,15 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         EVEN_N=gl.constexpr(kv_len % x.block_n == 0),
         KEY_DIM=gl.constexpr(key_dim),
         VALUE_DIM=gl.constexpr(value_dim),
+        q_len=q_len,
+        EVEN_M=gl.constexpr(q_len % x.block_m == 0),
+        FUNCTIONS=gl.constexpr(functions is not None),
+        BEFORE=gl.constexpr(functions and functions.before),
+        SCORES=gl.constexpr(functions and functions.scores_of),
+        DERIVATIVE=gl.constexpr(getattr(functions, "derivative_of", None)),
+        captures=(*x.captures, *x.sizes),
         SCALE=gl.constexpr(x.scale),
-        SCALE_LOG2E=gl.constexpr(x.scale * LOG2E),
+        SCALE_LOG2E=gl.constexpr(x.scale * LOG2E.value),
     )
     return (
         _descriptor(query, q_block),
@@ -112,6 +122,12 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         tuple(x.dv.stride()),
         attention,
     )
+
+
+@functools.cache
+def _functions(source: str) -> ModuleType | None:
+    """The module of this source: `BEFORE`, `SCORES` and `DERIVATIVE` of scores.py as before, scores_of and derivative_of."""
+    return PyCodeCache.load(source) if source else None
 
 
 def _fits_tma(x: Tensor) -> bool:

@@ -17,6 +17,7 @@ class Attention(NamedTuple):
     SHARED_ROW: whether the table has one row for all chains. ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile;
     then it may have none. BLOCKS: Q tiles of a block of the mask, 0 if the mask is not in blocks. EVEN_N: whether kv_len is a
     multiple of the KV tile. KEY_DIM and VALUE_DIM: columns of key and of value.
+    FUNCTIONS: whether there is a function of the scores; scores.py has the next four fields, of which DERIVATIVE is None for 1.
     """
 
     heads: Any
@@ -32,6 +33,13 @@ class Attention(NamedTuple):
     EVEN_N: Any
     KEY_DIM: Any
     VALUE_DIM: Any
+    q_len: Any
+    EVEN_M: Any
+    FUNCTIONS: Any
+    BEFORE: Any
+    SCORES: Any
+    DERIVATIVE: Any
+    captures: Any
     SCALE: Any
     SCALE_LOG2E: Any
 

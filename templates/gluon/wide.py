@@ -21,6 +21,7 @@ from .functions import (
     row_of,
     thread,
 )
+from .scores import kept_of, own_place
 from .walk import chain_of, hides_some, step_of
 
 
@@ -60,10 +61,15 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
     v = v_tile.reshape([BLOCK_N, HEAD_DIM])
     do = do_tiles.index(0).reshape([BLOCK_M, HEAD_DIM])
     delta = delta_tiles.index(0)
+    own = (0, 0)
+    if attention.FUNCTIONS:
+        own = own_place(BLOCK_N)
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(walk.rounds):
-        j, steps, row, rows, head, _set, _rank = chain_of(walk, turn, attention, WARPS)
+        j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, attention, WARPS)
+        z = head // attention.hkv
+        first_hq = head % attention.hkv * attention.GROUP + of_set * HEADS
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -72,8 +78,13 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                 mbarrier.wait(kv_full, kv_phase)
                 kv_phase ^= 1
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
+                kept = kept_of(z, first_hq, j, own, BLOCK_N, attention, S_LAYOUT)
                 for step in range(steps):
                     i = next_i & 0xFFFF
+                    hq = first_hq + step % HEADS
+                    if HEADS > 1:
+                        kept = kept_of(z, hq, j, own, BLOCK_N, attention, S_LAYOUT)
+                    place = (z, hq, own, kept)
                     stage = of_q.stage(count)
                     of_q.wait(count)
                     q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
@@ -90,14 +101,14 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                         if has_hidden:
                             word = load_16_bits(BITS + (first_bits + i * (BLOCK_M * BLOCK_N // 16)))
                     s_t = await_matmuls(1, deps=[s_t])
-                    p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, attention, S_LAYOUT)
+                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, place, attention, S_LAYOUT)
                     p_tile.store(p_t.to(dtype))
                     fence_async_shared()
                     barrier()
                     # (3) DV += P^T DO
                     dv = warpgroup_mma(p_tile, do, dv, is_async=True)
                     dp_t = await_matmuls(1, deps=[dp_t])
-                    ds_tile.store((p_t * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype))
+                    ds_tile.store((factor * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype))
                     fence_async_shared()
                     barrier()
                     # (4) DQ = dS K, the first half of its columns
