@@ -21,6 +21,11 @@ from .templates.tiles import Tile
 # which the kernel gets about 0.4. In two passes, ours or stock's, it is as much, though they call functions twice: by the replay,
 # for sm_90, ALiBi takes 750 to 1,190 cycles for 64 x 128 elements in any of the kernels, which is 1.6 to 2.9 times what this says.
 FUNCTION_FLOP = 13
+# What functions take in the Gluon kernel, in cycles for 64 x 128 elements: for a function, for each of its operations, and without
+# one by columns of a tile. By the replay of the loops under documents as Triton 3.7.1 compiles them: ALiBi, of 10 operations, takes
+# 354 to 567, a soft-cap, of 55, takes 1,586 to 1,799. LOCAL_CYCLES, of a byte of local memory, is an estimate.
+GLUON_CYCLES, LOCAL_CYCLES = (300, 26), 2
+GLUON_CYCLES_WITHOUT = {64: 1928, 128: 3365, 256: 9214}
 OF_COST_FILE = "predicted by our cost file"
 TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
 
@@ -30,7 +35,8 @@ def of_one_pass(problem: Problem, target: Target, tile: Tile, kernel: str) -> Sp
     small = kernel == TRITON and is_small(problem, target, tile)
     tflops = load_tflops(target.key, tile.mean_dim, kernel, mask=problem.mask, small=small)
     if kernel == GLUON:
-        return Speed(tflops * _head_dim(problem, target) / tile.mean_dim, OF_COST_FILE)
+        columns = tile.block_d / _head_dim(problem, target)
+        return Speed(tflops / (columns * (1 + gluon_function_share(problem, tile))), OF_COST_FILE)
     return Speed(_with_functions(tflops, problem, target), OF_COST_FILE)
 
 
@@ -63,6 +69,14 @@ def of_stock(problem: Problem, target: Target) -> Speed | None:
 def function_share(problem: Problem, target: Target) -> float:
     """What functions of the scores, of a mask, and dropout take, in parts of what our Triton kernel takes without them."""
     return problem.function_ops * FUNCTION_FLOP / (FLOP_PER_ELEMENT * _head_dim(problem, target))
+
+
+def gluon_function_share(problem: Problem, tile: Tile) -> float:
+    """What functions of the scores take in the Gluon kernel, in parts of what it takes without them."""
+    if not problem.changes_scores:
+        return 0.0
+    cycles = GLUON_CYCLES[0] + GLUON_CYCLES[1] * problem.function_ops + LOCAL_CYCLES * problem.gluon_local
+    return cycles / GLUON_CYCLES_WITHOUT[tile.block_d]
 
 
 def is_small(problem: Problem, target: Target, tile: Tile) -> bool:

@@ -30,7 +30,8 @@ class Problem:
     graph has it as FlexAttention's op. function_ops: how many operations functions and dropout do for an element of the scores.
     dropout: what its forward dropped, a Dropout (dash_inductor/dropout); None where it dropped nothing. segments: of the queries;
     dk and dv are those of each, in fp32; 0 where they are not asked for in segments. changes_scores: whether a function makes
-    something of the scores. gluon_fails: why the Gluon kernel cannot be had where it would be taken, "" if nothing is known of that.
+    something of the scores. trains_captures: whether gradients of what they capture are wanted. gluon_local: bytes of local memory
+    that a thread of the Gluon kernel takes beside it. gluon_fails: why that kernel cannot be had, "" if nothing is known of that.
     Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
     """
 
@@ -52,6 +53,8 @@ class Problem:
     dropout: Any = None
     segments: int = 0
     changes_scores: bool = False
+    trains_captures: bool = False
+    gluon_local: int = 0
     gluon_fails: str = ""
 
     @classmethod
@@ -151,15 +154,18 @@ class Problem:
 
     def why_no_gluon(self) -> Declined | None:
         """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
+        if self.gluon_fails:
+            return Declined(f"the Gluon kernel {self.gluon_fails}", DEFAULTS)
         in_blocks = self.mask == BLOCK_MASK
         bits = self.masks * ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2  # of whole blocks
         reasons = {
+            "gradient of a captured tensor": self.trains_captures,
             "dropout": self.dropout is not None,
             "queries in segments": self.segments > 0,
             f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks and bits > MOST_BITS,
         }
-        reason = next((f"takes no {reason}" for reason, holds in reasons.items() if holds), self.gluon_fails)
-        return Declined(f"the Gluon kernel {reason}", DEFAULTS) if reason else None
+        reason = next((reason for reason, holds in reasons.items() if holds), None)
+        return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None
 
     def why_no_table(self, tile: Tile) -> Declined | None:
         """Why no table of one pass holds the tiles; None if one does."""

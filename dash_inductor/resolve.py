@@ -13,7 +13,7 @@ from .decision import Declined, Kernel, LeftToStock
 from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
 from .devices.stock_kernels import Speed, stock_cost
 from .devices.target import Target
-from .prices import TIE, function_share, is_small, of_one_pass, of_stock, of_two_passes
+from .prices import TIE, function_share, gluon_function_share, is_small, of_one_pass, of_stock, of_two_passes
 from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
@@ -189,16 +189,18 @@ def kernel_for(problem: Problem, settings: Config, target: Target) -> str:
 
 def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
     """Whether `auto` takes the Gluon kernel, by a Triton with which that was tested: by the prices of the cost file."""
-    if settings.template == Template.TWO_PASS or problem.why_no_gluon():
-        return False
     try:
         tile = _one_pass_tile(problem, target, GLUON)
     except NoTile:
         return False
+    if settings.template == Template.TWO_PASS or problem.why_no_gluon():
+        return False
     if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile):
         return False
-    is_large = max(problem.head_dims) > ONE_PASS_HEAD_DIM
-    by_triton = of_two_passes(problem, target) if is_large else of_one_pass(problem, target, _one_pass_tile(problem, target, TRITON), TRITON)
+    if max(problem.head_dims) > ONE_PASS_HEAD_DIM:
+        by_triton = of_two_passes(problem, target)
+    else:
+        by_triton = of_one_pass(problem, target, _one_pass_tile(problem, target, TRITON), TRITON)
     return by_triton.tflops <= TIE * of_one_pass(problem, target, tile, GLUON).tflops
 
 
@@ -332,7 +334,7 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
 
     takes_two = problem.is_lowered_as_flex and _may_take_two(problem, settings, target)
     stock = _stock_that_shares(problem, target, tile)
-    if stock and not (takes_two and two.tflops >= stock.tflops) and chains < least(stock):
+    if stock and not (takes_two and two.tflops > stock.tflops) and chains < least(stock):
         raise LeftToStock(
             f"few KV tiles: one pass has work for {chains} CTAs, and needs work for {least(stock)} to be as fast as stock's "
             f"kernel, deterministic too: {stock}; ours {one}",
@@ -345,6 +347,8 @@ def _stock_that_shares(problem: Problem, target: Target, tile: Tile) -> Speed | 
     """The price of a deterministic kernel, torch's or flash_attn 2's, whose longest CTA takes no longer than our longest chain."""
     stock, price = problem.stock, of_stock(problem, target)
     if stock is None or price is None or stock.implementation not in (None, "FA2"):  # which is torch's own
+        return None
+    if stock.kernel == Kernel.FLEX and max(problem.head_dims) > ONE_PASS_HEAD_DIM:  # priced as our two passes, which share as well
         return None
     if stock.kernel != Kernel.FLEX:  # of which it has the steps of our longest chain, and less to do in each
         longest = problem.chains_of_work(tile) if stock.kernel == Kernel.EFFICIENT else 1
@@ -386,7 +390,9 @@ def _costs_with_functions(problem: Problem, target: Target, one_pass: Tile, two_
     """The costs of a tile step beside what functions take."""
     of = target, one_pass, two_pass, kernel, problem.mask
     costs = _costs(*of, kernel == TRITON and is_small(problem, target, one_pass))
-    if not problem.function_ops or kernel == GLUON:  # whose mask function is asked before the launch
+    if kernel == GLUON:  # whose mask function is asked before the launch
+        return replace(costs, step_ns=round(costs.step_ns * (1 + gluon_function_share(problem, one_pass))))
+    if not problem.function_ops:
         return costs
     return replace(costs, step_ns=costs.step_ns + round(_costs(*of, False).step_ns * function_share(problem, target)))
 

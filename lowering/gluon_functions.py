@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import sympy
+import torch
+from torch import Tensor, fx
+from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import IRNode
+from torch._inductor.virtualized import V
 
 from . import kernels
-from .mods import Mods
+from .buffers import contiguous
+from .mods import Mods, scores_alone
 
 OUTPUTS = ("scores", "grad_pre_mod")
 TILE = "BLOCK_N", "BLOCK_M"  # keys are rows
@@ -64,7 +69,17 @@ def functions_of(mods: Mods, unread: IRNode) -> Functions:
         return Functions()
     token = _written.set(None)
     try:
-        kernels.call(UNLAUNCHED, grid=1, inputs=[unread], constants={"BLOCK_M": 64, "BLOCK_N": 128}, subgraphs=mods.subgraphs)
+        UNLAUNCHED.generate(
+            input_nodes=(unread,),
+            layout=contiguous([sympy.Integer(0)], torch.int32, unread.get_device_or_error()),
+            call_sizes=[1],
+            num_warps=4,
+            num_stages=1,
+            subgraphs=list(mods.subgraphs or ()),
+            triton_meta={},
+            BLOCK_N=128,
+            BLOCK_M=64,
+        )
         codes, arguments = _written.get()
     finally:
         _written.reset(token)
@@ -113,3 +128,19 @@ def _function(name: str, arguments: str, lines: Sequence[str]) -> str:
     taken = [f"{each} = captures[{each.removeprefix('captured_')}]" for each in read]
     body = textwrap.indent("\n".join((*taken, *lines)), "    ")
     return f"\n\n@gluon.jit\ndef {name}({arguments}):\n{body}\n"
+
+
+def functions_before_lowering(
+    score_mod: fx.GraphModule, joint: fx.GraphModule, query: Tensor, captures: Sequence[Any]
+) -> Functions:
+    """The functions of an attention in a graph that is not lowered yet, by the fakes of its query and of what they capture."""
+    fake_mode: Any = query.fake_mode  # type: ignore[attr-defined]
+    graph = fx.Graph()
+    names = [graph.placeholder(f"given_{number}").name for number in range(1 + len(captures))]
+    graph.output(())
+    inputs = [query, *captures]
+    lowering = GraphLowering(fx.GraphModule({}, graph), example_inputs=inputs, shape_env=fake_mode.shape_env)
+    with V.set_graph_handler(lowering), V.set_fake_mode(fake_mode):
+        lowering.run(*inputs)
+        unread, *captured = [lowering.graph_inputs[name] for name in names]
+        return functions_of(scores_alone(unread, score_mod, joint, captured), unread)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,16 +73,8 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
 
     Raises what the stock lowering does for functions that cannot be inlined.
     """
-    dtype, device = arguments.query.get_dtype(), arguments.query.get_device_or_error()
-
-    def built(graph: Any, captures: list[Any], *names: str) -> Any:
-        placeholders = [stock.create_placeholder(name, torch.int32 if name in ARGUMENTS else dtype, device) for name in names]
-        with ComputedBuffer.force_realize():  # a capture that reads nothing is loaded too, not computed from its index
-            boxes = [TensorBox(x) if isinstance(x, StorageBox) else x for x in captures]  # one may be what the function returns
-            buffers = stock.build_subgraph_buffer([*placeholders, *boxes], without_branches(graph, device))
-        stock.freeze_irnodes(buffers)
-        return buffers
-
+    device = arguments.query.get_device_or_error()
+    built = functools.partial(_built, arguments.query)
     # Realise captures; the forward already did, except those the pass made.
     score_captures, mask_captures = (
         [in_memory(x) if isinstance(x, TensorBox) else x for x in captures]
@@ -107,6 +100,26 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
         {node: (empty if whole else zeros)(scores, _dtype(node, shares, arguments), device) for node in nodes},
         *_dropped(arguments, score_captures),
     )
+
+
+def scores_alone(query: Any, score_mod: fx.GraphModule, joint: fx.GraphModule, captures: Sequence[Any]) -> Mods:
+    """The function of the scores and its derivative, with nothing else of an attention."""
+    (output,) = (node for node in joint.graph.nodes if node.op == "output")
+    derivative = returning(joint, [output.args[0][0]], query.get_device_or_error())
+    score = _built(query, Subgraph(name="score_mod", graph_module=score_mod), captures, "score", *ARGUMENTS)
+    (grad,) = _built(query, Subgraph(name="joint", graph_module=derivative), captures, "score", *ARGUMENTS, "grad_score_mod")
+    return Mods([score, grad], captures, score_mod=True)
+
+
+def _built(query: Any, function: Subgraph, captures: Sequence[Any], *names: str) -> Any:
+    """What a function returns, of scalars by these names and of its captures. query: of the attention."""
+    dtype, device = query.get_dtype(), query.get_device_or_error()
+    placeholders = [stock.create_placeholder(name, torch.int32 if name in ARGUMENTS else dtype, device) for name in names]
+    with ComputedBuffer.force_realize():  # a capture that reads nothing is loaded too, not computed from its index
+        boxes = [TensorBox(x) if isinstance(x, StorageBox) else x for x in captures]  # one may be what the function returns
+        buffers = stock.build_subgraph_buffer([*placeholders, *boxes], without_branches(function, device))
+    stock.freeze_irnodes(buffers)
+    return buffers
 
 
 def _shares(arguments: FlexArguments) -> list[Share]:

@@ -57,15 +57,15 @@ EDITS: dict[str, Sequence[tuple[str, str]]] = {
     "functions.py": [("\n\n@gluon.jit\ndef thread():", f"{MARK}\n\n@gluon.jit\ndef thread():")],
     "launch.py": [
         ("x.table.new_empty(GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0)", "MEMORY[0]"),
-        ("LOG2E = 1.4426950408889634\n", "LOG2E = 1.4426950408889634\nMEMORY = []\n"),
+        ("\n\nclass Lists(", "\nMEMORY: list[Any] = []\n\n\nclass Lists("),
     ],
     "kernel.py": [
         ("        ROWS += ticket * PARTITIONS * attention.nq\n", f"        ROWS += ticket * {2 * PER_CTA}\n"),
         ("            dk = gl.zeros(", "            mark(walk.own_row, turn, 0)\n            dk = gl.zeros("),
         (
-            "                    p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
+            "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
             "                    if step == 0:\n                        mark(walk.own_row, turn, 1)\n"
-            "                    p_t = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
+            "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
         ),
         (
             "            end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)\n",

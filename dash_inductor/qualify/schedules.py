@@ -220,7 +220,7 @@ def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, Operands]
         place = Timed(variant, problem.head_dim, problem.mask, candidate.family, candidate.roles, candidate.heads_in_flight)
         tensors = query, key, value, inputs.grad_out, *rows, table, None, None, None, dq, dk, dv
         numbers = {"block_m": tile.block_m, "block_n": tile.block_n, "causal": causal, "scale": problem.softmax_scale}
-        yield place, Operands(*tensors, workers, cooperative=True, **numbers)
+        yield place, Operands(*tensors, [], [], workers, cooperative=True, **numbers)
 
 
 def apart(a: Tensor, b: Tensor) -> float:

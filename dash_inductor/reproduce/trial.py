@@ -81,7 +81,12 @@ def tried(kind: Kind, device: str, settings: Config, stage: Callable[[str], None
 def as_tried(kind: Kind) -> Iterator[None]:
     """Inside, what is compiled is compiled to be tried, and is of the kind whatever its size."""
     parts = Parts(BANDS if kind.bands else 1, GROUP if kind.sets else 1)
-    values: Any = (is_trial, True), (as_if_long, kind.long_schedule is not None), (as_if_small, is_small(kind)), (as_if_parts, parts)
+    values: Any = (
+        (is_trial, True),
+        (as_if_long, kind.long_schedule is not None),
+        (as_if_small, is_small(kind)),
+        (as_if_parts, parts),
+    )
     tokens = [(variable, variable.set(value)) for variable, value in values]
     try:
         yield
@@ -145,7 +150,7 @@ def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients
 
 
 def _length(kind: Kind) -> int:
-    """Of a sequence of TILES, and where chains are in bands of what the longest of them has to have: the first document's."""
+    """A sequence's: of TILES, and for chains in bands as long as the first document's has to be for them."""
     tiles_of = max(kind.block_m, kind.block_n, kind.block or 0)
     steps = LEAST_STEPS * kind.block_m * (GROUP if kind.sets else 1) / (GROUP * DOCUMENTS[0]) if kind.bands else 0
     return max(TILES, math.ceil(steps / tiles_of) + 1) * tiles_of + 3

@@ -16,18 +16,18 @@ from ..config import Config
 from ..decision import Declined, LeftToStock, Stock
 from ..devices.stock_kernels import published
 from ..devices.target import target_of
-from ..first_use.verdict import require_fit
 from ..op import FlexArguments, Mark
 from ..op.captured import BEFORE_CAPTURES, shares_of, why_too_many
 from ..problem import BLOCK_MASK, Problem
-from ..resolve import Resolution, resolve
+from ..resolve import Resolution
 from . import context_parallel
 from .autotuned import chosen_by_timing
 from .declined import why_no_target
 from .flex_node import say_rewritten
-from .nodes import module_of
+from .nodes import module_of, value_of
 from .origin import origin_of
 from .proofs import mask_of
+from .resolved import resolved
 from .score_function import is_identity, operations
 from .stock_ops import stock_of
 
@@ -103,8 +103,10 @@ def _rewriting_of(
         stock=stock,
         segments=segments,
         changes_scores=not is_identity(module_of(node, arguments.score_mod)),
+        trains_captures=captures_learnt,
     )
-    return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
+    functions = module_of(node, arguments.score_mod), module_of(node, arguments.joint)
+    return resolved(problem, settings, query, functions, [value_of(x) for x in arguments.score_mod_captures])
 
 
 def _why_no_backend(arguments: FlexArguments, mask_mod: fx.GraphModule, settings: Config, captures_learnt: bool) -> Declined | None:

@@ -11,15 +11,13 @@ from typing import Any
 from torch import fx
 
 from ..config import Config
-from ..devices.target import target_of
 from ..dropout import Dropout
-from ..first_use.verdict import require_fit
-from ..op import DROPOUT, FLEX_BACKWARD, MARK, REWRITTEN, SDPA_BACKWARD, SEGMENTS, FlexArguments, Mark
+from ..op import DROPOUT, FLEX_BACKWARD, LEARNT, MARK, REWRITTEN, SDPA_BACKWARD, SEGMENTS, FlexArguments, Mark
 from ..problem import BLOCK_MASK, Problem
-from ..resolve import Resolution, resolve
 from . import flex
 from .mask_function import MaskFunction
-from .nodes import module_of
+from .nodes import module_of, value_of
+from .resolved import resolved
 from .score_function import is_identity
 
 
@@ -39,7 +37,7 @@ def _of_op(node: fx.Node, settings: Config) -> Mark:
     query, key, value = (x.meta["val"] for x in node.args[1:4])  # type: ignore[union-attr]
     given: dict[str, Any] = {**node.kwargs}
     problem = Problem.of(query, key, value, mask=given["mask"], scale=given.get("scale"))
-    return Mark(_resolved(problem, settings, query), given.get("stock") or "", given["mask"], at_load=given.get("at_load"))
+    return Mark(resolved(problem, settings, query), given.get("stock") or "", given["mask"], at_load=given.get("at_load"))
 
 
 def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
@@ -57,12 +55,9 @@ def _of_flex(node: fx.Node, settings: Config) -> Mark | None:
     masks = MaskFunction(module_of(node, arguments.mask.mask_mod), ()).masks(*query.shape[:2])
     blocks = {"block_size": (arguments.mask.q_block, arguments.mask.kv_block), "masks": masks}
     dropout = Dropout(*arguments.kernel_options[DROPOUT]) if DROPOUT in arguments.kernel_options else None
-    changes_scores = not is_identity(module_of(node, arguments.score_mod))
+    functions = module_of(node, arguments.score_mod), module_of(node, arguments.joint)
     others: dict[str, Any] = {"function_ops": said.kwargs.get("function_ops", 0), "dropout": dropout}
-    others["changes_scores"] = changes_scores
+    others |= {"changes_scores": not is_identity(functions[0]), "trains_captures": LEARNT in arguments.kernel_options}
     problem = Problem.of(query, key, value, mask=kind, scale=arguments.scale, **others | (blocks if kind == BLOCK_MASK else {}))
-    return Mark(_resolved(problem, settings, query), stock, mask, at_load=said.kwargs.get("at_load"))
-
-
-def _resolved(problem: Problem, settings: Config, query: Any) -> Resolution:
-    return require_fit(resolve(problem, settings, target_of(query.device, settings)), query.device)
+    captures = [value_of(x) for x in arguments.score_mod_captures]
+    return Mark(resolved(problem, settings, query, functions, captures), stock, mask, at_load=said.kwargs.get("at_load"))

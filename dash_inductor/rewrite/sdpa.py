@@ -13,11 +13,10 @@ from ..config import Config
 from ..decision import Declined, Stock, is_of_torch
 from ..devices.target import target_of
 from ..dropout import OPERATIONS, Dropout
-from ..first_use.verdict import require_fit
 from ..op import MARK, Mark
 from ..op.captured import why_too_many
 from ..problem import BLOCK_MASK, Problem
-from ..resolve import Resolution, mask_block, resolve
+from ..resolve import Resolution, mask_block
 from .by_hand import require_last_dim
 from .declined import why_no_target
 from .drops import bits_at_load, dropout_of, why_bits_unknown
@@ -29,6 +28,7 @@ from .mask_reader import read
 from .nodes import call, outputs_of
 from .origin import origin_of
 from .probe import line_at_load, why_distrusted
+from .resolved import resolved
 from .score_function import ScoreFunction
 from .stock_ops import (
     EFFICIENT,
@@ -98,9 +98,12 @@ def rewriting_of(node: fx.Node, settings: Config) -> Rewriting:
         "stock": _kept(stock, mask),
         "dropout": dropout,
         "changes_scores": scores is not None,
+        "trains_captures": stock.trains_mask,
     }
     problem = Problem.of(query, key, value, mask=mask, scale=stock.scale, **others)
-    resolution = require_fit(resolve(problem, settings, target), device)
+    functions = (scores.module, scores.derivative) if scores else None
+    captures = [x.meta["val"] for x in scores.captures] if scores else []
+    resolution = resolved(problem, settings, query, functions, captures)
     if declined := why_distrusted(stock) or (why_bits_unknown(stock, dropout) if dropout else None):
         raise declined
     return Rewriting(stock, resolution, function, scores, keys if len(keys) == 2 else [], dropout)

@@ -23,16 +23,16 @@ from torch.nn.attention import SDPBackend, varlen
 from ..config import Config
 from ..decision import Declined
 from ..devices.target import target_of
-from ..first_use.verdict import require_fit
 from ..op import Mark
 from ..problem import BLOCK_MASK, Problem
-from ..resolve import Resolution, mask_block, resolve
+from ..resolve import Resolution, mask_block
 from .declined import why_no_target
 from .flex_node import flex_backward
 from .mask_function import LARGEST, NAMES, MaskFunction
 from .nodes import call, outputs_of, reached, traced, value_of
 from .offsets import InPlace, Moved, Offsets, moved_length
 from .origin import origin_of
+from .resolved import resolved
 from .score_function import OfFlashAttn
 from .sdpa import SCALE
 from .stock_ops import CALLED, KEPT, SCORES, VARLEN, arguments, implementation_for, stock_of
@@ -161,7 +161,9 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     target = target_of(query.device, settings)
     tensors = (_one_batch(x) for x in (query, key, value))
     scores: OfFlashAttn | None = node.meta.get(SCORES)
-    function_ops = scores.function(0).operations if scores else 0
+    place = fx.Graph().placeholder("place") if scores and scores.slopes else 0  # for a node that `rewrite` writes
+    function = scores.function(place) if scores else None
+    function_ops = function.operations if function else 0
     block_size = mask_block(target, settings, (query.shape[-1], value.shape[-1]))
     stock = node.meta[KEPT] if CALLED in node.meta else stock_of(VARLEN, named)
     others = {"block_size": block_size, "function_ops": function_ops, "changes_scores": scores is not None, "stock": stock}
@@ -169,7 +171,9 @@ def rewriting_of(node: fx.Node, settings: Config) -> tuple[Resolution, Window]:
     if settings.guarantee == "batch":
         rows, keys = (moved_length(x.shape[0], cu_q, block) for x, block in zip((query, key), block_size, strict=True))
         problem = replace(problem, q_len=rows, kv_len=keys)
-    return require_fit(resolve(problem, settings, target), query.device), window_of(named)
+    functions = (function.module, function.derivative) if function else None
+    captures = [scores.slopes.meta["val"], cu_q.new_empty(query.shape[0])] if scores and scores.slopes else []
+    return resolved(problem, settings, query, functions, captures), window_of(named)
 
 
 def _takes_flash(named: dict[str, Any]) -> bool:

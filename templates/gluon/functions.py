@@ -304,7 +304,7 @@ def store_rows(pointer, strides, z, h, n, x, KV_LEN, COLUMNS: gl.constexpr, LAYO
     base = pointer + gl.cast(z, gl.int64) * strides[0] + gl.cast(h, gl.int64) * strides[1]
     rows = gl.expand_dims(n, 1)
     pointers = base + gl.cast(rows, gl.int64) * strides[2] + d * strides[3]
-    if COLUMNS == x.shape[1]:
+    if x.shape[1] == COLUMNS:
         gl.store(pointers, x, mask=rows < KV_LEN)
     else:
         gl.store(pointers, x, mask=(rows < KV_LEN) & (d < COLUMNS))

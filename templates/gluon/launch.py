@@ -44,8 +44,8 @@ class Lists(NamedTuple):
 def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
     """The arguments of `sdpa_backward`, which is launched with OPTIONS.
 
-    x: in 16 bits, of rows that TMA takes; dq is written where a KV tile sees the Q tile. report: int32 [4] in memory of the host that
-    the device can write to, for a wait that gives up. most_chains: as in `Lists`.
+    x: in 16 bits, of rows that TMA takes; dq is written where a KV tile sees the Q tile. report: int32 [4] in memory of the host
+    that the device can write to, for a wait that gives up. most_chains: as in `Lists`.
 
     Raises:
         ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
@@ -60,9 +60,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     n_q = -(-q_len // x.block_m)
     rows = batch * heads * n_q * x.block_m
     if rows * columns // DQ_COLUMNS >= 2**31:
-        raise ValueError(
-            f"the Gluon kernel takes fewer than 2**36 elements of query in whole tiles, not {rows * columns}"
-        )
+        raise ValueError(f"the Gluon kernel takes fewer than 2**36 elements of query in whole tiles, not {rows * columns}")
     of_rows = (x.neg_lse, 1), (x.delta, 1), (x.dq, columns)
     if not all(each.is_contiguous() and each.numel() == rows * width for each, width in of_rows):
         raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")

@@ -31,8 +31,7 @@ def _broadcast_to(x, *shape, _semantic=None):
 def _of_gluon(module: types.ModuleType) -> types.ModuleType:
     """A copy of a module, whose functions are Gluon's."""
     made = types.ModuleType(f"{__name__}.{module.__name__}")
-    for name, value in vars(module).items():
-        setattr(made, name, gluon.jit(value.fn) if isinstance(value, JITFunction) else value)
+    vars(made).update({name: gluon.jit(x.fn) if isinstance(x, JITFunction) else x for name, x in vars(module).items()})
     return made
 
 

@@ -4,12 +4,11 @@
     SCORES(pre_mod, z, hq, m, n, captures, kept) -> scores                   of Q K^T * SCALE
     DERIVATIVE(pre_mod, grad_scores, z, hq, m, n, captures, kept) -> that of pre_mod
 
-They are called for tiles: pre_mod [keys, queries], m [1, queries], n [keys, 1]. A derivative is linear in grad_scores. So with P^T in its
-place, it is what dP^T - DELTA is multiplied with: that is computed beside P^T, and nothing of the score is kept until dP^T is there.
+They are called for tiles: pre_mod [keys, queries], m [1, queries], n [keys, 1]. A derivative is linear in grad_scores. So with P^T
+in its place, it is what dP^T - DELTA is multiplied with. That is computed beside P^T, and no score is kept until dP^T is there.
 """
 
 # Gluon compiles these functions from their source, in which an `if` on a constexpr is no condition.
-# ruff: noqa: SIM108
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -19,8 +18,8 @@ from .barriers import WARPGROUP
 
 @gluon.jit
 def own_place(BLOCK_N: gl.constexpr):
-    # The first key and the first query of a tile of S^T that the thread has. By a shuffle: else ptxas reads the thread's number anew in
-    # the loop, and takes the warps for diverged.
+    # The first key and the first query of a tile of S^T that the thread has. By a shuffle: else ptxas reads the thread's number
+    # anew in the loop, and takes the warps for diverged.
     thread = gl.inline_asm_elementwise(
         """
         {

@@ -31,17 +31,17 @@ class Attention(NamedTuple):
     ROUND_ROBIN: Any
     BLOCKS: Any
     EVEN_N: Any
-    KEY_DIM: Any
-    VALUE_DIM: Any
-    q_len: Any
-    EVEN_M: Any
-    FUNCTIONS: Any
-    BEFORE: Any
-    SCORES: Any
-    DERIVATIVE: Any
-    captures: Any
     SCALE: Any
     SCALE_LOG2E: Any
+    KEY_DIM: Any = 0
+    VALUE_DIM: Any = 0
+    q_len: Any = 0
+    EVEN_M: Any = True
+    FUNCTIONS: Any = False
+    BEFORE: Any = None
+    SCORES: Any = None
+    DERIVATIVE: Any = None
+    captures: Any = ()
 
 
 class Walk(NamedTuple):

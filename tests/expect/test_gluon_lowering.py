@@ -106,7 +106,7 @@ def test_auto_goes_by_architecture_head_dim_and_price(changes, is_gluon):
 def test_nothing_is_launched_where_two_passes_are():
     """Then no CTA of the Gluon kernel has work: its table, which nobody has written, is not looked at."""
     numbers = {"block_m": 128, "block_n": 128, "causal": True, "scale": 1.0}
-    gluon.sdpa_backward_gluon(*Operands(*[None] * 13, workers=0, cooperative=True, **numbers))
+    gluon.sdpa_backward_gluon(*Operands(*[None] * 13, [], [], workers=0, cooperative=True, **numbers))
 
 
 @pytest.mark.parametrize(("version", "is_gluon"), [("3.9.1", True), ("3.10.0+git", False), ("4.0.0", False)])
@@ -222,10 +222,17 @@ def test_masks_that_are_too_many():
 
 
 @pytest.mark.parametrize(
-    ("functions", "is_gluon"), [({"mask_mod": "none"}, True), ({"mask_mod": "documents"}, False), ({"score_mod": "alibi"}, False)]
+    ("functions", "is_gluon"),
+    [
+        ({"mask_mod": "none"}, True),
+        ({"mask_mod": "documents"}, True),
+        ({"mask_mod": "documents", "block": 64}, False),  # of 64 queries, of which a tile has 128
+        ({"score_mod": "alibi"}, True),
+        ({"score_mod": "alibi", "trained": True}, False),
+    ],
 )
 def test_what_auto_takes_of_flex_attention(functions, is_gluon):
-    """Full and causal masks alone."""
+    """Any mask of blocks that its tiles divide, and functions that train nothing."""
     code = kernels.generated_flex(settings={"kernel": "auto"}, **functions)
     assert (OP in code.source) == is_gluon and code.decisions[0].rewritten
 

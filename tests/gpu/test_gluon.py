@@ -117,7 +117,7 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
         workers = schedule.roles * heads_in_flight
         tensors = query, key, value, grad_out, neg_lse, delta, table, None, None, None, dq, dk, dv
         numbers = {"block_m": shape.block_m, "block_n": shape.block_n, "causal": causal, "scale": scale}
-        sdpa_backward_gluon(*Operands(*tensors, workers, cooperative=True, **numbers))
+        sdpa_backward_gluon(*Operands(*tensors, [], [], workers, cooperative=True, **numbers))
         dq = dq.view(*query.shape[:2], -1, shape.block_m * head_dim)[..., order].flatten(2, 3)
         return (dq[:, :, :q_len] * scale).to(query.dtype), dk, dv
 

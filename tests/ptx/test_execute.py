@@ -129,6 +129,13 @@ OTHERS = {
     "Gluon, masks of query heads that share keys": Case(
         "h100", 200, 200, heads=4, kv_heads=2, attention="head-mask", settings=BY_GLUON | {"guarantee": "batch"}
     ),
+    "Gluon of 96, ragged GQA": Case("h100", 200, 200, heads=2, kv_heads=1, head_dim=96, mask="causal", settings=BY_GLUON),
+    "Gluon of 80 and 40": Case("h100", 200, 200, heads=1, head_dim=80, value_dim=40, dtype="fp16", settings=BY_GLUON),
+    "Gluon of 160, a mask in blocks": Case("h100", 200, 200, head_dim=160, mask_mod="documents", settings=BY_GLUON),
+    "Gluon, soft-cap": Case("h100", 256, 256, heads=1, head_dim=128, score_mod="soft-cap", settings=BY_GLUON),
+    "Gluon, ALiBi, ragged GQA": Case("h100", 200, 200, kv_heads=1, mask_mod="window", score_mod="alibi", settings=BY_GLUON),
+    "Gluon of 256, ALiBi": Case("h100", 200, 200, kv_heads=1, head_dim=256, score_mod="alibi", settings=BY_GLUON),
+    "Gluon, bias that is given": Case("h100", 160, 200, batch=2, kv_heads=1, attention="bias", settings=BY_GLUON),
     "table": Case("h100", 384, 384, heads=1, mask="causal", dynamic=True, settings=ONE_PASS),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
@@ -137,6 +144,7 @@ OTHERS = {
 QUICK = (
     *("varlen", "dropout", "Gluon of 128", "Gluon, heads that straddle rounds", "Gluon of 256, a mask in blocks"),
     "Gluon, masks of query heads that share keys",
+    *("Gluon of 96, ragged GQA", "Gluon of 160, a mask in blocks", "Gluon, soft-cap", "Gluon, ALiBi, ragged GQA"),
 )
 
 

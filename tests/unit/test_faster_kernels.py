@@ -18,6 +18,7 @@ from dash_inductor.resolve import resolve
 
 ALTERNATIVES = Path(__file__).parents[2] / "docs/alternatives.md"
 TARGETS = {"a100": Target("a100", 80, 108), "h100": Target("h100", 90, 132), "b200": Target("b200", 100, 148)}
+WITHOUT_GLUON = {"gluon": False}
 FA4 = "FA4, active in torch's registry and deterministic, is faster: "
 
 
@@ -32,11 +33,13 @@ def left(
     called: bool = False,
     dtype: str = "bf16",
     function_ops: int = 0,
+    gluon: bool = True,
     sizes: tuple[int, int, int, int] = (4, 16, 16, 8192),
     **settings: Any,
 ) -> LeftToStock | None:
     """Why it is left to the implementation; None where ours is taken. sizes: batch, query heads, kv heads, length."""
     others: dict[str, Any] = {"value_dim": value_dim, "function_ops": function_ops, "changes_scores": function_ops > 0}
+    others["gluon_fails"] = "" if gluon else "is not there"
     others["block_size"] = (128, 128) if mask == BLOCK_MASK else None
     problem = Problem(mask, *sizes, sizes[3], head_dim, dtype, stock=Stock(Kernel.FLASH, strict, implementation, called), **others)
     try:
@@ -89,11 +92,14 @@ def test_the_reason():
 @pytest.mark.parametrize(
     ("implementation", "device", "given", "expected"),
     [
-        ("FA3", "h100", {"mask": BLOCK_MASK}, "faster: 474 TFLOPS"),  # by the figure of causal masks
-        ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 64}, "faster: 450 TFLOPS"),
-        ("FA3", "h100", {"function_ops": 3}, "faster: 474 TFLOPS"),  # a soft-cap
-        ("FA3", "h100", {"dtype": "fp16"}, "faster: 474 TFLOPS"),
+        ("FA3", "h100", {"mask": BLOCK_MASK} | WITHOUT_GLUON, "faster: 474 TFLOPS"),  # by the figure of causal masks
+        ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 64} | WITHOUT_GLUON, "faster: 450 TFLOPS"),
+        ("FA3", "h100", {"function_ops": 3} | WITHOUT_GLUON, "faster: 474 TFLOPS"),  # a soft-cap
+        ("FA3", "h100", {"dtype": "fp16"} | WITHOUT_GLUON, "faster: 474 TFLOPS"),
         ("FA3", "h100", {}, None),  # our Gluon kernel is faster
+        ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 64}, None),
+        ("FA3", "h100", {"function_ops": 3, "dtype": "fp16"}, None),
+        ("FA4", "h100", {"mask": BLOCK_MASK, "dtype": "fp16"}, None),  # a tie
         ("FA3", "h100", {"head_dim": 64, "mask": "full"}, None),
         ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 96}, None),  # of which nothing is known
         ("FA3", "h100", {"mask": BLOCK_MASK, "value_dim": 64}, None),
@@ -101,7 +107,7 @@ def test_the_reason():
         ("FA3", "a100", {"mask": BLOCK_MASK}, None),
         ("FA3", "h100", {"mask": BLOCK_MASK, "called": False}, None),  # in torch's registry it only claims to be deterministic
         ("FA3", "h100", {"mask": BLOCK_MASK, "guarantee": "device"}, None),
-        ("FA4", "h100", {"mask": BLOCK_MASK}, "faster: 603 TFLOPS"),
+        ("FA4", "h100", {"mask": BLOCK_MASK} | WITHOUT_GLUON, "faster: 603 TFLOPS"),
         ("FA4", "h100", {}, None),  # a tie
         ("FA2", "h100", {"mask": BLOCK_MASK}, None),
         ("FA2", "h100", {"mask": BLOCK_MASK, "sizes": (1, 32, 4, 2048)}, None),  # two passes take few chains
@@ -124,14 +130,15 @@ def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected, dtype, ours
     tflops = load_tflops("h100", 128, "gluon", mask="causal") if ours == "gluon" else load_tflops("h100", 128, mask="causal") / 0.9
     figure = replace(PUBLISHED[0], tflops=tflops * percent / 100)
     monkeypatch.setattr("dash_inductor.prices.published", lambda *asked: figure)
-    said = left("FA4", "h100", dtype=dtype)
+    given: dict[str, Any] = {"dtype": dtype, "gluon": ours == "gluon"}
+    said = left("FA4", "h100", **given)
     assert bool(said) == expected and (
         said is None or str(said).endswith(f"; ours {tflops:.0f} TFLOPS, predicted by our cost file")
     )
-    assert left("FA3", "h100", dtype=dtype) is None  # which only claims to be deterministic
-    said = left("CUDNN", "h100", dtype=dtype)  # of which nobody has published one
+    assert left("FA3", "h100", **given) is None  # which only claims to be deterministic
+    said = left("CUDNN", "h100", **given)  # of which nobody has published one
     assert (said is not None) == expected and (said is None or said.implementation == "CUDNN")
-    assert bool(left("FA3", "h100", dtype=dtype, called=True)) == expected
+    assert bool(left("FA3", "h100", **given, called=True)) == expected
 
 
 @pytest.mark.parametrize("figure", PUBLISHED, ids=lambda x: f"{x.implementation} {x.gpu} {x.head_dim} {x.mask} {x.length}")

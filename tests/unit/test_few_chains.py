@@ -1,4 +1,5 @@
-"""Masked SDPA and packed sequences of few KV tiles: in one pass, in two, or by stock's kernel where that is deterministic."""
+"""Masked SDPA and packed sequences of few KV tiles, without the Gluon kernel: in one pass, in two, or by stock's kernel where that is
+deterministic."""
 
 from __future__ import annotations
 
@@ -23,12 +24,14 @@ def taken(
     head_dim: int = 128,
     strict: bool = True,
     target: Target = TARGETS["h100"],
+    gluon_fails: str = "is not there",
     **settings: Any,
 ) -> str:
     """The template of (batch, query heads, kv heads, length), or why it is left to stock's kernel."""
     batch, heads, kv_heads, length = sizes
     lengths, stock = (length, length, head_dim, "bf16"), Stock(kernel, strict)
-    problem = Problem(BLOCK_MASK, batch, heads, kv_heads, *lengths, block_size=(128, 128), stock=stock)
+    sizes = batch, heads, kv_heads, *lengths
+    problem = Problem(BLOCK_MASK, *sizes, block_size=(128, 128), stock=stock, gluon_fails=gluon_fails)
     try:
         return resolve(problem, Config(**settings), target).template.value
     except LeftToStock as reason:
@@ -88,6 +91,14 @@ def test_where_two_passes_may_not_be_taken(kernel, sizes, head_dim, times):
         return
     few = f"few KV tiles: one pass has work for {times[0]} CTAs, and needs work for {times[1]} to be as fast as stock's kernel, "
     assert said.startswith(f"{few}deterministic too: ")
+
+
+def test_the_gluon_kernel_needs_as_much_work_beside_fewer_kernels():
+    """90 chains of 132 SMs, by prices: 2 batch elements have 72, and 3 have 108."""
+    assert [taken(Kernel.FLASH, (b, 32, 4, 2048), gluon_fails="") for b in (2, 3)] == ["two_pass", "one_pass"]
+    assert taken(Kernel.FLASH, (1, 32, 4, 512), target=RESERVED, gluon_fails="").startswith(
+        "few KV tiles: one pass has work for 12 CTAs"
+    )
 
 
 STOCKS = [(Kernel.FLASH, OF_7B), (Kernel.EFFICIENT, (1, 71, 1, 1024)), (Kernel.FLEX, OF_7B)]

@@ -163,7 +163,7 @@ def arguments(key: torch.Tensor, rows: int = 256) -> tuple[Any, ...]:
     query, statistics = torch.zeros(key.shape, dtype=key.dtype), torch.zeros(2 * rows)
     dq, table = torch.zeros(2 * 256, key.shape[3]), torch.zeros(8, dtype=torch.int32)
     tensors = (query, key, query, query, statistics, statistics, table, None, None, None, dq, query, query)
-    operands = Operands(*tensors, workers=1, cooperative=True, block_m=128, block_n=128, causal=False, scale=1.0)
+    operands = Operands(*tensors, [], [], workers=1, cooperative=True, block_m=128, block_n=128, causal=False, scale=1.0)
     return gluon_kernel().arguments(operands, report=torch.zeros(4, dtype=torch.int32), most_chains=1)
 
 
@@ -181,7 +181,7 @@ def test_tensors_of_another_size_are_refused() -> None:
         arguments(torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16), rows=200)
 
 
-@pytest.mark.parametrize(("head_dim", "dtype"), [(96, torch.bfloat16), (64, torch.float32)])
+@pytest.mark.parametrize(("head_dim", "dtype"), [(100, torch.bfloat16), (264, torch.bfloat16), (64, torch.float32)])
 def test_another_head_dim_or_dtype_is_refused(head_dim: int, dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=f"at head dims 64, 128, 256, not {dtype} at {head_dim}$"):
+    with pytest.raises(ValueError, match=f"at head dims of a multiple of 8, from 16 to 256, not {dtype} at {head_dim}$"):
         arguments(torch.zeros(1, 2, 200, head_dim, dtype=dtype))

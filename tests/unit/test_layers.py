@@ -33,6 +33,7 @@ LAZY = {
     "dash_inductor.emulation": "emulation imports Triton when it starts",
     "dash_inductor.explanation.explain": "the command line does without torch",
     "dash_inductor.hooks.joint_pass": "the lowering needs the whole of Inductor",
+    "dash_inductor.rewrite.resolved": "the lowering needs the whole of Inductor",
     "dash_inductor.hooks.autoload": "`import torch` runs it, and must not fail or be slow",
     "dash_inductor.hooks.install": "`import torch` imports it, and Inductor comes when the user imports it",
     "dash_inductor.reproduce.check": "the command line does without torch",

@@ -76,9 +76,8 @@ def test_functions_cost_all_of_them_time() -> None:
 
 
 def test_both_prices_are_in_the_reason() -> None:
-    alibi = Problem(
-        "full", 2, 8, 8, 4096, 4096, 128, "bf16", function_ops=10, changes_scores=True, stock=Stock(Kernel.FLEX, strict=False)
-    )
+    functions: dict[str, Any] = {"function_ops": 10, "changes_scores": True, "gluon_fails": "is not there"}
+    alibi = Problem("full", 2, 8, 8, 4096, 4096, 128, "bf16", stock=Stock(Kernel.FLEX, strict=False), **functions)
     target = replace(TARGETS["h100"], sms=128, reserved_sms=4)  # which two passes would take
     with pytest.raises(LeftToStock) as refused:
         resolve(alibi, Config(), target)

@@ -283,7 +283,17 @@ def test_no_tile(find, arguments, message):
         ({"mask": "full"}, 128),
         ({"mask": "block_mask", "block_size": (128, 128), "function_ops": 9}, 128),
         ({"mask": "block_mask", "block_size": (64, 128), "function_ops": 9}, 64),
-        ({"mask": "block_mask", "block_size": (128, 128), "function_ops": 9, "changes_scores": True}, 64),
+        ({"mask": "block_mask", "block_size": (128, 128), "function_ops": 9, "changes_scores": True}, 128),
+        (
+            {
+                "mask": "block_mask",
+                "block_size": (128, 128),
+                "function_ops": 9,
+                "changes_scores": True,
+                "gluon_fails": "is not there",
+            },
+            64,
+        ),
         ({"mask": "full", "function_ops": 9, "dropout": Dropout(0.1, FLASH)}, 64),
         ({"mask": "full", "value_dim": 32}, 128),
         ({"mask": "full", "value_dim": 30}, 64),

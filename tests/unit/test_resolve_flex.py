@@ -1,4 +1,7 @@
-"""FlexAttention in one pass, or by stock's kernel, where that is deterministic as well and expected to be faster."""
+"""FlexAttention in one pass, or by stock's kernel, where that is deterministic as well and expected to be faster.
+
+In one pass of Triton's, but where tests say GLUON.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,7 @@ from dash_inductor.templates.tiles import tile
 
 TARGETS = {"a100": Target("a100", 80, 108), "h100": Target("h100", 90, 132), "b200": Target("b200", 100, 148)}
 EMULATED = Target("emulated", "emulated", 6)
+GLUON: dict[str, Any] = {"gluon_fails": ""}
 
 
 def problem(mask: str = BLOCK_MASK, **others: Any) -> Problem:
@@ -27,7 +31,8 @@ def problem(mask: str = BLOCK_MASK, **others: Any) -> Problem:
     block_size = (128, 128) if mask == BLOCK_MASK else None
     sizes = (1, 1, 1, 4096, 4096, 64, "bf16")
     return replace(
-        Problem(mask, *sizes, block_size=block_size, is_flex=True, function_ops=5, stock=Stock(Kernel.FLEX, strict=False)), **others
+        Problem(mask, *sizes, block_size=block_size, is_flex=True, function_ops=5, stock=Stock(Kernel.FLEX, strict=False)),
+        **{"gluon_fails": "is not there"} | others,
     )
 
 
@@ -153,11 +158,12 @@ def test_large_head_dims_take_two_passes_whatever_the_sizes(dims: dict[str, int]
 
 @pytest.mark.parametrize("mask", [BLOCK_MASK, "causal"])
 def test_the_gluon_kernel_takes_256_in_one_pass(mask: str) -> None:
-    """But no other head dim above 128, which two passes have."""
-    found = resolved(settings={"kernel": "gluon"}, mask=mask, head_dim=256, batch=64)
-    assert (found.template, str(found.one_pass)) == ("one_pass", "64x64x256")
-    with pytest.raises(Declined, match="takes head dim 64, 128 or 256, not 192"):
-        resolved(settings={"kernel": "gluon"}, mask=mask, head_dim=192)
+    """And other head dims above 128, in tiles of as many columns."""
+    assert str(resolved(mask=mask, head_dim=136, batch=64, **GLUON).one_pass) == "64x64x256"
+    found = resolved(mask=mask, head_dim=256, batch=64, **GLUON)
+    assert (found.template, found.kernel, str(found.one_pass)) == ("one_pass", "gluon", "64x64x256")
+    with pytest.raises(Declined, match="takes head dims of a multiple of 8, from 16 to 256, not 190"):
+        resolved(settings={"kernel": "gluon"}, mask=mask, head_dim=190, **GLUON)
 
 
 def test_an_sdpa_of_few_chains_is_never_left():
@@ -184,10 +190,11 @@ def test_dynamic_shapes_guard(device, length):
 @pytest.mark.parametrize(
     ("settings", "others", "message"),
     [
-        ({"kernel": "gluon"}, {"changes_scores": True}, "the Gluon kernel takes no function of the scores"),
+        ({"kernel": "gluon"}, {"trains_captures": True, **GLUON}, "the Gluon kernel takes no gradient of a captured tensor"),
+        ({"kernel": "gluon"}, {}, "the Gluon kernel is not there"),
         (
             {"kernel": "gluon"},
-            {"q_len": 1, "kv_len": 2**20, "masks": 2**7},
+            {"q_len": 1, "kv_len": 2**20, "masks": 2**7, **GLUON},
             "the Gluon kernel takes no mask of more than 8589934592",
         ),
         ({"schedule": "shift"}, {}, "schedule='shift' takes no BlockMask: its KV tiles are added in descending order"),

@@ -1,0 +1,118 @@
+"""Whether the Gluon kernel compiles with a function of the scores, and with how much local memory.
+
+The pass finds that before it resolves anything: once for a source, a tile and a Triton. A file of Inductor's cache folder keeps it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor, fx
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from dash_inductor.config import TRITON, Config
+from dash_inductor.devices.target import Target
+from dash_inductor.first_use import known
+from dash_inductor.first_use.known import Verdict
+from dash_inductor.first_use.machine import machine
+from dash_inductor.problem import DTYPES, Problem
+from dash_inductor.schedule.packing import HEADER
+from dash_inductor.templates import gluon_is_tested, gluon_kernel
+from dash_inductor.templates.operands import Operands
+from dash_inductor.templates.tiles import NoTile, Template, gluon_tile
+from dash_inductor.text import in_one_line
+
+from .gluon_functions import functions_before_lowering
+from .launch.gluon import launch_of
+
+SECONDS = 120  # that a process waits for another, which compiles the same
+
+
+def fitted(
+    problem: Problem,
+    settings: Config,
+    target: Target,
+    query: Tensor,
+    score_mod: fx.GraphModule,
+    joint: fx.GraphModule,
+    captures: Sequence[Any],
+) -> Problem:
+    """The problem with what is known of its function in the Gluon kernel, where it may take that. Tensors are fakes."""
+    if not problem.changes_scores or settings.kernel == TRITON or settings.template == Template.TWO_PASS or not gluon_is_tested():
+        return problem
+    try:
+        gluon_tile(target.arch, problem.dtype, *problem.head_dims)
+    except NoTile:
+        return problem
+    if problem.why_no_gluon():
+        return problem
+    functions = functions_before_lowering(score_mod, joint, query, captures)
+    dtypes = tuple(str(x.get_dtype()) for x in functions.captures)
+    found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims)
+    if found.fit:
+        return replace(problem, gluon_local=int(found.said))
+    return replace(problem, gluon_fails=f"does not compile with its function of the scores: {found.said}")
+
+
+@functools.cache
+def _found(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int]) -> Verdict:
+    asked = source, dtypes, sizes, dtype, head_dims
+    name = hashlib.sha256(json.dumps([asked, machine(torch.device("cpu"))]).encode()).hexdigest()[:32]
+    file = Path(cache_dir(), "dash_inductor", "functions", f"{name}.json")
+    return known.read(file) or known.alone(file, False, SECONDS, lambda: _compiled(*asked))
+
+
+def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int]) -> Verdict:
+    """Bytes of local memory a thread, or the error."""
+    tile = gluon_tile(90, dtype, *head_dims)
+    length = 2 * max(tile.block_m, tile.block_n)
+
+    def empty(*size: int, of: Any = torch.float32) -> Tensor:
+        return torch.empty(size, dtype=of, device="meta")
+
+    with unset_fake_temporarily():
+        (name,) = (theirs for theirs, ours in DTYPES.items() if ours == dtype)
+        query, value = (empty(1, 1, length, dim, of=_dtype(name)) for dim in head_dims)
+        rows, table = empty(1, length), empty(HEADER, of=torch.int32)
+        operands = Operands(
+            *(query, query, value, value, rows, rows, table, None, None, None, empty(length, tile.block_d), query, value),
+            captures=[empty(length, of=_dtype(name)) for name in dtypes],
+            sizes=[length] * sizes,
+            workers=1,
+            cooperative=True,
+            block_m=tile.block_m,
+            block_n=tile.block_n,
+            causal=False,
+            scale=1.0,
+            functions=source,
+        )
+        try:
+            binary = launch_of(gluon_kernel(), operands).compile()
+        except Exception as error:  # of Triton's or ptxas, whatever it is
+            return Verdict(False, in_one_line(error))
+    return Verdict(True, str(_local_bytes(binary.asm["cubin"])))
+
+
+def _dtype(name: str) -> torch.dtype:
+    return getattr(torch, name.removeprefix("torch."))
+
+
+def _local_bytes(cubin: bytes) -> int:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return max(map(int, re.findall(r"STACK:(\d+)", said)))
