@@ -30,8 +30,9 @@ class Problem:
     graph has it as FlexAttention's op. function_ops: how many operations functions and dropout do for an element of the scores.
     dropout: what its forward dropped, a Dropout (dash_inductor/dropout); None where it dropped nothing. segments: of the queries;
     dk and dv are those of each, in fp32; 0 where they are not asked for in segments. changes_scores: whether a function makes
-    something of the scores. trains_captures: whether gradients of what they capture are wanted. gluon_local: bytes of local memory
-    that a thread of the Gluon kernel takes beside it. gluon_fails: why that kernel cannot be had, "" if nothing is known of that.
+    something of the scores. trains_captures: whether gradients of what they capture are wanted. gluon_local, gluon_loads: bytes
+    of local memory that a thread of the Gluon kernel takes with it, and its loads in each step. gluon_fails: why that kernel cannot
+    be had, "" if nothing is known of that.
     Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
     """
 
@@ -55,6 +56,7 @@ class Problem:
     changes_scores: bool = False
     trains_captures: bool = False
     gluon_local: int = 0
+    gluon_loads: int = 0
     gluon_fails: str = ""
 
     @classmethod

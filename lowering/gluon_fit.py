@@ -62,7 +62,7 @@ def fitted(
     dtypes = tuple(str(x.get_dtype()) for x in functions.captures)
     found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims)
     if found.fit:
-        return replace(problem, gluon_local=int(found.said))
+        return replace(problem, gluon_local=int(found.said), gluon_loads=functions.loads)
     return replace(problem, gluon_fails=f"does not compile with its function of the scores: {found.said}")
 
 

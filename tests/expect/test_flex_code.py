@@ -92,7 +92,7 @@ def test_attentions_of_one_mask_share_rows_and_ranks(monkeypatch: pytest.MonkeyP
         return generate(both, arguments, device)
 
     monkeypatch.setattr("benchmarks.machine_code.flex.generate", twice)
-    with enabled(template="one_pass"):
+    with enabled(template="one_pass", kernel="triton"):
         code = flex.flex_backward("h100", flex.FlexAttention(**FLEX_SIZES, **ALIBI))
     launched = {}
     for name, source in code.kernels.items():

@@ -69,7 +69,7 @@ def code(
 
 @pytest.fixture(scope="module")
 def generated() -> Generated:
-    return code()
+    return code(kernel="triton")
 
 
 def launches(generated: Generated) -> list[str]:
@@ -101,7 +101,7 @@ def test_no_kernel_of_ours_reads_the_mask(generated: Generated) -> None:
 @pytest.mark.parametrize("head_dim", [64, 128])
 def test_gates(head_dim: int, key: str) -> None:
     """The rules of the other kernels hold, but for a few registers that chains in parts leave too few."""
-    made = code(head_dim, key=key, template="one_pass")
+    made = code(head_dim, key=key, template="one_pass", kernel="triton")
     name, _ = kernel(made, MAIN)
     _, sentences = broken_gates(made, key, name, head_dim)
     spilled = SPILLED.get((key, head_dim, triton.__version__[:3]))
@@ -147,7 +147,7 @@ def test_what_is_given_is_read_where_it_is(dtype: torch.dtype, length: int) -> N
         rows = [torch.empty(1, length, 4, 64, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(4)]
         return [*rows, torch.empty(1, 1, length, length, dtype=dtype, device="cuda")]
 
-    with deterministic(), dash_inductor.enabled(template="one_pass"):
+    with deterministic(), dash_inductor.enabled(template="one_pass", kernel="triton"):
         made = generate(under, inputs, "h100")
     readers = {line.partition("(")[0] for line in launches(made) if re.search(r"\bmask_1\b", line)}
     assert [decision.rewritten for decision in made.decisions] == [True] and readers == {"mask_matrix", "block_mask"}

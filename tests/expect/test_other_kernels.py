@@ -198,8 +198,12 @@ def test_settings_that_ask_for_ours_are_told_that_they_are_not_met():
         (flash_attn_stand_in.attend_3, {"forwards": {"attention_chunk": 8}}, True, "attention_chunk of flash_attn"),
     ],
 )
-def test_one_that_is_called_deterministic(function: Any, options: dict[str, Any], claims: bool, said: str | None) -> None:
-    """It is left to itself where it is faster on an H100. What FlashAttention 3 claims is told, and is no promise."""
+def test_one_that_is_called_deterministic(
+    function: Any, options: dict[str, Any], claims: bool, said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is left to itself where it is faster on an H100, here than our Triton kernel. FlashAttention 3's claim is told, and no
+    promise."""
+    monkeypatch.setattr("dash_inductor.resolve.gluon_is_tested", lambda: False)
 
     def attend(x: Tensor) -> Tensor:
         return function(x, x + 1, x + 2, **{"deterministic": True, **options})

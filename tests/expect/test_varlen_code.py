@@ -20,6 +20,7 @@ from dash_inductor.rewrite.stock_ops import VARLEN
 
 TOKENS, SEQUENCES, HEADS, KV_HEADS, HEAD_DIM = 16384, 16, 8, 2, 64
 WINDOW = [200, 0]
+ONE_PASS = {"template": "one_pass", "kernel": "triton"}
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +55,7 @@ def templates(code: Generated) -> list[str]:
 
 def test_the_mask_in_one_kernel() -> None:
     """Sequences are looked up, intervals made and bounded in one reduction; nothing of tokens times tokens is allocated."""
-    with enabled(template="one_pass"):
+    with enabled(**ONE_PASS):
         code = generated()
     assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
     assert sum("bucketize_binary_search" in source for source in code.kernels.values()) == 1
@@ -67,7 +68,7 @@ def test_the_mask_in_one_kernel() -> None:
 
 
 def test_lengths_known_at_run_time_only() -> None:
-    with enabled(template="one_pass"):
+    with enabled(**ONE_PASS):
         code = generated(dynamic=True)
     assert templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]
     (decision,) = code.decisions
@@ -86,6 +87,7 @@ def test_few_tiles_take_two_passes(monkeypatch: pytest.MonkeyPatch, warn_only: b
 def test_few_tiles_stay_where_the_mode_makes_stock_deterministic(monkeypatch: pytest.MonkeyPatch, warn_only: bool) -> None:
     """And where two passes would take SMs that are reserved."""
     monkeypatch.setattr(sys.modules[__name__], "TOKENS", 2048)
+    monkeypatch.setattr("dash_inductor.resolve.gluon_is_tested", lambda: False)
     with enabled(sm_reserve=4):
         code = generated(warn_only=warn_only)
     (decision,) = code.decisions
@@ -108,7 +110,7 @@ def test_gates_of_consumer_gpus(key: str) -> None:
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_sequences_that_are_moved(dynamic: bool) -> None:
     """At the level `batch`: by gathers that Inductor generates, into at most a block more for each sequence."""
-    with enabled(guarantee="batch"):
+    with enabled(guarantee="batch", kernel="triton"):
         code = generated(dynamic=dynamic)
     (decision,) = code.decisions
     assert decision.rewritten and templates(code) == ["preprocess", "block_ranks", "block_rows", "block_mask"]

@@ -1,5 +1,7 @@
-"""Masked SDPA and packed sequences of few KV tiles, without the Gluon kernel: in one pass, in two, or by stock's kernel where that is
-deterministic."""
+"""Masked SDPA and packed sequences of few KV tiles: in one pass, in two, or by stock's kernel where that is deterministic.
+
+Without the Gluon kernel, where tests say nothing else.
+"""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ import csv
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
