@@ -77,7 +77,8 @@ def gluon_function_share(problem: Problem, tile: Tile) -> float:
     if not problem.changes_scores:
         return 0.0
     cycles = GLUON_CYCLES[0] + GLUON_CYCLES[1] * problem.function_ops
-    cycles += LOAD_CYCLES * problem.gluon_loads + LOCAL_CYCLES * problem.gluon_local
+    if function := problem.gluon_function:
+        cycles += LOAD_CYCLES * function.loads + LOCAL_CYCLES * function.local
     return cycles / GLUON_CYCLES_WITHOUT[tile.block_d]
 
 

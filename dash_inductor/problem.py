@@ -20,6 +20,21 @@ DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "f
 
 
 @dataclass(frozen=True)
+class GluonFunction:
+    """A function of the scores for the Gluon kernel, which compiles with it.
+
+    source: of lowering/gluon_functions.py. captures: dtypes of the tensors that it reads. sizes: how many sizes it reads. local:
+    bytes of local memory that a thread takes with it. loads: in each step.
+    """
+
+    source: str
+    captures: tuple[str, ...]
+    sizes: int
+    local: int
+    loads: int
+
+
+@dataclass(frozen=True)
 class Problem:
     """query is [batch, heads, q_len, head_dim], key [batch, kv_heads, kv_len, head_dim]; value, out and grad_out have value_dim in
     the place of head_dim.
@@ -30,9 +45,8 @@ class Problem:
     graph has it as FlexAttention's op. function_ops: how many operations functions and dropout do for an element of the scores.
     dropout: what its forward dropped, a Dropout (dash_inductor/dropout); None where it dropped nothing. segments: of the queries;
     dk and dv are those of each, in fp32; 0 where they are not asked for in segments. changes_scores: whether a function makes
-    something of the scores. trains_captures: whether gradients of what they capture are wanted. gluon_local, gluon_loads: bytes
-    of local memory that a thread of the Gluon kernel takes with it, and its loads in each step. gluon_fails: why that kernel cannot
-    be had, "" if nothing is known of that.
+    something of the scores. trains_captures: whether gradients of what they capture are wanted. gluon_function: what
+    that is for the Gluon kernel, where it may take it. gluon_fails: why that kernel cannot be had, "" if nothing is known of that.
     Lengths, heads, batch and masks may be torch.SymInt; comparisons of them guard.
     """
 
@@ -55,8 +69,7 @@ class Problem:
     segments: int = 0
     changes_scores: bool = False
     trains_captures: bool = False
-    gluon_local: int = 0
-    gluon_loads: int = 0
+    gluon_function: GluonFunction | None = None
     gluon_fails: str = ""
 
     @classmethod

@@ -27,7 +27,7 @@ from dash_inductor.devices.target import Target
 from dash_inductor.first_use import known
 from dash_inductor.first_use.known import Verdict
 from dash_inductor.first_use.machine import machine
-from dash_inductor.problem import DTYPES, Problem
+from dash_inductor.problem import DTYPES, GluonFunction, Problem
 from dash_inductor.schedule.packing import HEADER
 from dash_inductor.templates import gluon_is_tested, gluon_kernel
 from dash_inductor.templates.operands import Operands
@@ -62,7 +62,8 @@ def fitted(
     dtypes = tuple(str(x.get_dtype()) for x in functions.captures)
     found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims)
     if found.fit:
-        return replace(problem, gluon_local=int(found.said), gluon_loads=functions.loads)
+        known_of = GluonFunction(functions.source, dtypes, len(functions.sizes), int(found.said), functions.loads)
+        return replace(problem, gluon_function=known_of)
     return replace(problem, gluon_fails=f"does not compile with its function of the scores: {found.said}")
 
 

@@ -20,6 +20,8 @@ from torch._inductor.graph import GraphLowering
 from torch._inductor.ir import IRNode
 from torch._inductor.virtualized import V
 
+from dash_inductor.problem import GluonFunction
+
 from . import kernels
 from .buffers import contiguous
 from .mods import Mods, scores_alone
@@ -32,6 +34,7 @@ HEAD = """from triton.experimental import gluon
 from dash_inductor.templates.gluon.names import libdevice, tl, tl_math, triton_helpers
 """
 
+in_trial: ContextVar[GluonFunction | None] = ContextVar("in_trial", default=None)  # which is tried, whatever a graph has
 _written: ContextVar[Any] = ContextVar("written")
 
 
@@ -71,6 +74,8 @@ class Functions:
 
 def functions_of(mods: Mods, unread: IRNode) -> Functions:
     """Those of scores and their derivative; none where a score is what it was. unread: any tensor of the attention."""
+    if tried := in_trial.get():
+        return Functions(tried.source, [x for x in mods.captures if isinstance(x, IRNode)], [_length(unread)] * tried.sizes)
     if not mods.score_mod:
         return Functions()
     token = _written.set(None)
@@ -98,6 +103,10 @@ def functions_of(mods: Mods, unread: IRNode) -> Functions:
     renamed = {name: f"captured_{number}" for number, name in enumerate((*of_tensors, *of_sizes))}
     codes = {output: re.sub(r"\b(?:in_ptr|ks)\d+\b", lambda found: renamed[found[0]], code) for output, code in codes.items()}
     return Functions(_module(codes), [captured[buffers[name]] for name in of_tensors], [sizes[name] for name in of_sizes])
+
+
+def _length(query: IRNode) -> sympy.Expr:
+    return sympy.sympify(query.get_size()[2])
 
 
 def _module(codes: dict[str, str]) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..config import GLUON, OFF, TRITON, Config
-from ..problem import BLOCK_MASK
+from ..problem import BLOCK_MASK, GluonFunction
 from ..resolve import Resolution
 from ..schedule.packing import shares_row
 from ..schedule.parts import parts_for
@@ -16,7 +17,7 @@ from ..templates.tiles import EMULATED, Template, Tile, tile
 
 @dataclass(frozen=True)
 class Kind:
-    """What is tried as one: kernels of a kind differ in sizes, in schedules and in the user's own functions alone."""
+    """What is tried as one: kernels of a kind differ in sizes and schedules alone, Triton's in the user's functions too."""
 
     template: str  # one_pass or two_pass
     kernel: str  # triton or gluon
@@ -33,6 +34,17 @@ class Kind:
     dropout: str | None = None  # whose random bits drop elements
     bands: bool = False  # whether chains are cut into bands, and the query heads of a group into sets: schedule/parts.py
     sets: bool = False
+    function: GluonFunction | None = None  # of the scores, in the Gluon kernel
+
+    def __post_init__(self) -> None:
+        if isinstance(self.function, dict):  # out of JSON
+            found: dict[str, Any] = self.function
+            object.__setattr__(self, "function", GluonFunction(**found | {"captures": tuple(found["captures"])}))
+
+    @property
+    def is_flex(self) -> bool:
+        """Whether it takes a FlexAttention to try it."""
+        return self.dropout is None and (self.mask == BLOCK_MASK or self.function is not None)
 
     def text(self) -> str:
         """The fields, as JSON."""
@@ -50,6 +62,7 @@ class Kind:
         more = f", long, {self.long_schedule}" if self.long_schedule else ""
         more += f", {self.dropout} dropout" if self.dropout else ""
         more += ", in bands" * self.bands + ", in sets" * self.sets
+        more += f", function {hashlib.sha256(self.function.source.encode()).hexdigest()[:12]}" if self.function else ""
         return f"{kernel} ({self.launch}, {self.mask} mask{more}, {self.dtype}, head dim {dims}) on {arch}"
 
 
@@ -72,6 +85,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             _long_schedule(resolution) if template is Template.ONE_PASS else None,
             problem.dropout and problem.dropout.generator,
             *parts,
+            problem.gluon_function if template is Template.ONE_PASS and resolution.kernel == GLUON else None,
         )
         for template, used in tiles
         if used

@@ -128,8 +128,8 @@ def has_run(kind: Kind, device: str) -> bool:
         return False
     ran = json.loads(files(__package__).joinpath(RAN).read_text(encoding="utf-8"))
     name = f"{kind.template} in {kind.kernel}, {kind.mask} mask, {kind.dtype}, head dim {kind.head_dim}"
-    is_cut = kind.bands or kind.sets
-    plain = kind.head_dim == kind.value_dim and kind.long_schedule is None and kind.dropout is None and not is_cut
+    others = kind.long_schedule, kind.dropout, kind.function
+    plain = kind.head_dim == kind.value_dim and others == (None,) * 3 and not (kind.bands or kind.sets)
     return plain and name in ran.get(torch.cuda.get_device_name(device), ())
 
 

@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch._higher_order_ops.flex_attention import create_fw_bw_graph
 from torch._inductor.compile_fx import compile_fx_inner
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.fx_passes.joint_graph import joint_graph_passes
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn.attention.flex_attention import create_block_mask
@@ -32,9 +35,10 @@ from ..first_use.known import Verdict
 from ..first_use.process import LAUNCHED, STAGE, VERDICT
 from ..first_use.verdict import is_trial
 from ..hooks.install import installed
+from ..lowering.gluon_functions import in_trial
 from ..lowering.launch.gluon import compiling_launches
 from ..op import SDPA_BACKWARD
-from ..problem import BLOCK_MASK
+from ..problem import BLOCK_MASK, GluonFunction
 from ..reference import LOG2E
 from ..resolve import as_if_small
 from ..rewrite.stock_ops import EFFICIENT as STOCK_EFFICIENT
@@ -42,6 +46,7 @@ from ..rewrite.stock_ops import FLASH as STOCK_FLASH
 from ..schedule.packing import as_if_long
 from ..schedule.parts import BANDS, LEAST_STEPS, Parts, as_if_parts
 from ..text import in_one_line
+from . import score_source
 
 STARTED, COMPILED = "started", "compiled"  # stages before LAUNCHED
 LAUNCHES, EMULATED_LAUNCHES = 20, 3  # on a GPU, half of them beside other work; under emulation
@@ -71,7 +76,7 @@ def tried(kind: Kind, device: str, settings: Config, stage: Callable[[str], None
             with deterministic(False):  # float64 has cuBLAS, which strict mode refuses unless a variable is set
                 inputs, expected = attention(kind, torch.device(device))
             return verdict_on(_launches(kind, inputs, at), expected, ALLOWED[kind.dtype])
-    except torch.OutOfMemoryError as error:
+    except (torch.OutOfMemoryError, score_source.Unknown) as error:
         return Verdict(None, in_one_line(error))
     except Exception as error:  # whatever it is
         return Verdict(False if LAUNCHED in reached else None, in_one_line(error))
@@ -130,11 +135,13 @@ def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients
         dropout = Dropout(DROPPED, kind.dropout)
         with device:
             factors = kept(dropout, torch.tensor(RANDOM), (1, heads, length, length)) * dropout.scale(TORCH_DTYPES[kind.dtype])
+    captures = score_source.captured(kind.function, heads, length, device) if kind.function else [torch.zeros(heads, device=device)]
     found: list[Gradients] = []
     for head in range(kv_heads):  # one at a time, since float64 takes memory
         own = slice(head * group, (head + 1) * group)
         of_head = query[:, own], key[:, head, None], value[:, head, None], grad_out[:, own]
-        found.append(_in_float64(*of_head, seen, factors if factors is None else factors[:, own]))
+        function = functools.partial(_scores, kind.function, captures, head * group) if kind.function else None
+        found.append(_in_float64(*of_head, seen, factors if factors is None else factors[:, own], function))
     out, logsumexp, *expected = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
     inputs = [query, key, value, grad_out, out.to(grad_out.dtype), logsumexp.float()]
     if kind.dropout:
@@ -142,10 +149,12 @@ def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients
         state = torch.tensor(RANDOM, device=device)
         inputs += [state.view(torch.uint64), state.view(torch.uint64)[1]] if kind.dropout == FLASH else list(state.clone())
         inputs += [bias.masked_fill_(~seen, -math.inf)] if kind.mask == BLOCK_MASK else []
-    elif kind.mask == BLOCK_MASK:
-        function = functools.partial(MASK_MODS["documents"], documents=documents)
-        mask = create_block_mask(function, None, None, length, length, device=str(device), BLOCK_SIZE=kind.block or 1)
-        inputs += [torch.zeros(heads, device=device), documents, *(x for x in mask.as_tuple() if isinstance(x, Tensor))]
+    elif kind.is_flex:
+        inputs += [documents, *captures]
+        if kind.mask != "full":
+            sees = functools.partial(MASK_MODS[_mask_mod(kind)], documents=documents)
+            mask = create_block_mask(sees, None, None, length, length, device=str(device), BLOCK_SIZE=kind.block or 128)
+            inputs += [x for x in mask.as_tuple() if isinstance(x, Tensor)]
     return inputs, tuple(expected)
 
 
@@ -160,10 +169,36 @@ def _sms(device: torch.device) -> int:
     return target_of(device, config.current()).sms
 
 
-def _in_float64(query: Tensor, key: Tensor, value: Tensor, grad_out: Tensor, seen: Tensor, factors: Tensor | None) -> Gradients:
-    """The output, its logsumexp, dq, dk and dv. factors: of the weights, where some are dropped."""
+def _mask_mod(kind: Kind) -> str:
+    """Of MASK_MODS."""
+    return {"full": "none", "causal": "causal", BLOCK_MASK: "documents"}[kind.mask]
+
+
+def _scores(function: GluonFunction, captures: list[Tensor], first: int, pre_mod: Tensor) -> Tensor:
+    """What a function makes of the scores [1, H, S, S] of query heads from `first` on."""
+    length, device = pre_mod.shape[3], pre_mod.device
+    positions, read = torch.arange(length, device=device), score_source.reading(captures, function, length)
+    with device:
+        of_heads = [
+            score_source.scores(function, read, pre_mod[0, k], first + k, positions[:, None], positions)
+            for k in range(pre_mod.shape[1])
+        ]
+    return torch.stack(of_heads)[None]
+
+
+def _in_float64(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    grad_out: Tensor,
+    seen: Tensor,
+    factors: Tensor | None,
+    function: Callable[[Tensor], Tensor] | None,
+) -> Gradients:
+    """The output, its logsumexp, dq, dk and dv. factors: of the weights, where some are dropped. function: of the scores."""
     leaves = [x.double().requires_grad_() for x in (query, key, value)]
-    scores = (leaves[0] @ leaves[1].mT / math.sqrt(query.shape[3])).where(seen, -math.inf)
+    scores = leaves[0] @ leaves[1].mT / math.sqrt(query.shape[3])
+    scores = (scores if function is None else function(scores)).where(seen, -math.inf)
     weights = scores.softmax(-1)
     out = (weights if factors is None else weights * factors) @ leaves[2]
     return out.detach(), scores.logsumexp(-1).detach(), *torch.autograd.grad(out, leaves, grad_out.double())
@@ -208,10 +243,18 @@ def _fill_what_is_allocated(compiled: Any) -> None:
 
 def compiled_for(kind: Kind, inputs: list[Tensor]) -> Callable[[list[Tensor]], Any]:
     """The backward of these inputs, by kernels of the kind, where the pass is installed and the mode is deterministic."""
-    of_mask = _of_block_mask(kind, inputs) if kind.mask == BLOCK_MASK and not kind.dropout else _dense(kind)
-    module = make_fx(_dropping(kind) if kind.dropout else of_mask, tracing_mode="fake")(*inputs)
-    joint_graph_passes(module)
-    return compile_fx_inner(module, inputs)
+    module = make_fx(backward_of(kind, inputs), tracing_mode="fake")(*inputs)
+    token = in_trial.set(kind.function)
+    try:
+        joint_graph_passes(module)
+        return compile_fx_inner(module, inputs)
+    finally:
+        in_trial.reset(token)
+
+
+def backward_of(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]:
+    """The function of `inputs` that is traced."""
+    return _dropping(kind) if kind.dropout else _of_flex(kind, inputs) if kind.is_flex else _dense(kind)
 
 
 def _dense(kind: Kind) -> Callable[..., Gradients]:
@@ -239,20 +282,38 @@ def _dropping(kind: Kind) -> Callable[..., Gradients]:
     return backward
 
 
-def _of_block_mask(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]:
+def _of_flex(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]:
+    """With a function of the scores that reads all captures, if the kind has one; `in_trial` has the code of that."""
     sizes = inputs[0].shape[2], inputs[0].shape[1], inputs[1].shape[1], kind.head_dim
-    attention = FlexAttention(*sizes, mask_mod="documents", block=kind.block or 1, dtype=kind.dtype, value_dim=kind.value_dim)
-    functions = attention.functions()
+    options = {"block": kind.block or 128, "dtype": kind.dtype, "value_dim": kind.value_dim}
+    attention = FlexAttention(*sizes, mask_mod=_mask_mod(kind), **options)
+    count = len(kind.function.captures) if kind.function else 1
+    read = _reading(kind, inputs[7 : 7 + count]) if kind.function else attention.functions()
 
     def backward(*tensors: Tensor) -> Gradients:
-        query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
+        query, key, value, grad_out, out, logsumexp, documents, *others = tensors
         *gradients, _ = torch.ops.higher_order.flex_attention_backward(
-            *(query, key, value, out, logsumexp * LOG2E, grad_out, None, *functions, attention.mask(lists).as_tuple()),
-            *(kind.head_dim**-0.5, OPTIONS, (slopes,), (documents,)),
+            *(query, key, value, out, logsumexp * LOG2E, grad_out, None, *read, attention.mask(others[count:]).as_tuple()),
+            *(kind.head_dim**-0.5, OPTIONS, tuple(others[:count]), (documents,)),
         )
         return tuple(gradients)
 
     return backward
+
+
+def _reading(kind: Kind, captures: list[Tensor]) -> tuple[Any, Any]:
+    """The graphs of a function of the scores that reads these tensors, and of its derivative."""
+
+    def function(score: Tensor, b: Tensor, h: Tensor, m: Tensor, n: Tensor, *read: Tensor) -> Tensor:
+        with TransformGetItemToIndex():
+            return sum((x[b] for x in read), score * 2)
+
+    score = torch.zeros((), dtype=TORCH_DTYPES[kind.dtype], requires_grad=True)
+    arguments: Any = (score, *(torch.zeros((), dtype=torch.int32) for _ in range(4)))
+    read = tuple(torch.zeros(1, dtype=x.dtype) for x in captures)
+    forward, joint = create_fw_bw_graph(function, arguments, read)
+    joint = make_fx(joint, decomposition_table=select_decomp_table())(score.detach(), *arguments[1:], score.detach(), *read)
+    return forward, joint
 
 
 def main(job: str) -> None:

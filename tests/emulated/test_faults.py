@@ -35,7 +35,7 @@ from dash_inductor.emulation.session import LOCK
 from dash_inductor.hooks import ranks
 from dash_inductor.hooks.told import Rank
 from dash_inductor.lowering import kernels
-from dash_inductor.rewrite import sdpa
+from dash_inductor.rewrite import resolved
 from dash_inductor.rewrite.declined import InternalErrorWarning
 
 attend = attention(causal=True)
@@ -86,7 +86,7 @@ def broken_pass(patch: pytest.MonkeyPatch) -> None:
     def resolve(*args: Any) -> Any:
         raise RuntimeError(NO_CODE)
 
-    patch.setattr(sdpa, "resolve", resolve)
+    patch.setattr(resolved, "resolve", resolve)
 
 
 NIGHTLY = pytest.mark.nightly

@@ -56,7 +56,7 @@ PLACES = {
     "a bias that is added to scores": (BIASED, "rewrite.mask_reader.adding"),
     "reading a mask": (WINDOW, "rewrite.sdpa.read"),
     "proving a mask": (FLEX, "rewrite.flex.mask_of"),
-    "resolving": (CAUSAL, "rewrite.sdpa.resolve"),
+    "resolving": (CAUSAL, "rewrite.resolved.resolve"),
     "a mask's node": (WINDOW, "rewrite.flex_node.say_rewritten"),
     "repeated keys": ((repeated, GROUPED), "rewrite.sdpa.return_unrepeated"),
     "packed sequences": ((PACKED.function(), PACKED.tensors()), "rewrite.varlen.flex_backward"),

@@ -18,7 +18,7 @@ from torch.nn.attention import _registry, activate_flash_attention_impl, restore
 
 from dash_inductor import clear_decisions, decisions, enabled
 from dash_inductor.decision import LeftToStock
-from dash_inductor.rewrite import sdpa
+from dash_inductor.rewrite import resolved
 
 REASON, REMEDY = "FA4 is active", "none needed"
 
@@ -30,7 +30,7 @@ def fa4(as_installed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     def leave(*asked: Any) -> None:
         raise LeftToStock(REASON, REMEDY, implementation="FA4")
 
-    monkeypatch.setattr(sdpa, "resolve", leave)
+    monkeypatch.setattr(resolved, "resolve", leave)
     monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA4", lambda: SimpleNamespace(remove=lambda: None))
     activate_flash_attention_impl("FA4")
     with enabled(on_unsupported="fallback"):

@@ -30,7 +30,7 @@ from dash_inductor.decision import Kernel, Stock
 from dash_inductor.emulation import emulate
 from dash_inductor.hooks import install, recording
 from dash_inductor.resolve import resolve
-from dash_inductor.rewrite import stock_ops
+from dash_inductor.rewrite import resolved, stock_ops
 from dash_inductor.rewrite import varlen as rewriting
 from dash_inductor.rewrite.stock_ops import VARLEN
 
@@ -263,7 +263,7 @@ def test_reasons(attention, settings, expected):
 def test_the_mode_is_asked_with_the_attention(warn_only, monkeypatch):
     """Whether a faster stock kernel may be kept depends on it."""
     asked = []
-    monkeypatch.setattr(rewriting, "resolve", lambda problem, *others: asked.append(problem.stock) or resolve(problem, *others))
+    monkeypatch.setattr(resolved, "resolve", lambda problem, *others: asked.append(problem.stock) or resolve(problem, *others))
     with deterministic(warn_only=warn_only):
         assert reason_of(SHORT) is None
     assert set(asked) == {Stock(Kernel.FLASH, strict=not warn_only)}

@@ -27,7 +27,6 @@ from dash_inductor.dropout import EFFICIENT, FLASH, Dropout, kept
 from dash_inductor.first_use.verdict import FENCED
 from dash_inductor.lowering import listed, table
 from dash_inductor.lowering.failed_waits import failed_waits
-from dash_inductor.lowering.launch import gluon
 from dash_inductor.schedule import parts
 
 from .graphs import flash_backward, masked_backward, varlen_backward
@@ -149,7 +148,7 @@ class Prepared:
         session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience)
         session.programs = self.programs | edited if edited else self.programs
         placed = {name: session.memory.put(tensor, name) for name, tensor in self.inputs.items()}
-        session.externs = self._externs(session)
+        session.externs |= self._externs(session)
         constants = {name: session.memory.put(tensor, name) for name, tensor in self.constants.items()}
         start, fault, gradients, errors = time.perf_counter(), None, {}, {}
         with session.running():
@@ -217,15 +216,10 @@ class Prepared:
             out = session.memory.put(_as_stored(self.out, self.case).transpose(1, 2)[0], "out")
             return out, session.memory.put(self.lse[0].float().contiguous(), "logsumexp"), torch.zeros(2, dtype=torch.uint64)
 
-        def launch_gluon(*arguments: Any) -> None:
-            with session.ops:  # what it allocates lies in the arena
-                gluon.sdpa_backward_gluon(*arguments)
-
         return {
             aten._scaled_dot_product_flash_attention.default: flash,
             aten._scaled_dot_product_efficient_attention.default: efficient,
             torch.ops.torch_attn._varlen_attn.default: packed,
-            torch.ops.dash.sdpa_backward_gluon.default: launch_gluon,
         }
 
 

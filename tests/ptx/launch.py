@@ -26,6 +26,7 @@ from triton.compiler.compiler import CompiledKernel
 
 from dash_inductor.codegen.fake_gpu import fake_gpu
 from dash_inductor.lowering import failed_waits
+from dash_inductor.lowering.launch import gluon
 
 from .copies import Descriptor
 from .lower import Program
@@ -69,7 +70,12 @@ class Session:
 
     def __post_init__(self) -> None:
         self.memory = Global(self.arena)
+        self.externs[gluon.SDPA_BACKWARD_GLUON] = self._launch_gluon
         self.reports = self.memory.put(torch.zeros(failed_waits.REPORTS, failed_waits.INTS, dtype=torch.int32), "reports of waits")
+
+    def _launch_gluon(self, *arguments: Any) -> None:
+        with self.ops:  # what it allocates lies in the arena
+            gluon.sdpa_backward_gluon(*arguments)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[Session]:
