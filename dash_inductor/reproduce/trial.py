@@ -170,7 +170,7 @@ def _sms(device: torch.device) -> int:
 
 
 def _mask_mod(kind: Kind) -> str:
-    """Of MASK_MODS."""
+    """The name in MASK_MODS."""
     return {"full": "none", "causal": "causal", BLOCK_MASK: "documents"}[kind.mask]
 
 
