@@ -285,7 +285,7 @@ def _dropping(kind: Kind) -> Callable[..., Gradients]:
 def _of_flex(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]:
     """With a function of the scores that reads all captures, if the kind has one; `in_trial` has the code of that."""
     sizes = inputs[0].shape[2], inputs[0].shape[1], inputs[1].shape[1], kind.head_dim
-    options = {"block": kind.block or 128, "dtype": kind.dtype, "value_dim": kind.value_dim}
+    options: dict[str, Any] = {"block": kind.block or 128, "dtype": kind.dtype, "value_dim": kind.value_dim}
     attention = FlexAttention(*sizes, mask_mod=_mask_mod(kind), **options)
     count = len(kind.function.captures) if kind.function else 1
     read = _reading(kind, inputs[7 : 7 + count]) if kind.function else attention.functions()

@@ -4,6 +4,7 @@ Inductor's templates are Triton's, so the launch is a custom op that writes into
 epilogue fuses, as with a template. The op builds TMA descriptors of its tensors, and zeroes semaphores, at every launch.
 """
 
+import functools
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -57,11 +58,16 @@ def launch_of(kernel: Any, x: Operands) -> Launch:
     """The launch of a kernel's module, such as `gluon_kernel()`; ValueError for a GPU or sizes that it is not made for."""
     if torch.cuda.get_device_capability(x.query.device if x.query.is_cuda else None) != (9, 0):  # else of what has no memory
         raise ValueError("the Gluon kernel is made for sm_90")
-    mask, dtype = "causal" if x.causal else "full" if x.steps is None else BLOCK_MASK, dtype_name(x.query.dtype)
-    report = report_of(f"one_pass in gluon ({mask} mask, {dtype}, head dim {x.query.shape[3]})")
+    mask = "causal" if x.causal else "full" if x.steps is None else BLOCK_MASK
+    report = _report(mask, x.query.dtype, x.query.shape[3])
     if report is None:
         report = x.query.new_zeros(INTS, dtype=torch.int32)
     return Launch(kernel, kernel.arguments(x, report=report, most_chains=FEW_CHAINS), x.workers, x.cooperative)
+
+
+@functools.cache
+def _report(mask: str, dtype: torch.dtype, head_dim: int) -> Tensor | None:
+    return report_of(f"one_pass in gluon ({mask} mask, {dtype_name(dtype)}, head dim {head_dim})")
 
 
 def sdpa_backward_gluon(*operands: Any) -> None:

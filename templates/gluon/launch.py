@@ -4,6 +4,7 @@ import functools
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch._inductor.codecache import PyCodeCache
 from triton.experimental.gluon import language as gl
@@ -19,6 +20,8 @@ __all__ = ["arguments", "sdpa_backward"]
 
 OPTIONS: dict[str, Any] = {"num_warps": GLUON_CONSUMERS, "enable_fp_fusion": True}
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
+MOST_PLANS = 1024  # that are kept
+FIRST_SCALAR = Operands._fields.index("workers")
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by a tile's columns, rows that TMA adds at a time: a Q tile, of 256 columns a quarter
 
@@ -32,13 +35,34 @@ class Lists(NamedTuple):
     There are bands only where the longest of a head has least_steps.
     """
 
-    steps: Tensor
-    bits: Tensor
+    steps: Tensor | None
+    bits: Tensor | None
     kv_tiles: Any
     bands: Any
     most_chains: Any
     least_steps: Any
     sums: Tensor | None
+
+
+class Plan(NamedTuple):
+    """What launches have in common whose tensors differ in their addresses alone.
+
+    descriptors: of query, key, value, grad_out, neg_lse, delta and dq, each with the tensor of the first launch's shape, but on no
+    device. is_taken: of the first four, whether TMA takes it as it is. lists: `Lists` without tensors.
+    """
+
+    descriptors: tuple[TensorDescriptor, ...]
+    is_taken: tuple[bool, ...]
+    semaphores: int
+    own_rows: int
+    lists: Any
+    sizes: tuple[int, ...]
+    dk_strides: tuple[int, ...]
+    dv_strides: tuple[int, ...]
+    attention: Attention
+
+
+_plans: dict[Any, Plan] = {}
 
 
 def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ...]:
@@ -50,6 +74,37 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     Raises:
         ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
     """
+    shaped = x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.dq, x.dk, x.dv, x.table
+    places = [each.data_ptr() % ALIGNED for each in shaped[:4]]
+    form: list[Any] = [x.query.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
+    form += [x.steps is not None and x.steps.shape, most_chains, *x.sizes, *x[FIRST_SCALAR:]]
+    plan = _plans.get(key := tuple(form))
+    if plan is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = _plan(x, most_chains)
+    tensors: list[Tensor] = [
+        each if is_taken else each.clone().contiguous() for each, is_taken in zip(shaped[:4], plan.is_taken, strict=True)
+    ]
+    descriptors = [_with(each, base) for each, base in zip(plan.descriptors, (*tensors, *shaped[4:7]), strict=True)]
+    lists = plan.lists._replace(steps=x.steps, bits=x.bits, sums=x.sums) if plan.lists else plan.lists
+    return (
+        *descriptors,
+        x.table,
+        x.table.new_empty(plan.own_rows),
+        lists,
+        plan.sizes,
+        x.table.new_zeros(plan.semaphores),
+        report,
+        x.dk,
+        x.dv,
+        plan.dk_strides,
+        plan.dv_strides,
+        plan.attention._replace(captures=(*x.captures, *x.sizes)) if x.captures or x.sizes else plan.attention,
+    )
+
+
+def _plan(x: Operands, most_chains: int) -> Plan:
     batch, heads, q_len, key_dim = x.query.shape
     value_dim = x.value.shape[3]
     kv_heads, kv_len = x.key.shape[1:3]
@@ -65,16 +120,19 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     if not all(each.is_contiguous() and each.numel() == rows * width for each, width in of_rows):
         raise ValueError(f"neg_lse, delta and dq must be contiguous, with {rows} rows")
     q_block, kv_block = [1, 1, x.block_m, columns], [1, 1, x.block_n, columns]
+    loaded = (x.query, q_block), (x.key, kv_block), (x.value, kv_block), (x.grad_out, q_block)
+    is_taken = tuple(_fits_tma(each) for each, _ in loaded)
+    viewed = [
+        *((each if fits else _as_copied(each), block) for (each, block), fits in zip(loaded, is_taken, strict=True)),
+        *((each.view(rows), [x.block_m]) for each in (x.neg_lse, x.delta)),
+        (x.dq.view(-1, DQ_COLUMNS), [DQ_ROWS[columns], DQ_COLUMNS]),
+    ]
     chains = batch * kv_heads * -(-kv_len // x.block_n)
-    semaphores = x.table.new_zeros(2 + batch * heads * n_q + (chains if x.bands * x.sets > 1 else 0))
-    query, key, value, grad_out = (
-        each if _fits_tma(each) else each.clone().contiguous() for each in (x.query, x.key, x.value, x.grad_out)
-    )
     lists: Any = ()
     if x.steps is not None:
         assert x.bits is not None
         kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
-        lists = Lists(x.steps, x.bits, kv_tiles, bands, most, least, x.sums)
+        lists = Lists(None, None, kv_tiles, bands, most, least, None)
     functions = _functions(x.functions)
     attention = Attention(
         heads=batch * kv_heads,
@@ -88,6 +146,8 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         ROUND_ROBIN=gl.constexpr(x.block_n // x.block_m if x.round_robin else 0),
         BLOCKS=gl.constexpr(x.q_tiles),
         EVEN_N=gl.constexpr(kv_len % x.block_n == 0),
+        SCALE=gl.constexpr(x.scale),
+        SCALE_LOG2E=gl.constexpr(x.scale * LOG2E.value),
         KEY_DIM=gl.constexpr(key_dim),
         VALUE_DIM=gl.constexpr(value_dim),
         q_len=q_len,
@@ -96,29 +156,17 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         BEFORE=gl.constexpr(functions and functions.before),
         SCORES=gl.constexpr(functions and functions.scores_of),
         DERIVATIVE=gl.constexpr(getattr(functions, "derivative_of", None)),
-        captures=(*x.captures, *x.sizes),
-        SCALE=gl.constexpr(x.scale),
-        SCALE_LOG2E=gl.constexpr(x.scale * LOG2E.value),
     )
-    return (
-        _descriptor(query, q_block),
-        _descriptor(key, kv_block),
-        _descriptor(value, kv_block),
-        _descriptor(grad_out, q_block),
-        _descriptor(x.neg_lse.view(rows), [x.block_m]),
-        _descriptor(x.delta.view(rows), [x.block_m]),
-        _descriptor(x.dq.view(-1, DQ_COLUMNS), [DQ_ROWS[columns], DQ_COLUMNS]),
-        x.table,
-        x.table.new_empty(GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0),
-        lists,
-        (*x.table.shape, lists.steps.shape[3] if lists and lists.steps.dim() == 4 else 1),
-        semaphores,
-        report,
-        x.dk,
-        x.dv,
-        tuple(x.dk.stride()),
-        tuple(x.dv.stride()),
-        attention,
+    return Plan(
+        tuple(_descriptor(each, block) for each, block in viewed),
+        is_taken,
+        semaphores=2 + batch * heads * n_q + (chains if x.bands * x.sets > 1 else 0),
+        own_rows=GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0,
+        lists=lists,
+        sizes=(*x.table.shape, x.steps.shape[3] if x.steps is not None and x.steps.dim() == 4 else 1),
+        dk_strides=tuple(x.dk.stride()),
+        dv_strides=tuple(x.dv.stride()),
+        attention=attention,
     )
 
 
@@ -134,11 +182,24 @@ def _fits_tma(x: Tensor) -> bool:
     return last == 1 and x.data_ptr() % ALIGNED == 0 and all(pitch > 0 and pitch % ALIGNED == 0 for pitch in pitches)
 
 
+def _as_copied(x: Tensor) -> Tensor:
+    """What the contiguous copy of x is like, without memory."""
+    return torch.empty(x.shape, dtype=x.dtype, device="meta")
+
+
 def _descriptor(x: Tensor, block: list[int]) -> TensorDescriptor:
-    """TMA's view of x in boxes of `block`; what lies outside of x reads as 0."""
+    """TMA's view, in boxes of `block`, of tensors like x, which it does not hold; what lies outside reads as 0."""
     # The stride of a dimension of one element may be anything, and TMA checks it.
     strides = [stride if size > 1 else block[-1] for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True)]
-    return TensorDescriptor(x, list(x.shape), [*strides, 1], block, _layout(len(block), 8 * x.element_size()))
+    like = torch.empty(0, dtype=x.dtype, device="meta")
+    return TensorDescriptor(like, list(x.shape), [*strides, 1], block, _layout(len(block), 8 * x.element_size()))
+
+
+def _with(descriptor: TensorDescriptor, base: Tensor) -> TensorDescriptor:
+    """The descriptor of a tensor; what Triton checks was checked of the first."""
+    made: TensorDescriptor = object.__new__(TensorDescriptor)
+    made.__dict__ = {**descriptor.__dict__, "base": base}
+    return made
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from dash_inductor import enabled
 from dash_inductor.codegen.flex import FlexAttention
 from dash_inductor.codegen.mode import deterministic
 from dash_inductor.codegen.mods import SCORE_MODS
+from dash_inductor.config import Config
 from dash_inductor.first_use.kind import Kind
 from dash_inductor.hooks.install import installed
 from dash_inductor.lowering.gluon_functions import in_trial
@@ -24,7 +25,7 @@ from dash_inductor.reproduce import score_source, trial
 from .cases import _tables
 from .launch import Session, call
 
-GLUON = {"kernel": "gluon", "template": "one_pass"}
+GLUON: dict[str, Any] = {"kernel": "gluon", "template": "one_pass"}
 CPU = torch.device("cpu")
 
 
@@ -72,7 +73,7 @@ def test_what_is_not_known_says_nothing_of_the_kernel(kind_of: Callable[..., Kin
     kind = kind_of("alibi", "causal")
     assert kind.function is not None
     strange = replace(kind, function=replace(kind.function, source=kind.function.source.replace("tl.load(", "tl.unheard_of(")))
-    found = trial.tried(strange, "cpu", trial.Config(emulate=True))
+    found = trial.tried(strange, "cpu", Config(emulate=True))
     assert found.fit is None and found.said == "Unknown: it calls unheard_of"
 
 
