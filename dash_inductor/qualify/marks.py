@@ -56,7 +56,7 @@ def mark(memory, turn, place: gl.constexpr):
 EDITS: dict[str, Sequence[tuple[str, str]]] = {
     "functions.py": [("\n\n@gluon.jit\ndef thread():", f"{MARK}\n\n@gluon.jit\ndef thread():")],
     "launch.py": [
-        ("x.table.new_empty(GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0)", "MEMORY[0]"),
+        ("x.table.new_empty(plan.own_rows)", "MEMORY[0]"),
         ("\n\nclass Lists(", "\nMEMORY: list[Any] = []\n\n\nclass Lists("),
     ],
     "kernel.py": [
