@@ -23,9 +23,8 @@ from .templates.tiles import Tile
 FUNCTION_FLOP = 13
 # What functions take in the Gluon kernel, in cycles for 64 x 128 elements: for a function, for each of its operations, and without
 # one by columns of a tile. By the replay of the loops under documents as Triton 3.7.1 compiles them: ALiBi, of 10 operations, takes
-# 354 to 567, a soft-cap, of 55, 1,586 to 1,799. LOAD_CYCLES: of a mask in bf16, loaded in each step, beside its 6 operations.
-# LOCAL_CYCLES, of a byte of local memory of a thread, is an estimate.
-GLUON_CYCLES, LOAD_CYCLES, LOCAL_CYCLES = (300, 26), 1150, 2
+# 354 to 567, a soft-cap, of 55, 1,586 to 1,799. LOCAL_CYCLES, of a byte of local memory of a thread, is an estimate.
+GLUON_CYCLES, LOCAL_CYCLES = (300, 26), 2
 GLUON_CYCLES_WITHOUT = {64: 1928, 128: 3365, 256: 9214}
 OF_COST_FILE = "predicted by our cost file"
 TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
@@ -77,8 +76,8 @@ def gluon_function_share(problem: Problem, tile: Tile) -> float:
     if not problem.changes_scores:
         return 0.0
     cycles = GLUON_CYCLES[0] + GLUON_CYCLES[1] * problem.function_ops
-    if function := problem.gluon_function:
-        cycles += LOAD_CYCLES * function.loads + LOCAL_CYCLES * function.local
+    if problem.gluon_function:
+        cycles += LOCAL_CYCLES * problem.gluon_function.local
     return cycles / GLUON_CYCLES_WITHOUT[tile.block_d]
 
 

@@ -24,14 +24,13 @@ class GluonFunction:
     """A function of the scores for the Gluon kernel, which compiles with it.
 
     source: of lowering/gluon_functions.py. captures: dtypes of the tensors that it reads. sizes: how many sizes it reads. local:
-    bytes of local memory that a thread takes with it. loads: in each step.
+    bytes of local memory that a thread takes with it.
     """
 
     source: str
     captures: tuple[str, ...]
     sizes: int
     local: int
-    loads: int
 
 
 @dataclass(frozen=True)

@@ -197,11 +197,12 @@ def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
         return False
     if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile):
         return False
-    if max(problem.head_dims) > ONE_PASS_HEAD_DIM:
-        by_triton = of_two_passes(problem, target)
-    else:
-        by_triton = of_one_pass(problem, target, _one_pass_tile(problem, target, TRITON), TRITON)
-    return by_triton.tflops <= TIE * of_one_pass(problem, target, tile, GLUON).tflops
+    by_triton, is_large = [], max(problem.head_dims) > ONE_PASS_HEAD_DIM
+    if not is_large:
+        by_triton.append(of_one_pass(problem, target, _one_pass_tile(problem, target, TRITON), TRITON).tflops)
+    if is_large or (problem.is_lowered_as_flex and _may_take_two(problem, settings, target)):
+        by_triton.append(of_two_passes(problem, target).tflops)
+    return max(by_triton) <= TIE * of_one_pass(problem, target, tile, GLUON).tflops
 
 
 def _one_pass_tile(problem: Problem, target: Target, kernel: str) -> Tile:

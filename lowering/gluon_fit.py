@@ -62,7 +62,7 @@ def fitted(
     dtypes = tuple(str(x.get_dtype()) for x in functions.captures)
     found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims)
     if found.fit:
-        known_of = GluonFunction(functions.source, dtypes, len(functions.sizes), int(found.said), functions.loads)
+        known_of = GluonFunction(functions.source, dtypes, len(functions.sizes), int(found.said))
         return replace(problem, gluon_function=known_of)
     return replace(problem, gluon_fails=f"does not compile with its function of the scores: {found.said}")
 
@@ -102,8 +102,13 @@ def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head
         try:
             binary = launch_of(gluon_kernel(), operands).compile()
         except Exception as error:  # of Triton's or ptxas, whatever it is
-            return Verdict(False, in_one_line(error))
+            return Verdict(False, in_one_line(_innermost(error)))
     return Verdict(True, str(_local_bytes(binary.asm["cubin"])))
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """What Triton's errors, one for each call in the source, come from."""
+    return error if error.__cause__ is None else _innermost(error.__cause__)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -65,12 +65,6 @@ class Functions:
     captures: Sequence[IRNode] = ()
     sizes: Sequence[sympy.Expr] = ()
 
-    @property
-    def loads(self) -> int:
-        """How many there are in each step."""
-        _before, *within = self.source.split("\ndef ")[1:]
-        return sum(text.count("tl.load(") for text in within)
-
 
 def functions_of(mods: Mods, unread: IRNode) -> Functions:
     """Those of scores and their derivative; none where a score is what it was. unread: any tensor of the attention."""

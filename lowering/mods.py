@@ -134,10 +134,11 @@ def _shares(arguments: FlexArguments) -> list[Share]:
 
 def returning(derivative: fx.GraphModule, nodes: Sequence[fx.Node | None], device: torch.device) -> fx.GraphModule:
     """A copy of it that returns these nodes, and 0 for None: that is the gradient of a score which score_mod does not read."""
-    copy, copied = fx.GraphModule(derivative, fx.Graph()), dict[fx.Node, fx.Node]()
-    copy.graph.graph_copy(derivative.graph, copied)
-    zero = copy.graph.call_function(torch.ops.aten.full.default, ([], 0.0), {"dtype": torch.float32, "device": device})
-    copy.graph.output([zero if node is None else copied[node] for node in nodes])
+    graph, copied = fx.Graph(), dict[fx.Node, fx.Node]()
+    graph.graph_copy(derivative.graph, copied)
+    zero = graph.call_function(torch.ops.aten.full.default, ([], 0.0), {"dtype": torch.float32, "device": device})
+    graph.output([zero if node is None else copied[node] for node in nodes])
+    copy = fx.GraphModule(derivative, graph)  # with the constants that it reads
     copy.graph.eliminate_dead_code()
     copy.recompile()
     return copy

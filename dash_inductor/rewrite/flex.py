@@ -90,6 +90,7 @@ def _rewriting_of(
     if kind is None:
         kind = (None if is_open else mask_of(mask, mask_mod)) or BLOCK_MASK
     in_blocks = kind == BLOCK_MASK
+    functions = module_of(node, arguments.score_mod), module_of(node, arguments.joint)
     problem = Problem.of(
         query,
         key,
@@ -99,13 +100,12 @@ def _rewriting_of(
         block_size=(_known(mask.q_block), _known(mask.kv_block)) if in_blocks else None,
         masks=math.prod(masks) if in_blocks else 1,
         is_flex=True,
-        function_ops=sum(operations(module_of(node, name)) for name in (arguments.score_mod, arguments.joint, mask.mask_mod)),
+        function_ops=sum(operations(each, loads=True) for each in functions) + operations(mask_mod),
         stock=stock,
         segments=segments,
-        changes_scores=not is_identity(module_of(node, arguments.score_mod)),
+        changes_scores=not is_identity(functions[0]),
         trains_captures=captures_learnt,
     )
-    functions = module_of(node, arguments.score_mod), module_of(node, arguments.joint)
     return resolved(problem, settings, query, functions, [value_of(x) for x in arguments.score_mod_captures])
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .nodes import reached
+
 aten, prims = torch.ops.aten, torch.ops.prims
 OPERATIONS_OF_TANH = 20  # between ours without branches, about 10 by the replay for an H100, and stock's by Triton 3.7, about 50
 TRANSCENDENTAL = {
@@ -26,6 +28,9 @@ TRANSCENDENTAL = {
     aten.cos,
     aten.pow,
 }
+# Of a load that changes with the query, beside which others are rare: a mask in bf16 takes the Gluon kernel 1,150 cycles more for
+# 64 x 128 elements than its operations, by the replay as Triton 3.7.1 compiles it, and an operation 26.
+OPERATIONS_OF_LOAD = 44
 OF_A_SCORE = 5  # arguments before the captures: score, b, h, m, n
 
 
@@ -45,7 +50,7 @@ class ScoreFunction:
     @property
     def operations(self) -> int:
         """How many both do for an element."""
-        return operations(self.module) + operations(self.derivative)
+        return operations(self.module, loads=True) + operations(self.derivative, loads=True)
 
     def with_unread(self, node: fx.Node, *, learnt: bool) -> ScoreFunction:
         """The same, which gets one more tensor and does not read it. The derivative of one that is learnt returns the score's
@@ -95,10 +100,17 @@ class OfFlashAttn:
         return ScoreFunction(_module(graph), derivative, given, " ".join(filter(None, parts)))
 
 
-def operations(module: fx.GraphModule) -> int:
-    """How many operations a function does for an element, a transcendental one by what it takes."""
+def operations(module: fx.GraphModule, *, loads: bool = False) -> int:
+    """How many operations a function does for an element, a transcendental one by what it takes. loads: of a function of scores,
+    whose loads that change with the query count by what they take."""
     calls = [node.target for node in module.graph.nodes if node.op == "call_function"]
-    return sum(OPERATIONS_OF_TANH if getattr(op, "overloadpacket", op) in TRANSCENDENTAL else 1 for op in calls)
+    found = sum(OPERATIONS_OF_TANH if getattr(op, "overloadpacket", op) in TRANSCENDENTAL else 1 for op in calls)
+    if loads:
+        _score, _b, _h, query, *_ = module.graph.nodes
+        of_query = reached([query], lambda node: node.users)
+        read = [index for node in module.graph.find_nodes(op="call_function", target=aten.index.Tensor) for index in [node.args[1]]]
+        found += (OPERATIONS_OF_LOAD - 1) * sum(any(each in of_query for each in index) for index in read)
+    return found
 
 
 def is_identity(module: fx.GraphModule) -> bool:

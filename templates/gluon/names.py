@@ -1,6 +1,8 @@
 """The names that Inductor's code for Triton calls, as Gluon has them: tl, tl_math, triton_helpers and libdevice."""
 
+import functools
 import types
+from typing import Any
 
 import triton
 from torch._inductor.runtime import triton_helpers as stock_helpers
@@ -23,18 +25,30 @@ def _full(shape, value, dtype, _semantic=None):
 
 
 @builtin
+def _zeros(shape, dtype, _semantic=None):
+    return _full(shape, 0, dtype, _semantic=_semantic)
+
+
+@builtin
 def _broadcast_to(x, *shape, _semantic=None):
     # Elementwise operations broadcast anyway.
     return x
 
 
-def _of_gluon(module: types.ModuleType) -> types.ModuleType:
-    """A copy of a module, whose functions are Gluon's."""
+def _of_gluon(module: types.ModuleType, **names: Any) -> types.ModuleType:
+    """A copy of a module, whose functions are Gluon's and call each other and these names."""
     made = types.ModuleType(f"{__name__}.{module.__name__}")
-    vars(made).update({name: gluon.jit(x.fn) if isinstance(x, JITFunction) else x for name, x in vars(module).items()})
+    space = vars(made)
+    space.update({**vars(module), **names})
+    space.update({name: gluon.jit(_among(x.fn, space)) for name, x in space.items() if isinstance(x, JITFunction)})
     return made
 
 
-tl, triton_helpers = _of_gluon(triton.language), _of_gluon(stock_helpers)
-tl_math = stock_helpers.math
-vars(tl).update({"load": gl.load, "where": gl.where, "full": _full, "broadcast_to": _broadcast_to})
+def _among(function: Any, names: dict[str, Any]) -> Any:
+    """The same function, with other globals."""
+    made = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    return functools.update_wrapper(made, function, updated=())
+
+
+tl = _of_gluon(triton.language, load=gl.load, where=gl.where, full=_full, zeros=_zeros, broadcast_to=_broadcast_to)
+triton_helpers, tl_math = _of_gluon(stock_helpers, tl=tl), stock_helpers.math
