@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._functorch import config as functorch_config
 from torch.utils import deterministic
 
+from ..reproduce.bits import same_bits
 from . import clock
 from .contenders import Contender, Prepared, RefusedError, first_line
 from .inputs import Inputs, Reference, random_inputs
@@ -226,12 +227,6 @@ def launched(
         if not all(same_bits(a, b) for a, b in zip(grads, first, strict=True)):
             return first, n
     return first, 0
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    """Bit for bit: NaN equals itself, and -0.0 is not 0.0."""
-    integer = {2: torch.int16, 4: torch.int32, 8: torch.int64}[a.element_size()]
-    return torch.equal(a.contiguous().view(integer), b.contiguous().view(integer))
 
 
 def _still_there(name: str, error: Exception) -> None:

@@ -29,10 +29,10 @@ from ..first_use.process import tried_by_another
 from ..first_use.verdict import SECONDS
 from ..hooks.install import enabled
 from ..problem import Problem
+from ..reproduce.bits import same_bits
 from ..resolve import resolve
 from .clock import Clock, flushed
 from .contenders import first_line, importable
-from .measure import same_bits
 from .rows import write
 
 FILE = "training.csv"

@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from ..problem import GluonFunction
+from ..text import in_one_line
 
 MOST = 1 << 28  # elements that what it reads may have
 ALIGNED = 16  # elements, so that the first has an address as tensors have it
 
 
 class Unknown(Exception):
-    """The source calls what is not known here, or reads more than a trial can have."""
+    """The source calls what torch does not have, or reads more than a trial can have."""
 
 
 class _Names:
@@ -43,10 +44,7 @@ class _Names:
         return element()
 
     def __getattr__(self, name: str) -> Any:
-        try:
-            return getattr(torch, name)
-        except AttributeError:
-            raise Unknown(f"it calls {name}") from None
+        return getattr(torch, name)
 
 
 class _Pointer:
@@ -60,19 +58,23 @@ class _Pointer:
 
 
 def scores(function: GluonFunction, captures: Sequence[Any], pre_mod: Tensor, head: int, m: Tensor, n: Tensor) -> Tensor:
-    """What it makes of the scores of a query head in the first batch element: pre_mod, m and n broadcast."""
-    names = _Names()
-    space: dict[str, Any] = dict.fromkeys(("tl", "tl_math", "libdevice", "triton_helpers"), names)
+    """What it makes of the scores of a query head in the first batch element: pre_mod, m and n broadcast. Raises Unknown."""
+    space: dict[str, Any] = dict.fromkeys(("tl", "tl_math", "libdevice", "triton_helpers"), _Names())
     space["gluon"] = SimpleNamespace(jit=lambda f: f)
-    exec("\n".join(line for line in function.source.splitlines() if not line.startswith("from ")), space)
     z, hq = torch.zeros((), dtype=torch.int64), torch.tensor(head)
-    kept = space["before"](z, hq, n, captures)
-    found: Tensor = space["scores_of"](pre_mod, z, hq, m, n, captures, kept)
+    try:
+        exec("\n".join(line for line in function.source.splitlines() if not line.startswith("from ")), space)
+        kept = space["before"](z, hq, n, captures)
+        found: Tensor = space["scores_of"](pre_mod, z, hq, m, n, captures, kept)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # of an operation that torch has not, or has with other arguments
+        raise Unknown(f"nobody knows its values: {in_one_line(error)}") from error
     return found
 
 
 def captured(function: GluonFunction, heads: int, length: int, device: torch.device) -> list[Tensor]:
-    """Tensors that it may read for so many heads and positions: of floating point between a half and one and a half, else zeros.
+    """Tensors that it may read for so many heads and positions: numbers from a half to one and a half, integers 0, and True.
 
     Raises:
         Unknown: nobody knows how much it reads.
@@ -99,7 +101,7 @@ def captured(function: GluonFunction, heads: int, length: int, device: torch.dev
     for dtype, (least, most) in zip(dtypes, ranges, strict=True):
         before = -(least // ALIGNED) * ALIGNED
         values = torch.rand(before + most + 1, generator=generator, device=device) + 0.5
-        made.append((values if dtype.is_floating_point else values * 0).to(dtype)[before:])
+        made.append((values if dtype.is_floating_point or dtype == torch.bool else values * 0).to(dtype)[before:])
     return made
 
 

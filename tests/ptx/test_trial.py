@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -69,12 +70,15 @@ def test_the_source_computes_the_function(score_mod: str, kind_of: Callable[...,
         assert (found - right).abs().max() < 1e-6
 
 
-def test_what_is_not_known_says_nothing_of_the_kernel(kind_of: Callable[..., Kind]) -> None:
+def test_what_nobody_knows_the_values_of_is_not_used(kind_of: Callable[..., Kind]) -> None:
+    """So that the Triton kernel is, whoever tries it. Of a function that has no numbers the bits alone are known."""
     kind = kind_of("alibi", "causal")
     assert kind.function is not None
     strange = replace(kind, function=replace(kind.function, source=kind.function.source.replace("tl.load(", "tl.unheard_of(")))
     found = trial.tried(strange, "cpu", Config(emulate=True))
-    assert found.fit is None and found.said == "Unknown: it calls unheard_of"
+    assert found.fit is False and "has no attribute 'unheard_of'" in found.said
+    nans, numbers = (torch.full((2,), math.nan),) * 3, (torch.ones(2),) * 3
+    assert trial.verdict_on([nans, nans], nans, 1e-2).fit and not trial.verdict_on([numbers, nans], nans, 1e-2).fit
 
 
 @pytest.mark.every_case

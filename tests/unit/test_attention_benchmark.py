@@ -14,11 +14,12 @@ from benchmarks.attention import report_md
 from benchmarks.attention.table import typed
 from dash_inductor.qualify import contenders as who
 from dash_inductor.qualify.inputs import Reference, random_inputs
-from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged, same_bits
+from dash_inductor.qualify.measure import ERROR_FACTOR, FIXED_ERROR, Result, allowed_error, judged
 from dash_inductor.qualify.report import Prediction, kernels, predictions, rows_of, shown, targets
 from dash_inductor.qualify.rows import OK, append, cells_of, read, read_cells
 from dash_inductor.qualify.samples import interleaved, summary
 from dash_inductor.qualify.shapes import FLEX, MASKS, MODELS, SHAPES, SWEEP, Shape
+from dash_inductor.reproduce.bits import same_bits
 
 pytestmark = pytest.mark.nightly
 
