@@ -138,7 +138,7 @@ def test_how_chains_are_cut_is_tried(kind, monkeypatch):
     """By a kernel in which dk is that of the last part of a chain; where chains are whole that is right."""
     settings = Config(template="one_pass", guard="off", on_unsupported="error", emulate=True)
     sums = "dk += tl.load(dk_ptrs, mask=tl.full(dk_ptrs.shape, 1, tl.int1) & (place > {})"
-    mutate(monkeypatch, "BLOCK_MASK_ONE_PASS", "tried_in_parts", {sums.format(0): sums.format(99)})
+    mutate(monkeypatch, "BLOCK_MASK_ONE_PASS", f"tried_in_parts_{kind.bands}", {sums.format(0): sums.format(99)})
     assert trial.tried(kind, "cpu", settings).fit is False
     assert trial.tried(BLOCK_MASK, "cpu", settings).fit
 
@@ -158,7 +158,7 @@ def test_how_chains_are_cut_is_tried(kind, monkeypatch):
 def test_the_kinds_of_a_mask_in_blocks(changes, parts):
     sizes = {"batch": 4, "heads": 16, "kv_heads": 8, "q_len": 8192, "kv_len": 8192, "head_dim": 128, "block_size": (128, 128)}
     problem = Problem(**{"mask": "block_mask", "dtype": "bf16"} | sizes | changes)
-    resolution = resolve(problem, Config(), Target("h100", 90, 132))
+    resolution = resolve(problem, Config(guarantee="device"), Target("h100", 90, 132))
     assert [(kind.bands, kind.sets) for kind in kinds_of(resolution) if kind.template == "one_pass"] == parts
     batch = resolve(problem, Config(guarantee="batch"), Target("h100", 90, 132))
     assert not any(kind.bands for kind in kinds_of(batch))
@@ -310,7 +310,7 @@ def test_off_and_under_emulation_nothing_is_tried(monkeypatch):
 def test_what_is_tried_has_the_tile_of_its_kind(changes_scores, monkeypatch):
     """At head dim 64 an H100 has two, and what is tried has no function of scores."""
     plain, target, found = Problem("full", 1, 2, 1, 4096, 4096, 64, "bf16"), Target("h100", 90, 132), []
-    resolution = resolve(replace(plain, changes_scores=changes_scores), Config(template="one_pass"), target)
+    resolution = resolve(replace(plain, changes_scores=changes_scores), Config(template="one_pass", kernel="triton"), target)
     (kind,) = kinds_of(resolution)
 
     def launches(kind: Kind, inputs: object, stage: object) -> list[tuple[torch.Tensor, ...]]:
