@@ -203,7 +203,8 @@ def test_one_that_is_called_deterministic(
 ) -> None:
     """It is left to itself where it is faster on an H100, here than our Triton kernel. FlashAttention 3's claim is told, and no
     promise."""
-    monkeypatch.setattr("dash_inductor.resolve.gluon_is_tested", lambda: False)
+    if said and "faster" in said:
+        monkeypatch.setattr("dash_inductor.resolve.gluon_is_tested", lambda: False)
 
     def attend(x: Tensor) -> Tensor:
         return function(x, x + 1, x + 2, **{"deterministic": True, **options})
