@@ -5,6 +5,7 @@ The pass finds that before it resolves anything: once for a source, a tile and a
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -21,6 +22,7 @@ import triton
 from torch import Tensor, fx
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from triton.compiler.errors import CompilationError
 
 from dash_inductor.config import TRITON, Config
 from dash_inductor.devices.target import Target
@@ -36,8 +38,6 @@ from dash_inductor.text import in_one_line
 
 from .gluon_functions import functions_before_lowering
 from .launch.gluon import launch_of
-
-SECONDS = 120  # that a process waits for another, which compiles the same
 
 
 def fitted(
@@ -60,7 +60,8 @@ def fitted(
         return problem
     functions = functions_before_lowering(score_mod, joint, query, captures)
     dtypes = tuple(str(x.get_dtype()) for x in functions.captures)
-    found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims)
+    with torch.cuda.device(query.device) if torch.cuda.is_available() else contextlib.nullcontext():
+        found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims)
     if found.fit:
         known_of = GluonFunction(functions.source, dtypes, len(functions.sizes), int(found.said))
         return replace(problem, gluon_function=known_of)
@@ -69,10 +70,18 @@ def fitted(
 
 @functools.cache
 def _found(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int]) -> Verdict:
+    """Nothing of it depends on who else compiles it, or how long that takes: it decides bits."""
     asked = source, dtypes, sizes, dtype, head_dims
-    name = hashlib.sha256(json.dumps([asked, machine(torch.device("cpu"))]).encode()).hexdigest()[:32]
+    versions = machine(torch.device("cpu")), triton.knobs.nvidia.ptxas.version
+    name = hashlib.sha256(json.dumps([asked, versions]).encode()).hexdigest()[:32]
     file = Path(cache_dir(), "dash_inductor", "functions", f"{name}.json")
-    return known.read(file) or known.alone(file, False, SECONDS, lambda: _compiled(*asked))
+    if (kept := known.read(file)) and (kept.fit is False or kept.said.isdecimal()):
+        return kept
+    found = _compiled(*asked)
+    with contextlib.suppress(OSError):  # the next process compiles it again
+        file.parent.mkdir(parents=True, exist_ok=True)
+        known.write(file, found)
+    return found
 
 
 def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int]) -> Verdict:
@@ -99,9 +108,10 @@ def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head
             scale=1.0,
             functions=source,
         )
+        launch = launch_of(gluon_kernel(), operands)
         try:
-            binary = launch_of(gluon_kernel(), operands).compile()
-        except Exception as error:  # of Triton's or ptxas, whatever it is
+            binary = launch.compile()
+        except CompilationError as error:  # not what a full disk or a lack of memory raises
             return Verdict(False, in_one_line(_innermost(error)))
     return Verdict(True, str(_local_bytes(binary.asm["cubin"])))
 

@@ -33,7 +33,6 @@ def compile_gluon(
     kv_heads: int,
     head_dim: int,
     mask: str,
-    value_dim: int | None = None,
     dtype: str = "bf16",
     shared_row: bool = False,
     round_robin: bool = False,
@@ -49,17 +48,16 @@ def compile_gluon(
         ValueError: for sizes that no attention has, or a Triton that it is not written for.
     """
     require_sizes([q_len, kv_len], batch, heads, kv_heads, head_dim, dtype)
-    tile = gluon_tile(device(name).arch, dtype, head_dim, value_dim)
-    value_dim = value_dim or head_dim
+    tile = gluon_tile(device(name).arch, dtype, head_dim)
 
-    def rows(length: int, heads: int, columns: int) -> torch.Tensor:
-        return torch.empty(batch, length, heads, columns, dtype=TORCH_DTYPES[dtype], device="meta").transpose(1, 2)
+    def rows(length: int, heads: int) -> torch.Tensor:
+        return torch.empty(batch, length, heads, head_dim, dtype=TORCH_DTYPES[dtype], device="meta").transpose(1, 2)
 
     def scratch(*sizes: int) -> torch.Tensor:
         return torch.empty(batch, heads, -(-q_len // tile.block_m) * tile.block_m, *sizes, device="meta")
 
-    query, grad_out = rows(q_len, heads, head_dim), rows(q_len, heads, value_dim)
-    key, value, dk, dv = (rows(kv_len, kv_heads, columns) for columns in (head_dim, value_dim) * 2)
+    query, grad_out = rows(q_len, heads), rows(q_len, heads)
+    key, value, dk, dv = (rows(kv_len, kv_heads) for _ in range(4))
 
     def ints(*sizes: int) -> torch.Tensor:
         return torch.empty(sizes, dtype=torch.int32, device="meta")

@@ -15,6 +15,7 @@ from torch.torch_version import TorchVersion
 from .. import emulation
 from ..config import Config, current
 from ..decision import Declined
+from ..first_use.verdict import FAILED
 from ..op import MARK
 from ..rewrite.by_hand import mark_other_dims
 from ..rewrite.declined import log, report_bug
@@ -109,7 +110,7 @@ def _apply(graph: fx.Graph, refused: Declined | None) -> int:
     if ours:
         failures.note_rewritten()
     ranks.compare()
-    if bugs or any(node.meta[MARK].resolution.problem.gluon_fails for node in ours):
+    if bugs or any(node.meta[MARK].resolution.problem.gluon_fails == FAILED for node in ours):
         failures.keep_out_of_caches()
     for bug in bugs:
         report_bug(bug)

@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -103,17 +103,21 @@ def as_tried(kind: Kind) -> Iterator[None]:
             variable.reset(token)
 
 
-def verdict_on(launches: Sequence[Gradients], expected: Gradients, allowed: float) -> Verdict:
+def verdict_on(launches: Iterable[Gradients], expected: Gradients, allowed: float) -> Verdict:
     """Whether all launches have the same bits, and errors of no more than `allowed`, of the largest element.
 
     Where what is expected are no numbers, as a function may have it of the trial's inputs, bits alone are held against each other.
     """
-    names = "dq", "dk", "dv"
-    first, *others = launches
-    if differing := {name for other in others for name, a, b in zip(names, first, other, strict=True) if not same_bits(a, b)}:
-        return Verdict(False, f"{len(launches)} launches differ in {', '.join(sorted(differing))}")
+    names, differing, count = ("dq", "dk", "dv"), set[str](), 1
+    others = iter(launches)
+    first = next(others)
+    for other in others:
+        count += 1
+        differing |= {name for name, a, b in zip(names, first, other, strict=True) if not same_bits(a, b)}
+    if differing:
+        return Verdict(False, f"{count} launches differ in {', '.join(sorted(differing))}")
     if not all(e.isfinite().all() for e in expected):
-        return Verdict(True, f"{len(launches)} launches have the same bits")
+        return Verdict(True, f"{count} launches have the same bits")
     errors = [((a.double() - e).abs().max() / e.abs().max()).item() for a, e in zip(first, expected, strict=True)]
     said = ", ".join(f"{name} is {error:.1e} off" for name, error in zip(names, errors, strict=True))
     return Verdict(all(error <= allowed for error in errors), f"{said}, of at most {allowed:.1e}")  # a NaN is more
@@ -212,7 +216,7 @@ def _in_float64(
     return out.detach(), scores.logsumexp(-1).detach(), *torch.autograd.grad(out, leaves, grad_out.double())
 
 
-def _launches(kind: Kind, inputs: list[Tensor], stage: Callable[[str], None]) -> list[Gradients]:
+def _launches(kind: Kind, inputs: list[Tensor], stage: Callable[[str], None]) -> Iterator[Gradients]:
     """dq, dk, dv of each launch of the kernel, compiled once, where the buffers that it writes hold NaN before."""
     is_gpu = inputs[0].is_cuda
     with installed(), deterministic():
@@ -224,14 +228,12 @@ def _launches(kind: Kind, inputs: list[Tensor], stage: Callable[[str], None]) ->
         if is_gpu:
             torch.cuda.synchronize()  # what fails on the GPU until here is none of the kernel's
         stage(LAUNCHED)
-        found = []
         for launch in range(LAUNCHES if is_gpu else EMULATED_LAUNCHES):
             if neighbour is not None and launch % 2:
                 with torch.cuda.stream(stream):
                     for _ in range(4):
                         neighbour.sin_()
-            found.append(tuple(compiled(list(inputs))))
-        return found
+            yield tuple(compiled(list(inputs)))
 
 
 def _fill_what_is_allocated(compiled: Any) -> None:

@@ -108,8 +108,8 @@ def operations(module: fx.GraphModule, *, loads: bool = False) -> int:
     if loads:
         _score, _b, _h, query, *_ = module.graph.nodes
         of_query = reached([query], lambda node: node.users)
-        read = [index for node in module.graph.find_nodes(op="call_function", target=aten.index.Tensor) for index in [node.args[1]]]
-        found += (OPERATIONS_OF_LOAD - 1) * sum(any(each in of_query for each in index) for index in read)
+        indices = [node.args[1] for node in module.graph.find_nodes(op="call_function", target=aten.index.Tensor)]
+        found += (OPERATIONS_OF_LOAD - 1) * sum(any(each in of_query for each in index) for index in indices)
     return found
 
 

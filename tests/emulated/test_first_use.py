@@ -164,6 +164,20 @@ def test_the_kinds_of_a_mask_in_blocks(changes, parts):
     assert not any(kind.bands for kind in kinds_of(batch))
 
 
+def test_what_is_tried_writes_where_nan_was(monkeypatch):
+    """Each float buffer of the generated code."""
+    filled = []
+    fill = trial._fill_what_is_allocated
+
+    def filling(compiled):
+        fill(compiled)
+        filled.append(compiled.current_callable.__globals__["empty_strided_cpu"]((8,), (1,), torch.float32))
+
+    monkeypatch.setattr(trial, "_fill_what_is_allocated", filling)
+    settings = Config(template="one_pass", guard="off", on_unsupported="error", emulate=True)
+    assert trial.tried(CAUSAL, "cpu", settings).fit and filled[0].isnan().all()
+
+
 def test_a_long_sequence_has_a_kind_of_its_own():
     """What is tried takes a shared row for its small attention; the order is forced, by which it would take another family."""
     problem = Problem("causal", 1, 2, 1, 1 << 16, 1 << 16, 16, "fp32")

@@ -14,13 +14,14 @@ from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 from benchmarks.machine_code.flex import flex_backward
 from benchmarks.machine_code.generate import generate
 from dash_inductor import enabled
-from dash_inductor.codegen.flex import FlexAttention
+from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.codegen.mode import deterministic
 from dash_inductor.codegen.mods import SCORE_MODS
 from dash_inductor.config import Config
 from dash_inductor.first_use.kind import Kind
 from dash_inductor.hooks.install import installed
 from dash_inductor.lowering.gluon_functions import in_trial
+from dash_inductor.reference import LOG2E
 from dash_inductor.reproduce import score_source, trial
 
 from .cases import _tables
@@ -93,24 +94,70 @@ def test_it_is_right(score_mod: str, mask_mod: str, kind_of: Callable[..., Kind]
     inputs, expected = trial.attention(kind, CPU)
     assert trial.verdict_on([launched(kind, inputs)], expected, trial.ALLOWED["bf16"]).fit
     wrong = replace(kind.function, source=kind.function.source.replace("scores = tmp", "scores = 1.2 * tmp"))
+    assert wrong != kind.function
     assert not trial.verdict_on([launched(replace(kind, function=wrong), inputs)], expected, trial.ALLOWED["bf16"]).fit
+
+
+def test_sizes_that_are_symbols() -> None:
+    """One kernel, for two lengths: a table by distance, and numbers, at places that depend on the length."""
+
+    def function(score: Any, b: Any, h: Any, m: Any, n: Any, table: Any, size: Any, shift: Any) -> Any:
+        with TransformGetItemToIndex():
+            return (score + table[h, m - n + size]) * (1 + shift[(m - n + size) % 2])
+
+    def derivative(score: Any, b: Any, h: Any, m: Any, n: Any, grad: Any, table: Any, size: Any, shift: Any) -> Any:
+        with TransformGetItemToIndex():
+            return [grad * (1 + shift[(m - n + size) % 2]), *[None] * 7]
+
+    def backward(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        query, key, value, grad_out, out, logsumexp, table, shift = tensors
+        mask = FlexAttention(query.shape[2], 2, 2, 64, mask_mod="none").mask([])
+        *gradients, _ = torch.ops.higher_order.flex_attention_backward(
+            *(query, key, value, out, logsumexp, grad_out, None, function, derivative, mask.as_tuple()),
+            *(0.125, OPTIONS, (table, query.shape[2], shift), (shift,)),
+        )
+        return tuple(gradients)
+
+    def given(length: int) -> tuple[list[torch.Tensor], tuple[torch.Tensor, ...]]:
+        make = torch.Generator().manual_seed(0)
+        query, key, value, grad_out = (torch.randn(1, length, 2, 64, generator=make).bfloat16().transpose(1, 2) for _ in range(4))
+        table, shift = torch.randn(2, 512, generator=make), torch.tensor([0.25, -0.5])
+        leaves = [x.double().requires_grad_() for x in (query, key, value)]
+        distance = torch.arange(length)[:, None] - torch.arange(length) + length
+        scores = (leaves[0] @ leaves[1].mT / 8 + table.double()[:, distance]) * (1 + shift.double()[distance % 2])
+        out, logsumexp = scores.softmax(-1) @ leaves[2], scores.logsumexp(-1)
+        stored = out.detach().bfloat16(), (logsumexp * LOG2E).float().detach()
+        return [query, key, value, grad_out, *stored, table, shift], torch.autograd.grad(out, leaves, grad_out.double())
+
+    with installed(), deterministic(), enabled(**GLUON):
+        generated = generate(backward, lambda: fakes(given(200)[0]), "h100", dynamic_dims=(2,))
+    assert [decision.kernel for decision in generated.decisions] == ["gluon"]
+    for length in (200, 130):
+        inputs, expected = given(length)
+        assert trial.verdict_on([executed(generated.source, inputs, {})], expected, trial.ALLOWED["bf16"]).fit
+
+
+def fakes(inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in inputs]
 
 
 def launched(kind: Kind, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """dq, dk, dv of what the trial compiles."""
-
-    def fakes() -> list[torch.Tensor]:
-        return [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="cuda") for x in inputs]
-
     token, constants = in_trial.set(kind.function), dict[str, torch.Tensor]()
     try:
         with _tables(constants), trial.as_tried(kind), installed(), deterministic(), enabled(**GLUON):
-            generated = generate(trial.backward_of(kind, inputs), fakes, "h100")
+            generated = generate(trial.backward_of(kind, inputs), lambda: fakes(inputs), "h100")
     finally:
         in_trial.reset(token)
-    assert [decision.kernel for decision in generated.decisions] == ["gluon"]
+    (found,) = [Kind.of_text(text) for decision in generated.decisions for text in decision.kinds]
+    assert found.function and kind.function and found.function.source == kind.function.source
+    assert replace(found, function=kind.function) == kind
+    return executed(generated.source, inputs, constants)
+
+
+def executed(source: str, inputs: list[torch.Tensor], constants: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     session = Session("h100", check=False)
     with session.running():
         placed = [session.memory.put(x, f"input {n}") for n, x in enumerate(inputs)]
         tables = {name: session.memory.put(table, name) for name, table in constants.items()}
-        return tuple(x.clone() for x in call(generated.source, placed, tables))
+        return tuple(x.clone() for x in call(source, placed, tables))
