@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks import prices
 from dash_inductor.config import Config
@@ -19,6 +22,7 @@ from dash_inductor.devices.target import Target
 from dash_inductor.prices import TIE, of_one_pass, of_stock, of_two_passes
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
+from dash_inductor.rewrite.score_function import operations
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200"
 TARGETS = {key: Target(key, device(key).arch, device(key).sms) for key in DEVICES}
@@ -109,3 +113,16 @@ def test_flash_attention_4s_figures_are_those_of_the_gpu() -> None:
         flop = 10 * 128 * 128 * figure.head_dim * tiles * 2 * 2048 // figure.head_dim
         shape = f"d{figure.head_dim}-{figure.mask}-{figure.length}"
         assert flop / us[shape] * 1e6 / 1e12 == pytest.approx(figure.tflops, rel=0.001)
+
+
+@pytest.mark.parametrize(("index", "counted"), [("h", 2), ("n", 2), ("m", 45), ("m - n", 46)])
+def test_loads_that_change_with_the_query_count_as_what_they_take(index: str, counted: int) -> None:
+    """Others stand before the loop. An addition, and what the index takes."""
+
+    def function(score: Any, b: Any, h: Any, m: Any, n: Any, table: Any) -> Any:
+        with TransformGetItemToIndex():
+            return score + table[eval(index, {"h": h, "m": m, "n": n})]
+
+    places = [torch.zeros((), dtype=torch.int32) for _ in range(4)]
+    module = make_fx(function)(torch.zeros(()), *places, torch.zeros(8))
+    assert operations(module, loads=True) == counted and operations(module) == 2 + ("-" in index)
