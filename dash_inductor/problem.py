@@ -175,7 +175,6 @@ class Problem:
         reasons = {
             "gradient of a captured tensor": self.trains_captures,
             "dropout": self.dropout is not None,
-            "queries in segments": self.segments > 0,
             f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks and bits > MOST_BITS,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)

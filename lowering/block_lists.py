@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 class Rows:
     """What each block of keys meets: rows int32 [MASK_Z, MASK_H, KV blocks, Q blocks], steps [.., .., KV blocks] or, where they are
     in bands, [.., .., KV blocks, BANDS], and visited [.., .., Q blocks]; templates/block_rows.py.jinja and block_ranks.py.jinja
-    have their format. In segments, both have a row for each segment of a block of keys, its blocks of Q counted from its first."""
+    have their format. In segments, rows and steps have a row for each segment of a block of keys."""
 
     rows: TensorBox
     steps: TensorBox
@@ -224,7 +224,7 @@ def _written(matrix: TensorBox, q_tiles: int, kv_tiles: int, n_q: sympy.Expr, n_
     if segments > 1:  # a row of the matrix, cut: each piece is the row of a segment
         matrix, ranks = (view(x, [z, h, kv_blocks * segments, FloorDiv(q_blocks, segments)]) for x in (matrix, ranks))
         n_q = FloorDiv(n_q, segments)
-    rows, steps = _listed_by(matrix, n_q, q_tiles, of_queries=False, ranks=ranks, of_bands=of_bands)
+    rows, steps = _listed_by(matrix, n_q, q_tiles, of_queries=False, ranks=ranks, of_bands=of_bands, segments=segments)
     return Rows(rows, steps, visited, q_tiles, kv_tiles, bands)
 
 
@@ -236,6 +236,7 @@ def _listed_by(
     of_queries: bool,
     ranks: TensorBox | None = None,
     of_bands: tuple[int, sympy.Expr] | None = None,
+    segments: int = 1,
 ) -> tuple[TensorBox, TensorBox]:
     """The blocks that each block of keys, or of Q, meets, and how many tiles they have: `of_block` a block, `tiles` in all. With
     `of_bands`, (bands, blocks that hold keys), how many up to the end of each band."""
@@ -252,6 +253,6 @@ def _listed_by(
         inputs=[matrix, *([] if ranks is None else [ranks])],
         mutated=[rows, steps],
         scalars=[tiles] if kv_blocks_seen is None else [tiles, kv_blocks_seen],
-        constants=constants | ({"BANDS": bands} if bands > 1 else {}),
+        constants=constants | ({"BANDS": bands} if bands > 1 else {}) | ({"SEGMENTS": segments} if segments > 1 else {}),
     )
     return rows, steps

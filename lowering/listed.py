@@ -31,7 +31,7 @@ def from_lists(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) -> W
     assert resolution.costs
     return Walk(
         [rows.rows, rows.steps],
-        workers=parts.units if parts else _chains(inputs, tile) * max(1, segments),
+        workers=parts.units if parts else _chains(inputs, tile),
         ints=rows.ints + (parts.ints if parts else 0),
         record={
             "family": resolution.family,
@@ -70,5 +70,5 @@ def _rows_in_parts(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) 
 
 
 def _chains(inputs: Inputs, tile: Tile) -> sympy.Expr:
-    """KV tiles of all kv heads of the batch."""
-    return inputs.kv_heads_total * CeilDiv(inputs.kv_len, tile.block_n)
+    """KV tiles of all kv heads of the batch; in segments, those of each."""
+    return inputs.kv_heads_total * CeilDiv(inputs.kv_len, tile.block_n) * max(1, inputs.resolution.problem.segments)

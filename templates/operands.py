@@ -9,7 +9,8 @@ from torch import Tensor
 class Operands(NamedTuple):
     """What the op is given, in its order, and the launch of the kernel under its names.
 
-    query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; neg_lse = -lse*log2(e) and delta fp32,
+    query, grad_out [B, H, S_q, D], key, value, dk, dv [B, H_kv, S_k, D] in bf16 or fp16; in segments of the queries dk and dv are fp32
+    [segments * B, ..]; neg_lse = -lse*log2(e) and delta fp32,
     padded to whole Q tiles with -inf and 0; table int32; dq fp32 [B * H, Q tiles, elements of a Q tile], each tile in accumulator
     order, not scaled; block_m queries and block_n keys of a tile. cooperative: whether the CTAs must be resident together.
     shared_row: whether the table has one row for all chains; round_robin: whether it may be that of a round robin. Under a mask in

@@ -12,8 +12,9 @@ from dash_inductor.hooks.install import installed
 from .generate import Generated, generate, require_sizes
 
 
-def flex_backward(device: str, attention: FlexAttention, *, rewrite: bool = True) -> Generated:
-    """The code of a FlexAttention's backward in deterministic mode; not `rewrite`: as stock has it, in no such mode.
+def flex_backward(device: str, attention: FlexAttention, *, rewrite: bool = True, group: str | None = None) -> Generated:
+    """The code of a FlexAttention's backward in deterministic mode; not `rewrite`: as stock has it, in no such mode. group: name of
+    the process group from whose ranks the graph gathers keys, as torch's hook does, if it does.
 
     Raises ValueError for sizes that no attention has.
     """
@@ -23,11 +24,13 @@ def flex_backward(device: str, attention: FlexAttention, *, rewrite: bool = True
 
     def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
         query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
-        *grads, of_captures = torch.ops.higher_order.flex_attention_backward(
+        dq, dk, dv, of_captures = torch.ops.higher_order.flex_attention_backward(
             *(query, key, value, out, logsumexp, grad_out, None, *functions, attention.mask(lists).as_tuple()),
             *(attention.head_dim**-0.5, OPTIONS | dict(attention.kernel_options or {}), (slopes,), (documents,)),
         )
-        return *grads, *(of_captures if attention.trained else [])
+        if group is not None:
+            dk, dv = torch.ops.cplib.flex_cp_allgather_backward(dk, dv, 2, group)
+        return dq, dk, dv, *(of_captures if attention.trained else [])
 
     with installed(), deterministic(rewrite):
         return generate(backward, attention.tensors, device)

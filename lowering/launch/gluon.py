@@ -127,7 +127,7 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
     Of the functions of `mods` the kernel calls those of the scores; what the mask's says is in the bits of the lists.
     """
     _, dk_meta, _ = inputs.gradients
-    dk = empty_strided(*dk_meta, dtype=inputs.dtype, device=inputs.device)
+    dk = empty_strided(*dk_meta, dtype=inputs.key_gradients_dtype, device=inputs.device)
     rows, parts, functions = walk.blocks, walk.parts, functions_of(mods, inputs.query)
     operands_of: Any = Operands  # which holds IR here
     table, *steps = walk.tensors

@@ -263,18 +263,19 @@ def row_of(rows, first, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def end_chain(outputs, head, j, dk, dv, attention, dtype: gl.constexpr, LAYOUT: gl.constexpr):
+def end_chain(outputs, head, j, dk, dv, attention, LAYOUT: gl.constexpr):
     # Writes dk and dv. A part of a chain adds them to those of the parts before it, and the last part writes the outputs. Each warp
     # waits until all eight of the part before have released what they wrote: bar.warp.sync orders the loads of its lanes behind
     # lane 0's acquire, and their stores before lane 0's release.
     DK, DV, dk_strides, dv_strides, sums = outputs
+    dtype: gl.constexpr = DK.dtype.element_ty
     BLOCK_N: gl.constexpr = dk.shape[0]
     HEAD_DIM: gl.constexpr = dk.shape[1]
     is_last = True
     if len(sums) > 0:
-        SUMS, SEMAPHORES, place, parts, REPORT = sums
+        SUMS, SEMAPHORES, first_chain, place, parts, REPORT = sums
         if parts > 1:
-            chain = head * gl.cdiv(attention.kv_len, BLOCK_N) + j
+            chain = head * gl.cdiv(attention.kv_len, BLOCK_N) + j + first_chain
             wait_for_rank(SEMAPHORES, chain, place * WARPS, -attention.nq, REPORT)
             n = gl.expand_dims(gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT)), 1)
             d = gl.expand_dims(gl.arange(0, HEAD_DIM, layout=gl.SliceLayout(0, LAYOUT)), 0)

@@ -262,7 +262,7 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     dk = await_matmuls(0, deps=[dk])
                     of_q.arrive(count)
                     count += 1
-            end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)
 
 
 @gluon.jit
@@ -325,10 +325,19 @@ def sdpa_backward(
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
     if attention.BLOCKS:
         own_role, first_head, rounds = 0, 0, 1
-        chain, mask, parts, place = chain_in_lists(TABLE, lists, sizes, ticket, attention, BLOCK_N)
-        semaphores = WORKSPACE + 2 + attention.heads * attention.GROUP * attention.nq
-        sums = (lists.sums, semaphores, place, parts, REPORT) if lists.bands * attention.SETS > 1 else ()
         n_kv = gl.cdiv(attention.kv_len, BLOCK_N)
+        segment = 0
+        first_chain = 0
+        if attention.SEGMENTS > 1:  # lower segments have lower tickets, and gradients of their own
+            segment = ticket // (attention.heads * n_kv * attention.SETS)
+            ticket %= attention.heads * n_kv * attention.SETS
+            first_chain = segment * attention.heads * n_kv
+            batch = gl.cast(segment * (attention.heads // attention.hkv), gl.int64)
+            DK += batch * dk_strides[0]
+            DV += batch * dv_strides[0]
+        chain, mask, parts, place = chain_in_lists(TABLE, lists, sizes, ticket, segment, attention, BLOCK_N)
+        semaphores = WORKSPACE + 2 + attention.heads * attention.GROUP * attention.nq
+        sums = (lists.sums, semaphores, first_chain, place, parts, REPORT) if lists.bands * attention.SETS > 1 else ()
         bits = (lists.bits, (mask * n_kv + chain[0]) * attention.nq * (BLOCK_M * BLOCK_N // 32))
     else:
         own_role, first_head, rounds = turns_in_table(TABLE, ticket, attention)

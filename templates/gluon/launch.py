@@ -127,7 +127,8 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         *((each.view(rows), [x.block_m]) for each in (x.neg_lse, x.delta)),
         (x.dq.view(-1, DQ_COLUMNS), [DQ_ROWS[columns], DQ_COLUMNS]),
     ]
-    chains = batch * kv_heads * -(-kv_len // x.block_n)
+    segments = x.dk.shape[0] // batch
+    chains = segments * batch * kv_heads * -(-kv_len // x.block_n)
     lists: Any = ()
     if x.steps is not None:
         assert x.bits is not None
@@ -156,6 +157,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         BEFORE=gl.constexpr(functions and functions.before),
         SCORES=gl.constexpr(functions and functions.scores_of),
         DERIVATIVE=gl.constexpr(getattr(functions, "derivative_of", None)),
+        SEGMENTS=gl.constexpr(segments),
     )
     return Plan(
         tuple(_descriptor(each, block) for each, block in viewed),

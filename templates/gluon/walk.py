@@ -16,7 +16,7 @@ class Attention(NamedTuple):
     heads: kv heads of all batches. hkv: those of one. nq: Q tiles of a head. GROUP: query heads of a kv head, in SETS.
     SHARED_ROW: whether the table has one row for all chains. ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile;
     then it may have none. BLOCKS: Q tiles of a block of the mask, 0 if the mask is not in blocks. EVEN_N: whether kv_len is a
-    multiple of the KV tile. KEY_DIM and VALUE_DIM: columns of key and of value.
+    multiple of the KV tile. SEGMENTS: of the queries, each with gradients of its own. KEY_DIM and VALUE_DIM: columns of key and of value.
     FUNCTIONS: whether there is a function of the scores; scores.py has the next four fields, of which DERIVATIVE is None for 1.
     """
 
@@ -42,6 +42,7 @@ class Attention(NamedTuple):
     SCORES: Any = None
     DERIVATIVE: Any = None
     captures: Any = ()
+    SEGMENTS: Any = 1
 
 
 class Walk(NamedTuple):
@@ -149,11 +150,11 @@ def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS:
 
 
 @gluon.jit
-def chain_in_lists(table, lists, sizes, ticket, attention, BLOCK_N: gl.constexpr):
+def chain_in_lists(table, lists, sizes, ticket, segment, attention, BLOCK_N: gl.constexpr):
     # Under a mask in blocks: (chain, mask, parts, place). chain: that of a CTA, or its part of one, with j = -1 if it has none.
     # mask: its number. parts: how many sum dK and dV, of which this one is the place-th. The walk is that of block_mask.py.jinja:
     # the last KV tile of a head, or of a band of all heads, has the lowest ticket, and the KV tiles of the block after j add
-    # before it does. Query heads of a group may have masks of their own if each is a set.
+    # before it does. Query heads of a group may have masks of their own if each is a set. segment: of the queries, whose chains it is.
     mask_z, mask_h, kv_blocks, q_blocks, width = sizes
     GROUP: gl.constexpr = attention.GROUP
     SETS: gl.constexpr = attention.SETS
@@ -179,11 +180,14 @@ def chain_in_lists(table, lists, sizes, ticket, attention, BLOCK_N: gl.constexpr
         j = kv_tiles - 1 - unit // (SETS * attention.heads)
     block = j // KV_TILES
     mask = head // attention.hkv % mask_z * mask_h + (head % attention.hkv * GROUP + of_set * HEADS) % mask_h
-    row = mask * kv_blocks + block
+    listed = block  # a row of the mask
+    if attention.SEGMENTS > 1:
+        listed = block * attention.SEGMENTS + segment
+    row = mask * kv_blocks + listed
     rank = gl.minimum(KV_TILES, n_kv - block * KV_TILES) - 1 - j % KV_TILES
     ends = lists.steps + row * width
     steps = 0
-    if block < kv_blocks:
+    if listed < kv_blocks:
         steps = gl.load(ends + (width - 1))
     first = 0
     filled = 1

@@ -129,4 +129,4 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     store_half(dq, dq_tiles[2], dq_tiles[0], of_dq)
                     of_q.arrive(count)
                     count += 1
-            end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)

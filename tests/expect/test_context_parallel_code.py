@@ -3,7 +3,7 @@ FlexAttention of gathered keys, in segments."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from itertools import product
 
@@ -20,9 +20,10 @@ from torch.fx.experimental.proxy_tensor import decompose
 from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from benchmarks.machine_code.flex import flex_backward
 from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor import enabled
-from dash_inductor.codegen.flex import OPTIONS, FlexAttention
+from dash_inductor.codegen.flex import FlexAttention
 from dash_inductor.codegen.mode import deterministic
 
 RANKS, LENGTH = 4, 1024
@@ -108,29 +109,13 @@ def test_every_attention_of_the_ring_is_rewritten(rank, function, balanced, monk
     assert "attention_backward.default(" not in generated.source
 
 
-def of_gathered_keys(attention: FlexAttention, group: str) -> Callable[..., tuple[Tensor, ...]]:
-    """The backward of a FlexAttention whose keys torch's hook gathers, on a rank that has all queries."""
-    functions = attention.functions()
-
-    def backward(*tensors: Tensor) -> tuple[Tensor, ...]:
-        query, key, value, grad_out, out, logsumexp, slopes, documents, *lists = tensors
-        dq, dk, dv, _ = torch.ops.higher_order.flex_attention_backward(
-            *(query, key, value, out, logsumexp, grad_out, None, *functions, attention.mask(lists).as_tuple()),
-            *(attention.head_dim**-0.5, OPTIONS, (slopes,), (documents,)),
-        )
-        return dq, *torch.ops.cplib.flex_cp_allgather_backward(dk, dv, 2, group)
-
-    return backward
-
-
 SEGMENT = 1024
 IN_SEGMENTS = {"length": 4 * SEGMENT, "batch": 2, "heads": 16, "kv_heads": 4, "mask_mod": "documents"}
 
 
-def in_segments(key: str, head_dim: int) -> Generated:
-    attention = FlexAttention(**IN_SEGMENTS, head_dim=head_dim)
-    with enabled(segment=SEGMENT), deterministic():
-        return generate(of_gathered_keys(attention, dist.group.WORLD.group_name), attention.tensors, key)
+def in_segments(key: str, head_dim: int, kernel: str = "triton") -> Generated:
+    with enabled(segment=SEGMENT, kernel=kernel):
+        return flex_backward(key, FlexAttention(**IN_SEGMENTS, head_dim=head_dim), group=dist.group.WORLD.group_name)
 
 
 @pytest.mark.parametrize("rank", [0], indirect=True)

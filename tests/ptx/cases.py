@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 import triton
 from torch import Tensor
 from torch.nn.attention.flex_attention import create_block_mask
@@ -51,7 +52,8 @@ class Case:
     "mask" and "bias": under a tensor of queries and keys that the graph is given, of bools or of numbers, -inf among them;
     "head-mask": of bools, of each query head its own;
     "learnt": of numbers, whose gradient is wanted too; "efficient": by the same op without a tensor. trained: whether the gradient
-    of ALiBi's slopes is wanted. dropout: its p; of "sdpa" flash attention drops, of the others the memory-efficient op.
+    of ALiBi's slopes is wanted. gathered: whether the graph gathers keys, of a process group of one rank. dropout: its p; of "sdpa"
+    flash attention drops, of the others the memory-efficient op.
     """
 
     device: str
@@ -73,6 +75,7 @@ class Case:
     block: int = 128
     in_bands: bool = False
     trained: bool = False
+    gathered: bool = False
 
     def __post_init__(self) -> None:
         self.kv_heads = self.heads if self.kv_heads is None else self.kv_heads
@@ -257,7 +260,8 @@ def _generate(case: Case) -> Generated:
         if case.q_len != case.kv_len or case.dynamic or case.mask != "full":
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
         mods: dict[str, Any] = {"mask_mod": case.mask_mod or "none", "score_mod": case.score_mod or "none"}
-        return flex_backward(case.device, FlexAttention(length=case.q_len, block=case.block, trained=case.trained, **mods, **sizes))
+        attention = FlexAttention(length=case.q_len, block=case.block, trained=case.trained, **mods, **sizes)
+        return flex_backward(case.device, attention, group=dist.group.WORLD.group_name if case.gathered else None)
     return attention_backward(case.device, q_len=case.q_len, kv_len=case.kv_len, mask=case.mask, dynamic=case.dynamic, **sizes)
 
 

@@ -144,7 +144,7 @@ def listed(walk: Any, expected: Walks) -> Iterator[Work | None]:
         least_steps=expected.least_steps,
     )
     for ticket in range(parts.units(kv_heads, expected.n_kv, expected.kv_tiles)):
-        found = walk.chain_in_lists(Pointer(rows.reshape(-1)), lists, (*rows.shape, parts.bands), ticket, attention, block_n)
+        found = walk.chain_in_lists(Pointer(rows.reshape(-1)), lists, (*rows.shape, parts.bands), ticket, 0, attention, block_n)
         (j, turns, row, of_row, head, of_set, first_rank), _mask, of_chain, place = found
         heads = group // parts.sets
         entries = [walk.step_of(of_row + row, turn, expected.q_tiles) for turn in range(turns)]
