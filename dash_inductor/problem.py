@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,10 @@ from .templates.tiles import DEFAULTS, HALF, HEAD_DIMS, AnyTile, Tile, why_head_
 MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_rows.py.jinja)
 MOST_BLOCKS = 2**28  # of all masks of an attention: their lists take 9 bytes each
 SCALES = 2.0**-126, 2.0**127  # the least and the most of which fp32 has log2(e) times
-MOST_BITS = 2**33  # of all masks of an attention, a bit for each pair of a query and a key: 1 GiB
+MOST_SLICES = 64  # of the keys, each with a launch of the Gluon kernel for the bits of its masks
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
+# Of all masks of a slice, a bit for each pair of a query and a key: 1 GiB. Set by trials.
+most_bits: ContextVar[int] = ContextVar("most_bits", default=2**33)
 DTYPES = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
@@ -166,16 +169,27 @@ class Problem:
             return Declined(f"{of_all}, more than {MOST_BLOCKS}", remedy)
         return None
 
+    @property
+    def bits(self) -> Any:
+        """How many the Gluon kernel has of all masks in blocks: those of whole blocks."""
+        return self.masks * ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2 if self.mask == BLOCK_MASK else 0
+
+    @property
+    def slices(self) -> int:
+        """Into how many the Gluon kernel cuts the keys, so that the bits of one have room: a power of two."""
+        slices, bits, most = 1, self.bits, most_bits.get()
+        while slices <= MOST_SLICES and bits > slices * most:
+            slices *= 2
+        return slices
+
     def why_no_gluon(self) -> Declined | None:
         """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
         if self.gluon_fails:
             return Declined(f"the Gluon kernel {self.gluon_fails}", DEFAULTS)
-        in_blocks = self.mask == BLOCK_MASK
-        bits = self.masks * ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2  # of whole blocks
         reasons = {
             "gradient of a captured tensor": self.trains_captures,
             "dropout": self.dropout is not None,
-            f"mask of more than {MOST_BITS} pairs of a query and a key": in_blocks and bits > MOST_BITS,
+            f"masks of more than {MOST_SLICES * most_bits.get()} pairs of a query and a key": self.slices > MOST_SLICES,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None

@@ -94,6 +94,17 @@ class Resolution:
         return forced
 
     @property
+    def slices(self) -> int:
+        """How many launches of the Gluon kernel there are, each for some of the KV tiles."""
+        return self.problem.slices if self.kernel == GLUON else 1
+
+    @property
+    def may_cut_chains(self) -> bool:
+        """Whether a chain under a mask in blocks may be in parts. Under `batch` the number of heads may not decide bits. Segments
+        cut chains themselves. Slices of the keys are of long sequences, which have many."""
+        return self.settings.guarantee != "batch" and not self.problem.segments and self.slices == 1
+
+    @property
     def may_round_robin(self) -> bool:
         """Whether the schedule of one pass may be a round robin."""
         return not self.chained and self.settings.guarantee == "run" and self.settings.schedule in ("auto", *ROUND_ROBIN)

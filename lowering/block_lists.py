@@ -40,6 +40,7 @@ class Rows:
     q_tiles: int  # of a block of Q
     kv_tiles: int  # of a block of keys
     bands: int = 1
+    matrix: TensorBox | None = None  # of blocks: templates/block_matrix.py.jinja
     bits: TensorBox | None = None  # which elements of partial tiles are visible: templates/mask_bits.py.jinja
 
     @property
@@ -92,42 +93,52 @@ def rows_of_mask(
     """The rows of one pass, made once for all attentions of a graph with the same mask, tile and lengths.
 
     in_parts: in bands, but where query heads of a group have masks of their own. Segments of an attention are rows of their own.
+    with_bits: of all KV tiles, or with room for those of a slice, for `write_bits`.
     """
     group, segments = inputs.resolution.problem.group, max(1, inputs.resolution.problem.segments)
+    slices = inputs.resolution.slices
 
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
         q_tiles, kv_tiles = q_block // tile.block_m, kv_block // tile.block_n
         bands = BANDS if in_parts and (group == 1 or matrix.get_size()[1] == 1) else 1
         rows = _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n), bands, segments)
-        return replace(rows, bits=_bits(inputs, mods, tile, matrix, rows)) if with_bits else rows
+        if not with_bits:
+            return rows
+        z, h, *_ = map(sympy.sympify, matrix.get_size())
+        threads, of_tile = 2 * tile.block_n, sympy.Integer(tile.block_m // 64)
+        kv_tiles = CeilDiv(CeilDiv(inputs.kv_len, tile.block_n), slices)
+        bits = empty([z, h, kv_tiles, inputs.n_q, of_tile, sympy.Integer(threads)], torch.int32, inputs.device)
+        rows = replace(rows, matrix=matrix, bits=bits)
+        if slices == 1:
+            write_bits(inputs, mods, tile, rows)
+        return rows
 
     return _of_mask(inputs, mask, mods, tile, made, (in_parts, group > 1, segments), of_elements=with_bits)
 
 
-def _bits(inputs: Inputs, mods: Mods, tile: Tile, matrix: TensorBox, rows: Rows) -> TensorBox:
-    """Which elements of a partial tile the mask function lets a query see: a word for each thread of the Gluon kernel."""
-    n_kv = CeilDiv(inputs.kv_len, tile.block_n)
-    z, h, *_ = map(sympy.sympify, matrix.get_size())
-    parts, threads = tile.block_m // 64, 2 * tile.block_n
-    bits = empty([z, h, n_kv, inputs.n_q, sympy.Integer(parts), sympy.Integer(threads)], torch.int32, inputs.device)
+def write_bits(inputs: Inputs, mods: Mods, tile: Tile, rows: Rows, first: sympy.Expr | int = 0) -> None:
+    """Which elements of partial tiles the mask function lets a query see: a word for each thread of the Gluon kernel. first: the KV
+    tile with which they begin."""
+    assert rows.matrix and rows.bits
+    z, h, kv_tiles, n_q, *_ = map(sympy.sympify, rows.bits.get_size())
     output = kernels.call(
         kernels.MASK_BITS,
-        grid=z * h * n_kv * inputs.n_q,
-        inputs=[inputs.query, matrix],
-        mutated=[bits],
+        grid=z * h * kv_tiles * n_q,
+        inputs=[inputs.query, rows.matrix],
+        mutated=[rows.bits],
         num_warps=8,
-        scalars=[inputs.q_len, inputs.kv_len],
+        scalars=[inputs.q_len, inputs.kv_len, *([first] if inputs.resolution.slices > 1 else [])],
         constants={
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             "Q_TILES": rows.q_tiles,
             "KV_TILES": rows.kv_tiles,
             "MASK_MOD": mods.mask_mod,
+            "SLICED": inputs.resolution.slices > 1,
         },
         subgraphs=mods.subgraphs,
     )
     mods.note(output)
-    return bits
 
 
 def lists_of_mask(inputs: Inputs, mask: MaskArguments, mods: Mods, tile: TwoPassTile) -> Lists:

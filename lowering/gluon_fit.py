@@ -97,7 +97,7 @@ def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head
         query, value = (empty(1, 1, length, dim, of=_dtype(name)) for dim in head_dims)
         rows, table = empty(1, length), empty(HEADER, of=torch.int32)
         operands = Operands(
-            *(query, query, value, value, rows, rows, table, None, None, None, empty(length, tile.block_d), query, value),
+            *(query, query, value, value, rows, rows, table, None, None, None, None, empty(length, tile.block_d), query, value),
             captures=[empty(length, of=_dtype(name)) for name in dtypes],
             sizes=[length] * sizes,
             workers=1,

@@ -50,9 +50,8 @@ def _rows_in_parts(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) 
     problem, chains = inputs.resolution.problem, _chains(inputs, tile)
     with_bits = inputs.resolution.kernel == GLUON  # which asks no mask function
     kv_tiles = V.graph.sizevars.guard_int(mask.kv_block) // tile.block_n
-    # Under `batch` the number of heads may not decide bits. Segments cut chains themselves.
     parts = {"bands": sympy.Integer(1), "sets": sympy.Integer(1)}
-    if inputs.resolution.settings.guarantee != "batch" and not problem.segments:
+    if inputs.resolution.may_cut_chains:
         rule = RunTimeParts(problem.group, tile.block_n, kv_tiles)
         parts = run_time.fields(rule, "parts", inputs.kv_len, inputs.kv_heads_total)
     are_whole = parts["bands"] == parts["sets"] == 1

@@ -72,7 +72,7 @@ def compile_gluon(
             sums = torch.empty(0, device="meta")
             numbers |= {"bands": bands, "sets": sets, "least_steps": LEAST_STEPS}
     operands = Operands(
-        *(query, key, value, grad_out, scratch(), scratch(), table, steps, bits, sums, scratch(tile.block_d), dk, dv),
+        *(query, key, value, grad_out, scratch(), scratch(), table, steps, bits, sums, None, scratch(tile.block_d), dk, dv),
         captures=[],
         sizes=[],
         workers=1,

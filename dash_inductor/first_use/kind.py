@@ -35,6 +35,7 @@ class Kind:
     bands: bool = False  # whether chains are cut into bands, and the query heads of a group into sets: schedule/parts.py
     sets: bool = False
     function: GluonFunction | None = None  # of the scores, in the Gluon kernel
+    sliced: bool = False  # whether a launch has a slice of the KV tiles
 
     def __post_init__(self) -> None:
         if isinstance(self.function, dict):  # out of JSON
@@ -61,7 +62,7 @@ class Kind:
         arch = f"sm_{self.arch}" if isinstance(self.arch, int) else self.arch
         more = f", long, {self.long_schedule}" if self.long_schedule else ""
         more += f", {self.dropout} dropout" if self.dropout else ""
-        more += ", in bands" * self.bands + ", in sets" * self.sets
+        more += ", in bands" * self.bands + ", in sets" * self.sets + ", in slices" * self.sliced
         more += f", function {hashlib.sha256(self.function.source.encode()).hexdigest()[:12]}" if self.function else ""
         return f"{kernel} ({self.launch}, {self.mask} mask{more}, {self.dtype}, head dim {dims}) on {arch}"
 
@@ -86,6 +87,7 @@ def kinds_of(resolution: Resolution) -> list[Kind]:
             problem.dropout and problem.dropout.generator,
             *parts,
             problem.gluon_function if template is Template.ONE_PASS and resolution.kernel == GLUON else None,
+            template is Template.ONE_PASS and resolution.slices > 1,
         )
         for template, used in tiles
         if used
@@ -101,7 +103,7 @@ def _parts(resolution: Resolution, tile: Tile) -> list[tuple[bool, bool]]:
     by_head = problem.group > 1 and not (isinstance(problem.masks, int) and problem.masks == 1)
     # The Gluon kernel walks one row of a mask: each query head of a group that has its own is a set.
     found = {(False, resolution.kernel == GLUON)} if by_head else set()
-    if resolution.settings.guarantee == "batch" or problem.segments:
+    if not resolution.may_cut_chains:
         found.add((False, False))
     elif problem.is_static:
         parts = parts_for(problem.kv_heads_total, problem.group, -(-problem.kv_len // tile.block_n))

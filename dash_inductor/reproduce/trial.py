@@ -38,7 +38,7 @@ from ..hooks.install import installed
 from ..lowering.gluon_functions import in_trial
 from ..lowering.launch.gluon import compiling_launches
 from ..op import SDPA_BACKWARD
-from ..problem import BLOCK_MASK, GluonFunction
+from ..problem import BLOCK_MASK, GluonFunction, most_bits
 from ..reference import LOG2E
 from ..resolve import as_if_small
 from ..rewrite.stock_ops import EFFICIENT as STOCK_EFFICIENT
@@ -94,6 +94,7 @@ def as_tried(kind: Kind) -> Iterator[None]:
         (as_if_long, kind.long_schedule is not None),
         (as_if_small, is_small(kind)),
         (as_if_parts, parts),
+        (most_bits, _length(kind) ** 2 // 2 if kind.sliced else most_bits.get()),
     )
     tokens = [(variable, variable.set(value)) for variable, value in values]
     try:

@@ -12,6 +12,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 from unittest import mock
 
+import sympy
 import torch
 from torch import Tensor
 from torch._inductor.ir import TensorBox
@@ -19,6 +20,7 @@ from torch._inductor.lowering import empty_strided, fallback_handler
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
+from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max
 
 from dash_inductor.problem import BLOCK_MASK, dtype_name
 from dash_inductor.schedule.parts import FEW_CHAINS
@@ -26,6 +28,8 @@ from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import Tile
 
+from ..block_lists import write_bits
+from ..buffers import zeros
 from ..failed_waits import INTS, report_of
 from ..gluon_functions import functions_of
 from ..header import add_to_header, root_graph
@@ -80,7 +84,7 @@ def sdpa_backward_gluon(*operands: Any) -> None:
 
 
 sdpa_backward_gluon.__signature__ = inspect.signature(Operands).replace(return_annotation=None)  # type: ignore[attr-defined]
-_schema = torch.library.infer_schema(sdpa_backward_gluon, mutates_args=("sums", "dq", "dk", "dv"))
+_schema = torch.library.infer_schema(sdpa_backward_gluon, mutates_args=("sums", "semaphores", "dq", "dk", "dv"))
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(f"sdpa_backward_gluon{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("sdpa_backward_gluon", sdpa_backward_gluon, "CUDA")
@@ -124,7 +128,8 @@ torch.library.register_fake("dash::sdpa_backward_gluon", _on_fake_tensors, lib=_
 def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBox, dv: TensorBox) -> TensorBox:
     """dk; scratch, fp32 [B * H, Q tiles, elements of a Q tile] for dq, and dv are filled.
 
-    Of the functions of `mods` the kernel calls those of the scores; what the mask's says is in the bits of the lists.
+    Of the functions of `mods` the kernel calls those of the scores; what the mask's says is in the bits of the lists. Where there
+    is no room for all of them at once, the keys are cut into slices, from the last on: the bits of one, its launch, and the next.
     """
     _, dk_meta, _ = inputs.gradients
     dk = empty_strided(*dk_meta, dtype=inputs.key_gradients_dtype, device=inputs.device)
@@ -139,6 +144,7 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         steps=steps[0] if steps else None,
         bits=rows.bits if rows else None,
         sums=parts.sums if parts else None,
+        semaphores=None,
         dq=scratch,
         dk=dk,
         dv=dv,
@@ -157,7 +163,31 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         **of_parts,
     )
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
+    if inputs.resolution.slices == 1:
+        _call(operands)
+    else:
+        for of_slice, first in _slices(operands, inputs, tile, walk):
+            assert rows
+            write_bits(inputs, mods, tile, rows, first)
+            _call(of_slice)
+    return dk
+
+
+def _slices(operands: Any, inputs: Inputs, tile: Tile, walk: Walk) -> Iterator[tuple[Any, sympy.Expr]]:
+    """The operands of each slice's launch, and its first KV tile."""
+    count = inputs.resolution.slices
+    n_kv = CeilDiv(inputs.kv_len, tile.block_n)
+    kv_tiles = CeilDiv(n_kv, count)
+    ints = 2 + inputs.query_heads_total * inputs.n_q + walk.own_ints
+    semaphores = zeros([ints], torch.int32, inputs.device)
+    for number in range(count):
+        end = n_kv - number * kv_tiles
+        first = Max(0, end - kv_tiles)
+        workers = FloorDiv(walk.workers, n_kv) * Max(0, end - first)
+        yield operands._replace(semaphores=semaphores, number=number, workers=workers), first
+
+
+def _call(operands: Any) -> None:
     # Inductor runs the op once on fake tensors, but for a constant, such as the table, which it passes as it is.
     with mock.patch.object(V.fake_mode, "allow_non_fake_inputs", True):
         fallback_handler(SDPA_BACKWARD_GLUON, add_to_fallback_set=False)(*operands)
-    return dk

@@ -57,6 +57,7 @@ class Plan(NamedTuple):
     own_rows: int
     lists: Any
     sizes: tuple[int, ...]
+    slices: tuple[int, ...]
     dk_strides: tuple[int, ...]
     dv_strides: tuple[int, ...]
     attention: Attention
@@ -77,7 +78,8 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     shaped = x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.dq, x.dk, x.dv, x.table
     places = [each.data_ptr() % ALIGNED for each in shaped[:4]]
     form: list[Any] = [x.query.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
-    form += [x.steps is not None and x.steps.shape, most_chains, *x.sizes, *x[FIRST_SCALAR:]]
+    form += [each is not None and each.shape for each in (x.steps, x.bits, x.semaphores)]
+    form += [most_chains, *x.sizes, *x[FIRST_SCALAR:]]
     plan = _plans.get(key := tuple(form))
     if plan is None:
         if len(_plans) >= MOST_PLANS:
@@ -94,7 +96,8 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         x.table.new_empty(plan.own_rows),
         lists,
         plan.sizes,
-        x.table.new_zeros(plan.semaphores),
+        plan.slices,
+        x.table.new_zeros(plan.semaphores) if x.semaphores is None else x.semaphores,
         report,
         x.dk,
         x.dv,
@@ -135,6 +138,8 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
         lists = Lists(None, None, kv_tiles, bands, most, least, None)
     functions = _functions(x.functions)
+    kv_tiles = 0 if x.bits is None else x.bits.shape[2]  # of a slice
+    is_sliced = x.bits is not None and x.semaphores is not None
     attention = Attention(
         heads=batch * kv_heads,
         hkv=kv_heads,
@@ -158,6 +163,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         SCORES=gl.constexpr(functions and functions.scores_of),
         DERIVATIVE=gl.constexpr(getattr(functions, "derivative_of", None)),
         SEGMENTS=gl.constexpr(segments),
+        SLICED=gl.constexpr(is_sliced),
     )
     return Plan(
         tuple(_descriptor(each, block) for each, block in viewed),
@@ -166,6 +172,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         own_rows=GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0,
         lists=lists,
         sizes=(*x.table.shape, x.steps.shape[3] if x.steps is not None and x.steps.dim() == 4 else 1),
+        slices=(kv_tiles, x.number) if is_sliced else (),
         dk_strides=tuple(x.dk.stride()),
         dv_strides=tuple(x.dv.stride()),
         attention=attention,

@@ -16,7 +16,8 @@ class Attention(NamedTuple):
     heads: kv heads of all batches. hkv: those of one. nq: Q tiles of a head. GROUP: query heads of a kv head, in SETS.
     SHARED_ROW: whether the table has one row for all chains. ROUND_ROBIN: 0 if the table has the rows, else Q tiles of a KV tile;
     then it may have none. BLOCKS: Q tiles of a block of the mask, 0 if the mask is not in blocks. EVEN_N: whether kv_len is a
-    multiple of the KV tile. SEGMENTS: of the queries, each with gradients of its own. KEY_DIM and VALUE_DIM: columns of key and of value.
+    multiple of the KV tile. SEGMENTS: of the queries, each with gradients of its own. SLICED: whether a launch has a slice of the
+    KV tiles. KEY_DIM and VALUE_DIM: columns of key and of value.
     FUNCTIONS: whether there is a function of the scores; scores.py has the next four fields, of which DERIVATIVE is None for 1.
     """
 
@@ -43,6 +44,7 @@ class Attention(NamedTuple):
     DERIVATIVE: Any = None
     captures: Any = ()
     SEGMENTS: Any = 1
+    SLICED: Any = False
 
 
 class Walk(NamedTuple):
@@ -150,11 +152,12 @@ def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS:
 
 
 @gluon.jit
-def chain_in_lists(table, lists, sizes, ticket, segment, attention, BLOCK_N: gl.constexpr):
+def chain_in_lists(table, lists, sizes, ticket, of_slice, segment, attention, BLOCK_N: gl.constexpr):
     # Under a mask in blocks: (chain, mask, parts, place). chain: that of a CTA, or its part of one, with j = -1 if it has none.
     # mask: its number. parts: how many sum dK and dV, of which this one is the place-th. The walk is that of block_mask.py.jinja:
     # the last KV tile of a head, or of a band of all heads, has the lowest ticket, and the KV tiles of the block after j add
-    # before it does. Query heads of a group may have masks of their own if each is a set. segment: of the queries, whose chains it is.
+    # before it does. Query heads of a group may have masks of their own if each is a set. of_slice: the launch's first KV
+    # tile, and how many it has. segment: that of the queries.
     mask_z, mask_h, kv_blocks, q_blocks, width = sizes
     GROUP: gl.constexpr = attention.GROUP
     SETS: gl.constexpr = attention.SETS
@@ -165,8 +168,9 @@ def chain_in_lists(table, lists, sizes, ticket, segment, attention, BLOCK_N: gl.
     band = 0
     of_set = ticket % SETS
     if BANDS == 1:
-        head = ticket // SETS // n_kv
-        j = n_kv - 1 - ticket // SETS % n_kv
+        first_tile, tiles = of_slice
+        head = ticket // SETS // tiles
+        j = first_tile + tiles - 1 - ticket // SETS % tiles
     else:
         unit = ticket
         kv_tiles = n_kv

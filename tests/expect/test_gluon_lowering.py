@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.generate import generate
 from benchmarks.machine_code.replay import replay
-from dash_inductor import enabled, templates
+from dash_inductor import enabled, problem, templates
 from dash_inductor.codegen.flex import OPTIONS, FlexAttention
 from dash_inductor.codegen.mode import deterministic
 from dash_inductor.hooks.install import installed
@@ -106,7 +106,7 @@ def test_auto_goes_by_architecture_head_dim_and_price(changes, is_gluon):
 def test_nothing_is_launched_where_two_passes_are():
     """Then no CTA of the Gluon kernel has work: its table, which nobody has written, is not looked at."""
     numbers = {"block_m": 128, "block_n": 128, "causal": True, "scale": 1.0}
-    gluon.sdpa_backward_gluon(*Operands(*[None] * 13, [], [], workers=0, cooperative=True, **numbers))
+    gluon.sdpa_backward_gluon(*Operands(*[None] * 14, [], [], workers=0, cooperative=True, **numbers))
 
 
 @pytest.mark.parametrize(("version", "is_gluon"), [("3.9.1", True), ("3.10.0+git", False), ("4.0.0", False)])
@@ -216,9 +216,19 @@ def test_tiles(head_dim, expected):
     assert decision.tile == expected
 
 
+def test_bits_that_have_no_room_at_once():
+    """Of two slices of the keys, in one buffer of 1 GiB."""
+    code = in_blocks(mask_mod="documents", mask_heads=16, length=32768)
+    first, second = launches(code)
+    assert first["bits"] == second["bits"] and f"{first['bits']} = empty_strided_cuda((1, 16, 128, 256, 2, 256)," in code.source
+    assert (first["number"], second["number"]) == ("0", "1") and first["semaphores"] == second["semaphores"]
+
+
 def test_masks_that_are_too_many():
-    (decision,) = in_blocks(mask_mod="documents", mask_heads=16, length=32768).decisions
-    assert decision.reason.startswith("the Gluon kernel takes no mask of more than 8589934592 pairs of a query and a key")
+    token = problem.most_bits.set(2**20)
+    (decision,) = in_blocks(mask_mod="documents", mask_heads=16, length=4096).decisions
+    problem.most_bits.reset(token)
+    assert decision.reason.startswith("the Gluon kernel takes no masks of more than 67108864 pairs of a query and a key")
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,8 @@ def _generate(case: Case) -> Generated:
             raise ValueError("--mask-mod and --score-mod take one length, known when compiling, and no --mask")
         mods: dict[str, Any] = {"mask_mod": case.mask_mod or "none", "score_mod": case.score_mod or "none"}
         attention = FlexAttention(length=case.q_len, block=case.block, trained=case.trained, **mods, **sizes)
-        return flex_backward(case.device, attention, group=dist.group.WORLD.group_name if case.gathered else None)
+        group = dist.distributed_c10d._get_default_group().group_name if case.gathered else None
+        return flex_backward(case.device, attention, group=group)
     return attention_backward(case.device, q_len=case.q_len, kv_len=case.kv_len, mask=case.mask, dynamic=case.dynamic, **sizes)
 
 

@@ -83,13 +83,18 @@ def test_what_nobody_knows_the_values_of_is_not_used(kind_of: Callable[..., Kind
 
 
 @pytest.mark.every_case
-@pytest.mark.parametrize(("score_mod", "mask_mod"), [("mixed", "none"), ("mixed", "causal"), ("alibi", "documents")])
-def test_it_is_right(score_mod: str, mask_mod: str, kind_of: Callable[..., Kind], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("score_mod", "mask_mod", "sliced"),
+    [("mixed", "none", False), ("mixed", "causal", False), ("alibi", "documents", False), ("alibi", "documents", True)],
+)
+def test_it_is_right(
+    score_mod: str, mask_mod: str, sliced: bool, kind_of: Callable[..., Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And a kernel with another function is not."""
     monkeypatch.setattr(trial, "_sms", lambda device: 1)
     monkeypatch.setattr(trial, "CHAINS_PER_SM", 1)
     monkeypatch.setattr(trial, "TILES", 2)
-    kind = kind_of(score_mod, mask_mod)
+    kind = replace(kind_of(score_mod, mask_mod), sliced=sliced)
     assert kind.function is not None
     inputs, expected = trial.attention(kind, CPU)
     assert trial.verdict_on([launched(kind, inputs)], expected, trial.ALLOWED["bf16"]).fit
