@@ -11,11 +11,12 @@ import torch
 from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
 
 from dash_inductor.codegen.mods import MASK_MODS, SCORE_MODS
+from dash_inductor.first_use.kind import Kind
 
 from . import mutants
 from .cases import Case, Prepared, unexplained
 
-CASES = 120
+CASES = 300
 
 
 def indexing(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,6 +60,9 @@ def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch, record_pro
     for name, function in FUNCTIONS.items():
         monkeypatch.setitem(SCORE_MODS, name, function)
     case = Prepared(random_case(seed))
+    (decision,) = case.generated.decisions
+    (found,) = {kind.function for kind in map(Kind.of_text, decision.kinds)}
+    assert repr(found.source) in case.generated.source  # as the pass found it
     result = case.run(seed)
     assert result.fault is None and unexplained(result.races) == []
     assert max(result.errors.values()) < mutants.LIMITS[case.case.dtype]
