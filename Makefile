@@ -6,7 +6,7 @@
 # make nightly: thousands of random cases, every interleaving of small grids, models, processes. Goes on where it ended.
 # make nightly PARTS=models: some of it.
 # make soak: a small model trained twice, the second time with killed ranks, wiped caches and other SM counts, bit for bit the same. STEPS=50: shorter.
-# make reach: which attentions of ten libraries' models would be rewritten on an H100; LIBRARIES=timm: of one. Goes on where it ended.
+# make reach: which attentions of ten libraries' models would be rewritten on an H100, for which kernel; LIBRARIES=timm: of one. Goes on where it ended.
 # make mutants: small edits of the sources, each with the one test that must fail for it. make mutants MUTANTS=cache: some of them.
 # make docs: the pages as a site, in site/. make docs-check: the site in a real browser, Debian's chromium and chromium-driver, and its words.
 # make dist: the wheel and the source archive in dist/, checked as PyPI checks them, and the wheel tried in an environment of its own.

@@ -17,7 +17,7 @@ from dash_inductor.cli.console import table
 from . import libraries
 from .measure import NOT_INSTALLED, measured
 from .recipes import RECIPES
-from .report import failed, keep, key_of, line, reasons, totals
+from .report import by_kernel, failed, keep, key_of, line, not_gluon, reasons, totals
 
 MODELS = (*libraries.MODELS, *RECIPES)
 LIBRARIES = (*libraries.LIBRARIES, "recipes")
@@ -51,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     table("Reach", [line(row) for row in rows])
     table("Totals", totals(rows))
     table("Why not", reasons(rows))
+    table("Kernels", by_kernel(rows))
+    table("Why not Gluon", not_gluon(rows))
     return int(any(row.get("failure", NOT_INSTALLED) != NOT_INSTALLED for row in rows))
 
 

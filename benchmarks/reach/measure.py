@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import multiprocessing
 import time
@@ -18,6 +17,7 @@ from dash_inductor.decision.stock import is_of_torch
 from dash_inductor.explanation.report import Explanation
 
 from .calls import counted
+from .kernels import kernel_of, resolved, why_no_gluon
 from .libraries import load, version
 from .model import Model
 
@@ -38,7 +38,6 @@ def measured(model: Model, case: str, limit: float) -> Row:
     if row["version"] is None:
         return row | {"failure": NOT_INSTALLED}
     load(library)
-    importlib.import_module("dash_inductor.explanation.decisions")  # and Inductor, which takes longer than a small case
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
     process = fork.Process(target=_send, args=(theirs, model, case))
@@ -73,20 +72,23 @@ def figures(model: Model, case: str) -> Row:
         with torch.device("cpu" if model.needs_values else "meta"):
             call = model.make(case)
         call.module.train()
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16), resolved():
             calls = counted(call)
             report = dash_inductor.explain(call.module, *call.args, device=GPU, **call.kwargs)
     return _of(report, calls.count) | {"written_out": dict(calls.written_out)}
 
 
 def _of(report: Explanation, calls: int) -> Row:
-    """Declined ones by reason, with the remedy of each; those of other packages are among the rest."""
+    """Rewritten ones by kernel, declined ones by reason, with the remedy of each; those of other packages are among the rest."""
     decisions = [attention.decision for attention in report]
     declined = [decision for decision in decisions if not decision.rewritten]
+    rewritten = [decision for decision in decisions if decision.rewritten]
     calls = max(calls, len(decisions))
     return {
         "calls": calls,
-        "rewritten": len(decisions) - len(declined),
+        "rewritten": len(rewritten),
+        "kernels": dict(Counter(map(kernel_of, rewritten))),
+        "not_gluon": dict(Counter(filter(None, map(why_no_gluon, rewritten)))),
         "declined": len(declined),
         "not_seen": calls - len(decisions),
         "reasons": dict(Counter(str(decision.reason) for decision in declined)),

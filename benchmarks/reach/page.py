@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..kept import of_newest_torch
 from ..markdown import markdown
-from .report import Row, failed, read, reasons, totals
+from .report import MANY_CHAINS, Row, by_gluon, by_kernel, failed, not_gluon, read, reasons, totals
 
 INTRODUCTION = """\
 What `dash_inductor.explain(model, ..., device="h100")` says of models at the head dims that people train, with few layers and a
@@ -15,6 +15,8 @@ small vocabulary, under bf16 autocast and in strict mode. Nothing is trained. `m
 - *calls*: of attention in a forward that is not compiled: of SDPA, FlexAttention and `varlen_attn`, and each softmax of attention
   that is written out.
 - *not seen*: calls of which `explain` says nothing; *failed*: cases without figures.
+- *Gluon, of many chains*: rewritten calls of the Gluon kernel in longer sequences or larger batches. These here are short, and many
+  calls take two passes for that alone.
 - Names of transformers' models end with the implementation of attention: the one that transformers takes by itself, and for some a
   better one too.
 - Cases are those above; *ckpt* is checkpointing."""
@@ -42,6 +44,10 @@ def of_models(rows: Sequence[Row], torch: str) -> str:
         markdown(totals(rows)),
         "Why calls were declined:",
         markdown(reasons(rows)),
+        "Rewritten calls by kernel:",
+        markdown(by_kernel(rows)),
+        "Why rewritten calls do not take the Gluon kernel:",
+        markdown(not_gluon(rows)),
     ]
     if better := [row for row in rows if row["better"]]:
         parts += [
@@ -60,10 +66,11 @@ def of_recipes(rows: Sequence[Row], torch: str) -> str:
 
 def _told(row: Row) -> dict[str, object]:
     if failed(row):
-        return {"calls": "", "rewritten": "", "declined, and what to do": row["failure"]}
+        return {"calls": "", "rewritten": "", MANY_CHAINS: "", "declined, and what to do": row["failure"]}
     why = [f"{count}: {reason}. Remedy: {row['remedies'].get(reason) or 'none'}" for reason, count in row["reasons"].items()]
     not_seen = [f"{row['not_seen']} not seen"] if row["not_seen"] else []
-    return {"calls": row["calls"], "rewritten": row["rewritten"], "declined, and what to do": "; ".join([*why, *not_seen])}
+    counts = {"calls": row["calls"], "rewritten": row["rewritten"], MANY_CHAINS: by_gluon(row)}
+    return counts | {"declined, and what to do": "; ".join([*why, *not_seen])}
 
 
 def _beside(row: Row, rows: Sequence[Row]) -> dict[str, str]:

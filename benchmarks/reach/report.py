@@ -8,20 +8,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dash_inductor.config import GLUON
+
 from ..kept import rows_of, write
 
 Row = Mapping[str, Any]
 
 COUNTS = ("calls", "rewritten", "declined", "not_seen")
 OTHER_COUNTS = ("left_to_stock", "third_party")  # of those that are declined, and of all that were decided on
-LISTS = ("reasons", "written_out")  # counts, by what they count
+LISTS = ("kernels", "not_gluon", "reasons", "written_out")  # counts, by what they count
 BETWEEN_REMEDIES = " | "
+BY_PRICE, FEW_CHAINS = "by price", "by size: two passes are faster for so few chains"  # why it is not the Gluon kernel
+MANY_CHAINS = "Gluon, of many chains"
 COUNTED = re.compile(r"(.+?) \((\d+)\)(?:; |$)")
 COLUMNS = (
     "library",
     "model",
     "case",
     *COUNTS,
+    "kernels",
+    "not_gluon",
     "reasons",
     *OTHER_COUNTS,
     "remedies",
@@ -81,14 +87,46 @@ def _total(name: str, rows: Sequence[Row]) -> dict[str, str]:
     return {"library": name, "calls": str(count["calls"]), **shares, "models whole": whole, "failed": str(len(rows) - len(known))}
 
 
+def by_kernel(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Rewritten calls by library and of all: by the kernel that they take, and how many take Gluon where chains are many."""
+    libraries = list(dict.fromkeys(row["library"] for row in rows))
+    parts = {name: [row for row in rows if row["library"] == name] for name in libraries} | {"all": rows}
+    kernels = sorted(_sum(rows, "kernels"))
+    return [_of_kernels(name, part, kernels) for name, part in parts.items()]
+
+
+def _of_kernels(name: str, rows: Sequence[Row], kernels: Sequence[str]) -> dict[str, str]:
+    count, gluon = _sum(rows, "kernels"), sum(map(by_gluon, rows))
+    return {
+        "library": name,
+        "rewritten": str(count.total()),
+        **{kernel.replace("_", " "): str(count[kernel]) for kernel in kernels},
+        MANY_CHAINS: f"{gluon} ({100 * gluon / max(count.total(), 1):.0f} %)",
+    }
+
+
+def by_gluon(row: Row) -> int:
+    """How many calls take the Gluon kernel where chains are many: longer sequences, larger batches, more heads."""
+    here = sum(count for kernel, count in row.get("kernels", {}).items() if kernel.startswith(GLUON))
+    return here + int(row.get("not_gluon", {}).get(FEW_CHAINS, 0))
+
+
+def not_gluon(rows: Sequence[Row]) -> list[dict[str, str]]:
+    """Why rewritten calls do not take the Gluon kernel, the most common reason first."""
+    return [{"calls": str(number), "reason": why} for why, number in _sum(rows, "not_gluon").most_common()]
+
+
+def _sum(rows: Sequence[Row], name: str) -> Counter[str]:
+    return sum((Counter(row.get(name, {})) for row in rows), Counter[str]())
+
+
 def reasons(rows: Sequence[Row]) -> list[dict[str, str]]:
     """Why calls were declined, the most common reason first, and what to do about each."""
-    count: Counter[str] = Counter()
     remedies: dict[str, str] = {}
     for row in rows:
-        count.update(row.get("reasons", {}))
         remedies.update(row.get("remedies", {}))
-    return [{"calls": str(number), "reason": why, "remedy": remedies.get(why) or ""} for why, number in count.most_common()]
+    count = _sum(rows, "reasons").most_common()
+    return [{"calls": str(number), "reason": why, "remedy": remedies.get(why) or ""} for why, number in count]
 
 
 def failed(row: Row) -> bool:

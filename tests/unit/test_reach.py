@@ -13,11 +13,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import flex_attention, varlen
 
-from benchmarks.reach import measure, page, report
+from benchmarks.reach import kernels, measure, page, report
 from benchmarks.reach.calls import Calls, counted
 from benchmarks.reach.model import Call, Model
+from dash_inductor import enabled
+from dash_inductor.config import TRITON, Config
+from dash_inductor.devices.target import Target
+from dash_inductor.problem import Problem
+from dash_inductor.resolve import Resolution
+from dash_inductor.templates.tiles import two_pass_tile
 
 pytestmark = pytest.mark.nightly
+SIZES = ("batch", "heads", "kv_heads", "q_len", "kv_len")
 
 
 class Attends(nn.Module):
@@ -86,13 +93,15 @@ def test_a_case_that_fails_is_a_row(make: Callable[[str], Call], limit: float, f
 
 
 FIGURES = {"declined": 0, "not_seen": 0, "left_to_stock": 0, "third_party": 0, "reasons": {}, "remedies": {}, "written_out": {}}
+FIGURES |= {"kernels": {"gluon one_pass": 2}, "not_gluon": {}}
 WHOLE = {"library": "transformers", "model": "A [sdpa]", "case": "plain", "calls": 2, "rewritten": 2, **FIGURES}
 REASONS = {"dropout_p=0.1: its bits; and more": 1, "it is no call of attention (2)": 2}
 IN_PART = {
     **{**WHOLE, "model": "A [eager]", "better": "A [sdpa]", "calls": 5, "rewritten": 1, "declined": 3, "not_seen": 1},
     **{"reasons": REASONS, "remedies": {"dropout_p=0.1: its bits; and more": "set it to 0", "it is no call of attention (2)": ""}},
-    "written_out": {"model.py:12": 2},
+    **{"written_out": {"model.py:12": 2}, "kernels": {"triton two_pass": 1}, "not_gluon": {report.BY_PRICE: 1}},
 }
+SHORT = {**WHOLE, "library": "timm", "model": "C", "kernels": {"triton two_pass": 2}, "not_gluon": {report.FEW_CHAINS: 2}}
 FAILED = {"library": "timm", "model": "B", "case": "plain", "failure": "not installed", "version": None}
 ROWS = [{"better": "", "version": "5.0", "stopped": None, **row} for row in (WHOLE, IN_PART, FAILED)]
 
@@ -117,11 +126,69 @@ def test_the_part_of_models(rows: list[dict[str, Any]]) -> None:
     assert "| B | plain: not installed |  |" in text
 
 
+def test_the_gluon_kernels_part(rows: list[dict[str, Any]], tmp_path: Any) -> None:
+    """Of few chains it is another kernel's for that alone; a line has no kernel whose calls are another library's."""
+    report.keep([*rows, {**SHORT, "better": "", "version": "1"}], tmp_path / "more.csv")
+    lines = {line["library"]: line for line in report.by_kernel(report.read(tmp_path / "more.csv"))}
+    names = ("rewritten", "gluon one pass", "triton two pass", report.MANY_CHAINS)
+    assert [lines["transformers"][name] for name in names] == ["3", "2", "1", "2 (67 %)"]
+    assert [lines["timm"][name] for name in names] == ["2", "0", "2", "2 (100 %)"]
+    assert [lines["all"][name] for name in names] == ["5", "2", "3", "4 (80 %)"]
+    assert [line["reason"] for line in report.not_gluon(rows)] == [report.BY_PRICE]
+
+
+class FewAndMany(nn.Module):
+    """Attention of one batch element, and of all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(8, 64 * 512)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.project(x).unflatten(-1, (512, 64))  # [batch, 8, 512, 64]
+        outs = (F.scaled_dot_product_attention(z, z, z) for z in (y[:1], y))
+        return sum(out.sum() for out in outs)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kernels", "why"),
+    [
+        ("auto", {"gluon one_pass": 1, "triton two_pass": 1}, {report.FEW_CHAINS: 1}),
+        ("triton", {"triton one_pass": 1, "triton two_pass": 1}, {"kernel='triton' asks for another": 2}),
+    ],
+)
+def test_kernels_of_rewritten_calls(kernel: str, kernels: dict[str, int], why: dict[str, int]) -> None:
+    def make(case: str) -> Call:
+        return Call(FewAndMany(), (torch.randn(64, 8, 8),))
+
+    asked = Model("torch.nn", "tiny", make, context=lambda: enabled(kernel=kernel))
+    row = measure.measured(asked, "plain", 120)
+    assert (row["kernels"], row["not_gluon"]) == (kernels, why)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({}, report.BY_PRICE),
+        ({"head_dim": 20}, "the Gluon kernel takes head dims of a multiple of 8, from 16 to 256, not 20"),
+        ({"gluon_fails": "does not compile"}, "the Gluon kernel does not compile"),
+        ({"mask": "block_mask", "block_size": (64, 64)}, "BLOCK_SIZE (64, 64) is no multiple of the tile's 128 x 128"),
+    ],
+)
+def test_why_it_is_not_the_gluon_kernel(monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], why: str) -> None:
+    """The first reason that `resolve` finds; the price if there is no other."""
+    monkeypatch.setattr(kernels, "kernel_for", lambda *_: TRITON)
+    problem = Problem(**{"mask": "full", "head_dim": 64, "dtype": "bf16"} | dict.fromkeys(SIZES, 512) | changed)
+    one = Resolution(problem, Config(), Target("h100", 90, 132), None, two_pass_tile(90, "bf16", 64))
+    sizes = dict.fromkeys(SIZES, 512) | {"dtype": "bf16", "mask": problem.mask, "head_dim": 64}
+    assert kernels.why_no_gluon(kernels.Resolved("op", "h100", **sizes, kernel=TRITON, resolution=one)) == why
+
+
 def test_the_part_of_recipes(rows: list[dict[str, Any]]) -> None:
     lines = page.of_recipes(rows, "torch 2.13.0").splitlines()
     assert lines[-3:] == [
-        "| A [sdpa] | 2 | 2 |  |",
-        "| A [eager] | 5 | 1 | 1: dropout_p=0.1: its bits; and more. Remedy: set it to 0; 2: it is no call of attention (2). "
+        "| A [sdpa] | 2 | 2 | 2 |  |",
+        "| A [eager] | 5 | 1 | 0 | 1: dropout_p=0.1: its bits; and more. Remedy: set it to 0; 2: it is no call of attention (2). "
         "Remedy: none; 1 not seen |",
-        "| B |  |  | not installed |",
+        "| B |  |  |  | not installed |",
     ]
