@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from benchmarks import kept
 from benchmarks.machine_code import gates
 from dash_inductor.cli.arguments import at_least
 from dash_inductor.cli.console import progress, table
+from dash_inductor.codegen.mods import SCORE_MODS
 from dash_inductor.devices import device
-from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template
+from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, HALF_DTYPES, Template, dims_text
 
 from . import mutants
 from .cases import Case, Prepared, Result, same_bits, unexplained
@@ -45,6 +47,19 @@ BY_GRAPHS: dict[str, dict[str, Any]] = {
 }
 IN_A_QUEUE = {"q_len": 384, "kv_len": 384}
 IN_PARTS = {"q_len": 384, "kv_len": 384, "kv_heads": 1, "in_bands": True}  # three KV tiles, in two bands
+# FlexAttentions of the Gluon kernel: head dims of query and value, masks that hide something of so few positions, and sizes, by how
+# chains are cut. Every function of codegen/mods.py is under every mask at all head dims, in the dtype and the sizes that a digest
+# picks.
+FUNCTION_DIMS = ((16, 16), (40, 40), (64, 64), (64, 128), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+FUNCTION_MASKS = ("none", "causal", "narrow", "documents")
+CHAINS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "batch": {"batch": 2, "q_len": 384, "kv_len": 384},
+    "in-sets": {"kv_heads": 1},
+    "in-bands": IN_PARTS,
+    "whole": {"kv_heads": 1, "guarantee": "batch"},
+    "ragged": {"kv_heads": 1, "q_len": LENGTH - 33, "kv_len": LENGTH - 33},
+}
 
 
 def cells() -> dict[str, Case]:
@@ -87,6 +102,18 @@ def _named() -> Iterator[tuple[str, Case]]:
             for mask, family in (("full", "shift_round_robin"), ("causal", "symmetric_round_robin")):
                 case = _case("sm_90", dtype, head_dim, BY_GLUON | {"schedule": family} | _few_sms("sm_90"), mask=mask, **IN_A_QUEUE)
                 yield f"sm_90 gluon {dtype} d={head_dim} {mask}-in-a-queue", case
+    yield from with_functions()
+
+
+def with_functions() -> Iterator[tuple[str, Case]]:
+    """FlexAttentions of the Gluon kernel by their names."""
+    picked = [*product(HALF_DTYPES, CHAINS)]
+    for (head_dim, value_dim), score_mod, mask_mod in product(FUNCTION_DIMS, SCORE_MODS, FUNCTION_MASKS):
+        name = f"d={dims_text(head_dim, value_dim)} {score_mod}-{mask_mod}"
+        dtype, chains = picked[_place(name) % len(picked)]
+        sizes = {"score_mod": score_mod, "mask_mod": mask_mod, "value_dim": value_dim} | CHAINS[chains]
+        settings = BY_GLUON | {"guarantee": sizes.pop("guarantee", "run")}
+        yield f"sm_90 gluon {dtype} {name}-{chains}", _case("sm_90", dtype, head_dim, settings, **sizes)
 
 
 def _case(arch: str, dtype: str, head_dim: int, settings: dict[str, Any], **sizes: Any) -> Case:

@@ -3,20 +3,23 @@
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from benchmarks.machine_code import gates
+from dash_inductor.codegen import mods
 
 from . import cells
 from .cases import Case
 
 
 def test_every_cell_of_the_gates_is_one() -> None:
-    """And what they do not compile: packed sequences and masks on every GPU, and Gluon's round robins."""
+    """And what they do not compile: packed sequences and masks on every GPU, Gluon's round robins, and its functions."""
     named = cells.cells()
-    of_gates = [name for name in named if name.split()[-1] not in ("varlen", "masked") and "in-a-queue" not in name]
+    others = {name for name in named if name.split()[-1] in ("varlen", "masked") or "in-a-queue" in name}
+    of_gates = named.keys() - others - dict(cells.with_functions()).keys()
     assert len(of_gates) == len(gates.cells())
     assert {case.device for case in named.values() if case.attention == "varlen"} == set(gates.DEVICES.values())
     assert {case.device for case in named.values() if case.in_bands} == set(gates.DEVICES.values())
@@ -24,6 +27,19 @@ def test_every_cell_of_the_gates_is_one() -> None:
     assert any(case.settings.get("kernel") == "gluon" for case in named.values())
     assert len(named) / 15 < len(cells.tenth()) < len(named) / 7
     assert list(cells.tenth()) == list(named)[: len(cells.tenth())]
+
+
+def test_functions_under_masks() -> None:
+    """Each function is under each mask at each of the head dims, and has each dtype and each way to cut chains."""
+    named = dict(cells.with_functions())
+    of = [(case.score_mod, case.mask_mod, case.head_dim, case.value_dim) for case in named.values()]
+    assert len(named) == len({*of}) >= 150 and named.keys() <= cells.cells().keys()
+    assert {kind[:2] for kind in of} == {*product(mods.SCORE_MODS, cells.FUNCTION_MASKS)}
+    assert all(case.settings["kernel"] == "gluon" and max(case.q_len, case.kv_len) <= 384 for case in named.values())
+    for function in mods.SCORE_MODS:
+        own = {name: case for name, case in named.items() if case.score_mod == function}
+        assert {case.dtype for case in own.values()} == {*cells.HALF_DTYPES}
+        assert {chains for name in own for chains in cells.CHAINS if name.endswith(f"-{chains}")} == {*cells.CHAINS}
 
 
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
