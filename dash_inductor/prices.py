@@ -22,8 +22,10 @@ from .templates.tiles import Tile
 # for sm_90, ALiBi takes 750 to 1,190 cycles for 64 x 128 elements in any of the kernels, which is 1.6 to 2.9 times what this says.
 FUNCTION_FLOP = 13
 # What functions take in the Gluon kernel, in cycles for 64 x 128 elements: for a function, for each of its operations, and without
-# one by columns of a tile. By the replay of the loops under documents as Triton 3.7.1 compiles them: ALiBi, of 10 operations, takes
-# 354 to 567, a soft-cap, of 55, 1,586 to 1,799. LOCAL_CYCLES, of a byte of local memory of a thread, is an estimate.
+# one by columns of a tile. By the replay of the loops under masks in blocks as Triton 3.7.1 compiles them: ALiBi, of 10 operations,
+# takes 354 to 567, a soft-cap, of 55, 1,586 to 1,799. `python -m benchmarks.machine_code gates --template gluon --dtype bf16` has
+# the cycles of a step, of 128 x 128 elements in 64 columns and of 64 x 64 in 256. LOCAL_CYCLES, of a byte of local memory of a
+# thread, is an estimate.
 GLUON_CYCLES, LOCAL_CYCLES = (300, 26), 2
 GLUON_CYCLES_WITHOUT = {64: 1928, 128: 3365, 256: 9214}
 OF_COST_FILE = "predicted by our cost file"

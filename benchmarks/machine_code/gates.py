@@ -22,6 +22,7 @@ from dash_inductor.templates.tiles import (
     Template,
     Tile,
     TwoPassTile,
+    gluon_columns,
     gluon_tile,
     prefetches,
     tile,
@@ -55,10 +56,13 @@ FLEX_SHAPES: dict[str, dict[str, Any]] = {
 }
 # Of query and value, of FlexAttentions in each template: those that models have. The tiles of others are judged by SHAPES.
 FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: ((192, 128), (256, 256))}
-# The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES, and FlexAttentions for it alone.
+# The kernel of one pass that is written in Gluon, for Hopper alone; what it takes of SHAPES and FLEX_SHAPES, and FlexAttentions for
+# it alone. It asks no mask function, so that its code is the same under all masks in blocks.
 GLUON = "gluon"
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
 GLUON_FLEX_SHAPES: dict[str, dict[str, Any]] = {"flex-documents": {"score_mod": "none", "mask_mod": "documents"}}
+GLUON_FUNCTIONS = ("flex-window-soft-cap", "flex-documents-alibi")
+GLUON_PADDED = (80, 96, 192)  # head dims that it pads: with and without functions, under masks in blocks
 # Chains in parts, which one pass has, in Gluon or not.
 IN_PARTS = "flex-in-parts"
 PARTS_SHAPES: dict[str, dict[str, Any]] = {IN_PARTS: {"score_mod": "none", "mask_mod": "causal", "kv_heads": HEADS // 4}}
@@ -91,13 +95,20 @@ MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_120", "3.8", 64): {"flex-window-soft-cap": 1},
     ("sm_120", "3.9", 64): {"flex-window-soft-cap": 1},
 }
-MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {
+MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {  # by columns of the tile
+    ("sm_90", "3.6", 64): {"flex-window-soft-cap": 6},
+    ("sm_90", "3.7", 64): {"flex-window-soft-cap": 2},
+    ("sm_90", "3.8", 64): {"flex-window-soft-cap": 2},
+    ("sm_90", "3.9", 64): {"flex-window-soft-cap": 58},
+    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 5},
+    ("sm_90", "3.7", 128): {"flex-window-soft-cap": 5},
+    ("sm_90", "3.8", 128): {"flex-window-soft-cap": 5},
     ("sm_90", "3.9", 128): {"full": 9, "causal-ragged-gqa": 2},
-    ("sm_90", "3.9", 256): {"causal-ragged-gqa": 1, "flex-documents": 1, IN_PARTS: 1},
+    ("sm_90", "3.9", 256): dict.fromkeys(("causal-ragged-gqa", "flex-documents", *GLUON_FUNCTIONS, IN_PARTS), 1),
 }
 # The most barriers of all warps in the main loop, on sm_90: of one pass, where Triton 3.9 puts 8 and those before it at most 7, and
-# of Gluon by head dim. Gluon's source has two for the warps that multiply, and three at head dim 256. Triton 3.6 adds one at 64,
-# between the two stores of dS.
+# of Gluon by columns of its tile. Its source has two for the warps that multiply, and three in 256 columns. Triton 3.6 adds one in
+# 64, between the two stores of dS.
 MOST_BARRIERS = 8
 MOST_BARRIERS_OF_GLUON = {64: 3, 128: 2, 256: 3}
 MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
@@ -123,7 +134,7 @@ MOST_INSTRUCTIONS: dict[Key, dict[str, int]] = {
 CHOICES: dict[str, Sequence[Any]] = {
     "arch": tuple(DEVICES),
     "template": (Template.ONE_PASS.value, Template.TWO_PASS.value, GLUON),
-    "head_dim": HEAD_DIMS,
+    "head_dim": tuple(sorted({*HEAD_DIMS, *GLUON_PADDED})),
     "dtype": HALF_DTYPES,
     "shape": (*SHAPES, *ALL_FLEX_SHAPES),
 }
@@ -249,8 +260,12 @@ class Cell:
     def exists(self) -> bool:
         """Whether there is such a kernel, and models have such an attention."""
         if self.template == GLUON:
-            is_made = (self.arch, self.value_dim) == ("sm_90", None) and self.head_dim in GLUON_HEAD_DIMS
-            return is_made and self.shape in (*GLUON_SHAPES, *GLUON_FLEX_SHAPES, *PARTS_SHAPES)
+            of_blocks = (*GLUON_FLEX_SHAPES, *GLUON_FUNCTIONS)
+            shapes = dict.fromkeys(GLUON_PADDED, of_blocks)
+            shapes |= dict.fromkeys(GLUON_HEAD_DIMS, (*GLUON_SHAPES, *PARTS_SHAPES, *of_blocks))
+            return (self.arch, self.value_dim) == ("sm_90", None) and self.shape in shapes.get(self.head_dim, ())
+        if self.head_dim not in HEAD_DIMS:
+            return False
         is_one_pass = self.template == Template.ONE_PASS
         if self.shape in GLUON_FLEX_SHAPES or (is_one_pass and self.head_dim > ONE_PASS_HEAD_DIM):
             return False
@@ -261,7 +276,7 @@ class Cell:
     @property
     def _most_barriers(self) -> int | None:
         if self.template == GLUON:
-            return MOST_BARRIERS_OF_GLUON[self.head_dim]
+            return MOST_BARRIERS_OF_GLUON[gluon_columns(self.head_dim, self.head_dim)]
         return MOST_BARRIERS if (self.arch, self.template) == ("sm_90", Template.ONE_PASS) else None
 
     def _listed(self, figures: Mapping[Key, Mapping[str, Number]], *, of_gluon: bool = False) -> Number | None:
@@ -270,7 +285,8 @@ class Cell:
         is_mla = self.value_dim is not None
         if (self.template == GLUON) != of_gluon or is_mla != (self.template == Template.TWO_PASS):
             return None
-        return figures.get((self.arch, triton.__version__.rpartition(".")[0], self.head_dim), {}).get(self.shape)
+        columns = gluon_columns(self.head_dim, self.head_dim) if of_gluon else self.head_dim
+        return figures.get((self.arch, triton.__version__.rpartition(".")[0], columns), {}).get(self.shape)
 
 
 def cells(**asked: Sequence[Any]) -> list[Cell]:
@@ -369,7 +385,8 @@ def compiled(cell: Cell) -> CompiledKernel:
         sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES.get(cell.shape, {"mask": BLOCK_MASK})
         if cell.shape == IN_PARTS:
             sizes |= {"kv_heads": HEADS // 2, "bands": BANDS, "sets": 2}
-        return compile_gluon(DEVICES[cell.arch], batch=2, heads=HEADS, head_dim=cell.head_dim, dtype=cell.dtype, **sizes)
+        sizes |= {"head_dim": cell.head_dim, "score_mod": ALL_FLEX_SHAPES.get(cell.shape, {}).get("score_mod", "none")}
+        return compile_gluon(DEVICES[cell.arch], batch=2, heads=HEADS, dtype=cell.dtype, **sizes)
     code = generated(cell)
     (kernel,) = code.templates
     return compile_kernel(code.kernels[kernel], DEVICES[cell.arch])

@@ -75,8 +75,10 @@ def test_one_pass(cell):
 def test_the_gluon_kernel():
     """Hopper's head dims have it, in shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
     every = cells(template=[gates.GLUON])
-    assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", head_dim) for head_dim in (64, 128, 256)}
-    assert len(every) == 3 * len(HALF_DTYPES) * len((*gates.GLUON_SHAPES, *gates.GLUON_FLEX_SHAPES, *gates.PARTS_SHAPES))
+    assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", head_dim) for head_dim in (64, 80, 96, 128, 192, 256)}
+    of_blocks = len((*gates.GLUON_FLEX_SHAPES, *gates.GLUON_FUNCTIONS))
+    of_columns = 3 * (len((*gates.GLUON_SHAPES, *gates.PARTS_SHAPES)) + of_blocks)
+    assert len(every) == len(HALF_DTYPES) * (of_columns + len(gates.GLUON_PADDED) * of_blocks)
     (cell,) = (cell for cell in every if (cell.head_dim, cell.dtype, cell.shape) == (128, "bf16", "causal"))
     row = as_it_is(cell)
     assert row["gates"] == []
@@ -86,6 +88,26 @@ def test_the_gluon_kernel():
     loads, additions = rules.violated(row)
     assert loads == "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
     assert additions == "0 REDG.F32 in the main loop, where the tile has some"
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        pytest.param(cell, id=name(cell), marks={64: (), 96: pytest.mark.quick}.get(cell.head_dim, pytest.mark.nightly))
+        for cell in cells(template=[gates.GLUON], dtype=["bf16"], shape=gates.GLUON_FUNCTIONS)
+    ],
+)
+def test_functions_in_the_gluon_kernel(cell):
+    """Around them the loop is that without them: as many matmuls, waits and barriers. A head dim that is padded has the loop of its
+    columns."""
+    row, without = as_it_is(cell), as_it_is(dataclasses.replace(cell, shape="flex-documents"))
+    assert row["gates"] == without["gates"] == []
+    same = ("hgmma", "drains", "barriers", "warpgroup_depbars", "wgmma_serialised", "warp_syncs", "shared_bytes", "ctas_per_sm")
+    assert {name: row[name] for name in same} == {name: without[name] for name in same}
+    of_columns = dataclasses.replace(cell, head_dim=tiles.gluon_columns(cell.head_dim, cell.head_dim))
+    both = [as_it_is(of_columns)[name] for name in ("instructions_in_loop", "local_in_loop")]
+    assert both == [row["instructions_in_loop"], row["local_in_loop"]] and both[0] > without["instructions_in_loop"]
+    assert_is_on_the_page(of_columns, as_it_is(of_columns))
 
 
 @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])

@@ -257,6 +257,20 @@ def test_codegen_shows_two_passes_behind_it(tmp_path, capsys):
     assert two_pass["gates"] == shown["gates"] == []
 
 
+def test_codegen_shows_functions_and_head_dims(capsys):
+    """Those that it is asked for, in the kernel that the attention takes."""
+    asked = "codegen --device h100 --batch 2 --q-len 2048 --kv-len 2048 --heads 32 --mask-mod documents --json --head-dim"
+    loops = []
+    with enabled(kernel="gluon"):
+        for others in ("128", "128 --score-mod alibi", "64 --value-dim 128"):
+            assert main([*asked.split(), *others.split()]) == 0
+            shown = json.loads(capsys.readouterr().out)
+            assert (shown["kernel"], shown["gates"]) == (OP, [])
+            loops.append((shown["instructions_in_loop"], shown["predicted_cycles"][0]["flop"]))
+    (without, flop), (alibi, _), of_64_and_128 = loops
+    assert alibi > without and of_64_and_128 == (without, flop)
+
+
 def test_codegen_shows_it(tmp_path, capsys):
     """The command has its own source, its launch, and what eight of its warps do in the main loop."""
     sizes = ["--batch", "1", "--q-len", "2048", "--kv-len", "2048", "--heads", "8", "--head-dim", "128", "--mask", "causal"]

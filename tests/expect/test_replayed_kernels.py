@@ -16,7 +16,9 @@ from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.gates import Cell, judged
 from benchmarks.machine_code.replay import Replay, replay
 from benchmarks.machine_code.replay.constants import Constants
+from benchmarks.prices import ALIBI, SOFT_CAP
 from dash_inductor.devices.cost_files import numbers_of
+from dash_inductor.prices import GLUON_CYCLES, GLUON_CYCLES_WITHOUT
 from dash_inductor.templates.tiles import Template
 
 pytestmark = pytest.mark.nightly
@@ -114,6 +116,21 @@ def test_two_passes_have_the_cycles_of_the_cost_files(device):
 def test_a_hop_has_the_cycles_of_the_cost_files(device):
     hops = [mean(replays(Template.ONE_PASS, head_dim), lambda step: step.handover_cycles) for head_dim in (64, 128)]
     assert cycles_of(device, "hop_ns") == pytest.approx(hops, rel=OFF)
+
+
+@PRICED
+def test_functions_have_the_cycles_of_their_price():
+    """Where they take the most. Without them the steps are those that prices are parts of."""
+    ratios = {64: 1 / 2, 128: 1, 256: 2}  # 64 x 128 elements, in steps
+    more = {shape: dict[int, float]() for shape in gates.GLUON_FUNCTIONS}
+    for columns, ratio in ratios.items():
+        every = [Cell("sm_90", gates.GLUON, "bf16", columns, shape) for shape in ("flex-documents", *gates.GLUON_FUNCTIONS)]
+        without, *others = (gates.replays(gates.compiled(cell), cell.rules)[0].cycles * ratio for cell in every)
+        assert GLUON_CYCLES_WITHOUT[columns] == pytest.approx(without, rel=OFF)
+        for shape, cycles in zip(gates.GLUON_FUNCTIONS, others, strict=True):
+            more[shape][columns] = cycles - without
+    for shape, operations in (("flex-documents-alibi", ALIBI), ("flex-window-soft-cap", SOFT_CAP)):
+        assert max(more[shape].values()) == pytest.approx(GLUON_CYCLES[0] + GLUON_CYCLES[1] * operations, rel=0.05)
 
 
 def handover_by_tma(tile_bytes: int, constants: Constants) -> float:

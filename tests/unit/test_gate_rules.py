@@ -13,6 +13,8 @@ from benchmarks.machine_code.gates import (
     DEVICES,
     FLEX_SHAPES,
     GLUON_FLEX_SHAPES,
+    GLUON_FUNCTIONS,
+    GLUON_PADDED,
     GLUON_SHAPES,
     HEAD_DIMS,
     MOST_INSTRUCTIONS,
@@ -139,10 +141,12 @@ def test_a_flex_attention_beside_stock():
 def test_every_cell_of_the_tables():
     """All of what there is a tile for, once; past a head dim of 128 in two passes, and Gluon, alone."""
     found = cells()
-    of_gluon = len(GLUON_HEAD_DIMS) * len((*GLUON_SHAPES, *GLUON_FLEX_SHAPES, *PARTS_SHAPES))
+    of_blocks = len((*GLUON_FLEX_SHAPES, *GLUON_FUNCTIONS))
+    of_gluon = len(GLUON_HEAD_DIMS) * (len((*GLUON_SHAPES, *PARTS_SHAPES)) + of_blocks) + len(GLUON_PADDED) * of_blocks
     in_triton = len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2) + len(PARTS_SHAPES) * 2
     assert len(set(found)) == len(found) == 2 * (len(DEVICES) * in_triton + of_gluon)
-    assert {cell.head_dim for cell in found} == set(HEAD_DIMS)
+    assert {cell.head_dim for cell in found if cell.template != "gluon"} == set(HEAD_DIMS)
+    assert {cell.head_dim for cell in found if cell.template == "gluon"} == {*GLUON_HEAD_DIMS, *GLUON_PADDED}
     assert {(cell.head_dim, cell.value_dim) for cell in found if cell.value_dim} == {(96, 64), (192, 128)}
     assert all(cell.rules.tile for cell in found)
     assert {cell.template for cell in found if cell.head_dim > 128} == {"two_pass", "gluon"}

@@ -121,9 +121,9 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
     def of_gluon() -> dict[str, Any]:
         lengths = {"q_len": args.q_len, "kv_len": args.kv_len, "batch": args.batch}
         (mask,) = {str(decision.mask) for decision in generated.decisions if decision.rewritten}
-        sizes = lengths | heads | {"head_dim": args.head_dim, "dtype": args.dtype}
-        compiled = compile_gluon(args.device, **sizes, mask=mask)
-        rules = gates.Rules(arch, gluon_tile(arch, args.dtype, args.head_dim), is_gluon=True)
+        sizes = lengths | heads | {"head_dim": args.head_dim, "value_dim": args.value_dim, "dtype": args.dtype}
+        compiled = compile_gluon(args.device, **sizes, mask=mask, score_mod=args.score_mod or "none")
+        rules = gates.Rules(arch, gluon_tile(arch, args.dtype, args.head_dim, args.value_dim), is_gluon=True)
         launches = [line.strip() for line in generated.source.splitlines() if GLUON_OP in line]
         return described(GLUON_OP, compiled, rules, launches, gluon_source())
 
