@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.machine_code import gates
 from dash_inductor.codegen import mods
+from dash_inductor.templates.tiles import HALF_DTYPES
 
 from . import cells
 from .cases import Case
@@ -38,7 +39,7 @@ def test_functions_under_masks() -> None:
     assert all(case.settings["kernel"] == "gluon" and max(case.q_len, case.kv_len) <= 384 for case in named.values())
     for function in mods.SCORE_MODS:
         own = {name: case for name, case in named.items() if case.score_mod == function}
-        assert {case.dtype for case in own.values()} == {*cells.HALF_DTYPES}
+        assert {case.dtype for case in own.values()} == {*HALF_DTYPES}
         assert {chains for name in own for chains in cells.CHAINS if name.endswith(f"-{chains}")} == {*cells.CHAINS}
 
 
