@@ -88,8 +88,8 @@ def _total(name: str, rows: Sequence[Row]) -> dict[str, str]:
 
 
 def by_kernel(rows: Sequence[Row]) -> list[dict[str, str]]:
-    """Rewritten calls by library and of all: by the kernel that they take, and how many take Gluon where chains are many."""
-    libraries = list(dict.fromkeys(row["library"] for row in rows))
+    """Rewritten calls by library that has some, and of all: by their kernel, and how many take Gluon where chains are many."""
+    libraries = list(dict.fromkeys(row["library"] for row in rows if row.get("rewritten")))
     parts = {name: [row for row in rows if row["library"] == name] for name in libraries} | {"all": rows}
     kernels = sorted(_sum(rows, "kernels"))
     return [_of_kernels(name, part, kernels) for name, part in parts.items()]

@@ -128,8 +128,10 @@ def test_the_part_of_models(rows: list[dict[str, Any]]) -> None:
 
 def test_the_gluon_kernels_part(rows: list[dict[str, Any]], tmp_path: Any) -> None:
     """Of few chains it is another kernel's for that alone; a line has no kernel whose calls are another library's."""
-    report.keep([*rows, {**SHORT, "better": "", "version": "1"}], tmp_path / "more.csv")
+    others = [SHORT, {**SHORT, "library": "none", "rewritten": 0, "kernels": {}, "not_gluon": {}}]
+    report.keep([*rows, *({**row, "better": "", "version": "1"} for row in others)], tmp_path / "more.csv")
     lines = {line["library"]: line for line in report.by_kernel(report.read(tmp_path / "more.csv"))}
+    assert [*lines] == ["transformers", "timm", "all"]
     names = ("rewritten", "gluon one pass", "triton two pass", report.MANY_CHAINS)
     assert [lines["transformers"][name] for name in names] == ["3", "2", "1", "2 (67 %)"]
     assert [lines["timm"][name] for name in names] == ["2", "0", "2", "2 (100 %)"]
