@@ -40,7 +40,7 @@ def resolved() -> Iterator[None]:
 
 
 def kernel_of(decision: Decision) -> str:
-    """As the record has it: "gluon one_pass"."""
+    """Kernel and template by the names of the record: "gluon one_pass"."""
     return f"{decision.kernel} {decision.template}"
 
 

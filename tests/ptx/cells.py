@@ -1,4 +1,4 @@
-"""Executes every kernel that `make gates` compiles, packed sequences, masks and Gluon, at small sizes: `make execute`.
+"""Executes every kernel that `make gates` compiles, packed sequences, masks and Gluon's functions, at small sizes: `make execute`.
 
 One interleaving of each is executed with races; of a tenth, always the same, five, whose bits must agree, and the redundant
 barriers of their main kernels are counted. Results are kept in build/execute, by Triton's version and the sources, and a run goes
