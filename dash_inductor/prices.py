@@ -28,6 +28,8 @@ FUNCTION_FLOP = 13
 # thread, is an estimate.
 GLUON_CYCLES, LOCAL_CYCLES = (300, 26), 2
 GLUON_CYCLES_WITHOUT = {64: 1928, 128: 3365, 256: 9214}
+# The same for dropout by its bits, of full masks, causal ones and documents, without what the bits cost that another kernel makes.
+GLUON_DROPOUT_CYCLES = {64: 370, 128: 180, 256: 20}
 OF_COST_FILE = "predicted by our cost file"
 TIE = 1.05  # times our speed, up to which ours is taken in the place of another deterministic kernel
 
@@ -38,7 +40,8 @@ def of_one_pass(problem: Problem, target: Target, tile: Tile, kernel: str) -> Sp
     tflops = load_tflops(target.key, tile.mean_dim, kernel, mask=problem.mask, small=small)
     if kernel == GLUON:
         columns = tile.block_d / _head_dim(problem, target)
-        return Speed(tflops / (columns * (1 + gluon_function_share(problem, tile))), OF_COST_FILE)
+        share = gluon_function_share(problem, tile) + _share_of_bits(problem, tile)
+        return Speed(tflops / (columns * (1 + share)), OF_COST_FILE)
     return Speed(_with_functions(tflops, problem, target), OF_COST_FILE)
 
 
@@ -74,13 +77,18 @@ def function_share(problem: Problem, target: Target) -> float:
 
 
 def gluon_function_share(problem: Problem, tile: Tile) -> float:
-    """What functions of the scores take in the Gluon kernel, in parts of what it takes without them."""
-    if not problem.changes_scores:
-        return 0.0
-    cycles = GLUON_CYCLES[0] + GLUON_CYCLES[1] * problem.function_ops
+    """What functions of the scores and dropout take in the Gluon kernel, in parts of what it takes without them."""
+    cycles = 0 if problem.dropout is None else GLUON_DROPOUT_CYCLES[tile.block_d]
+    if problem.changes_scores:
+        cycles += GLUON_CYCLES[0] + GLUON_CYCLES[1] * problem.function_ops
     if problem.gluon_function:
         cycles += LOCAL_CYCLES * problem.gluon_function.local
     return cycles / GLUON_CYCLES_WITHOUT[tile.block_d]
+
+
+def _share_of_bits(problem: Problem, tile: Tile) -> float:
+    """What the kernel takes that makes bits of dropout, in the same parts."""
+    return 0.0 if problem.dropout is None else problem.dropout.bits_cycles / GLUON_CYCLES_WITHOUT[tile.block_d]
 
 
 def is_small(problem: Problem, target: Target, tile: Tile) -> bool:

@@ -16,6 +16,7 @@ MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_ro
 MOST_BLOCKS = 2**28  # of all masks of an attention: their lists take 9 bytes each
 SCALES = 2.0**-126, 2.0**127  # the least and the most of which fp32 has log2(e) times
 MOST_SLICES = 64  # of the keys, each with a launch of the Gluon kernel for the bits of its masks
+MOST_DROPOUT_BITS = 2**32  # of an attention whose forward dropped something, a bit for each score in whole blocks: 512 MiB
 BLOCK_MASK = "block_mask"  # FlexAttention's, whose lists are known at run time only
 # Of all masks of a slice, a bit for each pair of a query and a key: 1 GiB. Set by trials.
 most_bits: ContextVar[int] = ContextVar("most_bits", default=2**33)
@@ -170,26 +171,30 @@ class Problem:
         return None
 
     @property
-    def bits(self) -> Any:
-        """How many the Gluon kernel has of all masks in blocks: those of whole blocks."""
-        return self.masks * ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2 if self.mask == BLOCK_MASK else 0
+    def pairs(self) -> Any:
+        """Of a query and a key, in whole blocks: bits of a mask or of a head's dropout."""
+        return ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2
 
     @property
     def slices(self) -> int:
-        """Into how many the Gluon kernel cuts the keys, so that the bits of one have room: a power of two."""
-        slices, bits, most = 1, self.bits, most_bits.get()
-        while slices <= MOST_SLICES and bits > slices * most:
+        """Into how many the Gluon kernel cuts the keys, so that the bits of masks have room for one: a power of two."""
+        slices, bits, most = 1, self.masks * self.pairs, most_bits.get()
+        while self.mask == BLOCK_MASK and bits > slices * most:
             slices *= 2
         return slices
 
-    def why_no_gluon(self) -> Declined | None:
+    def why_no_gluon(self, guarantee: str) -> Declined | None:
         """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
         if self.gluon_fails:
             return Declined(f"the Gluon kernel {self.gluon_fails}", DEFAULTS)
+        drops, most = self.dropout is not None, MOST_SLICES * most_bits.get()
+        masks = 1 if guarantee == "batch" else self.masks  # which the batch size may decide
         reasons = {
             "gradient of a captured tensor": self.trains_captures,
-            "dropout": self.dropout is not None,
-            f"masks of more than {MOST_SLICES * most_bits.get()} pairs of a query and a key": self.slices > MOST_SLICES,
+            "dropout beside a function of the scores": drops and self.changes_scores,
+            "dropout at guarantee='batch': its bits take memory by the batch": drops and guarantee == "batch",
+            f"dropout of more than {MOST_DROPOUT_BITS} scores": drops and self.batch * self.heads * self.pairs > MOST_DROPOUT_BITS,
+            f"masks of more than {most} pairs of a query and a key": self.mask == BLOCK_MASK and masks * self.pairs > most,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None

@@ -204,7 +204,7 @@ def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
         tile = _one_pass_tile(problem, target, GLUON)
     except NoTile:
         return False
-    if settings.template == Template.TWO_PASS or problem.why_no_gluon():
+    if settings.template == Template.TWO_PASS or problem.why_no_gluon(settings.guarantee):
         return False
     if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile):
         return False
@@ -268,7 +268,7 @@ def template_for(problem: Problem, settings: Config, target: Target, kernel: str
 
 def _template_of_flex(problem: Problem, settings: Config, target: Target, kernel: str) -> Template:
     """One pass, or two where they are faster and for larger head dims; Declined where the settings cannot be met."""
-    if settings.kernel == GLUON and (declined := problem.why_no_gluon()):
+    if settings.kernel == GLUON and (declined := problem.why_no_gluon(settings.guarantee)):
         raise declined
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", OF_LISTS):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in {OF_LISTS} order"

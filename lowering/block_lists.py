@@ -40,8 +40,8 @@ class Rows:
     q_tiles: int  # of a block of Q
     kv_tiles: int  # of a block of keys
     bands: int = 1
-    matrix: TensorBox | None = None  # of blocks: templates/block_matrix.py.jinja
     bits: TensorBox | None = None  # which elements of partial tiles are visible: templates/mask_bits.py.jinja
+    matrix: TensorBox | None = None  # of blocks, with bits: int8 [MASK_Z, MASK_H, KV blocks, Q blocks], 0 where all is hidden
 
     @property
     def ints(self) -> sympy.Expr:

@@ -56,7 +56,7 @@ def fitted(
         gluon_tile(target.arch, problem.dtype, *problem.head_dims)
     except NoTile:
         return problem
-    if problem.why_no_gluon():
+    if problem.why_no_gluon(settings.guarantee):
         return problem
     functions = functions_before_lowering(score_mod, joint, query, captures)
     dtypes = tuple(str(x.get_dtype()) for x in functions.captures)

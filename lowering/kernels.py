@@ -185,7 +185,7 @@ ONE_PASS = _template("one_pass", *ONE_PASS_PARTS)
 TWO_PASS = _template("two_pass", "two_pass", "functions")
 BLOCK_MASK_ONE_PASS = _template("block_mask", *BLOCK_MASK_ONE_PASS_PARTS)
 BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS, MASK_MATRIX = map(_template, ("block_matrix", "block_ranks", "block_rows", "mask_matrix"))
-MASK_BITS, TABLE, SHARES = map(_template, ("mask_bits", "table", "shares"))
+MASK_BITS, DROPOUT_BITS, TABLE, SHARES = map(_template, ("mask_bits", "dropout_bits", "table", "shares"))
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import sympy
 import torch
 from torch import fx
 from torch._inductor.ir import ComputedBuffer, StorageBox, Subgraph, TensorBox
 from torch._inductor.kernel.flex import flex_attention as stock
+from torch._inductor.utils import sympy_product
 
 from dash_inductor.dropout import FLASH, ROUNDS, Dropout
 from dash_inductor.op import DROPOUT, LEARNT, FlexArguments
@@ -28,7 +30,7 @@ class Mods:
     an attention without them. captures: the tensors and sizes that they read. outputs: everything that they compute.
     shares: what elements of the scores add to the gradients of captured tensors. values: by the node that computes it in the
     derivative, what they add, [B, H, S_q, S_k], zeros where no kernel writes. of_dropout: what a template knows of what the forward
-    dropped; random_state: what it reads, int64 [2]."""
+    dropped; random_state: what it reads, int64 [2]; drop_bits: the same as bits, for the Gluon kernel (dropout_bits.py)."""
 
     subgraphs: list[ComputedBuffer] | None = None
     captures: Sequence[Any] = ()
@@ -39,6 +41,7 @@ class Mods:
     values: Mapping[fx.Node, TensorBox] = field(default_factory=dict)
     of_dropout: dict[str, object] = field(default_factory=dict)
     random_state: TensorBox | None = None
+    drop_bits: TensorBox | None = None
 
     @property
     def constants(self) -> dict[str, object]:
@@ -52,6 +55,11 @@ class Mods:
     def read(self) -> list[TensorBox]:
         """What kernels read for them, beside the captures."""
         return [] if self.random_state is None else [self.random_state]
+
+    @property
+    def ints(self) -> sympy.Expr | int:
+        """Ints of memory that bits take."""
+        return 0 if self.drop_bits is None else sympy_product(self.drop_bits.get_size())
 
     @property
     def mutated(self) -> list[TensorBox]:

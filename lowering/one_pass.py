@@ -8,7 +8,7 @@ from torch._inductor.lowering import empty_strided
 from dash_inductor.config import GLUON
 from dash_inductor.op import MaskArguments
 
-from . import kernels, two_pass
+from . import dropout_bits, kernels, two_pass
 from .buffers import empty
 from .dq import scaled_dq
 from .inputs import Inputs
@@ -30,10 +30,12 @@ def gradients(inputs: Inputs, mods: Mods = NONE, mask: MaskArguments | None = No
     # dq, in accumulator order: dq.py
     scratch = empty([inputs.query_heads_total, inputs.n_q, tile.block_m * tile.block_d], torch.float32, inputs.device)
     dv = empty_strided(*dv_meta, dtype=inputs.key_gradients_dtype, device=inputs.device)
-    launch = gluon.launch if resolution.kernel == GLUON else triton.launch
+    launch = triton.launch
+    if resolution.kernel == GLUON:
+        launch, mods = gluon.launch, dropout_bits.with_bits(inputs, tile, mods, walk.blocks)
     dk = launch(inputs, tile, walk, mods, scratch, dv)
     if resolution.two_pass:
         two_pass.into_buffers(inputs, tile, scratch, dk, dv, walk.is_two_pass)
     size, visited = inputs.query.get_size(), walk.blocks.is_visited if walk.blocks else None
     dq = scaled_dq(scratch, tile, size, inputs.dtype, resolution.problem.softmax_scale, visited)
-    return kernels.Gradients(dq, dk, dv, walk.ints, walk.record)
+    return kernels.Gradients(dq, dk, dv, walk.ints + mods.ints, walk.record)

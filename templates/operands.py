@@ -18,6 +18,7 @@ class Operands(NamedTuple):
     sums is fp32 [elements], and bands are for masks whose longest chain has `least_steps`. semaphores: where a launch has a slice
     of the KV tiles, and its bits: that of this number; int32, zeros before the first. functions: the source of a module
     (lowering/gluon_functions.py), for captures and sizes that it reads.
+    drop_scale: what a forward with dropout multiplied with what it kept; drop_bits: of templates/dropout_bits.py.jinja.
     """
 
     query: Tensor
@@ -51,3 +52,5 @@ class Operands(NamedTuple):
     least_steps: int = 0
     number: int = 0
     functions: str = ""
+    drop_scale: float | None = None
+    drop_bits: Tensor | None = None

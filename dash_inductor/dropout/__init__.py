@@ -22,6 +22,10 @@ MOST_SCORES = 2**31  # of a whole batch: the memory-efficient kernels count them
 # What it costs, in operations of a function of scores: by the replay of one pass for an H100, compiled by Triton 3.7.1, 90 to 144
 # of EFFICIENT and 29 to 38 of FLASH, of whose elements those of a thread share a Philox.
 OPERATIONS = {EFFICIENT: 115, FLASH: 33}
+# What the bits for the Gluon kernel cost, in cycles of an SM for 64 x 128 elements: an estimate by the instructions of the kernel
+# that makes them, as Triton 3.7.1 compiles it for an H100. Of EFFICIENT it is up to twice as much where the length of keys is no
+# multiple of 4.
+BITS_CYCLES = {EFFICIENT: 1290, FLASH: 460}
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,11 @@ class Dropout:
         if self.generator == FLASH:
             return math.floor((1 - p).item() * 255)
         return bisect.bisect_left(range(WORD + 1), True, key=lambda word: _uniform(word) > p.item())
+
+    @property
+    def bits_cycles(self) -> int:
+        """What its bits cost (BITS_CYCLES)."""
+        return BITS_CYCLES[self.generator]
 
     def scale(self, dtype: torch.dtype) -> float:
         """What is kept is multiplied with: by the memory-efficient kernels in the dtype of the tensors."""

@@ -126,10 +126,9 @@ def verdict_on(launches: Iterable[Gradients], expected: Gradients, allowed: floa
 
 def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients]:
     """query, key, value, grad_out, output, logsumexp, and what else the mask takes; and dq, dk, dv in float64."""
-    group = 1 if kind.dropout else GROUP  # the memory-efficient op has no groups
     length = _length(kind)
     kv_heads = -(-CHAINS_PER_SM * _sms(device) // (length // kind.block_n))
-    heads, positions = group * kv_heads, torch.arange(length, device=device)
+    heads, positions = GROUP * kv_heads, torch.arange(length, device=device)
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(heads: int, dim: int) -> Tensor:
@@ -151,17 +150,16 @@ def attention(kind: Kind, device: torch.device) -> tuple[list[Tensor], Gradients
     captures = score_source.captured(kind.function, heads, length, device) if kind.function else [torch.zeros(heads, device=device)]
     found: list[Gradients] = []
     for head in range(kv_heads):  # one at a time, since float64 takes memory
-        own = slice(head * group, (head + 1) * group)
+        own = slice(head * GROUP, (head + 1) * GROUP)
         of_head = query[:, own], key[:, head, None], value[:, head, None], grad_out[:, own]
-        function = functools.partial(_scores, kind.function, captures, head * group) if kind.function else None
+        function = functools.partial(_scores, kind.function, captures, head * GROUP) if kind.function else None
         found.append(_in_float64(*of_head, seen, factors if factors is None else factors[:, own], function))
     out, logsumexp, *expected = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
     inputs = [query, key, value, grad_out, out.to(grad_out.dtype), logsumexp.float()]
     if kind.dropout:
-        bias = torch.zeros(1, heads, length, -(-length // 16) * 16, dtype=grad_out.dtype, device=device)[..., :length]
         state = torch.tensor(RANDOM, device=device)
         inputs += [state.view(torch.uint64), state.view(torch.uint64)[1]] if kind.dropout == FLASH else list(state.clone())
-        inputs += [bias.masked_fill_(~seen, -math.inf)] if kind.mask == BLOCK_MASK else []
+        inputs += [seen[None, None]] if kind.mask == BLOCK_MASK else []
     elif kind.is_flex:
         inputs += [documents, *captures]
         if kind.mask != "full":
@@ -285,12 +283,23 @@ def _dropping(kind: Kind) -> Callable[..., Gradients]:
         if kind.dropout == FLASH:
             lengths = None, None, length, length
             return tuple(STOCK_FLASH(grad_out, query, key, value, out, logsumexp, *lengths, DROPPED, is_causal, *random))
-        random, bias = random[:2], random[2:]
+        random, masks = random[:2], random[2:]
+        bias = None
+        if masks:
+            zero, hidden = (torch.full([], x, dtype=query.dtype, device=query.device) for x in (0.0, -math.inf))
+            bias = torch.where(masks[0], zero, hidden).expand(*query.shape[:3], length)
         padded = torch.nn.functional.pad(logsumexp, (0, -length % 32), value=math.inf)
-        saved, wanted = (bias[0] if bias else None, out, padded, *random, DROPPED), [True, True, True, False]
-        return tuple(STOCK_EFFICIENT(grad_out, query, key, value, *saved, wanted, is_causal)[:3])
+        saved, wanted = (bias, out, padded, *random, DROPPED), [True, True, True, False]
+        dq, *grads, _ = STOCK_EFFICIENT(grad_out, query, _repeated(key), _repeated(value), *saved, wanted, is_causal)
+        return dq, *(x.view(1, -1, GROUP, *x.shape[2:]).sum(2) for x in grads)
 
     return backward
+
+
+def _repeated(x: Tensor) -> Tensor:
+    """Heads of keys or values, one for each query head: the memory-efficient op has no groups. The pass takes them back."""
+    each = x.unsqueeze(2).expand(-1, -1, GROUP, -1, -1).clone(memory_format=torch.contiguous_format)
+    return each.view(1, -1, *x.shape[2:])
 
 
 def _of_flex(kind: Kind, inputs: list[Tensor]) -> Callable[..., Gradients]:

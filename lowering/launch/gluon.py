@@ -159,6 +159,8 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         shared_row=walk.shared_row,
         round_robin=walk.round_robin,
         functions=functions.source,
+        drop_scale=mods.of_dropout.get("DROP_SCALE"),
+        drop_bits=mods.drop_bits,
         **of_blocks,
         **of_parts,
     )

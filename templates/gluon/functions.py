@@ -160,16 +160,17 @@ def mask_edge(s_t, offset, CAUSAL: gl.constexpr, LAYOUT: gl.constexpr):
     return gl.where(seen, s_t, float("-inf"))
 
 
-def _hiding(count):
+def _selecting(count, other):
     # PTX, and its operands: `count` elements of a thread, in the order of its registers, each with a bit of a word.
-    each = "and.b32 bit, ${word}, {bit}; setp.ne.u32 seen, bit, 0; selp.f32 ${k}, ${of}, 0fFF800000, seen;"
-    lines = "".join(each.format(word=2 * count, bit=1 << k, k=k, of=count + k) for k in range(count))
+    each = "and.b32 bit, ${word}, {bit}; setp.ne.u32 seen, bit, 0; selp.f32 ${k}, ${of}, {other}, seen;"
+    lines = "".join(each.format(word=2 * count, bit=1 << k, k=k, of=count + k, other=other) for k in range(count))
     return "{ .reg .pred seen; .reg .b32 bit;" + lines + "}", ",".join(["=f"] * count + ["f"] * count + ["r"] * count)
 
 
-# PTX for a thread's elements in a part of S^T: 64 queries by 128 keys, or by 64.
-HIDE, HIDE_OPERANDS = map(gl.constexpr, _hiding(32))
-HIDE_OF_64, HIDE_OPERANDS_OF_64 = map(gl.constexpr, _hiding(16))
+# PTX for a thread's elements in a part of S^T: 64 queries by 128 keys, or by 64. Where a word has no bit, there is -inf or 0.
+HIDE, SELECT_OPERANDS = map(gl.constexpr, _selecting(32, "0fFF800000"))
+HIDE_OF_64, SELECT_OPERANDS_OF_64 = map(gl.constexpr, _selecting(16, "0fFF800000"))
+DROP, DROP_OF_64 = (gl.constexpr(_selecting(count, "0f00000000")[0]) for count in (32, 16))
 
 
 @gluon.jit
@@ -206,14 +207,14 @@ def load_16_bits(bits):
 
 
 @gluon.jit
-def hide(s_t, word, LAYOUT: gl.constexpr):
-    # -inf where the thread's word has no bit.
-    words = gl.full(s_t.shape, word, gl.int32, LAYOUT)
-    if s_t.shape[0] == 64:
-        hidden = gl.inline_asm_elementwise(HIDE_OF_64, HIDE_OPERANDS_OF_64, [s_t, words], dtype=gl.float32, is_pure=True, pack=16)
+def select(x, word, WAY: gl.constexpr, WAY_OF_64: gl.constexpr, LAYOUT: gl.constexpr):
+    # x where the thread's word has a bit.
+    words = gl.full(x.shape, word, gl.int32, LAYOUT)
+    if x.shape[0] == 64:
+        x = gl.inline_asm_elementwise(WAY_OF_64, SELECT_OPERANDS_OF_64, [x, words], dtype=gl.float32, is_pure=True, pack=16)
     else:
-        hidden = gl.inline_asm_elementwise(HIDE, HIDE_OPERANDS, [s_t, words], dtype=gl.float32, is_pure=True, pack=32)
-    return hidden
+        x = gl.inline_asm_elementwise(WAY, SELECT_OPERANDS, [x, words], dtype=gl.float32, is_pure=True, pack=32)
+    return x
 
 
 @gluon.jit
@@ -242,7 +243,7 @@ def probabilities(
         s_t = gl.fma(s_t, gl.full_like(s_t, attention.SCALE_LOG2E), neg_lse.broadcast_to(s_t.shape))
     if attention.BLOCKS:
         if has_hidden:
-            s_t = hide(s_t, word, LAYOUT)
+            s_t = select(s_t, word, HIDE, HIDE_OF_64, LAYOUT)
     elif attention.CAUSAL:
         if first_key + s_t.shape[0] > first_row + 1:
             s_t = mask_edge(s_t, first_key - first_row, attention.CAUSAL, LAYOUT)
@@ -294,6 +295,8 @@ def end_chain(outputs, head, j, dk, dv, attention, LAYOUT: gl.constexpr):
         z = head // attention.hkv
         h = head % attention.hkv
         n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
+        if attention.DROP_SCALE is not None:
+            dv = dv * attention.DROP_SCALE
         store_rows(DV, dv_strides, z, h, n, dv.to(dtype), attention.kv_len, attention.VALUE_DIM, LAYOUT)
         store_rows(DK, dk_strides, z, h, n, (dk * attention.SCALE).to(dtype), attention.kv_len, attention.KEY_DIM, LAYOUT)
 

@@ -76,6 +76,7 @@ from .barriers import (
     WARPS,
     new_channel,
 )
+from .dropout import drop, drop_and_scale, drop_words, own_drop_bits
 from .functions import (
     async_load,
     await_matmuls,
@@ -163,12 +164,14 @@ def consume(walk, attention, bits, tiles, channels, outputs):
     own = (0, 0)
     if attention.FUNCTIONS:
         own = own_place(BLOCK_N)
+    own_bits = own_drop_bits(attention, BLOCK_N)
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(walk.rounds):
         j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, attention, WARPS)
         z = head // attention.hkv
         first_hq = head % attention.hkv * attention.GROUP + of_set * HEADS
+        first_zh = head * attention.GROUP + of_set * HEADS
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -181,6 +184,7 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     v_operand = v.load(gl.DotOperandLayout(0, S_LAYOUT, 2))
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 kept = kept_of(z, first_hq, j, own, BLOCK_N, attention, S_LAYOUT)
+                drops = drop_words(own_bits, first_zh, j, next_i, attention, BLOCK_M, BLOCK_N)
                 for step in range(steps):
                     i = next_i & 0xFFFF
                     hq = first_hq + step % HEADS
@@ -217,8 +221,10 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     s_t = await_matmuls(PARTS, deps=[s_t])
                     p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, place, attention, S_LAYOUT)
                     # (3) DV += P^T DO
+                    p_t = drop(p_t, drops, 0, attention, S_LAYOUT)
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
+                    dp_t = drop_and_scale(dp_t, drops, 0, attention, S_LAYOUT)
                     # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
                     ds_t = (factor * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype)
                     barrier()  # all warps have waited for the matmul that reads the last step's
@@ -241,8 +247,10 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                             S_LAYOUT,
                         )
                         # (3) of the second part
+                        p_t = drop(p_t, drops, 1, attention, S_LAYOUT)
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
                         dp_t = await_matmuls(2, deps=[dp_t])
+                        dp_t = drop_and_scale(dp_t, drops, 1, attention, S_LAYOUT)
                         ds_t = (factor * (dp_t - row_of(delta, PART, ROW_LAYOUT))).to(dtype)
                         ds_tile.slice(PART, PART, dim=1).store(ds_t)
                     fence_async_shared()
@@ -252,7 +260,9 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     # (5) DK += dS^T Q
                     dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
-                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
+                    next_step = gl.minimum(step + 1, steps - 1)
+                    next_i, _ = step_of(rows + row, next_step // HEADS, attention.BLOCKS)
+                    drops = drop_words(own_bits, first_zh + next_step % HEADS, j, next_i, attention, BLOCK_M, BLOCK_N)
                     of_dq.wait_for_stage(count)
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     of_do.arrive(count)

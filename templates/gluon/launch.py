@@ -79,7 +79,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     places = [each.data_ptr() % ALIGNED for each in shaped[:4]]
     form: list[Any] = [x.query.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
     form += [each is not None and each.shape for each in (x.steps, x.bits, x.semaphores)]
-    form += [most_chains, *x.sizes, *x[FIRST_SCALAR:]]
+    form += [most_chains, *x.sizes, *x._replace(drop_bits=None)[FIRST_SCALAR:]]
     plan = _plans.get(key := tuple(form))
     if plan is None:
         if len(_plans) >= MOST_PLANS:
@@ -103,7 +103,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         x.dv,
         plan.dk_strides,
         plan.dv_strides,
-        plan.attention._replace(captures=(*x.captures, *x.sizes)) if x.captures or x.sizes else plan.attention,
+        _with_tensors(plan.attention, x),
     )
 
 
@@ -164,6 +164,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         DERIVATIVE=gl.constexpr(getattr(functions, "derivative_of", None)),
         SEGMENTS=gl.constexpr(segments),
         SLICED=gl.constexpr(is_sliced),
+        DROP_SCALE=gl.constexpr(x.drop_scale),
     )
     return Plan(
         tuple(_descriptor(each, block) for each, block in viewed),
@@ -177,6 +178,12 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         dv_strides=tuple(x.dv.stride()),
         attention=attention,
     )
+
+
+def _with_tensors(attention: Attention, x: Operands) -> Attention:
+    if x.captures or x.sizes:
+        attention = attention._replace(captures=(*x.captures, *x.sizes))
+    return attention if x.drop_bits is None else attention._replace(drop_bits=x.drop_bits)
 
 
 @functools.cache

@@ -19,6 +19,8 @@ class Attention(NamedTuple):
     multiple of the KV tile. SEGMENTS: of the queries, each with gradients of its own. SLICED: whether a launch has a slice of the
     KV tiles. KEY_DIM and VALUE_DIM: columns of key and of value.
     FUNCTIONS: whether there is a function of the scores; scores.py has the next four fields, of which DERIVATIVE is None for 1.
+    drop_bits: int32, what templates/dropout_bits.py.jinja writes, of a forward with dropout. DROP_SCALE: what that multiplied the
+    elements of P with that it kept; None where it dropped nothing.
     """
 
     heads: Any
@@ -45,6 +47,8 @@ class Attention(NamedTuple):
     captures: Any = ()
     SEGMENTS: Any = 1
     SLICED: Any = False
+    drop_bits: Any = ()
+    DROP_SCALE: Any = None
 
 
 class Walk(NamedTuple):

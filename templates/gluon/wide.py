@@ -10,6 +10,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
 from .barriers import WARPGROUP, WARPS
+from .dropout import drop, drop_and_scale, drop_words, own_drop_bits
 from .functions import (
     await_matmuls,
     barrier,
@@ -64,12 +65,14 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
     own = (0, 0)
     if attention.FUNCTIONS:
         own = own_place(BLOCK_N)
+    own_bits = own_drop_bits(attention, BLOCK_N)
     count = 0  # of the steps of all chains
     kv_phase = 0
     for turn in range(walk.rounds):
         j, steps, row, rows, head, of_set, _rank = chain_of(walk, turn, attention, WARPS)
         z = head // attention.hkv
         first_hq = head % attention.hkv * attention.GROUP + of_set * HEADS
+        first_zh = head * attention.GROUP + of_set * HEADS
         if j >= 0:
             dk = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
             dv = gl.zeros([BLOCK_N, HEAD_DIM], gl.float32, DKV_LAYOUT)
@@ -79,6 +82,7 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                 kv_phase ^= 1
                 next_i, _ = step_of(rows + row, 0, attention.BLOCKS)
                 kept = kept_of(z, first_hq, j, own, BLOCK_N, attention, S_LAYOUT)
+                drops = drop_words(own_bits, first_zh, j, next_i, attention, BLOCK_M, BLOCK_N)
                 for step in range(steps):
                     i = next_i & 0xFFFF
                     hq = first_hq + step % HEADS
@@ -102,12 +106,14 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                             word = load_16_bits(BITS + (first_bits + i * (BLOCK_M * BLOCK_N // 16)))
                     s_t = await_matmuls(1, deps=[s_t])
                     p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, place, attention, S_LAYOUT)
+                    p_t = drop(p_t, drops, 0, attention, S_LAYOUT)
                     p_tile.store(p_t.to(dtype))
                     fence_async_shared()
                     barrier()
                     # (3) DV += P^T DO
                     dv = warpgroup_mma(p_tile, do, dv, is_async=True)
                     dp_t = await_matmuls(1, deps=[dp_t])
+                    dp_t = drop_and_scale(dp_t, drops, 0, attention, S_LAYOUT)
                     ds_tile.store((factor * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype))
                     fence_async_shared()
                     barrier()
@@ -116,7 +122,9 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     # (5) DK += dS^T Q
                     dk = warpgroup_mma(ds_tile, q, dk, is_async=True)
                     # Read under these two matmuls, and never past the chain.
-                    next_i, _ = step_of(rows + row, gl.minimum(step + 1, steps - 1) // HEADS, attention.BLOCKS)
+                    next_step = gl.minimum(step + 1, steps - 1)
+                    next_i, _ = step_of(rows + row, next_step // HEADS, attention.BLOCKS)
+                    drops = drop_words(own_bits, first_zh + next_step % HEADS, j, next_i, attention, BLOCK_M, BLOCK_N)
                     of_dq.wait_for_stage(0)  # the first half of the step before has left
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     of_do.arrive(count)

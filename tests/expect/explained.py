@@ -33,6 +33,11 @@ class Attention(nn.Module):
         return F.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
+class Dropping(Attention):
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=0.1, is_causal=True)
+
+
 @torch._dynamo.disable
 def draw() -> float:
     """A number by each of the generators that explain could move."""

@@ -12,7 +12,7 @@ import pytest
 import stock_ops
 import torch
 import triton
-from kernels import MAIN, TWO_PASS, broken_gates, kernel
+from kernels import GLUON_OP, MAIN, TWO_PASS, broken_gates, gluon_launches, kernel
 from torch import Tensor
 
 from benchmarks.machine_code.generate import Generated, generate
@@ -24,7 +24,9 @@ from dash_inductor.reproduce import trial
 from dash_inductor.rewrite import sdpa
 
 FORWARDS = {"efficient": partial(stock_ops.efficient, dropout_p=0.1), "flash": stock_ops.dropping}
+# As one of Triton's kernels has it, and the kernel of the bits, which adds what makes a byte that is too large carry.
 THRESHOLDS = {"efficient": "chosen(words, position & 3) >= 429496752", "flash": "byte <= 229"}
+OF_BITS = {"efficient": "(word >= 429496752)", "flash": f"+ {(255 - 229) * 0x00800080}"}
 # The most LDL and STL of a main loop, which a kernel without dropout has none of, by Triton; all of head dim 128 on sm_90.
 SPILLED = {"3.6": 75, "3.7": 16, "3.9": 33}
 both = pytest.mark.parametrize("generator", FORWARDS)
@@ -34,9 +36,9 @@ def tensors(head_dim: int) -> Sequence[Tensor]:
     return [torch.empty(2, 2048, 16, head_dim, dtype=torch.bfloat16, device="cuda").transpose(1, 2) for _ in range(4)]
 
 
-def code(generator: str, *, key: str = "h100", template: str = "one_pass", head_dim: int = 64) -> Generated:
+def code(generator: str, *, key: str = "h100", template: str = "one_pass", head_dim: int = 64, kernel: str = "triton") -> Generated:
     asked = mock.patch.object(sdpa, "why_bits_unknown", lambda *_: None)
-    with asked, enabled(template=template), installed(), deterministic():
+    with asked, enabled(template=template, kernel=kernel), installed(), deterministic():
         return generate(FORWARDS[generator], partial(tensors, head_dim), key)
 
 
@@ -53,6 +55,23 @@ def test_code(template, generator):
     assert re.search(rf"dash_dropout\W+0\.1, \W?{generator}", generated.graph), generated.graph  # by which caches know it
     _, source = kernel(generated, MAIN if template == "one_pass" else TWO_PASS)
     assert THRESHOLDS[generator] in source and source.count("RANDOM + 1") == (1 if template == "one_pass" else 2)
+
+
+@both
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_the_gluon_kernel_has_bits(head_dim, generator):
+    """They are written before its launch, by a kernel that reads seed and offset; on an H100 nothing asks for it."""
+    generated = code(generator, head_dim=head_dim, kernel="auto")
+    (decision,), (launch,) = generated.decisions, gluon_launches(generated)
+    assert decision.rewritten and (decision.kernel, decision.dropout) == ("gluon", 0.1)
+    assert float(launch["drop_scale"]) == (pytest.approx(1 / 0.9) if generator == "flash" else 1.109375)
+    name, source = kernel(generated, "philox_at")
+    assert OF_BITS[generator] in source and source.count("RANDOM + 1") == 1
+    *_, written = re.findall(rf"{name}\.run\((.*?), stream", generated.source)
+    assert launch["drop_bits"] in written.split(", ")
+    assert generated.source.index(f"{name}.run(") < generated.source.index(GLUON_OP)
+    words = 2 * 16 * 2048 * 2048 // 32
+    assert decision.workspace_bytes > 4 * words
 
 
 KERNELS = list(product((64, 128), ("one_pass", "two_pass"), ("a100", "h100"), FORWARDS))
@@ -79,7 +98,7 @@ def test_the_trial_of_flash_attention(mask):
         return [*three, grad_out, torch.empty_like(grad_out), torch.empty(2, 16, 2048, device="cuda"), *random]
 
     asked = mock.patch.object(sdpa, "why_bits_unknown", lambda *_: None)
-    with asked, enabled(template="one_pass"), installed(), deterministic():
+    with asked, enabled(template="one_pass", kernel="triton"), installed(), deterministic():
         generated = generate(trial._dropping(kind), inputs, "h100")
     (decision,) = generated.decisions
     assert decision.rewritten and decision.mask == mask and "dash.random_state" in generated.graph

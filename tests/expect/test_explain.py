@@ -25,6 +25,7 @@ from explained import (
     Checkpointed,
     Dropped,
     DroppedByPython,
+    Dropping,
     Fails,
     Flex,
     OfTorch,
@@ -57,6 +58,7 @@ from dash_inductor.explanation import decisions
 from dash_inductor.explanation.gpu_attention import chosen
 from dash_inductor.hooks import install
 from dash_inductor.hooks.backend import CUSTOM
+from dash_inductor.rewrite import sdpa
 from dash_inductor.rewrite.varlen import LOGSUMEXP
 
 FLASH, EFFICIENT = (f"aten._scaled_dot_product_{name}_attention_backward.default" for name in ("flash", "efficient"))
@@ -125,6 +127,13 @@ def test_attentions(model, inputs, expected):
     assert all((row.remedy is None) == row.rewritten for row in report)
     # torch 2.11 notes no line of attention by hand.
     assert all("explained.py:" in (row.source or "") for row in report if type(model) not in (OfTorch, ByHand))
+
+
+def test_dropout_of_a_gpu_that_has_said_what_it_drops(monkeypatch):
+    """The Gluon kernel takes it."""
+    monkeypatch.setattr(sdpa, "why_bits_unknown", lambda *_: None)
+    report = explain(Dropping().bfloat16(), torch.zeros(64, LENGTH, WIDTH, dtype=torch.bfloat16), device="h100")
+    assert [(row.op, row.decision.kernel, row.decision.dropout, row.reason) for row in report] == [(FLASH, "gluon", 0.1, None)]
 
 
 @pytest.mark.nightly

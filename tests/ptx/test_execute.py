@@ -136,6 +136,20 @@ OTHERS = {
     "Gluon, ALiBi, ragged GQA": Case("h100", 200, 200, kv_heads=1, mask_mod="window", score_mod="alibi", settings=BY_GLUON),
     "Gluon of 256, ALiBi": Case("h100", 200, 200, kv_heads=1, head_dim=256, score_mod="alibi", settings=BY_GLUON),
     "Gluon, bias that is given": Case("h100", 160, 200, batch=2, kv_heads=1, attention="bias", settings=BY_GLUON),
+    "Gluon, dropout": Case("h100", 261, 261, batch=2, dropout=0.3, attention="efficient", mask="causal", settings=BY_GLUON),
+    "Gluon of 128, dropout, ragged GQA": Case(
+        "h100", 200, 331, heads=4, kv_heads=2, head_dim=128, dtype="fp16", dropout=0.3, settings=BY_GLUON
+    ),
+    "Gluon of 128, dropout, masked": Case(
+        "h100", 300, 300, batch=2, head_dim=128, mask="causal", dropout=0.3, attention="masked", settings=BY_GLUON
+    ),
+    "Gluon of 256, dropout": Case("h100", 200, 200, kv_heads=1, head_dim=256, mask="causal", dropout=0.3, settings=BY_GLUON),
+    "Gluon of 256, dropout, masked": Case(
+        "h100", 200, 330, batch=2, kv_heads=1, head_dim=256, dropout=0.3, attention="masked", settings=BY_GLUON
+    ),
+    "Gluon, dropout of lengths that are symbols": Case(
+        "h100", 300, 300, heads=4, kv_heads=1, mask="causal", dynamic=True, dropout=0.3, settings=BY_GLUON
+    ),
     "table": Case("h100", 384, 384, heads=1, mask="causal", dynamic=True, settings=ONE_PASS),
     "two passes on sm_120": Case("rtx5090", 200, 200, mask="causal", settings={"template": "two_pass"}),
 }
@@ -144,6 +158,7 @@ OTHERS = {
 QUICK = (
     *("varlen", "dropout", "Gluon of 128", "Gluon, heads that straddle rounds", "Gluon of 256, a mask in blocks"),
     "Gluon, masks of query heads that share keys",
+    *("Gluon, dropout", "Gluon of 128, dropout, masked", "Gluon of 256, dropout"),
     *("Gluon of 96, ragged GQA", "Gluon of 160, a mask in blocks", "Gluon, soft-cap", "Gluon, ALiBi, ragged GQA"),
 )
 

@@ -20,15 +20,25 @@ from dash_inductor.codegen.mods import SCORE_MODS
 from dash_inductor.config import Config
 from dash_inductor.first_use.kind import Kind
 from dash_inductor.hooks.install import installed
+from dash_inductor.lowering import listed
 from dash_inductor.lowering.gluon_functions import in_trial
 from dash_inductor.reference import LOG2E
 from dash_inductor.reproduce import score_source, trial
 
 from .cases import _tables
+from .graphs import as_if_asked
 from .launch import Session, call
 
 GLUON: dict[str, Any] = {"kernel": "gluon", "template": "one_pass"}
 CPU = torch.device("cpu")
+# (generator, mask, parts of chains)
+DROPPING: list[tuple[str, str, dict[str, Any]]] = [
+    ("flash", "causal", {}),
+    ("efficient", "full", {}),
+    ("efficient", "block_mask", {}),
+    ("efficient", "block_mask", {"sets": True}),
+    ("efficient", "block_mask", {"bands": True, "sets": True}),
+]
 
 
 def mixed(score: Any, b: Any, h: Any, m: Any, n: Any, slopes: Any) -> Any:
@@ -103,6 +113,24 @@ def test_it_is_right(
     assert not trial.verdict_on([launched(replace(kind, function=wrong), inputs)], expected, trial.ALLOWED["bf16"]).fit
 
 
+@pytest.mark.every_case
+@pytest.mark.parametrize(("generator", "mask", "parts"), DROPPING)
+def test_dropout_is_right(generator: str, mask: str, parts: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And one of other bits is not."""
+    few = {"_sms": lambda device: 1, "CHAINS_PER_SM": 1, "TILES": 2, "LEAST_STEPS": 1}
+    for name, value in few.items():
+        monkeypatch.setattr(trial, name, value)
+    monkeypatch.setattr(listed, "LEAST_STEPS", 1)
+    launch, block = ("chained", 128) if mask == "block_mask" else ("grouped", None)
+    kind = Kind("one_pass", "gluon", launch, 90, "bf16", 128, 128, mask, 64, 128, block, dropout=generator, **parts)
+    inputs, expected = trial.attention(kind, CPU)
+    with as_if_asked():
+        assert trial.verdict_on([launched(kind, inputs)], expected, trial.ALLOWED["bf16"]).fit
+        seed = 6  # among the inputs: of one generator with the offset
+        inputs[seed] = (inputs[seed].view(torch.int64) + 1).view(inputs[seed].dtype)
+        assert not trial.verdict_on([launched(kind, inputs)], expected, trial.ALLOWED["bf16"]).fit
+
+
 def test_sizes_that_are_symbols() -> None:
     """One kernel, for two lengths: a table by distance, and numbers, at places that depend on the length."""
 
@@ -155,8 +183,8 @@ def launched(kind: Kind, inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]
     finally:
         in_trial.reset(token)
     (found,) = [Kind.of_text(text) for decision in generated.decisions for text in decision.kinds]
-    assert found.function and kind.function and found.function.source == kind.function.source
     assert replace(found, function=kind.function) == kind
+    assert kind.function is None or (found.function and found.function.source == kind.function.source)
     return executed(generated.source, inputs, constants)
 
 

@@ -17,6 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from dash_inductor.config import Config
 from dash_inductor.decision import Declined, Kernel, LeftToStock, Stock
 from dash_inductor.devices.target import Target
+from dash_inductor.dropout import FLASH, Dropout
 from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import Resolution, resolve
 from dash_inductor.templates.tiles import tile
@@ -197,6 +198,21 @@ def test_dynamic_shapes_guard(device, length):
             {"q_len": 1, "kv_len": 2**20, "masks": 2**7, **GLUON},
             "the Gluon kernel takes no mask of more than 8589934592",
         ),
+        (
+            {"kernel": "gluon"},
+            {"dropout": Dropout(0.1, FLASH), "changes_scores": True, **GLUON},
+            "the Gluon kernel takes no dropout beside a function of the scores",
+        ),
+        (
+            {"kernel": "gluon"},
+            {"dropout": Dropout(0.1, FLASH), "mask": "full", "q_len": 2**13 + 1, "kv_len": 2**13, **GLUON},
+            "the Gluon kernel takes no dropout of more than 4294967296 scores",
+        ),
+        (
+            {"kernel": "gluon", "guarantee": "batch"},
+            {"dropout": Dropout(0.1, FLASH), "mask": "full", **GLUON},
+            "the Gluon kernel takes no dropout at guarantee='batch'",
+        ),
         ({"schedule": "shift"}, {}, "schedule='shift' takes no BlockMask: its KV tiles are added in descending order"),
         (
             {"template": "one_pass"},
@@ -229,3 +245,13 @@ def test_refusals(settings, others, message):
 def test_as_many_blocks_as_may_be():
     """Of all masks: one for each of 64 batch elements and 16 heads."""
     assert resolved(batch=64, masks=1024, q_len=2**16, kv_len=2**16).template == "one_pass"
+
+
+@pytest.mark.parametrize(
+    ("guarantee", "q_len", "kernel"), [("run", 2**13, "gluon"), ("run", 2**13 + 1, "triton"), ("batch", 2**13, "triton")]
+)
+def test_as_many_bits_of_dropout_as_may_be(guarantee, q_len, kernel):
+    """Of all heads of the batch, so no batch size decides at the level that has the same bits for each."""
+    sizes = {"batch": 64, "q_len": q_len, "kv_len": 2**13, "dropout": Dropout(0.1, FLASH), "mask": "full"}
+    found = resolved(settings={"guarantee": guarantee}, heads=1, kv_heads=1, is_flex=False, stock=None, **sizes, **GLUON)
+    assert found.kernel == kernel
