@@ -10,7 +10,7 @@ from typing import Any
 from .decision import Declined, Stock
 from .schedule import TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
-from .templates.tiles import DEFAULTS, HALF, HEAD_DIMS, AnyTile, Tile, why_head_dims
+from .templates.tiles import DEFAULTS, HALF, HEAD_DIMS, ONE_PASS_HEAD_DIM, AnyTile, Tile, why_head_dims
 
 MAX_BLOCKS = 2**15  # blocks that an entry of a row can name (templates/block_rows.py.jinja)
 MOST_BLOCKS = 2**28  # of all masks of an attention: their lists take 9 bytes each
@@ -28,13 +28,14 @@ class GluonFunction:
     """A function of the scores for the Gluon kernel, which compiles with it.
 
     source: of lowering/gluon_functions.py. captures: dtypes of the tensors that it reads. sizes: how many sizes it reads. local:
-    bytes of local memory that a thread takes with it.
+    bytes of local memory that a thread takes with it. values: dtypes of what elements add to gradients of captured tensors.
     """
 
     source: str
     captures: tuple[str, ...]
     sizes: int
     local: int
+    values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,8 +190,12 @@ class Problem:
             return Declined(f"the Gluon kernel {self.gluon_fails}", DEFAULTS)
         drops, most = self.dropout is not None, MOST_SLICES * most_bits.get()
         masks = 1 if guarantee == "batch" else self.masks  # which the batch size may decide
+        trained = "gradient of a captured tensor"
+        is_wide = max(self.head_dims) > ONE_PASS_HEAD_DIM
         reasons = {
-            "gradient of a captured tensor": self.trains_captures,
+            f"{trained} at head dims above {ONE_PASS_HEAD_DIM}, where no shared memory is left": self.trains_captures and is_wide,
+            # TMA stores what elements add to it, in rows of whole 16 bytes.
+            f"{trained} with S_k={self.kv_len}, which is no multiple of 8": self.trains_captures and self.kv_len % 8 != 0,
             "dropout beside a function of the scores": drops and self.changes_scores,
             "dropout at guarantee='batch': its bits take memory by the batch": drops and guarantee == "batch",
             f"dropout of more than {MOST_DROPOUT_BITS} scores": drops and self.batch * self.heads * self.pairs > MOST_DROPOUT_BITS,

@@ -131,7 +131,7 @@ class Resolution:
     @property
     def row_copies(self) -> int:
         """How many rows of a round robin a CTA writes for itself: of the Gluon kernel each partition has its own."""
-        return tiles.GLUON_PARTITIONS if self.kernel == GLUON else 1
+        return tiles.gluon_partitions(stores_values=self.problem.trains_captures) if self.kernel == GLUON else 1
 
     @property
     def schedule_ints(self) -> int:
@@ -204,7 +204,8 @@ def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
         tile = _one_pass_tile(problem, target, GLUON)
     except NoTile:
         return False
-    if settings.template == Template.TWO_PASS or problem.why_no_gluon(settings.guarantee):
+    # No GPU has timed gradients of captured tensors by both kernels.
+    if settings.template == Template.TWO_PASS or problem.trains_captures or problem.why_no_gluon(settings.guarantee):
         return False
     if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile):
         return False

@@ -24,7 +24,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from triton.compiler.errors import CompilationError
 
-from dash_inductor.config import TRITON, Config
+from dash_inductor.config import AUTO, TRITON, Config
 from dash_inductor.devices.target import Target
 from dash_inductor.first_use import known
 from dash_inductor.first_use.known import Verdict
@@ -36,7 +36,7 @@ from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import NoTile, Template, gluon_tile
 from dash_inductor.text import in_one_line
 
-from .gluon_functions import functions_before_lowering
+from .gluon_functions import dtype_of, functions_before_lowering
 from .launch.gluon import launch_of
 
 
@@ -56,22 +56,28 @@ def fitted(
         gluon_tile(target.arch, problem.dtype, *problem.head_dims)
     except NoTile:
         return problem
-    if problem.why_no_gluon(settings.guarantee):
+    # `auto` leaves gradients of captured tensors to Triton (resolve.py).
+    if (problem.trains_captures and settings.kernel == AUTO) or problem.why_no_gluon(settings.guarantee):
         return problem
-    functions = functions_before_lowering(score_mod, joint, query, captures)
-    dtypes = tuple(str(x.get_dtype()) for x in functions.captures)
+    functions = functions_before_lowering(score_mod, joint, query, captures, trained=problem.trains_captures)
+    if len(functions.values) > 1:
+        many = f"takes one number that an element adds to gradients of captured tensors, not {len(functions.values)}"
+        return replace(problem, gluon_fails=many)
+    dtypes, values = (tuple(map(str, each)) for each in ([x.get_dtype() for x in functions.captures], functions.values))
     with torch.cuda.device(query.device) if torch.cuda.is_available() else contextlib.nullcontext():
-        found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims)
+        found = _found(functions.source, dtypes, len(functions.sizes), problem.dtype, problem.head_dims, values)
     if found.fit:
-        known_of = GluonFunction(functions.source, dtypes, len(functions.sizes), int(found.said))
+        known_of = GluonFunction(functions.source, dtypes, len(functions.sizes), int(found.said), values)
         return replace(problem, gluon_function=known_of)
     return replace(problem, gluon_fails=f"does not compile with its function of the scores: {found.said}")
 
 
 @functools.cache
-def _found(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int]) -> Verdict:
+def _found(
+    source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int], values: tuple[str, ...] = ()
+) -> Verdict:
     """Nothing of it depends on who else compiles it, or how long that takes: it decides bits."""
-    asked = source, dtypes, sizes, dtype, head_dims
+    asked = source, dtypes, sizes, dtype, head_dims, values
     versions = machine(torch.device("cpu")), triton.knobs.nvidia.ptxas.version
     name = hashlib.sha256(json.dumps([asked, versions]).encode()).hexdigest()[:32]
     file = Path(cache_dir(), "dash_inductor", "functions", f"{name}.json")
@@ -84,7 +90,9 @@ def _found(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_di
     return found
 
 
-def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int]) -> Verdict:
+def _compiled(
+    source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head_dims: tuple[int, int], values: tuple[str, ...]
+) -> Verdict:
     """Bytes of local memory a thread, or the error."""
     tile = gluon_tile(90, dtype, *head_dims)
     length = 2 * max(tile.block_m, tile.block_n)
@@ -94,11 +102,11 @@ def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head
 
     with unset_fake_temporarily():
         (name,) = (theirs for theirs, ours in DTYPES.items() if ours == dtype)
-        query, value = (empty(1, 1, length, dim, of=_dtype(name)) for dim in head_dims)
+        query, value = (empty(1, 1, length, dim, of=dtype_of(name)) for dim in head_dims)
         rows, table = empty(1, length), empty(HEADER, of=torch.int32)
         operands = Operands(
             *(query, query, value, value, rows, rows, table, None, None, None, None, empty(length, tile.block_d), query, value),
-            captures=[empty(length, of=_dtype(name)) for name in dtypes],
+            captures=[empty(length, of=dtype_of(name)) for name in dtypes],
             sizes=[length] * sizes,
             workers=1,
             cooperative=True,
@@ -107,6 +115,7 @@ def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head
             causal=False,
             scale=1.0,
             functions=source,
+            share=empty(1, 1, length, length, of=dtype_of(values[0])) if values else None,
         )
         launch = launch_of(gluon_kernel(), operands)
         try:
@@ -119,10 +128,6 @@ def _compiled(source: str, dtypes: tuple[str, ...], sizes: int, dtype: str, head
 def _innermost(error: BaseException) -> BaseException:
     """What Triton's errors, one for each call in the source, come from."""
     return error if error.__cause__ is None else _innermost(error.__cause__)
-
-
-def _dtype(name: str) -> torch.dtype:
-    return getattr(torch, name.removeprefix("torch."))
 
 
 def _local_bytes(cubin: bytes) -> int:

@@ -39,7 +39,7 @@ _written: ContextVar[Any] = ContextVar("written")
 
 
 class _Functions(kernels.Kernel):
-    """A kernel whose source is of no use: it leaves the functions' code, and its own arguments."""
+    """A kernel whose source is of no use: it leaves the functions' code, and its own arguments. OUTPUTS: which functions."""
 
     template = "gluon_functions"
 
@@ -47,29 +47,33 @@ class _Functions(kernels.Kernel):
         super().__init__(*args, **kwargs)
         self.extra_template_env_fns += [self.write]
 
-    def write(self) -> str:
+    def write(self, *outputs: str) -> str:
         """Called by the template."""
-        _written.set(({output: self._function(output, TILE, 0) for output in OUTPUTS}, self.args))
+        _written.set(({output: self._function(output, TILE, 0) for output in outputs}, self.args))
         return "pass"
 
 
-UNLAUNCHED = kernels.KernelTemplate("gluon_functions", grid=kernels.programs, source='{{def_kernel("UNREAD")}}\n    {{write()}}\n')
+SOURCE = '{{def_kernel("UNREAD")}}\n    {{write(*OUTPUTS)}}\n'
+UNLAUNCHED = kernels.KernelTemplate("gluon_functions", grid=kernels.programs, source=SOURCE)
 UNLAUNCHED.kernel_type = _Functions
 
 
 @dataclass(frozen=True)
 class Functions:
-    """`source` of a module, and the tensors and sizes that its functions take as `captures`, one behind the other."""
+    """`source` of a module, and the tensors and sizes that its functions take as `captures`, one behind the other. values: dtypes
+    of what elements add to gradients of captured tensors."""
 
     source: str = ""
     captures: Sequence[IRNode] = ()
     sizes: Sequence[sympy.Expr] = ()
+    values: Sequence[torch.dtype] = ()
 
 
 def functions_of(mods: Mods, unread: IRNode) -> Functions:
     """Those of scores and their derivative; none where a score is what it was. unread: any tensor of the attention."""
     if tried := in_trial.get():
-        return Functions(tried.source, [x for x in mods.captures if isinstance(x, IRNode)], [_length(unread)] * tried.sizes)
+        captures = [x for x in mods.captures if isinstance(x, IRNode)]
+        return Functions(tried.source, captures, [_length(unread)] * tried.sizes, [*map(dtype_of, tried.values)])
     if not mods.score_mod:
         return Functions()
     token = _written.set(None)
@@ -84,6 +88,7 @@ def functions_of(mods: Mods, unread: IRNode) -> Functions:
             triton_meta={},
             BLOCK_N=128,
             BLOCK_M=64,
+            OUTPUTS=(*OUTPUTS, *(f"{kernels.SHARE}{number}" for number in range(len(mods.values)))),
         )
         codes, arguments = _written.get()
     finally:
@@ -96,7 +101,13 @@ def functions_of(mods: Mods, unread: IRNode) -> Functions:
     of_tensors = [name for name in read if name in buffers]
     renamed = {name: f"captured_{number}" for number, name in enumerate((*of_tensors, *of_sizes))}
     codes = {output: re.sub(r"\b(?:in_ptr|ks)\d+\b", lambda found: renamed[found[0]], code) for output, code in codes.items()}
-    return Functions(_module(codes), [captured[buffers[name]] for name in of_tensors], [sizes[name] for name in of_sizes])
+    values = [x.get_dtype() for x in mods.mutated]
+    return Functions(_module(codes), [captured[buffers[name]] for name in of_tensors], [sizes[name] for name in of_sizes], values)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype that torch calls so."""
+    return getattr(torch, name.removeprefix("torch."))
 
 
 def _length(query: IRNode) -> sympy.Expr:
@@ -104,7 +115,7 @@ def _length(query: IRNode) -> sympy.Expr:
 
 
 def _module(codes: dict[str, str]) -> str:
-    """The source: `before`, `scores_of` and, where the derivative is not 1, `derivative_of`."""
+    """The source: `before`, `scores_of`, where the derivative is not 1 `derivative_of`, and `share_0_of` for a value."""
     before: list[str] = []
     within: dict[str, list[str]] = {}
     kept, varying = [], {*VARYING}
@@ -129,6 +140,8 @@ def _module(codes: dict[str, str]) -> str:
     if not re.fullmatch(r"(tmp\d+) = \(grad_scores\)\ngrad_pre_mod = \1", codes["grad_pre_mod"]):
         lines = [*taken, *within["grad_pre_mod"], "return grad_pre_mod"]
         source += _function("derivative_of", f"pre_mod, grad_scores, {arguments}", lines)
+    for share in [output for output in codes if output.startswith(kernels.SHARE)]:
+        source += _function(f"{share}_of", f"pre_mod, grad_scores, {arguments}", [*taken, *within[share], f"return {share}"])
     return source
 
 
@@ -140,9 +153,12 @@ def _function(name: str, arguments: str, lines: Sequence[str]) -> str:
 
 
 def functions_before_lowering(
-    score_mod: fx.GraphModule, joint: fx.GraphModule, query: Tensor, captures: Sequence[Any]
+    score_mod: fx.GraphModule, joint: fx.GraphModule, query: Tensor, captures: Sequence[Any], *, trained: bool
 ) -> Functions:
-    """The functions of an attention in a graph that is not lowered yet, by the fakes of its query and of what they capture."""
+    """The functions of an attention in a graph that is not lowered yet, by the fakes of its query and of what they capture.
+
+    trained: whether gradients of that are wanted.
+    """
     fake_mode: Any = query.fake_mode  # type: ignore[attr-defined]
     graph = fx.Graph()
     names = [graph.placeholder(f"given_{number}").name for number in range(1 + len(captures))]
@@ -152,4 +168,4 @@ def functions_before_lowering(
     with V.set_graph_handler(lowering), V.set_fake_mode(fake_mode):
         lowering.run(*inputs)
         unread, *captured = [lowering.graph_inputs[name] for name in names]
-        return functions_of(scores_alone(unread, score_mod, joint, captured), unread)
+        return functions_of(scores_alone(unread, score_mod, joint, captured, trained=trained), unread)

@@ -88,10 +88,10 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
         [in_memory(x) if isinstance(x, TensorBox) else x for x in captures]
         for captures in (arguments.score_mod_captures, arguments.mask_mod_captures)
     )
-    shares, derivative = _shares(arguments), arguments.joint.graph_module
-    nodes = list(dict.fromkeys(share.value for share in shares))
-    (output,) = (node for node in derivative.graph.nodes if node.op == "output")
-    stored = Subgraph(name=arguments.joint.name, graph_module=returning(derivative, [output.args[0][0], *nodes], device))
+    derivative, is_learnt = arguments.joint.graph_module, LEARNT in arguments.kernel_options
+    shares = _shares(derivative.graph, len(arguments.score_mod_captures), is_learnt)
+    dtypes = _dtypes(shares, arguments.score_mod_captures)
+    stored = Subgraph(name=arguments.joint.name, graph_module=returning(derivative, [_of_score(derivative), *dtypes], device))
     score_mod = built(arguments.score_mod, score_captures, "score", *ARGUMENTS)
     names = ("score", *ARGUMENTS, "grad_score_mod")
     grad_input, *values = built(stored, score_captures, *names)
@@ -105,18 +105,23 @@ def mods_of(arguments: FlexArguments, *, masked: bool, whole: bool) -> Mods:
         not stock.is_trivial_score_graph(arguments.score_mod.graph_module),
         masked and not stock.is_trivial_mask_graph(arguments.mask.mask_mod.graph_module),
         shares,
-        {node: (empty if whole else zeros)(scores, _dtype(node, shares, arguments), device) for node in nodes},
+        {node: (empty if whole else zeros)(scores, dtype, device) for node, dtype in dtypes.items()},
         *_dropped(arguments, score_captures),
     )
 
 
-def scores_alone(query: Any, score_mod: fx.GraphModule, joint: fx.GraphModule, captures: Sequence[Any]) -> Mods:
-    """The function of the scores and its derivative, with nothing else of an attention."""
-    (output,) = (node for node in joint.graph.nodes if node.op == "output")
-    derivative = returning(joint, [output.args[0][0]], query.get_device_or_error())
+def scores_alone(query: Any, score_mod: fx.GraphModule, joint: fx.GraphModule, captures: Sequence[Any], *, trained: bool) -> Mods:
+    """The function of the scores and its derivative, and if captures are trained what elements add to their gradients, with nothing
+    else of an attention: there are values of no size."""
+    device = query.get_device_or_error()
+    shares = (_shares(joint.graph, len(captures), False) or _shares(joint.graph, len(captures), True)) if trained else []
+    dtypes = _dtypes(shares, captures)
+    derivative = returning(joint, [_of_score(joint), *dtypes], device)
     score = _built(query, Subgraph(name="score_mod", graph_module=score_mod), captures, "score", *ARGUMENTS)
-    (grad,) = _built(query, Subgraph(name="joint", graph_module=derivative), captures, "score", *ARGUMENTS, "grad_score_mod")
-    return Mods([score, grad], captures, score_mod=True)
+    names = ("score", *ARGUMENTS, "grad_score_mod")
+    grad, *values = _built(query, Subgraph(name="joint", graph_module=derivative), captures, *names)
+    sizeless = {node: empty([sympy.Integer(0)], dtype, device) for node, dtype in dtypes.items()}
+    return Mods([score, grad, score, *values], captures, score_mod=True, shares=shares, values=sizeless)
 
 
 def _built(query: Any, function: Subgraph, captures: Sequence[Any], *names: str) -> Any:
@@ -130,14 +135,19 @@ def _built(query: Any, function: Subgraph, captures: Sequence[Any], *names: str)
     return buffers
 
 
-def _shares(arguments: FlexArguments) -> list[Share]:
-    """The shares of the captures with a gradient. That of a learnt mask, [B, H, S_q, S_k], is the score's."""
-    graph = arguments.joint.graph_module.graph
-    if LEARNT not in arguments.kernel_options:
-        return shares_of(graph)
-    *_, output = graph.nodes
-    _, *index = [node for node in graph.nodes if node.op == "placeholder"][: 1 + AXES]
-    return [Share(len(arguments.score_mod_captures) - 1, output.args[0][0], tuple(index))]
+def _shares(derivative: fx.Graph, captures: int, is_learnt: bool) -> list[Share]:
+    """The shares of so many captures, with a gradient. That of a learnt mask, [B, H, S_q, S_k], the last, is the score's."""
+    if not is_learnt:
+        return shares_of(derivative)
+    *_, output = derivative.nodes
+    _, *index = [node for node in derivative.nodes if node.op == "placeholder"][: 1 + AXES]
+    return [Share(captures - 1, output.args[0][0], tuple(index))]
+
+
+def _of_score(derivative: fx.GraphModule) -> fx.Node | None:
+    """The gradient of the score; None for one that score_mod does not read."""
+    (output,) = (node for node in derivative.graph.nodes if node.op == "output")
+    return output.args[0][0]
 
 
 def returning(derivative: fx.GraphModule, nodes: Sequence[fx.Node | None], device: torch.device) -> fx.GraphModule:
@@ -152,10 +162,15 @@ def returning(derivative: fx.GraphModule, nodes: Sequence[fx.Node | None], devic
     return copy
 
 
-def _dtype(value: fx.Node, shares: Sequence[Share], arguments: FlexArguments) -> torch.dtype:
+def _dtypes(shares: Sequence[Share], captures: Sequence[Any]) -> dict[fx.Node, torch.dtype]:
+    """Each node that computes what elements add, and in which dtype that is stored."""
+    return {value: _dtype(value, shares, captures) for value in dict.fromkeys(share.value for share in shares)}
+
+
+def _dtype(value: fx.Node, shares: Sequence[Share], captures: Sequence[Any]) -> torch.dtype:
     """That of a 16-bit tensor whose elements get one value each, if there is no other; else fp32, for sums are rounded once."""
     of_value = [share for share in shares if share.value is value]
-    (dtype, *others) = {arguments.score_mod_captures[share.capture].get_dtype() for share in of_value}
+    (dtype, *others) = {captures[share.capture].get_dtype() for share in of_value}
     alone = not others and dtype.itemsize == 2 and all(len(share.kept) == AXES for share in of_value)
     return dtype if alone else torch.float32
 

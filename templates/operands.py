@@ -17,8 +17,9 @@ class Operands(NamedTuple):
     lowering/block_lists.py, and a block has q_tiles x kv_tiles tiles. Where chains are in parts, in at most `bands` and `sets`,
     sums is fp32 [elements], and bands are for masks whose longest chain has `least_steps`. semaphores: where a launch has a slice
     of the KV tiles, and its bits: that of this number; int32, zeros before the first. functions: the source of a module
-    (lowering/gluon_functions.py), for captures and sizes that it reads.
-    drop_scale: what a forward with dropout multiplied with what it kept; drop_bits: of templates/dropout_bits.py.jinja.
+    (lowering/gluon_functions.py), for captures and sizes that it reads. drop_scale: what a forward with dropout multiplied with
+    what it kept; drop_bits: of templates/dropout_bits.py.jinja. share: what elements add to the gradient of a captured tensor,
+    contiguous [B, H, S_q, S_k].
     """
 
     query: Tensor
@@ -54,3 +55,4 @@ class Operands(NamedTuple):
     functions: str = ""
     drop_scale: float | None = None
     drop_bits: Tensor | None = None
+    share: Tensor | None = None

@@ -13,7 +13,7 @@ ONE_PASS_HEAD_DIM = 128  # the most that one pass takes
 GLUON_HEAD_DIMS = (64, 128, 256)  # columns of the Gluon kernel's tiles; other head dims are padded to these
 GLUON_DIMS = "a multiple of 8, from 16 to 256"  # that TMA loads: its rows are whole 16 bytes
 GLUON_CONSUMERS = 8  # warps of the Gluon kernel that multiply; others load, poll and release
-GLUON_PARTITIONS = 4  # of a CTA, each of which walks the table by itself
+GLUON_PARTITIONS = 4  # of a CTA, each of which walks the table by itself; `gluon_partitions` has one more
 EMULATED = "emulated"
 HALF_DTYPES = ("bf16", "fp16")
 # What a user can change where there is no tile.
@@ -302,6 +302,11 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None
     # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
     accumulator = Fragments(warps_m=block_m // 16, instr_n=columns * block_m // 128)
     return replace(tile(arch, dtype, columns), block_m=block_m, dq_transposed=False, accumulator=accumulator)
+
+
+def gluon_partitions(*, stores_values: bool) -> int:
+    """The partitions of a CTA of the Gluon kernel. stores_values: whether one stores what elements add to a gradient."""
+    return GLUON_PARTITIONS + stores_values
 
 
 def gluon_columns(head_dim: int, value_dim: int) -> int:

@@ -40,7 +40,8 @@ class Kind:
     def __post_init__(self) -> None:
         if isinstance(self.function, dict):  # out of JSON
             found: dict[str, Any] = self.function
-            object.__setattr__(self, "function", GluonFunction(**found | {"captures": tuple(found["captures"])}))
+            tuples = {name: tuple(x) for name, x in found.items() if isinstance(x, list)}
+            object.__setattr__(self, "function", GluonFunction(**found | tuples))
 
     @property
     def is_flex(self) -> bool:

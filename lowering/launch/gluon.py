@@ -29,7 +29,7 @@ from dash_inductor.templates.operands import Operands
 from dash_inductor.templates.tiles import Tile
 
 from ..block_lists import write_bits
-from ..buffers import zeros
+from ..buffers import ALIGNED, empty, zeros
 from ..failed_waits import INTS, report_of
 from ..gluon_functions import functions_of
 from ..header import add_to_header, root_graph
@@ -84,7 +84,7 @@ def sdpa_backward_gluon(*operands: Any) -> None:
 
 
 sdpa_backward_gluon.__signature__ = inspect.signature(Operands).replace(return_annotation=None)  # type: ignore[attr-defined]
-_schema = torch.library.infer_schema(sdpa_backward_gluon, mutates_args=("sums", "semaphores", "dq", "dk", "dv"))
+_schema = torch.library.infer_schema(sdpa_backward_gluon, mutates_args=("sums", "semaphores", "dq", "dk", "dv", "share"))
 _library = torch.library.Library("dash", "FRAGMENT")
 _library.define(f"sdpa_backward_gluon{_schema}", tags=(torch.Tag.pt2_compliant_tag,))
 _library.impl("sdpa_backward_gluon", sdpa_backward_gluon, "CUDA")
@@ -126,7 +126,7 @@ torch.library.register_fake("dash::sdpa_backward_gluon", _on_fake_tensors, lib=_
 
 
 def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBox, dv: TensorBox) -> TensorBox:
-    """dk; scratch, fp32 [B * H, Q tiles, elements of a Q tile] for dq, and dv are filled.
+    """dk; scratch, fp32 [B * H, Q tiles, elements of a Q tile] for dq, dv and the values of `mods` are filled.
 
     Of the functions of `mods` the kernel calls those of the scores; what the mask's says is in the bits of the lists. Where there
     is no room for all of them at once, the keys are cut into slices, from the last on: the bits of one, its launch, and the next.
@@ -136,6 +136,9 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
     rows, parts, functions = walk.blocks, walk.parts, functions_of(mods, inputs.query)
     operands_of: Any = Operands  # which holds IR here
     table, *steps = walk.tensors
+    # Those of a trial nobody reads: their rows are as long as TMA takes them.
+    unread = [*inputs.query.get_size()[:3], CeilDiv(inputs.kv_len, ALIGNED) * ALIGNED]
+    shares = mods.mutated or [empty(unread, dtype, inputs.device) for dtype in functions.values]
     of_blocks = {"q_tiles": rows.q_tiles, "kv_tiles": rows.kv_tiles} if rows else {}
     of_parts = {"bands": parts.bands, "sets": parts.sets, "least_steps": parts.least_steps} if parts else {}
     operands = operands_of(
@@ -161,6 +164,7 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         functions=functions.source,
         drop_scale=mods.of_dropout.get("DROP_SCALE"),
         drop_bits=mods.drop_bits,
+        share=shares[0] if shares else None,
         **of_blocks,
         **of_parts,
     )

@@ -22,16 +22,17 @@ class NamedBarrier(IntEnum):
     """The named barrier of a channel's first stage; those of its other stages follow.
 
     The eight warps arrive at each and go on, and one warp waits there. Triton takes 0 for the CTA or a partition, and 1 and those
-    after it for partitions, of which there are four.
+    after it for partitions, of which there are at most five.
     """
 
     DQ_STORED = 8  # add_in_order waits: a step's dQ is in shared memory
     STEP_READ = 10  # produce waits: a step's matmuls are complete, so Q's stage is free
     DO_READ = 13  # produce waits: the matmuls that read grad_out are complete, so its stage is free
+    SHARE_STORED = 15  # put_shares waits: those of a step, or of a part of its queries, are in shared memory
 
 
 # The same for Triton's functions, which read global constants alone.
-DQ_STORED, STEP_READ, DO_READ = (gl.constexpr(first.value) for first in NamedBarrier)
+DQ_STORED, STEP_READ, DO_READ, SHARE_STORED = (gl.constexpr(first.value) for first in NamedBarrier)
 
 BOTH_ENDS = 32 * (GLUON_CONSUMERS + 1)  # threads of a named barrier: the eight warps', and those of the warp that waits
 ARRIVE = gl.constexpr(f"bar.arrive $1, {BOTH_ENDS}; mov.b32 $0, 0;")

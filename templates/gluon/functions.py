@@ -10,7 +10,7 @@ from triton.experimental.gluon.language._core import builtin
 from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
 
 from .barriers import WARPS
-from .scores import derivative, scores
+from .scores import derivative_of, scores
 
 LOG2E = gl.constexpr(1.4426950408889634)
 
@@ -230,7 +230,8 @@ def probabilities(
     LAYOUT: gl.constexpr,
 ):
     # P^T = exp2(SCALE_LOG2E * s_t + neg_lse), 0 where a key is hidden, and what dP^T - DELTA is multiplied with: P^T, times the
-    # derivative of the scores' function where there is one. Only tiles that cross an edge pay for it: the branch is uniform.
+    # derivative of the scores' function where there is one. With shares, pre_mod in its place (shares.py). Only tiles that cross an
+    # edge pay for it: the branch is uniform.
     pre_mod = s_t
     if attention.FUNCTIONS:
         pre_mod = s_t * attention.SCALE
@@ -253,7 +254,9 @@ def probabilities(
     p_t = gl.exp2(s_t)
     factor = p_t
     if attention.FUNCTIONS:
-        factor = derivative(pre_mod, p_t, first_key, first_row, place, attention, LAYOUT)
+        factor = pre_mod
+        if attention.SHARE is None:
+            factor = derivative_of(pre_mod, p_t, p_t, first_key, first_row, place, attention, LAYOUT)
     return p_t, factor
 
 

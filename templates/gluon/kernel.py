@@ -21,9 +21,10 @@ fewer columns: TMA fills the others with zeros.
     ROWS          int32 [workers, PARTITIONS, NQ] for a round robin: each partition writes its worker's chains for itself
     WORKSPACE     int32, zero at first: a ticket, a dummy, a semaphore per (query head, Q tile), per chain if chains are in parts
     REPORT        int32 [4] of the host's memory, where a wait that gave up says where it stood
+    SHARE         fp32 or 16 bits [Z*HQ, Q_LEN, KV_LEN], if a gradient of a captured tensor is wanted: what elements add to it
 
 The contract is that of `one_pass.py.jinja`: the same table, ticket and semaphores, the same sums in the same order. One CTA is four
-partitions, which walk the table each by itself and meet at barriers.
+partitions, with SHARE five, which walk the table each by itself and meet at barriers.
 
     consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory
     produce       1 warp   TMA loads: K and V once per chain; Q, -lse*log2(e), grad_out and delta once per step, Q up to three steps
@@ -31,6 +32,7 @@ partitions, which walk the table each by itself and meet at barriers.
     add_in_order  1 warp   dQ from shared memory into global memory, by TMA: it waits for the step's rank, stores if the rank is 0
                            and adds else, waits until that is done, and releases the step's semaphore
     add_in_order  1 warp   the same for every other step: dQ has two stages, and each of these warps one
+    put_shares    1 warp   SHARE, by TMA, by way of shared memory that a stage of Q has else
 
 At head dim 128 one warp alone takes longer for all that than a step does (measured on an H200: docs/gluon.md).
 
@@ -44,6 +46,7 @@ at the mbarrier, and arrive at the named barrier without meeting each other.
     of_q     produce       Q and -lse*log2(e) of a step are there    STEP_READ: the step's matmuls are complete
     of_do    produce       grad_out and delta of a step are there    DO_READ: the matmuls that read grad_out are complete
     of_dq    add_in_order  TMA has read the step's dQ                DQ_STORED: the step's dQ is in shared memory
+    shares   put_shares    TMA has read the shares                   SHARE_STORED: shares of a step, or of half, are there
 
 K and V have no stages and one mbarrier, kv_full: those of a chain are there. TMA arrives by bytes at what `produce` loads.
 
@@ -53,8 +56,9 @@ that is half a step late. The mbarrier of dQ says of the first half that TMA has
 global memory.
 
 Nobody arrives a second time before the first was waited for. Of STEP_READ and DO_READ this holds since a stage is loaded again in
-between; of DQ_STORED since the eight wait for its mbarrier in between, and the other way round; of the other mbarriers since
-`produce` waits in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
+between; of DQ_STORED and SHARE_STORED since the eight wait for their mbarrier in between, and the other way round; of the other
+mbarriers since `produce` waits in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left
+over.
 
 It is written for Triton 3.6 to 3.9.
 """
@@ -90,6 +94,7 @@ from .functions import (
     thread,
 )
 from .scores import kept_of, own_place
+from .shares import gradients_of_scores, new_shares, put_shares, store_share
 from .walk import Walk, chain_in_lists, chain_of, hides_some, step_of, turns_in_table
 from .wide import consume_wide
 
@@ -140,7 +145,7 @@ def produce(walk, attention, sources, tiles, channels):
 
 
 @gluon.jit
-def consume(walk, attention, bits, tiles, channels, outputs):
+def consume(walk, attention, bits, tiles, channels, outputs, shares):
     BITS, first_word = bits
     if attention.BLOCKS:
         first_word += thread()
@@ -152,6 +157,7 @@ def consume(walk, attention, bits, tiles, channels, outputs):
     HEAD_DIM: gl.constexpr = k_tile.shape[3]
     dtype: gl.constexpr = k_tile.dtype
     PARTS: gl.constexpr = BLOCK_M // PART
+    SHARES: gl.constexpr = BLOCK_M // shares[0].shape[1] if len(shares) > 0 else 0  # stores of a step
     # The rows of S^T and dP^T, keys, are those of dK and dV: their registers are the left operands of the dV and dK matmuls. Two
     # warpgroups share dQ by rows, or by columns where it has 64 rows.
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, PART, 16])
@@ -226,7 +232,12 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
                     dp_t = drop_and_scale(dp_t, drops, 0, attention, S_LAYOUT)
                     # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
-                    ds_t = (factor * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype)
+                    change = dp_t - row_of(delta, 0, ROW_LAYOUT)
+                    ds_t, share_t = gradients_of_scores(
+                        p_t, factor, change, j * BLOCK_N, i * BLOCK_M, place, attention, shares, dtype, S_LAYOUT
+                    )
+                    if SHARES > 0 and PARTS == 2:
+                        store_share(share_t, shares, SHARES * count, 0)
                     barrier()  # all warps have waited for the matmul that reads the last step's
                     ds_tile.slice(0, PART, dim=1).store(ds_t)
                     if PARTS == 2:
@@ -250,10 +261,15 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                         p_t = drop(p_t, drops, 1, attention, S_LAYOUT)
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
                         dp_t = await_matmuls(2, deps=[dp_t])
-                        dp_t = drop_and_scale(dp_t, drops, 1, attention, S_LAYOUT)
-                        ds_t = (factor * (dp_t - row_of(delta, PART, ROW_LAYOUT))).to(dtype)
+                        change = drop_and_scale(dp_t, drops, 1, attention, S_LAYOUT) - row_of(delta, PART, ROW_LAYOUT)
+                        ds_t, share_t = gradients_of_scores(
+                            p_t, factor, change, j * BLOCK_N, i * BLOCK_M + PART, place, attention, shares, dtype, S_LAYOUT
+                        )
                         ds_tile.slice(PART, PART, dim=1).store(ds_t)
-                    fence_async_shared()
+                    if SHARES > 0:
+                        store_share(share_t, shares, SHARES * count + PARTS - 1, 0)  # its fence is for dS too
+                    else:
+                        fence_async_shared()
                     barrier()
                     # (4) DQ = dS K
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
@@ -269,6 +285,8 @@ def consume(walk, attention, bits, tiles, channels, outputs):
                     dq_tiles.index(of_dq.stage(count)).store(in_accumulator_order(dq, dq_tiles.shape[2]))
                     fence_async_shared()
                     of_dq.arrive(count)
+                    if SHARES > PARTS:
+                        store_share(share_t, shares, SHARES * count + PARTS, 1)
                     dk = await_matmuls(0, deps=[dk])
                     of_q.arrive(count)
                     count += 1
@@ -284,6 +302,7 @@ def sdpa_backward(
     neg_lse_source,
     delta_source,
     dq_target,
+    share_target,
     TABLE,
     ROWS,
     lists,
@@ -305,10 +324,12 @@ def sdpa_backward(
     DQ_ROWS: gl.constexpr = dq_target.block_shape[0]
     DQ_COLUMNS: gl.constexpr = dq_target.block_shape[1]
     IS_WIDE: gl.constexpr = HEAD_DIM == 256
+    HAS_SHARES: gl.constexpr = attention.SHARE is not None
     FEWER: gl.constexpr = 1 if IS_WIDE else 0  # stages
+    Q_PLACES: gl.constexpr = Q_STAGES - 1 if IS_WIDE or HAS_SHARES else Q_STAGES
     dtype: gl.constexpr = k_source.dtype
     DS_LAYOUT: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
-    q_tiles = gl.allocate_shared_memory(dtype, [Q_STAGES - FEWER, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
+    q_tiles = gl.allocate_shared_memory(dtype, [Q_PLACES, 1, 1, BLOCK_M, HEAD_DIM], q_source.layout)
     do_tiles = gl.allocate_shared_memory(dtype, [DO_STAGES - FEWER, 1, 1, BLOCK_M, HEAD_DIM], do_source.layout)
     k_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], k_source.layout)
     v_tile = gl.allocate_shared_memory(dtype, [1, 1, BLOCK_N, HEAD_DIM], v_source.layout)
@@ -322,12 +343,13 @@ def sdpa_backward(
         dq_tiles = (first_tile, second_tile, third_tile)
     else:
         dq_tiles = gl.allocate_shared_memory(gl.float32, [DQ_STAGES - FEWER, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
-    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_STAGES - FEWER, BLOCK_M], neg_lse_source.layout)
+    neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_PLACES, BLOCK_M], neg_lse_source.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES - FEWER, BLOCK_M], delta_source.layout)
-    of_q = new_channel(STEP_READ, Q_STAGES - FEWER)
+    of_q = new_channel(STEP_READ, Q_PLACES)
     of_do = new_channel(DO_READ, DO_STAGES - FEWER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
     of_dq = new_channel(DQ_STORED, DQ_STAGES - FEWER)
+    shares = new_shares(share_target) if HAS_SHARES else ()
     of_q.init()
     of_dq.init()
     of_do.init()
@@ -366,7 +388,7 @@ def sdpa_backward(
         chain = (0, 0, 0, TABLE, 0, 0, 0)
         sums = ()
         bits = (TABLE, 0)
-        ROWS += ticket * PARTITIONS * attention.nq
+        ROWS += ticket * (PARTITIONS + HAS_SHARES) * attention.nq
     consumed = Walk(TABLE, ROWS, own_role, first_head, rounds, chain)
     produced = Walk(TABLE, ROWS + attention.nq, own_role, first_head, rounds, chain)
     added = Walk(TABLE, ROWS + 2 * attention.nq, own_role, first_head, rounds, chain)
@@ -389,10 +411,23 @@ def sdpa_backward(
             [1, 1],
             [WORKER_REGISTERS, WORKER_REGISTERS],
         )
+    elif HAS_SHARES:
+        stored = Walk(TABLE, ROWS + 4 * attention.nq, own_role, first_head, rounds, chain)
+        gl.warp_specialize(
+            [
+                (consume, (consumed, attention, bits, tiles, channels, outputs, shares)),
+                (produce, (produced, attention, sources, loads, loaded)),
+                (add_in_order, (added, attention, adding, 0)),
+                (add_in_order, (also_added, attention, adding, 1)),
+                (put_shares, (stored, attention, share_target, shares, BLOCK_M)),
+            ],
+            [1, 1, 1, 1],
+            [WORKER_REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS],
+        )
     else:
         gl.warp_specialize(
             [
-                (consume, (consumed, attention, bits, tiles, channels, outputs)),
+                (consume, (consumed, attention, bits, tiles, channels, outputs, shares)),
                 (produce, (produced, attention, sources, loads, loaded)),
                 (add_in_order, (added, attention, adding, 0)),
                 (add_in_order, (also_added, attention, adding, 1)),

@@ -11,7 +11,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..operands import Operands
-from ..tiles import GLUON_CONSUMERS, GLUON_DIMS, GLUON_PARTITIONS, dims_text, gluon_columns, why_not_gluon_dims
+from ..tiles import GLUON_CONSUMERS, GLUON_DIMS, dims_text, gluon_columns, gluon_partitions, why_not_gluon_dims
 from .functions import LOG2E
 from .kernel import sdpa_backward
 from .walk import Attention
@@ -24,6 +24,8 @@ MOST_PLANS = 1024  # that are kept
 FIRST_SCALAR = Operands._fields.index("workers")
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by a tile's columns, rows that TMA adds at a time: a Q tile, of 256 columns a quarter
+SHARE_BYTES = {64: 2**15, 128: 2**14}  # by a tile's columns, of shared memory for what elements add to the gradient of a capture
+SHARE_ROWS = 64  # queries of those that are in registers at a time
 
 
 class Lists(NamedTuple):
@@ -48,10 +50,12 @@ class Plan(NamedTuple):
     """What launches have in common whose tensors differ in their addresses alone.
 
     descriptors: of query, key, value, grad_out, neg_lse, delta and dq, each with the tensor of the first launch's shape, but on no
-    device. is_taken: of the first four, whether TMA takes it as it is. lists: `Lists` without tensors.
+    device. share: the same of `Operands.share`. is_taken: of the first four descriptors, whether TMA takes the tensor as it is.
+    lists: `Lists` without tensors.
     """
 
     descriptors: tuple[TensorDescriptor, ...]
+    share: TensorDescriptor | None
     is_taken: tuple[bool, ...]
     semaphores: int
     own_rows: int
@@ -78,8 +82,8 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     shaped = x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.dq, x.dk, x.dv, x.table
     places = [each.data_ptr() % ALIGNED for each in shaped[:4]]
     form: list[Any] = [x.query.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
-    form += [each is not None and each.shape for each in (x.steps, x.bits, x.semaphores)]
-    form += [most_chains, *x.sizes, *x._replace(drop_bits=None)[FIRST_SCALAR:]]
+    form += [each is not None and (each.dtype, each.shape) for each in (x.steps, x.bits, x.semaphores, x.share)]
+    form += [most_chains, *x.sizes, *x._replace(drop_bits=None, share=None)[FIRST_SCALAR:]]
     plan = _plans.get(key := tuple(form))
     if plan is None:
         if len(_plans) >= MOST_PLANS:
@@ -92,6 +96,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     lists = plan.lists._replace(steps=x.steps, bits=x.bits, sums=x.sums) if plan.lists else plan.lists
     return (
         *descriptors,
+        _with(plan.share, x.share) if plan.share and x.share is not None else None,
         x.table,
         x.table.new_empty(plan.own_rows),
         lists,
@@ -165,12 +170,14 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         SEGMENTS=gl.constexpr(segments),
         SLICED=gl.constexpr(is_sliced),
         DROP_SCALE=gl.constexpr(x.drop_scale),
+        SHARE=gl.constexpr(getattr(functions, "share_0_of", None) if x.share is not None else None),
     )
     return Plan(
         tuple(_descriptor(each, block) for each, block in viewed),
+        None if x.share is None else _of_share(x.share, columns, x.block_n),
         is_taken,
         semaphores=2 + batch * heads * n_q + (chains if x.bands * x.sets > 1 else 0),
-        own_rows=GLUON_PARTITIONS * x.workers * n_q if x.round_robin else 0,
+        own_rows=gluon_partitions(stores_values=x.share is not None) * x.workers * n_q if x.round_robin else 0,
         lists=lists,
         sizes=(*x.table.shape, x.steps.shape[3] if x.steps is not None and x.steps.dim() == 4 else 1),
         slices=(kv_tiles, x.number) if is_sliced else (),
@@ -190,6 +197,13 @@ def _with_tensors(attention: Attention, x: Operands) -> Attention:
 def _functions(source: str) -> ModuleType | None:
     """The module of this source: `BEFORE`, `SCORES` and `DERIVATIVE` of scores.py as before, scores_of and derivative_of."""
     return PyCodeCache.load(source) if source else None
+
+
+def _of_share(share: Tensor, columns: int, block_n: int) -> TensorDescriptor:
+    if columns not in SHARE_BYTES:
+        raise ValueError(f"the Gluon kernel has no shared memory for gradients of captured tensors in {columns} columns")
+    rows = min(SHARE_ROWS, SHARE_BYTES[columns] // (block_n * share.element_size()))
+    return _descriptor(share.flatten(0, 1), [1, rows, block_n])
 
 
 def _fits_tma(x: Tensor) -> bool:

@@ -6,6 +6,7 @@
 
 They are called for tiles: pre_mod [keys, queries], m [1, queries], n [keys, 1]. A derivative is linear in grad_scores. So with P^T
 in its place, it is what dP^T - DELTA is multiplied with. That is computed beside P^T, and no score is kept until dP^T is there.
+With SHARE (shares.py) both are computed then, of the gradient itself: registers hold P^T alone, where neither reads pre_mod.
 """
 
 # Gluon compiles these functions from their source, in which an `if` on a constexpr is no condition.
@@ -86,14 +87,24 @@ def scores(pre_mod, first_key, first_row, place, attention, LAYOUT: gl.constexpr
 
 
 @gluon.jit
-def derivative(pre_mod, p_t, first_key, first_row, place, attention, LAYOUT: gl.constexpr):
-    z, hq, own, kept = place
-    factor = p_t
+def derivative_of(pre_mod, grad_scores, p_t, first_key, first_row, place, attention, LAYOUT: gl.constexpr):
+    factor = grad_scores
     if attention.DERIVATIVE is not None:
-        KEYS: gl.constexpr = pre_mod.shape[0]
-        QUERIES: gl.constexpr = pre_mod.shape[1]
-        n = keys_of(first_key, own, KEYS, attention, LAYOUT)
-        m = queries_of(first_row, own, KEYS, QUERIES, attention, LAYOUT)
-        factor = attention.DERIVATIVE(pre_mod, p_t, z, hq, m, n, attention.captures, kept).to(gl.float32)
-        factor = gl.where(p_t == 0.0, 0.0, factor)  # of what is hidden the derivative need not be a number
+        factor = _linear(attention.DERIVATIVE, pre_mod, grad_scores, p_t, first_key, first_row, place, attention, LAYOUT)
     return factor
+
+
+@gluon.jit
+def share_of(pre_mod, grad_scores, p_t, first_key, first_row, place, attention, LAYOUT: gl.constexpr):
+    return _linear(attention.SHARE, pre_mod, grad_scores, p_t, first_key, first_row, place, attention, LAYOUT)
+
+
+@gluon.jit
+def _linear(FUNCTION: gl.constexpr, pre_mod, grad_scores, p_t, first_key, first_row, place, attention, LAYOUT: gl.constexpr):
+    z, hq, own, kept = place
+    KEYS: gl.constexpr = pre_mod.shape[0]
+    QUERIES: gl.constexpr = pre_mod.shape[1]
+    n = keys_of(first_key, own, KEYS, attention, LAYOUT)
+    m = queries_of(first_row, own, KEYS, QUERIES, attention, LAYOUT)
+    found = FUNCTION(pre_mod, grad_scores, z, hq, m, n, attention.captures, kept).to(gl.float32)
+    return gl.where(p_t == 0.0, 0.0, found)  # of what is hidden the derivative need not be a number

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from triton.compiler.errors import CompilationError
 
 from benchmarks.machine_code.flex import flex_backward
@@ -31,9 +32,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     gluon_fit._found.cache_clear()
 
 
-def decision(**settings: Any) -> Decision:
+def decision(trained: bool = False, **settings: Any) -> Decision:
+    attention = FlexAttention(4096, 16, 16, 64, batch=4, score_mod="alibi", trained=trained)
     with enabled(**settings):
-        (made,) = flex_backward("h100", FlexAttention(8192, 16, 16, 64, batch=2, score_mod="alibi")).decisions
+        (made,) = flex_backward("h100", attention).decisions
     return made
 
 
@@ -61,6 +63,23 @@ def test_a_function_that_does_not_compile(monkeypatch: pytest.MonkeyPatch, folde
     made = decision(kernel="gluon")
     assert made.reason == "the Gluon kernel does not compile with its function of the scores: TypeError: no such layout"
     assert calls == [0] and len([*folder.iterdir()]) == 1
+
+
+def test_functions_whose_captures_are_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled for `auto`, nor for more than one value of an element."""
+    calls = compiling(monkeypatch)
+    assert decision(trained=True).kernel == "triton"
+    stock = gluon_fit.functions_before_lowering
+
+    def of_two_values(*arguments: Any, **options: Any) -> Any:
+        found = stock(*arguments, **options)
+        assert found.values == [torch.float32]
+        return replace(found, values=[*found.values] * 2)
+
+    monkeypatch.setattr(gluon_fit, "functions_before_lowering", of_two_values)
+    made = decision(trained=True, kernel="gluon")
+    assert made.reason == "the Gluon kernel takes one number that an element adds to gradients of captured tensors, not 2"
+    assert not calls
 
 
 def test_a_kernel_that_failed_its_trial_keeps_its_graph_out_of_caches(monkeypatch: pytest.MonkeyPatch) -> None:

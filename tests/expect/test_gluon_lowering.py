@@ -224,6 +224,19 @@ def test_bits_that_have_no_room_at_once():
     assert (first["number"], second["number"]) == ("0", "1") and first["semaphores"] == second["semaphores"]
 
 
+def test_gradients_of_captured_tensors():
+    """The kernel writes what elements add, zeros where no tile is visited, and kernels of their own add it up."""
+    sizes = {"score_mod": "alibi", "trained": True, "length": 2048}
+    for mask_mod, is_zeroed in (("causal", True), ("none", False)):
+        code = in_blocks(mask_mod=mask_mod, **sizes)
+        (launch,) = launches(code)
+        assert code.decisions[0].kernel == "gluon" and launch["share"] != "None"
+        before, after = code.source.split(f"{OP}(")
+        assert (f".run({launch['share']}, " in before) == is_zeroed and f".run({launch['share']}, " in after
+    (decision,) = in_blocks(**sizes | {"length": 2044}).decisions
+    assert decision.reason == "the Gluon kernel takes no gradient of a captured tensor with S_k=2044, which is no multiple of 8"
+
+
 def test_masks_that_are_too_many():
     token = problem.most_bits.set(2**20)
     (decision,) = in_blocks(mask_mod="documents", mask_heads=16, length=4096).decisions

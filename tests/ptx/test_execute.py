@@ -29,6 +29,7 @@ from .parse import Kernel, Memory, parse
 ONE_PASS = {"template": "one_pass", "kernel": "triton"}
 BY_GLUON = {"kernel": "gluon", "template": "one_pass"}
 IN_GLUON = {"kernel": "gluon", "guarantee": "batch", "sm_reserve": 130}
+CAUSAL_SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True}
 CASES = {
     # Two SMs are left to one pass: one of two workers has two chains.
     "sm_80": Case("a100", 384, 384, heads=1, mask="causal", settings=ONE_PASS | {"sm_reserve": 106}),
@@ -41,6 +42,8 @@ CASES = {
     # KV tile is the first of two Q tiles' ranks, so both warps that add store.
     "Gluon in parts": Case("h100", 640, 640, heads=1, mask_mod="causal", block=256, in_bands=True, settings=BY_GLUON),
     "Gluon of 256": Case("h100", 192, 192, heads=1, head_dim=256, mask="causal", settings=IN_GLUON),
+    # Shares in fp32 at head dim 128: a step stores them in halves, by way of one place. A chain has four steps, and Q two stages.
+    "Gluon with shares": Case("h100", 256, 256, heads=1, head_dim=128, **(CAUSAL_SLOPES | {"settings": BY_GLUON})),
 }
 PREPARED: dict[str, Prepared] = {}
 
@@ -85,7 +88,8 @@ def test_one_row_for_all_chains(kernel: str, monkeypatch: pytest.MonkeyPatch) ->
     right_in_one_order(long)
 
 
-SLOPES: dict[str, Any] = {"mask_mod": "causal", "score_mod": "alibi", "trained": True, "settings": ONE_PASS}
+SLOPES: dict[str, Any] = CAUSAL_SLOPES | {"settings": ONE_PASS}
+SLOPES_BY_GLUON: dict[str, Any] = CAUSAL_SLOPES | {"settings": BY_GLUON}
 MOVED = {"guarantee": "batch"}
 IN_A_QUEUE = {"kernel": "gluon", "schedule": "symmetric_round_robin", "sm_reserve": 129}
 OTHERS = {
@@ -135,6 +139,24 @@ OTHERS = {
     "Gluon, soft-cap": Case("h100", 256, 256, heads=1, head_dim=128, score_mod="soft-cap", settings=BY_GLUON),
     "Gluon, ALiBi, ragged GQA": Case("h100", 200, 200, kv_heads=1, mask_mod="window", score_mod="alibi", settings=BY_GLUON),
     "Gluon of 256, ALiBi": Case("h100", 200, 200, kv_heads=1, head_dim=256, score_mod="alibi", settings=BY_GLUON),
+    "Gluon, bias that is learnt": Case("h100", 160, 200, batch=2, attention="learnt", settings=BY_GLUON),
+    "Gluon of 96, bias that is learnt": Case(
+        "h100", 136, 264, kv_heads=1, head_dim=96, dtype="fp16", attention="learnt", settings=BY_GLUON
+    ),
+    "Gluon of 128, bias that is learnt": Case("h100", 160, 200, head_dim=128, attention="learnt", settings=BY_GLUON),
+    "Gluon, slopes that are learnt": Case("h100", 296, 296, heads=4, kv_heads=2, **(SLOPES_BY_GLUON | {"mask_mod": "documents"})),
+    "Gluon of 80, slopes that are learnt": Case(
+        "h100", 200, 200, heads=1, head_dim=80, dtype="fp16", **(SLOPES_BY_GLUON | {"mask_mod": "window"})
+    ),
+    "Gluon, slopes that are learnt, chains in parts": Case("h100", 384, 384, kv_heads=1, in_bands=True, **SLOPES_BY_GLUON),
+    "Gluon of 128, slopes that are learnt, heads that straddle rounds": Case(
+        *("h100", 384, 384),
+        heads=3,
+        head_dim=128,
+        score_mod="alibi",
+        trained=True,
+        settings=IN_A_QUEUE | {"schedule": "shift_round_robin"},
+    ),
     "Gluon, bias that is given": Case("h100", 160, 200, batch=2, kv_heads=1, attention="bias", settings=BY_GLUON),
     "Gluon, dropout": Case("h100", 261, 261, batch=2, dropout=0.3, attention="efficient", mask="causal", settings=BY_GLUON),
     "Gluon of 128, dropout, ragged GQA": Case(
@@ -168,18 +190,29 @@ def test_other_attentions(name: str) -> None:
     right_in_one_order(Prepared(OTHERS[name]))
 
 
-@pytest.mark.parametrize("device", ["h100", pytest.param("a100", marks=pytest.mark.nightly)])
-def test_a_learnt_table_by_distance(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its sums walk the places of an index in the order of a sort."""
+@pytest.mark.parametrize(
+    ("device", "head_dim", "settings"),
+    [
+        ("h100", 64, ONE_PASS),
+        pytest.param("a100", 64, ONE_PASS, marks=pytest.mark.nightly),
+        pytest.param("h100", 64, BY_GLUON, marks=pytest.mark.nightly),
+        ("h100", 128, BY_GLUON),
+    ],
+)
+def test_a_learnt_table_by_distance(device: str, head_dim: int, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sums walk the places of an index in the order of a sort. A part of a tile at another's place is seen in them."""
 
     def by_distance(score: Any, b: Any, h: Any, m: Any, n: Any, table: Any) -> Any:
         with TransformGetItemToIndex():
-            return score + table[(n - m).abs() % 2]
+            return score + table[((n - m).abs() >> 5) % 2]
 
     monkeypatch.setitem(SCORE_MODS, "by distance", by_distance)
-    case = Prepared(Case(device, 160, 160, batch=2, **(SLOPES | {"score_mod": "by distance"})))
+    options = SLOPES | {"score_mod": "by distance", "settings": settings}
+    case = Prepared(Case(device, 160, 160, batch=2, head_dim=head_dim, **options))
+    assert {decision.kernel for decision in case.generated.decisions} == {settings["kernel"]}
     assert any("SORTED : tl.constexpr = True" in source for source in case.generated.kernels.values())
     right_in_one_order(case)
+    assert case.run(check=False).errors["dslopes"] < 1e-3
 
 
 # (case, the opcode's beginning, which of them, how): one of each rule.
@@ -209,6 +242,14 @@ MUTANTS = [
     ("Gluon of 256", "mbarrier.try_wait", 1, "pass", "read asynchronously"),
     ("Gluon of 256", "mbarrier.try_wait", 2, "pass", "512 threads at barrier 8"),
     ("Gluon of 256", "cp.async.bulk.wait_group.read", 0, "delete", "read asynchronously"),
+    # Of each half of a step's shares: its place is free, the store is seen, and TMA has read it.
+    ("Gluon with shares", "mbarrier.try_wait", 1, "pass", "write after read"),
+    ("Gluon with shares", "mbarrier.try_wait", 3, "pass", "no barrier passed on"),
+    ("Gluon with shares", "fence.proxy.async.shared", 1, "delete", "no fence.proxy.async passed on"),
+    ("Gluon with shares", "fence.proxy.async.shared", 3, "delete", "no fence.proxy.async passed on"),
+    ("Gluon with shares", "cp.async.bulk.wait_group.read", 1, "delete", "read asynchronously"),
+    ("Gluon with shares", "cp.async.bulk.wait_group.read", 2, "delete", "read asynchronously"),
+    ("Gluon with shares", "mbarrier.init", 0, "one more", "deadlock"),
 ]
 
 
@@ -245,6 +286,7 @@ HOLES = {
         *NO_REPORT * 3,
     ],
     "Gluon of 256": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT],
+    "Gluon with shares": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT * 2],
 }
 # Of the kernels that run before: for preprocess, tables and lists. The one that reads a block mask ends with a barrier.
 HOLES_BEFORE = {

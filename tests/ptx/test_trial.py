@@ -52,8 +52,9 @@ def kind_of(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Kind]:
     """The kind of a FlexAttention of head dim 64, by the Gluon kernel."""
     monkeypatch.setitem(SCORE_MODS, "mixed", mixed)
 
-    def kind(score_mod: str, mask_mod: str) -> Kind:
-        attention = FlexAttention(8192, 16, 16, 64, batch=8, mask_mod=mask_mod, score_mod=score_mod)
+    def kind(score_mod: str, mask_mod: str, trained: bool = False) -> Kind:
+        batch = 1 if trained else 8
+        attention = FlexAttention(4096, 16, 16, 64, batch=batch, mask_mod=mask_mod, score_mod=score_mod, trained=trained)
         with enabled(**GLUON):
             (decision,) = flex_backward("h100", attention).decisions
         (text,) = decision.kinds
@@ -94,18 +95,24 @@ def test_what_nobody_knows_the_values_of_is_not_used(kind_of: Callable[..., Kind
 
 @pytest.mark.every_case
 @pytest.mark.parametrize(
-    ("score_mod", "mask_mod", "sliced"),
-    [("mixed", "none", False), ("mixed", "causal", False), ("alibi", "documents", False), ("alibi", "documents", True)],
+    ("score_mod", "mask_mod", "sliced", "trained"),
+    [
+        ("mixed", "none", False, False),
+        ("mixed", "causal", False, False),
+        ("alibi", "documents", False, False),
+        ("alibi", "documents", True, False),
+        ("alibi", "causal", False, True),
+    ],
 )
 def test_it_is_right(
-    score_mod: str, mask_mod: str, sliced: bool, kind_of: Callable[..., Kind], monkeypatch: pytest.MonkeyPatch
+    score_mod: str, mask_mod: str, sliced: bool, trained: bool, kind_of: Callable[..., Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And a kernel with another function is not."""
+    """And a kernel with another function is not. trained: it stores what elements add to a gradient, which nobody reads."""
     monkeypatch.setattr(trial, "_sms", lambda device: 1)
     monkeypatch.setattr(trial, "CHAINS_PER_SM", 1)
     monkeypatch.setattr(trial, "TILES", 2)
-    kind = replace(kind_of(score_mod, mask_mod), sliced=sliced)
-    assert kind.function is not None
+    kind = replace(kind_of(score_mod, mask_mod, trained), sliced=sliced)
+    assert kind.function is not None and kind.function.values == ("torch.float32",) * trained
     inputs, expected = trial.attention(kind, CPU)
     assert trial.verdict_on([launched(kind, inputs)], expected, trial.ALLOWED["bf16"]).fit
     wrong = replace(kind.function, source=kind.function.source.replace("scores = tmp", "scores = 1.2 * tmp"))

@@ -167,6 +167,14 @@ def test_the_gluon_kernel_takes_256_in_one_pass(mask: str) -> None:
         resolved(settings={"kernel": "gluon"}, mask=mask, head_dim=190, **GLUON)
 
 
+@pytest.mark.parametrize(("trained", "kernel"), [(False, "gluon"), (True, "triton")])
+def test_auto_leaves_gradients_of_captured_tensors_to_triton(trained: bool, kernel: str) -> None:
+    """Unless the Gluon kernel is asked for."""
+    found = {asked: resolved(settings={"kernel": asked}, batch=64, trains_captures=trained, **GLUON) for asked in ("auto", "gluon")}
+    assert {asked: each.kernel for asked, each in found.items()} == {"auto": kernel, "gluon": "gluon"}
+    assert found["gluon"].row_copies == 4 + trained  # each partition has rows of its own
+
+
 def test_an_sdpa_of_few_chains_is_never_left():
     """Without a mask: ours may have two passes."""
     assert resolved(mask="full", is_flex=False, function_ops=0, stock=None).template in ("one_pass", "two_pass")
@@ -191,7 +199,16 @@ def test_dynamic_shapes_guard(device, length):
 @pytest.mark.parametrize(
     ("settings", "others", "message"),
     [
-        ({"kernel": "gluon"}, {"trains_captures": True, **GLUON}, "the Gluon kernel takes no gradient of a captured tensor"),
+        (
+            {"kernel": "gluon"},
+            {"trains_captures": True, "head_dim": 136, **GLUON},
+            "takes no gradient of a captured tensor at head dims above 128, where no shared memory is left",
+        ),
+        (
+            {"kernel": "gluon"},
+            {"trains_captures": True, "kv_len": 4100, **GLUON},
+            "takes no gradient of a captured tensor with S_k=4100, which is no multiple of 8",
+        ),
         ({"kernel": "gluon"}, {}, "the Gluon kernel is not there"),
         (
             {"kernel": "gluon"},
