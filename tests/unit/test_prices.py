@@ -19,7 +19,8 @@ from dash_inductor.decision import Kernel, LeftToStock, Stock
 from dash_inductor.devices import DEVICES, device
 from dash_inductor.devices.stock_kernels import FLEX, PUBLISHED
 from dash_inductor.devices.target import Target
-from dash_inductor.prices import TIE, of_one_pass, of_stock, of_two_passes
+from dash_inductor.dropout import BITS_CYCLES, EFFICIENT, FLASH, OPERATIONS, Dropout
+from dash_inductor.prices import GLUON_CYCLES_WITHOUT, TIE, of_one_pass, of_stock, of_two_passes
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
 from dash_inductor.rewrite.score_function import operations
@@ -78,6 +79,22 @@ def test_functions_cost_all_of_them_time() -> None:
         times.append([1 / each.tflops for each in (*speeds, of_stock(problem, TARGETS["h100"])) if each])
     more = [with_ - without for without, with_ in zip(*times, strict=True)]
     assert more == pytest.approx([more[0]] * 3) and more[0] > 0
+
+
+@pytest.mark.parametrize("generator", [EFFICIENT, FLASH])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_dropout_takes_steps_time_and_its_bits_more(head_dim: int, generator: str) -> None:
+    """A step has the bits made; a price is for all."""
+    plain = Problem("full", 8, 16, 16, 4096, 4096, head_dim, "bf16")
+    dropping = replace(plain, dropout=Dropout(0.1, generator), function_ops=OPERATIONS[generator])
+    with_, without = (resolve(problem, Config(), TARGETS["h100"]) for problem in (dropping, plain))
+    assert with_.kernel == without.kernel == "gluon" and with_.one_pass and without.one_pass and with_.costs and without.costs
+    in_steps = with_.costs.step_ns / without.costs.step_ns
+    slower = of_one_pass(plain, TARGETS["h100"], without.one_pass, "gluon").tflops
+    slower /= of_one_pass(dropping, TARGETS["h100"], with_.one_pass, "gluon").tflops
+    assert 1 < in_steps < 1.2 and slower - in_steps == pytest.approx(
+        BITS_CYCLES[generator] / GLUON_CYCLES_WITHOUT[head_dim], abs=0.01
+    )
 
 
 def test_both_prices_are_in_the_reason() -> None:
