@@ -1,5 +1,6 @@
 """The bits that the Gluon kernel reads of what a forward dropped, against the definition, element by element."""
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -89,6 +90,16 @@ def test_each_element(case):
     words, state = bits_of(*case)
     right = kept(Dropout(P, generator), state, (*heads, q_len, kv_len))
     assert torch.equal(elements(words, q_len, kv_len), right)
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("generator", [FLASH, EFFICIENT])
+@pytest.mark.parametrize("p", [1e-9, 0.004, 0.5, 0.998])
+def test_each_probability(p, generator, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "P", p)
+    words, state = bits_of(generator, 128, (1, 1), 128, 128, 4)
+    right = kept(Dropout(p, generator), state, (1, 1, 128, 128))
+    assert torch.equal(elements(words, 128, 128), right)
 
 
 @pytest.mark.every_case
