@@ -420,6 +420,15 @@ def test_trials(template, mask):
     assert verdict.fit and verdict.said.startswith("dq is ") and ", efficient dropout, " in str(kind)
 
 
+def test_a_trial_in_sets():
+    """Query heads share keys there, which the memory-efficient op has for each of them."""
+    kind = Kind("one_pass", "triton", "chained", "emulated", "fp32", 16, 16, "block_mask", 16, 32, 32, dropout=EFFICIENT, sets=True)
+    settings = dash_inductor.config.Config(template="one_pass", guard="off", on_unsupported="error", emulate=True)
+    with emulation.emulate():
+        verdict = trial.tried(kind, "cpu", settings)
+    assert verdict.fit and verdict.said.startswith("dq is ")
+
+
 def test_a_trial_sees_what_is_wrong(monkeypatch):
     mutate(monkeypatch, "ONE_PASS", "tried_drops", MUTANTS["offset"])
     kind = Kind("one_pass", "triton", "grouped", "emulated", "fp32", 16, 16, "full", 16, 32, dropout=EFFICIENT)
