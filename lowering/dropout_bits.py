@@ -34,10 +34,11 @@ def _written(inputs: Inputs, tile: Tile, mods: Mods, random_state: TensorBox, bl
     bits = empty([batch, heads, n_kv, inputs.n_q, sympy.Integer(parts), sympy.Integer(threads)], torch.int32, inputs.device)
     tiles = 4 * LANES // (parts * threads)
     of_blocks = {"Q_TILES": blocks.q_tiles, "KV_TILES": blocks.kv_tiles} if blocks else {}
+    matrix = [] if blocks is None or blocks.matrix is None else [blocks.matrix]
     kernels.call(
         kernels.DROPOUT_BITS,
         grid=sympy_product([batch, heads, n_kv, CeilDiv(inputs.n_q, tiles)]),
-        inputs=[random_state, *([blocks.matrix] if blocks and blocks.matrix else [])],
+        inputs=[random_state, *matrix],
         mutated=[bits],
         scalars=[q_len, inputs.kv_len],
         constants={

@@ -3,7 +3,7 @@
 The gradients of softmax(SCALE*Q K^T) V, by five matmuls of each tile, transposed so that keys are rows:
 
     (1) S^T = K Q^T         P^T = exp2(SCALE_LOG2E*S^T + NEG_LSE)
-    (2) dP^T = V DO^T       dS^T = P^T*(dP^T - DELTA), with functions of the scores as scores.py has it
+    (2) dP^T = V DO^T       dS^T = P^T*(dP^T - DELTA); scores.py has functions of the scores, dropout.py dropout
     (3) DV += P^T DO
     (4) DQ = dS K           added to those of other KV tiles, left unscaled
     (5) DK += dS^T Q        multiplied with SCALE at the end
