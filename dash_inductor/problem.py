@@ -193,8 +193,9 @@ class Problem:
         trained = "gradient of a captured tensor"
         is_wide = max(self.head_dims) > ONE_PASS_HEAD_DIM
         reasons = {
+            # What a step's elements add to it takes 8 KiB in 16 bits. There 230,588 of 232,448 bytes are taken.
             f"{trained} at head dims above {ONE_PASS_HEAD_DIM}, where no shared memory is left": self.trains_captures and is_wide,
-            # TMA stores what elements add to it, in rows of whole 16 bytes.
+            # TMA stores it in rows of whole 16 bytes.
             f"{trained} with S_k={self.kv_len}, which is no multiple of 8": self.trains_captures and self.kv_len % 8 != 0,
             "dropout beside a function of the scores": drops and self.changes_scores,
             "dropout at guarantee='batch': its bits take memory by the batch": drops and guarantee == "batch",
