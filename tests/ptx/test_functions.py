@@ -43,6 +43,12 @@ FUNCTIONS = {
     "a constant": lambda s, b, h, m, n, slopes: 0 * s + 0.3 * (n % 3),
 }
 
+# What these add to the slopes' gradient reads the score, or is no number where a key is hidden.
+TRAINED = {
+    "capped bias": indexing(lambda s, b, h, m, n, slopes: 5 * torch.tanh((s + slopes[h] * (n - m)) / 5)),
+    "scaled": indexing(lambda s, b, h, m, n, slopes: torch.where(n % 5 == 3, -float("inf"), s * slopes[n % 2])),
+}
+
 
 def random_case(seed: int) -> Case:
     """Of 128 to 384 positions."""
@@ -67,3 +73,15 @@ def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch, record_pro
     assert result.fault is None and unexplained(result.races) == []
     assert max(result.errors.values()) < mutants.LIMITS[case.case.dtype]
     record_property("random functions of scores in the Gluon kernel", 1)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", TRAINED)
+def test_functions_whose_captures_are_trained(name: str, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCORE_MODS, name, TRAINED[name])
+    settings = {"kernel": "gluon", "template": "one_pass"}
+    options: dict[str, Any] = {"mask_mod": "documents", "score_mod": name, "trained": True, "settings": settings}
+    case = Prepared(Case("h100", 200, 200, kv_heads=1, head_dim=head_dim, **options))
+    result = case.run()
+    assert result.fault is None and unexplained(result.races) == []
+    assert max(result.errors.values()) < mutants.LIMITS["bf16"] and result.errors["dslopes"] < 2e-3
