@@ -173,7 +173,7 @@ class Problem:
 
     @property
     def pairs(self) -> Any:
-        """Of a query and a key, in whole blocks: bits of a mask or of a head's dropout."""
+        """How many pairs of a query and a key whole blocks have: bits of a mask, or of the dropout of a head."""
         return ((self.q_len + 127) // 128) * ((self.kv_len + 127) // 128) * 128**2
 
     @property

@@ -110,7 +110,7 @@ def _functions(name: str, score_mod: str, query: torch.Tensor) -> tuple[str, lis
     forward = make_fx(score_of)(torch.zeros((), dtype=query.dtype), *place, torch.zeros(heads))
     with fake_gpu(name), FakeTensorMode():
         of_gpu, _, _, _, _, _, slopes, *_ = attention.tensors()
-        made = functions_before_lowering(forward, joint, of_gpu, [slopes])
+        made = functions_before_lowering(forward, joint, of_gpu, [slopes], trained=False)
     return made.source, [torch.empty(heads, device="meta") for _ in made.captures]
 
 

@@ -60,7 +60,7 @@ EDITS: dict[str, Sequence[tuple[str, str]]] = {
         ("\n\nclass Lists(", "\nMEMORY: list[Any] = []\n\n\nclass Lists("),
     ],
     "kernel.py": [
-        ("        ROWS += ticket * PARTITIONS * attention.nq\n", f"        ROWS += ticket * {2 * PER_CTA}\n"),
+        ("        ROWS += ticket * (PARTITIONS + HAS_SHARES) * attention.nq\n", f"        ROWS += ticket * {2 * PER_CTA}\n"),
         ("            dk = gl.zeros(", "            mark(walk.own_row, turn, 0)\n            dk = gl.zeros("),
         (
             "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
@@ -68,9 +68,9 @@ EDITS: dict[str, Sequence[tuple[str, str]]] = {
             "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
         ),
         (
-            "            end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)\n",
+            "            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)\n",
             "            mark(walk.own_row, turn, 2)\n"
-            "            end_chain(outputs, head, j, dk, dv, attention, dtype, DKV_LAYOUT)\n"
+            "            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)\n"
             "            mark(walk.own_row, turn, 3)\n",
         ),
         ("    end_chain,\n", "    end_chain,\n    mark,\n"),

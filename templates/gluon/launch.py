@@ -143,8 +143,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
         lists = Lists(None, None, kv_tiles, bands, most, least, None)
     functions = _functions(x.functions)
-    kv_tiles = 0 if x.bits is None else x.bits.shape[2]  # of a slice
-    is_sliced = x.bits is not None and x.semaphores is not None
+    slices = (x.bits.shape[2], x.number) if x.bits is not None and x.semaphores is not None else ()
     attention = Attention(
         heads=batch * kv_heads,
         hkv=kv_heads,
@@ -168,7 +167,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         SCORES=gl.constexpr(functions and functions.scores_of),
         DERIVATIVE=gl.constexpr(getattr(functions, "derivative_of", None)),
         SEGMENTS=gl.constexpr(segments),
-        SLICED=gl.constexpr(is_sliced),
+        SLICED=gl.constexpr(bool(slices)),
         DROP_SCALE=gl.constexpr(x.drop_scale),
         SHARE=gl.constexpr(getattr(functions, "share_0_of", None) if x.share is not None else None),
     )
@@ -180,7 +179,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         own_rows=gluon_partitions(stores_values=x.share is not None) * x.workers * n_q if x.round_robin else 0,
         lists=lists,
         sizes=(*x.table.shape, x.steps.shape[3] if x.steps is not None and x.steps.dim() == 4 else 1),
-        slices=(kv_tiles, x.number) if is_sliced else (),
+        slices=slices,
         dk_strides=tuple(x.dk.stride()),
         dv_strides=tuple(x.dv.stride()),
         attention=attention,

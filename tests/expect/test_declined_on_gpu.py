@@ -280,11 +280,7 @@ RESERVED = partial(install.enabled, sm_reserve=4)  # which two passes would take
         ),
         ({}, partial(install.enabled, template="two_pass"), None),
         ({}, partial(install.enabled, kernel="gluon"), None),
-        (
-            {"score_mod": "alibi", "trained": True},
-            partial(install.enabled, kernel="gluon"),
-            "the Gluon kernel takes no gradient of a captured tensor",
-        ),
+        (TRAINED, partial(install.enabled, kernel="gluon"), None),
         ({}, ONE_PASS, None),
         ({}, RTX, None),
         ({}, SPARK, f"no cost file for NVIDIA GB10, and no tile for sm_121 {TILES}"),
