@@ -72,7 +72,7 @@ class Functions:
 def functions_of(mods: Mods, unread: IRNode) -> Functions:
     """Those of scores and their derivative; none where a score is what it was. unread: any tensor of the attention."""
     if tried := in_trial.get():
-        captures = [x for x in mods.captures if isinstance(x, IRNode)]
+        captures = [x for x in mods.captures if isinstance(x, IRNode)][: len(tried.captures)]  # the mask's stand behind
         return Functions(tried.source, captures, [_length(unread)] * tried.sizes, [*map(dtype_of, tried.values)])
     if not mods.score_mod:
         return Functions()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -136,6 +137,19 @@ def test_dropout_is_right(generator: str, mask: str, parts: dict[str, Any], monk
         seed = 6  # among the inputs: of one generator with the offset
         inputs[seed] = (inputs[seed].view(torch.int64) + 1).view(inputs[seed].dtype)
         assert not trial.verdict_on([launched(kind, inputs)], expected, trial.ALLOWED["bf16"]).fit
+
+
+def test_a_size_beside_what_the_mask_captures(kind_of: Callable[..., Kind], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands behind the tensors of the function of the scores."""
+    monkeypatch.setattr(trial, "_sms", lambda device: 1)
+    monkeypatch.setattr(trial, "CHAINS_PER_SM", 1)
+    monkeypatch.setattr(trial, "TILES", 2)
+    kind = kind_of("alibi", "documents")
+    assert kind.function is not None and len(kind.function.captures) == 1
+    source = re.sub(r"scores = (tmp\d+)", r"scores = \1 + captures[1] / 1024", kind.function.source)
+    kind = replace(kind, function=replace(kind.function, source=source, sizes=1))
+    inputs, expected = trial.attention(kind, CPU)
+    assert trial.verdict_on([launched(kind, inputs)], expected, trial.ALLOWED["bf16"]).fit
 
 
 def test_sizes_that_are_symbols() -> None:
