@@ -17,6 +17,7 @@ from dash_inductor.decision import Kernel, LeftToStock, Stock
 from dash_inductor.devices import DEVICES, device
 from dash_inductor.devices.stock_kernels import Speed
 from dash_inductor.devices.target import Target
+from dash_inductor.dropout import FLASH, OPERATIONS, Dropout
 from dash_inductor.prices import of_one_pass, of_stock, of_two_passes
 from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import resolve
@@ -39,14 +40,18 @@ class Kind:
     dtype: str = "bf16"
     head_dims: Sequence[int] = (32, 64, 96, 128)
     others: dict[str, Any] = field(default_factory=dict)
+    length: int = LENGTH
 
-    def problem(self, head_dim: int, heads: int = HEADS, length: int = LENGTH, batch: int = BATCH) -> Problem:
+    def problem(self, head_dim: int, heads: int = HEADS, length: int | None = None, batch: int = BATCH) -> Problem:
         """One of them."""
+        length = length or self.length
         sizes = (batch, heads, heads, length, length, head_dim, self.dtype)
         others = self.others | (BLOCKS if self.mask == BLOCK_MASK else {})
         return Problem(self.mask, *sizes, stock=self.stock, is_flex=self.stock is FLEX, **others)
 
 
+# Sequences short enough for bits that the Gluon kernel takes.
+DROPPED: dict[str, Any] = {"others": {"function_ops": OPERATIONS[FLASH], "dropout": Dropout(0.1, FLASH)}, "length": LENGTH // 4}
 FA3 = Stock(Kernel.FLASH, strict=True, implementation="FA3", called=True)  # its op, called with deterministic=True
 FA4 = Stock(Kernel.FLASH, strict=True, implementation="FA4")  # of torch's registry
 
@@ -55,6 +60,7 @@ KINDS = (
     Kind("SDPA", "full", STRICT),
     Kind("SDPA, causal", "causal", STRICT),
     Kind("SDPA in fp16, causal", "causal", STRICT, "fp16"),
+    Kind("SDPA with dropout, causal", "causal", STRICT, **DROPPED),
     Kind("SDPA under masks", BLOCK_MASK, EFFICIENT, others={"function_ops": MASK}),
     Kind("packed sequences", BLOCK_MASK, STRICT, others={"function_ops": MASK}),
     Kind("FlexAttention", "full", FLEX),
