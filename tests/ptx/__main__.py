@@ -56,7 +56,7 @@ def case_of(args: argparse.Namespace) -> Case:
         from dash_inductor.devices import device
 
         settings["sm_reserve"] = max(0, device(args.device).sms - args.sms)
-    fields = {field.name for field in dataclasses.fields(Case)} - {"settings", "block", "in_bands", "trained"}
+    fields = {field.name for field in dataclasses.fields(Case)} - {"settings", "block", "in_bands", "trained", "gathered"}
     return Case(**{name: getattr(args, name) for name in fields}, settings=settings)
 
 
