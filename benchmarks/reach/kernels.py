@@ -20,6 +20,8 @@ from dash_inductor.templates.tiles import NoTile, gluon_tile
 
 from .report import BY_PRICE, FEW_CHAINS
 
+UNTIMED = "gradients of captured tensors, which no GPU has timed by both kernels"
+
 
 @dataclass(frozen=True)
 class Resolved(Decision):
@@ -59,4 +61,6 @@ def why_no_gluon(decision: Decision) -> str:
     declined = problem.why_no_gluon(settings.guarantee) or (problem.why_no_blocks(tile) if problem.mask == BLOCK_MASK else None)
     if declined:
         return str(declined)
+    if problem.trains_captures:
+        return UNTIMED
     return FEW_CHAINS if kernel_for(problem, settings, target) == GLUON else BY_PRICE
