@@ -58,9 +58,9 @@ def why_no_gluon(decision: Decision) -> str:
         tile = gluon_tile(target.arch, problem.dtype, *problem.head_dims)
     except NoTile as no_tile:
         return str(no_tile)
+    if problem.trains_captures:
+        return UNTIMED
     declined = problem.why_no_gluon(settings.guarantee) or (problem.why_no_blocks(tile) if problem.mask == BLOCK_MASK else None)
     if declined:
         return str(declined)
-    if problem.trains_captures:
-        return UNTIMED
     return FEW_CHAINS if kernel_for(problem, settings, target) == GLUON else BY_PRICE
