@@ -74,7 +74,7 @@ gates-%: $(VENV)/triton-%
 
 FIGURES := --arch sm_90 --dtype bf16 $(patsubst %,--head-dim %,64 128 192 256) --json
 figures: $(TRITONS:%=$(VENV)/triton-%)
-	rm -rf build/loops && mkdir -p build/loops
+	rm -rf build/loops benchmarks/results/loops && mkdir -p build/loops
 	for triton in "" $(TRITONS:%=$(VENV)/triton-%); do \
 		PYTHONPATH=$$triton $(BIN)/python -m benchmarks.machine_code gates $(FIGURES) > build/loops/loops$${triton##*-}.json || exit 1; done
 	$(BIN)/python -m benchmarks.loops build/loops/*.json

@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine_code.gates import FLEX_SHAPES, GLUON, IN_PARTS, SHAPES, STOCK_ELEMENTS, predicted_cycles
+from benchmarks.machine_code.gates import FLEX_SHAPES, GLUON, IN_PARTS, SHAPES, predicted_cycles
+from benchmarks.machine_code.rules import STOCK_ELEMENTS
 from dash_inductor.templates.tiles import Template, dims_text
 
 from .kept import RESULTS, rows_of, write
@@ -31,6 +32,8 @@ NAMES = {  # of attentions
     "causal": "causal",
     "causal-ragged-gqa": "causal, ragged, GQA",
     "causal-dynamic-gqa": "causal, dynamic, GQA",
+    "full-dropout": "full, dropout",
+    "causal-dropout": "causal, dropout",
     "flex-documents": "mask in blocks",
     "flex-in-parts": "mask in blocks, in parts",
     "flex": "none, no mask",
@@ -126,12 +129,20 @@ TABLES: dict[str, tuple[Callable[[Row], bool], Callable[[Row], dict[str, str]]]]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Write a CSV of each file's rows."""
+    """Write the rows of each file into the CSV of its Triton, whose rows of other kernels stay."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.loops", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE.json", help="what `gates --json` printed, of one Triton")
     for file in parser.parse_args(arguments).files:
         printed = json.loads(file.read_text())
-        write(FOLDER / f"triton-{printed['triton']}.csv", [kept(printed["triton"], row) for row in printed["rows"]])
+        path = FOLDER / f"triton-{printed['triton']}.csv"
+        rows: dict[tuple[str, ...], Any] = {kernel(row): row for row in rows_of(path)} if path.exists() else {}
+        rows |= {kernel(row): row for row in (kept(printed["triton"], row) for row in printed["rows"])}
+        own = [_of_head_dim(row) for row in rows.values()]
+        write(path, sorted(rows.values(), key=lambda row: own.index(_of_head_dim(row))))
+
+
+def _of_head_dim(row: Row) -> tuple[str, str]:
+    return row["template"], row["head dim"].partition("/")[0]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+from .config import AUTO, Config
 from .decision import Declined, Stock
 from .schedule import TiledProblem
 from .schedule.packing import MAX_N_KV, MAX_N_Q
@@ -184,23 +185,26 @@ class Problem:
             slices *= 2
         return slices
 
-    def why_no_gluon(self, guarantee: str) -> Declined | None:
+    def why_no_gluon(self, settings: Config) -> Declined | None:
         """Why the Gluon kernel does not take the attention, on a GPU and of a head dim for which there is one; None if it does."""
         if self.gluon_fails:
             return Declined(f"the Gluon kernel {self.gluon_fails}", DEFAULTS)
         drops, most = self.dropout is not None, MOST_SLICES * most_bits.get()
-        masks = 1 if guarantee == "batch" else self.masks  # which the batch size may decide
+        # Under `batch` the batch size may not decide, in segments the number of ranks: that of the segments which one has.
+        by_batch = settings.guarantee == "batch"
+        pairs = (1 if by_batch else self.masks) * self.pairs // max(1, self.segments)
         trained = "gradient of a captured tensor"
         is_wide = max(self.head_dims) > ONE_PASS_HEAD_DIM
         reasons = {
+            f"{trained} unless kernel='gluon' asks for it: no GPU has timed both": self.trains_captures and settings.kernel == AUTO,
             # What a step's elements add to it takes 8 KiB in 16 bits. There 230,588 of 232,448 bytes are taken.
             f"{trained} at head dims above {ONE_PASS_HEAD_DIM}, where no shared memory is left": self.trains_captures and is_wide,
             # TMA stores it in rows of whole 16 bytes.
             f"{trained} with S_k={self.kv_len}, which is no multiple of 8": self.trains_captures and self.kv_len % 8 != 0,
             "dropout beside a function of the scores": drops and self.changes_scores,
-            "dropout at guarantee='batch': its bits take memory by the batch": drops and guarantee == "batch",
+            "dropout at guarantee='batch': its bits take memory by the batch": drops and by_batch,
             f"dropout of more than {MOST_DROPOUT_BITS} scores": drops and self.batch * self.heads * self.pairs > MOST_DROPOUT_BITS,
-            f"masks of more than {most} pairs of a query and a key": self.mask == BLOCK_MASK and masks * self.pairs > most,
+            f"masks of more than {most} pairs of a query and a key": self.mask == BLOCK_MASK and pairs > most,
         }
         reason = next((reason for reason, holds in reasons.items() if holds), None)
         return Declined(f"the Gluon kernel takes no {reason}", DEFAULTS) if reason else None

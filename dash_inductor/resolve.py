@@ -204,8 +204,7 @@ def _is_for_gluon(problem: Problem, settings: Config, target: Target) -> bool:
         tile = _one_pass_tile(problem, target, GLUON)
     except NoTile:
         return False
-    # No GPU has timed gradients of captured tensors by both kernels.
-    if settings.template == Template.TWO_PASS or problem.trains_captures or problem.why_no_gluon(settings.guarantee):
+    if settings.template == Template.TWO_PASS or problem.why_no_gluon(settings):
         return False
     if problem.mask == BLOCK_MASK and problem.why_no_blocks(tile):
         return False
@@ -269,7 +268,7 @@ def template_for(problem: Problem, settings: Config, target: Target, kernel: str
 
 def _template_of_flex(problem: Problem, settings: Config, target: Target, kernel: str) -> Template:
     """One pass, or two where they are faster and for larger head dims; Declined where the settings cannot be met."""
-    if settings.kernel == GLUON and (declined := problem.why_no_gluon(settings.guarantee)):
+    if settings.kernel == GLUON and (declined := problem.why_no_gluon(settings)):
         raise declined
     if problem.mask == BLOCK_MASK and settings.schedule not in ("auto", OF_LISTS):
         reason = f"schedule={settings.schedule!r} takes no BlockMask: its KV tiles are added in {OF_LISTS} order"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -96,7 +96,6 @@ def rows_of_mask(
     with_bits: of all KV tiles, or with room for those of a slice, for `write_bits`.
     """
     group, segments = inputs.resolution.problem.group, max(1, inputs.resolution.problem.segments)
-    slices = inputs.resolution.slices
 
     def made(matrix: TensorBox, q_block: int, kv_block: int) -> Rows:
         q_tiles, kv_tiles = q_block // tile.block_m, kv_block // tile.block_n
@@ -104,21 +103,24 @@ def rows_of_mask(
         rows = _written(matrix, q_tiles, kv_tiles, inputs.n_q, CeilDiv(inputs.kv_len, tile.block_n), bands, segments)
         if not with_bits:
             return rows
-        z, h, *_ = map(sympy.sympify, matrix.get_size())
-        threads, of_tile = 2 * tile.block_n, sympy.Integer(tile.block_m // 64)
-        kv_tiles = CeilDiv(CeilDiv(inputs.kv_len, tile.block_n), slices)
-        bits = empty([z, h, kv_tiles, inputs.n_q, of_tile, sympy.Integer(threads)], torch.int32, inputs.device)
-        rows = replace(rows, matrix=matrix, bits=bits)
-        if slices == 1:
+        rows = replace(rows, matrix=matrix, bits=room_for_bits(inputs, tile, matrix.get_size()[:2], inputs.resolution.slices))
+        if inputs.resolution.slices == 1:
             write_bits(inputs, mods, tile, rows)
         return rows
 
     return _of_mask(inputs, mask, mods, tile, made, (in_parts, group > 1, segments), of_elements=with_bits)
 
 
+def room_for_bits(inputs: Inputs, tile: Tile, heads: Sequence[sympy.Expr], slices: int = 1) -> TensorBox:
+    """int32 [*heads, KV tiles of a slice, Q tiles, parts of 64 queries, threads]: of a tile a word for each thread of the Gluon
+    kernel, as templates/mask_bits.py.jinja has them. heads: two sizes."""
+    kv_tiles = CeilDiv(CeilDiv(inputs.kv_len, tile.block_n), slices)
+    of_tile = map(sympy.Integer, (tile.block_m // 64, 2 * tile.block_n))
+    return empty([*map(sympy.sympify, heads), kv_tiles, inputs.n_q, *of_tile], torch.int32, inputs.device)
+
+
 def write_bits(inputs: Inputs, mods: Mods, tile: Tile, rows: Rows, first: sympy.Expr | int = 0) -> None:
-    """Which elements of partial tiles the mask function lets a query see: a word for each thread of the Gluon kernel. first: the KV
-    tile with which they begin."""
+    """Fills the bits of rows: which elements of partial tiles the mask function lets a query see. first: their first KV tile."""
     assert rows.matrix and rows.bits
     z, h, kv_tiles, n_q, *_ = map(sympy.sympify, rows.bits.get_size())
     output = kernels.call(

@@ -24,7 +24,7 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 from triton.compiler.errors import CompilationError
 
-from dash_inductor.config import AUTO, TRITON, Config
+from dash_inductor.config import TRITON, Config
 from dash_inductor.devices.target import Target
 from dash_inductor.first_use import known
 from dash_inductor.first_use.known import Verdict
@@ -56,8 +56,7 @@ def fitted(
         gluon_tile(target.arch, problem.dtype, *problem.head_dims)
     except NoTile:
         return problem
-    # `auto` leaves gradients of captured tensors to Triton (resolve.py).
-    if (problem.trains_captures and settings.kernel == AUTO) or problem.why_no_gluon(settings.guarantee):
+    if problem.why_no_gluon(settings):
         return problem
     functions = functions_before_lowering(score_mod, joint, query, captures, trained=problem.trains_captures)
     if len(functions.values) > 1:
@@ -105,7 +104,7 @@ def _compiled(
         query, value = (empty(1, 1, length, dim, of=dtype_of(name)) for dim in head_dims)
         rows, table = empty(1, length), empty(HEADER, of=torch.int32)
         operands = Operands(
-            *(query, query, value, value, rows, rows, table, None, None, None, None, empty(length, tile.block_d), query, value),
+            *(query, query, value, value, rows, rows, table, None, None, None, empty(length, tile.block_d), query, value),
             captures=[empty(length, of=dtype_of(name)) for name in dtypes],
             sizes=[length] * sizes,
             workers=1,

@@ -32,7 +32,6 @@ class Operands(NamedTuple):
     steps: Tensor | None
     bits: Tensor | None
     sums: Tensor | None
-    semaphores: Tensor | None
     dq: Tensor
     dk: Tensor
     dv: Tensor
@@ -54,5 +53,6 @@ class Operands(NamedTuple):
     number: int = 0
     functions: str = ""
     drop_scale: float | None = None
+    semaphores: Tensor | None = None
     drop_bits: Tensor | None = None
     share: Tensor | None = None

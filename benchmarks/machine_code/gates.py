@@ -5,7 +5,7 @@ A kernel that spills, waits behind every matmul or fits an SM less often than th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,18 +20,15 @@ from dash_inductor.templates.tiles import (
     HALF_DTYPES,
     ONE_PASS_HEAD_DIM,
     Template,
-    Tile,
-    TwoPassTile,
     gluon_columns,
     gluon_tile,
-    prefetches,
     tile,
-    tiles_of,
     two_pass_tile,
 )
 
 from .cubin import inspect
 from .replay import Replay, replay
+from .rules import SHARE_OF_STOCK, Rules
 
 if TYPE_CHECKING:
     from .generate import CompiledKernel, Generated
@@ -61,6 +58,7 @@ FLEX_HEAD_DIMS = {Template.ONE_PASS: ((64, 64), (128, 128)), Template.TWO_PASS: 
 GLUON = "gluon"
 GLUON_SHAPES = ("full", "causal", "causal-ragged-gqa")
 GLUON_FLEX_SHAPES: dict[str, dict[str, Any]] = {"flex-documents": {"score_mod": "none", "mask_mod": "documents"}}
+GLUON_DROPOUT: dict[str, dict[str, Any]] = {f"{mask}-dropout": {"mask": mask, "dropout": 0.1} for mask in ("full", "causal")}
 GLUON_FUNCTIONS = ("flex-window-soft-cap", "flex-documents-alibi")
 GLUON_PADDED = (80, 96, 192)  # head dims that it pads: with and without functions, under masks in blocks
 # Chains in parts, which one pass has, in Gluon or not.
@@ -68,10 +66,7 @@ IN_PARTS = "flex-in-parts"
 PARTS_SHAPES: dict[str, dict[str, Any]] = {IN_PARTS: {"score_mod": "none", "mask_mod": "causal", "kv_heads": HEADS // 4}}
 ALL_FLEX_SHAPES = FLEX_SHAPES | GLUON_FLEX_SHAPES | PARTS_SHAPES
 Key = tuple[str, str, int]  # of the tables below: architecture, Triton, head dim
-# What the loop of a FlexAttention may have of the instructions of the two loops of stock's kernel, which multiply seven times to
-# our five and call score_mod and mask_mod twice; by shape, where it has more. Both are counted for as many elements of the scores.
-SHARE_OF_STOCK = 0.70
-STOCK_ELEMENTS = 64 * 128  # of a step of either loop of stock's, at head dims 64 to 128
+# What the loop of a FlexAttention may have of the instructions of stock's, where that is more than SHARE_OF_STOCK.
 SHARES_OF_STOCK: dict[Key, dict[str, float]] = {("sm_90", "3.9", 128): {"flex": 0.72}}
 # The most LDL and STL of the main loop, by shape; 0 elsewhere. On sm_90, at 128 dK and dV alone take 128 of the 255 registers of a
 # thread, P and dP 64, and at 64 it is the other way round; the score before a soft-cap lives on until its derivative, a bias until
@@ -96,22 +91,21 @@ MOST_LOCAL: dict[Key, dict[str, int]] = {
     ("sm_120", "3.9", 64): {"flex-window-soft-cap": 1},
 }
 MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {  # by columns of the tile
-    ("sm_90", "3.6", 64): {"flex-window-soft-cap": 6},
-    ("sm_90", "3.7", 64): {"flex-window-soft-cap": 2},
+    ("sm_90", "3.6", 64): {"flex-window-soft-cap": 6, "causal-dropout": 3},
+    ("sm_90", "3.7", 64): {"flex-window-soft-cap": 2, "causal-dropout": 3},
     ("sm_90", "3.8", 64): {"flex-window-soft-cap": 2},
-    ("sm_90", "3.9", 64): {"flex-window-soft-cap": 58},
-    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 5},
+    ("sm_90", "3.9", 64): {"flex-window-soft-cap": 58, "full-dropout": 28, "causal-dropout": 20},
+    ("sm_90", "3.6", 128): {"flex-window-soft-cap": 5, "causal-dropout": 3},
     ("sm_90", "3.7", 128): {"flex-window-soft-cap": 5},
     ("sm_90", "3.8", 128): {"flex-window-soft-cap": 5},
-    ("sm_90", "3.9", 128): {"full": 9, "causal-ragged-gqa": 2},
-    ("sm_90", "3.9", 256): dict.fromkeys(("causal-ragged-gqa", "flex-documents", *GLUON_FUNCTIONS, IN_PARTS), 1),
+    ("sm_90", "3.9", 128): {"full": 9, "causal-ragged-gqa": 2, "full-dropout": 7},
+    ("sm_90", "3.9", 256): dict.fromkeys(("causal-ragged-gqa", "full-dropout", "flex-documents", *GLUON_FUNCTIONS, IN_PARTS), 1),
 }
 # The most barriers of all warps in the main loop, on sm_90: of one pass, where Triton 3.9 puts 8 and those before it at most 7, and
 # of Gluon by columns of its tile. Its source has two for the warps that multiply, and three in 256 columns. Triton 3.6 adds one in
 # 64, between the two stores of dS.
 MOST_BARRIERS = 8
 MOST_BARRIERS_OF_GLUON = {64: 3, 128: 2, 256: 3}
-MATMULS = {80: "hmma", 90: "hgmma", 100: "utcmma"}
 # The most instructions of the main loop of one pass, by shape: as many as it compiles to. More are not wrong, but slower: a reason
 # to look at what changed.
 MOST_INSTRUCTIONS: dict[Key, dict[str, int]] = {
@@ -136,96 +130,8 @@ CHOICES: dict[str, Sequence[Any]] = {
     "template": (Template.ONE_PASS.value, Template.TWO_PASS.value, GLUON),
     "head_dim": tuple(sorted({*HEAD_DIMS, *GLUON_PADDED})),
     "dtype": HALF_DTYPES,
-    "shape": (*SHAPES, *ALL_FLEX_SHAPES),
+    "shape": (*SHAPES, *ALL_FLEX_SHAPES, *GLUON_DROPOUT),
 }
-
-
-@dataclass(frozen=True)
-class Rules:
-    """What the figures of a main kernel are held against: its GPU's and its tile's, and some of its own."""
-
-    arch: int
-    tile: Tile | TwoPassTile
-    most_instructions: int | None = None  # of the main loop
-    most_local: int = 0  # LDL and STL of them
-    most_barriers: int | None = None  # of all warps, of them
-    share_of_stock: float = SHARE_OF_STOCK  # the most instructions, in parts of stock's
-    stock_instructions: int | None = None
-    is_gluon: bool = False  # its main loop is that of the warps that multiply: others load, add and fence for them
-
-    def violated(self, values: Mapping[str, Any]) -> list[str]:
-        """The gates that these `figures` do not pass, a sentence each."""
-        gates = (self._of_matmuls, self._of_waits, self._of_memory, self._of_sm, self._of_length)
-        return [sentence for gate in gates for sentence in gate(values)]
-
-    @property
-    def _waits_for_rank(self) -> bool:
-        """Whether the main loop's warps do, in each step."""
-        return isinstance(self.tile, Tile) and not self.is_gluon
-
-    def _of_matmuls(self, values: Mapping[str, Any]) -> Iterator[str]:
-        matmul = MATMULS[tiles_of(self.arch)]
-        if values["main_loops"] != self.tile.kinds:
-            yield f"{values['main_loops']} loops with matmuls, where the tile has {self.tile.kinds} kinds of CTAs"
-        if not values[matmul]:
-            yield f"no matmul in the main loop is {matmul.upper()}"
-        if others := [name.upper() for name in MATMULS.values() if name != matmul and values[name]]:
-            yield f"matmuls in the main loop are {', '.join(others)}, not {matmul.upper()}"
-        if values["wgmma_serialised"]:
-            yield f"every wgmma is waited for: {values['warpgroup_depbars']} WARPGROUP.DEPBAR in the main loop"
-
-    def _of_waits(self, values: Mapping[str, Any]) -> Iterator[str]:
-        waits_for_last = values["copies_ahead"] is not None and values["copies_ahead"] < 0
-        if waits_for_last and prefetches(self.arch, self.tile.block_d, self.tile.block_dv):
-            yield f"nothing is prefetched: the first wait is for {-values['copies_ahead']} groups of copies of the step before"
-        if values["idle_fences"] or values["idle_additions"]:
-            yield f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions"
-        if self.is_gluon and values["idle_fences"] is not None:
-            yield "the warps that multiply fence for the whole GPU, which is for another one"
-        if self.is_gluon and values["drains"] != 1:
-            yield f"{values['drains']} waits of a step leave no matmul in flight, and not the last alone"
-        if self.most_barriers is not None and values["barriers"] > self.most_barriers:
-            yield f"{values['barriers']} barriers of all warps in the main loop, more than {self.most_barriers}"
-        if values["warp_syncs"] > self._waits_for_rank:
-            of_wait = int(self._waits_for_rank)
-            yield f"ptxas takes warps for diverged: {values['warp_syncs']} WARPSYNC in the main loop, whose source has {of_wait}"
-        if not self.is_gluon and not values["ldgsts"] + values["utmaldg"]:
-            yield "the loads are not asynchronous: neither LDGSTS nor UTMALDG in the main loop"
-
-    def _of_memory(self, values: Mapping[str, Any]) -> Iterator[str]:
-        if values["local_in_loop"] > self.most_local:
-            more = f", more than {self.most_local}" if self.most_local else ""
-            yield f"the main loop spills: {values['local_in_loop']} LDL and STL{more}"
-        if values["atomg"]:
-            yield f"{values['atomg']} ATOMG in the main loop: an addition returns its value"
-        if values["shuffle_barriers"]:
-            yield f"dQ goes through shared memory: {values['shuffle_barriers']} barriers before it is added"
-        additions = self._waits_for_rank and self.tile.atomic_add
-        if (values["red"] > 0) != additions:
-            yield f"{values['red']} REDG.F32 in the main loop, where the tile has {'some' if additions else 'none'}"
-
-    def _of_sm(self, values: Mapping[str, Any]) -> Iterator[str]:
-        limits = LIMITS[self.arch]
-        for name, most, meaning in (
-            ("registers", limits.registers_per_thread, "registers"),
-            ("shared_bytes", limits.shared_bytes_per_block_optin, "bytes of shared memory"),
-            ("tmem_columns", limits.tmem_columns, "columns of tensor memory"),
-        ):
-            if values[name] > most:
-                yield f"{values[name]} {meaning} of {most}"
-        # The model of two passes takes one CTA, and more do no harm, since nobody waits.
-        ctas, wanted = values["ctas_per_sm"], getattr(self.tile, "ctas_per_sm", None)
-        if not ctas or (wanted and ctas != wanted):
-            yield f"an SM holds {ctas} CTAs, where the tile table has {wanted or 'at least 1'}"
-
-    def _of_length(self, values: Mapping[str, Any]) -> Iterator[str]:
-        count, most, stock = values["instructions_in_loop"], self.most_instructions, self.stock_instructions
-        if most is not None and count > most:
-            yield f"{count} instructions in the main loop, more than {most}"
-        of_as_many = count * STOCK_ELEMENTS / (self.tile.block_m * self.tile.block_n)
-        if stock is not None and of_as_many > self.share_of_stock * stock:
-            share = f"more than {self.share_of_stock} of stock's {stock}"
-            yield f"{of_as_many:.0f} instructions of the main loop for 64 x 128 elements, {share}"
 
 
 @dataclass(frozen=True)
@@ -236,7 +142,7 @@ class Cell:
     template: str  # or GLUON
     dtype: str
     head_dim: int
-    shape: str  # of SHAPES or ALL_FLEX_SHAPES
+    shape: str  # of SHAPES, ALL_FLEX_SHAPES or GLUON_DROPOUT
     value_dim: int | None = None  # where it is not head_dim
 
     @property
@@ -262,12 +168,12 @@ class Cell:
         if self.template == GLUON:
             of_blocks = (*GLUON_FLEX_SHAPES, *GLUON_FUNCTIONS)
             shapes = dict.fromkeys(GLUON_PADDED, of_blocks)
-            shapes |= dict.fromkeys(GLUON_HEAD_DIMS, (*GLUON_SHAPES, *PARTS_SHAPES, *of_blocks))
+            shapes |= dict.fromkeys(GLUON_HEAD_DIMS, (*GLUON_SHAPES, *GLUON_DROPOUT, *PARTS_SHAPES, *of_blocks))
             return (self.arch, self.value_dim) == ("sm_90", None) and self.shape in shapes.get(self.head_dim, ())
         if self.head_dim not in HEAD_DIMS:
             return False
         is_one_pass = self.template == Template.ONE_PASS
-        if self.shape in GLUON_FLEX_SHAPES or (is_one_pass and self.head_dim > ONE_PASS_HEAD_DIM):
+        if self.shape in (*GLUON_FLEX_SHAPES, *GLUON_DROPOUT) or (is_one_pass and self.head_dim > ONE_PASS_HEAD_DIM):
             return False
         if self.shape in PARTS_SHAPES and not is_one_pass:
             return False
@@ -382,7 +288,8 @@ def compiled(cell: Cell) -> CompiledKernel:
     from .gluon import compile_gluon
 
     if cell.template == GLUON:
-        sizes = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | SHAPES.get(cell.shape, {"mask": BLOCK_MASK})
+        sizes: dict[str, Any] = {"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS}
+        sizes |= (SHAPES | GLUON_DROPOUT).get(cell.shape, {"mask": BLOCK_MASK})
         if cell.shape == IN_PARTS:
             sizes |= {"kv_heads": HEADS // 2, "bands": BANDS, "sets": 2}
         sizes |= {"head_dim": cell.head_dim, "score_mod": ALL_FLEX_SHAPES.get(cell.shape, {}).get("score_mod", "none")}

@@ -43,11 +43,12 @@ def compile_gluon(
     bands: int = 1,
     sets: int = 1,
     score_mod: str = "none",
+    dropout: float = 0.0,
 ) -> CompiledKernel:
     """The kernel of an attention, as lowering/launch/gluon.py launches it on [B, H, S, D] views of [B, S, H, D].
 
     mask: full, causal, or block_mask for any other, whose chains may be in parts, of so many bands and sets. score_mod: of
-    codegen/mods.py.
+    codegen/mods.py. dropout: p of the forward.
 
     Raises:
         NoTile: it is not made for that GPU or head dim.
@@ -78,9 +79,11 @@ def compile_gluon(
         if bands * sets > 1:
             sums = torch.empty(0, device="meta")
             numbers |= {"bands": bands, "sets": sets, "least_steps": LEAST_STEPS}
+    if dropout:
+        numbers |= {"drop_scale": 1 / (1 - dropout), "drop_bits": ints(1)}
     functions, captures = _functions(name, score_mod, query)
     operands = Operands(
-        *(query, key, value, grad_out, scratch(), scratch(), table, steps, bits, sums, None, scratch(tile.block_d), dk, dv),
+        *(query, key, value, grad_out, scratch(), scratch(), table, steps, bits, sums, scratch(tile.block_d), dk, dv),
         captures=captures,
         sizes=[],
         workers=1,

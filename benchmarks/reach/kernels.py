@@ -20,8 +20,6 @@ from dash_inductor.templates.tiles import NoTile, gluon_tile
 
 from .report import BY_PRICE, FEW_CHAINS
 
-UNTIMED = "gradients of captured tensors, which no GPU has timed by both kernels"
-
 
 @dataclass(frozen=True)
 class Resolved(Decision):
@@ -58,9 +56,7 @@ def why_no_gluon(decision: Decision) -> str:
         tile = gluon_tile(target.arch, problem.dtype, *problem.head_dims)
     except NoTile as no_tile:
         return str(no_tile)
-    if problem.trains_captures:
-        return UNTIMED
-    declined = problem.why_no_gluon(settings.guarantee) or (problem.why_no_blocks(tile) if problem.mask == BLOCK_MASK else None)
+    declined = problem.why_no_gluon(settings) or (problem.why_no_blocks(tile) if problem.mask == BLOCK_MASK else None)
     if declined:
         return str(declined)
     return FEW_CHAINS if kernel_for(problem, settings, target) == GLUON else BY_PRICE

@@ -34,7 +34,7 @@ def operands() -> Operands:
 
     tensors = *(rows() for _ in range(4)), scratch(), scratch(), torch.zeros(2048, dtype=torch.int32)
     numbers = {"workers": 64, "cooperative": True, "block_m": BLOCK, "block_n": BLOCK, "causal": True, "scale": 0.125}
-    return Operands(*tensors, None, None, None, None, scratch(HEAD_DIM), rows(), rows(), [], [], **numbers)  # type: ignore[arg-type]
+    return Operands(*tensors, None, None, None, scratch(HEAD_DIM), rows(), rows(), [], [], **numbers)  # type: ignore[arg-type]
 
 
 def least(*called: Callable[[], object]) -> list[float]:

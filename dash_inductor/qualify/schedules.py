@@ -218,7 +218,7 @@ def schedules(found: Resolution, device: str) -> Iterator[tuple[Timed, Operands]
         workers = candidate.roles * candidate.heads_in_flight
         variant = MIRRORED if candidate.mirrored else COMMITTED
         place = Timed(variant, problem.head_dim, problem.mask, candidate.family, candidate.roles, candidate.heads_in_flight)
-        tensors = query, key, value, inputs.grad_out, *rows, table, None, None, None, None, dq, dk, dv
+        tensors = query, key, value, inputs.grad_out, *rows, table, None, None, None, dq, dk, dv
         numbers = {"block_m": tile.block_m, "block_n": tile.block_n, "causal": causal, "scale": problem.softmax_scale}
         yield place, Operands(*tensors, [], [], workers, cooperative=True, **numbers)
 

@@ -12,7 +12,6 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 from unittest import mock
 
-import sympy
 import torch
 from torch import Tensor
 from torch._inductor.ir import TensorBox
@@ -31,7 +30,7 @@ from dash_inductor.templates.tiles import Tile
 from ..block_lists import write_bits
 from ..buffers import ALIGNED, empty, zeros
 from ..failed_waits import INTS, report_of
-from ..gluon_functions import functions_of
+from ..gluon_functions import Functions, functions_of
 from ..header import add_to_header, root_graph
 from ..inputs import Inputs
 from ..mods import Mods
@@ -136,9 +135,6 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
     rows, parts, functions = walk.blocks, walk.parts, functions_of(mods, inputs.query)
     operands_of: Any = Operands  # which holds IR here
     table, *steps = walk.tensors
-    # Those of a trial nobody reads: their rows are as long as TMA takes them.
-    unread = [*inputs.query.get_size()[:3], CeilDiv(inputs.kv_len, ALIGNED) * ALIGNED]
-    shares = mods.mutated or [empty(unread, dtype, inputs.device) for dtype in functions.values]
     of_blocks = {"q_tiles": rows.q_tiles, "kv_tiles": rows.kv_tiles} if rows else {}
     of_parts = {"bands": parts.bands, "sets": parts.sets, "least_steps": parts.least_steps} if parts else {}
     operands = operands_of(
@@ -147,7 +143,6 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         steps=steps[0] if steps else None,
         bits=rows.bits if rows else None,
         sums=parts.sums if parts else None,
-        semaphores=None,
         dq=scratch,
         dk=dk,
         dv=dv,
@@ -164,36 +159,40 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         functions=functions.source,
         drop_scale=mods.of_dropout.get("DROP_SCALE"),
         drop_bits=mods.drop_bits,
-        share=shares[0] if shares else None,
+        share=_share(inputs, mods, functions),
         **of_blocks,
         **of_parts,
     )
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
-    if inputs.resolution.slices == 1:
-        _call(operands)
-    else:
-        for of_slice, first in _slices(operands, inputs, tile, walk):
-            assert rows
-            write_bits(inputs, mods, tile, rows, first)
-            _call(of_slice)
+    for of_launch in _launches(operands, inputs, tile, walk, mods):
+        # Inductor runs the op once on fake tensors, but for a constant, such as the table, which it passes as it is.
+        with mock.patch.object(V.fake_mode, "allow_non_fake_inputs", True):
+            fallback_handler(SDPA_BACKWARD_GLUON, add_to_fallback_set=False)(*of_launch)
     return dk
 
 
-def _slices(operands: Any, inputs: Inputs, tile: Tile, walk: Walk) -> Iterator[tuple[Any, sympy.Expr]]:
-    """The operands of each slice's launch, and its first KV tile."""
-    count = inputs.resolution.slices
+def _share(inputs: Inputs, mods: Mods, functions: Functions) -> TensorBox | None:
+    """What elements add to the gradient of a captured tensor; of a trial, which has none of it, memory that nobody reads."""
+    if mods.mutated or not functions.values:
+        return mods.mutated[0] if mods.mutated else None
+    (dtype,) = functions.values
+    row = CeilDiv(inputs.kv_len, ALIGNED) * ALIGNED  # as long as TMA takes it
+    return empty([*inputs.query.get_size()[:3], row], dtype, inputs.device)
+
+
+def _launches(operands: Any, inputs: Inputs, tile: Tile, walk: Walk, mods: Mods) -> Iterator[Any]:
+    """The operands of each launch: of one, or of one for each slice of the keys, whose bits are written before."""
+    slices = inputs.resolution.slices
+    if slices == 1:
+        yield operands
+        return
+    assert walk.blocks
     n_kv = CeilDiv(inputs.kv_len, tile.block_n)
-    kv_tiles = CeilDiv(n_kv, count)
-    ints = 2 + inputs.query_heads_total * inputs.n_q + walk.own_ints
-    semaphores = zeros([ints], torch.int32, inputs.device)
-    for number in range(count):
+    kv_tiles = CeilDiv(n_kv, slices)
+    semaphores = zeros([2 + inputs.query_heads_total * inputs.n_q + walk.own_ints], torch.int32, inputs.device)
+    for number in range(slices):
         end = n_kv - number * kv_tiles
         first = Max(0, end - kv_tiles)
+        write_bits(inputs, mods, tile, walk.blocks, first)
         workers = FloorDiv(walk.workers, n_kv) * Max(0, end - first)
-        yield operands._replace(semaphores=semaphores, number=number, workers=workers), first
-
-
-def _call(operands: Any) -> None:
-    # Inductor runs the op once on fake tensors, but for a constant, such as the table, which it passes as it is.
-    with mock.patch.object(V.fake_mode, "allow_non_fake_inputs", True):
-        fallback_handler(SDPA_BACKWARD_GLUON, add_to_fallback_set=False)(*operands)
+        yield operands._replace(semaphores=semaphores, number=number, workers=workers)

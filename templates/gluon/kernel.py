@@ -316,8 +316,7 @@ def sdpa_backward(
     dv_strides,
     attention,
 ):
-    # sizes: of TABLE under a mask in blocks, and the last of lists.steps. slices: KV tiles of a slice, and the number of this one,
-    # where a launch has one; those of the last keys are launched first.
+    # sizes: of TABLE under a mask in blocks, and the last of lists.steps. slices: those of `of_slice` in walk.py.
     BLOCK_M: gl.constexpr = q_source.block_shape[2]
     BLOCK_N: gl.constexpr = k_source.block_shape[2]
     HEAD_DIM: gl.constexpr = k_source.block_shape[3]
@@ -359,29 +358,15 @@ def sdpa_backward(
     ticket = gl.atomic_add(WORKSPACE, 1, sem="relaxed")
     if attention.BLOCKS:
         own_role, first_head, rounds = 0, 0, 1
-        n_kv = gl.cdiv(attention.kv_len, BLOCK_N)
-        of_slice = (0, n_kv)  # its first KV tile, and how many it has
-        if attention.SLICED:
-            kv_tiles, number = slices
-            ticket -= number * kv_tiles * (attention.heads * attention.SETS * attention.SEGMENTS)
-            end = n_kv - number * kv_tiles
-            first = gl.maximum(0, end - kv_tiles)
-            of_slice = (first, end - first)
-        segment = 0
+        chain, segment, row, parts, place = chain_in_lists(TABLE, lists, sizes, slices, ticket, attention, BLOCK_N)
         first_chain = 0
-        if attention.SEGMENTS > 1:  # lower segments have lower tickets, and gradients of their own
-            segment = ticket // (attention.heads * attention.SETS * of_slice[1])
-            ticket %= attention.heads * attention.SETS * of_slice[1]
-            first_chain = segment * attention.heads * n_kv
+        if attention.SEGMENTS > 1:  # each has gradients of its own
+            first_chain = segment * attention.heads * gl.cdiv(attention.kv_len, BLOCK_N)
             batch = gl.cast(segment * (attention.heads // attention.hkv), gl.int64)
             DK += batch * dk_strides[0]
             DV += batch * dv_strides[0]
-        chain, mask, parts, place = chain_in_lists(TABLE, lists, sizes, ticket, of_slice, segment, attention, BLOCK_N)
         semaphores = WORKSPACE + 2 + attention.heads * attention.GROUP * attention.nq
         sums = (lists.sums, semaphores, first_chain, place, parts, REPORT) if lists.bands * attention.SETS > 1 else ()
-        row = mask * n_kv + chain[0]
-        if attention.SLICED:
-            row = mask * slices[0] + chain[0] - of_slice[0]
         bits = (lists.bits, row * attention.nq * (BLOCK_M * BLOCK_N // 32))
     else:
         own_role, first_head, rounds = turns_in_table(TABLE, ticket, attention)

@@ -21,7 +21,7 @@ __all__ = ["arguments", "sdpa_backward"]
 OPTIONS: dict[str, Any] = {"num_warps": GLUON_CONSUMERS, "enable_fp_fusion": True}
 ALIGNED = 16  # bytes: addresses and pitches that TMA takes
 MOST_PLANS = 1024  # that are kept
-FIRST_SCALAR = Operands._fields.index("workers")
+FIRST_SCALAR, BEHIND_SCALARS = map(Operands._fields.index, ("workers", "semaphores"))
 DQ_COLUMNS = 32  # fp32 values of a row of DQ as TMA sees it: 128 bytes
 DQ_ROWS = {64: 256, 128: 256, 256: 128}  # by a tile's columns, rows that TMA adds at a time: a Q tile, of 256 columns a quarter
 SHARE_BYTES = {64: 2**15, 128: 2**14}  # by a tile's columns, of shared memory for what elements add to the gradient of a capture
@@ -83,7 +83,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     places = [each.data_ptr() % ALIGNED for each in shaped[:4]]
     form: list[Any] = [x.query.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
     form += [each is not None and (each.dtype, each.shape) for each in (x.steps, x.bits, x.semaphores, x.share)]
-    form += [most_chains, *x.sizes, *x._replace(drop_bits=None, share=None)[FIRST_SCALAR:]]
+    form += [most_chains, *x.sizes, *x[FIRST_SCALAR:BEHIND_SCALARS]]
     plan = _plans.get(key := tuple(form))
     if plan is None:
         if len(_plans) >= MOST_PLANS:
@@ -194,7 +194,7 @@ def _with_tensors(attention: Attention, x: Operands) -> Attention:
 
 @functools.cache
 def _functions(source: str) -> ModuleType | None:
-    """The module of this source: `BEFORE`, `SCORES` and `DERIVATIVE` of scores.py as before, scores_of and derivative_of."""
+    """The module of this source: BEFORE, SCORES, DERIVATIVE and SHARE are its before, scores_of, derivative_of and share_0_of."""
     return PyCodeCache.load(source) if source else None
 
 

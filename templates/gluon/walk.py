@@ -158,12 +158,36 @@ def chain_in_queue(walk, turn, CAUSAL: gl.constexpr, RATIO: gl.constexpr, WARPS:
 
 
 @gluon.jit
-def chain_in_lists(table, lists, sizes, ticket, of_slice, segment, attention, BLOCK_N: gl.constexpr):
-    # Under a mask in blocks: (chain, mask, parts, place). chain: that of a CTA, or its part of one, with j = -1 if it has none.
-    # mask: its number. parts: how many sum dK and dV, of which this one is the place-th. The walk is that of block_mask.py.jinja:
-    # the last KV tile of a head, or of a band of all heads, has the lowest ticket, and the KV tiles of the block after j add
-    # before it does. Query heads of a group may have masks of their own if each is a set. of_slice: the launch's first KV
-    # tile, and how many it has. segment: that of the queries.
+def of_slice(slices, attention, BLOCK_N: gl.constexpr):
+    # The first KV tile of a launch, how many it has, and how many the launches before it have: those of the last keys come first.
+    # slices: KV tiles of a slice and the number of this one, nothing for a launch of all keys.
+    n_kv = gl.cdiv(attention.kv_len, BLOCK_N)
+    first = 0
+    tiles = n_kv
+    before = 0
+    if attention.SLICED:
+        kv_tiles, number = slices
+        before = number * kv_tiles
+        first = gl.maximum(0, n_kv - before - kv_tiles)
+        tiles = n_kv - before - first
+    return first, tiles, before
+
+
+@gluon.jit
+def chain_in_lists(table, lists, sizes, slices, ticket, attention, BLOCK_N: gl.constexpr):
+    # Under a mask in blocks: (chain, segment, row of bits, parts, place). chain: that of a CTA, or its part of one, with j = -1 if
+    # it has none. segment: that of its queries; lower ones have lower tickets. parts: how many sum dK and dV, of which this one is
+    # the place-th. The walk is that of block_mask.py.jinja: the last KV tile of a head, or of a band of all heads, has the lowest
+    # ticket, and the KV tiles of the block after j add before it does. Query heads of a group may have masks of their own if each
+    # is a set.
+    first_tile, tiles, tiles_before = of_slice(slices, attention, BLOCK_N)
+    if attention.SLICED:
+        ticket -= tiles_before * (attention.heads * attention.SETS * attention.SEGMENTS)
+    segment = 0
+    if attention.SEGMENTS > 1:
+        of_segment = tiles * (attention.heads * attention.SETS)
+        segment = ticket // of_segment
+        ticket %= of_segment
     mask_z, mask_h, kv_blocks, q_blocks, width = sizes
     GROUP: gl.constexpr = attention.GROUP
     SETS: gl.constexpr = attention.SETS
@@ -174,7 +198,6 @@ def chain_in_lists(table, lists, sizes, ticket, of_slice, segment, attention, BL
     band = 0
     of_set = ticket % SETS
     if BANDS == 1:
-        first_tile, tiles = of_slice
         head = ticket // SETS // tiles
         j = first_tile + tiles - 1 - ticket // SETS % tiles
     else:
@@ -227,7 +250,10 @@ def chain_in_lists(table, lists, sizes, ticket, of_slice, segment, attention, BL
             j = -1
             steps = 0
     chain = j, steps, row * q_blocks + first // attention.BLOCKS, table, head, of_set, rank
-    return chain, mask, filled * SETS, before * SETS + of_set
+    of_bits = mask * n_kv + j
+    if attention.SLICED:
+        of_bits = mask * slices[0] + j - first_tile
+    return chain, segment, of_bits, filled * SETS, before * SETS + of_set
 
 
 @gluon.jit

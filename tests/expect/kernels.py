@@ -12,8 +12,9 @@ import expecttest
 import torch
 
 from benchmarks.machine_code.flex import flex_backward
-from benchmarks.machine_code.gates import Rules, figures
+from benchmarks.machine_code.gates import figures
 from benchmarks.machine_code.generate import Generated, attention_backward, compile_kernel
+from benchmarks.machine_code.rules import Rules
 from dash_inductor import enabled
 from dash_inductor.codegen.flex import FlexAttention
 from dash_inductor.devices import device

@@ -15,16 +15,13 @@ import triton
 from kernels import GLUON_OP, MAIN, TWO_PASS, broken_gates, gluon_launches, kernel
 from torch import Tensor
 
-from benchmarks.machine_code.gates import Rules, figures
-from benchmarks.machine_code.generate import CompiledKernel, Generated, generate
+from benchmarks.machine_code.generate import Generated, generate
 from dash_inductor import enabled
 from dash_inductor.codegen.mode import deterministic
 from dash_inductor.first_use.kind import Kind
 from dash_inductor.hooks.install import installed
-from dash_inductor.lowering.launch import gluon
 from dash_inductor.reproduce import trial
 from dash_inductor.rewrite import sdpa
-from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, gluon_tile
 
 FORWARDS = {"efficient": partial(stock_ops.efficient, dropout_p=0.1), "flash": stock_ops.dropping}
 # As one of Triton's kernels has it, and the kernel of the bits, which adds what makes a byte that is too large carry.
@@ -32,8 +29,6 @@ THRESHOLDS = {"efficient": "chosen(words, position & 3) >= 429496752", "flash": 
 OF_BITS = {"efficient": "(word >= 429496752)", "flash": f"+ {(255 - 229) * 0x00800080}"}
 # The most LDL and STL of a main loop, which a kernel without dropout has none of, by Triton; all of head dim 128 on sm_90.
 SPILLED = {"3.6": 75, "3.7": 16, "3.9": 33}
-# The same of the Gluon kernel under a full mask, by Triton and head dim; 0 elsewhere.
-SPILLED_BY_GLUON = {("3.9", 64): 28, ("3.9", 128): 7, ("3.9", 256): 1}
 both = pytest.mark.parametrize("generator", FORWARDS)
 
 
@@ -93,21 +88,6 @@ def test_compiled_kernels(head_dim, template, key, generator):
     row, broken = broken_gates(generated, key, name, head_dim)
     assert row["local_in_loop"] <= SPILLED.get(triton.__version__[:3], max(SPILLED.values())), row
     assert [gate for gate in broken if "spills" not in gate] == []
-
-
-@pytest.mark.every_case
-@pytest.mark.parametrize("head_dim", GLUON_HEAD_DIMS)
-def test_the_gluon_kernels_loop(head_dim, monkeypatch):
-    """Its matmuls stay asynchronous, and few values leave registers; whose bits they are is nothing to it."""
-    stock, launched = gluon.Launch.compile, []
-    monkeypatch.setattr(gluon.Launch, "compile", lambda launch: launched.append(stock(launch)))
-    with gluon.compiling_launches():
-        code("flash", head_dim=head_dim, kernel="gluon")
-    binary = launched[-1]
-    compiled = CompiledKernel(binary.asm["ptx"], binary.asm["cubin"], binary.metadata)
-    most = SPILLED_BY_GLUON.get((triton.__version__[:3], head_dim), 0)
-    rules = Rules(90, gluon_tile(90, "bf16", head_dim), most_local=most, most_barriers=3, is_gluon=True)
-    assert rules.violated(figures(compiled, rules)) == []
 
 
 @pytest.mark.parametrize("mask", ["full", "causal"])

@@ -72,12 +72,18 @@ def test_one_pass(cell):
         assert_is_on_the_page(cell, row)
 
 
+# By the shape of a cell, that without its function or dropout.
+WITHOUT = dict.fromkeys(gates.GLUON_FUNCTIONS, "flex-documents") | {
+    shape: shape.removesuffix("-dropout") for shape in gates.GLUON_DROPOUT
+}
+
+
 def test_the_gluon_kernel():
     """Hopper's head dims have it, in shapes whose lengths are known; the warps that multiply load, add and fence nothing."""
     every = cells(template=[gates.GLUON])
     assert {(cell.arch, cell.head_dim) for cell in every} == {("sm_90", head_dim) for head_dim in (64, 80, 96, 128, 192, 256)}
     of_blocks = len((*gates.GLUON_FLEX_SHAPES, *gates.GLUON_FUNCTIONS))
-    of_columns = 3 * (len((*gates.GLUON_SHAPES, *gates.PARTS_SHAPES)) + of_blocks)
+    of_columns = 3 * (len((*gates.GLUON_SHAPES, *gates.GLUON_DROPOUT, *gates.PARTS_SHAPES)) + of_blocks)
     assert len(every) == len(HALF_DTYPES) * (of_columns + len(gates.GLUON_PADDED) * of_blocks)
     (cell,) = (cell for cell in every if (cell.head_dim, cell.dtype, cell.shape) == (128, "bf16", "causal"))
     row = as_it_is(cell)
@@ -94,13 +100,13 @@ def test_the_gluon_kernel():
     "cell",
     [
         pytest.param(cell, id=name(cell), marks={64: (), 96: pytest.mark.quick}.get(cell.head_dim, pytest.mark.nightly))
-        for cell in cells(template=[gates.GLUON], dtype=["bf16"], shape=gates.GLUON_FUNCTIONS)
+        for cell in cells(template=[gates.GLUON], dtype=["bf16"], shape=WITHOUT)
     ],
 )
-def test_functions_in_the_gluon_kernel(cell):
+def test_functions_and_dropout_in_the_gluon_kernel(cell):
     """Around them the loop is that without them: as many matmuls, waits and barriers. A head dim that is padded has the loop of its
     columns."""
-    row, without = as_it_is(cell), as_it_is(dataclasses.replace(cell, shape="flex-documents"))
+    row, without = as_it_is(cell), as_it_is(dataclasses.replace(cell, shape=WITHOUT[cell.shape]))
     assert row["gates"] == without["gates"] == []
     same = ("hgmma", "drains", "barriers", "warpgroup_depbars", "wgmma_serialised", "warp_syncs", "shared_bytes", "ctas_per_sm")
     assert {name: row[name] for name in same} == {name: without[name] for name in same}

@@ -106,7 +106,7 @@ def test_auto_goes_by_architecture_head_dim_and_price(changes, is_gluon):
 def test_nothing_is_launched_where_two_passes_are():
     """Then no CTA of the Gluon kernel has work: its table, which nobody has written, is not looked at."""
     numbers = {"block_m": 128, "block_n": 128, "causal": True, "scale": 1.0}
-    gluon.sdpa_backward_gluon(*Operands(*[None] * 14, [], [], workers=0, cooperative=True, **numbers))
+    gluon.sdpa_backward_gluon(*Operands(*[None] * 13, [], [], workers=0, cooperative=True, **numbers))
 
 
 @pytest.mark.parametrize(("version", "is_gluon"), [("3.9.1", True), ("3.10.0+git", False), ("4.0.0", False)])

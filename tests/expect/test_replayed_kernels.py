@@ -18,7 +18,7 @@ from benchmarks.machine_code.replay import Replay, replay
 from benchmarks.machine_code.replay.constants import Constants
 from benchmarks.prices import ALIBI, SOFT_CAP
 from dash_inductor.devices.cost_files import numbers_of
-from dash_inductor.prices import GLUON_CYCLES, GLUON_CYCLES_WITHOUT
+from dash_inductor.prices import GLUON_CYCLES, GLUON_CYCLES_WITHOUT, GLUON_DROPOUT_CYCLES
 from dash_inductor.templates.tiles import Template
 
 pytestmark = pytest.mark.nightly
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.nightly
 PRICED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the cost files are of Triton 3.7's code")
 SHAPES = ("full", "causal")
 ROWS = {64: 128, 128: 64}  # of a step of one pass
+RATIOS = {64: 1 / 2, 128: 1, 256: 2}  # by columns of the Gluon kernel's tile: 64 x 128 elements, in its steps
 OFF = 0.03  # what the files may be off the replay: rounding, and what a patch release of Triton changes
 
 
@@ -34,6 +35,11 @@ def cubin(template: str, head_dim: int, shape: str, cached: bool = True) -> byte
     code = generated(settings={"template": template}, cached=cached, head_dim=head_dim, **gates.SHAPES[shape])
     (name,) = code.templates
     return compiled(code.kernels[name], "h100").cubin
+
+
+def cycles_of_gluon(columns: int, shape: str) -> float:
+    cell = Cell("sm_90", gates.GLUON, "bf16", columns, shape)
+    return gates.replays(gates.compiled(cell), cell.rules)[0].cycles
 
 
 @functools.cache
@@ -119,13 +125,20 @@ def test_a_hop_has_the_cycles_of_the_cost_files(device):
 
 
 @PRICED
+def test_dropout_has_the_cycles_of_its_price():
+    """The mean of both masks; it takes nothing where that is less."""
+    for columns, ratio in RATIOS.items():
+        shapes = [(mask, f"{mask}-dropout") for mask in SHAPES]
+        more = [cycles_of_gluon(columns, dropping) - cycles_of_gluon(columns, mask) for mask, dropping in shapes]
+        assert GLUON_DROPOUT_CYCLES[columns] == pytest.approx(max(0, ratio * sum(more) / len(more)), rel=0.02)
+
+
+@PRICED
 def test_functions_have_the_cycles_of_their_price():
     """Where they take the most. Without them the steps are those that prices are parts of."""
-    ratios = {64: 1 / 2, 128: 1, 256: 2}  # 64 x 128 elements, in steps
     more = {shape: dict[int, float]() for shape in gates.GLUON_FUNCTIONS}
-    for columns, ratio in ratios.items():
-        every = [Cell("sm_90", gates.GLUON, "bf16", columns, shape) for shape in ("flex-documents", *gates.GLUON_FUNCTIONS)]
-        without, *others = (gates.replays(gates.compiled(cell), cell.rules)[0].cycles * ratio for cell in every)
+    for columns, ratio in RATIOS.items():
+        without, *others = (cycles_of_gluon(columns, shape) * ratio for shape in ("flex-documents", *gates.GLUON_FUNCTIONS))
         assert GLUON_CYCLES_WITHOUT[columns] == pytest.approx(without, rel=OFF)
         for shape, cycles in zip(gates.GLUON_FUNCTIONS, others, strict=True):
             more[shape][columns] = cycles - without

@@ -115,7 +115,7 @@ def test_one_launch_against_the_reference(family, causal, q_len, kv_len, group, 
         dq = torch.full((*query.shape[:2], rows, head_dim), torch.nan, device=query.device)
         dk, dv = torch.full_like(key, torch.nan), torch.full_like(value, torch.nan)
         workers = schedule.roles * heads_in_flight
-        tensors = query, key, value, grad_out, neg_lse, delta, table, None, None, None, None, dq, dk, dv
+        tensors = query, key, value, grad_out, neg_lse, delta, table, None, None, None, dq, dk, dv
         numbers = {"block_m": shape.block_m, "block_n": shape.block_n, "causal": causal, "scale": scale}
         sdpa_backward_gluon(*Operands(*tensors, [], [], workers, cooperative=True, **numbers))
         dq = dq.view(*query.shape[:2], -1, shape.block_m * head_dim)[..., order].flatten(2, 3)

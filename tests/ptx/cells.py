@@ -130,7 +130,7 @@ def _of_shape(shape: str) -> dict[str, Any]:
     if flex := gates.ALL_FLEX_SHAPES.get(shape):
         return dict(flex) | (IN_PARTS if shape == gates.IN_PARTS else {})
     ours = {"kv_heads": HEADS // 2, "q_len": LENGTH - 33, "kv_len": LENGTH - 33}
-    return {name: ours.get(name, value) for name, value in gates.SHAPES[shape].items()}
+    return {name: ours.get(name, value) for name, value in (gates.SHAPES | gates.GLUON_DROPOUT)[shape].items()}
 
 
 def executed(case: Case, seeds: int, races: bool, barriers: bool = False) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def empty_operands(device: str, heads: int, head_dim: int) -> Operands:
     empty = functools.partial(torch.empty, device=device)
     q, k, v, do, dk, dv = (empty(2, 512, heads, head_dim, dtype=torch.bfloat16).transpose(1, 2) for _ in range(6))
     rows, dq, table = empty(2 * heads * 512), empty(2 * heads, 512 * head_dim), empty(8, dtype=torch.int32)
-    tensors = q, k, v, do, rows, rows, table, None, None, None, None, dq, dk, dv
+    tensors = q, k, v, do, rows, rows, table, None, None, None, dq, dk, dv
     block_m = 128 if head_dim == 64 else 64
     return Operands(*tensors, [], [], 4, cooperative=True, block_m=block_m, block_n=128, causal=True, scale=0.125)
 

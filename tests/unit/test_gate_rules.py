@@ -12,6 +12,7 @@ from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from benchmarks.machine_code.gates import (
     DEVICES,
     FLEX_SHAPES,
+    GLUON_DROPOUT,
     GLUON_FLEX_SHAPES,
     GLUON_FUNCTIONS,
     GLUON_PADDED,
@@ -22,9 +23,9 @@ from benchmarks.machine_code.gates import (
     PARTS_SHAPES,
     SHAPES,
     Cell,
-    Rules,
     cells,
 )
+from benchmarks.machine_code.rules import Rules
 from dash_inductor.devices import LIMITS, occupancy, stand_in
 from dash_inductor.lowering.load_check import Checked, check, expect
 from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, gluon_tile, tile, two_pass_tile
@@ -142,7 +143,8 @@ def test_every_cell_of_the_tables():
     """All of what there is a tile for, once; past a head dim of 128 in two passes, and Gluon, alone."""
     found = cells()
     of_blocks = len((*GLUON_FLEX_SHAPES, *GLUON_FUNCTIONS))
-    of_gluon = len(GLUON_HEAD_DIMS) * (len((*GLUON_SHAPES, *PARTS_SHAPES)) + of_blocks) + len(GLUON_PADDED) * of_blocks
+    of_columns = len((*GLUON_SHAPES, *GLUON_DROPOUT, *PARTS_SHAPES)) + of_blocks
+    of_gluon = len(GLUON_HEAD_DIMS) * of_columns + len(GLUON_PADDED) * of_blocks
     in_triton = len(SHAPES) * (6 + 9) + len(FLEX_SHAPES) * (2 + 2) + len(PARTS_SHAPES) * 2
     assert len(set(found)) == len(found) == 2 * (len(DEVICES) * in_triton + of_gluon)
     assert {cell.head_dim for cell in found if cell.template != "gluon"} == set(HEAD_DIMS)

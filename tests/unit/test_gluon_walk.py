@@ -145,8 +145,8 @@ def listed(walk: Any, expected: Walks) -> Iterator[Work | None]:
     )
     for ticket in range(parts.units(kv_heads, expected.n_kv, expected.kv_tiles)):
         sizes = *rows.shape, parts.bands
-        found = walk.chain_in_lists(Pointer(rows.reshape(-1)), lists, sizes, ticket, (0, expected.n_kv), 0, attention, block_n)
-        (j, turns, row, of_row, head, of_set, first_rank), _mask, of_chain, place = found
+        found = walk.chain_in_lists(Pointer(rows.reshape(-1)), lists, sizes, (), ticket, attention, block_n)
+        (j, turns, row, of_row, head, of_set, first_rank), _segment, _row_of_bits, of_chain, place = found
         heads = group // parts.sets
         entries = [walk.step_of(of_row + row, turn, expected.q_tiles) for turn in range(turns)]
         taken = [(head * group + of_set * heads + n, i & 0xFFFF, rank + first_rank) for i, rank in entries for n in range(heads)]
@@ -163,7 +163,7 @@ def arguments(key: torch.Tensor, rows: int = 256) -> tuple[Any, ...]:
     """Those of a launch; key [1, 2, 200, D]."""
     query, statistics = torch.zeros(key.shape, dtype=key.dtype), torch.zeros(2 * rows)
     dq, table = torch.zeros(2 * 256, key.shape[3]), torch.zeros(8, dtype=torch.int32)
-    tensors = (query, key, query, query, statistics, statistics, table, None, None, None, None, dq, query, query)
+    tensors = (query, key, query, query, statistics, statistics, table, None, None, None, dq, query, query)
     operands = Operands(*tensors, [], [], workers=1, cooperative=True, block_m=128, block_n=128, causal=False, scale=1.0)
     return gluon_kernel().arguments(operands, report=torch.zeros(4, dtype=torch.int32), most_chains=1)
 

@@ -54,6 +54,14 @@ def test_a_table_has_a_line_for_an_attention(keep):
     assert (full, causal) == ("| 64 | full | 1615 | 10 | 10 | 250 / 255 | 10 |", "| 64 | causal | 1615 | 10 | 10 | 10 | 10 |")
 
 
+def test_rows_of_other_kernels_stay(keep):
+    keep("3.7.1", row(), row("gluon"), row("gluon", head_dim=192), row("gluon", head_dim=192, value_dim=128))
+    keep("3.7.1", row("gluon", shape="full-dropout", registers=168), row("gluon", registers=168))
+    found = [(*loops.kernel(kept), kept["registers"]) for kept in loops.results()]
+    of_64 = [("one_pass", "64", "full", "10"), ("gluon", "64", "full", "168"), ("gluon", "64", "full-dropout", "168")]
+    assert found == [*of_64, ("gluon", "192", "full", "10"), ("gluon", "192/128", "full", "10")]
+
+
 def test_what_is_kept_has_every_loop_of_each_triton():
     """Where one is missing, a table's figures would be of other Tritons than the page says."""
     kernels: dict[str, list[tuple[str, ...]]] = {}

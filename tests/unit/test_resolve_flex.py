@@ -175,6 +175,22 @@ def test_auto_leaves_gradients_of_captured_tensors_to_triton(trained: bool, kern
     assert found["gluon"].row_copies == 4 + trained  # each partition has rows of its own
 
 
+@pytest.mark.parametrize(
+    ("settings", "few", "many"),
+    [
+        ({"guarantee": "batch"}, {"masks": 1}, {"masks": 2**13}),
+        ({"segment": 2**17}, {"q_len": 2**17, "segments": 1}, {"q_len": 2**20, "segments": 8}),
+    ],
+)
+def test_neither_the_batch_nor_ranks_decide_the_kernel(settings: dict[str, Any], few: Any, many: Any) -> None:
+    """Of masks whose bits have no room at once; without the promise the many would take the Triton kernel."""
+    sizes = {"head_dim": 64, "kv_len": 2**20, **GLUON}
+    one, other = (resolved(settings=settings, **sizes | {"q_len": 1} | each) for each in (few, many))
+    assert one.kernel == other.kernel == "gluon" and other.slices > one.slices
+    without = {name: value for name, value in many.items() if name != "segments"}
+    assert resolved(**sizes | {"q_len": 1} | without).kernel == "triton"
+
+
 def test_an_sdpa_of_few_chains_is_never_left():
     """Without a mask: ours may have two passes."""
     assert resolved(mask="full", is_flex=False, function_ops=0, stock=None).template in ("one_pass", "two_pass")

@@ -23,6 +23,7 @@ from dash_inductor.templates.tiles import HALF_DTYPES, Template, gluon_tile, til
 
 from .. import gates
 from ..replay import SMALLEST
+from ..rules import Rules
 
 GLUON_OP = "torch.ops.dash.sdpa_backward_gluon.default"  # which launches the Gluon kernel
 # Figures of the whole kernel; all others are of its main loop.
@@ -96,7 +97,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"the attention keeps its stock kernel: {'; '.join(reasons) or 'no pass matched it'}")
     arch = device(args.device).arch
 
-    def described(name: str, compiled: CompiledKernel, rules: gates.Rules, launch: Sequence[str], source: str) -> dict[str, Any]:
+    def described(name: str, compiled: CompiledKernel, rules: Rules, launch: Sequence[str], source: str) -> dict[str, Any]:
         if args.cubin:
             is_main = name == (GLUON_OP if is_gluon else generated.main_kernel)
             path = args.cubin if is_main else args.cubin.with_stem(f"{args.cubin.stem}.{name}")
@@ -114,7 +115,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
 
     def of_template(name: str) -> dict[str, Any]:
         find = tile if generated.templates[name] == Template.ONE_PASS else two_pass_tile
-        rules = gates.Rules(arch, find(arch, args.dtype, args.head_dim, args.value_dim))
+        rules = Rules(arch, find(arch, args.dtype, args.head_dim, args.value_dim))
         source = generated.kernels[name]
         return described(name, compile_kernel(source, args.device), rules, generated.launches[name], source)
 
@@ -123,7 +124,7 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         (mask,) = {str(decision.mask) for decision in generated.decisions if decision.rewritten}
         sizes = lengths | heads | {"head_dim": args.head_dim, "value_dim": args.value_dim, "dtype": args.dtype}
         compiled = compile_gluon(args.device, **sizes, mask=mask, score_mod=args.score_mod or "none")
-        rules = gates.Rules(arch, gluon_tile(arch, args.dtype, args.head_dim, args.value_dim), is_gluon=True)
+        rules = Rules(arch, gluon_tile(arch, args.dtype, args.head_dim, args.value_dim), is_gluon=True)
         launches = [line.strip() for line in generated.source.splitlines() if GLUON_OP in line]
         return described(GLUON_OP, compiled, rules, launches, gluon_source())
 
