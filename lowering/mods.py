@@ -114,6 +114,7 @@ def scores_alone(query: Any, score_mod: fx.GraphModule, joint: fx.GraphModule, c
     """The function of the scores and its derivative, and if captures are trained what elements add to their gradients, with nothing
     else of an attention: there are values of no size."""
     device = query.get_device_or_error()
+    # Of a learnt mask the derivative has no gradient.
     shares = (_shares(joint.graph, len(captures), False) or _shares(joint.graph, len(captures), True)) if trained else []
     dtypes = _dtypes(shares, captures)
     derivative = returning(joint, [_of_score(joint), *dtypes], device)
