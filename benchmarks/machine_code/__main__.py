@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dash_inductor.cli.program import Program
 
-from .commands import codegen, gates, replay
+from .commands import codegen, gates, measured, replay
 
 PROGRAM = Program(
     "benchmarks.machine_code",
@@ -14,6 +14,7 @@ PROGRAM = Program(
         "codegen": (codegen, "show the kernel for a GPU, and what its machine code says"),
         "gates": (gates, "compile every kernel, and name the rules that it breaks"),
         "replay": (replay, "estimate what the main loop of a Hopper kernel waits for"),
+        "measured": (measured, "hold those estimates against times of an H200"),
     },
     compiling=("codegen", "gates"),
     of_our_making=("gates",),

@@ -273,12 +273,17 @@ def generated(cell: Cell, *, rewrite: bool = True) -> Generated:
         return attention_backward(key, **({"q_len": LENGTH, "kv_len": LENGTH, "kv_heads": HEADS} | sizes | SHAPES[cell.shape]))
 
 
-def instructions_of_stock(cell: Cell) -> int:
-    """In the two loops of stock's kernel of a FlexAttention."""
+def stock_kernel(cell: Cell) -> CompiledKernel:
+    """Stock's kernel of a FlexAttention, whose loops are of keys and of queries."""
     from .generate import compile_kernel
 
     (source,) = (text for text in generated(cell, rewrite=False).kernels.values() if "tl.dot(" in text)
-    compiled = compile_kernel(source, DEVICES[cell.arch])
+    return compile_kernel(source, DEVICES[cell.arch])
+
+
+def instructions_of_stock(cell: Cell) -> int:
+    """In both of its loops."""
+    compiled = stock_kernel(cell)
     return inspect(compiled.cubin, compiled.metadata.shared, 2).instructions_in_loop
 
 

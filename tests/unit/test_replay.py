@@ -44,8 +44,12 @@ def loop(*lines: str | tuple[str, int, int, int]) -> list[Operation]:
     return decoded(parse(text), codes)
 
 
+# Round figures: what is counted by hand below does not hang on a fit.
+BY_HAND = {"jump": 1, "matmul_dispatch": 1, "matmul_latency": 28, "addition_bandwidth": 32, "barrier": 20}
+
+
 def replayed(*lines: str | tuple[str, int, int, int], warps: int = 8, **constants: float) -> Replay:
-    found = replay_loop(loop(*lines), warps=warps, constants=Constants().set_from(constants))
+    found = replay_loop(loop(*lines), warps=warps, constants=Constants().set_from(BY_HAND | constants))
     if found.exposed:
         assert found.tensor_cycles + sum(found.exposed.values()) == pytest.approx(found.cycles)
     return found
@@ -62,7 +66,8 @@ def test_control_codes():
 def test_matmuls_follow_each_other():
     """Two of two warpgroups on one set of tensor cores, back to back."""
     found = replayed(S, S)
-    assert (found.cycles, found.tensor_cycles, found.exposed) == (128, 128, {})
+    assert found.cycles == found.tensor_cycles == pytest.approx(128, rel=0.06)  # queued ahead, in no equal steps
+    assert not found.exposed
     assert found.flop == 4 * 2 * 64 * 64 * 16
     assert replayed(S, S, warps=4).cycles == 64
 
@@ -83,6 +88,63 @@ def test_a_wait_for_copies(left, latency, waits):
     found = replayed(*step, l2_latency=latency)
     assert (found.exposed.get("loads", 0) > 100) == waits
     assert (next(iter(found.exposed)) == "loads") == waits
+
+
+def test_a_branch_takes_its_time():
+    """The one back to the first instruction."""
+    assert replayed(S, WAIT, warps=4, jump=30).cycles - replayed(S, WAIT, warps=4).cycles == 29
+
+
+def test_matmuls_of_a_scheduler_follow_each_other():
+    """Two warps issue four each: 64 clocks of work in all, or eight times what one takes."""
+    small = S.replace("64x64", "64x8").replace("gdesc[UR4]", "R4, gdesc[UR4]")  # 4 clocks
+    together = "BAR.SYNC.DEFER_BLOCKING 0x0"
+    assert replayed(*[small] * 4, together).cycles < 80
+    assert replayed(*[small] * 4, together, matmul_dispatch=20).cycles == pytest.approx(8 * 20, abs=22)  # and the barrier
+
+
+LONG = S.replace(", gsb0", "")
+LOAD, STORE = ("LDS.64 R8, [R11]", 0, 7, 0), ("STS.128 [R11], R12", 7, 0, 0)
+USE = ("FADD R9, R8, R8", 7, 7, 1)
+
+
+def test_a_load_stands_behind_the_matmuls_of_its_warp():
+    """Alone it takes 2 clocks and a trip; behind three matmuls it waits until the last of them starts."""
+    alone = replayed(LOAD, USE, S, WAIT, warps=4, shared_latency=300)
+    behind = replayed(LONG, LONG, S, LOAD, USE, WAIT, warps=4, shared_latency=300)
+    assert behind.cycles - 64 == pytest.approx(alone.cycles - 32 - 28, abs=6)  # then its matmul has ended
+
+
+def test_matmuls_leave_loads_a_share():
+    """Eight stores of 512 bytes by four warps, 128 clocks, beside matmuls that read as much as shared memory has, or half of it."""
+    full = [LONG] * 7 + [S]
+    half = [line.replace("gdesc[UR4]", "R4, gdesc[UR4]") for line in full]
+
+    def clocks(matmuls: list[str], **constants: float) -> float:
+        stored = ("MEMBAR.ALL.CTA", 7, 1, 0)
+        return replayed(*matmuls, *[STORE] * 8, stored, ("NOP", 7, 7, 2), warps=4, cta_fence=1, matmul_queue=9, **constants).cycles
+
+    assert clocks(full, least_share=0.25) > clocks(full, least_share=0.5) > clocks(full, least_share=1)
+    assert clocks(half, least_share=0.25) == clocks(half, least_share=0.5)
+
+
+def test_fences_wait_for_stores():
+    """A CTA's waits for those of its own warp, a proxy's for all of them."""
+    fences = [("MEMBAR.ALL.CTA", 7, 1, 0), ("FENCE.VIEW.ASYNC.S", 2, 7, 2), ("NOP", 7, 7, 4)]
+    without = replayed(*fences, S, WAIT, cta_fence=10, async_fence=20)
+    behind = replayed(*[STORE] * 4, *fences, S, WAIT, cta_fence=10, async_fence=20)
+    assert without.cycles == pytest.approx(10 + 20 + 32 + 28, abs=6)
+    assert behind.cycles - without.cycles == pytest.approx(8 * 4 * 4, abs=12)  # 512 bytes take 4 clocks
+    assert behind.exposed["fence"] > 100
+
+
+def test_the_first_matmul_of_a_chain_waits():
+    """Until the last but so many of the warp have started; those of one chain do not."""
+    one_chain = replayed(*[LONG] * 7, S, warps=4, matmul_queue=1)
+    chains = replayed(*[S] * 8, warps=4, matmul_queue=1)
+    assert one_chain.cycles == 8 * 32
+    assert chains.cycles == pytest.approx(8 * 32, abs=8)
+    assert chains.exposed.get("issue", 0) >= one_chain.exposed.get("issue", 0)
 
 
 MINE, OTHERS = "BAR.SYNC.DEFER_BLOCKING R13, 0x100", "BAR.ARV R14, 0x100"  # numbers of barriers in registers: turns

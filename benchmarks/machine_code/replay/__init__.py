@@ -18,8 +18,8 @@ from .constants import CONSTANTS, SWITCH, Constants
 from .machine import BARRIER, ISSUE, MATMUL, WARPGROUP, StreamingMultiprocessor, Warp
 from .operations import MATMULS, UNKNOWN, Operation, control_codes, decoded, rotated, step_of
 
-STEPS = 9  # issued
-WINDOW = 3  # of which the last are looked at
+STEPS = 11  # issued
+WINDOW = 5  # of which the last are looked at
 SMALLEST = 8  # clocks of a cause that is worth a word
 
 
@@ -112,7 +112,7 @@ def replay_loop(
 
     sm, begin, end = run(chained=False)
     flop = _flop(loop, warps)
-    exposed, tensor = _exposed(sm, begin, end) if sm.busy else ({}, flop / constants.tensor_flop * WINDOW)
+    exposed, tensor = _exposed(sm, begin, end) if sm.memory.busy else ({}, flop / constants.tensor_flop * WINDOW)
     handover, chained = None, (end - begin) / WINDOW
     if sm.polled and sm.released:
         step = STEPS - WINDOW
@@ -129,6 +129,27 @@ def replay_loop(
         instructions=len(loop),
         notes=_notes(loop, tma_bytes),
     )
+
+
+def times_by_place(
+    loop: Sequence[Operation],
+    *,
+    warps: int = 8,
+    tma_bytes: int = 0,
+    constants: Constants = Constants(),  # noqa: B008 (frozen)
+) -> tuple[float, dict[int, float]]:
+    """Clocks a step, and by address those that a warp spends before it issues an instruction, in the mean of all warps."""
+    _check(loop, warps)
+    sm = _machine(loop, warps, tma_bytes, constants, chained=False)
+    sm.run()
+    begun = sm.begun[warps - WARPGROUP]
+    begin, end = begun[-WINDOW - 1], begun[-1]
+    times = dict.fromkeys((operation.address for operation in loop), 0.0)
+    for issued in sm.issued.values():
+        for (before, _), (now, address) in pairwise(issued):
+            if begin <= now < end:
+                times[address] += (now - before) / warps / WINDOW
+    return (end - begin) / WINDOW, times
 
 
 def _check(loop: Sequence[Operation], warps: int) -> None:
@@ -184,7 +205,7 @@ def _exposed(sm: StreamingMultiprocessor, begin: float, end: float) -> tuple[dic
     exposed: defaultdict[str, float] = defaultdict(float)
     tensor = 0.0
     spans = []
-    for busy in sm.busy:
+    for busy in sm.memory.busy:
         done = min(busy.begin + busy.work, busy.end)
         tensor += _overlap(busy.begin, done, begin, end)
         exposed["shared memory of matmuls"] += _overlap(done, busy.end, begin, end)

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 SWITCH = "0 or 1"
+# Where figures come from that no document gives: profiles of two loops on an H200, and the times of all kernels of `measured.py`.
+_SAMPLES = "benchmarks/results/h200/gluon/loop_samples.csv"
+_FIT = "chosen so that the kernels of machine_code/measured.py come out"
 
 
 @dataclass(frozen=True)
@@ -47,30 +50,42 @@ class Constants:
     )
     synchronous_share: float = _constant(0.629, "of tensor_flop", "mma.sync gets 62.9 % of an H100's wgmma peak (arXiv 2402.13499)")
     addition_bandwidth: float = _constant(
-        32,
+        12.5,
         "bytes/clock",
-        "the way of REDG to L2: on an H200 64 KB take 1.36 us, by 747 TFLOPS without additions and 471 with them at head dim 256 "
-        "(flash-attention PR 2889, whose author says 18); FlashAttention-2's speed needs 32 or more; range 18 to 64",
-        True,
+        "the way of REDG to L2, all SMs at once: 2.2 to 3.1 TB/s on an H200 (benchmarks/results/h200/additions.csv) are 9 to 13",
     )
     addition_buffer: float = _constant(4096, "bytes", "of REDG between the read of its registers and that way", True)
     gpu_fence: float = _constant(300, "clocks", "MEMBAR.GPU with nothing in flight", True)
     gpu_fence_of_copies: float = _constant(0, SWITCH, "1: MEMBAR.GPU waits for the warp's own cp.async too", True)
-    cta_fence: float = _constant(12, "clocks", "MEMBAR.CTA", True)
-    async_fence: float = _constant(20, "clocks", "FENCE.VIEW.ASYNC", True)
-    barrier: float = _constant(
-        20, "clocks", "last arrival to release of BAR.SYNC; an empty __syncthreads of 256 threads takes about 30", True
+    cta_fence: float = _constant(
+        100, "clocks", f"MEMBAR.CTA, once the warp's own stores are through: 116 behind four STSM ({_SAMPLES})"
     )
+    async_fence: float = _constant(60, "clocks", f"FENCE.VIEW.ASYNC, once all that waits for shared memory is through ({_SAMPLES})")
+    barrier: float = _constant(40, "clocks", f"last arrival to release of BAR.SYNC ({_FIT})", True)
     matmul_latency: float = _constant(
-        28, "clocks", "end of the last matmul to the return of WARPGROUP.DEPBAR; a wgmma n8 takes 18 from issue to end", True
+        120,
+        "clocks",
+        f"end of the last matmul's work to the return of WARPGROUP.DEPBAR ({_FIT}: of FlexAttention's loops above all)",
+        True,
     )
-    matmul_queue: float = _constant(3, "HGMMA", "of one warp, issued and not started", True)
+    matmul_queue: float = _constant(
+        3, "HGMMA", f"of one warp, the last of which has started before the first of another chain is issued ({_SAMPLES})", True
+    )
+    matmul_dispatch: float = _constant(
+        8, "clocks/warp", f"from one HGMMA of a scheduler to the next: two warps issue one in 14 to 20 clocks each ({_SAMPLES})"
+    )
     mufu: float = _constant(
         8, "clocks/warp", "exp2 of a scheduler's warp: 16 a clock and SM (CUDA Programming Guide, throughput, 9.0)"
     )
-    mufu_latency: float = _constant(22, "clocks", "exp2", True)
+    mufu_latency: float = _constant(35, "clocks", f"exp2 ({_FIT})", True)
     constant_latency: float = _constant(40, "clocks", "loads of constants and of special registers", True)
-    mbarrier: float = _constant(25, "clocks", "an operation on an mbarrier (SYNCS)", True)
+    mbarrier: float = _constant(45, "clocks", f"an operation on an mbarrier (SYNCS): 43 to 55 ({_SAMPLES})")
+    jump: float = _constant(
+        30, "clocks", f"from a branch that is taken to the next instruction ({_FIT}; 13 and more in the samples)", True
+    )
+    least_share: float = _constant(
+        0.6, "of shared_bandwidth", f"what matmuls in flight leave to loads and stores at least ({_FIT})", True
+    )
 
     def set_from(self, values: Mapping[str, float]) -> Constants:
         """These with some others; ValueError for a name that is not among them, or a value that makes no sense."""

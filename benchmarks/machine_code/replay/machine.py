@@ -9,26 +9,22 @@ from dataclasses import dataclass, field
 
 from .constants import Constants
 from .operations import SCOREBOARDS, Operation
+from .shared_memory import Access, Busy, Matmul, SharedMemory, or_never
 
 SCHEDULERS = 4
 WARPGROUP = 4  # warps
 WARP = 32  # threads
+INSTRUCTION = 16  # bytes
 COPY_GROUPS = 12  # of a warp that are looked back at
 UNKNOWN_LATENCY = 12  # clocks, of what sets a scoreboard and has no figure of its own (LDGDEPBAR)
 ISSUE, BARRIER, MATMUL = "issue", "barrier", "matmul latency"
 TURN = "turn"
 # What a warp waits for that waits for the scoreboard of an operation, where that is not the operation's kind.
 _CAUSES = {"load": "table entry", "addition": "additions", "copy": "issue of copies", "shared load": "shared memory"}
-_CAUSES |= {"shared store": "shared memory", "constant": "constants"}
+_CAUSES |= {"shared store": "shared memory", "constant": "constants", "membar": "fence"}
 
 
-@dataclass
-class Matmul:
-    """One HGMMA of a warpgroup: it starts when all of its warps have issued it and the tensor cores are free."""
-
-    issued: int = 0  # warps
-    start: float | None = None
-    end: float | None = None
+When = float | tuple[Access, float]  # a time, or so many clocks after an access
 
 
 @dataclass
@@ -48,15 +44,6 @@ class Wait:
     cause: str
 
 
-@dataclass(frozen=True)
-class Busy:
-    """The tensor cores took [begin, end) for a matmul of `work` clocks; what is more, shared memory kept them from."""
-
-    begin: float
-    end: float
-    work: float
-
-
 @dataclass
 class Warp:
     """Where one warp is in its steps, and what it has under way."""
@@ -66,13 +53,16 @@ class Warp:
     position: int = 0
     step: int = 0
     next_issue: float = 0.0
+    not_before: float = 0.0  # when it can issue, as far as that is known
     last_issue: float = -1.0
-    # Per scoreboard: (when it counts down, the cause that a wait for it is put down to).
-    scoreboards: list[list[tuple[float, str]]] = field(default_factory=lambda: [[] for _ in range(SCOREBOARDS)])
+    # Per scoreboard: (when it counts down, or the access that it waits for and clocks more, the cause that a wait is put down to).
+    scoreboards: list[list[tuple[When, str]]] = field(default_factory=lambda: [[] for _ in range(SCOREBOARDS)])
     copied: float = 0.0  # when its last asynchronous copy arrives
     copy_groups: list[float] = field(default_factory=list)  # when each group has arrived
     matmuls: list[Matmul] = field(default_factory=list)
     matmul_groups: list[Matmul] = field(default_factory=list)  # the last matmul of each group
+    begins_chain: bool = True  # whether its next matmul is the first of a group
+    stored: Access | None = None  # its last store
     barrier: Barrier | None = None  # that it has arrived at
     uses: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))  # of each named barrier
     fenced: str | None = None  # the fence that it issued last, until it issues again
@@ -83,6 +73,12 @@ class Warp:
     def operation(self) -> Operation:
         """What it issues next."""
         return self.operations[self.position]
+
+    @property
+    def jumps(self) -> bool:
+        """Whether what it issues behind that stands elsewhere."""
+        following = self.operations[(self.position + 1) % len(self.operations)]
+        return following.address != self.operation.address + INSTRUCTION
 
     @property
     def group(self) -> int:
@@ -112,10 +108,10 @@ class StreamingMultiprocessor:
     released_late: bool = True
 
     time: float = 0.0
-    # When each is free: the tensor cores, shared memory for matmuls, for loads and stores, the ways from and to L2.
+    # When each is free: the tensor cores, shared memory for matmuls, the ways from and to L2.
     tensor_free: float = 0.0
     matmul_port_free: float = 0.0
-    port_free: float = 0.0
+    memory: SharedMemory = field(init=False)
     loads_free: float = 0.0
     additions_free: float = 0.0
     pipe_free: defaultdict[tuple[int, str], float] = field(default_factory=lambda: defaultdict(float))
@@ -124,19 +120,28 @@ class StreamingMultiprocessor:
     barriers: defaultdict[tuple[str, int, int], Barrier] = field(default_factory=lambda: defaultdict(Barrier))
     additions_done: float = 0.0  # when L2 has acknowledged the last one
     # What happened.
-    busy: list[Busy] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     begun: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(list))  # warp -> when each step began
+    # warp -> (when, address) of each instruction
+    issued: defaultdict[int, list[tuple[float, int]]] = field(default_factory=lambda: defaultdict(list))
     released: dict[int, float] = field(default_factory=dict)  # step -> when its release is at L2
     polled: dict[int, float] = field(default_factory=dict)  # step -> when its poll succeeded
+
+    def __post_init__(self) -> None:
+        self.memory = SharedMemory(self.constants.least_share)
 
     def run(self) -> None:
         """Until all warps have ended; ValueError if they wait for each other."""
         while any(warp.step < self.steps for warp in self.warps):
             issued, soonest = False, math.inf
+            self.memory.serve(self.time)
             for scheduler in range(SCHEDULERS):
                 for warp in self._by_priority(scheduler):
+                    if warp.not_before > self.time:  # nothing makes it earlier
+                        soonest = min(soonest, warp.not_before)
+                        continue
                     at, cause = self._earliest(warp)
+                    warp.not_before = 0.0 if at == math.inf else at
                     if at <= self.time:
                         self._issue(warp)
                         self.last_of_scheduler[scheduler] = warp
@@ -145,6 +150,7 @@ class StreamingMultiprocessor:
                     if cause != warp.waiting:
                         self._blame(warp, cause)
                     soonest = min(soonest, at)
+            soonest = min(soonest, self.memory.next_done())
             if not issued and soonest == math.inf:
                 stuck = [warp.operation.opcode for warp in self.warps if warp.step < self.steps]
                 raise ValueError(f"every warp waits for another one: {', '.join(stuck)}")
@@ -161,15 +167,15 @@ class StreamingMultiprocessor:
         reasons = [(warp.next_issue, warp.fenced or ISSUE)]
         for number in range(SCOREBOARDS):
             if operation.control.wait_mask >> number & 1:
-                reasons += warp.scoreboards[number]
+                reasons += [(_time_of(when), cause) for when, cause in warp.scoreboards[number]]
         if warp.barrier:
-            reasons.append((_or_never(warp.barrier.release), BARRIER))
+            reasons.append((or_never(warp.barrier.release), BARRIER))
         if operation.kind == "wait for matmuls":
             reasons += [(self._end(matmul), MATMUL) for matmul in self._awaited(warp, operation)]
         elif operation.kind == "matmul":
             queue = int(self.constants.matmul_queue)
-            if len(warp.matmuls) >= queue:
-                reasons.append((_or_never(warp.matmuls[-queue].start), MATMUL))
+            if warp.begins_chain and len(warp.matmuls) >= queue:
+                reasons.append((or_never(warp.matmuls[-queue].start), MATMUL))
         elif operation.kind == "wait for copies" and operation.left_in_flight is not None:
             if done := sorted(warp.copy_groups)[: len(warp.copy_groups) - operation.left_in_flight]:
                 reasons.append((done[-1], "loads"))
@@ -199,12 +205,15 @@ class StreamingMultiprocessor:
         warp.barrier = warp.fenced = None
         if warp.position == 0:
             self.begun[warp.number].append(now)
+        self.issued[warp.number].append((now, operation.address))
         warp.next_issue = now + max(1, operation.control.stall)
+        if operation.base == "BRA" and warp.jumps:
+            warp.next_issue = max(warp.next_issue, now + self.constants.jump)
         if operation.pipe:
             pipe, clocks = operation.pipe
             self.pipe_free[warp.scheduler, pipe] = now + (clocks or self._clocks_of(operation))
         written, read = self._effect(warp, operation)
-        warp.scoreboards = [[reason for reason in board if reason[0] > now] for board in warp.scoreboards]
+        warp.scoreboards = [[reason for reason in board if _time_of(reason[0]) > now] for board in warp.scoreboards]
         cause = _CAUSES.get(operation.kind, operation.kind)
         for scoreboard, done in ((operation.control.write_scoreboard, written), (operation.control.read_scoreboard, read)):
             if scoreboard < SCOREBOARDS:
@@ -218,9 +227,11 @@ class StreamingMultiprocessor:
         """For how long one warp takes the pipe of an operation whose rate is a constant."""
         if operation.kind == "synchronous matmul":
             return operation.flop * SCHEDULERS / (self.constants.tensor_flop * self.constants.synchronous_share)
+        if operation.kind == "matmul":
+            return self.constants.matmul_dispatch
         return self.constants.mufu
 
-    def _effect(self, warp: Warp, operation: Operation) -> tuple[float | None, float | None]:
+    def _effect(self, warp: Warp, operation: Operation) -> tuple[When | None, When | None]:
         """What issuing an operation does: when its result is there, and when its operands are read; None: soon."""
         constants, now = self.constants, self.time
         match operation.kind:
@@ -234,14 +245,18 @@ class StreamingMultiprocessor:
                 warp.fenced = operation.kind
                 return None, now + constants.cta_fence
             case "membar":
-                warp.next_issue = now + constants.cta_fence
-                warp.fenced = "fence"
-                return None, now + constants.cta_fence
+                if warp.stored is None or warp.stored.done is not None:
+                    return None, now + constants.cta_fence
+                return None, (warp.stored, constants.cta_fence)
             case "fence":
-                return max(now, self.port_free) + constants.async_fence, None
-            case "shared load" | "shared store":
-                done = self._shared(operation.bytes)
-                return done + constants.shared_latency, done + 4
+                queue = self.memory.accesses
+                return (queue[-1], constants.async_fence) if queue else now + constants.async_fence, None
+            case "shared load":
+                access = self._access(warp, operation.bytes)
+                return (access, constants.shared_latency), (access, 4)
+            case "shared store":
+                warp.stored = self._access(warp, operation.bytes)
+                return None, (warp.stored, 4)
             case "copy":
                 return None, self._copy(warp, operation)
             case "commit":
@@ -270,6 +285,7 @@ class StreamingMultiprocessor:
         """Warps of a group issue the same matmuls in the same order; tensor cores and the port take them in the order of issue."""
         matmul = self.matmuls[warp.group, len(warp.matmuls)]
         warp.matmuls.append(matmul)
+        warp.begins_chain = operation.ends_group
         if operation.ends_group:
             warp.matmul_groups.append(matmul)
         matmul.issued += 1
@@ -280,7 +296,7 @@ class StreamingMultiprocessor:
         moved = (operation.operand_bytes + self.arriving * operation.flop) / self.constants.shared_bandwidth
         self.matmul_port_free = max(self.matmul_port_free, matmul.start) + moved
         matmul.end = self.tensor_free = max(matmul.start + work, self.matmul_port_free)
-        self.busy.append(Busy(matmul.start, matmul.end, work))
+        self.memory.busy.append(Busy(matmul.start, matmul.end, work, moved / (matmul.end - matmul.start)))
 
     def _arrive(self, warp: Warp, operation: Operation) -> None:
         if operation.takes_turns:
@@ -315,12 +331,12 @@ class StreamingMultiprocessor:
         if turn.arrived >= WARP * WARPGROUP * (1 if at_once else 2) and turn.release is None:
             turn.release = self.time + self.constants.barrier
 
-    def _shared(self, moved: int) -> float:
-        """Books shared memory's port for some bytes, before matmuls that have not started; when it is through."""
-        clocks = max(1, moved / self.constants.shared_bandwidth)
-        self.port_free = max(self.port_free, self.time) + clocks
-        self.matmul_port_free = max(self.matmul_port_free, self.time) + clocks
-        return self.port_free
+    def _access(self, warp: Warp, moved: int) -> Access:
+        self.memory.serve(self.time)
+        behind = warp.matmuls[-1] if warp.matmuls else None
+        access = Access(max(1, moved / self.constants.shared_bandwidth), behind)
+        self.memory.accesses.append(access)
+        return access
 
     def _copy(self, warp: Warp, operation: Operation) -> float:
         """An asynchronous copy; one under a guard is of a row, by the first warp. When its operands are read."""
@@ -329,15 +345,19 @@ class StreamingMultiprocessor:
                 max(self.loads_free, self.time + self.constants.l2_latency) + operation.bytes / self.constants.l2_bandwidth
             )
             warp.copied = max(warp.copied, self.loads_free)
-        return self._shared(0) + 4
+        return self.time + 4
 
     def _add(self, operation: Operation) -> float:
         """fp32 additions in L2. When their registers are read: not before the buffer has room for them."""
         moved, bandwidth = operation.bytes, self.constants.addition_bandwidth
-        self.additions_free = max(self.additions_free, self._shared(moved)) + moved / bandwidth
+        self.additions_free = max(self.additions_free, self.time + moved / self.constants.shared_bandwidth) + moved / bandwidth
         self.additions_done = self.additions_free + self.constants.l2_latency
         return max(self.time + 6, self.additions_free - self.constants.addition_buffer / bandwidth)
 
 
-def _or_never(time: float | None) -> float:
-    return math.inf if time is None else time
+def _time_of(when: When) -> float:
+    """Infinity where it is not known yet."""
+    if isinstance(when, tuple):
+        access, more = when
+        return or_never(access.done) + more
+    return when

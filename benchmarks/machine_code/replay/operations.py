@@ -100,6 +100,8 @@ class Operation(Instruction):
         """The execution pipe that limits it and for how many clocks a warp takes it; None: one warp a clock."""
         if self.kind == "synchronous matmul":
             return "hmma", 0  # by the constant of its rate
+        if self.kind == "matmul":
+            return "hgmma", 0
         if self.kind == "mufu" or self.base in ("I2F", "F2I", "I2FP"):
             return "mufu", 0  # by the constant of that name
         if self.base == "IMAD":
@@ -163,8 +165,6 @@ class Operation(Instruction):
             return 512 if width == "128" else 32  # rows and the table's entry: lanes copy the same words, a sector of L2 in all
         if self.base in ("LDSM", "STSM"):  # one, two or four matrices of 8 x 8
             return 128 * int(width) if width in ("1", "2", "4") else 128
-        if self.base == "LDS":
-            return 128  # rows of logsumexp and delta: lanes read the same words
         return 128 * {"64": 2, "128": 4}.get(width, 1)
 
     @property
