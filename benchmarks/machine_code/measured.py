@@ -213,7 +213,7 @@ def compared(constants: Constants = Constants()) -> tuple[float, list[dict[str, 
 
 
 def furthest_off(head_dim: int, constants: Constants = Constants()) -> tuple[float, float, str]:  # noqa: B008 (frozen)
-    """Of the loop that Nsight Compute profiled: cycles, and by how much of a step the replay is ahead or behind at most, and where.
+    """Cycles of the loop that Nsight Compute profiled, by how much of a step the replay is ahead or behind at most, and where.
 
     Both are sums of the time that warps spend before an instruction, from the first of the step on, in percent of it.
     """

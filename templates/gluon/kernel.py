@@ -205,16 +205,21 @@ def consume(walk, attention, bits, tiles, channels, outputs, shares):
                     neg_lse = neg_lse_tiles.index(q_stage)
                     delta = delta_tiles.index(stage)
                     # A step is one part of 64 rows or two. S of the second is queued behind dP of the first, dV behind dP before
-                    # dP is waited for, and so on: the tensor cores do not idle while the warps are busy with a part.
+                    # dP is waited for, and so on: the tensor cores do not idle while the warps are busy with a part. A load or a
+                    # store of a warp waits until the matmuls that it issued before have begun: so what a part needs is loaded
+                    # before its matmuls are issued, and dQ stored when none is queued.
+                    shift = row_of(neg_lse, 0, ROW_LAYOUT)
                     # (1) S^T = K Q^T
                     s_t = product(k, q.slice(0, PART).permute([1, 0]), S_LAYOUT)
                     of_do.wait(count)
                     # (2) dP^T = V DO^T
                     dp_t = product(v_operand, do.slice(0, PART).permute([1, 0]), S_LAYOUT)
+                    if step > 0:  # dQ of the step before it: the fence waits under these two matmuls
+                        fence_async_shared()
+                        of_dq.arrive(count - 1)
                     if PARTS == 2:
                         # (1) of the second part
                         next_s_t = product(k, q.slice(PART, PART).permute([1, 0]), S_LAYOUT)
-                    shift = row_of(neg_lse, 0, ROW_LAYOUT)
                     has_hidden = False
                     word = 0
                     next_word = 0
@@ -226,15 +231,14 @@ def consume(walk, attention, bits, tiles, channels, outputs, shares):
                                 next_word = load_bits(BITS + (first_word + i * (2 * THREADS) + THREADS))
                     s_t = await_matmuls(PARTS, deps=[s_t])
                     p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, place, attention, S_LAYOUT)
+                    delta_row = row_of(delta, 0, ROW_LAYOUT)
                     # (3) DV += P^T DO
                     p_t = drop(p_t, drops, 0, attention, S_LAYOUT)
                     dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(0, PART), dv, is_async=True)
                     dp_t = await_matmuls(PARTS, deps=[dp_t])
                     dp_t = drop_and_scale(dp_t, drops, 0, attention, S_LAYOUT)
-                    # Loaded no earlier: at head dim 128 registers do not hold it beside the rest.
-                    change = dp_t - row_of(delta, 0, ROW_LAYOUT)
                     ds_t, share_t = gradients_of_scores(
-                        p_t, factor, change, j * BLOCK_N, i * BLOCK_M, place, attention, shares, dtype, S_LAYOUT
+                        p_t, factor, dp_t - delta_row, j * BLOCK_N, i * BLOCK_M, place, attention, shares, dtype, S_LAYOUT
                     )
                     if SHARES > 0 and PARTS == 2:
                         store_share(share_t, shares, SHARES * count, 0)
@@ -257,15 +261,18 @@ def consume(walk, attention, bits, tiles, channels, outputs, shares):
                             attention,
                             S_LAYOUT,
                         )
+                        delta_row = row_of(delta, PART, ROW_LAYOUT)
                         # (3) of the second part
                         p_t = drop(p_t, drops, 1, attention, S_LAYOUT)
                         dv = warpgroup_mma(gl.convert_layout(p_t.to(dtype), OPERAND), do.slice(PART, PART), dv, is_async=True)
                         dp_t = await_matmuls(2, deps=[dp_t])
-                        change = drop_and_scale(dp_t, drops, 1, attention, S_LAYOUT) - row_of(delta, PART, ROW_LAYOUT)
+                        change = drop_and_scale(dp_t, drops, 1, attention, S_LAYOUT) - delta_row
                         ds_t, share_t = gradients_of_scores(
                             p_t, factor, change, j * BLOCK_N, i * BLOCK_M + PART, place, attention, shares, dtype, S_LAYOUT
                         )
                         ds_tile.slice(PART, PART, dim=1).store(ds_t)
+                    # (5) DK += dS^T Q: from registers, so that it runs under the fence and the barrier that (4) needs
+                    dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     if SHARES > 0:
                         store_share(share_t, shares, SHARES * count + PARTS - 1, 0)  # its fence is for dS too
                     else:
@@ -273,23 +280,20 @@ def consume(walk, attention, bits, tiles, channels, outputs, shares):
                     barrier()
                     # (4) DQ = dS K
                     dq = product(ds_tile.permute([1, 0]), k, DQ_LAYOUT)
-                    # (5) DK += dS^T Q
-                    dk = warpgroup_mma(gl.convert_layout(ds_t, OPERAND), q.slice((PARTS - 1) * PART, PART), dk, is_async=True)
                     # Read under these two matmuls, which are the longest wait, and never past the chain.
                     next_step = gl.minimum(step + 1, steps - 1)
                     next_i, _ = step_of(rows + row, next_step // HEADS, attention.BLOCKS)
                     drops = drop_words(own_bits, first_zh + next_step % HEADS, j, next_i, attention, BLOCK_M, BLOCK_N)
                     of_dq.wait_for_stage(count)
-                    dq, dv = await_matmuls(1, deps=[dq, dv])
+                    dq, dv, dk = await_matmuls(0, deps=[dq, dv, dk])
                     of_do.arrive(count)
+                    of_q.arrive(count)
                     dq_tiles.index(of_dq.stage(count)).store(in_accumulator_order(dq, dq_tiles.shape[2]))
-                    fence_async_shared()
-                    of_dq.arrive(count)
                     if SHARES > PARTS:
                         store_share(share_t, shares, SHARES * count + PARTS, 1)
-                    dk = await_matmuls(0, deps=[dk])
-                    of_q.arrive(count)
                     count += 1
+                fence_async_shared()
+                of_dq.arrive(count - 1)
             end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)
 
 

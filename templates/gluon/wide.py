@@ -27,13 +27,17 @@ from .walk import chain_of, hides_some, step_of
 
 
 @gluon.jit
-def store_half(dq, first_tile, second_tile, of_dq):
+def store_half(dq, first_tile, second_tile):
     # A half of a step's dQ, in two parts.
     ROWS: gl.constexpr = first_tile.shape[0]
     WIDTH: gl.constexpr = first_tile.shape[1]
     first, second = gl.split(in_accumulator_order(dq, WIDTH).reshape([2, ROWS, WIDTH]).permute([1, 2, 0]))
     first_tile.store(first)
     second_tile.store(second)
+
+
+@gluon.jit
+def half_stored(of_dq):
     fence_async_shared()
     of_dq.arrive(0)
 
@@ -92,12 +96,15 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     stage = of_q.stage(count)
                     of_q.wait(count)
                     q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
+                    # As in kernel.py, what a part needs is loaded before its matmuls are issued.
+                    shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
                     # (1) S^T = K Q^T
                     s_t = product(k, q.permute([1, 0]), S_LAYOUT)
                     of_do.wait(count)
                     # (2) dP^T = V DO^T
                     dp_t = product(v, do.permute([1, 0]), S_LAYOUT)
-                    shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
+                    if step > 0:  # of the step before it
+                        half_stored(of_dq)
                     has_hidden = False
                     word = 0
                     if attention.BLOCKS:
@@ -108,13 +115,14 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, place, attention, S_LAYOUT)
                     p_t = drop(p_t, drops, 0, attention, S_LAYOUT)
                     p_tile.store(p_t.to(dtype))
+                    delta_row = row_of(delta, 0, ROW_LAYOUT)
                     fence_async_shared()
                     barrier()
                     # (3) DV += P^T DO
                     dv = warpgroup_mma(p_tile, do, dv, is_async=True)
                     dp_t = await_matmuls(1, deps=[dp_t])
                     dp_t = drop_and_scale(dp_t, drops, 0, attention, S_LAYOUT)
-                    ds_tile.store((factor * (dp_t - row_of(delta, 0, ROW_LAYOUT))).to(dtype))
+                    ds_tile.store((factor * (dp_t - delta_row)).to(dtype))
                     fence_async_shared()
                     barrier()
                     # (4) DQ = dS K, the first half of its columns
@@ -128,13 +136,15 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     of_dq.wait_for_stage(0)  # the first half of the step before has left
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     of_do.arrive(count)
-                    store_half(dq, dq_tiles[0], dq_tiles[1], of_dq)
+                    store_half(dq, dq_tiles[0], dq_tiles[1])
+                    half_stored(of_dq)
                     # (4) the second half, behind (5), which runs while the first half is on its way to global memory.
                     dq = product(ds_tile.permute([1, 0]), k.slice(HALF, HALF, dim=1), DQ_LAYOUT)
                     barrier()  # between stores to the first place: Triton's own would stand behind the waits
                     of_dq.wait_for_stage(1)
                     dq, dk = await_matmuls(0, deps=[dq, dk])
-                    store_half(dq, dq_tiles[2], dq_tiles[0], of_dq)
                     of_q.arrive(count)
+                    store_half(dq, dq_tiles[2], dq_tiles[0])
                     count += 1
+                half_stored(of_dq)
             end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)

@@ -92,10 +92,15 @@ def test_the_reason():
 @pytest.mark.parametrize(
     ("implementation", "device", "given", "expected"),
     [
-        ("FA3", "h100", {"mask": BLOCK_MASK} | WITHOUT_GLUON, "faster: 474 TFLOPS"),  # by the figure of causal masks
-        ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 64} | WITHOUT_GLUON, "faster: 450 TFLOPS"),
-        ("FA3", "h100", {"function_ops": 3} | WITHOUT_GLUON, "faster: 474 TFLOPS"),  # a soft-cap
-        ("FA3", "h100", {"dtype": "fp16"} | WITHOUT_GLUON, "faster: 474 TFLOPS"),
+        ("FA3", "h100", {"mask": BLOCK_MASK} | WITHOUT_GLUON, None),  # our two passes are
+        (
+            "FA3",
+            "h100",
+            {"mask": BLOCK_MASK, "head_dim": 64} | WITHOUT_GLUON,
+            "faster: 450 TFLOPS",
+        ),  # by the figure of causal masks
+        ("FA3", "h100", {"function_ops": 3, "head_dim": 64} | WITHOUT_GLUON, "faster: 450 TFLOPS"),  # a soft-cap
+        ("FA3", "h100", {"dtype": "fp16", "head_dim": 64} | WITHOUT_GLUON, "faster: 450 TFLOPS"),
         ("FA3", "h100", {}, None),  # our Gluon kernel is faster
         ("FA3", "h100", {"mask": BLOCK_MASK, "head_dim": 64}, None),
         ("FA3", "h100", {"function_ops": 3, "dtype": "fp16"}, None),
@@ -127,7 +132,7 @@ def test_an_op_that_is_called_deterministic_stays_where_it_is_faster(implementat
 @pytest.mark.parametrize(("dtype", "ours"), [("bf16", "gluon"), ("fp16", "two passes")])
 def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected, dtype, ours):
     """Ours is the faster of the kernels that may be taken."""
-    tflops = load_tflops("h100", 128, "gluon", mask="causal") if ours == "gluon" else load_tflops("h100", 128, mask="causal") / 0.9
+    tflops = load_tflops("h100", 128, "gluon", mask="causal") if ours == "gluon" else load_tflops("h100", 128, mask="causal") / 0.81
     figure = replace(PUBLISHED[0], tflops=tflops * percent / 100)
     monkeypatch.setattr("dash_inductor.prices.published", lambda *asked: figure)
     given: dict[str, Any] = {"dtype": dtype, "gluon": ours == "gluon"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
@@ -73,3 +74,20 @@ def test_the_command(capsys):
     assert main(["measured"]) == 0
     printed = capsys.readouterr().out
     assert "FlashAttention 4, deterministic, d128 causal" in printed and "Gluon d64 full" in printed
+
+
+def test_the_page_has_these_figures():
+    """A table of docs/measurements.md: measured, and in brackets predicted."""
+    page = (Path(__file__).parents[2] / "docs" / "measurements.md").read_text()
+    _, rows = measured.compared()
+    figures = {row["kernel"]: f"{row['measured ms']:.2f} ({row['predicted ms']:.2f})" for row in rows}
+    lines = {
+        "ours, Gluon, its best schedule": "Gluon",
+        "FlashAttention 4, deterministic": "FlashAttention 4, deterministic",
+        "FlashAttention 4": "FlashAttention 4",
+        "ours, Triton, one pass": "Triton",
+        "FlexAttention, about": "FlexAttention",
+    }
+    for line, name in lines.items():
+        cells = [figures.get(f"{name}, d{head_dim} {mask}", "") for head_dim in (128, 64) for mask in measured.MASKS]
+        assert f"| {line} | {' | '.join(cells)} |".replace("|  |", "| |").replace("|  |", "| |") in page
