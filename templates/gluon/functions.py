@@ -7,7 +7,7 @@ from triton._C.libtriton import ir
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language._core import builtin
-from triton.experimental.gluon.language.nvidia.hopper import tma, warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, tma, warpgroup_mma, warpgroup_mma_wait
 
 from .barriers import WARPS
 from .scores import derivative_of, scores
@@ -17,6 +17,8 @@ LOG2E = gl.constexpr(1.4426950408889634)
 barrier = getattr(gl, "barrier", None) or gl.thread_barrier  # from 3.7 on; before
 async_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared  # from 3.8 on; before
 async_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
+# From 3.9 on; before.
+reinterpret = getattr(gl.shared_memory_descriptor, "reinterpret", None) or gl.shared_memory_descriptor._reinterpret
 
 
 @builtin
@@ -267,11 +269,11 @@ def row_of(rows, first, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def end_chain(outputs, head, j, dk, dv, attention, LAYOUT: gl.constexpr):
-    # Writes dk and dv. A part of a chain adds them to those of the parts before it, and the last part writes the outputs. Each warp
-    # waits until all eight of the part before have released what they wrote: bar.warp.sync orders the loads of its lanes behind
-    # lane 0's acquire, and their stores before lane 0's release.
-    DK, DV, dk_strides, dv_strides, sums = outputs
+def end_chain(outputs, head, j, dk, dv, dq_tiles, attention, LAYOUT: gl.constexpr):
+    # Writes dk and dv, if TMA does so by way of the places of dQ, which are free. A part of a chain adds them to those of the parts
+    # before it, and the last part writes the outputs. Each warp waits until all eight of the part before have released what they
+    # wrote: bar.warp.sync orders the loads of its lanes behind lane 0's acquire, and their stores before lane 0's release.
+    DK, DV, dk_target, dv_target, first_z, sums = outputs
     dtype: gl.constexpr = DK.dtype.element_ty
     BLOCK_N: gl.constexpr = dk.shape[0]
     HEAD_DIM: gl.constexpr = dk.shape[1]
@@ -295,13 +297,32 @@ def end_chain(outputs, head, j, dk, dv, attention, LAYOUT: gl.constexpr):
             release(SEMAPHORES + chain)  # it counts each of the eight warps, whose threads have written
         is_last = place == parts - 1
     if is_last:
-        z = head // attention.hkv
+        z = first_z + head // attention.hkv
         h = head % attention.hkv
-        n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
         if attention.DROP_SCALE is not None:
             dv = dv * attention.DROP_SCALE
-        store_rows(DV, dv_strides, z, h, n, dv.to(dtype), attention.kv_len, attention.VALUE_DIM, LAYOUT)
-        store_rows(DK, dk_strides, z, h, n, (dk * attention.SCALE).to(dtype), attention.kv_len, attention.KEY_DIM, LAYOUT)
+        short_dv = dv.to(dtype)
+        short_dk = (dk * attention.SCALE).to(dtype)
+        if attention.BY_TMA:
+            # Triton 3.8 takes a place as a whole, at head dim 64 for two such tiles.
+            SHAPE: gl.constexpr = [2 * dq_tiles.index(0).numel // (BLOCK_N * HEAD_DIM), 1, 1, BLOCK_N, HEAD_DIM]
+            dv_tile = reinterpret(dq_tiles.index(0), dtype, SHAPE, dv_target.layout).index(0)
+            dk_tile = reinterpret(dq_tiles.index(1), dtype, SHAPE, dk_target.layout).index(0)
+            barrier()  # TMA has read what the chain before it, which may have had no step, left there
+            dv_tile.reshape([BLOCK_N, HEAD_DIM]).store(short_dv)
+            dk_tile.reshape([BLOCK_N, HEAD_DIM]).store(short_dk)
+            fence_async_shared()
+            barrier()
+            z = of_first_lane(z)
+            h = of_first_lane(h)
+            n = of_first_lane(j * BLOCK_N)
+            async_store(dv_target, [z, h, n, 0], dv_tile)
+            async_store(dk_target, [z, h, n, 0], dk_tile)
+            await_in_warp(READ)
+        else:
+            n = j * BLOCK_N + gl.arange(0, BLOCK_N, layout=gl.SliceLayout(1, LAYOUT))
+            store_rows(DV, dv_target, z, h, n, short_dv, attention.kv_len, attention.VALUE_DIM, LAYOUT)
+            store_rows(DK, dk_target, z, h, n, short_dk, attention.kv_len, attention.KEY_DIM, LAYOUT)
 
 
 @gluon.jit

@@ -26,7 +26,8 @@ fewer columns: TMA fills the others with zeros.
 The contract is that of `one_pass.py.jinja`: the same table, ticket and semaphores, the same sums in the same order. One CTA is four
 partitions, with SHARE five, which walk the table each by itself and meet at barriers.
 
-    consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory
+    consume       8 warps  the five matmuls; P and dS go from registers into dV and dK, dS and dQ into shared memory. TMA stores dK
+                           and dV of a chain, by way of the two stages of dQ, where it takes their strides and 16 bits
     produce       1 warp   TMA loads: K and V once per chain; Q, -lse*log2(e), grad_out and delta once per step, Q up to three steps
                            ahead, grad_out two
     add_in_order  1 warp   dQ from shared memory into global memory, by TMA: it waits for the step's rank, stores if the rank is 0
@@ -294,7 +295,10 @@ def consume(walk, attention, bits, tiles, channels, outputs, shares):
                     count += 1
                 fence_async_shared()
                 of_dq.arrive(count - 1)
-            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)
+                if attention.BY_TMA:  # until both places of dQ are free
+                    of_dq.wait_for_stage(count)
+                    of_dq.wait_for_stage(count + 1)
+            end_chain(outputs, head, j, dk, dv, dq_tiles, attention, DKV_LAYOUT)
 
 
 @gluon.jit
@@ -316,8 +320,8 @@ def sdpa_backward(
     REPORT,
     DK,
     DV,
-    dk_strides,
-    dv_strides,
+    dk_target,
+    dv_target,
     attention,
 ):
     # sizes: of TABLE under a mask in blocks, and the last of lists.steps. slices: those of `of_slice` in walk.py.
@@ -364,17 +368,17 @@ def sdpa_backward(
         own_role, first_head, rounds = 0, 0, 1
         chain, segment, row, parts, place = chain_in_lists(TABLE, lists, sizes, slices, ticket, attention, BLOCK_N)
         first_chain = 0
+        first_z = 0
         if attention.SEGMENTS > 1:  # each has gradients of its own
             first_chain = segment * attention.heads * gl.cdiv(attention.kv_len, BLOCK_N)
-            batch = gl.cast(segment * (attention.heads // attention.hkv), gl.int64)
-            DK += batch * dk_strides[0]
-            DV += batch * dv_strides[0]
+            first_z = segment * (attention.heads // attention.hkv)
         semaphores = WORKSPACE + 2 + attention.heads * attention.GROUP * attention.nq
         sums = (lists.sums, semaphores, first_chain, place, parts, REPORT) if lists.bands * attention.SETS > 1 else ()
         bits = (lists.bits, row * attention.nq * (BLOCK_M * BLOCK_N // 32))
     else:
         own_role, first_head, rounds = turns_in_table(TABLE, ticket, attention)
         chain = (0, 0, 0, TABLE, 0, 0, 0)
+        first_z = 0
         sums = ()
         bits = (TABLE, 0)
         ROWS += ticket * (PARTITIONS + HAS_SHARES) * attention.nq
@@ -385,7 +389,7 @@ def sdpa_backward(
     sources = (q_source, do_source, k_source, v_source, neg_lse_source, delta_source)
     loads = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles)
     tiles = (q_tiles, do_tiles, k_tile, v_tile, neg_lse_tiles, delta_tiles, p_tile, ds_tile, dq_tiles)
-    outputs = (DK, DV, dk_strides, dv_strides, sums)
+    outputs = (DK, DV, dk_target, dv_target, first_z, sums)
     loaded = (of_q, of_do, kv_full)
     channels = (of_q, of_do, kv_full, of_dq)
     adding = (dq_target, dq_tiles, of_dq, WORKSPACE + 2, REPORT)

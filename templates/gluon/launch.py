@@ -51,7 +51,7 @@ class Plan(NamedTuple):
 
     descriptors: of query, key, value, grad_out, neg_lse, delta and dq, each with the tensor of the first launch's shape, but on no
     device. share: the same of `Operands.share`. is_taken: of the first four descriptors, whether TMA takes the tensor as it is.
-    lists: `Lists` without tensors.
+    lists: `Lists` without tensors. outputs: descriptors of dk and dv, or the strides of both where TMA does not take them.
     """
 
     descriptors: tuple[TensorDescriptor, ...]
@@ -62,8 +62,7 @@ class Plan(NamedTuple):
     lists: Any
     sizes: tuple[int, ...]
     slices: tuple[int, ...]
-    dk_strides: tuple[int, ...]
-    dv_strides: tuple[int, ...]
+    outputs: tuple[TensorDescriptor | tuple[int, ...], ...]
     attention: Attention
 
 
@@ -80,7 +79,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         ValueError: for another head dim or dtype, for more rows than TMA counts, and for neg_lse, delta or dq of another size.
     """
     shaped = x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.dq, x.dk, x.dv, x.table
-    places = [each.data_ptr() % ALIGNED for each in shaped[:4]]
+    places = [each.data_ptr() % ALIGNED for each in (*shaped[:4], x.dk, x.dv)]
     form: list[Any] = [x.query.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
     form += [each is not None and (each.dtype, each.shape) for each in (x.steps, x.bits, x.semaphores, x.share)]
     form += [most_chains, *x.sizes, *x[FIRST_SCALAR:BEHIND_SCALARS]]
@@ -106,8 +105,10 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
         report,
         x.dk,
         x.dv,
-        plan.dk_strides,
-        plan.dv_strides,
+        *(
+            _with(each, base) if isinstance(each, TensorDescriptor) else each
+            for each, base in zip(plan.outputs, (x.dk, x.dv), strict=True)
+        ),
         _with_tensors(plan.attention, x),
     )
 
@@ -142,6 +143,9 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         assert x.bits is not None
         kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
         lists = Lists(None, None, kv_tiles, bands, most, least, None)
+    # Of 256 columns, or in fp32, a tile has no place. With functions of the scores registers are few: a step would take 5 to 9 %
+    # more cycles, by the replay.
+    by_tma = columns <= 128 and not x.functions and all(each.element_size() == 2 and _fits_tma(each) for each in (x.dk, x.dv))
     functions = _functions(x.functions)
     slices = (x.bits.shape[2], x.number) if x.bits is not None and x.semaphores is not None else ()
     attention = Attention(
@@ -170,6 +174,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         SLICED=gl.constexpr(bool(slices)),
         DROP_SCALE=gl.constexpr(x.drop_scale),
         SHARE=gl.constexpr(getattr(functions, "share_0_of", None) if x.share is not None else None),
+        BY_TMA=gl.constexpr(by_tma),
     )
     return Plan(
         tuple(_descriptor(each, block) for each, block in viewed),
@@ -180,8 +185,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         lists=lists,
         sizes=(*x.table.shape, x.steps.shape[3] if x.steps is not None and x.steps.dim() == 4 else 1),
         slices=slices,
-        dk_strides=tuple(x.dk.stride()),
-        dv_strides=tuple(x.dv.stride()),
+        outputs=tuple(_descriptor(each, kv_block) if by_tma else tuple(each.stride()) for each in (x.dk, x.dv)),
         attention=attention,
     )
 

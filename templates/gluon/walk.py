@@ -21,7 +21,7 @@ class Attention(NamedTuple):
     FUNCTIONS: whether there is a function of the scores; scores.py has the next four fields, of which DERIVATIVE is None for 1.
     drop_bits: int32, what templates/dropout_bits.py.jinja writes, of a forward with dropout. DROP_SCALE: what that multiplied the
     elements of P with that it kept; None where it dropped nothing.
-    SHARE: that of shares.py, None where no gradient of a captured tensor is wanted.
+    SHARE: that of shares.py, None where no gradient of a captured tensor is wanted. BY_TMA: whether TMA stores dK and dV.
     """
 
     heads: Any
@@ -51,6 +51,7 @@ class Attention(NamedTuple):
     drop_bits: Any = ()
     DROP_SCALE: Any = None
     SHARE: Any = None
+    BY_TMA: Any = False
 
 
 class Walk(NamedTuple):

@@ -147,4 +147,4 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     store_half(dq, dq_tiles[2], dq_tiles[0])
                     count += 1
                 half_stored(of_dq)
-            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, dq_tiles, attention, DKV_LAYOUT)

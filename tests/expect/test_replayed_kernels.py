@@ -6,6 +6,7 @@ import functools
 import json
 import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from kernels import compiled, generated
 from benchmarks.machine_code import gates
 from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.gates import Cell, judged
-from benchmarks.machine_code.measured import compared
+from benchmarks.machine_code.measured import compared, persistent
 from benchmarks.machine_code.replay import Replay, replay
 from benchmarks.machine_code.replay.constants import Constants
 from benchmarks.prices import ALIBI, SOFT_CAP
@@ -202,3 +203,16 @@ def test_the_gluon_kernel_has_the_cycles_of_the_cost_files(device):
     assert cycles_of(device, "gluon_hop_ns", "256") == [round(c.async_fence + added + c.l2_latency / 2)]
     assert added > max(steps[256])
     assert added_by_tma(32 << 10) < 2 * min(steps[64] + steps[128])
+
+
+@PRICED
+def test_the_page_says_what_the_gluon_kernel_would_take():
+    """A row of docs/measurements.md, in ms."""
+    clock, _ = compared()
+    cells = []
+    for head_dim in (128, 64):
+        for shape in SHAPES:
+            clocks = persistent(head_dim, shape)([cycles_of_gluon(head_dim, shape)], 0)
+            cells.append(f"({clocks / clock / 1e6:.2f})")
+    page = (Path(__file__).parents[2] / "docs" / "measurements.md").read_text()
+    assert f"| ours, Gluon, as it is now, by Triton 3.7 | {' | '.join(cells)} |" in page
