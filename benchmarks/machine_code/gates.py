@@ -96,14 +96,11 @@ MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {
     ("sm_90", "3.6", 64): {"flex-window-soft-cap": 6, "causal-dropout": 27},
     ("sm_90", "3.7", 64): {"flex-window-soft-cap": 4, "causal-dropout": 25},
     ("sm_90", "3.8", 64): {"flex-window-soft-cap": 4, "causal-dropout": 14},
-    ("sm_90", "3.9", 64): {"full": 8, "causal": 2, "flex-window-soft-cap": 3, "full-dropout": 13, "causal-dropout": 42},
-    ("sm_90", "3.6", 128): {
-        **{"causal": 1, "causal-ragged-gqa": 3, "flex-window-soft-cap": 2},
-        **{"full-dropout": 1, "causal-dropout": 3},
-    },
+    ("sm_90", "3.9", 64): {"full": 8, "flex-window-soft-cap": 3, "full-dropout": 8, "causal-dropout": 2},
+    ("sm_90", "3.6", 128): {"causal": 1, "causal-ragged-gqa": 3, "flex-window-soft-cap": 2, "full-dropout": 1, "causal-dropout": 3},
     ("sm_90", "3.7", 128): {"causal-ragged-gqa": 1, "flex-window-soft-cap": 2, "full-dropout": 1, "causal-dropout": 1},
     ("sm_90", "3.8", 128): {"flex-window-soft-cap": 2, "full-dropout": 2},
-    ("sm_90", "3.9", 128): {"causal": 1, "full-dropout": 3, "causal-dropout": 5},
+    ("sm_90", "3.9", 128): {"full-dropout": 4, "causal-dropout": 4},
     ("sm_90", "3.9", 256): dict.fromkeys(("causal-ragged-gqa", "flex-documents", *GLUON_FUNCTIONS, IN_PARTS), 1),
 }
 # The most barriers of all warps in the main loop, on sm_90: of one pass, where Triton 3.9 puts 8 and those before it at most 7, and
