@@ -68,9 +68,9 @@ EDITS: dict[str, Sequence[tuple[str, str]]] = {
             "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
         ),
         (
-            "            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)\n",
+            "            end_chain(outputs, head, j, dk, dv, dq_tiles, attention, DKV_LAYOUT)\n",
             "            mark(walk.own_row, turn, 2)\n"
-            "            end_chain(outputs, head, j, dk, dv, attention, DKV_LAYOUT)\n"
+            "            end_chain(outputs, head, j, dk, dv, dq_tiles, attention, DKV_LAYOUT)\n"
             "            mark(walk.own_row, turn, 3)\n",
         ),
         ("    end_chain,\n", "    end_chain,\n    mark,\n"),

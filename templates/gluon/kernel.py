@@ -37,8 +37,9 @@ partitions, with SHARE five, which walk the table each by itself and meet at bar
 
 At head dim 128 one warp alone takes longer for all that than a step does (measured on an H200: docs/gluon.md).
 
-So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU. The one exception is
-the end of a part of a chain: they add its dK and dV to those of the parts before it.
+So the warps that multiply wait neither for other CTAs, nor for additions, nor at a fence for the whole GPU, but at the end of a
+chain: there TMA has to have read its last dQ, which waits for ranks, and of a part of a chain they add dK and dV to those of the
+parts before it.
 
 The eight warps meet each other warp at a channel (barriers.py), whose stages have an mbarrier and a named barrier each. They wait
 at the mbarrier, and arrive at the named barrier without meeting each other.

@@ -123,10 +123,10 @@ def test_consumers(cell):
     assert not report.wgmma_serialised
     (loop,) = loops_with(binary, "HGMMA")
     waits = [i.operands for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR")]
-    # One part: dP runs under the softmax of S, dV under dS, dK under the store of dQ. Two: S of the second part runs under the
-    # first, and dP of the second and dK of the first under the softmax of the second. 256: as one part, and the second half of dQ
-    # behind dK.
-    running = {64: (2, 2, 3, 2, 1, 0), 128: (1, 1, 1, 0), 256: (1, 1, 1, 0)}[head_dim]
+    # One part: dP runs under the softmax of S, dV under dS, dK under the fence behind dS. Two: S of the second part runs under the
+    # first, and dP of the second and dK of the first under the softmax of the second. 256: as one part, but dK under the store of
+    # the first half of dQ, and the second half behind it.
+    running = {64: (2, 2, 3, 2, 0), 128: (1, 1, 0), 256: (1, 1, 1, 0)}[head_dim]
     assert waits == [f"gsb0, {matmuls:#x}" for matmuls in running]
     # At head dim 64 registers hold V, and dP's matmuls read it from there, as dV's and dK's do P and dS, at 256 none.
     of_registers = sum(i.base == "HGMMA" and not i.operands.split(", ")[1].startswith("gdesc") for i in loop)
@@ -148,22 +148,24 @@ def test_consumers(cell):
 
 
 @cells
-def test_dq_is_stored_under_dk(cell):
-    """In shared memory, 16 bytes of a thread at a time, between the waits for dQ and for dK; and the loop fences no other CTA."""
+def test_dq_is_stored_behind_all_matmuls(cell):
+    """In shared memory, 16 bytes of a thread at a time; its arrival is the next step's first. The loop fences no other CTA."""
     head_dim = cell.head_dim
     (loop,) = loops_with(compiled(cell)[0], "HGMMA")
     stored = [i.address for i in loop if i.opcode == "STS.128"]
     assert len(stored) == gluon_tile(90, "bf16", head_dim).block_m * head_dim // 256 // 4
-    *_, dq, dk = (i.address for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR"))
+    *_, dq, last = (i.address for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR"))
     arrivals = [i.address for i in loop if i.opcode == "BAR.ARV"]
-    if head_dim == 256:  # the first half is; the second waits for the end of the step
-        do_read, done, second_done, read = arrivals
+    first_wait = min(i.address for i in loop if i.opcode.startswith("WARPGROUP.DEPBAR"))
+    if head_dim == 256:  # the first half is under dK
+        done_before, do_read, done, read = arrivals
         half = len(stored) // 2
-        assert dk < min(stored[half:]) and max(stored[half:]) < second_done < read
-        stored = stored[:half]
+        assert dq < do_read < min(stored) and max(stored[:half]) < done < last < read
+        stored = stored[half:]
     else:
-        do_read, done, read = arrivals
-    assert dq < do_read < min(stored) and max(stored) < done < dk < read
+        done_before, do_read, read = arrivals
+        assert last < do_read < read
+    assert done_before < first_wait and last < min(stored)
     assert {i.opcode for i in loop if i.base == "MEMBAR"} == {"MEMBAR.ALL.CTA"}
 
 

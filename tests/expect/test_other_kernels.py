@@ -182,7 +182,7 @@ def test_settings_that_ask_for_ours_are_told_that_they_are_not_met():
     [
         (
             flash_attn_stand_in.attend_3,
-            {"window": (100, 0), "namespace": flash_attn_stand_in.HUB_3},
+            {"window": (100, 0), "softcap": 20.0, "namespace": flash_attn_stand_in.HUB_3},
             True,
             "its kernel is faster: 474 TFLOPS, measured (H100, head dim 128, causal, ",
         ),
