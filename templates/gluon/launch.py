@@ -80,7 +80,7 @@ def arguments(x: Operands, *, report: Tensor, most_chains: int) -> tuple[Any, ..
     """
     shaped = x.query, x.key, x.value, x.grad_out, x.neg_lse, x.delta, x.dq, x.dk, x.dv, x.table
     places = [each.data_ptr() % ALIGNED for each in (*shaped[:4], x.dk, x.dv)]
-    form: list[Any] = [x.query.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
+    form: list[Any] = [x.query.dtype, x.dk.dtype, x.dv.dtype, *places, *[(each.shape, each.stride()) for each in shaped]]
     form += [each is not None and (each.dtype, each.shape) for each in (x.steps, x.bits, x.semaphores, x.share)]
     form += [most_chains, *x.sizes, *x[FIRST_SCALAR:BEHIND_SCALARS]]
     plan = _plans.get(key := tuple(form))

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from schedule.positions import as_python, triton
 from schedule.strategies import plans, round_robin
 from schedule.walks import Walks, Work
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from dash_inductor.schedule import Plan, RoundRobinPlan, pack_plan
 from dash_inductor.schedule.families import REGISTER
@@ -159,11 +160,11 @@ def test_who_walks_which_lists(walk: Any) -> None:
         assert list(listed(walk, expected)) == expected.works()
 
 
-def arguments(key: torch.Tensor, rows: int = 256) -> tuple[Any, ...]:
-    """Those of a launch; key [1, 2, 200, D]."""
+def arguments(key: torch.Tensor, rows: int = 256, *, dk: torch.Tensor | None = None) -> tuple[Any, ...]:
+    """Those of a launch; key and dk [1, 2, 200, D]."""
     query, statistics = torch.zeros(key.shape, dtype=key.dtype), torch.zeros(2 * rows)
     dq, table = torch.zeros(2 * 256, key.shape[3]), torch.zeros(8, dtype=torch.int32)
-    tensors = (query, key, query, query, statistics, statistics, table, None, None, None, dq, query, query)
+    tensors = (query, key, query, query, statistics, statistics, table, None, None, None, dq, query if dk is None else dk, query)
     operands = Operands(*tensors, [], [], workers=1, cooperative=True, block_m=128, block_n=128, causal=False, scale=1.0)
     return gluon_kernel().arguments(operands, report=torch.zeros(4, dtype=torch.int32), most_chains=1)
 
@@ -175,6 +176,23 @@ def test_tensors_that_tma_cannot_take_are_copied() -> None:
     for refused in (odd, key.mT.contiguous().mT, torch.ones((), dtype=key.dtype).expand_as(key)):
         taken = arguments(refused)[1].base
         assert taken.is_contiguous() and torch.equal(taken, refused)
+
+
+def test_gradients_that_tma_cannot_store() -> None:
+    """dK and dV then have strides in the place of descriptors, whatever was launched before with the same sizes and strides."""
+    key = torch.zeros(1, 2, 200, 64, dtype=torch.bfloat16)
+    odd = torch.nn.functional.pad(key, (0, 1))[..., :-1]
+    for dk, by_tma in (
+        (key, True),
+        (key.float(), False),
+        (key, True),
+        (odd, False),
+        (key.new_zeros(key.numel() + 1)[1:].view_as(key), False),
+    ):
+        *_, dk_target, dv_target, attention = arguments(key, dk=dk)
+        assert attention.BY_TMA.value == by_tma
+        assert [isinstance(each, TensorDescriptor) for each in (dk_target, dv_target)] == [by_tma] * 2
+        assert not by_tma or dk_target.base.data_ptr() == dk.data_ptr()
 
 
 def test_tensors_of_another_size_are_refused() -> None:
