@@ -61,6 +61,8 @@ EDITS: dict[str, Sequence[tuple[str, str]]] = {
     ],
     "kernel.py": [
         ("        ROWS += ticket * (PARTITIONS + HAS_SHARES) * attention.nq\n", f"        ROWS += ticket * {2 * PER_CTA}\n"),
+    ],
+    "consume.py": [
         ("            dk = gl.zeros(", "            mark(walk.own_row, turn, 0)\n            dk = gl.zeros("),
         (
             "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",

@@ -311,7 +311,7 @@ def end_chain(outputs, head, j, dk, dv, dq_tiles, attention, LAYOUT: gl.constexp
             barrier()  # TMA has read what the chain before it, which may have had no step, left there
             dv_tile.reshape([BLOCK_N, HEAD_DIM]).store(short_dv)
             dk_tile.reshape([BLOCK_N, HEAD_DIM]).store(short_dk)
-            fence_async_shared()
+            fence_async_shared()  # Triton 3.6 puts none there itself, newer ones do
             barrier()
             z = of_first_lane(z)
             h = of_first_lane(h)

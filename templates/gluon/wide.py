@@ -96,7 +96,7 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     stage = of_q.stage(count)
                     of_q.wait(count)
                     q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
-                    # As in kernel.py, what a part needs is loaded before its matmuls are issued.
+                    # As in consume.py, what a part needs is loaded before its matmuls are issued.
                     shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
                     # (1) S^T = K Q^T
                     s_t = product(k, q.permute([1, 0]), S_LAYOUT)
