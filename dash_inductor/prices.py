@@ -19,7 +19,7 @@ from .templates.tiles import Tile
 
 # What an operation of functions costs, in FLOP of our matmuls: an SM does 128 of them in a clock, its tensor cores 4,096 FLOP, of
 # which the kernel gets about 0.4. In two passes, ours or stock's, it is as much, though they call functions twice: by the replay,
-# for sm_90, ALiBi takes 490 to 1,060 cycles for 64 x 128 elements in our Triton kernel, 1.0 to 2.6 times what this says.
+# for sm_90, ALiBi takes 490 to 1,060 cycles for 64 x 128 elements in our Triton kernel, 0.8 to 1.7 times what this says.
 FUNCTION_FLOP = 13
 # What functions take in the Gluon kernel, in cycles for 64 x 128 elements: for a function, for each of its operations, and without
 # one by columns of a tile. By the replay of the loops under masks in blocks as Triton 3.7.1 compiles them: ALiBi, of 10 operations,

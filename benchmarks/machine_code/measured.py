@@ -29,7 +29,6 @@ KV_TILES = LENGTH // KEYS
 CHAIN_END = 4000  # clocks of the beginning and the end of a chain, which no step overlaps: an estimate
 MASKS = ("full", "causal")
 TMA_BYTES = {64: 66560, 128: 66048}  # that TMA moves in a step, where kernels use it
-SEEN = 1e-6  # ms of a clock at 1 GHz
 Cycles = Sequence[float]  # of a step of each of a kernel's loops
 Elapsed = Callable[[Cycles, float], float]  # clocks of the kernel, from those and the clocks of a hand-over
 
@@ -50,9 +49,19 @@ class Kernel:
         return f"{self.name}, d{self.head_dim} {self.mask}"
 
 
+def rows_of_ours(head_dim: int) -> int:
+    """Queries of a step of our kernels."""
+    return 128 if head_dim == 64 else 64
+
+
+def rows_of_flash_attention_4(head_dim: int, mask: str) -> int:
+    """Queries of a step of FlashAttention 4's."""
+    return 80 if (head_dim, mask) == (128, "full") else rows_of_ours(head_dim)
+
+
 def persistent(head_dim: int, mask: str, hops: int = 0) -> Elapsed:
     """A CTA of ours runs so many chains one after the other, as many steps as any other."""
-    rows = 128 if head_dim == 64 else 64
+    rows = rows_of_ours(head_dim)
     chains = HEADS[head_dim] * KV_TILES // CTAS
     steps = HEADS[head_dim] * sum(len(range(first_row(j, rows, mask), LENGTH // rows)) for j in range(KV_TILES)) // CTAS
     return lambda cycles, hop: steps * cycles[0] + chains * CHAIN_END + hops * hop
@@ -71,12 +80,13 @@ def in_turn(costs: Sequence[float]) -> float:
     return max(free)
 
 
-def flash_attention_4(head_dim: int, mask: str, rows: int, deterministic: bool) -> Elapsed:
+def flash_attention_4(head_dim: int, mask: str, deterministic: bool) -> Elapsed:
     """A CTA a chain, in which one warp adds dQ.
 
     The deterministic one sums a tile of dQ by keys, under a causal mask from the last ones on, four heads at once. Its warp polls,
     adds, waits until the addition is acknowledged, and releases, all in series; only then its one place takes the next tile.
     """
+    rows = rows_of_flash_attention_4(head_dim, mask)
     q_tiles = -(-LENGTH // rows)
     backwards = deterministic and mask == "causal"
     at_once = 4 if deterministic else 1
@@ -146,10 +156,9 @@ def kernels() -> list[Kernel]:
             found.append(_ours("Triton", head_dim, mask, 2 * both - 0.037, persistent(head_dim, mask, hops)))
     for head_dim in (128, 64):
         for mask in MASKS:
-            rows = 80 if (head_dim, mask) == (128, "full") else 128 if head_dim == 64 else 64
             for contender, name in (("fa4-deterministic", "FlashAttention 4, deterministic"), ("fa4", "FlashAttention 4")):
                 ms = main_kernel_ms(head_dim, mask, contender, "bwd_sm90")
-                elapsed = flash_attention_4(head_dim, mask, rows, contender != "fa4")
+                elapsed = flash_attention_4(head_dim, mask, contender != "fa4")
                 found.append(Kernel(name, head_dim, mask, ms, (f"{name} backward d{head_dim} {mask}",), elapsed))
     for mask in MASKS:
         timed = rows_of(H200 / "triton" / "attention.csv")
@@ -186,6 +195,7 @@ def main_loops() -> dict[str, list[Operation]]:
     return loops
 
 
+@cache
 def replay_of(name: str, constants: Constants) -> Replay:
     """One of our loops, replayed."""
     tma = TMA_BYTES[64 if "d64" in name else 128] if name.startswith("Gluon") else 0
@@ -205,11 +215,11 @@ def compared(constants: Constants = Constants()) -> tuple[float, list[dict[str, 
         clocks.append(kernel.elapsed(cycles, (replays[0].handover_cycles or 0) if replays else 0))
         rows.append({"kernel": str(kernel), "cycles": round(sum(cycles)), "measured ms": kernel.ms})
     ratios = [clock / kernel.ms for kernel, clock in zip(timed, clocks, strict=True) if kernel.name == "Gluon"]
-    clock_of = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    clocks_per_ms = math.exp(sum(map(math.log, ratios)) / len(ratios))
     for clock, row in zip(clocks, rows, strict=True):
-        row["predicted ms"] = clock / clock_of
+        row["predicted ms"] = clock / clocks_per_ms
         row["error %"] = 100 * (row["predicted ms"] / row["measured ms"] - 1)
-    return clock_of * SEEN, rows
+    return clocks_per_ms / 1e6, rows
 
 
 def furthest_off(head_dim: int, constants: Constants = Constants()) -> tuple[float, float, str]:  # noqa: B008 (frozen)
@@ -235,4 +245,4 @@ def elapsed_cycles(head_dim: int) -> float:
     texts = (H200 / "gluon" / "profiler.txt").read_text().split("Elapsed Cycles")[1:]
     cycles = {dim: float(text.split("cycle")[1].split()[0].replace(",", "")) for dim, text in zip((128, 64), texts, strict=True)}
     chains = HEADS[head_dim] * KV_TILES // CTAS
-    return (cycles[head_dim] - chains * CHAIN_END) / (chains * LENGTH // (128 if head_dim == 64 else 64))
+    return (cycles[head_dim] - chains * CHAIN_END) / (chains * LENGTH // rows_of_ours(head_dim))

@@ -1,7 +1,7 @@
 """Main loops of other packages' attention on an H100, replayed: FlashAttention 4's and stock FlexAttention's backwards.
 
-`python -m benchmarks.machine_code measured --others` keeps their figures in benchmarks/results/published/loops.csv. The kernel of
-FlashAttention 4 compiles without a GPU where the package flash-attn-4 is installed; FlexAttention's is that of the installed torch.
+`python -m benchmarks.machine_code measured --others` keeps their figures in benchmarks/results/published/loops.csv, of the versions
+that an H200 timed. Both compile without a GPU.
 """
 
 from __future__ import annotations
@@ -10,14 +10,16 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from importlib.metadata import version
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from .measured import MASKS, TMA_BYTES, rows_of_flash_attention_4, rows_of_ours
 from .replay import Replay, loops_of, replay_loop
 
-PACKAGE = "flash-attn-4"
+FLASH_ATTENTION_4 = {"flash-attn-4": "4.0.0b36"}
+FLEX_ATTENTION = {"torch": "2.11.0", "triton": "3.6.0"}
 # Compiles a backward for a GPU that is not there. FlashAttention has fake tensors for all of its arguments but the semaphores.
 COMPILE = """
 import sys, cutlass, torch
@@ -41,20 +43,45 @@ with FakeTensorMode():
 """
 
 
-def replayed(tma_bytes: dict[int, int]) -> Iterator[dict[str, Any]]:
-    """A row of loops.csv for each loop of what is installed."""
-    for head_dim in (64, 128):
-        for mask in ("full", "causal"):
+def replayed() -> list[dict[str, Any]]:
+    """Rows of loops.csv, of what is installed; ValueError where that is nothing."""
+    rows = [*(flex_attention_rows() if is_installed(FLEX_ATTENTION) else ())]
+    rows += flash_attention_4_rows() if is_installed(FLASH_ATTENTION_4) else ()
+    if not rows:
+        raise ValueError(f"nothing that was timed is installed: {text_of(FLEX_ATTENTION)}, or {text_of(FLASH_ATTENTION_4)}")
+    return rows
+
+
+def is_installed(packages: Mapping[str, str]) -> bool:
+    """Whether all of them are, in these versions."""
+    try:
+        return all(version(name).partition("+")[0] == wanted for name, wanted in packages.items())
+    except PackageNotFoundError:
+        return False
+
+
+def text_of(packages: Mapping[str, str]) -> str:
+    """What the column `package` says of them.
+
+    >>> text_of({"torch": "2.11.0", "triton": "3.6.0"})
+    'torch 2.11.0, triton 3.6.0'
+    """
+    return ", ".join(f"{name} {wanted}" for name, wanted in packages.items())
+
+
+def flash_attention_4_rows() -> Iterator[dict[str, Any]]:
+    """A row of loops.csv for each loop of FlashAttention 4's backward."""
+    for head_dim in TMA_BYTES:
+        for mask in MASKS:
             for deterministic in (True, False):
-                rows = 80 if (head_dim, mask) == (128, "full") else 128 if head_dim == 64 else 64
-                # Tiles of Q, dO and dQ, and rows of statistics: in proportion to the rows, which are 128 or 64 with us.
-                moved = tma_bytes[head_dim] * rows // (128 if head_dim == 64 else 64)
-                (loop,) = loops_of(flash_attention_4(head_dim, mask == "causal", deterministic), 1)
+                # Tiles of Q, dO and dQ, and rows of statistics: in proportion to the rows.
+                moved = TMA_BYTES[head_dim] * rows_of_flash_attention_4(head_dim, mask) // rows_of_ours(head_dim)
+                (loop,) = loops_of(flash_attention_4_cubin(head_dim, mask == "causal", deterministic), 1)
                 name = f"FlashAttention 4{', deterministic' if deterministic else ''} backward d{head_dim} {mask}"
-                yield row(name, f"{PACKAGE} {version(PACKAGE)}", len(loop), replay_loop(loop, tma_bytes=moved))
+                yield row(name, text_of(FLASH_ATTENTION_4), len(loop), replay_loop(loop, tma_bytes=moved))
 
 
-def flash_attention_4(head_dim: int, causal: bool, deterministic: bool) -> bytes:
+def flash_attention_4_cubin(head_dim: int, causal: bool, deterministic: bool) -> bytes:
     """The cubin of its main kernel; ValueError where it does not compile."""
     with tempfile.TemporaryDirectory() as folder:
         names = {"FLASH_ATTENTION_ARCH": "sm_90", "CUTE_DSL_ARCH": "sm_90a", "FLASH_ATTENTION_NUM_SMS": "132"}
@@ -63,20 +90,19 @@ def flash_attention_4(head_dim: int, causal: bool, deterministic: bool) -> bytes
         done = subprocess.run(command, env=os.environ | names | kept, capture_output=True, text=True)
         found = [*Path(folder).glob("*BackwardSm90*.cubin")]
         if done.returncode or len(found) != 1:
-            raise ValueError(f"{PACKAGE} did not compile: {done.stderr[-500:]}")
+            raise ValueError(f"{text_of(FLASH_ATTENTION_4)} did not compile: {done.stderr[-500:]}")
         return found[0].read_bytes()
 
 
-def flex_attention() -> Iterator[dict[str, Any]]:
-    """A row for each loop of stock FlexAttention's backward, head dim 128, without a mask and under a causal one."""
+def flex_attention_rows() -> Iterator[dict[str, Any]]:
+    """A row of loops.csv for each loop of stock FlexAttention's backward, head dim 128, without a mask and under a causal one."""
     from .gates import Cell, stock_kernel
 
-    packages = f"torch {version('torch').partition('+')[0]}, triton {version('triton')}"
     for mask, parts in (("full", ("keys", "queries")), ("causal", ("keys, partial", "keys", "queries, partial", "queries"))):
         kernel = stock_kernel(Cell("sm_90", "one_pass", "bf16", 128, "flex" if mask == "full" else "flex-causal"))
         loops: Sequence[Any] = loops_of(kernel.cubin, len(parts))
         for part, loop in zip(parts, loops, strict=True):
-            yield row(f"FlexAttention backward d128 {mask}, {part}", packages, len(loop), replay_loop(loop))
+            yield row(f"FlexAttention backward d128 {mask}, {part}", text_of(FLEX_ATTENTION), len(loop), replay_loop(loop))
 
 
 def row(name: str, package: str, instructions: int, replay: Replay) -> dict[str, Any]:

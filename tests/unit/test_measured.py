@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.kept import rows_of
-from benchmarks.machine_code import measured
+from benchmarks.machine_code import measured, others
 from benchmarks.machine_code.__main__ import main
 from benchmarks.machine_code.replay import Constants
 
@@ -74,6 +74,17 @@ def test_the_command(capsys):
     assert main(["measured"]) == 0
     printed = capsys.readouterr().out
     assert "FlashAttention 4, deterministic, d128 causal" in printed and "Gluon d64 full" in printed
+
+
+def test_loops_of_others_are_those_that_were_timed(monkeypatch, capsys):
+    """Other versions' would stand beside times that are not theirs."""
+    assert {row["package"] for row in rows_of(measured.LOOPS)} == {
+        *map(others.text_of, (others.FLEX_ATTENTION, others.FLASH_ATTENTION_4))
+    }
+    monkeypatch.setattr(others, "version", lambda name: "2.11.1")
+    with pytest.raises(SystemExit, match="2"):
+        main(["measured", "--others"])
+    assert "nothing that was timed is installed: torch 2.11.0, triton 3.6.0, or flash-attn-4 4.0.0b36" in capsys.readouterr().err
 
 
 def test_the_page_has_these_figures():

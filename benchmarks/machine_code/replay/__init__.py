@@ -102,22 +102,14 @@ def replay_loop(
     constants: Constants = Constants(),  # noqa: B008 (frozen)
 ) -> Replay:
     """One loop of `loops_of`; arguments and errors are those of `replay`."""
-    _check(loop, warps)
-
-    def run(chained: bool) -> tuple[StreamingMultiprocessor, float, float]:
-        sm = _machine(loop, warps, tma_bytes, constants, chained)
-        sm.run()
-        begun = sm.begun[warps - WARPGROUP]  # by the last warpgroup
-        return sm, begun[-WINDOW - 1], begun[-1]
-
-    sm, begin, end = run(chained=False)
+    sm, begin, end = _run(loop, warps, tma_bytes, constants)
     flop = _flop(loop, warps)
     exposed, tensor = _exposed(sm, begin, end) if sm.memory.busy else ({}, flop / constants.tensor_flop * WINDOW)
     handover, chained = None, (end - begin) / WINDOW
     if sm.polled and sm.released:
         step = STEPS - WINDOW
         handover = sm.released[step] - sm.polled[step] + constants.l2_latency
-        _, first, last = run(chained=True)
+        _, first, last = _run(loop, warps, tma_bytes, constants, chained=True)
         chained = (last - first) / WINDOW
     return Replay(
         cycles=(end - begin) / WINDOW,
@@ -139,17 +131,24 @@ def times_by_place(
     constants: Constants = Constants(),  # noqa: B008 (frozen)
 ) -> tuple[float, dict[int, float]]:
     """Clocks a step, and by address those that a warp spends before it issues an instruction, in the mean of all warps."""
-    _check(loop, warps)
-    sm = _machine(loop, warps, tma_bytes, constants, chained=False)
-    sm.run()
-    begun = sm.begun[warps - WARPGROUP]
-    begin, end = begun[-WINDOW - 1], begun[-1]
+    sm, begin, end = _run(loop, warps, tma_bytes, constants)
     times = dict.fromkeys((operation.address for operation in loop), 0.0)
     for issued in sm.issued.values():
         for (before, _), (now, address) in pairwise(issued):
             if begin <= now < end:
                 times[address] += (now - before) / warps / WINDOW
     return (end - begin) / WINDOW, times
+
+
+def _run(
+    loop: Sequence[Operation], warps: int, tma_bytes: int, constants: Constants, *, chained: bool = False
+) -> tuple[StreamingMultiprocessor, float, float]:
+    """The machine behind all steps, and when the last warpgroup began the first and ended the last that are looked at."""
+    _check(loop, warps)
+    sm = _machine(loop, warps, tma_bytes, constants, chained)
+    sm.run()
+    begun = sm.begun[warps - WARPGROUP]
+    return sm, begun[-WINDOW - 1], begun[-1]
 
 
 def _check(loop: Sequence[Operation], warps: int) -> None:
