@@ -12,7 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,6 +29,7 @@ ROOT = HERE.parents[1]
 COPIED = ("dash_inductor", "lowering", "templates", "tests", "benchmarks", "docs", "pyproject.toml")
 FAILED = 1  # pytest's exit status of a test that fails; others say that it did not come to that
 MOST_SECONDS = 600
+WORKERS = 2  # copies, in each of which one mutant at a time is tried
 
 
 def mutants() -> list[dict[str, str]]:
@@ -53,25 +59,42 @@ def main(words: list[str]) -> int:
     if not chosen:
         print(f"no mutant has {' or '.join(words)} in its name or file", file=sys.stderr)
         return 2
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
-        for name in COPIED:
-            source = ROOT / name
-            if source.is_dir():  # in a clone that is not installed the package has links to its other folders
-                shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
-            else:
-                shutil.copy(source, copy)
+    copies = SimpleQueue[Path]()
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(WORKERS) as pool:
+        for copy in (Path(folder, str(number)) for number in range(WORKERS)):
+            make_copy(copy)
+            copies.put(copy)
+
+        def in_a_copy(work: Callable[[Path], Any]) -> Any:
+            copy = copies.get()
+            try:
+                return work(copy)
+            finally:
+                copies.put(copy)
+
         tests = dict.fromkeys(each["test"] for each in chosen)
-        for emulated in (False, True):
-            kind = [test for test in tests if test.startswith("tests/emulated/") == emulated]
-            status, output = run(kind, copy) if kind else (0, "")
+        kinds = [[test for test in tests if test.startswith("tests/emulated/") == emulated] for emulated in (False, True)]
+        unbroken = [pool.submit(in_a_copy, partial(run, kind)) for kind in kinds if kind]
+        for kind, (status, output) in zip(filter(None, kinds), (each.result() for each in unbroken), strict=True):
             if status != 0:
                 print(f"{output}\nthese tests fail without a mutant: {' '.join(kind)}", file=sys.stderr)
                 return 1
         print(f"{'mutant':58}  {'file':36}  {'seconds':>7}  killed by", flush=True)
-        survivors = [each["name"] for each in chosen if not killed(each, copy)]
+        judged = pool.map(in_a_copy, (partial(killed, each) for each in chosen))
+        survivors = [each["name"] for each, was_killed in zip(chosen, judged, strict=True) if not was_killed]
     print(f"{len(chosen)} mutants, {len(survivors)} survived{': ' if survivors else ''}{', '.join(survivors)}")
     return 1 if survivors else 0
+
+
+def make_copy(copy: Path) -> None:
+    """Writes what the tests read."""
+    copy.mkdir()
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():  # in a clone that is not installed the package has links to its other folders
+            shutil.copytree(source, copy / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "node_modules"))
+        else:
+            shutil.copy(source, copy)
 
 
 def killed(mutant: dict[str, str], copy: Path) -> bool:

@@ -1,8 +1,9 @@
 """The tests that are too long for every change, two commands at a time, and a table of what they tried: `make nightly`.
 
 `python tests/nightly` runs all parts, `python tests/nightly WORDS...` those whose name has one of the words. What pytest prints
-goes into a file per part under build/nightly; what failed is printed too. What passed at a commit is kept there, and is not run
-again: a run goes on where the last one stopped. Exits with 1 if a test fails, or if none ran.
+goes into a file per part under build/nightly; what failed is printed too. What passed at a commit is kept in
+benchmarks/results/nightly, and is not run again: a run goes on where the last one stopped, on another machine too once that is
+committed. Exits with 1 if a test fails, or if none ran.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build" / "nightly"
+KEPT = ROOT / "benchmarks" / "results" / "nightly"
 EMULATED = {"TRITON_INTERPRET": "1"}
 MANY = {"HYPOTHESIS_PROFILE": "nightly"}
 # By name, the longest first: pytest's arguments, and variables.
@@ -51,14 +53,15 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
     """Tests by outcome, what tests that passed counted by record_property, and seconds, of a part."""
     arguments, variables = PARTS[name]
     at = sources()
-    kept = LOGS / f"{name.replace(' ', '_')}.{at}.json"
+    file_name = name.replace(" ", "_")
+    kept = KEPT / at / f"{file_name}.json"
     if kept.exists():
         outcomes, counts, seconds = json.loads(kept.read_text())
         return Counter(outcomes), Counter(counts), seconds
     files = [word for word in arguments.split() if word.endswith(".py")]
     # What has a part of its own is in no other.
     elsewhere = {word for other, _ in PARTS.values() for word in other.split() if word.endswith(".py")} - {*files}
-    log, results = (LOGS / f"{name.replace(' ', '_')}{suffix}" for suffix in (".txt", ".xml"))
+    log, results = (LOGS / f"{file_name}{suffix}" for suffix in (".txt", ".xml"))
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--show-capture=no", "--tb=short", f"--junitxml={results}"]
     command += [
         "-o",
@@ -82,7 +85,8 @@ def run(name: str) -> tuple[Counter[str], Counter[str], float]:
         print(f"{log.read_text()}\n{name}: pytest ended with {status}", file=sys.stderr, flush=True)
         outcomes["failure"] += outcomes.total() == 0  # it did not come to a test
     elif at == sources() and not at.endswith("-dirty"):
-        kept.write_text(json.dumps([outcomes, counts, seconds]))
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.write_text(json.dumps([outcomes, counts, seconds]) + "\n")
     return outcomes, counts, seconds
 
 

@@ -144,11 +144,17 @@ class Prepared:
         check: bool = True,
         edited: dict[str, Program] | None = None,
         patience: int = 0,
+        to_the_end: bool = True,
     ) -> Result:
-        """Executes the wrapper. `edited`: by its PTX, what is executed in a kernel's place."""
+        """Executes the wrapper.
+
+        edited: by its PTX, what is executed in a kernel's place. to_the_end: else the first race is a fault.
+        """
         case = self.case
         total = sum(tensor.numel() * tensor.element_size() for tensor in self.inputs.values())
-        session = Session(case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience)
+        session = Session(
+            case.device, arena=(1 << 21) + 12 * total, seed=seed, check=check, patience=patience, to_the_end=to_the_end
+        )
         session.programs = self.programs | edited if edited else self.programs
         placed = {name: session.memory.put(tensor, name) for name, tensor in self.inputs.items()}
         session.externs |= self._externs(session)

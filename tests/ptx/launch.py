@@ -62,6 +62,7 @@ class Session:
     seed: int = 0
     check: bool = True
     patience: int = 0
+    to_the_end: bool = True  # behind the first race
     externs: dict[Any, Callable[..., Any]] = field(default_factory=dict)
     programs: dict[str, Program] = field(default_factory=dict)
     executed: list[Executed] = field(default_factory=list)
@@ -172,6 +173,7 @@ class _Launcher:
             seed=session.seed,
             patience=session.patience,
             check=session.check,
+            to_the_end=session.to_the_end,
             descriptors=descriptors,
         )
         start = time.perf_counter()

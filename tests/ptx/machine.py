@@ -184,7 +184,7 @@ class Machine:
     """One launch of a program; `run` executes it, `races.found` has what was found.
 
     parameters: integers, in the order of the kernel's. patience: how many times all poll once more before that is a deadlock, since
-    nothing can change: only what bounds its own polls needs some.
+    nothing can change: only what bounds its own polls needs some. to_the_end: else the first race is a fault.
     """
 
     def __init__(
@@ -198,6 +198,7 @@ class Machine:
         seed: int = 0,
         patience: int = 0,
         check: bool = True,
+        to_the_end: bool = True,
         descriptors: dict[int, Any] | None = None,
     ) -> None:
         self.program, self.memory, self.grid, self.shared_bytes = program, memory, grid, shared_bytes
@@ -210,7 +211,7 @@ class Machine:
         self.places = [(x, y, z) for z in range(grid[2]) for y in range(grid[1]) for x in range(grid[0])]
         self.races: Any = Unchecked()
         if check:
-            self.races = Races(program, memory, len(self.places), shared_bytes, not program.communicates)
+            self.races = Races(program, memory, len(self.places), shared_bytes, not program.communicates, to_the_end)
         threads = program.kernel.threads
         default = 32 if program.has_tcgen05 else program.kernel.default_threads
         self.contexts = [(0, default), *((lo, lo + 32) for lo in range(default, threads, 32))]

@@ -2,9 +2,10 @@
 
 A site is a synchronising instruction and a way to weaken it: deleted, a count one too high, acquire or release made relaxed, a
 scope narrowed to the CTA, a wait that always passes. Each is executed beside the unbroken kernel, in one case or in several of the
-same kernel. A silent one may be redundant: then other sites, which still stand, give the same order, and with all of them gone more
-is found than without those others alone. Or nothing is seen even with all of its opcode weakened together, or of barriers of a warp
-with others. What stays is a hole: of the cases, whose threads do not come there, or of the executor.
+same kernel. A silent one may be redundant: it is seen with other silent ones gone, which by themselves are not; or with one gone
+that is seen, and more than with that alone; or nothing is seen even with all of its opcode weakened together, or, of what orders a
+warp, with many others. What stays is a hole: of the cases, whose threads do not come there or have an order of another kind, or of
+the executor.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ WAYS = {  # how an instruction is weakened -> the beginnings of its opcode
     "relax": ("ld.global.acquire", "ld.acquire", "red.release"),
     "narrow": ("ld.", "st.", "atom.", "red.", "fence.acq_rel", "fence.sc", "membar"),
 }
+# What no other opcode replaces, so that those that may go at once order nothing. Triton has one before each copy by TMA, where
+# mostly no lane has anything to say to another, or before each matmul, whose registers mostly nothing has touched.
+WITHIN_A_WARP = ("bar.warp.sync", "wgmma.fence")
+NEAREST = 12  # of what is seen, that may order the same as what is not
 WIDE = re.compile(r"\.(cluster|gpu|gl|sys)\b")  # scopes
 
 
@@ -76,6 +81,9 @@ class Verdict:
     @property
     def silent(self) -> bool:
         return not (self.races or self.fault or self.wrong)
+
+    def shows_more_than(self, other: Verdict) -> bool:
+        return bool(self.races - other.races or (self.fault and not other.fault))
 
     @property
     def is_hole(self) -> bool:
@@ -130,20 +138,27 @@ def edited(prepared: Prepared, change: Callable[[Kernel], None], name: str = "")
     return {ptx: Program(kernel)}
 
 
-def judged(cases: Sequence[Prepared], weakened: Sequence[Site], seed: int = 0) -> Verdict:
-    """Executes one kernel, whose PTX all cases have in common, with these sites weakened: what any case shows."""
+def judged(cases: Sequence[Prepared], weakened: Sequence[Site], seed: int = 0, to_the_end: bool = True) -> Verdict:
+    """Executes one kernel, whose PTX all cases have in common, with these sites weakened: what any case shows.
+
+    to_the_end: whether to go on behind the first race or fault.
+    """
 
     def weaken(kernel: Kernel) -> None:
         for site in weakened:
             site.weaken(kernel)
 
     programs = edited(cases[0], weaken, weakened[0].kernel)
-    results = [case.run(seed, edited=programs) for case in cases]
-    races = Counter[tuple[str, str, str]]()
-    for race in (race for result in results for race in result.races):
-        races[race["kind"], race["at"], race["earlier"]] += race["times"]
-    fault = next((result.fault for result in results if result.fault), None)
-    return Verdict(weakened[0], races, fault, any(map(is_wrong, cases, results)))
+    verdict = Verdict(weakened[0], Counter(), None, False)
+    for case in cases:
+        result = case.run(seed, edited=programs, to_the_end=to_the_end)
+        for race in result.races:
+            verdict.races[race["kind"], race["at"], race["earlier"]] += race["times"]
+        verdict.fault = verdict.fault or result.fault
+        verdict.wrong |= is_wrong(case, result)
+        if not (to_the_end or verdict.silent):
+            break
+    return verdict
 
 
 def is_wrong(prepared: Prepared, result: Result) -> bool:
@@ -153,23 +168,39 @@ def is_wrong(prepared: Prepared, result: Result) -> bool:
 
 
 def all_judged(cases: Sequence[Prepared], kernel: Kernel | None = None) -> Iterator[Verdict]:
-    """Each mutant's verdict, of the main kernel if none is named. For a silent one, others are searched for what replaces it."""
-    search = _Search(cases, kernel or main_kernel(cases[0]))
-    idle = {alike: judged(cases, found).silent for alike, found in _by_opcode(search.sites).items()}
-    verdicts = [judged(cases, [site]) for site in search.sites]
-    # Triton has one before each copy by TMA, where mostly no lane has anything to say to another: a search for each would be long.
-    between_lanes = at_once(cases, [each.site for each in verdicts if _opcode(each.site) == "bar.warp.sync" and each.silent])
-    for site, verdict in zip(search.sites, verdicts, strict=True):
+    """Each mutant's verdict, of the main kernel if none is named. Of a silent one it is asked what replaces it."""
+    every = sites(kernel or main_kernel(cases[0]))
+    idle = {alike: judged(cases, found, to_the_end=False).silent for alike, found in _by_opcode(every).items()}
+    verdicts = [judged(cases, [site], to_the_end=False) for site in every]
+    # Ways stand in the order of their strength: what replaces an instruction that is gone replaces one that is weaker.
+    doubtful: dict[int, Site] = {}
+    for verdict in verdicts:
+        site = verdict.site
         verdict.was_reached = any(case.programs[_ptx(case, site.kernel)].was_reached(site.number) for case in cases)
+        if verdict.silent and verdict.was_reached and not idle[_opcode(site)]:
+            doubtful.setdefault(site.number, site)
+    # What cannot go with others is needed without them. Whether it can depends on which were tried before.
+    in_order = [*doubtful.values()]
+    going = [at_once(cases, in_order), at_once(cases, in_order[::-1])]
+    seen = [verdict.site for verdict in verdicts if not verdict.silent]
+    alone = functools.cache(lambda other: judged(cases, [other]))
+
+    def replaced(site: Site) -> str:
+        if idle[_opcode(site)]:
+            return f"every {_opcode(site)} may be weakened"
+        site = doubtful[site.number]
+        if without := next((gone for gone in going if site not in gone), None):
+            return f"needed without {len(without)} others, which may go at once"
+        if _opcode(site).startswith(WITHIN_A_WARP):
+            return f"{len(going[0])} may go at once"
+        for other in sorted(seen, key=lambda other: abs(other.number - site.number))[:NEAREST]:
+            if other.number != site.number and judged(cases, [other, site]).shows_more_than(alone(other)):
+                return f"{other.text} orders the same"
+        return ""
+
+    for verdict in verdicts:
         if verdict.silent and verdict.was_reached:
-            if idle[_opcode(site)]:
-                verdict.redundant = f"every {_opcode(site)} may be weakened"
-            elif site in between_lanes:
-                verdict.redundant = f"{len(between_lanes)} bar.warp.sync may go at once"
-            elif _opcode(site) == "bar.warp.sync":  # needed once those are gone, which the choice tried one after the other
-                verdict.redundant = f"some of the {len(between_lanes)} bar.warp.sync that may go at once order the same"
-            elif others := search.replacing(site):
-                verdict.redundant = f"{' and '.join(other.text for other in others)} order the same"
+            verdict.redundant = replaced(verdict.site)
         yield verdict
 
 
@@ -187,65 +218,6 @@ def _by_opcode(every: Sequence[Site]) -> dict[str, list[Site]]:
     return made
 
 
-class _Search:
-    """For what replaces a silent site: a set of others, without all of which it is needed. No execution is made twice."""
-
-    def __init__(self, cases: Sequence[Prepared], kernel: Kernel) -> None:
-        self.sites = sites(kernel)
-        self._judged = functools.cache(lambda weakened, seed: judged(cases, sorted(weakened, key=self.sites.index), seed))
-
-    def replacing(self, site: Site) -> list[Site]:
-        """Such a set, of which no one can be left out: of the same opcode, else of barriers, else of any. Empty if none is."""
-        others = [other for alike in _by_opcode(self.sites).values() for other in alike if other.number != site.number]
-        nearest = sorted(others, key=lambda other: (other.number < site.number, abs(other.number - site.number)))  # behind first
-        # With many gone at once, what the site orders may be seen to race without it too: then one by one.
-        for growth in (2, 1):
-            for alike in (_opcode, lambda one: "bar" in one.text.split(".")[0], lambda one: ""):  # bar.sync, mbarrier.try_wait, ...
-                if found := self._grown(site, [other for other in nearest if alike(other) == alike(site)], growth):
-                    return self._least(site, found)
-        return []
-
-    def _grown(self, site: Site, others: list[Site], growth: int) -> list[Site]:
-        """The first of the others that make the site needed, by parts that grow. Empty if all of them do not."""
-        gone: list[Site] = []
-        size = 1
-        while others:
-            gone += self._harmless(gone, others[:size])
-            if self._is_needed(site, gone):
-                return gone
-            others, size = others[size:], size * growth
-        return []
-
-    def _harmless(self, gone: list[Site], more: list[Site]) -> list[Site]:
-        """Those of `more` without which, and without `gone`, the kernel still ends: one that faults shows no more."""
-        if not self._judged(frozenset([*gone, *more]), 0).fault:
-            return more
-        half = len(more) // 2
-        if not half:
-            return []
-        first = self._harmless(gone, more[:half])
-        return first + self._harmless(gone + first, more[half:])
-
-    def _least(self, site: Site, gone: list[Site]) -> list[Site]:
-        """What is left when parts are left out for as long as the site stays needed."""
-        size = len(gone) // 2
-        while size:
-            for part in [gone[start : start + size] for start in range(0, len(gone), size)]:
-                fewer = [other for other in gone if other not in part]
-                if self._is_needed(site, fewer):
-                    gone = fewer
-            size //= 2
-        return gone
-
-    def _is_needed(self, site: Site, gone: list[Site]) -> bool:
-        """Whether more is seen with the site weakened too than with the others alone, in each of two interleavings."""
-        for seed in (0, 1) if gone else ():
-            without, too = (self._judged(frozenset(weakened), seed) for weakened in (gone, [*gone, site]))
-            if not (too.races - without.races or (too.fault and not without.fault)):
-                return False
-        return bool(gone)
-
-
 def barriers(prepared: Prepared) -> list[Site]:
     """Every bar.sync of the main kernel."""
     kernel = main_kernel(prepared)
@@ -257,10 +229,9 @@ def redundant_barriers(prepared: Prepared) -> list[Site]:
     return at_once([prepared], barriers(prepared))
 
 
-def at_once(cases: Sequence[Prepared], weakened: Sequence[Site]) -> list[Site]:
-    """Those that may all be weakened together and stay silent: a greedy choice."""
-    gone: list[Site] = []
-    for site in weakened:
-        if judged(cases, [*gone, site]).silent:
-            gone.append(site)
-    return gone
+def at_once(cases: Sequence[Prepared], weakened: Sequence[Site], gone: Sequence[Site] = ()) -> list[Site]:
+    """Those that may all be weakened together, and with `gone`, and stay silent: a greedy choice, by halves of what is left."""
+    if not weakened or judged(cases, [*gone, *weakened], to_the_end=False).silent:
+        return [*gone, *weakened]
+    half = len(weakened) // 2
+    return at_once(cases, weakened[half:], at_once(cases, weakened[:half], gone)) if half else [*gone]

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from .clocks import GLOBAL, SHARED, WARP, Clock, Clocks, morally_strong
+from .memory import Fault
 
 MANY = 99  # lanes, warps or CTAs
 Index = np.ndarray
@@ -65,10 +66,11 @@ class Races(Clocks):
 
     checks = True
 
-    def __init__(self, program: Any, memory: Any, ctas: int, shared_bytes: int, is_local: bool) -> None:
+    def __init__(self, program: Any, memory: Any, ctas: int, shared_bytes: int, is_local: bool, to_the_end: bool = True) -> None:
         super().__init__(ctas, program.kernel.threads, is_local, program.kernel.cluster)
         self.program, self.memory, self.granule = program, memory, program.granule
         self.found: dict[tuple[str, int, int], list[Any]] = {}
+        self.to_the_end = to_the_end
         self._shared_size = -(-shared_bytes // self.granule)
         self.shared: dict[int, Half] = {}
         self.words = Half(-(-memory.used // self.granule), 1 if is_local else ctas)
@@ -81,6 +83,8 @@ class Races(Clocks):
 
     def report(self, kind: str, number: int, earlier: int, place: str) -> None:
         self.found.setdefault((kind, number, earlier), [place, 0])[1] += 1
+        if not self.to_the_end:
+            raise Fault(f"a race: {kind}")
 
     def _late(self, late: Any, index: Index, kind: str, number: int, earlier: np.ndarray | None) -> None:
         """Reports the first granule of shared memory that is too late; `earlier` has the instruction that it is too late for."""

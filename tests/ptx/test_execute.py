@@ -266,27 +266,36 @@ def test_mutants(name: str, opcode: str, which: int, way: str, seen: str) -> Non
 
 # Triton's dispatch of partitions has a branch for numbers that no partition of the kernel has: nobody comes to its two barriers.
 # Nor does anybody give up a wait, and report to the host where it stood.
+# In Triton's kernels more than one other orders what each of these does: the first copies of Q and of grad_out are waited for at
+# once, and barriers and fences of copies stand near those of semaphores and of matmuls.
 # Under a block mask a CTA has one chain. After its loop nothing is read or written where copies go: the last wait for them, after
-# which shared memory could be used again, orders nothing, nor do the waits of Gluon's warp that loads for the chain's end, of
-# grad_out and of Q. Nor does the fence between proxies in the wait for the part before, whose sums TMA does not touch. Before the
-# wait for K and V at head dim 64 Triton puts a barrier, but each thread waits by itself. At head dim 256 a barrier stands between
-# stores to one place of dQ, which the barrier of the warp that adds orders, as the end of grad_out does P's: Triton would put one
-# there.
+# which shared memory could be used again, orders nothing, nor does a wait of Gluon's warp that loads for the chain's end, nor the
+# last wait of TMA's stores. Nor does the fence between proxies in the wait for the part before, whose sums TMA does not touch.
+# Before waits at an mbarrier Triton puts barriers, but each thread waits by itself: for K and V at head dim 256, and for both
+# places of dQ at a chain's end, where the barrier behind them is for chains without a step. At head dim 256 a barrier stands
+# between stores to one place of dQ, which the barrier of the warp that adds orders, as the end of grad_out does P's: Triton would
+# put one there. With shares a fence stands behind the last dQ, where that of the second half of shares stands too.
 NO_BRANCH = ["delete: barrier.sync: no thread comes there"] * 2
 NO_REPORT = [f"narrow: {opcode}: no thread comes there" for opcode in ("st.relaxed.sys.global.v4.b32", "ld.relaxed.sys.global.b32")]
+BARRIER, FIRST_COPY = "delete: bar.sync: SILENT", "delete: cp.async.commit_group: SILENT"
 HOLES = {
-    "sm_80": NO_REPORT,
-    "sm_90": NO_REPORT,
-    "parts": ["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT", *NO_REPORT * 2],
-    "Gluon": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT * 2],
+    "sm_80": [FIRST_COPY, BARRIER, *NO_REPORT],
+    "sm_90": [FIRST_COPY, *[BARRIER] * 2, "delete: fence.proxy.async.shared::cta: SILENT", *NO_REPORT],
+    "parts": [
+        *[FIRST_COPY, BARRIER, BARRIER],
+        *["delete: cp.async.wait_group: SILENT", "one later: cp.async.wait_group: SILENT"],
+        *NO_REPORT * 2,
+    ],
+    "Gluon": [*[BARRIER] * 3, *NO_BRANCH, *NO_REPORT * 2],
     "Gluon in parts": [
-        *["delete: bar.sync: SILENT"] * 2,
+        *[BARRIER] * 3,
         *NO_BRANCH,
         "delete: fence.proxy.async.global: SILENT",
+        "delete: cp.async.bulk.wait_group.read: SILENT",
         *NO_REPORT * 3,
     ],
-    "Gluon of 256": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT],
-    "Gluon with shares": ["delete: bar.sync: SILENT", *NO_BRANCH, *NO_REPORT * 2],
+    "Gluon of 256": [*[BARRIER] * 2, *NO_BRANCH, *NO_REPORT],
+    "Gluon with shares": [BARRIER, "delete: fence.proxy.async.shared::cta: SILENT", *NO_BRANCH, *NO_REPORT * 2],
 }
 # Of the kernels that run before: for preprocess, tables and lists. The one that reads a block mask ends with a barrier.
 HOLES_BEFORE = {

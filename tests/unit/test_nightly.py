@@ -37,6 +37,7 @@ def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     (tmp_path / "test_it.py").write_text(TEST)
     (tmp_path / "runs").write_text("")
     monkeypatch.setattr(made, "LOGS", tmp_path / "logs")
+    monkeypatch.setattr(made, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(made, "ROOT", tmp_path)
     monkeypatch.setattr(made, "PARTS", {"one part": ("test_it.py", {})})
     monkeypatch.setattr(made, "sources", lambda: "1a2b3c4")
@@ -65,7 +66,7 @@ def test_sources_that_change_during_a_run_keep_nothing(
 ) -> None:
     commits = iter(["1a2b3c4", "5d6e7f8", "5d6e7f8"])
     monkeypatch.setattr(nightly, "sources", lambda: next(commits))
-    assert nightly.main([]) == 0 and not [*(tmp_path / "logs").glob("*.json")]
+    assert nightly.main([]) == 0 and not (tmp_path / "kept").exists()
 
 
 def test_a_run_that_comes_to_no_test_is_a_failure_whatever_an_earlier_one_left(
@@ -79,5 +80,6 @@ def test_a_run_that_comes_to_no_test_is_a_failure_whatever_an_earlier_one_left(
 
 def test_where_there_is_no_git_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = command()
+    monkeypatch.setattr(made, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(made, "ROOT", tmp_path)
     assert made.sources().endswith("-dirty")
