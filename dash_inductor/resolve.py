@@ -141,12 +141,13 @@ class Resolution:
     def workspace_bytes(self, q_tiles: Any, schedule_ints: Any) -> Any:
         """Memory beside inputs and outputs, for so many Q tiles of all query heads and ints of the schedule; sizes may be symbolic.
 
-        fp32 delta and logsumexp of each row. Of one pass also fp32 dq, a semaphore for each Q tile, the ticket and a dummy.
+        fp32 delta and logsumexp of each row. Of one pass also fp32 dq, semaphores for each Q tile, the ticket and a dummy.
         """
         block_m, of_delta_and_lse = self.tile.block_m, 2
         if self.one_pass is None:
             return FP32_BYTES * q_tiles * block_m * of_delta_and_lse
-        return FP32_BYTES * (q_tiles * (block_m * (self.one_pass.block_d + of_delta_and_lse) + 1) + 2 + schedule_ints)
+        semaphores = tiles.gluon_semaphores(self.one_pass.block_d) if self.kernel == GLUON else 1
+        return FP32_BYTES * (q_tiles * (block_m * (self.one_pass.block_d + of_delta_and_lse) + semaphores) + 2 + schedule_ints)
 
 
 def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:

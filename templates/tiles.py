@@ -283,6 +283,11 @@ def prefetches(arch: int | str, block_d: int, block_dv: int) -> bool:
     return arch not in _SMALL or not block_d == block_dv > 64
 
 
+def gluon_semaphores(columns: int) -> int:
+    """How many a Q tile has in the Gluon kernel: in 256 columns one for each half of dQ, which warps of their own add."""
+    return 2 if columns > ONE_PASS_HEAD_DIM else 1
+
+
 def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None = None) -> Tile:
     """The tile of the Gluon kernel: 128 rows of Q in 64 columns, which registers hold in two parts; 64 keys in 256 columns.
 

@@ -25,7 +25,7 @@ from dash_inductor.problem import BLOCK_MASK, dtype_name
 from dash_inductor.schedule.parts import FEW_CHAINS
 from dash_inductor.templates import gluon_kernel
 from dash_inductor.templates.operands import Operands
-from dash_inductor.templates.tiles import Tile
+from dash_inductor.templates.tiles import Tile, gluon_semaphores
 
 from ..block_lists import write_bits
 from ..buffers import ALIGNED, empty, zeros
@@ -189,7 +189,8 @@ def _launches(operands: Any, inputs: Inputs, tile: Tile, walk: Walk, mods: Mods)
     assert walk.blocks
     n_kv = CeilDiv(inputs.kv_len, tile.block_n)
     kv_tiles = CeilDiv(n_kv, slices)
-    semaphores = zeros([2 + inputs.query_heads_total * inputs.n_q + walk.own_ints], torch.int32, inputs.device)
+    q_tiles = inputs.query_heads_total * inputs.n_q
+    semaphores = zeros([2 + gluon_semaphores(tile.block_d) * q_tiles + walk.own_ints], torch.int32, inputs.device)
     for number in range(slices):
         end = n_kv - number * kv_tiles
         first = Max(0, end - kv_tiles)

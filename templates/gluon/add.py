@@ -44,27 +44,31 @@ def add_in_order(walk, attention, sums, STAGE: gl.constexpr):
 
 
 @gluon.jit
-def add_halves_in_order(walk, attention, sums):
+def add_half_in_order(walk, attention, sums, HALF: gl.constexpr):
+    # At head dim 256: one half of the columns of each dQ. The second part of the second half takes the first place, where the first
+    # part of the first half was.
     dq_target, dq_tiles, of_dq, SEMAPHORES, REPORT = sums
     HEADS: gl.constexpr = attention.GROUP // attention.SETS
     first_tile, second_tile, third_tile = dq_tiles
-    taken = of_dq.mbarrier(0)
+    SEMAPHORES += HALF * (attention.heads * attention.GROUP * attention.nq)
     for turn in range(walk.rounds):
         _j, steps, row, rows, head, of_set, first_rank = chain_of(walk, turn, attention, WARPS=1)
         for step in range(steps * HEADS):
             i, rank = step_of(rows + row, step // HEADS, attention.BLOCKS)
             index = (head * attention.GROUP + of_set * HEADS + step % HEADS) * attention.nq + (i & 0xFFFF)
             rank += first_rank
-            # The rank first: the second half waits until a part of this one is read.
+            # The rank first: it may have come before the half is there.
             wait_for_rank(SEMAPHORES, index, rank, attention.nq, REPORT)
-            of_dq.meet(0)
-            put(dq_target, 4 * index, first_tile, rank)
-            put(dq_target, 4 * index + 1, second_tile, rank)
-            await_in_warp(READ_BUT_LAST)
-            mbarrier.arrive(taken, count=1)  # the second half takes the third place and the first
-            of_dq.meet(0)
-            put(dq_target, 4 * index + 2, third_tile, rank)
-            put(dq_target, 4 * index + 3, first_tile, rank)
+            of_dq.meet(HALF)
+            if HALF == 0:
+                put(dq_target, 4 * index, first_tile, rank)
+                put(dq_target, 4 * index + 1, second_tile, rank)
+                await_in_warp(READ_BUT_LAST)
+                mbarrier.arrive(of_dq.mbarrier(0), count=1)
+            else:
+                put(dq_target, 4 * index + 2, third_tile, rank)
+                put(dq_target, 4 * index + 3, first_tile, rank)
+            await_in_warp(READ)
+            mbarrier.arrive(of_dq.mbarrier(1), count=1)
             await_in_warp(COMPLETE)
-            mbarrier.arrive(taken, count=1)
             release(SEMAPHORES + index)

@@ -14,7 +14,7 @@ WARPS = gl.constexpr(GLUON_CONSUMERS)  # that multiply; each other partition is 
 THREADS = gl.constexpr(32 * GLUON_CONSUMERS)  # of those
 WARPGROUP = gl.constexpr(128)  # threads that issue a wgmma together
 
-# At head dim 256 there is shared memory for one stage less of each.
+# At head dim 256 there is shared memory for one stage less of Q and of grad_out.
 Q_STAGES, DO_STAGES, DQ_STAGES = gl.constexpr(3), gl.constexpr(2), gl.constexpr(2)
 
 
@@ -25,7 +25,7 @@ class NamedBarrier(IntEnum):
     after it for partitions, of which there are at most five.
     """
 
-    DQ_STORED = 8  # add_in_order waits: a step's dQ is in shared memory
+    DQ_STORED = 8  # add_in_order waits: a step's dQ is in shared memory; at head dim 256 a half, of which each has its own
     STEP_READ = 10  # produce waits: a step's matmuls are complete, so Q's stage is free
     DO_READ = 13  # produce waits: the matmuls that read grad_out are complete, so its stage is free
     SHARE_STORED = 15  # put_shares waits: those of a step, or of a part of its queries, are in shared memory

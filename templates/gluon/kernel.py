@@ -19,7 +19,8 @@ fewer columns: TMA fills the others with zeros.
     DQ            fp32 [Z*HQ*NQ * DQ_ROWS, DQ_COLUMNS], a Q tile after the other, each in the order of its accumulator
     TABLE         int32, the schedule's; under a mask in blocks that of `Lists` in launch.py
     ROWS          int32 [workers, PARTITIONS, NQ] for a round robin: each partition writes its worker's chains for itself
-    WORKSPACE     int32, zero at first: a ticket, a dummy, a semaphore per (query head, Q tile), per chain if chains are in parts
+    WORKSPACE     int32, zero at first: a ticket, a dummy, a semaphore per (query head, Q tile), at head dim 256 for each half of
+                  its columns, and one per chain if chains are in parts
     REPORT        int32 [4] of the host's memory, where a wait that gave up says where it stood
     SHARE         fp32 or 16 bits [Z*HQ, Q_LEN, KV_LEN], if a gradient of a captured tensor is wanted: what elements add to it
 
@@ -52,10 +53,9 @@ at the mbarrier, and arrive at the named barrier without meeting each other.
 
 K and V have no stages and one mbarrier, kv_full: those of a chain are there. TMA arrives by bytes at what `produce` loads.
 
-HEAD_DIM 256 has a `consume` of its own, `consume_wide` in wide.py, and one warp that adds, `add_halves_in_order`. There each
-channel has one stage less. dQ comes in two halves, of which the second takes a place of the first: these warps do wait for a rank
-that is half a step late. The mbarrier of dQ says of the first half that TMA has read that place, and of the second that all is in
-global memory.
+HEAD_DIM 256 has a `consume` of its own, `consume_wide` in wide.py, and two warps `add_half_in_order`, one for each half of dQ's
+columns. There Q and grad_out have one stage less. The second half takes a place of the first: these warps do wait for a rank that
+is half a step late.
 
 Nobody arrives a second time before the first was waited for. Of STEP_READ and DO_READ this holds since a stage is loaded again in
 between; of DQ_STORED and SHARE_STORED since the eight wait for their mbarrier in between, and the other way round; of the other
@@ -69,7 +69,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier
 
-from .add import add_halves_in_order, add_in_order
+from .add import add_half_in_order, add_in_order
 from .barriers import DO_READ, DO_STAGES, DQ_STAGES, DQ_STORED, PARTITIONS, Q_STAGES, STEP_READ, new_channel
 from .consume import consume
 from .functions import barrier
@@ -129,16 +129,20 @@ def sdpa_backward(
         third_tile = gl.allocate_shared_memory(gl.float32, [DQ_ROWS, DQ_COLUMNS], dq_target.layout)
         dq_tiles = (first_tile, second_tile, third_tile)
     else:
-        dq_tiles = gl.allocate_shared_memory(gl.float32, [DQ_STAGES - FEWER, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
+        dq_tiles = gl.allocate_shared_memory(gl.float32, [DQ_STAGES, DQ_ROWS, DQ_COLUMNS], dq_target.layout)
     neg_lse_tiles = gl.allocate_shared_memory(gl.float32, [Q_PLACES, BLOCK_M], neg_lse_source.layout)
     delta_tiles = gl.allocate_shared_memory(gl.float32, [DO_STAGES - FEWER, BLOCK_M], delta_source.layout)
     of_q = new_channel(STEP_READ, Q_PLACES)
     of_do = new_channel(DO_READ, DO_STAGES - FEWER)
     kv_full = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    of_dq = new_channel(DQ_STORED, DQ_STAGES - FEWER)
+    of_dq = new_channel(DQ_STORED, DQ_STAGES)
     shares = new_shares(share_target) if HAS_SHARES else ()
     of_q.init()
-    of_dq.init()
+    if IS_WIDE:
+        mbarrier.init(of_dq.mbarrier(0), count=1)
+        mbarrier.init(of_dq.mbarrier(1), count=2)  # both warps that add arrive there
+    else:
+        of_dq.init()
     of_do.init()
     mbarrier.init(kv_full, count=1)
     fence_async_shared()
@@ -152,7 +156,7 @@ def sdpa_backward(
         if attention.SEGMENTS > 1:  # each has gradients of its own
             first_chain = segment * attention.heads * gl.cdiv(attention.kv_len, BLOCK_N)
             first_z = segment * (attention.heads // attention.hkv)
-        semaphores = WORKSPACE + 2 + attention.heads * attention.GROUP * attention.nq
+        semaphores = WORKSPACE + 2 + (1 + IS_WIDE) * attention.heads * attention.GROUP * attention.nq
         sums = (lists.sums, semaphores, first_chain, place, parts, REPORT) if lists.bands * attention.SETS > 1 else ()
         bits = (lists.bits, row * attention.nq * (BLOCK_M * BLOCK_N // 32))
     else:
@@ -179,10 +183,11 @@ def sdpa_backward(
             [
                 (consume_wide, (consumed, attention, bits, tiles, channels, outputs)),
                 (produce, (produced, attention, sources, loads, loaded)),
-                (add_halves_in_order, (added, attention, adding)),
+                (add_half_in_order, (added, attention, adding, 0)),
+                (add_half_in_order, (also_added, attention, adding, 1)),
             ],
-            [1, 1],
-            [WORKER_REGISTERS, WORKER_REGISTERS],
+            [1, 1, 1],
+            [WORKER_REGISTERS, WORKER_REGISTERS, WORKER_REGISTERS],
         )
     elif HAS_SHARES:
         stored = Walk(TABLE, ROWS + 4 * attention.nq, own_role, first_head, rounds, chain)

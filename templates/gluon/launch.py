@@ -11,7 +11,15 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ..operands import Operands
-from ..tiles import GLUON_CONSUMERS, GLUON_DIMS, dims_text, gluon_columns, gluon_partitions, why_not_gluon_dims
+from ..tiles import (
+    GLUON_CONSUMERS,
+    GLUON_DIMS,
+    dims_text,
+    gluon_columns,
+    gluon_partitions,
+    gluon_semaphores,
+    why_not_gluon_dims,
+)
 from .functions import LOG2E
 from .kernel import sdpa_backward
 from .walk import Attention
@@ -180,7 +188,7 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         tuple(_descriptor(each, block) for each, block in viewed),
         None if x.share is None else _of_share(x.share, columns, x.block_n),
         is_taken,
-        semaphores=2 + batch * heads * n_q + (chains if x.bands * x.sets > 1 else 0),
+        semaphores=2 + gluon_semaphores(columns) * batch * heads * n_q + (chains if x.bands * x.sets > 1 else 0),
         own_rows=gluon_partitions(stores_values=x.share is not None) * x.workers * n_q if x.round_robin else 0,
         lists=lists,
         sizes=(*x.table.shape, x.steps.shape[3] if x.steps is not None and x.steps.dim() == 4 else 1),

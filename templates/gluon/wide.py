@@ -2,7 +2,8 @@
 
 The numbers of the matmuls, the sizes and the channels are those of kernel.py. dK and dV of 256 columns take 128 registers of a
 thread, so there are no more keys. P goes through shared memory as dS does. dQ is made in halves of its columns, each stored in two
-parts, since there is memory for three parts: two halves a step leave the phase of dQ's channel where it was.
+parts, in three places: the second half takes the third and the first. dQ's channel has a named barrier for each half, and two
+mbarriers: TMA has read the first place of the first half, and has read all of both.
 """
 
 from triton.experimental import gluon
@@ -37,9 +38,9 @@ def store_half(dq, first_tile, second_tile):
 
 
 @gluon.jit
-def half_stored(of_dq):
+def half_stored(of_dq, HALF: gl.constexpr):
     fence_async_shared()
-    of_dq.arrive(0)
+    of_dq.arrive(HALF)
 
 
 @gluon.jit
@@ -104,7 +105,7 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     # (2) dP^T = V DO^T
                     dp_t = product(v, do.permute([1, 0]), S_LAYOUT)
                     if step > 0:  # of the step before it
-                        half_stored(of_dq)
+                        half_stored(of_dq, 1)
                     has_hidden = False
                     word = 0
                     if attention.BLOCKS:
@@ -133,18 +134,18 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     next_step = gl.minimum(step + 1, steps - 1)
                     next_i, _ = step_of(rows + row, next_step // HEADS, attention.BLOCKS)
                     drops = drop_words(own_bits, first_zh + next_step % HEADS, j, next_i, attention, BLOCK_M, BLOCK_N)
-                    of_dq.wait_for_stage(0)  # the first half of the step before has left
+                    mbarrier.wait(of_dq.mbarrier(1), (count + 1) % 2)  # both halves of the step before are read
                     dq, dv = await_matmuls(1, deps=[dq, dv])
                     of_do.arrive(count)
                     store_half(dq, dq_tiles[0], dq_tiles[1])
-                    half_stored(of_dq)
+                    half_stored(of_dq, 0)
                     # (4) the second half, behind (5), which runs while the first half is on its way to global memory.
                     dq = product(ds_tile.permute([1, 0]), k.slice(HALF, HALF, dim=1), DQ_LAYOUT)
                     barrier()  # between stores to the first place: Triton's own would stand behind the waits
-                    of_dq.wait_for_stage(1)
+                    mbarrier.wait(of_dq.mbarrier(0), count % 2)  # the first place is read
                     dq, dk = await_matmuls(0, deps=[dq, dk])
                     of_q.arrive(count)
                     store_half(dq, dq_tiles[2], dq_tiles[0])
                     count += 1
-                half_stored(of_dq)
+                half_stored(of_dq, 1)
             end_chain(outputs, head, j, dk, dv, dq_tiles, attention, DKV_LAYOUT)
