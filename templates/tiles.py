@@ -47,25 +47,31 @@ class Digit(NamedTuple):
 @dataclass(frozen=True)
 class Fragments:
     """The accumulator of wgmma and mma.sync, which warps hold in 16 x 8 fragments: `warps_m` is warpsPerCTA[0] of Triton's layout,
-    `instr_n` its instrShape[1]. Its columns may come in several accumulators, one after the other: `parts`."""
+    `instr_n` its instrShape[1]. Its columns may come in several accumulators, one after the other: `parts`.
+
+    by_rows: the four of a thread that lie side by side are of one row, in two fragments, so that 64 bytes are of one row too. What
+    reads eight rows then reads whole sectors. A thread moves registers for it.
+    """
 
     warps_m: int
     instr_n: int
     parts: int = 1
+    by_rows: bool = False
 
     def digits(self, rows: int, columns: int) -> tuple[Digit, ...]:
-        """Row: tile, warp, half, lane / 4. Column: part, instruction, 8-column block, lane % 4, pair."""
+        """Row: tile, warp, half, lane / 4. Column: part, instruction, 8-column blocks, lane % 4, pair."""
         if self.parts > 1:
             columns //= self.parts
             return (Digit(1, columns, self.parts), *replace(self, parts=1).digits(rows, columns))
+        half, blocks = Digit(0, 8, 2), Digit(1, 8, 2)
         return (
             Digit(0, 16 * self.warps_m, rows // (16 * self.warps_m)),
-            Digit(1, 8, self.instr_n // 8),
+            *((Digit(1, 16, self.instr_n // 16), half) if self.by_rows else (Digit(1, 8, self.instr_n // 8),)),
             Digit(1, self.instr_n, columns // self.instr_n),
             Digit(0, 16, self.warps_m),
             Digit(0, 1, 8),
             Digit(1, 2, 4),
-            Digit(0, 8, 2),
+            blocks if self.by_rows else half,
             Digit(1, 1, 2),
         )
 
@@ -301,11 +307,12 @@ def gluon_tile(arch: int | str, dtype: str, head_dim: int, value_dim: int | None
         raise NoTile(reason, DEFAULTS)
     columns = gluon_columns(*dims)
     if columns > ONE_PASS_HEAD_DIM:
-        halves = Fragments(warps_m=4, instr_n=64, parts=2)  # of dq, whose columns are those of two matmuls
+        halves = Fragments(warps_m=4, instr_n=64, parts=2, by_rows=True)  # of dq, whose columns are those of two matmuls
         return Tile(64, 64, columns, 8, 2, False, halves, atomic_add=True, preprocess_warps=8, block_dv=columns)
     block_m = 128 if columns == 64 else 64
-    # dq is never transposed: block_m / 16 warps share its rows, the others its columns.
-    accumulator = Fragments(warps_m=block_m // 16, instr_n=columns * block_m // 128)
+    # dq is never transposed: block_m / 16 warps share its rows, the others its columns. A block of its epilogue has 1,024 elements,
+    # of 64 columns 16 rows.
+    accumulator = Fragments(warps_m=block_m // 16, instr_n=columns * block_m // 128, by_rows=columns > 64)
     return replace(tile(arch, dtype, columns), block_m=block_m, dq_transposed=False, accumulator=accumulator)
 
 

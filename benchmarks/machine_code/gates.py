@@ -101,7 +101,7 @@ MOST_LOCAL_OF_GLUON: dict[Key, dict[str, int]] = {
     ("sm_90", "3.7", 128): {"causal-ragged-gqa": 1, "flex-window-soft-cap": 2, "full-dropout": 1, "causal-dropout": 1},
     ("sm_90", "3.8", 128): {"flex-window-soft-cap": 2, "full-dropout": 2},
     ("sm_90", "3.9", 128): {"full-dropout": 4, "causal-dropout": 4},
-    ("sm_90", "3.9", 256): {"full": 11, "causal": 4, "causal-ragged-gqa": 4, IN_PARTS: 1, "full-dropout": 10, "causal-dropout": 11},
+    ("sm_90", "3.9", 256): dict.fromkeys(("full", "causal", "causal-ragged-gqa", IN_PARTS, *GLUON_DROPOUT), 1),
 }
 # The most barriers of all warps in the main loop, on sm_90: of one pass, where Triton 3.9 puts 8 and those before it at most 7, and
 # of Gluon by columns of its tile. Its source has two for the warps that multiply, and three in 256 columns. Triton 3.6 adds one in

@@ -139,12 +139,16 @@ def await_in_warp(WHAT: gl.constexpr):
 def in_accumulator_order(dq, WIDTH: gl.constexpr):
     # dq [rows, columns], or one of its parts, as rows of WIDTH in the order of `Fragments` in templates/tiles.py, by bits of the
     # accumulator's index: rows are (warp, half, lane / 4), columns (warpgroup, 8 columns, lane % 4, pair). So a thread stores four
-    # registers at a time, and neighbours side by side.
+    # registers at a time, and neighbours side by side. Of 64 columns they are of two rows, which a block of dQ's epilogue has both.
     ROWS: gl.constexpr = dq.shape[0]
     COLUMNS: gl.constexpr = dq.shape[1]
     BY_ROWS: gl.constexpr = ROWS // 16  # warps
-    bits = dq.reshape([BY_ROWS, 2, 8, WARPS // BY_ROWS, COLUMNS * BY_ROWS // (8 * WARPS), 4, 2])
-    return bits.permute([4, 3, 0, 2, 5, 1, 6]).reshape([ROWS * COLUMNS // WIDTH, WIDTH])
+    bits = dq.reshape([BY_ROWS, 2, 8, WARPS // BY_ROWS, COLUMNS * BY_ROWS // (16 * WARPS), 2, 4, 2])
+    if COLUMNS == 64:
+        bits = bits.permute([4, 5, 3, 0, 2, 6, 1, 7])
+    else:
+        bits = bits.permute([4, 1, 3, 0, 2, 6, 5, 7])
+    return bits.reshape([ROWS * COLUMNS // WIDTH, WIDTH])
 
 
 @gluon.jit

@@ -15,7 +15,7 @@ from dash_inductor.resolve import template_for as template_of_problem
 from dash_inductor.schedule.families import MONOTONE
 from dash_inductor.schedule.formulas import time_of
 from dash_inductor.schedule.packing import is_too_large, shares_row
-from dash_inductor.templates.tiles import gluon_tile, tile, two_pass_tile
+from dash_inductor.templates.tiles import GLUON_HEAD_DIMS, gluon_tile, tile, two_pass_tile
 
 BY_SIZE = "by_size"
 
@@ -235,19 +235,34 @@ def test_dk_and_dv_share_ctas_where_registers_hold_both(dims, matmuls):
     assert two_pass_tile(90, "bf16", *dims).split == (matmuls == 8)
 
 
+def places_of_dq(tile):
+    """By (row, column) the place at which the element is kept."""
+    places = {}
+    for row, column in product(range(tile.block_m), range(tile.block_d)):
+        position = (column, row) if tile.dq_transposed else (row, column)
+        places[row, column] = 0
+        for axis, one, count in tile.dq_digits:
+            places[row, column] = places[row, column] * count + position[axis] // one % count
+    return places
+
+
+GLUON_TILES = [gluon_tile(90, "bf16", columns) for columns in GLUON_HEAD_DIMS]
+
+
 def test_each_element_of_dq_has_a_place_of_its_own():
     """In a tile, transposed or not, whatever the columns of value."""
-    for arch in (80, 89, 90, 100, 120):
-        for dims in ((64, 128), (16, 128), (128, 16), (128, 128)):
-            found = tile(arch, "bf16", *dims)
-            rows, columns = (found.block_d, found.block_m) if found.dq_transposed else (found.block_m, found.block_d)
-            places = set()
-            for position in product(range(rows), range(columns)):
-                place = 0
-                for axis, one, count in found.dq_digits:
-                    place = place * count + position[axis] // one % count
-                places.add(place)
-            assert places == set(range(rows * columns))
+    tiles = [tile(arch, "bf16", *dims) for arch in (80, 89, 90, 100, 120) for dims in ((64, 128), (16, 128), (128, 16), (128, 128))]
+    for found in tiles + GLUON_TILES:
+        assert sorted(places_of_dq(found).values()) == list(range(found.block_m * found.block_d))
+
+
+def test_the_epilogue_of_dq_reads_whole_sectors_of_the_gluon_kernel():
+    """Of 32 bytes, fp32: a block of it has 1,024 elements in a row."""
+    for found in GLUON_TILES:
+        blocks = {}
+        for (row, column), place in places_of_dq(found).items():
+            blocks.setdefault((row * found.block_d + column) // 1024, set()).add(place // 8)
+        assert all(len(sectors) == 1024 // 8 for sectors in blocks.values())
 
 
 def test_a_step_costs_what_its_matmuls_do():
