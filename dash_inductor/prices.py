@@ -23,7 +23,7 @@ from .templates.tiles import Tile
 FUNCTION_FLOP = 13
 # What functions take in the Gluon kernel, in cycles for 64 x 128 elements: for a function, for each of its operations, and without
 # one by columns of a tile. By the replay of the loops under masks in blocks as Triton 3.7.1 compiles them: ALiBi, of 10 operations,
-# takes 44 to 583, a soft-cap, of 55, 1,028 to 1,839. `python -m benchmarks.machine_code gates --template gluon --dtype bf16` has
+# takes up to 566, a soft-cap, of 55, 754 to 1,804. `python -m benchmarks.machine_code gates --template gluon --dtype bf16` has
 # the cycles of a step, of 128 x 128 elements in 64 columns and of 64 x 64 in 256. LOCAL_CYCLES, of a byte of local memory of a
 # thread, is an estimate.
 GLUON_CYCLES, LOCAL_CYCLES = (300, 28), 2

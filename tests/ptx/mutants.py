@@ -83,6 +83,7 @@ class Verdict:
         return not (self.races or self.fault or self.wrong)
 
     def shows_more_than(self, other: Verdict) -> bool:
+        """Whether there are races, or a fault, that the other has not."""
         return bool(self.races - other.races or (self.fault and not other.fault))
 
     @property
@@ -138,7 +139,7 @@ def edited(prepared: Prepared, change: Callable[[Kernel], None], name: str = "")
     return {ptx: Program(kernel)}
 
 
-def judged(cases: Sequence[Prepared], weakened: Sequence[Site], seed: int = 0, to_the_end: bool = True) -> Verdict:
+def judged(cases: Sequence[Prepared], weakened: Sequence[Site], to_the_end: bool = True) -> Verdict:
     """Executes one kernel, whose PTX all cases have in common, with these sites weakened: what any case shows.
 
     to_the_end: whether to go on behind the first race or fault.
@@ -151,7 +152,7 @@ def judged(cases: Sequence[Prepared], weakened: Sequence[Site], seed: int = 0, t
     programs = edited(cases[0], weaken, weakened[0].kernel)
     verdict = Verdict(weakened[0], Counter(), None, False)
     for case in cases:
-        result = case.run(seed, edited=programs, to_the_end=to_the_end)
+        result = case.run(edited=programs, to_the_end=to_the_end)
         for race in result.races:
             verdict.races[race["kind"], race["at"], race["earlier"]] += race["times"]
         verdict.fault = verdict.fault or result.fault

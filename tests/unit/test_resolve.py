@@ -265,6 +265,14 @@ def test_the_epilogue_of_dq_reads_whole_sectors_of_the_gluon_kernel():
         assert all(len(sectors) == 1024 // 8 for sectors in blocks.values())
 
 
+@pytest.mark.parametrize(("head_dim", "rows", "semaphores"), [(64, 128, 1), (128, 64, 1), (256, 64, 2)])
+def test_memory_of_a_q_tile_in_the_gluon_kernel(head_dim, rows, semaphores):
+    """Of dq, of delta and logsumexp, and its semaphores: at head dim 256 one for each half of dq."""
+    problem = Problem("full", 1, 1, 1, 1024, 1024, head_dim, "bf16")
+    found = resolve(problem, Config(kernel="gluon"), Target("h100", 90, 132, 0))
+    assert found.workspace_bytes(3, 0) - found.workspace_bytes(0, 0) == 3 * 4 * (rows * (head_dim + 2) + semaphores)
+
+
 def test_a_step_costs_what_its_matmuls_do():
     """Of five three have query's columns; of seven four."""
     assert [tile(90, "bf16", *dims).mean_dim for dims in ((64, None), (128, 64), (64, 128))] == [64, 102, 89]
