@@ -71,7 +71,7 @@ def outputs_of(node: fx.Node, index: int) -> list[fx.Node]:
 
 def size_of(graph: fx.Graph, x: fx.Node, dim: int) -> Any:
     """A size of a tensor as an argument of nodes: a number, or a node where it is a symbol."""
-    size = x.meta["val"].shape[dim]
+    size = aten.sym_size.int(x.meta["val"], dim)  # a number too where a guard has made one of the symbol
     return size if isinstance(size, int) else call(graph, aten.sym_size.int, x, dim)
 
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from attention import FP32_ERROR, compiled, error, mutate, rewritten
 from flex import INTERLEAVINGS
-from tensors import BF16, FP32, normal, qkv
+from tensors import BF16, FP32, columns, normal, qkv
 from torch import Tensor
 from torch._inductor.utils import run_fw_bw_and_get_code
 from torch.utils.checkpoint import checkpoint
@@ -424,6 +424,16 @@ def test_dynamic_lengths(mask, made_of):
         expected = reference(attention(mask), tensors, (other,))
         assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR, length
     assert rewritten() == 1
+
+
+def test_a_length_that_equals_the_head_dim():
+    """Both are one symbol, of which a guard on the head dim makes a number. SDPA takes its math path, for the strides."""
+    tensors = columns(qkv(2, 4, 16, 16, 16, kv_heads=1))
+    with emulation.emulate():
+        actual = gradients(compiled(attention(window, scale=1.0), dynamic=True), tensors)
+    assert rewritten() == 1
+    expected = reference(attention(window, scale=1.0), tensors)
+    assert max(error(a, e) for a, e in zip(actual, expected, strict=True)) < FP32_ERROR
 
 
 def test_rows_that_a_bias_hides():
