@@ -67,8 +67,8 @@ class Config:
         launch: `grouped` (cooperative: all CTAs of a group resident) or `chained` (ends with any number of resident CTAs).
         template: `one_pass` (five matmuls a tile, by the schedules), `two_pass` (seven, and no CTA waits for another), or `auto`.
         sm_reserve: SMs that one pass, launched grouped, leaves to others, such as communication kernels.
-        kernel: of one pass: `triton`; `gluon`, on sm_90 at head dims 64, 128 and 256, without functions of the scores and dropout;
-            or `auto`: `gluon` on sm_90 in bf16 at head dims 64 and 128 under full and causal masks, else `triton`.
+        kernel: of one pass: `triton`; `gluon`, which is for sm_90; or `auto`: `gluon` where that takes the attention and is no
+            slower by price, else `triton`.
         segment: queries of which dK and dV are summed apart under context parallelism, so that the number of ranks does not decide
             their bits; 0 for all that a rank has.
         emulate: run what Inductor generates on the CPU through Triton's interpreter.

@@ -116,6 +116,7 @@ def simulate(
     sync_ns: int | Sequence[int],
     overlap: bool = False,
     resident: int | None = None,
+    chain_ns: int = 0,
 ) -> Simulation:
     """Run the plan: each step computes, waits for the previous rank of its tile, and reduces.
 
@@ -123,6 +124,8 @@ def simulate(
     tau = compute_ns + reduce_ns, a hop lam = reduce_ns + sync_ns. With overlap, a step computes while the one before it on
     the worker reduces, from that one's turn on: tau = max(compute_ns, reduce_ns). Costs hold for every step, or are given
     one by one in the order of unroll(plan); sync_ns then by the step that waits.
+
+    chain_ns: how much longer the first step of a chain computes.
 
     resident: how many CTAs run at a time, at most (None: all); when one ends, the next worker starts in its place. Workers start in
     ticket order.
@@ -143,6 +146,9 @@ def simulate(
     compute, reduce, sync = (
         _costs(name, cost, count) for name, cost in (("compute_ns", compute_ns), ("reduce_ns", reduce_ns), ("sync_ns", sync_ns))
     )
+    if chain_ns:
+        for step in steps.chain_begins:
+            compute[step] += chain_ns
     workers = len(first) - 1
     if resident is not None:
         check_count("resident", resident)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from bisect import bisect_right
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, pairwise, repeat
@@ -55,6 +56,16 @@ class Steps:
     def of_worker(self, worker: int) -> list[Step]:
         """The steps of a worker in order."""
         return self._all[self.first[worker] : self.first[worker + 1]]
+
+    @property
+    def chain_begins(self) -> Iterator[int]:
+        """The first step of every chain that has one."""
+        order_of, group = self.plan.order_of, self.plan.group
+        for worker, step in enumerate(self.first[:-1]):
+            for head, j in self.plan.tasks(worker):
+                if length := order_of(head).geometry.steps(j) * group:
+                    yield step
+                step += length
 
     @cached_property
     def _all(self) -> list[Step]:

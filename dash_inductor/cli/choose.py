@@ -97,12 +97,12 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         product = f"batch x kv-heads x KV tiles of {tile.block_n} keys"
         raise ValueError(f"{product} must be at most {MOST_CHAINS}, got {args.batch} x {kv_heads} x {n_kv} = {chains}")
     figures |= {"template": str(resolution.template), "kernel": resolution.kernel}
-    figures |= _figures(resolution, numbers)
+    figures |= _figures(resolution)
     return figures | (_why(resolution.choice) if resolution.choice else {"candidates": [], "piecewise": None})
 
 
-def _figures(resolution: Resolution, numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """The rows of the report. Two-pass overhead counts only the launch."""
+def _figures(resolution: Resolution) -> dict[str, Any]:
+    """The rows of the report."""
     (plan, time_ns), costs = resolution.schedule, resolution.costs
     figures: dict[str, Any] = {"tile": resolution.tile_text, **dict.fromkeys(PLACE), "family": TWO_PASS}
     steps: dict[str, Any]
@@ -110,17 +110,15 @@ def _figures(resolution: Resolution, numbers: Mapping[str, Any]) -> dict[str, An
         assert costs
         figures |= {"family": plan.family, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}
         figures["stride"] = getattr(plan.order, "stride", None)
-        longest = max(sum(1 for _ in plan.tasks(worker)) for worker in range(plan.workers))
-        overhead_ns = costs.launch_ns + longest * costs.chain_ns
-        steps = {"estimate": costs.estimate, "step_ns": costs.step_ns, "hop_ns": costs.hop_ns, "workers": costs.workers}
+        steps = {"estimate": costs.estimate, "step_ns": costs.step_ns, "hop_ns": costs.hop_ns, "chain_ns": costs.chain_ns}
+        steps |= {"workers": costs.workers}
     else:
-        two, overhead_ns = resolution.two_pass_costs, numbers["launch_ns"]["value"]
-        estimate = two.estimate or numbers["launch_ns"]["estimate"]
-        steps = {"estimate": estimate, "step_ns": [two.kv_step_ns, two.q_step_ns], "hop_ns": 0, "workers": two.workers}
+        two = resolution.two_pass_costs
+        steps = {"estimate": two.estimate, "step_ns": [two.kv_step_ns, two.q_step_ns], "hop_ns": 0, "chain_ns": two.end_ns}
+        steps |= {"workers": two.workers}
     return figures | {
         "mirrored": resolution.one_pass is not None and plan.order.mirrored,
         "predicted_us": None if time_ns is None else time_ns / 1000,
-        "overhead_us": overhead_ns / 1000,
         **steps,
         "workspace_bytes": resolution.workspace_bytes(plan.heads * plan.group * plan.order.geometry.n_q, resolution.schedule_ints),
     }

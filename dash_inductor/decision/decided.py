@@ -69,7 +69,7 @@ class Decision:
         sms: those that the schedule may use: the device's, less the reserve (`Config.sm_reserve`).
         roles: A, the CTAs that share a head, see `dash_inductor.schedule`.
         heads_in_flight: G, the heads that are worked on at a time.
-        predicted_us: the cost model's time of the main kernel, in microseconds; an estimate unless its cost file is measured.
+        predicted_us: the cost model's time of the backward, in microseconds; an estimate unless its cost file is measured.
         step_ns: the cost model's time of a visited tile, in ns, where the time depends on a mask that is known at run time only.
         workspace_bytes: memory beside inputs and outputs (fp32 dq, delta and lse, table, semaphores; of two passes delta and lse).
         source: the innermost line outside torch that called the attention, "file.py:12", the file named as in a traceback; None

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from ..config import GLUON, TRITON
-from ..schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, MOST_SMS, Q_MATMULS, Costs, TwoPass
+from ..schedule.costs import FLOP_PER_ELEMENT, KV_MATMULS, MOST_SMS, Q_MATMULS, Costs, Launches, TwoPass
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -28,18 +28,21 @@ else:
 FOLDER = Path(__file__).parent
 SUFFIX = ".toml"
 SWEEP = "sweep_percent"
-WHOLE = ("sms", "l2_bytes", "hop_ns", "shift_percent", SWEEP, "launch_ns")
+SMALL_LAUNCHES = ("small_launch_ns", "memory_gbps")
+LAUNCHES = ("launch_ns", *SMALL_LAUNCHES)
+WHOLE = ("sms", "l2_bytes", "hop_ns", "shift_percent", SWEEP, *LAUNCHES)
 # Each for head dims up to "64" and up to "128"; of larger ones two passes may have a number for those up to "256".
 BY_HEAD_DIM = ("tflops", "chain_ns", "two_pass_percent")
 # What the Gluon kernel has in the place of the Triton kernel's numbers, where there is one: on sm_90. Also for those up to "256".
 OF_GLUON = "gluon_"
-GLUON_BY_HEAD_DIM = tuple(OF_GLUON + name for name in ("tflops", "hop_ns", "shift_percent", SWEEP))
+GLUON_BY_HEAD_DIM = tuple(OF_GLUON + name for name in ("tflops", "hop_ns", "shift_percent", SWEEP, "chain_ns"))
 # What a file may leave out: the time of a step under a mask in percent of that without, and in the tile with fewer rows, for as
 # many elements, in percent of that in the other. Each 100 where it is left out.
 CAUSAL, SMALL_TILE = "causal_percent", "small_tile_percent"
 OPTIONAL = (CAUSAL, OF_GLUON + CAUSAL, SMALL_TILE)
 TEXTS = ("gpu", "arch")
 MEMORY = "memory_gib"
+LENGTH = 8192  # positions of a sequence, of which the speeds are
 STANDS_IN = "stands_in"  # whether the file serves GPUs of its architecture that have none; read of files beside this module alone
 OF_BOARD = (*TEXTS, MEMORY, STANDS_IN)  # what a file says of a GPU beside its costs
 # From and to which value each number goes, by the end of its name; beyond these no GPU is, and sums of them fit into 64 bits.
@@ -49,6 +52,7 @@ RANGES = {
     "l2_bytes": (1, 2**40),
     "tflops": (1, 10**6),
     "_ns": (0, 10**9),
+    "_gbps": (1, 10**6),
     "shift_percent": (0, 10**4),
     SWEEP: (0, 10**4),
     "_percent": (1, 10**4),
@@ -170,12 +174,12 @@ def require_of(path: str, gpu: str, arch: int | str) -> str:
 
 def has_estimates(device: str, kernel: str = TRITON) -> bool:
     """Whether a number of its cost file has not been measured; those of the Gluon kernel count where it is taken. Those of two
-    passes past head dim 128, and of sweeps, do not count: `qualify` times none.
+    passes past head dim 128, of sweeps, and of kernels beside the main one do not count: `qualify` times none.
 
     >>> has_estimates("h100")
     True
     """
-    left_out = (*OF_BOARD, *OPTIONAL, SWEEP, OF_GLUON + SWEEP, *(() if kernel == GLUON else GLUON_BY_HEAD_DIM))
+    left_out = (*OF_BOARD, *OPTIONAL, *SMALL_LAUNCHES, SWEEP, OF_GLUON + SWEEP, *(() if kernel == GLUON else GLUON_BY_HEAD_DIM))
     numbers = {name: entry for name, entry in numbers_of(device).items() if name not in left_out}
     for name, head_dim in (("two_pass_percent", "256"), ("tflops", "32")):
         numbers[name] = {d: entry for d, entry in numbers.get(name, {}).items() if d != head_dim}
@@ -249,14 +253,16 @@ def load_costs(
 ) -> Costs:
     """Costs of a device by name, for one tile size, padded head dim and kernel of one pass: TRITON, or GLUON, which sm_90 has.
 
+    A file's speed is that of sequences of LENGTH, the ends of their chains with it; a step is what they leave.
+
     mask: full, or another one. small: whether the tile is the smaller one of its head dim (`templates/tiles.py`).
     sms overrides the number of the file: a real GPU tells its own (PCIe card, MIG slice). An unknown device raises
     ValueError.
 
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns
-    3409
+    3319
     >>> load_costs("h100", block_m=64, block_n=128, head_dim=128, kernel=GLUON, mask="causal").step_ns
-    2345
+    2314
     >>> load_costs("emulated", block_m=16, block_n=32, head_dim=64).workers
     6
     """
@@ -266,14 +272,26 @@ def load_costs(
     if "tflops" in entries:
         flop = block_m * block_n * head_dim * FLOP_PER_ELEMENT * _percent(entries, mask, small) // 100**2
         entries["step_ns"] = _step(entries, flop, ctas_per_sm)
-    own = ("step_ns", "hop_ns", "shift_percent", "l2_bytes", "launch_ns", "chain_ns")
+        ends_ns = round(entries["chain_ns"]["value"] / mean_steps(mask, block_m, block_n))
+        entries["step_ns"] = entries["step_ns"] | {"value": max(1, entries["step_ns"]["value"] - ends_ns)}
+    own = ("step_ns", "hop_ns", "shift_percent", "l2_bytes", "chain_ns")
     return Costs(
         device=device,
         arch=numbers_of(device)["arch"],
         workers=(sms or entries["sms"]["value"]) * ctas_per_sm,
-        estimate=any(entries[name]["estimate"] for name in (*own, "sms")),
+        estimate=any(entries[name]["estimate"] for name in (*own, *LAUNCHES, "sms")),
+        launches=_launches(entries),
         **{name: entries[name]["value"] for name in (*own, SWEEP)},
     )
+
+
+def mean_steps(mask: str, block_m: int, block_n: int) -> float:
+    """Steps of a query head in a chain of sequences of LENGTH, on average: under a mask as under a causal one.
+
+    >>> mean_steps("full", 64, 128), mean_steps("causal", 64, 128)
+    (128.0, 65.0)
+    """
+    return LENGTH / block_m if mask == "full" else (LENGTH + block_n) / (2 * block_m)
 
 
 def load_two_pass(
@@ -316,8 +334,14 @@ def load_two_pass(
         q_step_ns=step(q_rows, block_n, Q_MATMULS),
         workers=sms or entries["sms"]["value"],
         split=split,
+        end_ns=entries["chain_ns"]["value"],
+        launches=_launches(entries),
         estimate=estimate or entries["tflops" if "tflops" in entries else "step_ns"]["estimate"],
     )
+
+
+def _launches(entries: dict[str, dict[str, Any]]) -> Launches:
+    return Launches(*(entries[name]["value"] for name in LAUNCHES))
 
 
 def _step(entries: dict[str, dict[str, Any]], flop: int, ctas_per_sm: int) -> dict[str, Any]:

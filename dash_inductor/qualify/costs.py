@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from ..codegen.mode import deterministic
 from ..config import TRITON, Config, current
 from ..devices.calibration import Constants, Timing, TwoPassTiming, fit, percent_of
-from ..devices.cost_files import OF_GLUON, numbers_of
+from ..devices.cost_files import OF_GLUON, mean_steps, numbers_of
 from ..devices.target import Target, target_of
 from ..first_use.machine import sources_digest
 from ..hooks.install import enabled
@@ -30,8 +30,8 @@ from ..problem import Problem
 from ..resolve import resolve
 from ..schedule import TWO_PASS
 from ..schedule.costs import FLOP_PER_ELEMENT
+from ..templates.tiles import Tile, two_pass_tile
 from ..templates.tiles import tile as one_pass_tile
-from ..templates.tiles import two_pass_tile
 from .runner import child, run_together
 
 TIMINGS, COSTS = "timings.jsonl", "costs.toml"
@@ -175,20 +175,20 @@ def fits(known: Mapping[Launch, float], session: Session) -> tuple[dict[int, Fit
             percent = None
             if len(two) == len(ROUNDS):
                 few, many = (two_pass_timing(launch, tile, session.sms, ns) for launch, ns in two)
-                percent = percent_of(few, many, step_ns=constants.step_ns)
+                percent = percent_of(few, many, step_ns=_with_ends_ns(constants, tile))
             fitted[head_dim] = constants, percent
         except ValueError as error:
             refused[head_dim] = str(error)
     return fitted, refused
 
 
-def timing(launch: Launch, tile: Any, ns: float) -> Timing:
+def timing(launch: Launch, tile: Tile, ns: float) -> Timing:
     """In tiles of one pass."""
     n_q, n_kv = launch.q_len // tile.block_m, launch.kv_len // tile.block_n
     return Timing(launch.family, n_q, n_kv, launch.heads, launch.roles, launch.heads_in_flight, ns)
 
 
-def two_pass_timing(launch: Launch, tile: Any, sms: int, ns: float) -> TwoPassTiming:
+def two_pass_timing(launch: Launch, tile: Tile, sms: int, ns: float) -> TwoPassTiming:
     """In tiles of one pass that an SM has to do."""
     tiles = launch.heads * (launch.q_len / tile.block_m) * (launch.kv_len / tile.block_n)
     return TwoPassTiming(tiles / (sms // 2 * 2), ns)
@@ -260,7 +260,7 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
     for d, (constants, percent) in fitted.items():
         tile = one_pass_tile(session.arch, "bf16", d)
         flop = tile.block_m * tile.block_n * tile.block_d * FLOP_PER_ELEMENT
-        tflops = round(flop * session.sms * tile.ctas_per_sm / constants.step_ns / 1000)
+        tflops = round(flop * session.sms * tile.ctas_per_sm / _with_ends_ns(constants, tile) / 1000)
         measured[f"tflops.{d}"] = tflops, f"{source}: {constants.step_ns:.0f} ns a step, fit {constants.error:.1%} off"
         measured[f"chain_ns.{d}"] = max(0, round(constants.chain_ns)), source
         if percent is not None:
@@ -289,6 +289,11 @@ def cost_file(session: Session, fitted: Mapping[int, Fitted]) -> str:
 
     head = f'# Cost constants of the model for the {session.gpu}. The unit of each is in its name.\ngpu = "{session.gpu}"'
     return "\n".join([f'{head}\narch = "sm_{session.arch}"', *map(entry, now), ""])
+
+
+def _with_ends_ns(constants: Constants, tile: Tile) -> float:
+    """ns of a step with its part in the ends of chains, as a cost file has it."""
+    return constants.step_ns + max(0, constants.chain_ns) / mean_steps("full", tile.block_m, tile.block_n)
 
 
 def flat(numbers: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -141,7 +141,11 @@ class CandidateBuilder:
         sizes = self.n_q, self.n_kv, self.geometry.ratio, self.heads, roles, in_flight
         step_ns = self._step_ns(family, roles, in_flight)
         formula = self.formula(family)
-        time = formula(*sizes, self.problem.group * step_ns, self.costs.hop_ns) if formula else None
+        others = {
+            "chain_ns": self.costs.chain_ns,
+            "beside_ns": self.costs.launches.beside_ns(self.problem.elements, two_pass=False),
+        }
+        time = formula(*sizes, self.problem.group * step_ns, self.costs.hop_ns, **others) if formula else None
         if family in ROUND_ROBIN and self.n_q > ROUND_ROBIN_MAX_N_Q:
             time = None
         return Candidate(family, roles, in_flight, time.ns if time else None, stride, self._mirrored(family), is_default)
@@ -199,14 +203,15 @@ def _places(builder: CandidateBuilder, guarantee: str, family: str) -> Iterator[
 
 
 def two_pass_ns(problem: TiledProblem, two: TwoPass) -> int | None:
-    """An upper bound of the time of one launch, the CTAs of dK/dV before those of dQ; None where there is no formula.
+    """An upper bound of the time, the CTAs of dK/dV before those of dQ in one launch; None where there is no formula.
 
     The problem's own tiles do not matter.
     """
     formula = formula_for(TWO_PASS, problem.mask)
     assert formula
-    tile = two.block_m, two.block_n, two.kv_rows, two.q_rows, two.kv_step_ns, two.q_step_ns, two.workers, int(two.split)
-    time = formula(problem.q_len, problem.kv_len, problem.kv_heads_total, problem.group, *tile)
+    tile = two.block_m, two.block_n, two.kv_rows, two.q_rows, two.kv_step_ns, two.q_step_ns, two.workers, int(two.split), two.end_ns
+    beside_ns = two.launches.beside_ns(problem.elements, two_pass=True)
+    time = formula(problem.q_len, problem.kv_len, problem.kv_heads_total, problem.group, *tile, beside_ns=beside_ns)
     return time.ns if time else None
 
 

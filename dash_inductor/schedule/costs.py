@@ -8,6 +8,26 @@ FLOP_PER_ELEMENT = 10  # five matmuls of two FLOP per element of a tile step and
 SWEEP_CTAS = 4  # of which one reads each Q tile from memory, and the others hit L2
 MOST_SMS = 1024  # that a setting or a cost file may say; no GPU has 200
 KV_MATMULS, Q_MATMULS = 4, 3  # matmuls per step of two passes: dK/dV 4 (5 if split), dQ 3
+# Of an element: delta is summed of out and its gradient; dQ's sum is read in fp32, and written in 16 bits.
+DELTA_BYTES, ROUNDING_BYTES = 4, 6
+
+
+@dataclass(frozen=True)
+class Launches:
+    """What the kernels of a backward take beside the chains of the main one.
+
+    Before it a kernel sums delta. One pass also clears its semaphores, and rounds dQ behind it.
+    """
+
+    main_ns: int = 0  # of the main kernel's launch
+    small_ns: int = 0  # of each of the others, beside what it moves
+    gbps: int = 0  # what those move in a ns, in bytes; 0 where that takes no time
+
+    def beside_ns(self, elements: int, *, two_pass: bool) -> int:
+        """The time for so many elements of dQ, of all heads."""
+        launches, size = (1, DELTA_BYTES) if two_pass else (3, DELTA_BYTES + ROUNDING_BYTES)
+        moved_ns = elements * size // self.gbps if self.gbps else 0
+        return self.main_ns + launches * self.small_ns + moved_ns
 
 
 @dataclass(frozen=True)
@@ -27,6 +47,8 @@ class TwoPass:
     workers: int  # CTAs that run at once
     split: bool  # dK and dV have CTAs of their own; a step is then one of either, on average
     estimate: bool  # whether any number is not a measurement
+    end_ns: int = 0  # the beginning and end of a CTA, beside its steps
+    launches: Launches = Launches()
 
     @property
     def margin_percent(self) -> int:
@@ -46,8 +68,8 @@ class Costs:
     workers: int  # P: CTAs resident at once
     l2_bytes: int
     estimate: bool  # whether any number is not a measurement
-    launch_ns: int = 0  # of a launch, beside its steps
-    chain_ns: int = 0  # of a chain, beside its steps
+    chain_ns: int = 0  # the beginning and end of a chain, beside its steps
+    launches: Launches = Launches()
     sweep_percent: int = 0  # how much more a step costs of SWEEP_CTAS that sweep a head, where L2 does not hold the heads in flight
     margin_percent: int = 2  # how much faster than the default another candidate must be: what the model may be off
     two_pass: TwoPass | None = None  # None where two passes are no candidate

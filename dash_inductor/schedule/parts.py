@@ -15,11 +15,13 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+from .costs import Costs
 from .geometry import Geometry
 
-# What follows is set by the simulations of benchmarks/block_masks and of the shapes in docs/schedules.md, for 100 to 150 CTAs.
+# What follows is set by the simulations of benchmarks/block_masks and of tests/unit/schedule/test_parts.py, for 100 to 150 CTAs.
 FEW_CHAINS = 1024  # up to which chains are cut; a power of two, which a block of Triton can hold
 HEAD_SETS = 16  # sets of query heads that a batch should have at least
+LEAST_PARTS = 128  # chains of sets that it should have at least
 LEAST_BANDED = 192  # chains of sets from which on there are bands: with fewer nearly all run at once, and the longest decides
 BANDS = 4
 LEAST_STEPS = 24  # of the longest chain of a set, for bands
@@ -67,9 +69,10 @@ as_if_parts: ContextVar[Parts | None] = ContextVar("as_if_parts", default=None) 
 def parts_for(kv_heads: int, group: int, n_kv: int) -> Parts:
     """Into what the chains of `kv_heads` kv heads of the whole batch are cut. It knows no device and no length of queries.
 
-    Sets are as many as give the batch HEAD_SETS of them, or the whole group. There are bands where chains are few, not very few.
+    Sets are as many as give the batch HEAD_SETS of them and LEAST_PARTS chains, or the whole group. There are bands where chains
+    are few, not very few.
 
-    >>> parts_for(8, 4, 16), parts_for(16, 1, 32), parts_for(1, 32, 4), parts_for(32, 1, 64)
+    >>> parts_for(8, 4, 16), parts_for(16, 1, 32), parts_for(1, 32, 8), parts_for(32, 1, 64)
     (Parts(bands=4, sets=2), Parts(bands=4, sets=1), Parts(bands=1, sets=16), Parts(bands=1, sets=1))
     """
     if forced := as_if_parts.get():
@@ -77,7 +80,8 @@ def parts_for(kv_heads: int, group: int, n_kv: int) -> Parts:
     chains = kv_heads * n_kv
     if chains > FEW_CHAINS:
         return WHOLE
-    sets = next((sets for sets in range(1, group) if group % sets == 0 and kv_heads * sets >= HEAD_SETS), group)
+    least = max(-(-HEAD_SETS // kv_heads), -(-LEAST_PARTS // chains))
+    sets = next((sets for sets in range(least, group) if group % sets == 0), group)
     return Parts(BANDS if chains * sets >= LEAST_BANDED else 1, sets)
 
 
@@ -115,6 +119,11 @@ class PartCosts:
     prologue: float = 1.0
     summed: float = 1.0
     empty: float = 0.4
+
+    @classmethod
+    def of(cls, costs: Costs) -> PartCosts:
+        """Hop and prologue by a device's costs of a kernel."""
+        return cls(costs.hop_ns / costs.step_ns, costs.chain_ns / costs.step_ns)
 
 
 def part_makespan(

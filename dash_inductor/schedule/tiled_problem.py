@@ -21,6 +21,11 @@ class TiledProblem:
     block_n: int
     mask: str
 
+    @property
+    def elements(self) -> int:
+        """Those of dQ, of all query heads."""
+        return self.q_len * self.kv_heads_total * self.group * self.head_dim
+
     @cached_property
     def geometry(self) -> Geometry:
         """The grid of one head; ValueError for sizes that are no positive ints."""

@@ -8,7 +8,7 @@ import sympy
 from sympy.printing.latex import LatexPrinter
 
 from dash_inductor.schedule.formulas import formula_for, two_pass
-from dash_inductor.schedule.formulas.formula import A, Division, Formula, G, Max, Min, k, lam, n_kv, n_q, tau
+from dash_inductor.schedule.formulas.formula import A, Division, Formula, G, Max, Min, eta, k, lam, n_kv, n_q, rho, tau
 
 FORMULAS: dict[str, Callable[[], Formula | None]] = {
     "monotone full": lambda: formula_for("ascending", "full"),
@@ -19,7 +19,7 @@ FORMULAS: dict[str, Callable[[], Formula | None]] = {
     "descending causal": lambda: formula_for("descending", "causal"),
     "two_pass full": lambda: two_pass.FULL,
 }
-LETTERS = {A: "A", G: "G", k: "k", n_q: "n_q", n_kv: r"n_{kv}", tau: r"\tau", lam: r"\lambda"}
+LETTERS = {A: "A", G: "G", k: "k", n_q: "n_q", n_kv: r"n_{kv}", tau: r"\tau", lam: r"\lambda", eta: r"\eta", rho: r"\rho"}
 
 
 class Printer(LatexPrinter):
@@ -69,4 +69,4 @@ def _lines(name: str) -> list[str]:
     formula = FORMULAS[name]()
     assert formula
     show = Printer({"mul_symbol": "dot"}).doprint
-    return [f"{words('ns')} &= {show(formula.ns)}", *(f"{show(part)} &= {show(value)}" for part, value in formula.parts.items())]
+    return [f"{words('ns')} &= {show(formula.total)}", *(f"{show(part)} &= {show(value)}" for part, value in formula.parts.items())]

@@ -13,11 +13,12 @@ import pytest
 from benchmarks.schedules.simulator import simulate
 from dash_inductor.config import GLUON
 from dash_inductor.devices.calibration import NAMES, Timing, TwoPassTiming, fit, percent_of
-from dash_inductor.devices.cost_files import FOLDER, has_estimates, load_costs, load_two_pass, require_of, tomllib
+from dash_inductor.devices.cost_files import FOLDER, has_estimates, load_costs, load_tflops, load_two_pass, require_of, tomllib
 from dash_inductor.devices.target import Target
 from dash_inductor.qualify import child
 from dash_inductor.qualify import costs as calibrate
 from dash_inductor.schedule import Geometry, GroupedPlan, make_order
+from dash_inductor.schedule.costs import FLOP_PER_ELEMENT
 from dash_inductor.templates import tiles
 
 WORKERS = 24
@@ -80,7 +81,8 @@ def test_the_price_of_two_passes(percent: int, monkeypatch: pytest.MonkeyPatch) 
         return calibrate.two_pass_timing(launch, tile, 132, dkdv + dq)
 
     few, many = (timed(launch) for launch in calibrate.launches_of(H100, 128) if launch.family == "two_pass")
-    assert percent_of(few, many, step_ns=load_costs("h100", block_m=64, block_n=128, head_dim=128).step_ns) == percent
+    of_file_ns = 64 * 128 * 128 * FLOP_PER_ELEMENT * 132 / load_tflops("h100", 128) / 1000
+    assert percent_of(few, many, step_ns=of_file_ns) == percent
 
 
 def test_times_that_do_not_grow_are_refused() -> None:
@@ -125,18 +127,18 @@ def values(text: str) -> dict[str, Any]:
 TIMED = {
     "sms": 132,
     "l2_bytes": 60 << 20,
-    "tflops.64": 692,  # 10 * 128 * 128 * 64 FLOP in 2 us on each of 132 SMs
-    "tflops.128": 692,
+    "tflops.64": 688,  # 10 * 128 * 128 * 64 FLOP in 2 us, and a 64th of 0.7, on each of 132 SMs
+    "tflops.128": 690,
     "hop_ns": 1500,
     "shift_percent": 7,
     "sweep_percent": 0,
     "launch_ns": 9000,
     "chain_ns.64": 700,
     "chain_ns.128": 700,
-    "two_pass_percent.64": 98,
+    "two_pass_percent.64": 97,
     "two_pass_percent.128": 117,
     "two_pass_percent.256": 149,  # not timed: by its ratio to those of head dims 128 and 64
-    "tflops.32": 315,
+    "tflops.32": 313,
 }
 
 
@@ -182,7 +184,7 @@ def test_all_in_one_run(gpu: list[calibrate.Launch], tmp_path: Path, capsys: pyt
     found = values(out.read_text())
     assert {name: entry["value"] for name, entry in found.items()} == FITTED
     not_timed = {name for name in FITTED if name.startswith(("gluon", "causal", "small_tile"))}
-    not_timed |= {"sweep_percent", "two_pass_percent.256", "tflops.32"}
+    not_timed |= {"sweep_percent", "two_pass_percent.256", "tflops.32", "small_launch_ns", "memory_gbps"}
     assert {name for name, entry in found.items() if entry["estimate"]} == not_timed
     assert "not timed" in found["two_pass_percent.256"]["source"]
     assert "d = 64" in found["hop_ns"]["source"] and "as torch reports it" in found["l2_bytes"]["source"]
@@ -217,7 +219,7 @@ def test_a_run_that_is_cut_goes_on(
     monkeypatch.setattr(calibrate, "measure", cut)
     with pytest.raises(KeyboardInterrupt):
         calibrate.run(tmp_path, FOREVER, 0)
-    assert values(out.read_text())["tflops.128"]["value"] == 692 and values(out.read_text())["tflops.64"]["estimate"]
+    assert values(out.read_text())["tflops.128"]["value"] == 690 and values(out.read_text())["tflops.64"]["estimate"]
     timings.write_text(timings.read_text() + '{"launch": {"head_d')  # a line that was being written
     monkeypatch.setattr(calibrate, "measure", measure)
     compiled: list[calibrate.Launch] = []

@@ -18,13 +18,14 @@ from dash_inductor.devices.cost_files import (
     arch_of,
     known_devices,
     load_costs,
+    mean_steps,
     numbers_of,
     tomllib,
     two_pass_percent,
 )
 from dash_inductor.devices.target import Target
 from dash_inductor.problem import Problem
-from dash_inductor.resolve import resolve
+from dash_inductor.resolve import Resolution, resolve
 from dash_inductor.schedule import MASKS
 from dash_inductor.schedule.candidates import CandidateBuilder
 from dash_inductor.schedule.families import MONOTONE
@@ -58,10 +59,10 @@ def test_every_number_has_a_source(device: str) -> None:
 
 @pytest.mark.parametrize(
     ("head_dim", "step_ns", "causal_ns", "small_ns"),
-    [(16, 977, 1065, 1241), (32, 1955, 2131, 2483), (64, 1779, 1939, 2259), (128, 3409, 3443, 3409)],
+    [(16, 907, 927, 1171), (32, 1885, 1993, 2413), (64, 1709, 1801, 2189), (128, 3319, 3266, 3319)],
 )
 def test_h100_steps(head_dim: int, step_ns: int, causal_ns: int, small_ns: int) -> None:
-    """1.8 us at d = 64 and 3.4 us at d = 128; smaller head dims have a price of their own, and a step of 16 half of that of 32."""
+    """1.7 us at d = 64 and 3.3 us at d = 128; smaller head dims have a price of their own, and a step of 16 half of that of 32."""
     sizes = {"block_m": 64, "block_n": 128, "head_dim": head_dim}
     costs = load_costs("h100", **sizes)
     assert (costs.step_ns, costs.hop_ns, costs.workers, costs.l2_bytes) == (step_ns, 2590, 132, 50 * 2**20)
@@ -74,7 +75,7 @@ def test_h100_steps(head_dim: int, step_ns: int, causal_ns: int, small_ns: int) 
 @pytest.mark.parametrize("device", ["h100", "h200"])
 @pytest.mark.parametrize(
     ("head_dim", "block_m", "block_n", "step_ns", "hop_ns"),
-    [(64, 128, 128, 2607, 1990), (128, 64, 128, 2057, 2300), (256, 64, 64, 2989, 2087)],
+    [(64, 128, 128, 2576, 1990), (128, 64, 128, 2041, 2300), (256, 64, 64, 2973, 2087)],
 )
 def test_steps_of_the_gluon_kernel(device: str, head_dim: int, block_m: int, block_n: int, step_ns: int, hop_ns: int) -> None:
     """What it has no numbers of its own for is as of the Triton kernel, which takes no head dim above 128."""
@@ -82,7 +83,7 @@ def test_steps_of_the_gluon_kernel(device: str, head_dim: int, block_m: int, blo
     triton, gluon = (load_costs(device, **blocks, kernel=each) for each in (TRITON, GLUON))
     assert (gluon.step_ns, gluon.hop_ns) == (step_ns, hop_ns)
     assert head_dim > 128 or gluon.step_ns < triton.step_ns
-    own = {name: getattr(triton, name) for name in ("step_ns", "hop_ns", "shift_percent", "sweep_percent")}
+    own = {name: getattr(triton, name) for name in ("step_ns", "hop_ns", "shift_percent", "sweep_percent", "chain_ns")}
     assert replace(gluon, **own) == triton
 
 
@@ -95,13 +96,6 @@ def test_only_sm_90_has_a_price_of_the_gluon_kernel() -> None:
     assert of_gluon == {device for device in known_devices() if arch_of(device) == 90}
 
 
-def test_h100_chains_at_the_memorys_peak() -> None:
-    """K, V, dk and dv of a KV tile, 2 bytes each, at an SM's part of 3.35 TB/s."""
-    for head_dim in (64, 128):
-        costs = load_costs("h100", block_m=64, block_n=128, head_dim=head_dim)
-        assert costs.chain_ns == pytest.approx(4 * 128 * head_dim * 2 / (3.35e12 / 132) * 1e9, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("device", "tflops", "bandwidth", "flop"),
     [("rtx4090", 165.2, 1.008, 512), ("l40s", 362, 0.864, 1024), ("rtx5090", 209.5, 1.792, 512)],
@@ -111,7 +105,8 @@ def test_proxies_without_a_figure_of_their_own(device: str, tflops: float, bandw
     for head_dim, block_m, block_n, expected in ((64, 32, 128, 350), (128, 64, 64, 440)):
         sizes = 10 * block_m * block_n * head_dim
         costs = load_costs(device, block_m=block_m, block_n=block_n, head_dim=head_dim)
-        assert costs.step_ns == pytest.approx(sizes / (expected * tflops / 989 / costs.workers * 1e3), rel=1e-2)
+        with_ends_ns = costs.step_ns + costs.chain_ns / mean_steps("full", block_m, block_n)
+        assert with_ends_ns == pytest.approx(sizes / (expected * tflops / 989 / costs.workers * 1e3), rel=1e-2)
         assert costs.chain_ns == pytest.approx(4 * block_n * head_dim * 2 / (bandwidth * 1e12 / costs.workers) * 1e9, rel=1e-3)
         one = sizes / flop
         assert two_pass_percent(device, head_dim) == (round(100 * 1.4 * one / (one + 1200)), True)
@@ -126,7 +121,7 @@ def test_sms_and_ctas_per_sm() -> None:
     one = load_costs("h100", block_m=64, block_n=64, head_dim=64)
     two = load_costs("h100", block_m=64, block_n=64, head_dim=64, sms=114, ctas_per_sm=2)
     assert two.workers == 228
-    assert abs(two.step_ns - 2 * one.step_ns) <= 1  # two CTAs share an SM
+    assert abs(two.step_ns + one.chain_ns / 128 - 2 * (one.step_ns + one.chain_ns / 128)) <= 2  # two CTAs share an SM
 
 
 def test_bad_input_is_named() -> None:
@@ -159,14 +154,21 @@ def square(head_dim: int, mask: str) -> Problem:
     return Problem(mask, 2, 2048 // head_dim, 2048 // head_dim, SQUARE, SQUARE, head_dim, "bf16")
 
 
+def main_ns(found: Resolution, ns: int | None) -> int:
+    """What the main kernel has of a predicted time."""
+    assert found.choice and found.costs and ns
+    return ns - found.costs.launches.beside_ns(found.choice.problem.elements, two_pass=False)
+
+
 @pytest.mark.parametrize(("head_dim", "mask"), SHAPES)
 def test_what_is_chosen_on_an_h200_is_the_fastest_that_was_timed(head_dim: int, mask: str) -> None:
-    chosen = resolve(square(head_dim, mask), Config(), H200).choice
+    found = resolve(square(head_dim, mask), Config(), H200)
+    chosen = found.choice
     assert chosen
     ms = {place: time for place, time in gluon_ms(head_dim).items() if place[0] == mask}
     place = mask, chosen.family, chosen.candidate.roles, chosen.candidate.heads_in_flight
     assert ms[place] <= 1.02 * min(ms.values())
-    assert chosen.time_ns == pytest.approx(ms[place] * 1e6, rel=0.05)
+    assert main_ns(found, chosen.time_ns) == pytest.approx(ms[place] * 1e6, rel=0.05)
 
 
 @pytest.mark.parametrize(("head_dim", "mask"), SHAPES)
@@ -193,7 +195,8 @@ def test_schedules_that_were_timed_are_in_their_order(head_dim: int, mask: str) 
         sizes = {"heads": tiled.kv_heads_total, "heads_in_flight": heads_in_flight, "group": 1}
         plan = place_heads(family, tiled.geometry, roles, mirrored=False, **sizes)
         step_ns = costs.swept_step_ns(roles) if heads_in_flight > held else costs.step_ns
-        predicted[place] = simulate(plan, compute_ns=step_ns, reduce_ns=0, sync_ns=costs.hop_ns).makespan_ns
+        paid = {"compute_ns": step_ns, "sync_ns": costs.hop_ns, "chain_ns": costs.chain_ns}
+        predicted[place] = simulate(plan, **paid, reduce_ns=0).makespan_ns
     for one, other in combinations(predicted, 2):
         if max(ms[one], ms[other]) > 1.02 * min(ms[one], ms[other]):
             assert (ms[one] < ms[other]) == (predicted[one] < predicted[other]), (one, other, predicted[one], predicted[other])
@@ -207,24 +210,43 @@ def test_the_numbers_of_the_triton_kernel_are_fitted_to_its_times(head_dim: int,
     assert found.choice
     roles = 64 if (head_dim, mask) == (64, "full") else 4
     (ns,) = (each.ns for each in found.choice.considered if each.roles == roles)
-    assert ns == pytest.approx(triton_ms(head_dim, mask) * 1e6, rel=0.01)
+    assert main_ns(found, ns) == pytest.approx(triton_ms(head_dim, mask) * 1e6, rel=0.01)
 
 
-OTHER_KERNELS_MS = 2 * (
-    0.037 + 0.064
-)  # the preprocess, and the rounding of dQ: twice those of d128-causal-8192 in kernel_times.csv
+def whole_ms(run: str, shape: str, kernel: str) -> float:
+    """The whole backward of a shape by TRITON or GLUON, in a run."""
+    contender = {TRITON: "ours", GLUON: "ours-gluon"}[kernel]
+    with (RESULTS / run / "attention.csv").open(newline="") as file:
+        (ms,) = (float(x["median_ms"]) for x in csv.DictReader(file) if (x["shape"], x["contender"]) == (shape, contender))
+    return ms
+
+
+def predicted_ms(problem: Problem, kernel: str, roles: int) -> float:
+    """The whole backward, descending, by so many CTAs of a head and all of them."""
+    found = resolve(problem, Config(kernel=kernel, template="one_pass", schedule="descending"), H200)
+    assert found.choice
+    return min(each.ns for each in found.choice.considered if each.roles == roles and each.ns) / 1e6
+
+
+LLAMA3_8B = Problem("causal", 2, 32, 8, SQUARE, SQUARE, 128, "bf16")
 
 
 @pytest.mark.parametrize("kernel", [TRITON, GLUON])
-def test_a_shape_that_no_number_was_fitted_to(kernel: str) -> None:
-    """llama3-8b, grouped heads: its whole backward."""
-    contender = {TRITON: "ours", GLUON: "ours-gluon"}[kernel]
-    with (RESULTS / "gluon/attention.csv").open(newline="") as file:
-        (ms,) = (float(x["median_ms"]) for x in csv.DictReader(file) if (x["shape"], x["contender"]) == ("llama3-8b", contender))
-    problem = Problem("causal", 2, 32, 8, SQUARE, SQUARE, 128, "bf16")
-    found = resolve(problem, Config(kernel=kernel, template="one_pass"), H200)
-    assert found.choice and found.choice.time_ns
-    assert found.choice.time_ns * 1e-6 + OTHER_KERNELS_MS == pytest.approx(ms, rel=0.07)
+def test_the_ends_of_chains_are_fitted_to_grouped_heads(kernel: str) -> None:
+    """Chains of llama3-8b have the steps of four heads, and as many ends as those of one: both shapes in one run.
+
+    Each by itself is predicted within 7 %, though no speed was fitted to llama3-8b.
+    """
+    alone, grouped = (whole_ms("gluon", shape, kernel) for shape in ("d128-causal-8192", "llama3-8b"))
+    predicted = predicted_ms(square(128, "causal"), kernel, 4), predicted_ms(LLAMA3_8B, kernel, 33)
+    assert predicted[1] / predicted[0] == pytest.approx(grouped / alone, rel=0.005)
+    assert predicted == pytest.approx((alone, grouped), rel=0.07)
+
+
+def test_the_ends_of_chains_are_fitted_to_short_sequences() -> None:
+    """The only ones that were timed, by the Triton kernel: with the time above of 8,192 positions both are within 2 %."""
+    short = Problem("causal", 8, 32, 32, 2048, 2048, 64, "bf16")
+    assert predicted_ms(short, TRITON, 4) == pytest.approx(whole_ms("triton", "d64-causal-2048", TRITON), rel=0.02)
 
 
 @pytest.mark.parametrize("head_dim", [64, 128])

@@ -155,7 +155,9 @@ def test_the_price_is_that_of_the_kernel(device, head_dim, mask, guarantee):
         plan, times[kernel] = found.schedule
         of_sweep = costs.step_ns, costs.swept_step_ns(plan.roles)  # L2 holds the heads in flight or does not
         steps = of_sweep if plan.family in MONOTONE else (costs.shifted_step_ns,)
-        assert times[kernel] in [time_of(plan, step_ns=step_ns, hop_ns=costs.hop_ns).ns for step_ns in steps]
+        others = {"hop_ns": costs.hop_ns, "chain_ns": costs.chain_ns}
+        beside_ns = costs.launches.beside_ns(2 * 16 * 8192 * head_dim, two_pass=False)
+        assert times[kernel] - beside_ns in [time_of(plan, step_ns=step_ns, **others).ns for step_ns in steps]
     assert times["auto"] == times["gluon"] < times["triton"]
 
 

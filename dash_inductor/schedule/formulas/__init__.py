@@ -19,8 +19,8 @@ def formula_for(family: str, mask: str) -> Formula | None:
     return REGISTER[family].formulas().get((family, mask))
 
 
-def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:
-    """The makespan of a plan by its formula, None where none holds; step_ns is of one query head.
+def time_of(plan: Plan, *, step_ns: int, hop_ns: int, chain_ns: int = 0) -> Time | None:
+    """The makespan of a plan by its formula, None where none holds; step_ns is of one query head, chain_ns passes beside a chain.
 
     >>> from ..geometry import Geometry
     >>> from ..orders.monotone import Ascending
@@ -33,7 +33,7 @@ def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:
     """
     order, g = plan.order, plan.order.geometry
     if isinstance(plan, GroupedPlan) and order.roles == 1:  # under any mask: nobody waits
-        return Time(plan.rounds * (plan.steps // plan.heads) * step_ns, True)
+        return Time(plan.rounds * ((plan.steps // plan.heads) * step_ns + g.n_kv * chain_ns), True)
     if not (g.is_triangle or g.mask == "full"):
         return None
     if (family := REGISTER.get(plan.family)) is None:
@@ -46,4 +46,4 @@ def time_of(plan: Plan, *, step_ns: int, hop_ns: int) -> Time | None:
         return None
     formula = formula_for(plan.family, g.mask)
     sizes = g.n_q, g.n_kv, g.ratio, plan.heads, plan.roles, plan.heads_in_flight
-    return formula(*sizes, step_ns * plan.group, hop_ns) if formula else None
+    return formula(*sizes, step_ns * plan.group, hop_ns, chain_ns=chain_ns) if formula else None

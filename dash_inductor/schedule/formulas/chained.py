@@ -15,12 +15,13 @@ from ..tiled_problem import TiledProblem
 MOST_CHAINS = 16_384  # up to this many are timed one by one; more heads in proportion
 
 
-def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, resident: int | None = None) -> int:
+def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, chain_ns: int = 0, resident: int | None = None) -> int:
     """simulate(plan).makespan_ns for ascending or descending, exact, in O(h n log P) for h heads of n chains.
 
     A chain never waits after its first step, for the chain before it sweeps the same tiles at the same pace. So the first step
     of chain x ends at S[x] = max(free(worker) + tau, S[x-1] + d * tau + lam), where chain x-1 came by d steps after its own
-    first: ascending, d is how many Q tiles later chain x begins; descending, how many earlier. step_ns, tau, is of one query head.
+    first: ascending, d is how many Q tiles later chain x begins; descending, how many earlier. step_ns, tau, is of one query head;
+    chain_ns, eta, passes before a chain.
 
     resident: the workers are tickets, taken in order by this many CTAs; for plans with a worker per chain. ValueError for
     what the recursion does not cover: other families, block masks, descending in a window.
@@ -49,7 +50,7 @@ def monotone_makespan(plan: Plan, *, step_ns: int, hop_ns: int, resident: int | 
         began, before = 0, -1  # the end of the first step of the chain before, and which it is
         for j, row in enumerate(tiles):
             worker = worker_of[head, j]
-            start = heapq.heappop(idle) if resident else free[worker]
+            start = chain_ns + (heapq.heappop(idle) if resident else free[worker])
             if row:
                 began_before, began = began, start + group_step_ns
                 if before >= 0 and tiles[before][-1] >= row[0] and worker_of[head, before] != worker:
@@ -76,10 +77,11 @@ def chained_time(problem: TiledProblem, costs: Costs, family: str) -> int:
     >>> from dash_inductor.devices.cost_files import load_costs
     >>> problem = TiledProblem(256, 256, 2, 1, 64, 16, 32, "full")
     >>> chained_time(problem, load_costs("emulated", block_m=16, block_n=32, head_dim=64), "ascending")
-    50250
+    66077
     """
     geometry = problem.geometry
     heads = min(problem.kv_heads_total, max(1, MOST_CHAINS // geometry.n_kv))
     plan = chained_plan(geometry, family, heads, problem.group)
-    ns = monotone_makespan(plan, step_ns=costs.step_ns, hop_ns=costs.hop_ns, resident=costs.workers)
-    return -(-ns * problem.kv_heads_total // heads)
+    times = {"step_ns": costs.step_ns, "hop_ns": costs.hop_ns, "chain_ns": costs.chain_ns}
+    ns = monotone_makespan(plan, **times, resident=costs.workers)
+    return -(-ns * problem.kv_heads_total // heads) + costs.launches.beside_ns(problem.elements, two_pass=False)

@@ -13,6 +13,7 @@ _WHOLE = {rounds: CeilDiv(heads, G), passes: CeilDiv(n_kv, A)}
 # head waits for nobody. Alone, a role waits for nobody either.
 FULL = Formula(
     rounds * ((passes - 1) * Max(sweep, turn) + sweep) + (A - 1) * lam,
+    chains=rounds * passes,
     exact=sympy.Eq(n_kv % A, 0),
     parts={**_WHOLE, sweep: n_q * tau, turn: Min(A - 1, 1) * A * lam},
 )
@@ -28,6 +29,7 @@ next_odd, next_even, later = integers("next_odd next_even later")
 MIRRORED = Formula(
     Min(filled, one + (rounds - 1) * later),
     applies=n_q > k * (n_kv - 1),
+    chains=total,
     exact=sympy.Or(sympy.Eq(n_kv % A, 0), sympy.Eq(rounds, 1)),
     parts={
         **_WHOLE,

@@ -15,6 +15,7 @@ def _shift(turns_of_worker: CeilDiv, roles_of_head: Min) -> Formula:
     return Formula(
         turns * n_q * step,
         applies=n_q >= roles,
+        chains=turns,
         exact=lam <= stride * tau,
         parts={
             turns: turns_of_worker,

@@ -18,6 +18,7 @@ def _symmetric(turns_of_worker: CeilDiv) -> Formula:
     return Formula(
         turns * (steps * step + late * (1 + single * (steps - 1))),
         applies=n_q > k * (n_kv - 1),
+        chains=2 * turns,
         exact=sympy.And(sympy.Eq(single, 0), lam <= tau),
         parts={
             pairs: CeilDiv(n_kv, 2),

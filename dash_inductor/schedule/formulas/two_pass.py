@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sympy
 
-from .formula import CeilDiv, FloorDiv, Formula, Max, Min, integers
+from .formula import CeilDiv, FloorDiv, Formula, Max, Min, eta, integers
 
 Parts = dict[sympy.Symbol, sympy.Expr]
 
@@ -13,9 +13,15 @@ rounds, first_end, ended, after, shared, beside = integers("rounds first_end end
 
 
 def _triangle(
-    prefix: str, longest: sympy.Expr, shrink: sympy.Expr, heads: sympy.Expr, step_ns: sympy.Expr, busy_ns: sympy.Expr
+    prefix: str,
+    count: sympy.Expr,
+    longest: sympy.Expr,
+    shrink: sympy.Expr,
+    heads: sympy.Expr,
+    step_ns: sympy.Expr,
+    busy_ns: sympy.Expr,
 ) -> Parts:
-    """`<prefix>_end`, when such CTAs end: the first `heads` have `longest` steps, the next as many `shrink` fewer, and so on.
+    """`<prefix>_end`, when such CTAs end: the first `heads` have `longest` steps, the next as many `shrink` fewer, `count` times.
 
     busy_ns is the time of all CTAs before them. A CTA that does not begin at once begins when the CTAs before it, shared out
     evenly, are done, at the latest. That and its own steps are a parabola in the CTAs before it, of which the maximum is taken.
@@ -24,19 +30,24 @@ def _triangle(
         " ".join(f"{prefix}_{part}" for part in ("ctas", "steps", "less", "peak", "at", "here", "next", "end"))
     )
 
-    def time(before: sympy.Expr) -> sympy.Expr:  # times workers
+    def time(before: sympy.Expr) -> sympy.Expr:  # times workers; 0 where no such CTA is left
         done = FloorDiv(ctas * before * (2 * steps - less * (before - 1)), 2)
-        return busy_ns + (done + (ctas + workers - 1) * (steps - less * before)) * step_ns
+        own = ctas + workers - 1
+        is_left = Min(1, Max(0, count - before))
+        return is_left * (busy_ns + (done + own * (steps - less * before)) * step_ns + (ctas * before + own) * eta)
 
     return {
         ctas: heads,
         steps: longest,
         less: shrink,
-        peak: FloorDiv(Max(0, ctas * (2 * steps + less) - 2 * (ctas + workers - 1) * less), 2 * ctas * less),
-        at: peak if busy_ns else Max(FloorDiv(workers, ctas), peak),  # after the CTAs that begin at once
+        peak: FloorDiv(
+            Max(0, (ctas * (2 * steps + less) - 2 * (ctas + workers - 1) * less) * step_ns + 2 * ctas * eta),
+            2 * ctas * less * step_ns,
+        ),
+        at: Max(0 if busy_ns else FloorDiv(workers, ctas), Min(count - 1, peak)),  # after the CTAs that begin at once
         here: time(at),
         next_: time(at + 1),
-        end: Max(steps * step_ns, CeilDiv(Max(here, next_), workers)),
+        end: Max(steps * step_ns + eta, CeilDiv(Max(here, next_), workers)),
     }
 
 
@@ -44,16 +55,16 @@ def _triangle(
 q_len, kv_len, kv_heads, group = integers("q_len kv_len kv_heads group")
 block_m, block_n, kv_rows, q_rows = integers("block_m block_n kv_rows q_rows")
 kv_step_ns, q_step_ns, split = integers("kv_step_ns q_step_ns split")
-PARAMETERS = (q_len, kv_len, kv_heads, group, block_m, block_n, kv_rows, q_rows, kv_step_ns, q_step_ns, workers, split)
+PARAMETERS = (q_len, kv_len, kv_heads, group, block_m, block_n, kv_rows, q_rows, kv_step_ns, q_step_ns, workers, split, eta)
 
 # When a launch of `first` CTAs of first_ns each ends, and then `second` of second_ns.
 FULL = Formula(
     Max(first_end, Min(after, shared, beside)),
     parts={
         first: kv_heads * (1 + split) * CeilDiv(kv_len, kv_rows),
-        first_ns: CeilDiv(q_len, block_m) * group * kv_step_ns,
+        first_ns: CeilDiv(q_len, block_m) * group * kv_step_ns + eta,
         second: kv_heads * group * CeilDiv(q_len, q_rows),
-        second_ns: CeilDiv(kv_len, block_n) * q_step_ns,
+        second_ns: CeilDiv(kv_len, block_n) * q_step_ns + eta,
         rounds: CeilDiv(first, workers),
         first_end: rounds * first_ns,
         # Meanwhile those that idle in the last round end some of the second kind; all workers share the others.
@@ -75,10 +86,16 @@ CAUSAL = Formula(
     parts={
         n_q: CeilDiv(q_len, block_m),
         n_kv: CeilDiv(kv_len, kv_rows),
-        **_triangle("kv", n_q, FloorDiv(kv_rows, block_m), kv_heads * (1 + split), group * kv_step_ns, sympy.Integer(0)),
-        busy_ns: FloorDiv(kv_ctas * n_kv * (2 * n_q - kv_less * (n_kv - 1)), 2) * group * kv_step_ns,
+        **_triangle("kv", n_kv, n_q, FloorDiv(kv_rows, block_m), kv_heads * (1 + split), group * kv_step_ns, sympy.Integer(0)),
+        busy_ns: FloorDiv(kv_ctas * n_kv * (2 * n_q - kv_less * (n_kv - 1)), 2) * group * kv_step_ns + kv_ctas * n_kv * eta,
         **_triangle(
-            "q", CeilDiv(q_len, q_rows) * FloorDiv(q_rows, block_n), FloorDiv(q_rows, block_n), kv_heads * group, q_step_ns, busy_ns
+            "q",
+            CeilDiv(q_len, q_rows),
+            CeilDiv(q_len, q_rows) * FloorDiv(q_rows, block_n),
+            FloorDiv(q_rows, block_n),
+            kv_heads * group,
+            q_step_ns,
+            busy_ns,
         ),
     },
     parameters=PARAMETERS,

@@ -28,12 +28,16 @@ def monotone(draw: st.DrawFn) -> tuple[Plan, int | None]:
     return GroupedPlan(schedule, heads, draw(st.integers(1, heads)), group), None
 
 
-@given(monotone(), st.integers(0, 9), st.integers(0, 30))
-def test_the_recursion_is_the_simulation(case: tuple[Plan, int | None], step: int, hop: int) -> None:
+@given(monotone(), st.integers(0, 9), st.integers(0, 30), st.sampled_from([0, 5, 100]))
+def test_the_recursion_is_the_simulation(case: tuple[Plan, int | None], step: int, hop: int, chain: int) -> None:
     plan, resident = case
+    g = plan.order_of(0).geometry
+    if not all(map(g.steps, range(g.n_kv))):  # the simulator has no place for a chain without steps
+        chain = 0
     reduce = min(step, hop) // 2
-    found = simulate(plan, compute_ns=step - reduce, reduce_ns=reduce, sync_ns=hop - reduce, resident=resident)
-    assert monotone_makespan(plan, step_ns=step, hop_ns=hop, resident=resident) == found.makespan_ns
+    costs = {"compute_ns": step - reduce, "reduce_ns": reduce, "sync_ns": hop - reduce, "chain_ns": chain}
+    found = simulate(plan, **costs, resident=resident)
+    assert monotone_makespan(plan, step_ns=step, hop_ns=hop, chain_ns=chain, resident=resident) == found.makespan_ns
 
 
 def test_many_q_tiles() -> None:
