@@ -1,7 +1,7 @@
 """Functions of the Gluon kernel: waits, masks and stores in one CTA, and what Triton's versions name differently."""
 
 # Gluon compiles these functions from their source, in which an `if` on a constexpr is no condition.
-# ruff: noqa: SIM102, SIM108
+# ruff: noqa: SIM102, SIM108, SIM114
 
 from triton._C.libtriton import ir
 from triton.experimental import gluon
@@ -237,7 +237,8 @@ def probabilities(
 ):
     # P^T = exp2(SCALE_LOG2E * s_t + neg_lse), 0 where a key is hidden, and what dP^T - DELTA is multiplied with: P^T, times the
     # derivative of the scores' function where there is one. With shares, pre_mod in its place (shares.py). Only tiles that cross an
-    # edge pay for it: the branch is uniform.
+    # edge pay for it: the branch is uniform. For 128 queries at once there is none, since it parts what computes from exp2.
+    IS_WHOLE: gl.constexpr = s_t.shape[1] == 128
     pre_mod = s_t
     if attention.FUNCTIONS:
         pre_mod = s_t * attention.SCALE
@@ -252,10 +253,14 @@ def probabilities(
         if has_hidden:
             s_t = select(s_t, word, HIDE, HIDE_OF_64, LAYOUT)
     elif attention.CAUSAL:
-        if first_key + s_t.shape[0] > first_row + 1:
+        if IS_WHOLE:
+            s_t = mask_edge(s_t, first_key - first_row, attention.CAUSAL, LAYOUT)
+        elif first_key + s_t.shape[0] > first_row + 1:
             s_t = mask_edge(s_t, first_key - first_row, attention.CAUSAL, LAYOUT)
     elif not attention.EVEN_N:
-        if first_key + s_t.shape[0] > attention.kv_len:
+        if IS_WHOLE:
+            s_t = mask_edge(s_t, first_key - attention.kv_len, attention.CAUSAL, LAYOUT)
+        elif first_key + s_t.shape[0] > attention.kv_len:
             s_t = mask_edge(s_t, first_key - attention.kv_len, attention.CAUSAL, LAYOUT)
     p_t = gl.exp2(s_t)
     factor = p_t
@@ -267,9 +272,9 @@ def probabilities(
 
 
 @gluon.jit
-def row_of(rows, first, LAYOUT: gl.constexpr):
-    # 64 values of `rows` from `first` on, one for each column of S^T.
-    return gl.expand_dims(rows.slice(first, 64).load(LAYOUT), 0)
+def row_of(rows, first, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
+    # Values of `rows` from `first` on, one for each column of S^T.
+    return gl.expand_dims(rows.slice(first, COLUMNS).load(LAYOUT), 0)
 
 
 @gluon.jit

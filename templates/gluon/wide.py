@@ -98,7 +98,7 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     of_q.wait(count)
                     q = q_tiles.index(stage).reshape([BLOCK_M, HEAD_DIM])
                     # As in consume.py, what a part needs is loaded before its matmuls are issued.
-                    shift = row_of(neg_lse_tiles.index(stage), 0, ROW_LAYOUT)
+                    shift = row_of(neg_lse_tiles.index(stage), 0, BLOCK_M, ROW_LAYOUT)
                     # (1) S^T = K Q^T
                     s_t = product(k, q.permute([1, 0]), S_LAYOUT)
                     of_do.wait(count)
@@ -116,7 +116,7 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i * BLOCK_M, place, attention, S_LAYOUT)
                     p_t = drop(p_t, drops, 0, attention, S_LAYOUT)
                     p_tile.store(p_t.to(dtype))
-                    delta_row = row_of(delta, 0, ROW_LAYOUT)
+                    delta_row = row_of(delta, 0, BLOCK_M, ROW_LAYOUT)
                     fence_async_shared()
                     barrier()
                     # (3) DV += P^T DO

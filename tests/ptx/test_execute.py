@@ -116,6 +116,7 @@ OTHERS = {
     "chains in parts on sm_90": Case("h100", 384, 384, kv_heads=1, mask_mod="causal", in_bands=True, settings=ONE_PASS),
     "Gluon of 128": Case("h100", 384, 384, heads=1, head_dim=128, mask="causal", settings=IN_GLUON),
     "Gluon, heads that straddle rounds": Case("h100", 384, 384, heads=3, mask="causal", settings=IN_A_QUEUE),
+    "Gluon, ragged GQA": Case("h100", 200, 300, heads=2, kv_heads=1, settings=BY_GLUON),
     "Gluon, documents": Case("h100", 300, 300, heads=1, mask_mod="documents", settings=BY_GLUON),
     "Gluon, blocks of 256": Case("h100", 600, 600, heads=1, head_dim=128, mask_mod="documents", block=256, settings=BY_GLUON),
     "Gluon, varlen": Case("h100", 300, 300, kv_heads=1, mask="causal", attention="varlen", dynamic=True, settings=BY_GLUON),
@@ -229,7 +230,7 @@ MUTANTS = [
     ("sm_90", "cp.async.wait_group", -1, "one later", "not waited for"),
     # At a chain's end, of a place of dQ; of K and V; of Q.
     ("Gluon", "mbarrier.try_wait", 0, "pass", "write after read"),
-    ("Gluon", "mbarrier.try_wait", 2, "pass", "not waited for"),
+    ("Gluon", "mbarrier.try_wait", 2, "pass", "no barrier passed on"),
     ("Gluon", "mbarrier.try_wait", 4, "pass", "asynchronous read"),
     ("Gluon", "ld.global.acquire", 0, "relax", "read after write"),
     ("Gluon", "red.release", 0, "relax", "read after write"),
