@@ -103,6 +103,13 @@ def test_the_gluon_kernel_needs_as_much_work_beside_fewer_kernels():
     )
 
 
+@pytest.mark.parametrize("length", [512, 1024, 4096])
+def test_few_chains_of_short_sequences_stay_with_gluon(length):
+    """Of 20 heads: two passes share their work better, and begin and end more CTAs. Of 4 heads they are faster."""
+    assert taken(Kernel.FLASH, (1, 20, 20, length), gluon_fails="") == "one_pass"
+    assert taken(Kernel.FLASH, (1, 4, 4, length), gluon_fails="") == "two_pass"
+
+
 STOCKS = [(Kernel.FLASH, OF_7B), (Kernel.EFFICIENT, (1, 71, 1, 1024)), (Kernel.FLEX, OF_7B)]
 
 

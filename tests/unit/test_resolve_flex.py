@@ -6,6 +6,7 @@ In one pass of Triton's, but where tests say GLUON.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -54,24 +55,21 @@ def answer(device: str = "h100", **sizes: Any) -> str | None:
 FEW: dict[tuple[str, int], dict[str, str]] = {("h100", 64): {"full": "two_pass"}, ("b200", 64): {}}
 
 
-def least(device: str = "h100", **others: Any) -> int:
-    """How many times the longest chain the work must be for one pass: the first number of chains, one of a batch element each."""
-    sizes = {"q_len": 64, "kv_len": 64, **others}
-    return next(chains for chains in range(1, 1000) if answer(device, batch=chains, **sizes) == "one_pass")
+LONG = 8192  # queries, of which a chain takes longer than launches do
 
 
 @pytest.mark.parametrize("mask", [BLOCK_MASK, "full", "causal"])
 @pytest.mark.parametrize(("device", "head_dim"), FEW)
 def test_from_so_many_chains_on(device, head_dim, mask):
-    """Whether they are batch elements, kv heads or KV tiles, of which causal ones are half as long as the longest on average."""
-    of_kind = {"head_dim": head_dim, "mask": mask, "dtype": "fp16"}
-    number, keys = least(device, **of_kind), tile(TARGETS[device].arch, "bf16", head_dim).block_n
-    assert number > 1
-    for chains in (number - 1, number, 10 * number):
-        length = keys * (chains if mask == "full" else 2 * chains - 1)
-        for many in ({"batch": chains}, {"heads": chains, "kv_heads": chains}, {"q_len": length, "kv_len": length}):
-            sizes = {"q_len": keys, "kv_len": keys} | of_kind | many
-            assert answer(device, **sizes) == ("one_pass" if chains >= number else FEW[device, head_dim].get(mask))
+    """Whether they are of batch elements, of kv heads or of KV tiles. Fewer get two passes, or stock's kernel."""
+    keys = tile(TARGETS[device].arch, "bf16", head_dim).block_n
+    sizes = {"device": device, "head_dim": head_dim, "mask": mask, "dtype": "fp16", "q_len": LONG}
+    sizes["kv_len"] = LONG if mask == "causal" else keys
+    assert answer(**sizes) == FEW[device, head_dim].get(mask)
+    ways: list[Callable[[int], dict[str, int]]] = [lambda many: {"batch": many}, lambda many: {"heads": many, "kv_heads": many}]
+    for way in [*ways, *([] if mask == "causal" else [lambda many: {"kv_len": keys * many}])]:
+        takes_one = [answer(**sizes | way(many)) == "one_pass" for many in range(1, 400)]
+        assert takes_one == sorted(takes_one) and takes_one[-1]
 
 
 def test_the_reason_why_few_chains_are_left():
@@ -79,8 +77,8 @@ def test_the_reason_why_few_chains_are_left():
         resolved("b200", q_len=64, kv_len=64)
     (prices,) = re.findall(r"TFLOPS, ([^;]+); ours", str(refused.value))
     assert prices == "as our own two passes, for want of a figure" and refused.value.remedy.startswith("none needed: ")
-    number = least("b200")
-    assert f"one pass has work for 1 CTAs, and needs work for {number} to be as fast" in str(refused.value)
+    (number,) = map(int, re.findall(r"one pass has work for 1 CTAs, and needs work for (\d+) to be as fast", str(refused.value)))
+    assert [answer("b200", q_len=64, kv_len=64, batch=batch) is None for batch in (number - 1, number)] == [True, False]
 
 
 @pytest.mark.parametrize("settings", [{"template": "one_pass"}, {"schedule": "descending"}, {"kernel": "triton"}], ids=str)
@@ -205,7 +203,7 @@ def test_dynamic_shapes_guard(device, length):
     found = answer(device, q_len=tensor.shape[1], kv_len=tensor.shape[1])
     assert found == answer(device, q_len=length, kv_len=length)
     (symbol,) = tensor.shape[1].node.expr.free_symbols
-    last = (2 * least(device) - 3) * 128  # the chains of a causal head are half as long on average
+    last = max(tiles * 128 for tiles in range(1, 400) if answer(device, q_len=tiles * 128, kv_len=tiles * 128) != "one_pass")
     assert answer(device, q_len=last + 1, kv_len=last + 1) == "one_pass" != answer(device, q_len=last, kv_len=last)
     for other in (129, 1000, 5000, 16_000, last, last + 1, 200_000):
         holds = all(bool(guard.expr.subs(symbol, other)) for guard in environment.guards)
