@@ -353,18 +353,18 @@ def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Ti
             f"kernel, deterministic too: {stock}; ours {one}",
             OURS,
         )
-    return _two_pass_tile(problem, target) if takes_two and _two_end_first(problem, target, tile, kernel) else None
+    ends_first = takes_two and _ends_first(two, one, problem, target, tile, kernel)
+    return _two_pass_tile(problem, target) if ends_first else None
 
 
-def _two_end_first(problem: Problem, target: Target, tile: Tile, kernel: str) -> bool:
-    """Whether two passes end before one pass whose longest chain runs alone: with the beginnings and ends of CTAs, and what runs
-    beside. In whole numbers, since of sizes that are symbols this is a guard.
+def _ends_first(two: Speed, one: Speed, problem: Problem, target: Target, tile: Tile, kernel: str) -> bool:
+    """Whether two passes end before one pass whose longest chain runs alone, by their prices, the beginnings and ends of CTAs, and
+    what runs beside. In whole numbers, since of sizes that are symbols this is a guard.
     """
     costs = _costs(
         target, tile, _two_pass_tile(problem, target), kernel, problem.mask, kernel == TRITON and is_small(problem, target, tile)
     )
     assert costs.two_pass
-    one, two = of_one_pass(problem, target, tile, kernel), of_two_passes(problem, target)
     workers, per_thousand = costs.workers, round(1000 * one.tflops / two.tflops)
     step_ns = round(tile.block_m * tile.block_n * tile.mean_dim * FLOP_PER_ELEMENT * workers / (1000 * one.tflops))
     steps_ns = (problem.q_len + tile.block_m - 1) // tile.block_m * problem.group * step_ns

@@ -33,7 +33,7 @@ def time_of(plan: Plan, *, step_ns: int, hop_ns: int, chain_ns: int = 0) -> Time
     """
     order, g = plan.order, plan.order.geometry
     if isinstance(plan, GroupedPlan) and order.roles == 1:  # under any mask: nobody waits
-        return Time(plan.rounds * ((plan.steps // plan.heads) * step_ns + g.n_kv * chain_ns), True)
+        return Time(plan.rounds * ((plan.steps // plan.heads) * step_ns + g.n_kv * chain_ns), chain_ns == 0)
     if not (g.is_triangle or g.mask == "full"):
         return None
     if (family := REGISTER.get(plan.family)) is None:

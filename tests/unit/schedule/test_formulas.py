@@ -111,10 +111,11 @@ def test_the_time_of_any_plan(family: str, data: st.DataObject, step_ns: int) ->
     """With any stride, window, mirror and mask: where there is a time, it is a bound, or exact as it says."""
     plan = data.draw(round_robin() if family == "round robin" else plans(family))
     hop_ns = data.draw(st.integers(0, 4 * step_ns * plan.group))
-    time = time_of(plan, step_ns=step_ns, hop_ns=hop_ns)
+    chain_ns = data.draw(st.sampled_from([0, 0, 5, 100]))
+    time = time_of(plan, step_ns=step_ns, hop_ns=hop_ns, chain_ns=chain_ns)
     if time is not None:
         reduce_ns = min(step_ns, hop_ns) // 2
-        costs = {"compute_ns": step_ns - reduce_ns, "reduce_ns": reduce_ns, "sync_ns": hop_ns - reduce_ns}
+        costs = {"compute_ns": step_ns - reduce_ns, "reduce_ns": reduce_ns, "sync_ns": hop_ns - reduce_ns, "chain_ns": chain_ns}
         ns = simulate(plan, **costs).makespan_ns
         assert time.ns == ns if time.exact else time.ns >= ns
     assert time is None or plan.order.name != "explicit" or plan.order.roles == 1
