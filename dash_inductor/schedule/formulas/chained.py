@@ -77,7 +77,7 @@ def chained_time(problem: TiledProblem, costs: Costs, family: str) -> int:
     >>> from dash_inductor.devices.cost_files import load_costs
     >>> problem = TiledProblem(256, 256, 2, 1, 64, 16, 32, "full")
     >>> chained_time(problem, load_costs("emulated", block_m=16, block_n=32, head_dim=64), "ascending")
-    66077
+    50250
     """
     geometry = problem.geometry
     heads = min(problem.kv_heads_total, max(1, MOST_CHAINS // geometry.n_kv))
