@@ -64,10 +64,13 @@ EDITS: dict[str, Sequence[tuple[str, str]]] = {
     ],
     "consume.py": [
         ("            dk = gl.zeros(", "            mark(walk.own_row, turn, 0)\n            dk = gl.zeros("),
-        (
-            "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
-            "                    if step == 0:\n                        mark(walk.own_row, turn, 1)\n"
-            "                    p_t, factor = probabilities(s_t, shift, word, has_hidden, j * BLOCK_N, i",
+        *(
+            (
+                f"                        s_t = await_matmuls({in_flight}, deps=[s_t])\n",
+                f"                        s_t = await_matmuls({in_flight}, deps=[s_t])\n"
+                "                        if step == 0:\n                            mark(walk.own_row, turn, 1)\n",
+            )
+            for in_flight in (1, "PARTS")  # of 128 queries at once, and in parts of 64
         ),
         (
             "            end_chain(outputs, head, j, dk, dv, dq_tiles, attention, DKV_LAYOUT)\n",

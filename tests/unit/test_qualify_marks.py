@@ -34,12 +34,13 @@ def test_marks_are_read_chain_by_chain() -> None:
     }
 
 
-def test_the_copy_notes_four_times_and_is_the_kernel_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_copy_notes_four_times_and_is_the_kernel_else(head_dim: int, tmp_path: Path) -> None:
     """The kernel itself reads no clock, and stores no pairs of 64 bits."""
     kernel = marks.marked(tmp_path / "marked")
     kernel.MEMORY[:] = [torch.empty(1, dtype=torch.int32, device="meta")]
     with fake_gpu("h200"):
-        ptx = gluon.launch_of(kernel, empty_operands("meta", 2, 128)).compile().asm["ptx"]
+        ptx = gluon.launch_of(kernel, empty_operands("meta", 2, head_dim)).compile().asm["ptx"]
     assert ptx.count("%globaltimer") == ptx.count("%clock64") == ptx.count("st.global.v2.b64") == len(marks.PLACES)
 
 
