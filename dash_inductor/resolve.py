@@ -18,7 +18,7 @@ from .problem import BLOCK_MASK, Problem
 from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
 from .schedule.candidates import two_pass_ns
 from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
-from .schedule.costs import FLOP_PER_ELEMENT, two_pass_margin
+from .schedule.costs import two_pass_margin
 from .schedule.families import OF_LISTS, REGISTER, default_family, why_impossible
 from .schedule.formulas.chained import chained_plan, chained_time
 from .schedule.packing import is_too_large, schedule_ints, why_no_round_robin
@@ -361,13 +361,10 @@ def _ends_first(two: Speed, one: Speed, problem: Problem, target: Target, tile: 
     """Whether two passes end before one pass whose longest chain runs alone, by their prices, the beginnings and ends of CTAs, and
     what runs beside. In whole numbers, since of sizes that are symbols this is a guard.
     """
-    costs = _costs(
-        target, tile, _two_pass_tile(problem, target), kernel, problem.mask, kernel == TRITON and is_small(problem, target, tile)
-    )
+    costs = _costs_with_functions(problem, target, tile, _two_pass_tile(problem, target), kernel)
     assert costs.two_pass
     workers, per_thousand = costs.workers, round(1000 * one.tflops / two.tflops)
-    step_ns = round(tile.block_m * tile.block_n * tile.mean_dim * FLOP_PER_ELEMENT * workers / (1000 * one.tflops))
-    steps_ns = (problem.q_len + tile.block_m - 1) // tile.block_m * problem.group * step_ns
+    steps_ns = (problem.q_len + tile.block_m - 1) // tile.block_m * problem.group * costs.step_ns
     elements = problem.batch * problem.heads * problem.q_len * tile.mean_dim
     launches, chains = costs.launches, problem.kv_heads_total * problem.chains_of_work(tile)
     alone_ns = steps_ns + costs.chain_ns + launches.beside_ns(elements, two_pass=False)

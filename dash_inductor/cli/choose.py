@@ -110,12 +110,11 @@ def _figures(resolution: Resolution) -> dict[str, Any]:
         assert costs
         figures |= {"family": plan.family, "roles": plan.roles, "heads_in_flight": plan.heads_in_flight}
         figures["stride"] = getattr(plan.order, "stride", None)
-        steps = {"estimate": costs.estimate, "step_ns": costs.step_ns, "hop_ns": costs.hop_ns, "chain_ns": costs.chain_ns}
-        steps |= {"workers": costs.workers}
+        steps = {name: getattr(costs, name) for name in ("estimate", "step_ns", "hop_ns", "chain_ns", "workers")}
     else:
         two = resolution.two_pass_costs
-        steps = {"estimate": two.estimate, "step_ns": [two.kv_step_ns, two.q_step_ns], "hop_ns": 0, "chain_ns": two.end_ns}
-        steps |= {"workers": two.workers}
+        by_pass, end_ns = [two.kv_step_ns, two.q_step_ns], two.end_ns
+        steps = {"estimate": two.estimate, "step_ns": by_pass, "hop_ns": 0, "chain_ns": end_ns, "workers": two.workers}
     return figures | {
         "mirrored": resolution.one_pass is not None and plan.order.mirrored,
         "predicted_us": None if time_ns is None else time_ns / 1000,
