@@ -28,6 +28,7 @@ class Rules:
     share_of_stock: float = SHARE_OF_STOCK  # the most instructions, in parts of stock's
     stock_instructions: int | None = None
     is_gluon: bool = False  # its main loop is that of the warps that multiply: others load, add and fence for them
+    drains: int = 1  # of Gluon: waits of a step that leave no matmul in flight
 
     def violated(self, values: Mapping[str, Any]) -> list[str]:
         """The gates that these `figures` do not pass, a sentence each."""
@@ -58,9 +59,8 @@ class Rules:
             yield f"the tensor cores idle under {values['idle_fences']} fences and {values['idle_additions']} additions"
         if self.is_gluon and values["idle_fences"] is not None:
             yield "the warps that multiply fence for the whole GPU, which is for another one"
-        most_drains = 2 if self.tile.block_d == 64 else 1  # dP has no matmul behind it where a part of a step has 128 queries
-        if self.is_gluon and not 1 <= values["drains"] <= most_drains:
-            yield f"{values['drains']} waits of a step leave no matmul in flight, more than {most_drains}"
+        if self.is_gluon and values["drains"] != self.drains:
+            yield f"{values['drains']} waits of a step leave no matmul in flight, and not {self.drains}"
         if self.most_barriers is not None and values["barriers"] > self.most_barriers:
             yield f"{values['barriers']} barriers of all warps in the main loop, more than {self.most_barriers}"
         if values["warp_syncs"] > self._waits_for_rank:

@@ -61,11 +61,12 @@ MOST_INSTRUCTIONS = {
     (64, "block_mask"): 810,
     (128, "full"): 530,
     (128, "causal"): 600,
-    (128, "block_mask"): 540,
-    (256, "full"): 545,
-    (256, "causal"): 575,
-    (256, "block_mask"): 575,
+    (128, "block_mask"): 515,
+    (256, "full"): 520,
+    (256, "causal"): 560,
+    (256, "block_mask"): 550,
 }
+MOST_INSTRUCTIONS_OF_3_9 = {(128, "block_mask"): 540, (256, "full"): 545, (256, "causal"): 575, (256, "block_mask"): 575}
 # Loads and stores of what registers do not hold in the consumers' loop, by Triton, head dim and mask; and where heads may straddle
 # rounds.
 MOST_SPILLED: dict[str, dict[tuple[int, str], int]] = {
@@ -145,7 +146,8 @@ def test_consumers(cell):
     assert (report.utmaldg, report.ldgsts, report.red, report.atomg, counted(loop)["STG"]) == (0, 0, 0, 0, 0)
     # The entry, and a word for each part; a mask that is full does not ask where the step is.
     assert counted(loop)["LDG"] == {"full": 0, "causal": 1, "block_mask": 1 + parts}[cell.mask]
-    assert report.instructions_in_loop <= MOST_INSTRUCTIONS[head_dim, cell.mask]
+    most = MOST_INSTRUCTIONS | (MOST_INSTRUCTIONS_OF_3_9 if TRITON == "3.9" else {})
+    assert report.instructions_in_loop <= most[head_dim, cell.mask]
     barriers = Counter((i.opcode.partition(".")[2], OF_A_STAGE.sub("of a stage", i.operands)) for i in loop if i.base == "BAR")
     # The end of the step, of grad_out, and dQ; at head dim 256 of the step alone: grad_out has one place, and a half of dQ its own.
     assert barriers.pop(("ARV", "of a stage")) == (1 if head_dim == 256 else 3)
