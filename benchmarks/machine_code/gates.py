@@ -162,13 +162,8 @@ class Cell:
             self._most_barriers,
             self._listed(SHARES_OF_STOCK) or SHARE_OF_STOCK,
             is_gluon=self.template == GLUON,
-            drains=2 if self._multiplies_whole_tiles else 1,
+            is_plain=self.shape in GLUON_SHAPES,
         )
-
-    @property
-    def _multiplies_whole_tiles(self) -> bool:
-        """Whether Gluon's S has 128 queries at once. Then dP too is waited for with no matmul behind it."""
-        return self.head_dim == 64 and self.shape in GLUON_SHAPES
 
     @property
     def exists(self) -> bool:

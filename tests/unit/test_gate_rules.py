@@ -111,9 +111,11 @@ def test_gates_of_gluon():
     assert rules.violated(good | {"red": 4}) == ["4 REDG.F32 in the main loop, where the tile has none"]
     fences = ["the warps that multiply fence for the whole GPU, which is for another one"]
     assert rules.violated(good | {"idle_fences": 0}) == fences
-    for allowed, found in ((1, 2), (2, 1), (2, 3)):
+    for is_plain, found, allowed in ((False, 2, 1), (True, 1, 2), (True, 3, 2)):
         idle = [f"{found} waits of a step leave no matmul in flight, and not {allowed}"]
-        assert replace(rules, drains=allowed).violated(good | {"drains": found}) == idle
+        assert replace(rules, is_plain=is_plain).violated(good | {"drains": found}) == idle
+    of_128 = replace(rules, tile=gluon_tile(90, "bf16", 128), is_plain=True)
+    assert of_128.violated(good | {"drains": 2}) == ["2 waits of a step leave no matmul in flight, and not 1"]
     diverged = ["ptxas takes warps for diverged: 1 WARPSYNC in the main loop, whose source has 0"]
     assert rules.violated(good | {"warp_syncs": 1}) == diverged
 

@@ -124,7 +124,8 @@ def report(args: argparse.Namespace) -> dict[str, Any]:
         (mask,) = {str(decision.mask) for decision in generated.decisions if decision.rewritten}
         sizes = lengths | heads | {"head_dim": args.head_dim, "value_dim": args.value_dim, "dtype": args.dtype}
         compiled = compile_gluon(args.device, **sizes, mask=mask, score_mod=args.score_mod or "none")
-        rules = Rules(arch, gluon_tile(arch, args.dtype, args.head_dim, args.value_dim), is_gluon=True)
+        is_plain = mask in MASKS and args.score_mod in (None, "none")
+        rules = Rules(arch, gluon_tile(arch, args.dtype, args.head_dim, args.value_dim), is_gluon=True, is_plain=is_plain)
         launches = [line.strip() for line in generated.source.splitlines() if GLUON_OP in line]
         return described(GLUON_OP, compiled, rules, launches, gluon_source())
 
