@@ -25,6 +25,7 @@ class NamedBarrier(IntEnum):
     after it for partitions, of which there are at most five.
     """
 
+    KV_READ = 7  # produce waits: TMA has read dK and dV from K's and V's memory, through which they go at head dim 256
     DQ_STORED = 8  # add_in_order waits: a step's dQ is in shared memory; at head dim 256 a half, of which each has its own
     STEP_READ = 10  # produce waits: a step's matmuls are complete, so Q's stage is free
     DO_READ = 13  # produce waits: the matmuls that read grad_out are complete, so its stage is free
@@ -32,7 +33,7 @@ class NamedBarrier(IntEnum):
 
 
 # The same for Triton's functions, which read global constants alone.
-DQ_STORED, STEP_READ, DO_READ, SHARE_STORED = (gl.constexpr(first.value) for first in NamedBarrier)
+KV_READ, DQ_STORED, STEP_READ, DO_READ, SHARE_STORED = (gl.constexpr(first.value) for first in NamedBarrier)
 
 BOTH_ENDS = 32 * (GLUON_CONSUMERS + 1)  # threads of a named barrier: the eight warps', and those of the warp that waits
 ARRIVE = gl.constexpr(f"bar.arrive $1, {BOTH_ENDS}; mov.b32 $0, 0;")

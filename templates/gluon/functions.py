@@ -278,10 +278,11 @@ def row_of(rows, first, COLUMNS: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
-def end_chain(outputs, head, j, dk, dv, dq_tiles, attention, LAYOUT: gl.constexpr):
-    # Writes dk and dv, if TMA does so by way of the places of dQ, which are free. A part of a chain adds them to those of the parts
-    # before it, and the last part writes the outputs. Each warp waits until all eight of the part before have released what they
-    # wrote: bar.warp.sync orders the loads of its lanes behind lane 0's acquire, and their stores before lane 0's release.
+def end_chain(outputs, head, j, dk, dv, places, attention, LAYOUT: gl.constexpr):
+    # Writes dk and dv, if TMA does so by way of `places`: those of dQ, which are free, or at head dim 256 of K and V. A part of a
+    # chain adds them to those of the parts before it, and the last part writes the outputs. Each warp waits until all eight of the
+    # part before have released what they wrote: bar.warp.sync orders the loads of its lanes behind lane 0's acquire, and their
+    # stores before lane 0's release.
     DK, DV, dk_target, dv_target, first_z, sums = outputs
     dtype: gl.constexpr = DK.dtype.element_ty
     BLOCK_N: gl.constexpr = dk.shape[0]
@@ -313,11 +314,15 @@ def end_chain(outputs, head, j, dk, dv, dq_tiles, attention, LAYOUT: gl.constexp
         short_dv = dv.to(dtype)
         short_dk = (dk * attention.SCALE).to(dtype)
         if attention.BY_TMA:
-            # Triton 3.8 takes a place as a whole, at head dim 64 for two such tiles.
-            SHAPE: gl.constexpr = [2 * dq_tiles.index(0).numel // (BLOCK_N * HEAD_DIM), 1, 1, BLOCK_N, HEAD_DIM]
-            dv_tile = reinterpret(dq_tiles.index(0), dtype, SHAPE, dv_target.layout).index(0)
-            dk_tile = reinterpret(dq_tiles.index(1), dtype, SHAPE, dk_target.layout).index(0)
-            barrier()  # TMA has read what the chain before it, which may have had no step, left there
+            if HEAD_DIM == 256:
+                dk_tile, dv_tile = places
+            else:
+                # Triton 3.8 takes a place as a whole, at head dim 64 for two such tiles.
+                SHAPE: gl.constexpr = [2 * places.index(0).numel // (BLOCK_N * HEAD_DIM), 1, 1, BLOCK_N, HEAD_DIM]
+                dv_tile = reinterpret(places.index(0), dtype, SHAPE, dv_target.layout).index(0)
+                dk_tile = reinterpret(places.index(1), dtype, SHAPE, dk_target.layout).index(0)
+            # Matmuls have read K and V, and TMA what the chain before it, which may have had no step, left there.
+            barrier()
             dv_tile.reshape([BLOCK_N, HEAD_DIM]).store(short_dv)
             dk_tile.reshape([BLOCK_N, HEAD_DIM]).store(short_dk)
             fence_async_shared()  # Triton 3.6 puts none there itself, newer ones do

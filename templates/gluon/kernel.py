@@ -55,12 +55,12 @@ K and V have no stages and one mbarrier, kv_full: those of a chain are there. TM
 
 HEAD_DIM 256 has a `consume` of its own, `consume_wide` in wide.py, and two warps `add_half_in_order`, one for each half of dQ's
 columns. There Q and grad_out have one stage less. The second half takes a place of the first: these warps do wait for a rank that
-is half a step late.
+is half a step late. dK and dV go by way of K's and V's memory, which `produce` loads anew behind the named barrier KV_READ.
 
 Nobody arrives a second time before the first was waited for. Of STEP_READ and DO_READ this holds since a stage is loaded again in
-between; of DQ_STORED and SHARE_STORED since the eight wait for their mbarrier in between, and the other way round; of the other
-mbarriers since `produce` waits in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left
-over.
+between; of KV_READ since K and V are, for each chain of a table has a step, and under a mask in blocks a CTA has one chain; of
+DQ_STORED and SHARE_STORED since the eight wait for their mbarrier in between, and the other way round; of the other mbarriers since
+`produce` waits in between. A chain ends when `produce` has seen the end of each of its steps, so no arrival is left over.
 
 It is written for Triton 3.6 to 3.9.
 """

@@ -151,9 +151,9 @@ def _plan(x: Operands, most_chains: int) -> Plan:
         assert x.bits is not None
         kv_tiles, bands, most, least = map(gl.constexpr, (x.kv_tiles, x.bands, most_chains, x.least_steps))
         lists = Lists(None, None, kv_tiles, bands, most, least, None)
-    # Of 256 columns, or in fp32, a tile has no place. With functions of the scores registers are few: a step would take 5 to 9 %
-    # more cycles, by the replay.
-    by_tma = columns <= 128 and not x.functions and all(each.element_size() == 2 and _fits_tma(each) for each in (x.dk, x.dv))
+    # In fp32 a tile has no place. With functions of the scores registers are few: a step would take 5 to 9 % more cycles, by the
+    # replay.
+    by_tma = not x.functions and all(each.element_size() == 2 and _fits_tma(each) for each in (x.dk, x.dv))
     functions = _functions(x.functions)
     slices = (x.bits.shape[2], x.number) if x.bits is not None and x.semaphores is not None else ()
     attention = Attention(

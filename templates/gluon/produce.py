@@ -4,6 +4,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
+from .barriers import KV_READ, MEET, at_barrier
 from .functions import async_load
 from .walk import chain_of, step_of
 
@@ -48,3 +49,6 @@ def produce(walk, attention, sources, tiles, channels):
             # The end of the steps that were not waited for: then K and V are free, and every stage.
             of_do.meet_last(count, steps)
             of_q.meet_last(count, steps)
+        if HEAD_DIM == 256 and attention.BY_TMA:  # noqa: SIM102 - an `if` on what Triton knows is no condition
+            if j >= 0:
+                at_barrier(MEET, KV_READ)

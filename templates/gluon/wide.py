@@ -10,7 +10,7 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, warpgroup_mma
 
-from .barriers import WARPGROUP, WARPS
+from .barriers import ARRIVE, KV_READ, WARPGROUP, WARPS, at_barrier
 from .dropout import drop, drop_and_scale, drop_words, own_drop_bits
 from .functions import (
     await_matmuls,
@@ -148,4 +148,6 @@ def consume_wide(walk, attention, bits, tiles, channels, outputs):
                     store_half(dq, dq_tiles[2], dq_tiles[0])
                     count += 1
                 half_stored(of_dq, 1)
-            end_chain(outputs, head, j, dk, dv, dq_tiles, attention, DKV_LAYOUT)
+            end_chain(outputs, head, j, dk, dv, (k_tile, v_tile), attention, DKV_LAYOUT)
+            if attention.BY_TMA:
+                at_barrier(ARRIVE, KV_READ)

@@ -243,15 +243,18 @@ MUTANTS = [
     ("Gluon", "fence.proxy.async.global", 0, "delete", "read after write"),
     ("Gluon", "fence.proxy.async.shared", -1, "delete", "asynchronous read"),
     ("Gluon", "mbarrier.init", 0, "one more", "deadlock"),
-    # Both halves of dQ are read; the first place is. Of the warp that adds the second half, and of that of the first.
+    # Both halves of dQ are read; the first place is. TMA has read dK and dV, and K and V may be loaded. Of the warp that adds the
+    # second half, and of that of the first.
     ("Gluon of 256", "mbarrier.try_wait", 1, "pass", "write after read"),
     ("Gluon of 256", "mbarrier.try_wait", 2, "pass", "asynchronous read that no barrier passed on"),
     ("Gluon of 256", "mbarrier.init", 3, "one more", "deadlock"),
-    ("Gluon of 256", "cp.async.bulk.wait_group", 0, "delete", "write after read"),
-    ("Gluon of 256", "cp.async.bulk.wait_group", 1, "delete", "read after write"),
-    ("Gluon of 256", "cp.async.bulk.wait_group", 2, "delete", "write after read"),
+    ("Gluon of 256", "cp.async.bulk.wait_group", 0, "delete", "write while it is read asynchronously"),
+    ("Gluon of 256", "bar.sync", 8, "delete", "512 threads at barrier 7"),
+    ("Gluon of 256", "cp.async.bulk.wait_group", 1, "delete", "write after read"),
+    ("Gluon of 256", "cp.async.bulk.wait_group", 2, "delete", "read after write"),
     ("Gluon of 256", "cp.async.bulk.wait_group", 3, "delete", "write after read"),
-    ("Gluon of 256", "cp.async.bulk.wait_group", 4, "delete", "reads what nobody wrote"),
+    ("Gluon of 256", "cp.async.bulk.wait_group", 4, "delete", "write after read"),
+    ("Gluon of 256", "cp.async.bulk.wait_group", 5, "delete", "reads what nobody wrote"),
     # Of each half of a step's shares: its place is free, the store is seen, and TMA has read it.
     ("Gluon with shares", "mbarrier.try_wait", 1, "pass", "512 threads at barrier 15"),
     ("Gluon with shares", "mbarrier.try_wait", 3, "pass", "no barrier passed on"),
