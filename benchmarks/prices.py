@@ -18,9 +18,9 @@ from dash_inductor.devices import DEVICES, device
 from dash_inductor.devices.stock_kernels import Speed
 from dash_inductor.devices.target import Target
 from dash_inductor.dropout import FLASH, OPERATIONS, Dropout
-from dash_inductor.prices import of_one_pass, of_stock, of_two_passes
 from dash_inductor.problem import BLOCK_MASK, Problem
 from dash_inductor.resolve import resolve
+from dash_inductor.resolve.prices import of_one_pass, of_stock, of_two_passes
 
 BATCH, HEADS, LENGTH = 2, 32, 16384
 FLEX = Stock(Kernel.FLEX, strict=True)

@@ -106,7 +106,7 @@ FLEX = (
 )
 
 
-# What decides who gets which kernel (`dash_inductor/prices.py`), beside the causal ones of the sweep.
+# What decides who gets which kernel (`dash_inductor/resolve/prices.py`), beside the causal ones of the sweep.
 OF_A_KIND: dict[str, dict[str, Any]] = {
     "documents": {"documents": DOCUMENTS},
     "window": {"window": 1024},

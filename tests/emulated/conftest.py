@@ -14,7 +14,8 @@ from torch._inductor import config as inductor_config
 from torch._inductor.dtype_propagation import DtypePropagationOpsHandler
 
 import dash_inductor
-from dash_inductor import config, emulation, resolve
+from dash_inductor import config, emulation
+from dash_inductor.resolve import prices
 
 
 def make_once(kind: type) -> None:
@@ -79,8 +80,8 @@ def cheap_passes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two passes cost so little that both templates are chosen on the emulated device."""
 
     def forget() -> None:
-        resolve._costs.cache_clear()
-        resolve._two_pass_costs.cache_clear()
+        prices._step_costs.cache_clear()
+        prices.two_pass_costs.cache_clear()
 
     forget()
     with monkeypatch.context() as patch:

@@ -21,7 +21,7 @@ from benchmarks.machine_code.replay import Replay, replay
 from benchmarks.machine_code.replay.constants import Constants
 from benchmarks.prices import ALIBI, SOFT_CAP
 from dash_inductor.devices.cost_files import numbers_of
-from dash_inductor.prices import GLUON_CYCLES, GLUON_CYCLES_WITHOUT, GLUON_DROPOUT_CYCLES
+from dash_inductor.resolve.prices import GLUON_CYCLES, GLUON_CYCLES_WITHOUT, GLUON_DROPOUT_CYCLES
 from dash_inductor.templates.tiles import Template
 
 pytestmark = pytest.mark.nightly

@@ -134,7 +134,7 @@ def test_up_to_five_percent_is_a_tie(monkeypatch, percent, expected, dtype, ours
     """Ours is the faster of the kernels that may be taken."""
     tflops = load_tflops("h100", 128, "gluon", mask="causal") if ours == "gluon" else load_tflops("h100", 128, mask="causal") / 0.81
     figure = replace(PUBLISHED[0], tflops=tflops * percent / 100)
-    monkeypatch.setattr("dash_inductor.prices.published", lambda *asked: figure)
+    monkeypatch.setattr("dash_inductor.resolve.prices.published", lambda *asked: figure)
     given: dict[str, Any] = {"dtype": dtype, "gluon": ours == "gluon"}
     said = left("FA4", "h100", **given)
     assert bool(said) == expected and (

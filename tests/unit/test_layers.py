@@ -22,8 +22,8 @@ TOP_LEVEL = {
 # From the bottom up: a room imports rooms before it.
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
-    *("devices", "reference", "prices", "resolve", "first_use", "op", "lowering", "parallel", "rewrite", "hooks", "codegen"),
-    *("explanation", "reproduce", "qualify", "cli", "__main__"),
+    *("devices", "reference", "resolve", "first_use", "op", "lowering", "parallel", "rewrite", "hooks"),
+    *("codegen", "explanation", "reproduce", "qualify", "cli", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {

@@ -20,9 +20,9 @@ from dash_inductor.devices import DEVICES, device
 from dash_inductor.devices.stock_kernels import FLEX, PUBLISHED
 from dash_inductor.devices.target import Target
 from dash_inductor.dropout import BITS_CYCLES, EFFICIENT, FLASH, OPERATIONS, Dropout
-from dash_inductor.prices import GLUON_CYCLES_WITHOUT, GLUON_DROPOUT_CYCLES, TIE, of_one_pass, of_stock, of_two_passes
 from dash_inductor.problem import Problem
 from dash_inductor.resolve import resolve
+from dash_inductor.resolve.prices import GLUON_CYCLES_WITHOUT, GLUON_DROPOUT_CYCLES, TIE, of_one_pass, of_stock, of_two_passes
 from dash_inductor.rewrite.score_function import operations
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/h200"

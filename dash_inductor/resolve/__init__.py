@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import math
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
-from .config import AUTO, GLUON, TRITON, Config
-from .decision import Declined, Kernel, LeftToStock
-from .devices.cost_files import load_costs, load_two_pass, two_pass_percent
-from .devices.stock_kernels import Speed, stock_cost
-from .devices.target import Target
-from .prices import TIE, function_share, gluon_function_share, is_small, of_one_pass, of_stock, of_two_passes
-from .problem import BLOCK_MASK, Problem
-from .schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
-from .schedule.candidates import two_pass_ns
-from .schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
-from .schedule.costs import two_pass_margin
-from .schedule.families import OF_LISTS, REGISTER, default_family, why_impossible
-from .schedule.formulas.chained import chained_plan, chained_time
-from .schedule.packing import is_too_large, schedule_ints, why_no_round_robin
-from .templates import gluon_is_tested, tiles
-from .templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Template, Tile, TwoPassTile
+from ..config import AUTO, GLUON, TRITON, Config
+from ..decision import Declined
+from ..devices.cost_files import two_pass_percent
+from ..devices.target import Target
+from ..problem import BLOCK_MASK, Problem
+from ..schedule import ROUND_ROBIN, TWO_PASS, Costs, Plan, TwoPass
+from ..schedule.candidates import two_pass_ns
+from ..schedule.choice import ScheduleChoice, choose, choose_chained, two_pass_plan
+from ..schedule.costs import two_pass_margin
+from ..schedule.families import OF_LISTS, REGISTER, default_family, why_impossible
+from ..schedule.formulas.chained import chained_plan, chained_time
+from ..schedule.packing import is_too_large, schedule_ints, why_no_round_robin
+from ..templates import gluon_is_tested, tiles
+from ..templates.tiles import DEFAULTS, ONE_PASS_HEAD_DIM, AnyTile, NoTile, Template, Tile, TwoPassTile
+from .prices import TIE, of_one_pass, of_two_passes, step_costs, two_pass_costs
+from .speed import for_few_chains, require_speed
 
 FP32_BYTES = 4
 as_if_small: ContextVar[bool] = ContextVar("as_if_small", default=False)  # whether the smaller tile is taken always; set by trials
-OURS = "none needed: template='one_pass' or guarantee='device' takes ours all the same"  # where speed leaves it to another kernel
 
 
 @dataclass(frozen=True)
@@ -113,7 +111,7 @@ class Resolution:
     def two_pass_costs(self) -> TwoPass:
         """What two passes cost on the target."""
         assert self.two_pass
-        return _two_pass_costs(self.target, self.two_pass, self.problem.mask)
+        return two_pass_costs(self.target, self.two_pass, self.problem.mask)
 
     @cached_property
     def schedule(self) -> tuple[Plan, int | None]:
@@ -170,16 +168,19 @@ def resolve(problem: Problem, settings: Config, target: Target) -> Resolution:
     if problem.mask == BLOCK_MASK and (declined := problem.why_no_blocks(tile)):
         raise declined
     if _by_speed(problem, settings, target):
-        _require_speed(problem, target, one_pass, two_pass, kernel)
-        if one_pass and not two_pass and (fewer := _for_few_chains(problem, settings, target, one_pass, kernel)):
-            one_pass, two_pass = None, fewer
+        require_speed(problem, target, one_pass, two_pass, kernel)
+        if one_pass and not two_pass:
+            takes_two = problem.is_lowered_as_flex and _may_take_two(problem, settings, target)
+            fewer = _two_pass_tile(problem, target) if takes_two else None
+            if for_few_chains(problem, target, one_pass, fewer, kernel):
+                one_pass, two_pass = None, fewer
     if one_pass is None:
         return Resolution(problem, settings, target, None, two_pass)
     if declined := problem.why_no_table(one_pass):
         raise declined
     if problem.mask != BLOCK_MASK and (reason := _why_no_schedule(problem, settings)):
         raise Declined(reason, DEFAULTS)
-    costs = _costs_with_functions(problem, target, one_pass, two_pass, kernel)
+    costs = step_costs(problem, target, one_pass, two_pass, kernel)
     resolution = Resolution(problem, settings, target, one_pass, two_pass, kernel, costs)
     if not problem.is_static or problem.mask == BLOCK_MASK:
         return resolution
@@ -313,79 +314,6 @@ def _may_take_two(problem: Problem, settings: Config, target: Target) -> bool:
     return _by_speed(problem, settings, target) and not target.reserved_sms and fit
 
 
-def _require_speed(problem: Problem, target: Target, one_pass: Tile | None, two_pass: TwoPassTile | None, kernel: str) -> None:
-    """Raises LeftToStock where the stock kernel is deterministic, and faster than ours by more than a tie, by what is known."""
-    if (stock := of_stock(problem, target)) is None or problem.stock is None:
-        return
-    prices = [of_one_pass(problem, target, one_pass, kernel)] if one_pass else []
-    ours = max([*prices, *[of_two_passes(problem, target)] * (two_pass is not None)], key=lambda price: price.tflops)
-    if stock.tflops <= TIE * ours.tflops:
-        return
-    implementation, name, remedy = problem.stock.implementation, "stock's kernel, deterministic too,", OURS
-    if problem.stock.called:
-        implementation, name = None, "its kernel"
-    elif implementation:
-        name = f"{implementation}, active in torch's registry and deterministic,"
-        remedy = OURS.replace(" or ", ", ", 1).replace(" takes", " or restore_flash_attention_impl() takes")
-    raise LeftToStock(f"{name} is faster: {stock}; ours {ours}", remedy, implementation=implementation)
-
-
-def _for_few_chains(problem: Problem, settings: Config, target: Target, tile: Tile, kernel: str) -> TwoPassTile | None:
-    """Two passes, where chains are so few that these are faster than one; None where they are not, or may not be taken.
-
-    With few chains one pass takes as long as its longest chain, two passes what their work takes when all SMs share it.
-
-    Raises:
-        LeftToStock: the stock kernel, which is deterministic in the mode in force, is then faster than both.
-    """
-    one, two = of_one_pass(problem, target, tile, kernel), of_two_passes(problem, target)
-    chains, workers = problem.kv_heads_total * problem.chains_of_work(tile), target.sms * tile.ctas_per_sm
-
-    def least(other: Speed) -> int:
-        """CTAs, with a chain as long as the longest each, that the work must be enough for, for one pass to be as fast."""
-        return math.ceil(workers * other.tflops / one.tflops)
-
-    takes_two = problem.is_lowered_as_flex and _may_take_two(problem, settings, target)
-    stock = _stock_that_shares(problem, target, tile)
-    if stock and not (takes_two and two.tflops > stock.tflops) and chains < least(stock):
-        raise LeftToStock(
-            f"few KV tiles: one pass has work for {chains} CTAs, and needs work for {least(stock)} to be as fast as stock's "
-            f"kernel, deterministic too: {stock}; ours {one}",
-            OURS,
-        )
-    ends_first = takes_two and _ends_first(two, one, problem, target, tile, kernel)
-    return _two_pass_tile(problem, target) if ends_first else None
-
-
-def _ends_first(two: Speed, one: Speed, problem: Problem, target: Target, tile: Tile, kernel: str) -> bool:
-    """Whether two passes end before one pass whose longest chain runs alone, by their prices, the beginnings and ends of CTAs, and
-    what runs beside. In whole numbers, since of sizes that are symbols this is a guard.
-    """
-    costs = _costs_with_functions(problem, target, tile, _two_pass_tile(problem, target), kernel)
-    assert costs.two_pass
-    workers, per_thousand = costs.workers, round(1000 * one.tflops / two.tflops)
-    steps_ns = (problem.q_len + tile.block_m - 1) // tile.block_m * problem.group * costs.step_ns
-    elements = problem.batch * problem.heads * problem.q_len * tile.mean_dim
-    launches, chains = costs.launches, problem.kv_heads_total * problem.chains_of_work(tile)
-    alone_ns = steps_ns + costs.chain_ns + launches.beside_ns(elements, two_pass=False)
-    other_ns = 2 * costs.two_pass.end_ns + launches.beside_ns(elements, two_pass=True)
-    return bool(1000 * workers * (alone_ns - other_ns) > steps_ns * chains * per_thousand)
-
-
-def _stock_that_shares(problem: Problem, target: Target, tile: Tile) -> Speed | None:
-    """The price of a deterministic kernel, torch's or flash_attn 2's, whose longest CTA takes no longer than our longest chain."""
-    stock, price = problem.stock, of_stock(problem, target)
-    if stock is None or price is None or stock.implementation not in (None, "FA2"):  # which is torch's own
-        return None
-    if stock.kernel == Kernel.FLEX and max(problem.head_dims) > ONE_PASS_HEAD_DIM:  # priced as our two passes, which share as well
-        return None
-    if stock.kernel != Kernel.FLEX:  # of which it has the steps of our longest chain, and less to do in each
-        longest = problem.chains_of_work(tile) if stock.kernel == Kernel.EFFICIENT else 1
-        if not longest * stock_cost(stock.kernel, target.arch, tile.mean_dim).chain < 100 * problem.group:
-            return None
-    return price
-
-
 def _why_no_schedule(problem: Problem, settings: Config) -> str | None:
     """Why one pass has no schedule for what is asked; None if it has one."""
     if reason := why_impossible(problem.mask, settings.guarantee, settings.schedule):
@@ -413,29 +341,3 @@ def _with_schedule(resolution: Resolution, one_pass: Tile) -> Resolution:
     if takes_two:
         return replace(resolution, one_pass=None, kernel=TRITON, choice=choice)
     return replace(resolution, two_pass=None, choice=choice)
-
-
-def _costs_with_functions(problem: Problem, target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str) -> Costs:
-    """The costs of a tile step beside what functions take."""
-    of = target, one_pass, two_pass, kernel, problem.mask
-    costs = _costs(*of, kernel == TRITON and is_small(problem, target, one_pass))
-    if kernel == GLUON:  # whose mask function is asked before the launch
-        return replace(costs, step_ns=round(costs.step_ns * (1 + gluon_function_share(problem, one_pass))))
-    if not problem.function_ops:
-        return costs
-    return replace(costs, step_ns=costs.step_ns + round(_costs(*of, False).step_ns * function_share(problem, target)))
-
-
-@cache
-def _costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str, mask: str, small: bool) -> Costs:
-    """The costs of a tile step on the target, in nanoseconds; those of two passes with them where sizes decide."""
-    blocks = {"block_m": one_pass.block_m, "block_n": one_pass.block_n, "head_dim": one_pass.mean_dim}
-    of_gpu = {"sms": target.sms, "ctas_per_sm": one_pass.ctas_per_sm}
-    costs = load_costs(target.key, **blocks, **of_gpu, kernel=kernel, mask=mask, small=small)
-    return replace(costs, two_pass=_two_pass_costs(target, two_pass, mask)) if two_pass else costs
-
-
-@cache
-def _two_pass_costs(target: Target, two_pass: TwoPassTile, mask: str) -> TwoPass:
-    """What two passes cost on the target."""
-    return load_two_pass(target.key, **two_pass.sizes(), sms=target.sms, mask=mask)

@@ -7,15 +7,19 @@ priced as causal ones of 8,192 positions, where one block in 33 is partial, besi
 
 from __future__ import annotations
 
-from .config import GLUON, TRITON
-from .decision import Kernel
-from .devices.cost_files import load_tflops, two_pass_percent
-from .devices.stock_kernels import Speed, published, speed_of_flex, stock_cost
-from .devices.target import Target
-from .problem import Problem
-from .schedule.costs import FLOP_PER_ELEMENT
-from .templates import tiles
-from .templates.tiles import Tile
+from dataclasses import replace
+from functools import cache
+
+from ..config import GLUON, TRITON
+from ..decision import Kernel
+from ..devices.cost_files import load_costs, load_tflops, load_two_pass, two_pass_percent
+from ..devices.stock_kernels import Speed, published, speed_of_flex, stock_cost
+from ..devices.target import Target
+from ..problem import Problem
+from ..schedule import Costs, TwoPass
+from ..schedule.costs import FLOP_PER_ELEMENT
+from ..templates import tiles
+from ..templates.tiles import Tile, TwoPassTile
 
 # What an operation of functions costs, in FLOP of our matmuls: an SM does 128 of them in a clock, its tensor cores 4,096 FLOP, of
 # which the kernel gets about 0.4. In two passes, ours or stock's, it is as much, though they call functions twice: by the replay,
@@ -70,6 +74,31 @@ def of_stock(problem: Problem, target: Target) -> Speed | None:
     cost = stock_cost(stock.kernel, target.arch, _head_dim(problem, target))
     tflops = _triton(problem, target) * 100 / cost.shared
     return Speed(_with_functions(tflops, problem, target), "by its ratio to our Triton kernel")
+
+
+def step_costs(problem: Problem, target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str) -> Costs:
+    """The costs of a step with what functions take, in nanoseconds; those of two passes with them where sizes decide."""
+    of = target, one_pass, two_pass, kernel, problem.mask
+    costs = _step_costs(*of, kernel == TRITON and is_small(problem, target, one_pass))
+    if kernel == GLUON:  # whose mask function is asked before the launch
+        return replace(costs, step_ns=round(costs.step_ns * (1 + gluon_function_share(problem, one_pass))))
+    if not problem.function_ops:
+        return costs
+    return replace(costs, step_ns=costs.step_ns + round(_step_costs(*of, False).step_ns * function_share(problem, target)))
+
+
+@cache
+def _step_costs(target: Target, one_pass: Tile, two_pass: TwoPassTile | None, kernel: str, mask: str, small: bool) -> Costs:
+    blocks = {"block_m": one_pass.block_m, "block_n": one_pass.block_n, "head_dim": one_pass.mean_dim}
+    of_gpu = {"sms": target.sms, "ctas_per_sm": one_pass.ctas_per_sm}
+    costs = load_costs(target.key, **blocks, **of_gpu, kernel=kernel, mask=mask, small=small)
+    return replace(costs, two_pass=two_pass_costs(target, two_pass, mask)) if two_pass else costs
+
+
+@cache
+def two_pass_costs(target: Target, two_pass: TwoPassTile, mask: str) -> TwoPass:
+    """What two passes cost on the target."""
+    return load_two_pass(target.key, **two_pass.sizes(), sms=target.sms, mask=mask)
 
 
 def function_share(problem: Problem, target: Target) -> float:
