@@ -41,6 +41,9 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from .config import Config as Config
     from .config import configure as configure
+    from .contract import Manifest as Manifest
+    from .contract import ManifestError as ManifestError
+    from .contract import manifest as manifest
     from .decision import Decision as Decision
     from .decision import clear_decisions as clear_decisions
     from .decision import decisions as decisions
@@ -54,6 +57,7 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "config": ("Config", "configure"),
+    "contract": ("Manifest", "ManifestError", "manifest"),
     "decision": ("Decision", "clear_decisions", "decisions"),
     "emulation": ("emulate",),
     "explanation.explain": ("explain",),

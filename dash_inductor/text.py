@@ -1,7 +1,8 @@
-"""Tables, lists of figures and errors, as plain text."""
+"""Tables, lists of figures and errors as plain text, and the digest of a text."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
 import textwrap
@@ -11,6 +12,12 @@ WIDTH = 120  # columns of what is no terminal
 LEAST_WIDTH = 20  # for terminals that say they have none
 LONG_WORD = 24  # a longer word may be broken
 GAP = "  "  # between a name and its figure, and between the columns of a table
+DIGITS = 16  # of a digest
+
+
+def digest(text: str) -> str:
+    """The first hexadecimal digits of its SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
 
 
 def rendered(title: str, rows: Sequence[Mapping[str, object]], width: int = WIDTH) -> str:

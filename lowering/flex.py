@@ -59,9 +59,10 @@ def _lower(
         key, value = (in_memory(expand(TensorBox(x), [batch, *x.get_size()[1:]])) for x in (key, value))
     inputs = Inputs(resolution, query, key, value, grad_out, neg_lse, delta)
     found = gradients(inputs, mods, arguments.mask if masked else None)
+    of_captures = captured.gradients(arguments, mods)
     header.record(decision(inputs, found, mark))
     dk, dv = (summed_over_batch(x) if broadcast else x for x in (found.dk, found.dv))
-    return found.dq, dk, dv, captured.gradients(arguments, mods)
+    return found.dq, dk, dv, of_captures
 
 
 def summed_over_batch(x: TensorBox) -> TensorBox:

@@ -14,6 +14,7 @@ from torch._inductor.virtualized import V
 from dash_inductor.decision import Decision, comment
 from dash_inductor.first_use.kind import kinds_of
 from dash_inductor.op import FLEX_BACKWARD, MARK, Mark
+from dash_inductor.text import digest
 
 NOT_IN_FORCE = (
     "dash_inductor was disabled, or its settings were changed, between the forward and the first backward of a graph "
@@ -43,18 +44,25 @@ def mark_in_force() -> Mark:
     raise RuntimeError(NOT_IN_FORCE)
 
 
+def add_kernel(*decides: object) -> None:
+    """Notes what decides the code of a kernel, for the next decision that is recorded."""
+    root_graph().__dict__.setdefault("dash_kernels", []).append(repr(decides))
+
+
 def record(decision: Decision) -> None:
     """Counts the decision, and writes it into the generated code, from where it is recorded whenever that is taken into use.
 
-    Its `source`, `module` and `joint` are those of the node that is lowered.
+    Its `source`, `module` and `joint` are those of the node that is lowered, its `code` is of the kernels that were added since the
+    last one.
 
     The counter is bumped here because Inductor restores on a cache hit what counters gained while a graph was lowered.
     """
     mark: Mark = V.graph.current_node.meta.get(MARK, Mark())
     kinds = tuple(kind.text() for kind in kinds_of(mark.resolution)) if mark.resolution else ()
-    decision = replace(decision, source=mark.source, module=mark.module, joint=mark.joint, kinds=kinds)
-    counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     graph = root_graph()
+    code = digest("\n".join(graph.__dict__.pop("dash_kernels", ()))) if decision.rewritten else ""
+    decision = replace(decision, source=mark.source, module=mark.module, joint=mark.joint, kinds=kinds, code=code)
+    counters["inductor"]["dash_rewritten" if decision.rewritten else "dash_declined"] += 1
     if mark.at_load:
         add_to_header(graph, mark.at_load)
     index = graph.__dict__["dash_decisions"] = graph.__dict__.get("dash_decisions", -1) + 1

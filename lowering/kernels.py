@@ -25,6 +25,7 @@ from dash_inductor.templates import source
 
 from . import load_check
 from .buffers import contiguous
+from .header import add_kernel
 
 TEMPLATE_COMMENT = "# dash_inductor template: "  # above a kernel in generated code
 # FLEX_ARGUMENTS: Inductor's argument -> template variable. FLEX_FUNCTIONS: result -> (number in Mods.subgraphs, tile arguments);
@@ -158,6 +159,7 @@ class KernelTemplate(TritonTemplate):
 
     def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
         super().__init__(f"dash_{name}", *args, **kwargs)
+        self.text: str = kwargs["source"]
         self.kernel_type = type("Kernel", (Kernel,), {"template": name})
 
 
@@ -186,6 +188,8 @@ TWO_PASS = _template("two_pass", "two_pass", "functions")
 BLOCK_MASK_ONE_PASS = _template("block_mask", *BLOCK_MASK_ONE_PASS_PARTS)
 BLOCK_MATRIX, BLOCK_RANKS, BLOCK_ROWS, MASK_MATRIX = map(_template, ("block_matrix", "block_ranks", "block_rows", "mask_matrix"))
 MASK_BITS, DROPOUT_BITS, TABLE, SHARES = map(_template, ("mask_bits", "dropout_bits", "table", "shares"))
+# What an attention has for itself. The others make tables, lists and bits, which attentions of a graph may share.
+OF_ATTENTION = PREPROCESS, ONE_PASS, TWO_PASS, BLOCK_MASK_ONE_PASS, SHARES
 
 
 @dataclass(frozen=True)
@@ -221,6 +225,9 @@ def call(
     `constants` are the template's compile-time values, `scalars` integers that the wrapper computes from sizes. `triton_meta`: of
     Inductor's kernel, more than the defaults. `subgraphs`: those of Mods.
     """
+    if template in OF_ATTENTION:
+        functions = [each.data.inner_fn_str() for each in subgraphs or () if isinstance(each.data, ir.Loops)]
+        add_kernel(template.name, template.text, sorted(constants.items()), num_warps, num_stages, functions)
     choice = template.generate(
         input_nodes=(*inputs, *mutated),
         mutated_inputs=list(mutated),

@@ -9,8 +9,10 @@ from torch.utils._sympy.functions import CeilDiv, FloorDiv, Min
 
 from dash_inductor.config import GLUON
 from dash_inductor.op import MaskArguments
+from dash_inductor.resolve import Resolution
 from dash_inductor.schedule.parts import FEW_CHAINS, LEAST_STEPS, RunTimeParts
 from dash_inductor.templates.tiles import Tile
+from dash_inductor.text import digest
 
 from . import run_time
 from .block_lists import Rows, rows_of_mask
@@ -38,11 +40,18 @@ def from_lists(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) -> W
             "launch": "chained",
             "step_ns": resolution.costs.step_ns,
             "segments": segments or None,
+            "order": _order(resolution, rows, parts),
         },
         own_ints=parts.chains if parts else 0,
         blocks=rows,
         parts=parts,
     )
+
+
+def _order(resolution: Resolution, rows: Rows, parts: Parts | None) -> str:
+    """A digest of what decides the order beside the mask."""
+    cut = parts and (parts.bands, parts.sets, parts.least_steps)
+    return digest(repr((resolution.family, resolution.problem.segments, rows.q_tiles, rows.kv_tiles, rows.bands, cut)))
 
 
 def _rows_in_parts(inputs: Inputs, tile: Tile, mask: MaskArguments, mods: Mods) -> tuple[Rows, Parts | None]:

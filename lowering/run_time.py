@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import fields as fields_of
 from dataclasses import is_dataclass
@@ -12,6 +11,7 @@ import sympy
 
 from dash_inductor.schedule.choice import RunTimeChoice
 from dash_inductor.schedule.parts import RunTimeParts
+from dash_inductor.text import digest
 
 from .header import add_to_header, root_graph
 
@@ -25,7 +25,7 @@ def fields(rule: RunTimeChoice | RunTimeParts, name: str, *sizes: sympy.Expr) ->
 
     if all(size.is_Integer for size in sizes):
         return {field: sympy.Integer(rule(index, *map(int, sizes))) for index, field in enumerate(rule.FIELDS)}
-    name = f"dash_{name}_{hashlib.sha256(repr(rule).encode()).hexdigest()[:16]}"
+    name = f"dash_{name}_{digest(repr(rule))}"
     imports = dict.fromkeys(f"from {each.__module__} import {each.__name__}\n" for each in _classes(rule))
     add_to_header(root_graph(), f"{''.join(imports)}\n{name} = {rule!r}\n")
     evaluated = classmethod(lambda cls, index, *known: value(index, *known))

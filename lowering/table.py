@@ -7,7 +7,6 @@ monotone, and the small kernel writes the table of any other.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 
 import sympy
 import torch
@@ -19,6 +18,7 @@ from dash_inductor.schedule import Plan, RoundRobinPlan, pack_plan
 from dash_inductor.schedule.choice import RunTimeChoice
 from dash_inductor.schedule.packing import FAMILY_CODES, is_too_large, may_share_row, most_ints, pack_shared, row_ints, table_ints
 from dash_inductor.templates.tiles import Template, Tile
+from dash_inductor.text import digest
 
 from . import kernels, run_time
 from .header import root_graph
@@ -48,7 +48,7 @@ def from_table(inputs: Inputs, tile: Tile) -> Walk:
             [_constant(ints, inputs.device)],
             workers=plan.workers,
             ints=len(ints) + resolution.row_copies * own_ints,
-            record=_record(inputs),
+            record=_record(inputs) | {"order": digest(repr(ints))},
             own_ints=own_ints,
             shared_row=is_large,
             round_robin=isinstance(plan, RoundRobinPlan),
@@ -74,13 +74,14 @@ def _large_table(inputs: Inputs, tile: Tile, plan: Plan) -> Walk:
     choice = FAMILY_CODES.index(plan.family), plan.roles, plan.heads_in_flight, int(plan.order.mirrored)
     ints = table_ints(plan)
     scalars = tuple(map(sympy.Integer, choice))
-    return Walk([_written(inputs, tile, scalars, sympy.Integer(ints))], plan.workers, ints, _record(inputs))
+    record = _record(inputs) | {"order": digest(repr((choice, inputs.q_len, inputs.kv_len, tile)))}
+    return Walk([_written(inputs, tile, scalars, sympy.Integer(ints))], plan.workers, ints, record)
 
 
 def _constant(ints: list[int], device: torch.device) -> TensorBox:
     """A table as a constant of the graph, shared by all attentions that have the same one."""
     tables = V.graph.__dict__.setdefault("dash_tables", {})
-    name = f"dash_table_{hashlib.sha256(repr(ints).encode()).hexdigest()[:16]}"
+    name = f"dash_table_{digest(repr(ints))}"
     if (name, device) not in tables:
         # Code for a GPU that is not there gets a tensor that is not there either.
         absent = device.type == "cuda" and not torch.cuda.is_available()
@@ -119,7 +120,7 @@ def _chosen_at_run_time(inputs: Inputs, tile: Tile) -> Walk:
         [_written(inputs, tile, scalars, table_ints, 1 - is_two_pass)],
         workers=workers,
         ints=table_ints + resolution.row_copies * own_ints,
-        record={"family": Template.BY_SIZE.value, "launch": resolution.settings.launch},
+        record={"family": Template.BY_SIZE.value, "launch": resolution.settings.launch, "order": digest(repr(rule))},
         own_ints=own_ints,
         round_robin=resolution.may_round_robin,
         is_two_pass=is_two_pass,

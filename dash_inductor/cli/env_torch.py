@@ -13,6 +13,7 @@ from torch._inductor import config as inductor_config
 
 from .. import emulation
 from ..config import current
+from ..contract.facts import OF_TORCH, mode
 from ..devices import key_for
 from ..devices.cost_files import COSTS_REMEDY, CostFileError, load_costs
 from ..devices.target import stays_stock, target_of
@@ -25,11 +26,6 @@ from ..templates.tiles import EMULATED, tile
 
 CACHES = ("fx_graph_cache", "fx_graph_remote_cache", "force_disable_caches")
 AOT_CACHES = ("enable_autograd_cache", "enable_remote_autograd_cache")
-MODES = (
-    *("utils.deterministic.fill_uninitialized_memory", "backends.cudnn.deterministic", "backends.cudnn.benchmark"),
-    *("backends.cudnn.allow_tf32", "backends.cuda.matmul.allow_tf32"),
-    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
-)
 HEAD_DIM = 128  # of the tile that is shown
 PAIRS = {
     "2.11": "3.6.0",
@@ -76,15 +72,8 @@ def modes() -> dict[str, Any]:
         "use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "warn_only": torch.is_deterministic_algorithms_warn_only_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
-        **{name: _mode(name) for name in MODES},
+        **{name: mode(name) for name in OF_TORCH},
     }
-
-
-def _mode(name: str) -> Any:
-    try:
-        return operator.attrgetter(name)(torch)
-    except (AttributeError, RuntimeError) as error:  # torch refuses to say where old and new settings of TF32 are mixed
-        return f"not readable: {error}"
 
 
 def inductor(problems: list[str]) -> dict[str, Any]:

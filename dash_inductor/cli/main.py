@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import check, choose, demo, env, explain, qualify
+from . import check, choose, demo, env, explain, manifest, qualify
 from .console import PACKAGE
 from .program import Program
 
@@ -17,6 +17,7 @@ PROGRAM = Program(
     commands={
         "explain": (explain, "say what becomes of each attention of a model, and why"),
         "check": (check, "run a training step again and again, and name the first op that differs"),
+        "manifest": (manifest, "write down what decides the bits of a training, or hold one to that"),
         "demo": (demo, "train a small GPT twice and compare every bit; needs no GPU"),
         "env": (env, "report versions, GPUs, settings and caches, ready to paste"),
         "choose": (choose, "say which schedule an attention gets on a GPU, and why"),

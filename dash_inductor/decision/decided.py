@@ -82,6 +82,9 @@ class Decision:
         reads_in_place: inputs of the graph that our backward reads and PyTorch's would not, too large to be copied: whoever
             writes to one between forward and backward gets PyTorch's error of a tensor that was modified.
         kinds: of its kernels, what is tried before it is used: the text of `first_use.kind.Kind`.
+        order: a digest of the order in which dQ's parts are added, and of which CTA adds which; of sizes known at run time the
+            digest of the rule, under a mask in blocks of what is the same for all masks. None of two passes, which have no order.
+        code: a digest of the sources of its kernels and of what is compiled into them; "" if the stock op stays.
         joint: a digest of the graph in which it was met, before the pass; "" where it was met elsewhere. Ranks with one digest
             compile one graph.
         graph: the compiled graph that holds it; None until one is taken into use, and of a declined call of eager training.
@@ -123,6 +126,8 @@ class Decision:
     dropout: float | None = None
     reads_in_place: tuple[str, ...] = ()
     kinds: tuple[str, ...] = field(default=(), repr=False)
+    order: str | None = field(default=None, repr=False)
+    code: str = field(default="", repr=False)
     joint: str = field(default="", repr=False)
     graph: Graph | None = None
 

@@ -15,12 +15,10 @@ import torch
 
 from .. import emulation
 from ..config import current
+from ..contract.facts import of_attention
 from ..decision import Decision
 from ..devices import target
-from ..devices.cost_files import digest_of
 from ..first_use import verdict
-from ..first_use.machine import machine
-from ..rewrite.stock_ops import active_implementation, is_strict
 from .told import SECONDS, SWITCH, Rank, this_rank
 
 # Of a decision: what names its place, says why, or is an estimate.
@@ -84,12 +82,7 @@ def _bits(decisions: Sequence[Decision]) -> dict[str, str]:
 
 def facts(device: torch.device) -> dict[str, str]:
     """What decides bits in this process, by name."""
-    torch_s = {"mode": "strict" if is_strict() else "warn_only", "flash attention": active_implementation() or "torch's"}
-    settings = current()
-    ours = {name: str(value) for name, value in settings.deciding()} | {
-        "cost file": digest_of(settings.costs)[:16] or "the package's"
-    }
-    return {SWITCH: "on"} | machine(device) | ours | torch_s
+    return {SWITCH: "on"} | of_attention(device)
 
 
 def _warn_once(message: str) -> None:

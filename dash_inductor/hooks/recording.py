@@ -17,7 +17,9 @@ from torch._guards import CompileContext
 from torch._logging import trace_structured
 
 from ..config import current
-from ..decision import Decision, decisions_in, is_of_torch, report, take
+from ..contract import live
+from ..contract.graphs import graph_of
+from ..decision import Decision, Graph, decisions_in, is_of_torch, report, take
 from ..first_use.kind import Kind
 from ..first_use.verdict import is_trial, require_fit_kinds
 from ..rewrite.stock_ops import active_implementation
@@ -44,15 +46,17 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
     name = _compiled_by_dynamo() or getattr(context, COMPILED, "")
     if context is not None:
         setattr(context, COMPILED, name)  # a backward that is compiled late has the forward's context, and no Dynamo around it
-    found = decisions_in(getattr(graph, "source_code", ""))
-    is_backward = bool(options["is_backward"])
+    code = getattr(graph, "source_code", "")
+    found, is_backward = decisions_in(code), bool(options["is_backward"])
+    compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
     if not found:
         if torch.are_deterministic_algorithms_enabled():
+            _keep(graph, code, found, Graph(0, compile_id, name, is_backward))
             ranks.compare()
         return
     _require_fit(graph, found)
     _require_implementations(graph, found)
-    compile_id = None if context is None or context.compile_id is None else str(context.compile_id)
+    _keep(graph, code, found, Graph(0, compile_id, name, is_backward))
     _warn_whatever_settings_say(found)
     ranks.compare(found, is_backward=is_backward)
     taken = take(found, compile_id=compile_id, compiled=name, is_backward=is_backward)
@@ -61,6 +65,11 @@ def post_compile(stock: Callable[..., None], graph: Any, inputs: Sequence[Any], 
         metadata_fn=lambda: {"name": "dash_inductor", "encoding": "json"},
         payload_fn=lambda: json.dumps(report(taken, found), indent=1),
     )
+
+
+def _keep(graph: Any, code: str, found: Sequence[Decision], named: Graph) -> None:
+    """For manifests; ManifestError where this process is held to one that has another graph."""
+    live.take(graph_of(code, found, str(named), getattr(graph, "guards_expr", None)))
 
 
 def _require_fit(graph: Any, found: Sequence[Decision]) -> None:

@@ -171,7 +171,7 @@ def decision_of_call(
         query, key, value = ((x.unsqueeze(0) if x.dim() == 3 else x).transpose(1, 2) for x in tensors)
     return Decision(
         op=op,
-        device=str(query.device),
+        device=query.device.type,  # and not its index, which ranks of one machine differ in
         dtype=dtype_name(query.dtype),
         mask=mask,
         **_why(declined),
@@ -184,7 +184,7 @@ def decision_of_scores(op: str, scores: torch.Tensor, dtype: str, head_dim: int 
     *batch, heads, q_len, kv_len = scores.shape if scores.dim() > 3 else (1, 1, *scores.shape)[-4:]
     return Decision(
         op=op,
-        device=str(scores.device),
+        device=scores.device.type,
         dtype=dtype,
         mask=UNKNOWN,
         batch=size_text(math.prod(batch)),

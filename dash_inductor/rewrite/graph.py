@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from .. import text
 from ..config import Config
 from ..decision import Declined
 from ..devices.cost_files import CostFileError
@@ -75,7 +75,7 @@ def digest(graph: fx.Graph) -> str:
     """The same for a graph that another rank has too: which GPU of a machine it is for is left out."""
     inputs = [x for node in graph.find_nodes(op="placeholder") if isinstance(x := node.meta.get("val"), torch.Tensor)]
     shapes = [(x.dtype, tuple(x.shape), x.stride(), x.device.type) for x in inputs]
-    return hashlib.sha256(re.sub(r"cuda:\d+", "cuda", f"{graph}\n{shapes}").encode()).hexdigest()[:16]
+    return text.digest(re.sub(r"cuda:\d+", "cuda", f"{graph}\n{shapes}"))
 
 
 def _of_matmuls(graph: fx.Graph, settings: Config, keeper: kept.Keeper) -> dict[fx.Node, Declined | None]:

@@ -128,7 +128,7 @@ def _sized(name: str, named: Mapping[str, Any], declined: Declined, implementati
         return replace(decision, implementation=implementation)
     sizes = ", ".join(dict.fromkeys(str([*map(size_text, x.shape)]) for x in tensors))
     query = tensors[0]
-    return replace(unread(name, declined), as_given=sizes, device=str(query.device), dtype=dtype_name(query.dtype), mask=mask)
+    return replace(unread(name, declined), as_given=sizes, device=query.device.type, dtype=dtype_name(query.dtype), mask=mask)
 
 
 def _value(x: Any) -> Tensor | None:

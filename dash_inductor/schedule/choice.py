@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
@@ -15,6 +14,8 @@ from .orders.monotone import Ascending
 from .packing import FAMILY_CODES
 from .placement import GroupedPlan, Plan, place_heads
 from .tiled_problem import TiledProblem
+
+MOST_SIZES = 4096  # that a choice at run time remembers
 
 
 @dataclass(frozen=True)
@@ -113,11 +114,17 @@ class RunTimeChoice:
 
     def __call__(self, index: int, q_len: int, kv_len: int, kv_heads_total: int) -> int:
         """FIELDS[index] of the choice; the family by its place in FAMILY_CODES."""
-        return self._fields(q_len, kv_len, kv_heads_total)[index]
+        sizes = q_len, kv_len, kv_heads_total
+        if sizes not in self.chosen:  # a launch asks for several fields of the same sizes
+            if len(self.chosen) >= MOST_SIZES:
+                self.chosen.clear()
+            self.chosen[sizes] = self._choose(*sizes)
+        return self.chosen[sizes][index]
 
     @cached_property
-    def _fields(self) -> Callable[[int, int, int], tuple[int, ...]]:
-        return lru_cache(256)(self._choose)  # of its own: a launch asks for several fields of the same sizes
+    def chosen(self) -> dict[tuple[int, int, int], tuple[int, ...]]:
+        """By sizes, the fields of what was chosen since MOST_SIZES were forgotten."""
+        return {}
 
     def _choose(self, q_len: int, kv_len: int, kv_heads_total: int) -> tuple[int, ...]:
         tile = self.head_dim, self.block_m, self.block_n

@@ -12,11 +12,13 @@ attention's backward leaves these to them, so that both run at the same time; wh
 
 import hashlib
 import os
+import tempfile
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS reads it when CUDA starts
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
@@ -39,6 +41,16 @@ class Layer(nn.Module):
     def forward(self, x):
         query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
         return x + self.out(F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2))
+
+
+class HeldToManifest:
+    """What decides bits, in a checkpoint of torch.distributed.checkpoint: whoever loads it is held to that."""
+
+    def state_dict(self):
+        return {f"rank {rank}": dash_inductor.manifest().to_json()}
+
+    def load_state_dict(self, state):
+        dash_inductor.manifest(check=dash_inductor.Manifest.of_text(state[f"rank {rank}"]))
 
 
 os.environ.setdefault("NCCL_MAX_CTAS", str(RESERVED))  # NCCL reads it when its first communicator is made
@@ -68,6 +80,11 @@ for step in range(STEPS):
     optimizer.step()
     if rank == 0:
         print(f"step {step}  loss of rank 0 {loss.item().hex()}  grad norm {norm.item().hex()}")  # hex shows every bit
+
+shared = [tempfile.mkdtemp() if rank == 0 else None]  # on a file system that all ranks see
+dist.broadcast_object_list(shared)
+dcp.save({"model": model.state_dict(), "manifest": HeldToManifest()}, checkpoint_id=shared[0])
+dcp.load({"model": model.state_dict(), "manifest": HeldToManifest()}, checkpoint_id=shared[0])  # as a run that is resumed does
 
 attentions = dash_inductor.decisions()
 assert attentions and all(decision.rewritten for decision in attentions), attentions

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -21,6 +22,8 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.functions import CeilDiv, FloorDiv, Max
 
+from dash_inductor import templates
+from dash_inductor.first_use.machine import digest_of
 from dash_inductor.problem import BLOCK_MASK, dtype_name
 from dash_inductor.schedule.parts import FEW_CHAINS
 from dash_inductor.templates import gluon_kernel
@@ -31,10 +34,16 @@ from ..block_lists import write_bits
 from ..buffers import ALIGNED, empty, zeros
 from ..failed_waits import INTS, report_of
 from ..gluon_functions import Functions, functions_of
-from ..header import add_to_header, root_graph
+from ..header import add_kernel, add_to_header, root_graph
 from ..inputs import Inputs
 from ..mods import Mods
 from ..walk import Walk
+
+# Of Operands; what tensors are like is in the generated code.
+COMPILED_IN = (
+    *("block_m", "block_n", "causal", "scale", "shared_row", "round_robin", "q_tiles", "kv_tiles", "bands", "sets", "least_steps"),
+    *("functions", "drop_scale"),
+)
 
 
 class Launch(NamedTuple):
@@ -163,12 +172,18 @@ def launch(inputs: Inputs, tile: Tile, walk: Walk, mods: Mods, scratch: TensorBo
         **of_blocks,
         **of_parts,
     )
+    add_kernel("gluon", _sources(), *(getattr(operands, name) for name in COMPILED_IN))
     add_to_header(root_graph(), f"import {__name__}")  # which registers the op, where the code comes out of a cache
     for of_launch in _launches(operands, inputs, tile, walk, mods):
         # Inductor runs the op once on fake tensors, but for a constant, such as the table, which it passes as it is.
         with mock.patch.object(V.fake_mode, "allow_non_fake_inputs", True):
             fallback_handler(SDPA_BACKWARD_GLUON, add_to_fallback_set=False)(*of_launch)
     return dk
+
+
+@functools.cache
+def _sources() -> str:
+    return digest_of([Path(templates.__path__[0], "gluon")])
 
 
 def _share(inputs: Inputs, mods: Mods, functions: Functions) -> TensorBox | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-
 import torch
 from torch._inductor.codegen.common import WorkspaceArg, WorkspaceZeroMode
 from torch._inductor.ir import FixedLayout, TensorBox
@@ -13,6 +11,7 @@ from dash_inductor.schedule.packing import ROUND_ROBIN_MAX_N_Q
 from dash_inductor.schedule.parts import FEW_CHAINS
 from dash_inductor.templates import tiles
 from dash_inductor.templates.tiles import Tile
+from dash_inductor.text import digest
 
 from .. import failed_waits, kernels
 from ..header import add_to_header, root_graph
@@ -69,7 +68,7 @@ def _constants(walk: Walk, segments: int) -> dict[str, object]:
 def _of_a_gpu(inputs: Inputs, tile: Tile) -> dict[str, object]:
     """What a kernel on a GPU is held to, and where it reports a wait that gave up."""
     kind = str(kinds_of(inputs.resolution)[0])
-    name = f"dash_waits_{hashlib.sha256(kind.encode()).hexdigest()[:16]}"
+    name = f"dash_waits_{digest(kind)}"
     source = f"from {failed_waits.__name__} import address_of\n\n{name}_high, {name}_low = address_of({kind!r})\n"
     add_to_header(root_graph(), source)
     return {kernels.CTAS_PER_SM: tile.ctas_per_sm, kernels.FAILED_WAIT: name}

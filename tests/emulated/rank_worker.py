@@ -19,9 +19,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import dash_inductor
+from dash_inductor.contract import facts
 from dash_inductor.first_use import verdict
 from dash_inductor.first_use.known import Verdict
-from dash_inductor.hooks import ranks, told
+from dash_inductor.hooks import told
 
 LENGTH, TURNS = 100, 2
 
@@ -46,7 +47,7 @@ def main(folder: Path, what: str) -> None:
     if is_other and what == "torch":
         torch.__version__ = f"{torch.__version__}1"
     if is_other and what == "cost file":
-        ranks.digest_of = lambda path: "another"  # the emulated device takes none of the user's
+        facts.digest_of = lambda path: "another"  # the emulated device takes none of the user's
     if what == "late":
         told.SECONDS = 1.0
     messages: list[str] = []

@@ -22,13 +22,14 @@ TOP_LEVEL = {
 # From the bottom up: a room imports rooms before it.
 ROOMS = (
     *("text", "templates", "schedule", "import_hook", "dropout", "emulation", "decision", "config", "problem"),
-    *("devices", "reference", "resolve", "first_use", "op", "lowering", "parallel", "rewrite", "hooks"),
-    *("codegen", "explanation", "reproduce", "qualify", "cli", "__main__"),
+    *("devices", "reference", "resolve", "first_use", "op", "lowering", "parallel", "rewrite"),
+    *("contract", "hooks", "codegen", "explanation", "reproduce", "qualify", "cli", "__main__"),
 )
 # Modules with functions that import a module of the project, and why they do not when they are imported themselves.
 LAZY = {
     "dash_inductor.cli.demo": "the command line does without torch",
     "dash_inductor.cli.env": "torch may be missing, or fail when it is imported",
+    "dash_inductor.cli.manifest": "the command line does without torch",
     "dash_inductor.cli.qualify": "the command line does without torch",
     "dash_inductor.emulation": "emulation imports Triton when it starts",
     "dash_inductor.explanation.explain": "the command line does without torch",
