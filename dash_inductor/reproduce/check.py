@@ -7,9 +7,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import StepError
 from .diverge import Operation, Parting, parting
@@ -23,12 +23,20 @@ KINDS = {
     "cold": "another process, cold caches",
     "seed": "another process, CTAs in another order",
     "busy": "another process, busy GPU",
+    "reserve": "another process, more SMs left free",
+    "device": "another process, another GPU",
+    "split": "attention alone, the batch split",
 }
+AGAIN, ELSEWHERE = ("same", "fresh", "cold", "seed", "busy"), ("seed", "busy", "reserve", "device", "split")
 RUNS = 2
 TIMEOUT = 3600.0  # seconds
 ATTEMPTS = 3  # of showing a difference again, operation by operation
 FIRST = "first run"
-CACHE, SEED = "TORCHINDUCTOR_CACHE_DIR", "DASH_INDUCTOR_SEED"
+MOST_LINES = 5  # of manifests that differ
+CACHE, SEED, RESERVE, VISIBLE = "TORCHINDUCTOR_CACHE_DIR", "DASH_INDUCTOR_SEED", "DASH_INDUCTOR_SM_RESERVE", "CUDA_VISIBLE_DEVICES"
+RUN = "the kind reserve needs guarantee='device' or 'batch': at level run the number of SMs decides bits"
+SPLIT = "The bits of an attention depend on its batch: of its forward if out differs, else of its backward."
+MORE_SMS = 1, 8  # that are left free, emulated and on a GPU
 CHILD = "dash_inductor.reproduce.child"
 GONE = (
     "Run operation by operation, where each one ends before the next begins, the step did not differ: the difference may need "
@@ -48,7 +56,8 @@ def check(
 
     Args:
         runs: how many times each process runs the step.
-        kinds: some of "same", "fresh", "cold", "seed", "busy" (see `KINDS`); None: all that can be had here.
+        kinds: some of `KINDS`; None: those of `AGAIN` that can be had here. Those of `ELSEWHERE` say whether the step has equal
+            bits in other surroundings, as far as the level of guarantee promises it.
         timeout: seconds that each fresh process may take.
 
     Raises:
@@ -65,16 +74,24 @@ def check(
     job = {"function": function, "settings": settings.of_torch()}
     name = getattr(step, "__qualname__", type(step).__name__)
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        target = _Target(name, step, job, settings.variables(), Path(folder), timeout)
+        target = Target(name, step, job, settings.variables(), Path(folder), timeout)
         return _checked(target, runs, kinds, notes, lambda name: None)
 
 
-def check_named(name: str, runs: int, kinds: Sequence[str] | None, timeout: float | None, began: Callable[[str], None]) -> Report:
-    """The same of "package.module:function", in other processes alone; `began` hears what begins."""
+def check_named(
+    name: str,
+    runs: int,
+    kinds: Sequence[str] | None,
+    timeout: float | None,
+    began: Callable[[str], None],
+    usual: Sequence[str] = AGAIN,
+) -> Report:
+    """The same of "package.module:function", in other processes alone; `began` hears what begins. usual: the kinds where none are
+    asked for, as far as they can be had."""
     module, _, function = name.partition(":")
     job = {"function": {"module": module, "name": function}, "settings": None}
     with tempfile.TemporaryDirectory(prefix="check-") as folder:
-        return _checked(_Target(name, None, job, {}, Path(folder), timeout), runs, kinds, (), began)
+        return _checked(Target(name, None, job, {}, Path(folder), timeout), runs, kinds, (), began, usual)
 
 
 def _importable(step: Callable[..., Any]) -> tuple[dict[str, str] | None, str]:
@@ -103,15 +120,17 @@ def _importable(step: Callable[..., Any]) -> tuple[dict[str, str] | None, str]:
 
 
 @dataclass(frozen=True)
-class _Place:
-    """A process and what is different there; `kind` is a key of KINDS, "same" the first process, which may be this one."""
+class Place:
+    """A process and what is different there; `kind` is a key of KINDS, "same" the first process, which may be this one. The step
+    gets the arguments."""
 
     kind: str
     environ: dict[str, str]
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class _Target:
+class Target:
     """The step that is checked, and how other processes run it; everything written is in `folder`."""
 
     name: str
@@ -125,18 +144,20 @@ class _Target:
         """An empty one."""
         return Path(tempfile.mkdtemp(dir=self.folder))
 
-    def measure(self, place: _Place, runs: int, *, first: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """(Each run beside the first one, what hints depend on)."""
-        *results, last = self._results(place, {"runs": runs, "first": first, "trace": False}, {})
-        return results, last["facts"]
+    def measure(self, place: Place, runs: int, *, first: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        """(Each run beside the first one, facts: what hints depend on, and under "manifest" the manifest of the process)."""
+        from ..contract import Manifest
 
-    def trace(self, place: _Place, runs: int) -> list[list[Operation]]:
+        *results, last = self._results(place, {"runs": runs, "first": first, "trace": False, "split": place.kind == "split"}, {})
+        return results, last["facts"] | {"manifest": Manifest.of_text(last["manifest"])}
+
+    def trace(self, place: Place, runs: int) -> list[list[Operation]]:
         """The operations of each run, by caches that are cold."""
-        (result,) = self._results(place, {"runs": runs, "trace": True}, {CACHE: str(self.new_folder())})
+        (result,) = self._results(place, {"runs": runs, "trace": True, "split": False}, {CACHE: str(self.new_folder())})
         return [[Operation(**operation) for operation in operations] for operations in result["traces"]]
 
-    def _results(self, place: _Place, job: dict[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
-        whole = {**self.job, **job, "folder": str(self.folder), "main": CHILD}
+    def _results(self, place: Place, job: dict[str, Any], environ: Mapping[str, str]) -> list[dict[str, Any]]:
+        whole = {**self.job, **job, "arguments": place.arguments, "folder": str(self.folder), "main": CHILD}
         if place.kind == "same" and self.step is not None:
             from . import step
 
@@ -145,38 +166,71 @@ class _Target:
             return run_process(whole, {**self.environ, **place.environ, **environ}, self.new_folder(), self.timeout)
 
 
-def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Sequence[str], began: Callable[[str], None]) -> Report:
+def _checked(
+    target: Target,
+    runs: int,
+    kinds: Sequence[str] | None,
+    notes: Sequence[str],
+    began: Callable[[str], None],
+    usual: Sequence[str] = AGAIN,
+) -> Report:
     """Run everything, and look for the first operation that differs where a run does; `began` hears what begins."""
     if type(runs) is not int or runs < 1:
         raise ValueError(f"runs={runs!r} is not a whole number of at least 1")
     for kind in kinds or ():
         if kind not in KINDS:
             raise ValueError(f"{kind!r} is none of the kinds {', '.join(KINDS)}")
-    wanted = kinds or (tuple(KINDS) if target.job["function"] else ("same",))
+    wanted = kinds or (usual if target.job["function"] else ("same",))
     if runs == 1 and set(wanted) == {"same"}:
         raise ValueError("one run has nothing to agree with: ask for at least 2 runs")
     # A command's caches are its own, and cold at first; those of a session that calls check() stay what they are.
     warm = {} if target.step else {CACHE: str(target.new_folder())}
-    first = _Place("same", warm)
+    first = Place("same", warm)
     began(FIRST)
     results, facts = target.measure(first, runs if "same" in wanted else 1, first=True)
-    done = [(first, 1, KINDS["same"] if number else FIRST, each) for number, each in enumerate(results)]
+    done = [Done(first, 1, KINDS["same"] if number else FIRST, each, facts) for number, each in enumerate(results)]
     for process, place in enumerate(_others(target, wanted, kinds, warm, facts), 2):
         began(KINDS[place.kind])
-        results, _ = target.measure(place, runs, first=False)
-        done += ((place, process, KINDS[place.kind], each) for each in results)
-    all_runs = tuple(Run(kind, process, each["tensors"], each["differing"]) for _, process, kind, each in done)
+        results, its_facts = target.measure(place, runs, first=False)
+        done += (Done(place, process, KINDS[place.kind], each, its_facts) for each in results)
+
+    def parted(place: Place) -> tuple[Parting | None, str]:
+        if place.kind == "split":
+            return None, SPLIT
+        began("operation by operation")
+        return _parted(target, first, place, runs)
+
+    return report_of(target.name, done, notes, parted)
+
+
+class Done(NamedTuple):
+    """A run: where it was, the number of its process, how it differs from the first, what came of it, and facts of its process."""
+
+    place: Place
+    process: int
+    kind: str
+    result: dict[str, Any]
+    facts: dict[str, Any]
+
+
+def report_of(
+    name: str, done: Sequence[Done], notes: Sequence[str], parted: Callable[[Place], tuple[Parting | None, str]]
+) -> Report:
+    """The report of runs, the first of which all others have to agree with. parted: the first operation of a place that does not,
+    and why, or why there is none."""
+    from ..contract.comparison import differences
+
+    all_runs = tuple(Run(each.kind, each.process, each.result["tensors"], each.result["differing"]) for each in done)
     number = next((number for number, run in enumerate(all_runs) if not run.identical), None)
     if number is None:
-        return Report(target.name, all_runs, None, tuple(notes))
-    began("operation by operation")
-    place, *_, result = done[number]
-    parted, cause = _parted(target, first, place, runs)
-    tensors = result["difference"]
-    operation = parted.operation if parted else None
+        return Report(name, all_runs, None, tuple(notes))
+    first, other = done[0], done[number]
+    parting, cause = parted(other.place)
+    tensors = other.result["difference"]
+    operation = parting.operation if parting else None
     difference = Difference(
         run=number,
-        parameter=result["parameter"],
+        parameter=other.result["parameter"],
         index=None if tensors["index"] is None else tuple(tensors["index"]),
         ulps=tensors["ulps"],
         what=tensors["what"],
@@ -185,17 +239,28 @@ def _checked(target: _Target, runs: int, kinds: Sequence[str] | None, notes: Seq
         lines=tuple(operation.lines) if operation and operation.lines != [operation.source] else (),
         cause=cause,
     )
-    return Report(target.name, all_runs, difference, (*notes, *_hints(parted, facts, elsewhere=place is not first)))
+    lines = differences(first.facts["manifest"], other.facts["manifest"])
+    named = [f"of both processes' manifests: {line}" for line in lines if line.may_change_bits][:MOST_LINES]
+    hints = _hints(parting, first.facts, elsewhere=other.place is not first.place)
+    return Report(name, all_runs, difference, (*notes, *named, *hints))
 
 
 def _others(
-    target: _Target, wanted: Sequence[str], asked: Sequence[str] | None, warm: Mapping[str, str], facts: Mapping[str, Any]
-) -> Iterator[_Place]:
+    target: Target, wanted: Sequence[str], asked: Sequence[str] | None, warm: Mapping[str, str], facts: Mapping[str, Any]
+) -> Iterator[Place]:
     """The other processes; of kinds that nobody asked for, those that can be had."""
     if not target.job["function"]:
         return
-    environs = {"fresh": {}, "cold": {CACHE: str(target.new_folder())}, "seed": {SEED: str(facts["seed"] + 1)}, "busy": {}}
+    reserve = facts["sm_reserve"] + MORE_SMS[not facts["emulated"]]
+    visible = os.environ.get(VISIBLE, "0,1").split(",")
+    environs = {
+        **{"fresh": {}, "cold": {CACHE: str(target.new_folder())}, "seed": {SEED: str(facts["seed"] + 1)}, "busy": {}},
+        **{"reserve": {RESERVE: str(reserve)}, "device": {VISIBLE: visible[-1]}, "split": {}},
+    }
     cannot = {
+        "reserve": RUN if facts["guarantee"] == "run" else None,
+        "device": None if facts["gpus"] > 1 else "the kind device needs two GPUs",
+        "split": None if facts["guarantee"] == "batch" else "the kind split needs guarantee='batch'",
         "seed": None if facts["emulated"] else "the kind seed needs emulation: set DASH_INDUCTOR_EMULATE=1",
         "busy": None if facts["gpu"] else "the kind busy needs a GPU that torch can use",
     }
@@ -203,12 +268,12 @@ def _others(
         if kind not in wanted:
             continue
         if (problem := cannot.get(kind)) is None:
-            yield _Place(kind, {**warm, **environ})
+            yield Place(kind, {**warm, **environ})
         elif asked:
             raise ValueError(problem)
 
 
-def _parted(target: _Target, first: _Place, other: _Place, runs: int) -> tuple[Parting | None, str]:
+def _parted(target: Target, first: Place, other: Place, runs: int) -> tuple[Parting | None, str]:
     """The first operation of `other` that is not that of `first`, and why, or why there is none."""
     try:
         for _ in range(ATTEMPTS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import operator
@@ -17,7 +18,8 @@ from .function import load
 
 
 def main(job: dict[str, Any]) -> None:
-    """Run the job: `function` names the step, `trace` says to write operations down, `first` that no run came before."""
+    """Run the job: `function` names the step, which gets `arguments`; `trace` says to write operations down, `first` that no run
+    came before."""
     check.in_child = True
     with open(job["results"], "a") as file:
         for result in _results(job):
@@ -28,7 +30,7 @@ def _results(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
     try:
         if job["settings"] is not None:
             settings.apply(job["settings"])
-        yield from step.results(_function(job["function"]), job)
+        yield from step.results(functools.partial(_function(job["function"]), **job["arguments"]), job)
     except StepError as error:
         yield {"error": str(error), "traceback": error.traceback}
     except (ValueError, OSError, SystemExit) as error:

@@ -66,5 +66,8 @@ def facts() -> dict[str, Any]:
         "dynamic_later": any(x.recompile_reason and "'s" in (x.graph_node_shapes or "") for x in get_compilation_metrics()),
         "timed": counters["inductor"]["select_algorithm_autotune"] > 0,
         "seed": settings.seed,
+        "guarantee": settings.guarantee,
+        "sm_reserve": settings.sm_reserve,
+        "gpus": torch.cuda.device_count(),
         "emulated": emulation.active() or (settings.enabled and settings.emulate),
     }

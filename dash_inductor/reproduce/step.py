@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import StepError, compare, settings, source
+from ..contract import manifest
+from . import StepError, compare, settings, source, split
 from .compiled import recording
 
 Step = Callable[[], Any]
@@ -94,8 +95,9 @@ def differences(tensors: Mapping[str, Tensor | None], folder: Path) -> dict[str,
 def results(step: Step, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Run the step as often as `runs` of the job says.
 
-    Yields for each run how many tensors it left, how many differ, and how the first of them does; at last `settings.facts`. Under
-    `trace` the operations of all runs alone.
+    Yields for each run how many tensors it left, how many differ, and how the first of them does; at last `settings.facts`, and the
+    manifest of the process. Under `trace` the operations of all runs alone; under `split` what `split` compares, in the place of a
+    run.
 
     Under `first` nothing ran before: what the first run leaves is saved in `folder`, which has the first run's tensors otherwise.
     """
@@ -103,6 +105,11 @@ def results(step: Step, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"traces": trace(step, job["runs"])}
         return
     folder = Path(job["folder"])
+    if job["split"]:
+        run(step)
+        yield split.of_this_process()
+        yield {"facts": settings.facts(), "manifest": manifest().to_json()}
+        return
     for number in range(job["runs"]):
         tensors = run(step)
         if job["first"] and number == 0:
@@ -117,7 +124,7 @@ def results(step: Step, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "parameter": parameter,
             "difference": difference and asdict(difference),
         }
-    yield {"facts": settings.facts()}
+    yield {"facts": settings.facts(), "manifest": manifest().to_json()}
 
 
 def trace(step: Step, runs: int) -> list[list[dict[str, Any]]]:

@@ -6,12 +6,16 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.nn.functional as F
 import training_steps
 
+import dash_inductor
 from dash_inductor import check, emulation
+from dash_inductor.reproduce import split
 
 pytestmark = pytest.mark.usefixtures("rewriting")
 
@@ -99,6 +103,39 @@ def test_attention_in_another_process_and_interleaving():
     report = check(training_steps.attention, runs=1, kinds=["seed"])
     assert report.identical and [run.process for run in report.runs] == [1, 2]
     assert sum(launch.waits for launch in emulation.launches()) > 0
+
+
+@pytest.mark.nightly  # three processes
+def test_a_step_elsewhere():
+    """With other SMs, and its attention by a split batch, at a level that promises equal bits of both."""
+    with dash_inductor.enabled(guarantee="batch"):
+        report = check(training_steps.attention, runs=1, kinds=["reserve", "split"])
+    assert report.identical and [run.tensors > 0 for run in report.runs] == [True] * 3, report
+
+
+@pytest.mark.parametrize("kind", ["reserve", "split"])
+def test_what_a_level_does_not_promise_is_not_asked(kind):
+    with pytest.raises(ValueError, match=f"the kind {kind} needs guarantee="):
+        check(training_steps.attention, runs=1, kinds=[kind])
+
+
+@pytest.mark.parametrize("error", [0.0, 2**-12])
+def test_attention_of_a_split_batch(error, monkeypatch):
+    """One whose gradients depend on the batch is named."""
+
+    def attend(query, key, value, **options):
+        out = F.scaled_dot_product_attention(query, key, value, **options)
+        return out.detach() + (out - out.detach()) * (1 + error * query.shape[0])
+
+    torch.use_deterministic_algorithms(True)
+    dash_inductor.clear_decisions()
+    with dash_inductor.enabled(guarantee="batch"):
+        x = torch.randn(3, 2, 40, 16, requires_grad=True)
+        torch.compile(F.scaled_dot_product_attention)(x, x, x, is_causal=True).sum().backward()
+        monkeypatch.setattr(split, "F", SimpleNamespace(scaled_dot_product_attention=attend))
+        found = split.of_this_process()
+    assert (found["tensors"], found["differing"]) == (4, 3 * (error > 0))
+    assert not error or found["parameter"].startswith("dq of aten.")
 
 
 @pytest.mark.nightly  # four processes

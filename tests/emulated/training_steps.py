@@ -192,7 +192,7 @@ def attention():
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True)
     model = Attention()
-    return train(model, torch.compile(model)(torch.randn(1, 130, WIDTH)))
+    return train(model, torch.compile(model)(torch.randn(2, 130, WIDTH)))
 
 
 def of_this_process():
