@@ -105,11 +105,14 @@ def test_the_gluon_kernel():
 )
 def test_functions_and_dropout_in_the_gluon_kernel(cell):
     """Around them the loop is that without them: as many matmuls, waits and barriers. A head dim that is padded has the loop of its
-    columns."""
+    columns. In 64 columns a step has two parts with dropout, and under a mask in blocks, but not without either."""
     row, without = as_it_is(cell), as_it_is(dataclasses.replace(cell, shape=WITHOUT[cell.shape]))
+    in_parts = cell.shape in gates.GLUON_DROPOUT and tiles.gluon_columns(cell.head_dim, cell.head_dim) == 64
+    alike = as_it_is(dataclasses.replace(cell, shape="flex-documents")) if in_parts else without
     assert row["gates"] == without["gates"] == []
-    same = ("hgmma", "drains", "barriers", "warpgroup_depbars", "wgmma_serialised", "warp_syncs", "shared_bytes", "ctas_per_sm")
-    assert {name: row[name] for name in same} == {name: without[name] for name in same}
+    same = ("hgmma", "drains", "barriers", "warpgroup_depbars", "wgmma_serialised", "warp_syncs", "ctas_per_sm")
+    assert {name: row[name] for name in same} == {name: alike[name] for name in same}
+    assert row["shared_bytes"] == without["shared_bytes"]
     of_columns = dataclasses.replace(cell, head_dim=tiles.gluon_columns(cell.head_dim, cell.head_dim))
     both = [as_it_is(of_columns)[name] for name in ("instructions_in_loop", "local_in_loop")]
     assert both == [row["instructions_in_loop"], row["local_in_loop"]] and both[0] > without["instructions_in_loop"]

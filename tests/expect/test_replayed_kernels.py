@@ -30,6 +30,8 @@ PRICED = pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="t
 SHAPES = ("full", "causal")
 ROWS = {64: 128, 128: 64}  # of a step of one pass
 RATIOS = {64: 1 / 2, 128: 1, 256: 2}  # by columns of the Gluon kernel's tile: 64 x 128 elements, in its steps
+# Of a step in 64 columns, by Triton 3.7.1, while it had two parts without dropout too: the loop that an H200 timed was such a one.
+IN_TWO_PARTS = {"full": 3842, "causal": 3910}
 OFF = 0.03  # what the files may be off the replay: rounding, and what a patch release of Triton changes
 
 
@@ -163,11 +165,11 @@ def test_smaller_tiles_have_the_cycles_of_the_cost_files(device):
 
 @PRICED
 def test_dropout_has_the_cycles_of_its_price():
-    """The mean of both masks; it takes nothing where that is less."""
+    """The mean of both masks. In 64 columns it is beside a loop whose steps have two parts, as dropout's has."""
     for columns, ratio in RATIOS.items():
-        shapes = [(mask, f"{mask}-dropout") for mask in SHAPES]
-        more = [cycles_of_gluon(columns, dropping) - cycles_of_gluon(columns, mask) for mask, dropping in shapes]
-        assert GLUON_DROPOUT_CYCLES[columns] == pytest.approx(max(0, ratio * sum(more) / len(more)), rel=0.02)
+        without = [IN_TWO_PARTS[mask] if columns == 64 else cycles_of_gluon(columns, mask) for mask in SHAPES]
+        more = sum(cycles_of_gluon(columns, f"{mask}-dropout") for mask in SHAPES) - sum(without)
+        assert GLUON_DROPOUT_CYCLES[columns] == pytest.approx(ratio * more / len(SHAPES), rel=0.02)
 
 
 @PRICED
