@@ -1,13 +1,14 @@
 """The tests that are too long for every change, two commands at a time, and a table of what they tried: `make nightly`.
 
 `python tests/nightly` runs all parts, `python tests/nightly WORDS...` those whose name has one of the words. What pytest prints
-goes into a file per part under build/nightly; what failed is printed too. What passed at a commit is kept in
+goes into a file per part under build/nightly; what failed is printed too. What passed on the same sources is kept in
 benchmarks/results/nightly, and is not run again: a run goes on where the last one stopped, on another machine too once that is
-committed. Exits with 1 if a test fails, or if none ran.
+committed. Pages are no sources. Exits with 1 if a test fails, or if none ran.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shlex
@@ -22,6 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 LOGS = ROOT / "build" / "nightly"
 KEPT = ROOT / "benchmarks" / "results" / "nightly"
+SOURCES, RESULTS = ("dash_inductor", "lowering", "templates", "tests", "benchmarks", "pyproject.toml"), "benchmarks/results"
 EMULATED = {"TRITON_INTERPRET": "1"}
 MANY = {"HYPOTHESIS_PROFILE": "nightly"}
 # By name, the longest first: pytest's arguments, and variables.
@@ -44,9 +46,14 @@ PARTS: dict[str, tuple[str, dict[str, str]]] = {
 
 
 def sources() -> str:
-    """The commit, with "-dirty" where the sources are not its; where there is no git too, since nothing says what they are."""
-    command = ["git", "describe", "--always", "--dirty"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip() or "unknown-dirty"
+    """A digest of what is committed of SOURCES, with "-dirty" where something else is there, or nothing says what is."""
+    files = [line for line in _git("ls-tree", "-r", "HEAD", "--", *SOURCES).splitlines() if f"\t{RESULTS}/" not in line]
+    changed = not files or _git("status", "--porcelain", "--", *SOURCES, f":!{RESULTS}")
+    return hashlib.sha256("\n".join(files).encode()).hexdigest()[:12] + "-dirty" * bool(changed)
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def run(name: str) -> tuple[Counter[str], Counter[str], float]:
@@ -104,7 +111,8 @@ def main(words: list[str]) -> int:
         print(f"{name:20}  {outcomes['passed']:6}  {failed:6}  {outcomes['skipped']:7}  {seconds / 60:7.1f}")
     for name, (_, counts, _) in results.items():
         print(*(f"{name}: {count:,} {counted}" for counted, count in sorted(counts.items())), sep="\n", end="\n" * bool(counts))
-    print(f"at {sources()}: {sum(seconds for _, _, seconds in results.values()) / 60:.0f} minutes of a core")
+    minutes = sum(seconds for _, _, seconds in results.values()) / 60
+    print(f"at {_git('describe', '--always', '--dirty')}, of sources {sources()}: {minutes:.0f} minutes of a core")
     return int(any(outcomes["failure"] + outcomes["error"] or not outcomes["passed"] for outcomes, _, _ in results.values()))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import subprocess
 from pathlib import Path
 from types import ModuleType
 
@@ -44,13 +45,14 @@ def nightly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return made
 
 
-def test_what_passed_at_a_commit_is_not_run_again(
+def test_what_passed_on_equal_sources_is_not_run_again(
     nightly: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for runs, at in (("x", "1a2b3c4"), ("x", "1a2b3c4"), ("xx", "5d6e7f8"), ("xxx", "5d6e7f8-dirty"), ("xxxx", "5d6e7f8-dirty")):
         monkeypatch.setattr(nightly, "sources", lambda at=at: at)
         assert nightly.main([]) == 0 and (tmp_path / "runs").read_text() == runs
-        assert f"one part: 7 cases tried\nat {at}: 0 minutes of a core\n" in capsys.readouterr().out
+        text = capsys.readouterr().out
+        assert "one part: 7 cases tried\nat " in text and f", of sources {at}: 0 minutes of a core\n" in text
 
 
 def test_what_failed_is_run_again(nightly: ModuleType, tmp_path: Path) -> None:
@@ -83,3 +85,25 @@ def test_where_there_is_no_git_nothing_is_kept(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(made, "KEPT", tmp_path / "kept")
     monkeypatch.setattr(made, "ROOT", tmp_path)
     assert made.sources().endswith("-dirty")
+
+
+def test_pages_and_results_are_no_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = command()
+    monkeypatch.setattr(made, "ROOT", tmp_path)
+
+    def commit(file: str, text: str) -> str:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text(text)
+        for arguments in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", file]):
+            subprocess.run(["git", *arguments], cwd=tmp_path, check=True)
+        return str(made.sources())
+
+    first = commit("dash_inductor/a.py", "1")
+    assert first == commit("docs/page.md", "2") == commit("benchmarks/results/nightly/x.json", "3")
+    assert commit("tests/unit/test_a.py", "4") != first
+    clean = commit("dash_inductor/a.py", "1 ")
+    (tmp_path / "README.md").write_text("5")
+    assert made.sources() == clean
+    (tmp_path / "lowering").mkdir()
+    (tmp_path / "lowering" / "b.py").write_text("6")
+    assert made.sources() == f"{clean}-dirty"
