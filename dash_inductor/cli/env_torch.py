@@ -13,9 +13,9 @@ from torch._inductor import config as inductor_config
 
 from .. import emulation
 from ..config import current
-from ..contract.facts import OF_TORCH, mode
 from ..devices import key_for
 from ..devices.cost_files import COSTS_REMEDY, CostFileError, load_costs
+from ..devices.modes import OF_TORCH, mode
 from ..devices.target import stays_stock, target_of
 from ..hooks.install import is_enabled, is_installed
 from ..hooks.table import HOOKS, SETTINGS, TESTED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import re
 from typing import Any
@@ -12,17 +11,13 @@ from torch._inductor import config as inductor_config
 
 from ..config import current
 from ..devices.cost_files import digest_of
+from ..devices.modes import OF_TORCH, mode
 from ..first_use.machine import machine
 from ..rewrite.stock_ops import active_implementation, is_strict
 
 FROM_ENVIRONMENT = (  # libraries read these, and results may depend on them
     *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_CTAS", "NCCL_NVLS_ENABLE", "TRITON_DEFAULT_FP_FUSION", "PYTHONHASHSEED"),
-)
-OF_TORCH = (  # attributes of torch; those of another version are left out
-    *("utils.deterministic.fill_uninitialized_memory", "backends.cudnn.deterministic", "backends.cudnn.benchmark"),
-    *("backends.cudnn.allow_tf32", "backends.cuda.matmul.allow_tf32"),
-    *("backends.cuda.matmul.allow_bf16_reduced_precision_reduction", "backends.cuda.matmul.allow_fp16_reduced_precision_reduction"),
 )
 SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 OF_INDUCTOR = (  # settings that are listed whether or not they have their default: what is chosen by timing, and who forbids that
@@ -61,14 +56,6 @@ def of_the_rest() -> dict[str, str]:
         **{name: os.environ.get(name) for name in FROM_ENVIRONMENT},
     }
     return {name: str(value) for name, value in found.items()}
-
-
-def mode(name: str) -> Any:
-    """An attribute of torch, one of OF_TORCH, or why it cannot be read."""
-    try:
-        return operator.attrgetter(name)(torch)
-    except (AttributeError, RuntimeError) as error:  # torch refuses to say where old and new settings of TF32 are mixed
-        return f"not readable: {error}"
 
 
 def _of_inductor() -> dict[str, Any]:

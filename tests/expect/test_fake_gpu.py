@@ -161,6 +161,7 @@ def test_key_for(name, arch, key):
 SIZES = ["--q-len", "256", "--kv-len", "256", "--batch", "1", "--heads", "4", "--head-dim", "64"]
 
 
+@pytest.mark.nightly  # of a command of benchmarks
 def test_codegen_from_an_emulating_process():
     """A child without the interpreter does the work, and its answer and exit code are passed on."""
 

@@ -133,7 +133,8 @@ def test_slopes_that_are_learnt(head_dim, monkeypatch):
 
 
 @pytest.mark.skipif(not triton.__version__.startswith("3.7."), reason="the cost file is of Triton 3.7's code")
-@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.nightly), 128])
+@pytest.mark.nightly  # of the replay
+@pytest.mark.parametrize("head_dim", [64, 128])
 def test_the_cost_file_of_a_b200(head_dim):
     """A kernel that changes needs other constants: `serial` gives them."""
     steps = {}

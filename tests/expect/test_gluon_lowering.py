@@ -270,6 +270,7 @@ def test_codegen_shows_two_passes_behind_it(tmp_path, capsys):
     assert two_pass["gates"] == shown["gates"] == []
 
 
+@pytest.mark.nightly  # of a command of benchmarks
 def test_codegen_shows_functions_and_head_dims(capsys):
     """Those that it is asked for, in the kernel that the attention takes."""
     asked = "codegen --device h100 --batch 2 --q-len 2048 --kv-len 2048 --heads 32 --mask-mod documents --json --head-dim"

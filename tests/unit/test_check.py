@@ -111,7 +111,7 @@ def test_the_json_of_a_report():
         (without_gradients, {}, r"^step returned a Linear without gradients: call backward\(\) in step, and leave out"),
         (gradients, {"runs": 0}, "^runs=0 is not a whole number of at least 1$"),
         (gradients, {"runs": 1, "kinds": ["same"]}, "^one run has nothing to agree with: ask for at least 2 runs$"),
-        (gradients, {"kinds": ["warm"]}, "^'warm' is none of the kinds same, fresh, cold, seed, busy$"),
+        (gradients, {"kinds": ["warm"]}, "^'warm' is none of the kinds same, fresh, cold, seed, busy, reserve, device, split$"),
         (gradients, {"kinds": ["seed"]}, "^the kind seed needs emulation: set DASH_INDUCTOR_EMULATE=1$"),
         (gradients(), {}, None),
         (3, {}, "^check takes a function that does one training step, not one of type int$"),

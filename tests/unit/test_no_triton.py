@@ -36,6 +36,7 @@ import dash_inductor
 for name, act in {
     "dash": lambda: torch.compile(torch.nn.Linear(2, 2), backend="dash"),
     "explain": lambda: dash_inductor.explain(torch.nn.Linear(2, 2), torch.ones(2)),
+    "manifest": lambda: dash_inductor.manifest(),
     "enable": dash_inductor.enable,
     "emulate": lambda: dash_inductor.emulate().__enter__(),
     "eager": lambda: torch.nn.attention.activate_flash_attention_impl("DASH"),
@@ -67,7 +68,7 @@ def test_each_way_in_says_a_sentence():
     """Plain torch.compile says nothing."""
     said, stderr = process(BEGIN + WAYS_IN + ENV)
     assert (said["plain"], stderr) == (1, [])
-    for name in ("dash", "enable", "emulate", "eager", "explain"):
+    for name in ("dash", "enable", "emulate", "eager", "explain", "manifest"):
         assert said[name] == ["ValueError" if name == "explain" else "ImportError", NO_TRITON], name
     env = said["env"]
     assert [problem for problem in env["problems"] if "entry point" not in problem] == [NO_TRITON] and said["status"] == 1

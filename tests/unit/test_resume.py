@@ -58,8 +58,14 @@ def test_what_was_forgotten_is_named(forgotten: str, op: str, cause: str, capsys
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["resumed_trainings:saves_nothing", "--resume", "1"], "it has to save there what it resumes from"),
-        (["resumed_trainings:takes_nothing", "--resume", "1"], "unexpected keyword argument 'save'"),
+        pytest.param(
+            ["resumed_trainings:saves_nothing", "--resume", "1"],
+            "it has to save there what it resumes from",
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(
+            ["resumed_trainings:takes_nothing", "--resume", "1"], "unexpected keyword argument 'save'", marks=pytest.mark.nightly
+        ),
         (["resumed_trainings:train", "--resume", "2", "--steps", "2"], "stop after 1 to 1 of 2 steps, not after 2"),
         (["resumed_trainings:train", "--resume", "2", "--runs", "5"], "--resume has runs of its own"),
         (["resumed_trainings:train", "--steps", "2"], "--steps goes with --resume"),
