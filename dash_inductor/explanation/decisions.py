@@ -74,7 +74,7 @@ def decide_on(gpu: str, found: Found, modules: Container[str]) -> list[Decision]
             for module in modules_of(graph):
                 if not decline_if_left_out(module):
                     PASS.apply(module)
-        on_gpu = [replace(each, device=str(CUDA)) if isinstance(each, Decision) else each for each in found]
+        on_gpu = [replace(each, device=CUDA.type) if isinstance(each, Decision) else each for each in found]
         return decisions_of(on_gpu, modules)
 
 

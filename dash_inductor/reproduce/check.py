@@ -56,8 +56,8 @@ def check(
 
     Args:
         runs: how many times each process runs the step.
-        kinds: some of `KINDS`; None: those of `AGAIN` that can be had here. Those of `ELSEWHERE` say whether the step has equal
-            bits in other surroundings, as far as the level of guarantee promises it.
+        kinds: some of "same", "fresh", "cold", "seed", "busy", "reserve", "device", "split" (see `KINDS`); None: the first five, as
+            far as they can be had here.
         timeout: seconds that each fresh process may take.
 
     Raises:
