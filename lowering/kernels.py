@@ -37,6 +37,7 @@ FLEX_FUNCTIONS: dict[str, tuple[int, tuple[str, ...]]] = {
     "visible": (2, ()),
 }
 SHARE = "share_"
+LOADED = re.compile(r"\bload\((\w+)")  # a buffer, in what Inductor prints of a function
 VARIABLE = re.compile(r"\btmp\d+\b")  # of a function's code
 # In a kernel's triton_meta, where nobody else reads them: how many CTAs of it an SM must hold, or loading it is an error; and what
 # the generated module calls the address to which it reports a wait that gave up, in two halves.
@@ -157,9 +158,9 @@ class KernelTemplate(TritonTemplate):
 
     _template_from_string = LazySource  # called by the base class
 
-    def __init__(self, name: str, *args: Any, **kwargs: Any) -> None:
-        super().__init__(f"dash_{name}", *args, **kwargs)
-        self.text: str = kwargs["source"]
+    def __init__(self, name: str, grid: Any, source: str, **options: Any) -> None:
+        super().__init__(f"dash_{name}", grid, source, **options)
+        self.text = source
         self.kernel_type = type("Kernel", (Kernel,), {"template": name})
 
 
@@ -204,6 +205,16 @@ class Gradients:
     schedule: dict[str, Any]
 
 
+def without_names(functions: Sequence[str]) -> list[str]:
+    """Functions as Inductor prints them, the buffers that they load by number: their names are those of one graph.
+
+    >>> without_names(["ops.load(primals_4, i0) + ops.load(buf2, 0)", "ops.load(buf2, 0)"])
+    ['ops.load(0, i0) + ops.load(1, 0)', 'ops.load(1, 0)']
+    """
+    numbers: dict[str, int] = {}
+    return [LOADED.sub(lambda name: f"load({numbers.setdefault(name[1], len(numbers))}", each) for each in functions]
+
+
 def call(
     template: KernelTemplate,
     *,
@@ -227,7 +238,7 @@ def call(
     """
     if template in OF_ATTENTION:
         functions = [each.data.inner_fn_str() for each in subgraphs or () if isinstance(each.data, ir.Loops)]
-        add_kernel(template.name, template.text, sorted(constants.items()), num_warps, num_stages, functions)
+        add_kernel(template.name, template.text, sorted(constants.items()), num_warps, num_stages, without_names(functions))
     choice = template.generate(
         input_nodes=(*inputs, *mutated),
         mutated_inputs=list(mutated),

@@ -68,7 +68,7 @@ def _is_function(run: str) -> bool:
 def _trained(name: str, recorded: Manifest | None) -> Manifest:
     """The manifest of this process when the function has returned; what it prints goes to stderr."""
     from ..contract import ManifestError, manifest
-    from ..contract.live import hold, release
+    from ..contract.live import hold
     from ..reproduce.function import load
 
     train = load(name)
@@ -82,5 +82,5 @@ def _trained(name: str, recorded: Manifest | None) -> Manifest:
         traceback.print_exc()
         raise CommandError(f"{name} raised {type(error).__name__}: {error}") from None
     if held:
-        release(held)
+        held.release()
     return manifest()

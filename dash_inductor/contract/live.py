@@ -66,6 +66,11 @@ class Comparison:
         if worst is not None and current().on_unsupported == "error":
             raise ManifestError(f"dash_inductor: {worst}")
 
+    def release(self) -> None:
+        """Holds this process to the manifest no longer."""
+        _held[:] = [each for each in _held if each is not self]
+        atexit.unregister(self.log_never_met)
+
     def log_never_met(self) -> None:
         """Logs, when the process ends, what it did not come to."""
         for name in self.never_met:
@@ -98,7 +103,7 @@ def manifest(check: str | os.PathLike[str] | Manifest | None = None) -> Manifest
     try:
         comparison.look_at_process()
     except ManifestError:
-        release(comparison)
+        comparison.release()
         raise
     return comparison
 
@@ -109,12 +114,6 @@ def hold(recorded: Manifest) -> Comparison:
     _held.append(comparison)
     atexit.register(comparison.log_never_met)
     return comparison
-
-
-def release(comparison: Comparison) -> None:
-    """Holds this process to it no longer."""
-    _held[:] = [each for each in _held if each is not comparison]
-    atexit.unregister(comparison.log_never_met)
 
 
 def take(graph: Graph) -> None:

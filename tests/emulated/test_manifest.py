@@ -48,7 +48,7 @@ def held_to_nothing() -> Iterator[None]:
     graphs.clear()
     yield
     for held in tuple(live._held):
-        live.release(held)
+        held.release()
 
 
 def attend(x: Tensor) -> Tensor:
@@ -84,13 +84,13 @@ def test_another_run_is_told_and_ends_under_error(name: str) -> None:
     held = manifest(check=recorded)
     train()
     assert held and held.never_met == []
-    live.release(held)
+    held.release()
     with dash_inductor.enabled(**settings):
         held = manifest(check=recorded)
         train(length)
     told = [each for each in held.differences if each.field == field]
     assert told and f"bits of {Path(__file__).name}:" in told[0].consequence and not held
-    live.release(held)
+    held.release()
     with dash_inductor.enabled(**settings, on_unsupported="error"), pytest.raises(Exception, match="in the manifest: ") as raised:
         manifest(check=recorded)
         train(length)

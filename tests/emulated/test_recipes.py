@@ -14,6 +14,7 @@ from torch._dynamo.utils import counters
 
 import dash_inductor
 from dash_inductor import emulation
+from dash_inductor.contract import live
 
 RECIPES = {path.stem: path for path in (ROOT / "docs" / "recipes").glob("*.py")}
 OF_SEVERAL_PROCESSES = {"fsdp2_checkpointing", "bisect_loss_spike"}
@@ -22,9 +23,11 @@ AT_NIGHT = {"trainer_and_sampler"}  # it compiles for long; test_packing.py has 
 
 @pytest.fixture
 def as_in_a_script(as_installed: None) -> Iterator[None]:
-    """The pass is on, and variables that a recipe sets are unset afterwards."""
+    """The pass is on; variables that a recipe sets are unset afterwards, and it holds this process to no manifest any more."""
     with mock.patch.dict(os.environ), dash_inductor.enabled():
         yield
+    for held in tuple(live._held):
+        held.release()
 
 
 def digest(output: str) -> str:

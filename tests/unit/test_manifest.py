@@ -59,7 +59,7 @@ def no_graphs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(graphs, "_graphs", {})
     yield
     for held in tuple(live._held):
-        live.release(held)
+        held.release()
 
 
 def with_graph(**fields: Any) -> Manifest:
