@@ -252,6 +252,7 @@ def test_cells_of_a_template_are_of_triton(shape):
     assert list(gates.generated(Cell("sm_90", ONE_PASS, "bf16", 64, shape)).templates.values()) == [ONE_PASS]
 
 
+@pytest.mark.nightly  # of a command of benchmarks
 def test_codegen_shows_every_kernel_with_matmuls(capsys, tmp_path):
     """For any length there are one pass and two, each held against its own rules; their cubins are written."""
     with enabled(kernel="triton"):
