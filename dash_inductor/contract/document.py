@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,14 +58,12 @@ class Manifest:
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write it, whole or not at all."""
         target = Path(path)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+        temporary = target.with_name(f".{target.name}-{os.getpid()}")
         try:
-            with open(handle, "w", encoding="ascii", newline="\n") as file:
-                file.write(self.to_json())
-            os.replace(temporary, target)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            temporary.write_text(self.to_json(), encoding="ascii", newline="\n")
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @staticmethod
     def of_text(text: str, name: str = "it") -> Manifest:
