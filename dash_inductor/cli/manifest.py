@@ -67,20 +67,20 @@ def _is_function(run: str) -> bool:
 
 def _trained(name: str, recorded: Manifest | None) -> Manifest:
     """The manifest of this process when the function has returned; what it prints goes to stderr."""
-    from ..contract import ManifestError, manifest
+    from ..contract import manifest
     from ..contract.live import hold
     from ..reproduce.function import load
 
     train = load(name)
-    held = recorded and hold(recorded)  # from its first graph on: the function sets torch's modes
+    held = None if recorded is None else hold(recorded)  # from its first graph on: the function sets torch's modes
     try:
         with contextlib.redirect_stdout(sys.stderr):
             train()
-    except ManifestError as error:
-        print(error, file=sys.stderr)  # what was met until then is compared
     except (Exception, SystemExit) as error:
-        traceback.print_exc()
-        raise CommandError(f"{name} raised {type(error).__name__}: {error}") from None
-    if held:
-        held.release()
+        if held is None or held:  # else it may be ManifestError, as it is or as Dynamo reports it: what was met is compared
+            traceback.print_exc()
+            raise CommandError(f"{name} raised {type(error).__name__}: {error}") from None
+    finally:
+        if held is not None:
+            held.release()
     return manifest()

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from .. import emulation
+from ..devices.target import own_device
 from ..text import digest
 from . import graphs
 from .facts import of_attention, of_the_rest
@@ -126,9 +124,4 @@ def _is_whole(values: dict[str, Any]) -> bool:
 
 def now() -> Manifest:
     """That of this process, as far as it has come."""
-    return Manifest(of_attention(device()), of_the_rest(), tuple(graphs.taken()), graphs.choices())
-
-
-def device() -> torch.device:
-    """Where this process's attention runs."""
-    return torch.device("cuda" if torch.cuda.is_available() and not emulation.active() else "cpu")
+    return Manifest(of_attention(own_device()), of_the_rest(), tuple(graphs.taken()), graphs.choices())

@@ -11,7 +11,7 @@ from torch._inductor import config as inductor_config
 
 from ..config import current
 from ..devices.cost_files import digest_of
-from ..devices.modes import OF_TORCH, mode
+from ..devices.modes import OF_TORCH, SDPA_KERNELS, mode
 from ..first_use.machine import machine
 from ..rewrite.stock_ops import active_implementation, is_strict
 
@@ -19,7 +19,6 @@ FROM_ENVIRONMENT = (  # libraries read these, and results may depend on them
     *("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE", "NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
     *("NCCL_ALGO", "NCCL_PROTO", "NCCL_MAX_CTAS", "NCCL_NVLS_ENABLE", "TRITON_DEFAULT_FP_FUSION", "PYTHONHASHSEED"),
 )
-SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")
 OF_INDUCTOR = (  # settings that are listed whether or not they have their default: what is chosen by timing, and who forbids that
     *("deterministic", "batch_invariant", "max_autotune", "max_autotune_gemm", "max_autotune_pointwise"),
     *("coordinate_descent_tuning", "shape_padding", "benchmark_kernel", "benchmark_fusion", "fallback_random"),

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch._inductor.codecache import PyCodeCache
 
-from ..decision import Decision
+from ..decision import NO_BITS, Decision
 from ..first_use import verdict
 from ..first_use.kind import Kind
 from ..schedule.choice import RunTimeChoice
@@ -20,13 +20,8 @@ from ..schedule.packing import FAMILY_CODES
 from ..text import digest
 
 MOST = 10_000  # graphs that are kept
-CHOICE = "dash_choice_"  # in generated code, the name of a rule before its digest
 Graph = dict[str, Any]
-# Of a decision: estimates, what a reader is told, and what stands elsewhere in a manifest.
-LEFT_OUT = (
-    *("candidates", "predicted_us", "step_ns", "workspace_bytes", "reads_in_place", "remedy", "kinds", "joint", "graph"),
-    *("source", "sms"),
-)
+LEFT_OUT = (*NO_BITS, "workspace_bytes", "reads_in_place", "sms")  # of a decision; a fact has the SMs, where bits hang on them
 # What differs between equal graphs: paths of files, the index of a GPU, and addresses in comments, which are left out.
 COMMENT = re.compile(r"^[ \t]*(?:#|//)(?: .*)?\n|  (?:#|//) .*$", re.MULTILINE)
 WITHOUT = (
@@ -66,6 +61,8 @@ def _attention(decision: Decision) -> dict[str, Any]:
     trials = {str(kind): _trial(kind) for kind in kinds}
     return {
         "place": f"{PureWindowsPath(file).name}:{line}" if file else "",  # which takes both slashes
+        "module": decision.module,
+        "reason": decision.reason,
         **values,
         "template": decision.template,
         "trials": trials,
@@ -110,9 +107,9 @@ def choices() -> dict[str, dict[str, str]]:
     """By the digest of a rule, the `order` of attentions, what it chose for each size that this process has met."""
     found: dict[str, dict[tuple[int, int, int], tuple[int, ...]]] = {}
     for module in list(PyCodeCache.modules):
-        for name, rule in list(vars(module).items()):
-            if isinstance(rule, RunTimeChoice) and name.startswith(CHOICE):
-                found.setdefault(name.removeprefix(CHOICE), {}).update(rule.chosen)
+        for rule in list(vars(module).values()):
+            if isinstance(rule, RunTimeChoice):
+                found.setdefault(digest(repr(rule)), {}).update(rule.chosen)
     return {name: {_sizes(each): _chosen(chosen[each]) for each in sorted(chosen)} for name, chosen in sorted(found.items())}
 
 

@@ -62,9 +62,8 @@ class Comparison:
             self.differences += new
         for each in new:
             log.warning("%s", each)
-        worst = next((each for each in new if each.may_change_bits), None)
-        if worst is not None and current().on_unsupported == "error":
-            raise ManifestError(f"dash_inductor: {worst}")
+        if current().on_unsupported == "error" and (first := next((x for x in self.differences if x.may_change_bits), None)):
+            raise ManifestError(f"dash_inductor: {first}")  # whoever catches it and goes on comes to it again
 
     def release(self) -> None:
         """Holds this process to the manifest no longer."""
@@ -90,7 +89,7 @@ def manifest(check: str | os.PathLike[str] | Manifest | None = None) -> Manifest
     once, so set them before; each graph when it is compiled or comes out of a cache. Each difference is logged as a warning, with
     its consequence for bits, and stands in `differences` of what is returned. What the manifest has and this process never met is
     in `never_met`, and is logged when the process ends. Under on_unsupported="error" the first difference that may change bits
-    raises.
+    raises, there and at each graph after it.
 
     Raises:
         ManifestFileError: the file is of another version, cut off, or edited by hand; a ValueError.

@@ -12,6 +12,8 @@ from ..schedule.families import TWO_PASS
 from ..templates.tiles import Template, dims_text
 
 UNKNOWN = "?"
+# Fields of a decision that name its place, say why, are estimates, or stand for others.
+NO_BITS = ("source", "module", "graph", "joint", "kinds", "candidates", "reason", "remedy", "predicted_us", "step_ns")
 
 
 @dataclass(frozen=True)

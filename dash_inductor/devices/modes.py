@@ -12,6 +12,7 @@ OF_TORCH = (  # attributes of torch
     *("backends.cudnn.allow_tf32", "backends.cuda.matmul.allow_tf32"),
     *("backends.cuda.matmul.allow_bf16_reduced_precision_reduction", "backends.cuda.matmul.allow_fp16_reduced_precision_reduction"),
 )
+SDPA_KERNELS = ("flash", "mem_efficient", "math", "cudnn")  # of attention, each of which may be switched off
 
 
 def mode(name: str) -> Any:

@@ -54,6 +54,13 @@ def stays_stock(device: object, why: object) -> str:
     return f"{device}: {why}: attention keeps its stock kernel there"
 
 
+def own_device() -> torch.device:
+    """Where this process has kernels: its GPU, or the CPU while that emulates one, and where there is none."""
+    import torch
+
+    return torch.device("cpu" if emulation.active() or not torch.cuda.is_available() else "cuda")
+
+
 def is_there(device: torch.device) -> bool:
     """Whether ops run on the device: code is also generated for GPUs that are not there."""
     import torch

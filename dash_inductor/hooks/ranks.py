@@ -13,16 +13,12 @@ from dataclasses import asdict
 
 import torch
 
-from .. import emulation
 from ..config import current
 from ..contract.facts import of_attention
-from ..decision import Decision
+from ..decision import NO_BITS, Decision
 from ..devices import target
 from ..first_use import verdict
 from .told import SECONDS, SWITCH, Rank, this_rank
-
-# Of a decision: what names its place, says why, or is an estimate.
-NO_BITS = ("source", "module", "graph", "joint", "kinds", "candidates", "reason", "remedy", "predicted_us", "step_ns")
 
 log = logging.getLogger("dash_inductor")
 _warned: set[str] = set()
@@ -39,7 +35,7 @@ def compare(found: Sequence[Decision] = (), *, is_backward: bool = False) -> Non
     Raises:
         RanksDifferError: there is a difference, under guarantee "device" or "batch". Under "run" it is a warning, once.
     """
-    device = torch.device("cpu" if emulation.active() else "cuda")
+    device = target.own_device()
     if verdict.is_trial.get() or not target.is_there(device):
         return
     try:

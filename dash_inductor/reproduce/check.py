@@ -36,7 +36,6 @@ MOST_LINES = 5  # of manifests that differ
 CACHE, SEED, RESERVE, VISIBLE = "TORCHINDUCTOR_CACHE_DIR", "DASH_INDUCTOR_SEED", "DASH_INDUCTOR_SM_RESERVE", "CUDA_VISIBLE_DEVICES"
 RUN = "the kind reserve needs guarantee='device' or 'batch': at level run the number of SMs decides bits"
 SPLIT = "The bits of an attention depend on its batch: of its forward if out differs, else of its backward."
-MORE_SMS = 1, 8  # that are left free, emulated and on a GPU
 CHILD = "dash_inductor.reproduce.child"
 GONE = (
     "Run operation by operation, where each one ends before the next begins, the step did not differ: the difference may need "
@@ -145,11 +144,9 @@ class Target:
         return Path(tempfile.mkdtemp(dir=self.folder))
 
     def measure(self, place: Place, runs: int, *, first: bool) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """(Each run beside the first one, facts: what hints depend on, and under "manifest" the manifest of the process)."""
-        from ..contract import Manifest
-
+        """(Each run beside the first one, facts: what hints depend on, and under "manifest" that of the process, as JSON)."""
         *results, last = self._results(place, {"runs": runs, "first": first, "trace": False, "split": place.kind == "split"}, {})
-        return results, last["facts"] | {"manifest": Manifest.of_text(last["manifest"])}
+        return results, last["facts"] | {"manifest": last["manifest"]}
 
     def trace(self, place: Place, runs: int) -> list[list[Operation]]:
         """The operations of each run, by caches that are cold."""
@@ -218,8 +215,6 @@ def report_of(
 ) -> Report:
     """The report of runs, the first of which all others have to agree with. parted: the first operation of a place that does not,
     and why, or why there is none."""
-    from ..contract.comparison import differences
-
     all_runs = tuple(Run(each.kind, each.process, each.result["tensors"], each.result["differing"]) for each in done)
     number = next((number for number, run in enumerate(all_runs) if not run.identical), None)
     if number is None:
@@ -239,10 +234,19 @@ def report_of(
         lines=tuple(operation.lines) if operation and operation.lines != [operation.source] else (),
         cause=cause,
     )
-    lines = differences(first.facts["manifest"], other.facts["manifest"])
-    named = [f"of both processes' manifests: {line}" for line in lines if line.may_change_bits][:MOST_LINES]
     hints = _hints(parting, first.facts, elsewhere=other.place is not first.place)
-    return Report(name, all_runs, difference, (*notes, *named, *hints))
+    return Report(name, all_runs, difference, (*notes, *_of_manifests(first.facts["manifest"], other.facts["manifest"]), *hints))
+
+
+def _of_manifests(first: str | None, other: str | None) -> list[str]:
+    """What may change bits and is not the same in two processes; of no process without Triton."""
+    if first is None or other is None:
+        return []
+    from ..contract import Manifest
+    from ..contract.comparison import differences
+
+    found = differences(Manifest.of_text(first), Manifest.of_text(other))
+    return [f"of both processes' manifests: {each}" for each in found if each.may_change_bits][:MOST_LINES]
 
 
 def _others(
@@ -251,7 +255,7 @@ def _others(
     """The other processes; of kinds that nobody asked for, those that can be had."""
     if not target.job["function"]:
         return
-    reserve = facts["sm_reserve"] + MORE_SMS[not facts["emulated"]]
+    reserve = facts["sm_reserve"] + (1 if facts["emulated"] else 8)
     visible = os.environ.get(VISIBLE, "0,1").split(",")
     environs = {
         **{"fresh": {}, "cold": {CACHE: str(target.new_folder())}, "seed": {SEED: str(facts["seed"] + 1)}, "busy": {}},

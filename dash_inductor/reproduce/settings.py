@@ -9,9 +9,9 @@ import torch
 from torch._dynamo.utils import counters, get_compilation_metrics
 
 from .. import config, emulation
+from ..devices.modes import SDPA_KERNELS
 from ..hooks import install
 
-SDP = ("flash", "mem_efficient", "math", "cudnn")  # attention's kernels
 REDUCED = tuple(f"allow_{dtype}_reduced_precision_reduction" for dtype in ("bf16", "fp16"))
 
 
@@ -20,7 +20,7 @@ def of_torch() -> dict[str, Any]:
     return {
         "deterministic": torch.get_deterministic_debug_mode(),
         "fill": torch._C._get_deterministic_fill_uninitialized_memory(),
-        "sdp": {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDP},
+        "sdp": {name: getattr(torch.backends.cuda, f"{name}_sdp_enabled")() for name in SDPA_KERNELS},
         "reduced": {name: getattr(torch.backends.cuda.matmul, name) for name in REDUCED},
         "cudnn": [torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark],
         "precision": torch.get_float32_matmul_precision(),

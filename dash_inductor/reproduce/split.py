@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .. import emulation
 from ..decision import Decision, decisions
+from ..devices.target import own_device
 from . import compare
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -43,7 +43,7 @@ def _may_be_split(decision: Decision) -> bool:
 def _compared(decision: Decision) -> Iterator[tuple[str, compare.TensorDifference | None]]:
     """By name, how out and gradients of the parts differ from those of the whole."""
     key_dim, _, value_dim = str(decision.head_dim).partition("/")
-    device = torch.device("cuda" if torch.cuda.is_available() and not emulation.active() else "cpu")
+    device = own_device()
     generator = torch.Generator(device).manual_seed(0)
 
     def normal(heads: Any, length: Any, columns: str) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contract import manifest
+from ..import_hook import has_triton
 from . import StepError, compare, settings, source, split
 from .compiled import recording
 
@@ -95,9 +95,8 @@ def differences(tensors: Mapping[str, Tensor | None], folder: Path) -> dict[str,
 def results(step: Step, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Run the step as often as `runs` of the job says.
 
-    Yields for each run how many tensors it left, how many differ, and how the first of them does; at last `settings.facts`, and the
-    manifest of the process. Under `trace` the operations of all runs alone; under `split` what `split` compares, in the place of a
-    run.
+    Yields for each run how many tensors it left, how many differ, and how the first of them does; at last `of_process`. Under
+    `trace` the operations of all runs alone; under `split` what `split` compares, in the place of a run.
 
     Under `first` nothing ran before: what the first run leaves is saved in `folder`, which has the first run's tensors otherwise.
     """
@@ -108,7 +107,7 @@ def results(step: Step, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if job["split"]:
         run(step)
         yield split.of_this_process()
-        yield {"facts": settings.facts(), "manifest": manifest().to_json()}
+        yield of_process()
         return
     for number in range(job["runs"]):
         tensors = run(step)
@@ -124,7 +123,17 @@ def results(step: Step, job: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             "parameter": parameter,
             "difference": difference and asdict(difference),
         }
-    yield {"facts": settings.facts(), "manifest": manifest().to_json()}
+    yield of_process()
+
+
+def of_process() -> dict[str, Any]:
+    """What a report knows of the process: facts for its hints, and the manifest, None where there is no Triton."""
+    written = None
+    if has_triton():
+        from ..contract import manifest
+
+        written = manifest().to_json()
+    return {"facts": settings.facts(), "manifest": written}
 
 
 def trace(step: Step, runs: int) -> list[list[dict[str, Any]]]:

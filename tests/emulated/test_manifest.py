@@ -15,6 +15,7 @@ from torch import Tensor
 
 import dash_inductor
 from dash_inductor import ManifestError, emulation, manifest
+from dash_inductor.cli.main import main
 from dash_inductor.contract import graphs, live
 
 WORKER = Path(__file__).with_name("manifest_worker.py")
@@ -95,3 +96,21 @@ def test_another_run_is_told_and_ends_under_error(name: str) -> None:
         manifest(check=recorded)
         train(length)
     assert isinstance(raised.value, ManifestError) or isinstance(raised.value.__cause__, ManifestError)
+
+
+def train_twice() -> None:
+    train()
+    train()
+
+
+@pytest.mark.usefixtures("rewriting")
+def test_the_command_of_a_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One that is ended by on_unsupported="error" is compared as far as it came."""
+    file = tmp_path / "run.json"
+    train()
+    manifest().write(file)
+    assert main(["manifest", str(file), "test_manifest:train_twice"]) == 0
+    capsys.readouterr()
+    with dash_inductor.enabled(schedule="ascending", on_unsupported="error"):
+        assert main(["manifest", str(file), "test_manifest:train_twice"]) == 1
+    assert "bits of test_manifest.py:" in capsys.readouterr().out and not live._held

@@ -38,6 +38,7 @@ LAZY = {
     "dash_inductor.hooks.autoload": "`import torch` runs it, and must not fail or be slow",
     "dash_inductor.hooks.install": "`import torch` imports it, and Inductor comes when the user imports it",
     "dash_inductor.reproduce.check": "the command line does without torch",
+    "dash_inductor.reproduce.step": "there may be no Triton",
     "dash_inductor.qualify.child": "a Triton without Gluon cannot import a kernel in it",
     "dash_inductor.schedule.formulas": "formulas are made when a choice is",
     "dash_inductor.schedule.orders.monotone": "formulas are made when a choice is",

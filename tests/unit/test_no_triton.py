@@ -37,6 +37,7 @@ for name, act in {
     "dash": lambda: torch.compile(torch.nn.Linear(2, 2), backend="dash"),
     "explain": lambda: dash_inductor.explain(torch.nn.Linear(2, 2), torch.ones(2)),
     "manifest": lambda: dash_inductor.manifest(),
+    "check": lambda: dash_inductor.check(lambda: {"ones": torch.ones(1)}, kinds=["same"]).identical,
     "enable": dash_inductor.enable,
     "emulate": lambda: dash_inductor.emulate().__enter__(),
     "eager": lambda: torch.nn.attention.activate_flash_attention_impl("DASH"),
@@ -67,7 +68,7 @@ def process(program: str, **variables: str) -> tuple[dict[str, Any], list[str]]:
 def test_each_way_in_says_a_sentence():
     """Plain torch.compile says nothing."""
     said, stderr = process(BEGIN + WAYS_IN + ENV)
-    assert (said["plain"], stderr) == (1, [])
+    assert (said["plain"], said["check"], stderr) == (1, True, [])
     for name in ("dash", "enable", "emulate", "eager", "explain", "manifest"):
         assert said[name] == ["ValueError" if name == "explain" else "ImportError", NO_TRITON], name
     env = said["env"]

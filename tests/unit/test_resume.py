@@ -108,7 +108,7 @@ def test_what_manifests_of_two_processes_say(found: Manifest, line: str) -> None
     """Of a process that runs on other SMs, with another Triton or cost file, or has a graph for any length."""
     tensors = {"what": "1 of 2 elements differ", "index": [0], "ulps": 1}
     results = [{"tensors": 1, "differing": n, "parameter": n and "w", "difference": tensors} for n in (0, 1)]
-    of_first, of_other = (HINTS | {"manifest": each} for each in (manifest_of(ATTENTION), found))
+    of_first, of_other = (HINTS | {"manifest": each.to_json()} for each in (manifest_of(ATTENTION), found))
     done = [Done(Place("same", {}), 1, "first", results[0], of_first), Done(Place("fresh", {}), 2, "other", results[1], of_other)]
     report = report_of("train", done, (), lambda place: (None, "no operation"))
     assert [note for note in report.notes if line in note] == [report.notes[0]]
