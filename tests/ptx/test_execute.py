@@ -181,7 +181,8 @@ OTHERS = {
 QUICK = (
     *("varlen", "dropout", "Gluon of 128", "Gluon, heads that straddle rounds", "Gluon of 256, a mask in blocks"),
     "Gluon, masks of query heads that share keys",
-    *("Gluon, dropout", "Gluon of 256, dropout", "Gluon of 96, ragged GQA", "Gluon, soft-cap", "Gluon, ALiBi, ragged GQA"),
+    *("Gluon, dropout", "Gluon of 128, dropout, masked", "Gluon of 256, dropout"),
+    *("Gluon of 96, ragged GQA", "Gluon of 160, a mask in blocks", "Gluon, soft-cap", "Gluon, ALiBi, ragged GQA"),
 )
 
 

@@ -61,7 +61,7 @@ def random_case(seed: int) -> Case:
     return Case("h100", length, length, head_dim=head_dim, settings={"kernel": "gluon", "template": "one_pass"}, **options)
 
 
-@pytest.mark.parametrize("seed", [pytest.param(x, marks=pytest.mark.quick if x < 1 else pytest.mark.nightly) for x in range(CASES)])
+@pytest.mark.parametrize("seed", [pytest.param(x, marks=pytest.mark.quick if x < 3 else pytest.mark.nightly) for x in range(CASES)])
 def test_random_functions(seed: int, monkeypatch: pytest.MonkeyPatch, record_property: Callable[[str, object], None]) -> None:
     for name, function in FUNCTIONS.items():
         monkeypatch.setitem(SCORE_MODS, name, function)

@@ -101,8 +101,8 @@ def test_what_nobody_knows_the_values_of_is_not_used(kind_of: Callable[..., Kind
         ("mixed", "none", False, False),
         ("mixed", "causal", False, False),
         ("alibi", "documents", False, False),
-        pytest.param("alibi", "documents", True, False, marks=pytest.mark.nightly),
-        pytest.param("alibi", "causal", False, True, marks=pytest.mark.nightly),
+        ("alibi", "documents", True, False),
+        ("alibi", "causal", False, True),
     ],
 )
 def test_it_is_right(

@@ -41,9 +41,7 @@ def test_one_that_saves_all(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("forgotten", "op", "cause"),
     [
-        pytest.param(
-            "data", "aten.randint", "the torch.Generator that it draws from is in another state", marks=pytest.mark.nightly
-        ),
+        ("data", "aten.randint", "the torch.Generator that it draws from is in another state"),
         pytest.param("dropout", "aten.", "the random number generator is in another state", marks=pytest.mark.nightly),
         pytest.param("optimizer", "aten.lift_fresh", "only this run does it", marks=pytest.mark.nightly),
     ],
